@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * The interface between a server and Shunt on one machine: what a server says to the kernel about
- * its own connections (SHUNT_SOL), what it says to the agent (over SOCK_SEQPACKET), and the memory
- * that they share (board, counters, completion ring). The Rust twin of the messages is
+ * Interface between a server and Shunt on one machine. It has three parts: socket options of the
+ * server's own connections (SHUNT_SOL), messages to the agent (over SOCK_SEQPACKET), and the memory
+ * that the two share (board, counters, completion ring). The Rust twin of the messages is
  * crates/wire/src/local.rs; crates/wire/tests/header.rs fails where the two differ in a size or an
  * offset.
  *
@@ -28,84 +28,98 @@ typedef __u64 shunt_u64;
 typedef __s64 shunt_s64;
 #endif
 
-/* Within a version a message may grow at its end, and so may what is in shared memory: a reader
- * skips what it does not know, and takes what an older writer leaves out for zero. */
+/* Within a version, messages and structs in shared memory may grow at their end. A reader skips
+ * fields that it does not know, and takes fields that an older writer leaves out for zero. */
 #define SHUNT_VERSION        7
-#define SHUNT_VERSION_OLDEST 7 /* that is spoken, too */
+#define SHUNT_VERSION_OLDEST 7 /* oldest version that is still spoken */
 
-/* ---- the kernel: setsockopt on a client's connection ----
+/*
+ * ---- the kernel: setsockopt on a client's connection ----
  *
- * Answered by the steering programs of crates/handoff, not by a kernel protocol. Only the owner of
- * a socket can make these calls, so only the owner of a connection can hand it off. Without Shunt:
- * ENOPROTOOPT.
+ * The steering programs of crates/handoff answer these calls; no kernel protocol does. Only the
+ * owner of a socket can make them, so only the owner of a connection can hand it off. Where Shunt
+ * is not loaded they fail with ENOPROTOOPT.
  *
- * Answers longer than an errno come through the caller's ring (below), where they are when the call
- * returns. They wake nobody. A getsockopt would be the natural way, but a program there costs every
- * getsockopt of every process in the cgroup, and a proxy makes one for each request.
+ * Answers longer than an errno are records in the caller's ring (below). They are there when the
+ * call returns, and wake nobody. A getsockopt would be more natural. But a program attached to it
+ * costs every getsockopt of every process in the cgroup, and a proxy makes one for each request.
  */
 #define SHUNT_SOL 0x53485554 /* "SHUT" */
 
-/* setsockopt(SHUNT_BEGIN, struct shunt_begin): the next `length` bytes of the connection come from
- * `peer`. From here until the region is complete the server writes nothing. A struct shunt_state is
- * in the ring afterwards. EPERM where it is refused: no such peer or ring, a region still active,
- * length 0, or bytes of the server's own that have not left yet. Where another one may do better, a
- * struct shunt_state of otherwise zeros says so by its status: SHUNT_REGION_UNPROVEN, where there
- * is no proof that the client's packets pass the steering programs as this socket numbers them, or
- * SHUNT_REGION_UNSENT, a later one on this connection; SHUNT_REGION_NO_PEER or SHUNT_REGION_FAMILY,
- * one to another peer. Without such an answer it is this connection that cannot be handed off. */
+/*
+ * setsockopt(SHUNT_BEGIN, struct shunt_begin): the next `length` bytes of the connection come from
+ * `peer`. The server writes nothing until the region is complete. A struct shunt_state is in the
+ * ring afterwards.
+ *
+ * EPERM: no such peer or ring, a region still active, length 0, or bytes of the server's own that
+ * have not been sent yet. A later SHUNT_BEGIN may succeed where the ring then has a struct
+ * shunt_state that is zero but for `handoff`, `kind` and `status`:
+ *
+ *   SHUNT_REGION_UNPROVEN   on this connection: there is no proof that the client's packets pass
+ *                           the steering programs as this socket numbers them
+ *   SHUNT_REGION_UNSENT     on this connection
+ *   SHUNT_REGION_NO_PEER,   to another peer
+ *   SHUNT_REGION_FAMILY
+ *
+ * Without such a record this connection cannot be handed off.
+ */
 #define SHUNT_BEGIN  1
-/* setsockopt(SHUNT_CANCEL, any u32): ends the active region, if any, with no further translation of
- * what the client has not acknowledged; only a reset may follow. */
+/* setsockopt(SHUNT_CANCEL, any u32): ends the active region, if any. What the client has not
+ * acknowledged is not translated any more, so only a reset may follow. */
 #define SHUNT_CANCEL 2
-/* setsockopt(SHUNT_STATE, u32 ring): a struct shunt_state of this connection's newest region goes
- * into the ring, as it does after SHUNT_BEGIN. EPERM where there is no such ring. */
+/* setsockopt(SHUNT_STATE, u32 ring): puts a struct shunt_state of this connection's newest region
+ * into the ring, as SHUNT_BEGIN does. EPERM: no such ring. */
 #define SHUNT_STATE  3
-/* setsockopt(SHUNT_MOVE, struct shunt_move): another peer goes on with the active region, from its
- * byte `from` on. A struct shunt_state is in the ring afterwards, whose `start` is that byte's.
- * The region stays what it was: its completion is that of all its bytes. EPERM where no region is
- * active, it has no byte `from`, or as for SHUNT_BEGIN. */
+/* setsockopt(SHUNT_MOVE, struct shunt_move): another peer continues the active region from its byte
+ * `from` on. A struct shunt_state is in the ring afterwards; its `start` is the sequence number of
+ * that byte. The region keeps its bounds: it is complete when the client has all of its bytes.
+ * EPERM: no region is active, the region has no byte `from`, or a reason of SHUNT_BEGIN. */
 #define SHUNT_MOVE   4
-/* setsockopt(SHUNT_APPEND, struct shunt_begin): as SHUNT_BEGIN, but the server may write on: that
- * waits in the connection's own queue, a FIN too, until the client has acknowledged the region.
- * Where nothing was written behind this handoff's region yet, the region grows by `length` instead
- * (and no shunt_state follows). */
+/* setsockopt(SHUNT_APPEND, struct shunt_begin): as SHUNT_BEGIN, but the server may write more. Its
+ * bytes, and a FIN, wait in the connection's own queue until the client has acknowledged the
+ * region. Where this handoff's region is active and nothing was written behind it, the region grows
+ * by `length` instead (and no shunt_state follows). */
 #define SHUNT_APPEND 5
-/* setsockopt(SHUNT_UNDO, u64 handoff): the region of that handoff, made by SHUNT_APPEND, never was.
- * EPERM where the client has some of it, or something was written behind it. */
+/* setsockopt(SHUNT_UNDO, u64 handoff): removes the region of that handoff, which SHUNT_APPEND made.
+ * EPERM: the client has some of the region, or something was written behind it. */
 #define SHUNT_UNDO   6
 
-/* setsockopt(SHUNT_WATCH, any u32): connections to this socket's port may be handed off, so that
- * their handshakes are noted from here on. Best said of a socket that listens, before its first
- * client; else the first SHUNT_BEGIN on that port says it. EPERM: not TCP. */
+/* setsockopt(SHUNT_WATCH, any u32): connections to this socket's port may be handed off, so their
+ * handshakes are noted from now on. Best called on a listening socket before its first client;
+ * otherwise the first SHUNT_BEGIN that is refused for want of proof does the same for its port.
+ * EPERM: not TCP. */
 #define SHUNT_WATCH 7
-/* setsockopt(SHUNT_TAKE, struct shunt_take): the active region of that handoff, made by
- * SHUNT_BEGIN, ends at what the client has acknowledged, and the server writes what follows itself.
- * A struct shunt_state is in the ring afterwards, whose `acked` says where that is. Its peer may
- * send still: what the server writes must be the same bytes. EPERM where that region is not active,
- * or the client has not as much as `when` says. */
+/* setsockopt(SHUNT_TAKE, struct shunt_take): ends the active region of that handoff, made by
+ * SHUNT_BEGIN, at what the client has acknowledged; the server writes the rest itself. A struct
+ * shunt_state is in the ring afterwards, whose `acked` says where the region ends. Its peer may
+ * still send, so the server must write the same bytes. EPERM: that region is not active, or what
+ * the client has is not what `when` requires. */
 #define SHUNT_TAKE  8
 
-/* On-demand buffers, answered by crates/negotiation. setsockopt(SHUNT_SPEAK, u32) before
- * connect or listen: the handshakes of this socket say that its program is under Shunt, to machines
- * of the service. With 0, also of a socket that listens, by whoever has it: they do not from now
- * on, nor do those of other listeners at its address. ENOPROTOOPT: nobody negotiates here; EPERM:
- * not TCP, or of a user who may not. */
+/* On-demand buffers, answered by crates/negotiation. setsockopt(SHUNT_SPEAK, u32), with a value
+ * other than 0, before connect or listen: this socket's handshakes tell other machines of the
+ * service that its program runs under Shunt. With 0, they do not. With 0 on a listening socket, by
+ * any process that has it, its handshakes stop doing so, and so do those of other listeners at its
+ * address. ENOPROTOOPT: nothing on this machine negotiates. EPERM: not TCP, or the user is not
+ * allowed to. */
 #define SHUNT_SPEAK     16
-/* setsockopt(SHUNT_SPEAKS, any u32) on a connection: 0 where both ends have said so, else EPERM or
- * ENOPROTOOPT. */
+/* setsockopt(SHUNT_SPEAKS, any u32) on a connection: returns 0 where both ends have said in the
+ * handshake that they run under Shunt, else EPERM or ENOPROTOOPT. */
 #define SHUNT_SPEAKS    17
-/* setsockopt(SHUNT_ENDED, cookie: u64) on any TCP socket: 0, once, where the connection with that
- * cookie (SO_COOKIE), on which both ends have said so, has been closed by all who had it, and the
- * caller's user has an account of it: once for each SHUNT_ADOPT, and for each that was taken. */
+/* setsockopt(SHUNT_ENDED, cookie: u64) on any TCP socket. The cookie (SO_COOKIE) is that of a
+ * connection on which SHUNT_SPEAKS returned 0. Returns 0 where every descriptor of that connection
+ * is closed and the caller's user has an account of it. It does so once for each SHUNT_ADOPT, and
+ * once for each account taken by SHUNT_CARRY. */
 #define SHUNT_ENDED     18
-/* setsockopt(SHUNT_ADOPT, u32) on such a connection: 0, once, to whoever begins to keep account
- * of its frames; EPERM where somebody has, or as for SHUNT_SPEAKS. With SHUNT_ADOPT_TOO also where
- * somebody has: the caller has something to forget when the connection ends. */
+/* setsockopt(SHUNT_ADOPT, u32) on a connection on which SHUNT_SPEAKS returns 0: returns 0, once, to
+ * the program that begins to keep account of its frames. EPERM: a program keeps account of it
+ * already, or a reason of SHUNT_SPEAKS. With SHUNT_ADOPT_TOO it returns 0 also where a program
+ * keeps account already: the caller, too, has something to forget when the connection ends. */
 #define SHUNT_ADOPT     19
 #define SHUNT_ADOPT_TOO 2
-/* setsockopt(SHUNT_CARRY, SHUNT_CARRIED_BYTES of them) leaves that account with such a connection;
- * getsockopt takes it away again, once. EPERM, ENOPROTOOPT: not such a connection, or nothing. So
- * it goes from one user's programs to another's, by the socket that they pass. */
+/* setsockopt(SHUNT_CARRY, SHUNT_CARRIED_BYTES of the account) leaves that account with its
+ * connection; getsockopt takes it away again, once. So it passes from one user's programs to
+ * another's with the socket. EPERM, ENOPROTOOPT: not such a connection, or no account was left. */
 #define SHUNT_CARRY     20
 
 #define SHUNT_CARRIED_BYTES 304
@@ -120,14 +134,14 @@ struct shunt_begin {
 struct shunt_move {
     shunt_u32 peer;
     shunt_u32 ring;
-    shunt_u64 handoff; /* the region's new name: what is said about the old one is said too late */
+    shunt_u64 handoff; /* the region's new name; messages under the old name come too late */
     shunt_u64 from;    /* payload bytes that need not be sent again */
 };
 
-/* As the client's newest packet says. */
+/* Conditions on what the client has, by its newest packet. */
 #define SHUNT_TAKE_ALWAYS 0
-#define SHUNT_TAKE_WHOLE  1 /* only where it has all of the region */
-#define SHUNT_TAKE_NONE   2 /* only where it has nothing */
+#define SHUNT_TAKE_WHOLE  1 /* only where the client has all of the region */
+#define SHUNT_TAKE_NONE   2 /* only where the client has nothing of it */
 
 struct shunt_take {
     shunt_u32 ring;
@@ -139,14 +153,13 @@ struct shunt_take {
 #define SHUNT_REGION_ACTIVE    1
 #define SHUNT_REGION_COMPLETE  2
 #define SHUNT_REGION_CANCELLED 3
-/* of a SHUNT_BEGIN that was refused */
-#define SHUNT_REGION_UNPROVEN  4 /* for want of proof */
-#define SHUNT_REGION_UNSENT    5 /* the server's own bytes have not all left */
-#define SHUNT_REGION_NO_PEER   6 /* the peer is not there now */
+/* answers to a SHUNT_BEGIN that was refused */
+#define SHUNT_REGION_UNPROVEN  4 /* no proof that packets pass the steering programs */
+#define SHUNT_REGION_UNSENT    5 /* not all of the server's own bytes have been sent */
+#define SHUNT_REGION_NO_PEER   6 /* the peer is not connected now */
 #define SHUNT_REGION_FAMILY    7 /* the peer does not send in the client's IP version */
 
-/* A client's connection, as whoever sends on it for another has to know it: as it was when the
- * region began, or moved. */
+/* A client's connection when the region began, or moved: what its new sender has to know of it. */
 struct shunt_flow {
     shunt_u8 client_address[16];
     shunt_u8 server_address[16];
@@ -154,15 +167,15 @@ struct shunt_flow {
     shunt_u16 server_port; /* network order */
     shunt_u32 start; /* client-visible sequence number of the first byte that its peer sends */
     shunt_u32 rcv_nxt;
-    shunt_u32 tsval;     /* our timestamp clock, not behind what the client has echoed */
+    shunt_u32 tsval;     /* the frontend's timestamp clock, not behind what the client has echoed */
     shunt_u32 ts_recent; /* the client's newest timestamp */
-    shunt_u32 snd_wnd;   /* bytes that the client takes from `start` on */
+    shunt_u32 snd_wnd;   /* the client's window, bytes from `start` on */
     shunt_u32 snd_cwnd;  /* segments */
     shunt_u32 snd_ssthresh;
     shunt_u32 srtt_us;     /* microseconds, not shifted; 0: no sample */
     shunt_u32 ack_spacing; /* bytes between the ACKs that go to the backend; 0: each goes */
     shunt_u32 ahead; /* bytes from `start` on that the client may have from another peer (MOVE) */
-    shunt_u32 token; /* of this connection: what steered packets prove by where they come from */
+    shunt_u32 token; /* random, of this connection: proves where steered packets come from */
     shunt_u16 mss;   /* bytes, without options */
     shunt_u8 snd_wscale;
     shunt_u8 rcv_wscale;
@@ -171,16 +184,16 @@ struct shunt_flow {
     shunt_u8 pad[2];
 };
 
-/* A record of the ring. It begins as a struct shunt_event does. */
+/* A record of the ring. It begins like a struct shunt_event. */
 struct shunt_state {
     shunt_u64 handoff;
     shunt_u64 acked;   /* payload bytes that the client's newest packet acknowledges */
     shunt_u32 kind;    /* SHUNT_EVENT_STATE */
     shunt_u32 status;  /* SHUNT_REGION_* */
-    shunt_u32 regions; /* how many this connection has begun, this one included */
+    shunt_u32 regions; /* regions that this connection has begun, this one included */
     struct shunt_flow flow;
-    shunt_u8 answered; /* keepalive probes of the server, of this connection: modulo 256 */
-    shunt_u8 shut;     /* now: the client takes no whole segment of what is left */
+    shunt_u8 answered; /* keepalive probes of the server that the client has answered, modulo 256 */
+    shunt_u8 shut;     /* 1: bytes of the region are left, but no whole segment fits the window */
     shunt_u8 pad[2];
 };
 
@@ -188,15 +201,15 @@ struct shunt_state {
 #define SHUNT_OPTION_TIMESTAMPS 1
 #define SHUNT_OPTION_SACK       2
 #define SHUNT_OPTION_WSCALE     4
-#define SHUNT_OPTION_DIGEST     8 /* of a handoff: to be told which file its payload is of */
-/* Of a region that is longer than the client had room for, or than 1 MiB: what the client
- * acknowledges completes it only with the word of its peer's agent. */
+#define SHUNT_OPTION_DIGEST     8 /* of a handoff: the server wants its file's digest */
+/* The region is longer than the window that the client had for it, or than 1 MiB. Then the client's
+ * ACK of its end does not complete it alone: the agent of its peer must confirm it, too. */
 #define SHUNT_OPTION_WORD       16
 
 /* ---- the completion ring: a BPF ring buffer (kernel/bpf/ringbuf.c), mapped by the worker ---- */
 #define SHUNT_EVENT_COMPLETE 1 /* the client has the whole region */
 #define SHUNT_EVENT_RESET    2 /* the client has reset the connection while the region was active */
-#define SHUNT_EVENT_STATE    3 /* the answer to BEGIN, MOVE or STATE: a struct shunt_state */
+#define SHUNT_EVENT_STATE    3 /* answer to BEGIN, MOVE, TAKE or STATE: a struct shunt_state */
 
 struct shunt_event {
     shunt_u64 handoff;
@@ -205,11 +218,13 @@ struct shunt_event {
     shunt_u32 pad;
 };
 
-/* ---- the board: who is there, read without a system call ----
+/*
+ * ---- the board: which peers are there, read without a system call ----
  *
- * A memfd that the agent writes and workers map read-only. A peer's fields are valid while `state`
- * is UP or LOST before and `epoch` is the same before and after reading them (a sequence lock: odd
- * while it changes, which takes microseconds: readers try again).
+ * A memfd that the agent writes and workers map read-only. `epoch` is a sequence lock: it is odd
+ * while the entry changes, which takes microseconds, and readers then try again. A peer's fields
+ * are valid where `state` is UP or LOST, and `epoch` is even and the same before and after they are
+ * read.
  */
 #define SHUNT_BOARD_MAGIC 0x53424f41u
 #define SHUNT_BOARD_PEERS 64
@@ -218,21 +233,21 @@ struct shunt_event {
 #define SHUNT_FAMILY_IPV4 1
 #define SHUNT_FAMILY_IPV6 2
 
-#define SHUNT_PEER_DOWN 0 /* not seen yet, or not trusted any more: no keys */
+#define SHUNT_PEER_DOWN 0 /* never connected, or no longer trusted: no keys */
 #define SHUNT_PEER_UP   1
-#define SHUNT_PEER_LOST 2 /* no session now; what it has offered is still to be had by FETCH */
+#define SHUNT_PEER_LOST 2 /* no session now; payloads offered before can still be fetched */
 
-/* Bits of `closed`: a limit is near, and what is new is relayed. A word of its own, which changes
- * without the epoch: what was begun before goes on. */
+/* Bits of `closed`: a limit is near, and new responses are relayed. `closed` changes without the
+ * epoch, so handoffs that have begun are not affected. */
 #define SHUNT_CLOSED_OFFERS   1 /* make no offers */
 #define SHUNT_CLOSED_HANDOFFS 2 /* give no consents */
 
-/* Addresses that a machine has as a server: a prefix, of one port or of all. */
+/* Addresses of a machine's servers: a prefix, with one port or all ports. */
 #define SHUNT_PREFIXES_MAX 64
 
 struct shunt_prefix {
     shunt_u8 address[16];
-    shunt_u8 bits; /* of the address that count; an IPv4 prefix has 96 more than its own */
+    shunt_u8 bits; /* prefix length in bits; 96 is added to that of an IPv4 prefix */
     shunt_u8 pad;
     shunt_u16 port; /* network order; 0: all */
 };
@@ -240,31 +255,31 @@ struct shunt_prefix {
 struct shunt_board_peer {
     shunt_u32 epoch;    /* grows by 2 with every session; odd while the entry changes */
     shunt_u32 state;    /* SHUNT_PEER_* */
-    shunt_u32 closed;   /* SHUNT_CLOSED_OFFERS: to this peer */
-    shunt_u32 families; /* SHUNT_FAMILY_*: of clients that it can send to; a word of its own, too */
+    shunt_u32 closed;   /* SHUNT_CLOSED_OFFERS: make none to this peer */
+    shunt_u32 families; /* SHUNT_FAMILY_* of clients that it can send to; epoch stays the same */
     shunt_u8 name[SHUNT_NAME_BYTES]; /* NUL-padded */
-    shunt_u8 our_key[16];            /* tags of the offers that this machine makes to that peer */
-    shunt_u8 their_key[16];          /* tags of the offers that the peer makes to this machine */
-    shunt_u32 prefixes;              /* how many of the next count */
-    struct shunt_prefix prefix[SHUNT_PREFIXES_MAX]; /* as which servers the peer sends for us */
+    shunt_u8 our_key[16];            /* for tags of offers that this machine makes to the peer */
+    shunt_u8 their_key[16];          /* for tags of offers that the peer makes to us */
+    shunt_u32 prefixes;              /* number of entries of `prefix` that are valid */
+    struct shunt_prefix prefix[SHUNT_PREFIXES_MAX]; /* servers in whose name it sends for us */
 };
 
 struct shunt_board {
     shunt_u32 magic;
-    shunt_u16 oldest; /* versions that the agent speaks */
+    shunt_u16 oldest; /* oldest and newest version that the agent speaks */
     shunt_u16 newest;
-    shunt_u32 peers_at; /* where the first entry of `peer` is, bytes: what is before it is there */
-    shunt_u32 peer_bytes; /* from one to the next */
+    shunt_u32 peers_at;   /* byte offset of the first entry of `peer`; all fields before it exist */
+    shunt_u32 peer_bytes; /* bytes from one entry of `peer` to the next */
     shunt_u32 alive;      /* 1 while the agent runs; 0 after it stopped */
     shunt_u32 frontend;   /* 1: steering is loaded, SHUNT_BEGIN works */
-    shunt_u32 backend;    /* 1: offers are taken */
+    shunt_u32 backend;    /* 1: offers are accepted */
     shunt_u32 offer_lifetime_ms;
-    shunt_u32 closed;   /* SHUNT_CLOSED_*: to all */
-    shunt_u32 families; /* SHUNT_FAMILY_*: of clients that some connected backend can send to */
-    shunt_u32 beat;  /* grows several times a second: an agent whose word stands still is stopped */
-    shunt_u32 peers; /* how many entries of `peer` are in use */
+    shunt_u32 closed;   /* SHUNT_CLOSED_*, for all peers */
+    shunt_u32 families; /* SHUNT_FAMILY_* of clients that some connected backend can send to */
+    shunt_u32 beat;  /* counts up several times a second; where it does not, the agent is stopped */
+    shunt_u32 peers; /* entries of `peer` in use */
     shunt_u64 netns; /* cookie of the agent's network namespace (SO_NETNS_COOKIE); 0: not known */
-    shunt_u8 name[SHUNT_NAME_BYTES]; /* of this machine's agent, NUL-padded */
+    shunt_u8 name[SHUNT_NAME_BYTES]; /* name of this machine's agent, NUL-padded */
     struct shunt_board_peer peer[SHUNT_BOARD_PEERS];
 };
 
@@ -341,50 +356,51 @@ struct shunt_board {
 
 struct shunt_counters {
     shunt_u64 value[SHUNT_COUNTERS];
-    /* Handoffs that this worker has begun and that are not over, by the peer's index on the board.
-     * Each only its own: the agent holds the sum against its limits. */
+    /* Number of this worker's handoffs that are not over, by the peer's index on the board. Each
+     * worker writes its own counters; the agent holds the sum against its limits. */
     shunt_u32 handoffs[SHUNT_BOARD_PEERS];
 };
 
-/* ---- messages between a server and its agent: SOCK_SEQPACKET ----
+/*
+ * ---- messages between a server and its agent: SOCK_SEQPACKET ----
  *
- * A packet holds one message, or several one after the other, at most SHUNT_PACKET_BYTES; one with
- * a descriptor holds one.
+ * A packet holds one message or several, one after the other, and at most SHUNT_PACKET_BYTES. A
+ * packet with a descriptor holds one message.
  */
 #define SHUNT_PACKET_BYTES 4096
 #define SHUNT_MSG_HELLO    1 /* server to agent, first on every connection */
 #define SHUNT_MSG_WELCOME \
-    2 /* its answer; descriptors: board, counters, ring (control connections only) */
+    2 /* answer to HELLO; descriptors: board, counters, ring (ring on control connections only) */
 #define SHUNT_MSG_OFFER   3 /* offers connection; one descriptor: the file */
 #define SHUNT_MSG_HANDOFF 4 /* control connection, after SHUNT_BEGIN */
-#define SHUNT_MSG_ABORT   5 /* control: the server gave a handoff up */
+#define SHUNT_MSG_ABORT   5 /* control connection: the server has given a handoff up */
 #define SHUNT_MSG_ENDED   6 /* agent to server: a handoff or fetch ended without success */
-#define SHUNT_MSG_FETCH   7 /* control: the payload of an offer, please, as a stream */
+#define SHUNT_MSG_FETCH   7 /* control connection: asks for the payload of an offer as a stream */
 #define SHUNT_MSG_FETCHED \
-    8 /* its answer; one descriptor: a socket that yields `length` bytes, then EOF */
-#define SHUNT_MSG_STATS         9  /* any connection, also the first message: counters */
-#define SHUNT_MSG_STATS_TEXT    10 /* its answer: struct shunt_header, then JSON */
-/* control connection, after SHUNT_APPEND: struct shunt_handoff (offer 0), then 1 to SHUNT_PARTS_MAX
- * struct shunt_part: what the payload is, in the peer's store */
+    8 /* answer to FETCH; one descriptor: a socket that yields `length` bytes, then EOF */
+#define SHUNT_MSG_STATS         9  /* asks for counters; any connection, also its first message */
+#define SHUNT_MSG_STATS_TEXT    10 /* answer to STATS: struct shunt_header, then JSON */
+/* Control connection, after SHUNT_APPEND: struct shunt_handoff (with `offer` 0), then 1 to
+ * SHUNT_PARTS_MAX struct shunt_part, which are the payload's parts in the peer's store. */
 #define SHUNT_MSG_HANDOFF_PARTS 11
-/* control: nobody sends a handoff (SHUNT_APPEND), and its connection is not the server's any more
- */
+/* Control connection: nobody sends a handoff (SHUNT_APPEND), and the server no longer has its
+ * connection. */
 #define SHUNT_MSG_CANCEL        12
-/* control: would a peer send bytes of its store on such a connection? */
+/* Control connection: asks whether a peer would send bytes of its store on such a connection. */
 #define SHUNT_MSG_ASK           13
-/* its answer; or, unasked: that handoff waits until the peer can send more */
+/* Answer to ASK; or, without a question: that handoff waits until the peer can send more. */
 #define SHUNT_MSG_ANSWER        14
-/* control: which file is behind an offer, before it is claimed? */
+/* Control connection: asks which file is behind an offer, before it is claimed. */
 #define SHUNT_MSG_PROVE         15
-/* its answer; or, unasked: the file behind a handoff with SHUNT_OPTION_DIGEST */
+/* Answer to PROVE; or, without a question: the file behind a handoff with SHUNT_OPTION_DIGEST. */
 #define SHUNT_MSG_DIGEST        16
-/* control: the server has forgotten the digest of that handoff, as it was told */
+/* Control connection: the server has forgotten the digest of that handoff, as DIGEST told it to. */
 #define SHUNT_MSG_WITHDRAWN     17
 
 #define SHUNT_CHANNEL_CONTROL 1
 #define SHUNT_CHANNEL_OFFERS  2
 
-/* why a handoff or a fetch ended, or a session was closed */
+/* Reasons why a handoff or a fetch ended, or a session was closed. */
 #define SHUNT_REASON_UNKNOWN_OFFER 1
 #define SHUNT_REASON_EXPIRED       2
 #define SHUNT_REASON_TAG           3
@@ -399,87 +415,87 @@ struct shunt_counters {
 #define SHUNT_REASON_ABORTED       12
 #define SHUNT_REASON_BUSY          13 /* the backend already sends on that flow */
 #define SHUNT_REASON_CLIENT_GONE   14
-#define SHUNT_REASON_NOT_ALLOWED   15 /* by the configuration of an agent */
-/* of this backend's payload, the client has or will have nothing, or its ACKs are lost on their
- * way; the offer is there, and can be fetched */
+#define SHUNT_REASON_NOT_ALLOWED   15 /* by an agent's configuration */
+/* The client receives nothing of this backend's payload, or its ACKs do not come back. The offer is
+ * still there, and can be fetched. */
 #define SHUNT_REASON_UNREACHABLE   16
 
 struct shunt_header {
     shunt_u32 kind; /* SHUNT_MSG_* */
-    shunt_u32 size; /* of the whole message, this header included */
+    shunt_u32 size; /* bytes of the whole message, this header included */
 };
 
 struct shunt_hello {
     struct shunt_header header;
-    shunt_u16
-        oldest; /* SHUNT_VERSION_OLDEST, SHUNT_VERSION: both speak the newest that both know */
+    /* Oldest and newest version that the server speaks; both sides use the newest common one. */
+    shunt_u16 oldest;
     shunt_u16 newest;
     shunt_u32 channel;  /* SHUNT_CHANNEL_* */
-    shunt_u64 features; /* a bit for each thing that takes an agent that can do it, too: none yet */
+    shunt_u64 features; /* one bit for each feature that the agent must know, too; none yet */
 };
 
 struct shunt_welcome {
     struct shunt_header header;
     shunt_u32
         worker;     /* upper half of this worker's offer numbers; an OFFERS channel gets its own */
-    shunt_u32 ring; /* for shunt_begin; control only, else 0xffffffff */
-    shunt_u32 version; /* that both speak */
+    shunt_u32 ring; /* for shunt_begin; on control connections, else 0xffffffff */
+    shunt_u32 version; /* version that both sides speak */
     shunt_u32 pad;
-    shunt_u64 features; /* of the agent */
+    shunt_u64 features; /* features of the agent */
 };
 
-/* shunt_offer.flags: what is in front of `offset` may be written to, and the file's time with it.
- * What is compared is the file's size alone. */
+/* Flag of an offer: bytes of the file before `offset` may be rewritten, which also changes the
+ * file's time. So only the file's size is compared. */
 #define SHUNT_OFFER_BODY 1
 
 struct shunt_offer {
     struct shunt_header header;
     shunt_u32 peer;   /* the frontend that may claim it: index into the board */
     shunt_u32 flags;  /* SHUNT_OFFER_* */
-    shunt_u64 number; /* worker << 32 | count: never twice while the agent lives */
+    shunt_u64 number; /* worker << 32 | count: used once in the agent's lifetime */
     shunt_u64 offset; /* bytes into the file */
     shunt_u64 length;
     shunt_u8 tag[16];
     shunt_u8 trace[SHUNT_TRACE_BYTES];
-    shunt_s64 mtime_ns; /* of the file when its header was made: st_mtim */
-    shunt_u64 size;     /* of the file then */
+    shunt_s64 mtime_ns; /* st_mtim of the file when the response's header was made */
+    shunt_u64 size;     /* size of the file at that time */
 };
 
 /*
  * One generation of a TLS 1.3 connection's write keys (RFC 8446, 7.3), for the records of a
- * payload. The KeyUpdate that ends the generation is the frontend's. Whoever has one keeps it no
- * longer than it takes to use it or to pass it on, and then overwrites it.
+ * payload. The frontend sends the KeyUpdate that ends the generation. A process that gets the keys
+ * uses them or passes them on, and then overwrites its copy.
  */
 struct shunt_tls {
-    shunt_u16 suite;         /* number at IANA; 0: the connection is not encrypted */
-    shunt_u16 content_bytes; /* most content of a record, its inner type not counted */
+    shunt_u16 suite;         /* cipher suite's IANA number; 0: the connection is not encrypted */
+    shunt_u16 content_bytes; /* largest content of a record, without the inner type */
     shunt_u16 skip; /* bytes of the first record that the client has from another backend */
     shunt_u16 pad;
     shunt_u64 record; /* number of the payload's first record */
     shunt_u8 iv[12];
-    shunt_u8 key[32]; /* the suite says how many bytes of it count; the rest is 0 */
+    shunt_u8 key[32]; /* the suite says how many bytes are used; the rest is 0 */
     shunt_u8 pad2[4];
 };
 
 struct shunt_handoff {
     struct shunt_header header;
-    shunt_u32 peer;  /* the backend's agent: index into the board */
-    shunt_u32 epoch; /* of that entry when the offer was checked */
-    shunt_u32 bytes; /* of this message: where the parts of HANDOFF_PARTS begin */
+    shunt_u32 peer;  /* the backend: index into the board */
+    shunt_u32 epoch; /* epoch of that entry when the offer was checked */
+    shunt_u32 bytes; /* size of this struct: offset of the parts in HANDOFF_PARTS */
     shunt_u32 pad;
     shunt_u64 handoff;
     shunt_u64 offer;
     shunt_u64 length;
-    shunt_u64 rate; /* bytes a second, 0: no limit */
+    shunt_u64 rate; /* bytes a second; 0: no limit */
     shunt_u8 tag[16];
     shunt_u8 trace[SHUNT_TRACE_BYTES];
-    struct shunt_flow flow; /* of the answer to SHUNT_BEGIN or SHUNT_MOVE */
-    struct shunt_tls tls;   /* `length` stays the payload's; SHUNT_BEGIN's is that of its records */
+    struct shunt_flow flow; /* from the answer to SHUNT_BEGIN or SHUNT_MOVE */
+    struct shunt_tls tls;   /* `length` is the payload's, but in SHUNT_BEGIN that of its records */
 };
 
 #define SHUNT_PARTS_MAX 32
 
-/* A reference of crates/odb, of the peer's store; little-endian. */
+/* A reference of crates/odb into the peer's store; little-endian. */
 struct shunt_part {
     shunt_u32 segment;
     shunt_u32 slot;
@@ -497,7 +513,7 @@ struct shunt_ask {
     struct shunt_header header;
     shunt_u64 handoff; /* the asker's name for it, returned in the answer */
     shunt_u32 peer;    /* index into the board */
-    shunt_u32 epoch;   /* of that entry */
+    shunt_u32 epoch;   /* epoch of that entry */
     shunt_u8 client_address[16];
     shunt_u8 server_address[16];
     shunt_u16 client_port; /* network order */
@@ -507,15 +523,15 @@ struct shunt_ask {
 
 struct shunt_answer {
     struct shunt_header header;
-    shunt_u64 handoff; /* of the question, or of a handoff that waits */
-    shunt_u32 reason;  /* SHUNT_REASON_*; 0: it would */
+    shunt_u64 handoff; /* as in ASK, or of a handoff that waits */
+    shunt_u32 reason;  /* SHUNT_REASON_*; 0: the peer would send */
     shunt_u32 peer;
 };
 
 struct shunt_prove {
     struct shunt_header header;
     shunt_u32 peer;    /* index into the board */
-    shunt_u32 epoch;   /* of that entry */
+    shunt_u32 epoch;   /* epoch of that entry */
     shunt_u64 handoff; /* the asker's name for it, returned in the answer */
     shunt_u64 offer;
     shunt_u64 length;
@@ -524,17 +540,17 @@ struct shunt_prove {
 
 struct shunt_digest {
     struct shunt_header header;
-    shunt_u64 handoff;   /* of the question, or of a handoff that is under way */
-    shunt_u64 offset;    /* where in the file its payload begins */
-    shunt_u32 peer;      /* the backend whose agent says so */
-    shunt_u32 known;     /* 0: nobody knows, or the file has changed since */
-    shunt_u8 sha256[32]; /* of the whole file */
+    shunt_u64 handoff;   /* as in PROVE, or of a handoff in progress */
+    shunt_u64 offset;    /* offset of the payload in the file */
+    shunt_u32 peer;      /* the backend whose agent tells the digest */
+    shunt_u32 known;     /* 0: the digest is not known, or the file has changed since */
+    shunt_u8 sha256[32]; /* SHA-256 of the whole file */
 };
 
 struct shunt_withdrawn {
     struct shunt_header header;
-    shunt_u32 peer;  /* index into the board: who sends it */
-    shunt_u32 epoch; /* of that entry */
+    shunt_u32 peer;  /* the backend that sends the payload: index into the board */
+    shunt_u32 epoch; /* epoch of that entry */
     shunt_u64 handoff;
 };
 
@@ -543,21 +559,22 @@ struct shunt_abort {
     shunt_u64 handoff;
 };
 
-/* Only the agent of a handoff's own backend may end it: the server compares. */
+/* In place of a peer: this machine's agent. A server accepts ENDED only from its own agent or from
+ * the agent of the handoff's backend. */
 #define SHUNT_NO_PEER 0xffffffffu
 
 struct shunt_ended {
     struct shunt_header header;
-    shunt_u64 handoff; /* or the fetch's id */
+    shunt_u64 handoff; /* or the fetch's number */
     shunt_u32 reason;  /* SHUNT_REASON_* */
-    shunt_u32 peer;    /* the backend whose agent says so, or SHUNT_NO_PEER: this machine's */
+    shunt_u32 peer;    /* the backend whose agent ended it; SHUNT_NO_PEER: this machine's did */
 };
 
 struct shunt_fetch {
     struct shunt_header header;
     shunt_u32 peer; /* the backend: index into the board */
     shunt_u32 pad;
-    shunt_u64 fetch; /* the caller's name for it; shares its space with handoffs */
+    shunt_u64 fetch; /* the caller's name for it; unique among its fetches and handoffs */
     shunt_u64 offer;
     shunt_u64 length;
     shunt_u8 tag[16];
@@ -572,8 +589,8 @@ struct shunt_fetched {
 
 /*
  * The tag of an offer: SipHash-2-4 with 128-bit output (Aumasson, Bernstein 2012), keyed with the
- * backend's key for that frontend, over nonce (16 bytes, from the consent), offer number and length
- * (8 bytes each, little-endian).
+ * backend's key for that frontend. Its input is the nonce (16 bytes, from the consent), the offer's
+ * number and the length (8 bytes each, little-endian).
  *
  * docs/protocols.md has the header fields.
  */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Shared by the files of the module. Calls go down this list: module, consent | backend | frontend,
- * begin, handoff | watch | again | probe, stall, recovery | proof | taking, rest | part | fetch,
- * trust | hop | header, agent, pulse, speaks, board | pending | ring, trace, address | field |
- * siphash | kernel.
+ * Types and functions that the files of the module share. Calls go down this list: module, consent
+ * | backend | frontend, begin, handoff | watch | again | probe, stall, recovery | proof | taking,
+ * rest | part | fetch, trust | hop | header, agent, pulse, speaks, board | pending | ring, trace,
+ * address | field | siphash | kernel.
  */
 #ifndef NGX_HTTP_SHUNT_H
 #define NGX_HTTP_SHUNT_H
@@ -22,7 +22,7 @@
 #define SHUNT_TIERS_MAX 255
 #define SHUNT_TO_BYTES  8
 
-/* What a tier that says nothing of it takes of a response's header: nginx's default. */
+/* Room for a response's header at a tier that does not say how much it has: nginx's default. */
 #define SHUNT_HEADER_BYTES 4096
 
 #define SHUNT_CONSENT_BYTES                                                                   \
@@ -39,48 +39,48 @@ typedef struct {
     ngx_str_t agent;       /* path of shuntd's socket */
     ngx_flag_t frontend;   /* some location has "shunt on" */
     ngx_flag_t backend;    /* some location has "shunt_offer on" */
-    ngx_flag_t untrusting; /* some location has "shunt on" and no "shunt_trust" */
-    ngx_flag_t unasked;    /* some location has "shunt_offer on" and no "shunt_trust" */
+    ngx_flag_t untrusting; /* some location has "shunt on" without "shunt_trust" */
+    ngx_flag_t unasked;    /* some location has "shunt_offer on" without "shunt_trust" */
     ngx_flag_t trusting;   /* some server has "shunt_trust" */
-    ngx_array_t balancers; /* upstreams' own, by the upstream's address: hop.c */
+    ngx_array_t balancers; /* init handlers of the upstreams' balancers: hop.c */
 } ngx_http_shunt_main_conf_t;
 
-/* consents in a row that came to nothing: vain.c */
+/* Consents in a row that led to no shortcut: vain.c. */
 typedef struct {
     uint16_t row;
-    uint16_t skip; /* so many responses without one */
+    uint16_t skip; /* number of next responses without a consent */
 } ngx_http_shunt_vain_t;
 
 typedef struct {
     ngx_flag_t shunt;
-    size_t mean_length;   /* bytes in long bodies per response, for which it is worth consenting */
-    uint64_t long_bytes;  /* what this worker has seen of those: worth.c */
-    size_t alone_length;  /* from which on a body alone on its connection is worth a shortcut */
-    uint32_t alone_share; /* long bodies that were their connection's first: lifetime.c */
+    size_t mean_length;   /* least mean of bytes in long bodies per response for a consent */
+    uint64_t long_bytes;  /* running sum of bytes in long bodies at this worker: worth.c */
+    size_t alone_length;  /* shortest body worth a shortcut if it is alone on its connection */
+    uint32_t alone_share; /* share of long bodies that were their connection's first: lifetime.c */
     ngx_http_shunt_vain_t vain;
     ngx_flag_t consent;
     ngx_flag_t offer;
     size_t offer_min_length;
     ngx_hash_t offer_types;
     ngx_array_t *offer_types_keys;
-    ngx_array_t *trust; /* of ngx_cidr_t; NULL: none */
-    ngx_array_t *plain; /* those of them that consents may come from past others; NULL: none */
-    ngx_uint_t recover; /* NGX_HTTP_SHUNT_ETAG and so on */
+    ngx_array_t *trust; /* array of ngx_cidr_t; NULL: no tier is trusted */
+    ngx_array_t *plain; /* those that may send consents meant for other servers; NULL: none */
+    ngx_uint_t recover; /* one of NGX_HTTP_SHUNT_NOBODY, _ETAG, _DIGEST */
 } ngx_http_shunt_loc_conf_t;
 
-/* which backend may go on for a lost one: shunt_recover */
+/* Values of shunt_recover: which backend may continue for a lost one. */
 #define NGX_HTTP_SHUNT_NOBODY 0
-#define NGX_HTTP_SHUNT_ETAG   1 /* one with the same strong ETag; over TLS as by the digest */
-#define NGX_HTTP_SHUNT_DIGEST 2 /* one whose file is the same, too */
+#define NGX_HTTP_SHUNT_ETAG   1 /* one with the same strong ETag; over TLS as for the digest */
+#define NGX_HTTP_SHUNT_DIGEST 2 /* one whose file has the same digest, too */
 
 typedef struct {
     ngx_str_t frontend;
     u_char nonce[16];
-    u_char to[SHUNT_TO_BYTES]; /* whom it is meant for: hop.c; only read, for it is written late */
+    u_char to[SHUNT_TO_BYTES]; /* hash of the receiver's address; only parsed: hop.c writes it */
     ngx_uint_t tiers;
-    ngx_uint_t rest; /* 1: to the rest of a payload, however short it may be */
-    uint64_t from;   /* bytes: not to a shorter payload; 0: as the backend likes it */
-    uint64_t header; /* bytes that the header of its answer may have */
+    ngx_uint_t rest; /* 1: for the rest of a payload, also where that is short */
+    uint64_t from;   /* length of the shortest payload to offer, bytes; 0: the backend decides */
+    uint64_t header; /* room for the answer's header, bytes */
 } ngx_http_shunt_consent_t;
 
 typedef struct {
@@ -90,7 +90,7 @@ typedef struct {
     u_char tag[16];
 } ngx_http_shunt_payload_t;
 
-/* a consistent copy of one entry of the board */
+/* A consistent copy of one entry of the board. */
 typedef struct {
     ngx_uint_t index;
     uint32_t epoch;
@@ -101,21 +101,24 @@ typedef struct {
 } ngx_http_shunt_peer_t;
 
 /*
- * One request, as far as Shunt is concerned:
+ * State of a request. NONE: Shunt has no part in its response, or none any more.
  *
- *   NONE --offer held back--> HELD ---> NONE or OFFERED        backend
- *   NONE --offer--> PASSING --> NONE or AGAIN                  intermediate: AGAIN where a filter
- *                                                              needs the body
- *   NONE --offer refused--> AGAIN --> NONE                     asked for once more, without consent
- *   NONE --offer accepted--> ACCEPTED                          frontend, early header filter
- *   ACCEPTED --> SHORTCUT --> ACTIVE --> COMPLETE or DONE      the body goes past us; DONE: given
- * up ACCEPTED --> FETCH_EARLY --> DONE                          a filter needs the body, or the
- * offer is old SHORTCUT --> FETCH_LATE --> DONE                           the connection or the
- * kernel was not ready
- *   ACTIVE --> FETCH_LATE                                      refused before its first byte, or
- *                                                              the client is not reached
- *   ACTIVE, FETCH_LATE --> REST --> DONE                       no agent goes on: the rest is
- * relayed
+ *   backend
+ *     NONE --> HELD --> NONE                    the header is held back until the body comes
+ *   intermediate
+ *     NONE --> PASSING --> NONE or AGAIN        an offer; AGAIN: a filter needs the body
+ *   intermediate or frontend
+ *     NONE --> AGAIN --> NONE                   the offer is refused, and the response is asked
+ *                                               for once more, without consent
+ *   frontend
+ *     NONE --> ACCEPTED                         offer accepted, in the early header filter
+ *     ACCEPTED --> SHORTCUT --> ACTIVE          the body bypasses this nginx
+ *     ACTIVE --> COMPLETE or DONE               DONE: given up
+ *     ACCEPTED --> FETCH_EARLY --> DONE         a filter needs the body, or the offer is old
+ *     SHORTCUT --> FETCH_LATE --> DONE          the connection or the kernel was not ready
+ *     ACTIVE --> FETCH_LATE                     refused before its first byte, or the payload does
+ *                                               not reach the client
+ *     ACTIVE, FETCH_LATE --> REST --> DONE      no agent can continue: the rest is relayed
  */
 typedef enum {
     SHUNT_MODE_NONE = 0,
@@ -138,10 +141,10 @@ typedef struct ngx_http_shunt_rest_s ngx_http_shunt_rest_t;
 
 typedef struct {
     ngx_http_output_body_filter_pt
-        output;               /* where the bytes go in: below the early or the late filter */
+        output;               /* next filter for the bytes: below the early or the late filter */
     ngx_connection_t *stream; /* from the agent; NULL before FETCHED and after the last byte */
-    uint64_t left;            /* bytes that the stream still owes */
-    uint64_t skip;            /* of these, the client has so many already */
+    uint64_t left;            /* bytes still to come from the stream */
+    uint64_t skip;            /* bytes at its beginning that the client has already */
     ngx_chain_t *free;
     ngx_chain_t *busy;
     ngx_uint_t bufs;
@@ -155,71 +158,73 @@ typedef struct {
     uint64_t bytes;    /* $shunt_bytes */
 
     ngx_http_shunt_consent_t consent;
-    ngx_str_t plain; /* the tier before, where another was meant and it is not trusted as "plain" */
-    ngx_http_handler_pt content_handler; /* the location's own, of a request with a consent */
+    /* Address of the tier before, where the consent was meant for another server and that tier is
+     * not trusted as "plain"; else empty. */
+    ngx_str_t plain;
+    ngx_http_handler_pt content_handler; /* the location's own, for a request with a consent */
     ngx_msec_t given_at;
-    unsigned received : 1;    /* the consent came with the request, from a trusted tier */
-    unsigned passed : 1;      /* and went on to the upstream */
-    unsigned given : 1;       /* the consent is ours */
-    unsigned consented : 1;   /* the consent is or was ours: the answer may be an offer */
-    unsigned again : 1;       /* asked for once more, without consent */
+    unsigned received : 1;    /* a consent came with the request, from a trusted tier */
+    unsigned passed : 1;      /* it was sent on to the upstream */
+    unsigned given : 1;       /* this tier has given a consent */
+    unsigned consented : 1;   /* this tier gives or gave a consent: the answer may be an offer */
+    unsigned again : 1;       /* the response is asked for once more, without consent */
     unsigned filtered : 1;    /* other filters have seen the header */
-    unsigned header_held : 1; /* by the late header filter */
-    unsigned tls_fresh : 1;   /* nothing went out under the present key before this response */
-    unsigned deaf : 1;        /* the client's FIN is ignored while a payload is under way */
-    unsigned relayable : 1;   /* before it is given up, its rest is to be relayed: rest.c */
-    unsigned relayed : 1;     /* its rest is relayed, and counted */
-    unsigned claimed : 1;     /* the client claims all of it, without its backend's word */
-    unsigned probed : 1;      /* the client has been asked since its backend was lost */
+    unsigned header_held : 1; /* the late header filter holds the header */
+    unsigned tls_fresh : 1;   /* no record was sent under the present key before this response */
+    unsigned deaf : 1;        /* a FIN of the client is ignored while a payload is in progress */
+    unsigned relayable : 1;   /* the rest is to be relayed before the request is given up: rest.c */
+    unsigned relayed : 1;     /* the rest is relayed, and counted */
+    unsigned claimed : 1; /* the client has acknowledged all; its backend has not confirmed it */
+    unsigned probed : 1;  /* the client was asked since its backend was lost */
 
     ngx_http_shunt_payload_t payload;
     ngx_http_shunt_peer_t peer;
 
-    /* where others may have the payload, too: what it is a part of */
-    ngx_str_t etag; /* empty: nobody can go on with it */
-    off_t first;    /* of its first byte there */
-    off_t complete; /* the whole's length */
+    /* The payload's place in its representation, where another backend may have that, too. */
+    ngx_str_t etag; /* empty: no other backend can continue */
+    off_t first;    /* offset of the payload's first byte in it */
+    off_t complete; /* length of the whole representation */
     struct {
         ngx_uint_t known;
-        uint64_t offset; /* where in it the payload begins */
+        uint64_t offset; /* offset of the payload in the file */
         u_char sha256[32];
-    } file; /* what its backend sends, as the agent there says */
+    } file; /* file that the backend sends, as its agent says */
     ngx_http_shunt_recovery_t *recovery;
 
-    uint64_t region;        /* bytes on the wire: the payload's, or those of its records */
-    uint16_t content_bytes; /* of each record; 0: not encrypted */
+    uint64_t region;        /* length on the wire: the payload's, or that of its records */
+    uint16_t content_bytes; /* content of each record; 0: not encrypted */
 
-    uint64_t id; /* of the handoff or fetch, in the table of pending.c; 0: none */
+    uint64_t id; /* number of the handoff or fetch, for pending.c; 0: none */
     ngx_http_shunt_ring_t *ring;
     uint64_t acked;
-    u_char answered; /* probes so far, as the kernel counts them */
-    u_char shut;     /* the client has no room */
+    u_char answered; /* probes that the client has answered, as the kernel counts them */
+    u_char shut;     /* the client's window is closed */
     struct {
-        ngx_event_t event; /* timer, while an answer is waited for */
+        ngx_event_t event; /* timer while the answer to a probe is awaited */
         ngx_msec_t until;
         ngx_uint_t reason; /* SHUNT_REASON_* of the loss, or NGX_HTTP_SHUNT_ASKED_* */
-        u_char answered;   /* before */
+        u_char answered;   /* ctx->answered when the probe was sent */
         ngx_http_shunt_keepalive_t before;
     } probe;
     struct {
         ngx_msec_t looked_at;
-        ngx_uint_t times; /* the client was asked */
+        ngx_uint_t times; /* how often the client was asked */
     } stall;
-    ngx_uint_t why; /* counter of why it is aborted; 0: the request has ended */
+    ngx_uint_t why; /* counter of the reason for an abort; 0: the request has ended */
     ngx_msec_t progress_at;
-    ngx_event_t progress;        /* timer: has the client acknowledged anything lately? */
-    ngx_event_t watch;           /* posted: look at what a client on TLS says meanwhile */
-    ngx_event_handler_pt reader; /* of the client's connection, while a payload is under way */
-    ngx_event_t failure;         /* posted: give the request up, from outside of any filter */
+    ngx_event_t progress;        /* timer: checks whether the client has acknowledged more */
+    ngx_event_t watch;           /* posted: begins to read from a client on TLS */
+    ngx_event_handler_pt reader; /* nginx's read handler, while ours is in its place */
+    ngx_event_t failure;         /* posted: gives the request up, outside of any filter */
     ngx_http_shunt_fetch_t fetch;
-    ngx_http_output_body_filter_pt output; /* of a handoff: below the late filter */
-    ngx_http_shunt_rest_t *rest;           /* relayed */
+    ngx_http_output_body_filter_pt output; /* of a handoff: the filter below the late one */
+    ngx_http_shunt_rest_t *rest;           /* the rest that is relayed */
 } ngx_http_shunt_ctx_t;
 
 extern ngx_module_t ngx_http_shunt_module;
 extern ngx_module_t ngx_http_shunt_late_module;
 
-/* module */
+/* module.c */
 ngx_http_shunt_ctx_t *ngx_http_shunt_ctx(ngx_http_request_t *r);
 ngx_http_shunt_ctx_t *ngx_http_shunt_ctx_create(ngx_http_request_t *r);
 void ngx_http_shunt_outcome(ngx_http_request_t *r, ngx_uint_t counter);
@@ -228,11 +233,11 @@ ngx_uint_t ngx_http_shunt_may_say(time_t *said);
 ngx_int_t ngx_http_shunt_end_upstream(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_is_field(ngx_table_elt_t *h);
 
-/* variables */
+/* variables.c */
 ngx_int_t ngx_http_shunt_add_variables(ngx_conf_t *cf);
 ngx_str_t *ngx_http_shunt_counter_name(ngx_uint_t counter);
 
-/* consent: the request side */
+/* consent.c: the request side */
 ngx_int_t ngx_http_shunt_post_read_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r);
 void ngx_http_shunt_consent_init(void);
@@ -244,12 +249,12 @@ ngx_int_t ngx_http_shunt_add_request_field(ngx_http_request_t *r, char *key, cha
 ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r, ngx_int_t (*strips)(ngx_table_elt_t *h));
 ngx_table_elt_t *ngx_http_shunt_find_field(ngx_list_t *list);
 
-/* trust: the tiers next to this one */
+/* trust.c: the tiers next to this one */
 char *ngx_http_shunt_trust(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 ngx_uint_t ngx_http_shunt_is_trusted(const ngx_http_shunt_loc_conf_t *lcf, struct sockaddr *sa);
 ngx_uint_t ngx_http_shunt_is_plain(const ngx_http_shunt_loc_conf_t *lcf, struct sockaddr *sa);
 
-/* hop: whom a consent is meant for */
+/* hop.c: the server that a consent is meant for */
 ngx_int_t ngx_http_shunt_hop_init(ngx_conf_t *cf);
 void ngx_http_shunt_hop_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
 ngx_uint_t ngx_http_shunt_hop_is_ours(ngx_connection_t *c, const ngx_http_shunt_consent_t *consent);
@@ -257,36 +262,36 @@ void ngx_http_shunt_hop_refuse(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 
 #define NGX_HTTP_SHUNT_LONG (32 * 1024) /* bytes: the default of shunt_offer_min_length */
 
-/* worth: whether to consent */
+/* worth.c: whether bodies are long enough for consents */
 void ngx_http_shunt_worth_init(ngx_http_shunt_loc_conf_t *lcf);
 ngx_int_t ngx_http_shunt_is_worth(const ngx_http_shunt_loc_conf_t *lcf);
 void ngx_http_shunt_worth_note(ngx_http_request_t *r, off_t length);
 
-/* vain: and whether consents were of use lately */
+/* vain.c: whether consents have led to shortcuts lately */
 ngx_uint_t ngx_http_shunt_vain_now(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf);
 void ngx_http_shunt_vain_note(ngx_http_request_t *r, ngx_uint_t counter);
 void ngx_http_shunt_vain_refused(ngx_http_request_t *r, ngx_uint_t reason);
 void ngx_http_shunt_vain_stalled(ngx_http_request_t *r);
 void ngx_http_shunt_vain_end(ngx_http_request_t *r);
 
-/* lifetime: to which lengths */
+/* lifetime.c: bodies of which length get consents */
 void ngx_http_shunt_lifetime_init(ngx_http_shunt_loc_conf_t *lcf);
 uint64_t ngx_http_shunt_least_length(ngx_http_request_t *r, const ngx_http_shunt_loc_conf_t *lcf);
 void ngx_http_shunt_lifetime_note(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf);
 void ngx_http_shunt_lifetime_shortcut(ngx_connection_t *c);
 ngx_http_shunt_vain_t *ngx_http_shunt_lifetime_vain(ngx_connection_t *c, ngx_uint_t create);
 
-/* backend */
+/* backend.c */
 ngx_int_t ngx_http_shunt_backend_candidate(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_backend_offer(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_chain_t *in);
 ngx_int_t ngx_http_shunt_forbid_cache(ngx_http_request_t *r);
 
-/* header: whether it can carry an offer to the tier before */
+/* header.c: whether an offer fits into the header for the tier before */
 ngx_uint_t ngx_http_shunt_header_fits(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
 ngx_uint_t ngx_http_shunt_offer_fits(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
 
-/* frontend: the filters */
+/* frontend.c: the filters */
 ngx_int_t ngx_http_shunt_early_init(ngx_conf_t *cf);
 ngx_int_t ngx_http_shunt_late_init(ngx_conf_t *cf);
 ngx_table_elt_t *ngx_http_shunt_take_offer(ngx_http_request_t *r, ngx_uint_t keep);
@@ -294,13 +299,13 @@ ngx_uint_t ngx_http_shunt_refused(ngx_http_request_t *r, ngx_table_elt_t *field,
                                   ngx_http_shunt_consent_t *consent,
                                   ngx_http_shunt_payload_t *payload, ngx_http_shunt_peer_t *peer);
 
-/* begin: SHORTCUT to ACTIVE */
+/* begin.c: from SHORTCUT to ACTIVE */
 ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_http_output_body_filter_pt output);
 ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
                                   struct shunt_handoff *msg);
 
-/* handoff: ACTIVE to DONE */
+/* handoff.c: from ACTIVE to DONE */
 void ngx_http_shunt_handoff_event(ngx_http_shunt_ctx_t *ctx, const struct shunt_event *event);
 void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_fail(ngx_http_shunt_ctx_t *ctx);
@@ -316,28 +321,28 @@ void ngx_http_shunt_count_acked(ngx_http_shunt_ctx_t *ctx, uint64_t acked);
 
 void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx);
 
-/* probe: what the client says when it is asked. Why, in place of a backend's SHUNT_REASON_* */
-#define NGX_HTTP_SHUNT_ASKED_GONE    0 /* the agent of this machine is gone */
+/* probe.c: asks a client what it has. The reason to ask is a SHUNT_REASON_* of its backend, or: */
+#define NGX_HTTP_SHUNT_ASKED_GONE    0 /* this machine's agent is gone */
 #define NGX_HTTP_SHUNT_ASKED_STALLED ((ngx_uint_t) -1)
 
 ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
 void ngx_http_shunt_probe_stalled(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_probe_end(ngx_http_shunt_ctx_t *ctx);
 
-/* stall: a client that is there, and gets nothing */
+/* stall.c: clients that answer, but get nothing */
 ngx_uint_t ngx_http_shunt_is_stalled(const ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_stall_look(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_stall_answered(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_stall_end(ngx_http_shunt_ctx_t *ctx);
 
-/* taking: the rest of a payload comes through here after all */
+/* taking.c: takes the rest of a payload back from its backend */
 ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked);
 ngx_int_t ngx_http_shunt_take_untold(ngx_http_shunt_ctx_t *ctx);
 ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t when,
                                     const struct shunt_state **state);
 ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
 
-/* rest: relayed by a request for it */
+/* rest.c: relays the rest of a payload */
 void ngx_http_shunt_rest_gone(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_rest_stalled(ngx_http_shunt_ctx_t *ctx);
 ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx);
@@ -350,13 +355,13 @@ ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_
 ngx_int_t ngx_http_shunt_rest_body(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
                                    ngx_chain_t *in);
 
-/* pulse: whether the agent is at work */
+/* pulse.c: whether the agent is running */
 void ngx_http_shunt_pulse_begin(ngx_log_t *log);
 ngx_uint_t ngx_http_shunt_pulse_is_gone(void);
 void ngx_http_shunt_pulse_watch(void);
 void ngx_http_shunt_pulse_end(void);
 
-/* again: the request once more, without consent */
+/* again.c: asks for a response once more, without consent */
 ngx_uint_t ngx_http_shunt_may_ask_again(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
 ngx_uint_t ngx_http_shunt_was_too_long(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_uint_t status);
@@ -365,7 +370,7 @@ ngx_int_t ngx_http_shunt_again_body(ngx_http_request_t *r, ngx_http_shunt_ctx_t 
                                     ngx_chain_t *in);
 void ngx_http_shunt_start_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
 
-/* recovery: another backend goes on */
+/* recovery.c: has another backend continue */
 ngx_uint_t ngx_http_shunt_is_loss(ngx_uint_t reason);
 ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
 ngx_uint_t ngx_http_shunt_recovery_is_on(const ngx_http_shunt_ctx_t *ctx);
@@ -375,7 +380,7 @@ ngx_http_shunt_ctx_t *ngx_http_shunt_recovery_ctx(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_recovery_proof(ngx_http_shunt_ctx_t *ctx, const struct shunt_digest *msg);
 
-/* part: the rest of a response as a part of the same */
+/* part.c: asks for the rest of a response as a range of it */
 void ngx_http_shunt_part_note(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
 ngx_int_t ngx_http_shunt_part_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
                                      uint64_t from);
@@ -387,7 +392,7 @@ ngx_uint_t ngx_http_shunt_part_is_error(ngx_http_request_t *sr);
 const char *ngx_http_shunt_part_is_not(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
                                        uint64_t from);
 
-/* proof: that it has the same bytes */
+/* proof.c: whether another backend has the same bytes */
 ngx_uint_t ngx_http_shunt_proof_needed(ngx_http_shunt_ctx_t *ctx);
 ngx_int_t ngx_http_shunt_prove(ngx_http_shunt_ctx_t *ctx, uint64_t id,
                                const ngx_http_shunt_peer_t *peer,
@@ -396,7 +401,7 @@ ngx_uint_t ngx_http_shunt_is_same_file(ngx_http_shunt_ctx_t *ctx, const struct s
                                        uint64_t from);
 void ngx_http_shunt_digest_told(ngx_http_shunt_ctx_t *ctx, const struct shunt_digest *msg);
 
-/* ssl: TLS connections; without TLS they are as other connections */
+/* ssl.c: TLS connections; for other connections these functions do nothing */
 ngx_int_t ngx_http_shunt_ssl_init(ngx_conf_t *cf);
 ngx_uint_t ngx_http_shunt_ssl_not_eligible(ngx_connection_t *c);
 ngx_uint_t ngx_http_shunt_ssl_is_fresh(ngx_connection_t *c);
@@ -412,13 +417,13 @@ void ngx_http_shunt_ssl_give_up(ngx_connection_t *c);
 uint64_t ngx_http_shunt_ssl_payload_bytes(ngx_http_shunt_ctx_t *ctx, uint64_t acked);
 void ngx_http_shunt_ssl_forget(struct shunt_tls *keys);
 
-/* watch: clients whose packets are seen */
+/* watch.c: whether the kernel sees the clients' packets */
 void ngx_http_shunt_watch_listeners(ngx_cycle_t *cycle);
 void ngx_http_shunt_watch_again(ngx_cycle_t *cycle);
 void ngx_http_shunt_watch_begun(void);
 ngx_uint_t ngx_http_shunt_watch_refused(ngx_http_shunt_ctx_t *ctx);
 
-/* fetch */
+/* fetch.c */
 ngx_int_t ngx_http_shunt_fetch_begin(ngx_http_shunt_ctx_t *ctx,
                                      ngx_http_output_body_filter_pt output);
 void ngx_http_shunt_fetch_connected(ngx_http_shunt_ctx_t *ctx, int fd, uint64_t length);
@@ -426,7 +431,7 @@ ngx_int_t ngx_http_shunt_fetch_pump(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_fetch_failed(ngx_http_shunt_ctx_t *ctx, const char *why);
 void ngx_http_shunt_fetch_close(ngx_http_shunt_ctx_t *ctx);
 
-/* agent: the two connections to it */
+/* agent.c: the two connections to the agent */
 ngx_int_t ngx_http_shunt_agent_init(ngx_cycle_t *cycle, ngx_http_shunt_main_conf_t *mcf);
 void ngx_http_shunt_agent_exit(void);
 ngx_int_t ngx_http_shunt_agent_ready(void);
@@ -437,7 +442,7 @@ uint64_t ngx_http_shunt_agent_offer_number(void);
 ngx_int_t ngx_http_shunt_agent_offer(struct shunt_offer *offer, int fd);
 ngx_int_t ngx_http_shunt_agent_post(const void *message, size_t size);
 
-/* board */
+/* board.c */
 ngx_int_t ngx_http_shunt_board_map(int board_fd, int counters_fd, ngx_log_t *log);
 const struct shunt_board *ngx_http_shunt_board(void);
 ngx_str_t ngx_http_shunt_board_name(void);
@@ -448,11 +453,11 @@ ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer
 void ngx_http_shunt_count(ngx_uint_t counter, uint64_t n);
 void ngx_http_shunt_count_handoff(ngx_uint_t peer, ngx_int_t change);
 
-/* speaks: as which servers backends send */
+/* speaks.c: in which servers' names backends send */
 ngx_uint_t ngx_http_shunt_any_speaks(ngx_connection_t *c, const struct shunt_board *board);
 ngx_uint_t ngx_http_shunt_backend_speaks(ngx_connection_t *c, ngx_uint_t peer);
 
-/* address: of sockets */
+/* address.c: addresses of sockets */
 typedef struct {
     u_char bytes[16]; /* IPv4 mapped */
     in_port_t port;   /* network order */
@@ -464,14 +469,14 @@ ngx_int_t ngx_http_shunt_local_address(ngx_connection_t *c, ngx_http_shunt_addre
 ngx_int_t ngx_http_shunt_address_text(ngx_pool_t *pool, struct sockaddr *sa, socklen_t socklen,
                                       ngx_str_t *text);
 
-/* pending: handoffs and fetches by id */
+/* pending.c: handoffs and fetches, by number */
 uint64_t ngx_http_shunt_pending_add(ngx_http_shunt_ctx_t *ctx);
 ngx_http_shunt_ctx_t *ngx_http_shunt_pending_find(uint64_t id);
 void ngx_http_shunt_pending_remove(uint64_t id);
 ngx_uint_t ngx_http_shunt_pending_any(void);
 void ngx_http_shunt_pending_each(void (*visit)(ngx_http_shunt_ctx_t *ctx));
 
-/* ring */
+/* ring.c */
 ngx_http_shunt_ring_t *ngx_http_shunt_ring_open(int fd, uint32_t index, ngx_log_t *log);
 void ngx_http_shunt_ring_hold(ngx_http_shunt_ring_t *ring);
 void ngx_http_shunt_ring_release(ngx_http_shunt_ring_t *ring);
@@ -480,7 +485,7 @@ ngx_int_t ngx_http_shunt_ring_ask(ngx_http_shunt_ring_t *ring);
 const struct shunt_state *ngx_http_shunt_ring_answer(ngx_http_shunt_ring_t *ring, uint64_t handoff);
 uint32_t ngx_http_shunt_ring_index(const ngx_http_shunt_ring_t *ring);
 
-/* field */
+/* field.c */
 ngx_int_t ngx_http_shunt_parse_start(ngx_str_t *field, ngx_http_shunt_consent_t *consent,
                                      size_t *to_at);
 ngx_int_t ngx_http_shunt_parse_consent(ngx_str_t *field, ngx_http_shunt_consent_t *consent);
@@ -492,11 +497,11 @@ ngx_int_t ngx_http_shunt_format_payload(ngx_pool_t *pool, ngx_http_shunt_payload
 
 ngx_int_t ngx_http_shunt_parse_traceparent(ngx_str_t *field, u_char trace[SHUNT_TRACE_BYTES]);
 
-/* trace: which request of a client's a log line is about */
+/* trace.c: the trace that a request belongs to, for log lines */
 void ngx_http_shunt_trace(ngx_http_request_t *r, u_char trace[SHUNT_TRACE_BYTES]);
 ngx_str_t *ngx_http_shunt_trace_text(ngx_http_request_t *r);
 
-/* siphash */
+/* siphash.c */
 void ngx_http_shunt_siphash128(const u_char key[16], const u_char *data, size_t len,
                                u_char out[16]);
 void ngx_http_shunt_tag(const u_char key[16], const u_char nonce[16], uint64_t number,

@@ -2,7 +2,7 @@
 /* Addresses of sockets, in one form for both IP versions. */
 #include "ngx_http_shunt.h"
 
-/* NGX_DECLINED: a socket of another family */
+/* Converts an address. NGX_DECLINED: it is of another family. */
 ngx_int_t ngx_http_shunt_address_of(const struct sockaddr *sa, ngx_http_shunt_address_t *address)
 {
     const struct sockaddr_in *sin;
@@ -31,8 +31,8 @@ ngx_int_t ngx_http_shunt_address_of(const struct sockaddr *sa, ngx_http_shunt_ad
     }
 }
 
-/* The address that the other end knows us by. Asks the kernel once for a connection, of a socket
-   that listens at any address. */
+/* The address at which the other end knows us. On a socket that listens at any address, this asks
+ * the kernel, once for each connection. */
 ngx_int_t ngx_http_shunt_local_address(ngx_connection_t *c, ngx_http_shunt_address_t *address)
 {
     if (ngx_connection_local_sockaddr(c, NULL, 0) != NGX_OK) {
@@ -42,7 +42,7 @@ ngx_int_t ngx_http_shunt_local_address(ngx_connection_t *c, ngx_http_shunt_addre
     return ngx_http_shunt_address_of(c->local_sockaddr, address);
 }
 
-/* As "shunt_trust" takes it: without a port, and IPv4 as such. */
+/* Text of an address as "shunt_trust" takes it: without a port, and IPv4 addresses not mapped. */
 ngx_int_t ngx_http_shunt_address_text(ngx_pool_t *pool, struct sockaddr *sa, socklen_t socklen,
                                       ngx_str_t *text)
 {

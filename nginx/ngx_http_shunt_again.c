@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Nothing of a response has left, and its offer cannot be used: refused, its fetch failed, or a
- * filter of an intermediate needs the body; or a consent made the request too long. A mistake costs
- * the shortcut, never the response: so the request is run once more from its content handler on,
- * which is its ordinary way, without a consent. The answer is then one with a body. Consents go
- * with GET alone, which may be repeated (RFC 9110, 9.2.2).
+ * Asks for a response once more. Its offer cannot be used, and nothing of it has left: the offer
+ * was refused, its fetch failed, a filter of an intermediate needs the body, or a consent made the
+ * request too long. Such a mistake costs the shortcut, never the response. So the request runs once
+ * more from its content handler on, without a consent, and the answer has a body. Consents are
+ * given for GET alone, which may be repeated (RFC 9110, 9.2.2).
  *
  *   AGAIN --posted event--> the upstream is ended --> content handler
  *
- * The body behind that header is not waited for: it may be long, or never come.
+ * The body behind the first header is not waited for: it may be long, or never come.
  */
 #include "ngx_http_shunt.h"
 
@@ -17,8 +17,8 @@
 
 static void ngx_http_shunt_again_handler(ngx_event_t *ev);
 
-/* Once for a request, and where a consent of this tier's, or one that it passed on, is why the
- * answer has no body. */
+/* Whether to ask once more: at most once for each request, and only where a consent that this tier
+ * gave or passed on is the reason for an answer without a body. */
 ngx_uint_t ngx_http_shunt_may_ask_again(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     return ctx && !ctx->again && (ctx->consented || ctx->passed) && r->content_handler &&
@@ -26,9 +26,9 @@ ngx_uint_t ngx_http_shunt_may_ask_again(ngx_http_request_t *r, ngx_http_shunt_ct
 }
 
 /*
- * Upstreams bound the length and the number of a request's fields (nginx and Apache answer 400,
- * Node.js 431), and a consent is some 150 bytes more. A request that is far from any such bound was
- * refused for something else.
+ * Whether the request may have been too long with its consent. Upstreams limit the length and the
+ * number of a request's fields (nginx and Apache answer 400, Node.js 431), and a consent adds some
+ * 150 bytes. A request that is far below any such limit was refused for another reason.
  */
 ngx_uint_t ngx_http_shunt_was_too_long(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_uint_t status)
@@ -48,14 +48,14 @@ static void ngx_http_shunt_again_soon(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* From a filter: this header and the body behind it go nowhere. */
+/* Called from a filter. This header and the body behind it are dropped. */
 void ngx_http_shunt_ask_again(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     ctx->mode = SHUNT_MODE_AGAIN;
     ngx_http_shunt_again_soon(ctx);
 }
 
-/* The body filter, in mode AGAIN: the request stays open though its upstream may have ended. */
+/* The body filter in mode AGAIN. It keeps the request open, even if its upstream has ended. */
 ngx_int_t ngx_http_shunt_again_body(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                     ngx_chain_t *in)
 {
@@ -80,7 +80,8 @@ ngx_int_t ngx_http_shunt_again_body(ngx_http_request_t *r, ngx_http_shunt_ctx_t 
     return NGX_AGAIN;
 }
 
-/* As if no header had come yet. What filters have begun is theirs no more. */
+/* Resets the request to the state before any header had come. Other filters' contexts are
+ * dropped. */
 static void ngx_http_shunt_forget_response(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     ngx_connection_t *c = r->connection;
@@ -97,7 +98,7 @@ static void ngx_http_shunt_forget_response(ngx_http_request_t *r, ngx_http_shunt
     ctx->filtered = 0;
     ngx_memzero(&ctx->fetch, sizeof(ctx->fetch));
 
-    /* what filters had set for the body that does not come */
+    /* set by filters for the body that does not come */
     r->chunked = 0;
     r->allow_ranges = 0;
     r->single_range = 0;
@@ -112,8 +113,8 @@ static void ngx_http_shunt_forget_response(ngx_http_request_t *r, ngx_http_shunt
     }
 }
 
-/* An error page, as ngx_http_filter_finalize_request() makes one, but with the request fully in our
-   hands, so that the connection survives. */
+/* Sends an error page as ngx_http_filter_finalize_request() does, but with the request reset here,
+ * so that the connection survives. */
 static void ngx_http_shunt_bad_gateway(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     ctx->filtered = 1;
@@ -121,7 +122,8 @@ static void ngx_http_shunt_bad_gateway(ngx_http_request_t *r, ngx_http_shunt_ctx
     ngx_http_finalize_request(r, NGX_HTTP_BAD_GATEWAY);
 }
 
-/* From an event: nothing of the response has left, and what was begun is released. */
+/* Called from an event, when nothing of the response has left and all that was begun is
+ * released. */
 void ngx_http_shunt_start_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     if (!ngx_http_shunt_may_ask_again(r, ctx) ||
@@ -154,7 +156,7 @@ static void ngx_http_shunt_again_handler(ngx_event_t *ev)
     ngx_http_set_log_request(c->log, r);
 
     if (ngx_http_shunt_end_upstream(r) == NGX_AGAIN) {
-        return; /* the body filter sees its end */
+        return; /* the body filter will see the upstream's end, and call this again */
     }
 
     ngx_http_shunt_release(ctx);

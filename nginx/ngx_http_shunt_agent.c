@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the other files ask of shuntd. A worker has two connections to it (channel.c): CONTROL for
- * handoffs and fetches, OFFERS for descriptors of files, so that a burst of offers never delays a
+ * Requests of the other files to shuntd. A worker has two connections to it (channel.c): CONTROL
+ * for handoffs and fetches, and OFFERS for descriptors of files, so that many offers never delay a
  * handoff. Control messages of one turn of the event loop leave together.
  *
- * A lost connection stops new work, which is then relayed; handoffs under way go on, for the kernel
- * reports those.
+ * While a connection is lost, new responses are relayed. Handoffs in progress continue, because the
+ * kernel reports their ends.
  */
 #include "ngx_http_shunt_channel.h"
 
-#define NGX_HTTP_SHUNT_MESSAGES_MAX 1024 /* waiting: beyond, no more handoffs */
+#define NGX_HTTP_SHUNT_MESSAGES_MAX 1024 /* waiting messages, above which no handoff begins */
 #define NGX_HTTP_SHUNT_BATCH        64
 
-/* Keeps its own copy of a message until the socket takes it. */
+/* A message that waits for the socket, copied. */
 typedef union {
     struct shunt_header header;
     struct shunt_handoff handoff;
@@ -46,7 +46,8 @@ static ngx_uint_t ngx_http_shunt_nmessages;
 static ngx_uint_t ngx_http_shunt_messages_room;
 static ngx_event_t ngx_http_shunt_flush;
 
-/* The first `n` messages are sent, or never will be: they may hold keys, and leave nothing. */
+/* Removes the first `n` messages, which are sent or never will be, and erases them: they may hold
+ * keys. */
 static void ngx_http_shunt_forget_messages(ngx_uint_t n)
 {
     if (n == 0) {
@@ -60,7 +61,7 @@ static void ngx_http_shunt_forget_messages(ngx_uint_t n)
                    n * sizeof(ngx_http_shunt_message_t));
 }
 
-/* ---- a worker's beginning and end ---- */
+/* ---- start and exit of a worker ---- */
 
 ngx_int_t ngx_http_shunt_agent_init(ngx_cycle_t *cycle, ngx_http_shunt_main_conf_t *mcf)
 {
@@ -85,9 +86,9 @@ void ngx_http_shunt_agent_exit(void)
     ngx_http_shunt_channel_close(&ngx_http_shunt_offers);
 }
 
-/* ---- what is there ---- */
+/* ---- state of the connections ---- */
 
-/* Can something be handed off or fetched? */
+/* Whether something can be handed off or fetched. */
 ngx_int_t ngx_http_shunt_agent_ready(void)
 {
     return ngx_http_shunt_control.welcomed && !ngx_http_shunt_pulse_is_gone() &&
@@ -114,8 +115,8 @@ ngx_http_shunt_ring_t *ngx_http_shunt_agent_ring(void)
 
 /* ---- offers ---- */
 
-/* A number that is never used twice: at the end of the count, a new connection brings a new upper
- * half. */
+/* Number of the next offer. It is used only once: at the end of the count, a new connection brings
+ * a new upper half. */
 uint64_t ngx_http_shunt_agent_offer_number(void)
 {
     return (uint64_t) ngx_http_shunt_offers.worker << 32 | ++ngx_http_shunt_offers.offers;
@@ -153,7 +154,7 @@ ngx_int_t ngx_http_shunt_agent_offer(struct shunt_offer *offer, int fd)
         return NGX_OK;
     }
 
-    /* ETOOMANYREFS: so many descriptors are under way that the kernel wants them read first */
+    /* ETOOMANYREFS: too many descriptors are in transit; some have to be read first */
     if (ngx_errno == NGX_EAGAIN || ngx_errno == ENOBUFS || ngx_errno == ETOOMANYREFS) {
         return NGX_DECLINED;
     }
@@ -163,7 +164,7 @@ ngx_int_t ngx_http_shunt_agent_offer(struct shunt_offer *offer, int fd)
     return NGX_DECLINED;
 }
 
-/* an offer that does not fit is not made: nothing waits */
+/* Does nothing: an offer for which there is no room is not made, so none waits. */
 static void ngx_http_shunt_offers_writable(ngx_event_t *wev)
 {
 }
@@ -187,7 +188,7 @@ ngx_int_t ngx_http_shunt_agent_post(const void *message, size_t size)
             return NGX_ERROR;
         }
 
-        /* not realloc(): messages may hold keys */
+        /* not realloc(), which may leave a copy of keys */
         ngx_memcpy(messages, ngx_http_shunt_messages,
                    ngx_http_shunt_nmessages * sizeof(ngx_http_shunt_message_t));
         explicit_bzero(ngx_http_shunt_messages,
@@ -206,7 +207,7 @@ ngx_int_t ngx_http_shunt_agent_post(const void *message, size_t size)
     return NGX_OK;
 }
 
-/* How many of the first messages the socket took, in one packet, or -1. */
+/* Sends the first messages in one packet. Returns their number, or -1. */
 static ngx_int_t ngx_http_shunt_send_packet(int fd)
 {
     ssize_t sent;
@@ -318,15 +319,14 @@ static ngx_int_t ngx_http_shunt_received(ngx_http_shunt_received_t *in)
 
         return NGX_OK;
 
-    default: /* of a later version */
+    default: /* a message of a later version */
         return NGX_OK;
     }
 }
 
 /* ---- CONTROL is lost ---- */
 
-/* Fetches without their socket cannot be answered any more, nor handoffs that were never told to
- * the agent. */
+/* Ends a fetch without a socket, which can have no answer any more. */
 static void ngx_http_shunt_orphan(ngx_http_shunt_ctx_t *ctx)
 {
     if (ctx->mode != SHUNT_MODE_ACTIVE && ctx->mode != SHUNT_MODE_COMPLETE &&

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The backend's side: a response that is one range of a file, asked for by a request that carries a
- * trusted consent, is offered to the agent, and goes out as its header alone. Whether the body is a
- * file is known only when it arrives, so the header of a candidate is held back until then. A
- * response that is not offered leaves exactly as it came.
+ * The backend's side. A response to a request with a trusted consent is offered to the agent if it
+ * is one range of a file. It then leaves as its header alone. Whether the body is a file is known
+ * only when it arrives, so a candidate's header is held back until then. A response that is not
+ * offered leaves exactly as it came.
  */
 #include "ngx_http_shunt.h"
 
@@ -17,7 +17,8 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_no_consent;
     }
 
-    /* both are about the way to the frontend, which a request that offers is done with at once */
+    /* these limits apply to the link to the frontend; a request that offers uses that only
+     * briefly */
     if (clcf->limit_rate || r->limit_rate_set || r->main->limit_conn_status) {
         return SHUNT_COUNT_relayed_limit_rate;
     }
@@ -30,7 +31,7 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_not_file; /* compressed here, or generated */
     }
 
-    /* whatever the configuration says, nothing cannot be offered */
+    /* an empty body cannot be offered, whatever the configuration says */
     if (r->headers_out.content_length_n == 0 ||
         (r->headers_out.content_length_n < (off_t) lcf->offer_min_length && !ctx->consent.rest)) {
         return SHUNT_COUNT_relayed_too_small;
@@ -57,13 +58,14 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_no_peer;
     }
 
-    board = ngx_http_shunt_board(); /* may vanish between any two looks */
+    board = ngx_http_shunt_board(); /* may become NULL between any two calls */
 
     if (board == NULL) {
         return SHUNT_COUNT_relayed_no_agent;
     }
 
-    /* a client already has the first part of a rest: relayed, it would be of no use */
+    /* A rest is offered in spite of a limit: the client has the first part already, and the rest
+     * would be of no use relayed. */
     if (((board->closed | ctx->peer.closed) & SHUNT_CLOSED_OFFERS) && !ctx->consent.rest) {
         return SHUNT_COUNT_relayed_offers_limit;
     }
@@ -71,7 +73,7 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
     return 0;
 }
 
-/* Called with the final header. 1: hold it. */
+/* Called with the final header. Returns 1 where it has to be held back. */
 ngx_int_t ngx_http_shunt_backend_candidate(ngx_http_request_t *r)
 {
     ngx_uint_t reason;
@@ -93,7 +95,7 @@ ngx_int_t ngx_http_shunt_backend_candidate(ngx_http_request_t *r)
     return 1;
 }
 
-/* The one buf of the chain that is a range of a file and the whole body, or NULL. */
+/* The buf of the chain that is one range of a file and the whole body, or NULL. */
 static ngx_buf_t *ngx_http_shunt_whole_file(ngx_http_request_t *r, ngx_chain_t *in)
 {
     ngx_uint_t last = 0;
@@ -123,10 +125,10 @@ static ngx_buf_t *ngx_http_shunt_whole_file(ngx_http_request_t *r, ngx_chain_t *
 }
 
 /*
- * Is it a body in a file of nginx's cache? ngx_http_file_cache_update_header() rewrites the header
- * in front of body_start, in place, when the response is revalidated, and nothing else is ever
- * written there: new content comes in a new file (ngx_http_file_cache_update(), rename), so that
- * under this descriptor, which is this inode's, the body stays as it is.
+ * Whether a buf is a body in a file of nginx's cache. ngx_http_file_cache_update_header() rewrites
+ * the header before body_start, in place, when the response is revalidated. Nothing else is written
+ * to such a file: new content comes in a new file (ngx_http_file_cache_update(), rename). This
+ * descriptor stays with the old inode, so its body does not change.
  */
 static ngx_uint_t ngx_http_shunt_is_cached_body(ngx_http_request_t *r, ngx_buf_t *b)
 {
@@ -144,7 +146,7 @@ static ngx_int_t ngx_http_shunt_send_offer(ngx_http_request_t *r, ngx_http_shunt
     ngx_file_info_t fi;
     struct shunt_offer offer;
 
-    /* the size and time that the file has now: the agent offers nothing that has changed since */
+    /* size and time of the file now: the agent does not send a file that has changed since */
     if (ngx_fd_info(b->file->fd, &fi) == NGX_FILE_ERROR || !ngx_is_file(&fi) ||
         ngx_file_size(&fi) < b->file_last) {
         ngx_http_shunt_outcome(r, SHUNT_COUNT_relayed_not_file);
@@ -197,7 +199,7 @@ static ngx_int_t ngx_http_shunt_add_field(ngx_http_request_t *r, const char *key
     return NGX_OK;
 }
 
-/* A caching nginx on the way must not keep an offer's header without its body. */
+/* A caching nginx on the path must not keep an offer's header without its body. */
 ngx_int_t ngx_http_shunt_forbid_cache(ngx_http_request_t *r)
 {
     ngx_str_t zero = ngx_string("0");
@@ -206,8 +208,8 @@ ngx_int_t ngx_http_shunt_forbid_cache(ngx_http_request_t *r)
 }
 
 /*
- * The first of the body has arrived. NGX_OK: it was offered and the header says so, NGX_DECLINED:
- * relay it, NGX_ERROR.
+ * Handles the first part of the body. NGX_OK: it was offered, and the header says so. NGX_DECLINED:
+ * it has to be relayed. NGX_ERROR.
  */
 ngx_int_t ngx_http_shunt_backend_offer(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_chain_t *in)
@@ -240,7 +242,7 @@ ngx_int_t ngx_http_shunt_backend_offer(ngx_http_request_t *r, ngx_http_shunt_ctx
     ngx_http_clear_content_length(r);
     r->headers_out.content_length_n = 0;
 
-    b->file_pos = b->file_last; /* sent, as far as the filters before are concerned */
+    b->file_pos = b->file_last; /* for earlier filters it counts as sent */
 
     ngx_http_shunt_outcome(r, SHUNT_COUNT_offers);
     ngx_http_shunt_count(SHUNT_COUNT_offered_bytes, ctx->payload.length);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The beginning of a handoff. The header leaves, and has left entirely; the kernel is told that the
- * next bytes are the peer's (SHUNT_BEGIN); the agent is told what its peer has to know. Where one
- * of the three is not possible, the payload is fetched. How a handoff goes on and ends is in
- * handoff.c.
+ * The beginning of a handoff, in three steps. The header is sent, and must have left nginx
+ * entirely. The kernel is told that the next bytes are the peer's (SHUNT_BEGIN). The agent is told
+ * what its peer has to know. Where a step is not possible, the payload is fetched. The rest of a
+ * handoff is in handoff.c.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
 
-/* NGX_OK: nothing of this connection waits in nginx any more. */
+/* Sends the header. NGX_OK: nginx holds no more bytes for this connection. */
 static ngx_int_t ngx_http_shunt_flush_header(ngx_http_request_t *r,
                                              ngx_http_output_body_filter_pt output)
 {
@@ -17,7 +17,7 @@ static ngx_int_t ngx_http_shunt_flush_header(ngx_http_request_t *r,
     ngx_chain_t out;
     ngx_connection_t *c = r->connection;
 
-    /* neither Nagle nor a cork of an earlier response may keep the header's last segment */
+    /* neither Nagle nor a cork of an earlier response may delay the header's last segment */
     if (c->tcp_nopush == NGX_TCP_NOPUSH_SET) {
         if (ngx_tcp_push(c->fd) == -1) {
             return NGX_ERROR;
@@ -48,9 +48,8 @@ static ngx_int_t ngx_http_shunt_flush_header(ngx_http_request_t *r,
     return rc;
 }
 
-/* What the peer that is to send so many bytes has to know, as the kernel noted it when the region
- * began or moved. NGX_DONE: nobody has to send any, because the word that the region is complete
- * has come with the kernel's answer. */
+/* Fills in what the peer has to know to send `length` bytes, as the kernel noted it when the region
+ * began or moved. NGX_DONE: the region is complete by now, and nothing has to be sent. */
 ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
                                   struct shunt_handoff *msg)
 {
@@ -78,7 +77,7 @@ ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
     msg->handoff = ctx->id;
     msg->offer = ctx->payload.number;
     msg->length = length;
-    msg->rate = ctx->request->limit_rate; /* the write filter has evaluated it, for the header */
+    msg->rate = ctx->request->limit_rate; /* the write filter has evaluated it for the header */
     ngx_memcpy(msg->tag, ctx->payload.tag, 16);
     ngx_http_shunt_trace(ctx->request, msg->trace);
     msg->flow = state->flow;
@@ -89,7 +88,8 @@ ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
     return NGX_OK;
 }
 
-/* 0: the region has begun, else the counter of why not. `keys` are those of its records. */
+/* Begins the region. Returns 0, or the counter of the reason why it was refused. `keys`: for its
+ * records. */
 static ngx_uint_t ngx_http_shunt_begin_region(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                               struct shunt_tls *keys)
 {
@@ -147,8 +147,8 @@ static void ngx_http_shunt_watch_handler(ngx_event_t *ev)
     }
 }
 
-/* Tells the agent, where the client does not have the payload already: then the region is complete.
- * NGX_ERROR: it has begun, and nobody will send it. */
+/* Tells the agent of the handoff, unless the client has the whole payload already. NGX_ERROR: the
+ * region has begun, and nobody will send it. */
 static ngx_int_t ngx_http_shunt_claim(ngx_http_shunt_ctx_t *ctx, const struct shunt_tls *keys)
 {
     ngx_int_t rc;
@@ -166,12 +166,13 @@ static ngx_int_t ngx_http_shunt_claim(ngx_http_shunt_ctx_t *ctx, const struct sh
 
     msg.tls = *keys;
     rc = ngx_http_shunt_agent_post(&msg, sizeof(msg));
-    explicit_bzero(&msg, sizeof(msg)); /* its keys, and what tells where they were */
+    explicit_bzero(&msg, sizeof(msg)); /* the keys, and fields that show where the keys were */
 
     return rc;
 }
 
-/* The late body filter has the end of the response, and the payload before it is the backend's. */
+/* Called when the late body filter has the end of the response. The payload before it comes from
+ * the backend. */
 ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_http_output_body_filter_pt output)
 {
@@ -199,7 +200,7 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
 
     ngx_http_shunt_ssl_forget(&keys);
 
-    /* a client that has gone since: there is nobody to fetch the payload for */
+    /* the client has gone meanwhile: there is no need to fetch */
     if (reason && ngx_http_shunt_kernel_error(r->connection->fd)) {
         r->connection->error = 1;
         return NGX_ERROR;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The memory shared with the agent: the board, which it writes, and the counters, which this worker
- * writes. */
+/* Memory shared with the agent: the board, which the agent writes, and the counters, which this
+ * worker writes. */
 #include <sys/mman.h>
 
 #include "ngx_http_shunt.h"
@@ -12,18 +12,18 @@
 static struct shunt_board *ngx_http_shunt_board_memory;
 static size_t ngx_http_shunt_board_bytes;
 
-/* What is counted while there is no agent goes here, and to the agent as soon as there is one. */
+/* Counters while there is no agent. They are added to the agent's as soon as there is one. */
 static struct shunt_counters ngx_http_shunt_counters_early;
 static struct shunt_counters *ngx_http_shunt_counters = &ngx_http_shunt_counters_early;
 static size_t ngx_http_shunt_counters_bytes;
 
-/* At least `least` bytes; *size: how many there are. */
+/* Maps at least `least` bytes of a file. *size: number of bytes mapped. */
 static void *ngx_http_shunt_map(int fd, size_t least, size_t *size, int protection, ngx_log_t *log)
 {
     void *p;
     struct stat st;
 
-    /* a shorter file would be a SIGBUS later */
+    /* a shorter file would cause a SIGBUS later */
     if (fstat(fd, &st) == -1 || (size_t) st.st_size < least) {
         ngx_log_error(NGX_LOG_ERR, log, 0, "shunt: the agent's shared memory is too small");
         return NULL;
@@ -40,7 +40,8 @@ static void *ngx_http_shunt_map(int fd, size_t least, size_t *size, int protecti
     return p;
 }
 
-/* Handoffs go on when the agent or a channel is another: they are in its sum, and once. */
+/* Moves the numbers of handoffs to new counters, when the agent or a connection is a new one. Each
+ * handoff must be counted once. */
 static void ngx_http_shunt_move_handoffs(struct shunt_counters *from, struct shunt_counters *to)
 {
     ngx_uint_t i;
@@ -51,7 +52,8 @@ static void ngx_http_shunt_move_handoffs(struct shunt_counters *from, struct shu
     }
 }
 
-/* Of an agent of another version what this module knows of is there, though it may be wider. */
+/* Checks a board, perhaps of an agent of another version. All fields that this module knows are
+ * there, but the entries may be longer. */
 static ngx_int_t ngx_http_shunt_board_check(const struct shunt_board *board, size_t size,
                                             ngx_log_t *log)
 {
@@ -123,7 +125,7 @@ ngx_int_t ngx_http_shunt_board_map(int board_fd, int counters_fd, ngx_log_t *log
     return NGX_OK;
 }
 
-/* NULL: there is no living agent */
+/* NULL: there is no running agent. */
 const struct shunt_board *ngx_http_shunt_board(void)
 {
     struct shunt_board *board = ngx_http_shunt_board_memory;
@@ -135,7 +137,7 @@ const struct shunt_board *ngx_http_shunt_board(void)
     return board;
 }
 
-/* Of the machine at that place, where the agent has it. */
+/* Entry of the machine with that index, at the agent's offset. */
 const struct shunt_board_peer *ngx_http_shunt_board_entry(const struct shunt_board *board,
                                                           ngx_uint_t index)
 {
@@ -154,7 +156,7 @@ ngx_str_t ngx_http_shunt_board_name(void)
     return name;
 }
 
-/* Of the machine at that place of the board, for logs. */
+/* Name of the machine with that index, for logs. */
 ngx_str_t ngx_http_shunt_board_peer(ngx_uint_t index)
 {
     ngx_str_t name = ngx_string("nobody");
@@ -167,7 +169,7 @@ ngx_str_t ngx_http_shunt_board_peer(ngx_uint_t index)
     return name;
 }
 
-/* NGX_AGAIN: the entry changes at this moment. */
+/* Copies an entry. NGX_AGAIN: it is being changed. */
 static ngx_int_t ngx_http_shunt_board_copy(const struct shunt_board_peer *entry,
                                            ngx_http_shunt_peer_t *peer)
 {
@@ -186,7 +188,7 @@ static ngx_int_t ngx_http_shunt_board_copy(const struct shunt_board_peer *entry,
     ngx_memcpy(peer->their_key, entry->their_key, 16);
     peer->epoch = epoch;
 
-    /* the copies before the second look at the epoch */
+    /* orders the copies before the second read of the epoch */
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
 
     if (__atomic_load_n(&entry->epoch, __ATOMIC_RELAXED) != epoch) {
@@ -197,8 +199,9 @@ static ngx_int_t ngx_http_shunt_board_copy(const struct shunt_board_peer *entry,
 }
 
 /*
- * An entry changes for microseconds, when a session begins or ends. Its writer may have to wait for
- * this very core, and may have been killed there: it is waited for, for a few milliseconds at most.
+ * Copies an entry, and waits while it is being changed. That takes microseconds, when a session
+ * begins or ends. But its writer may need this very core to continue, or may have been killed, so
+ * the wait takes a few milliseconds at most.
  */
 static ngx_int_t ngx_http_shunt_board_read(const struct shunt_board_peer *entry,
                                            ngx_http_shunt_peer_t *peer)
@@ -224,7 +227,7 @@ static ngx_int_t ngx_http_shunt_board_read(const struct shunt_board_peer *entry,
     return NGX_DECLINED;
 }
 
-/* The peer of that name, connected or lost. */
+/* Finds the peer of that name, connected or lost. */
 ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer)
 {
     ngx_uint_t i;
@@ -236,7 +239,7 @@ ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer
     }
 
     for (i = 0; i < SHUNT_BOARD_PEERS; i++) {
-        entry = ngx_http_shunt_board_entry(board, i); /* whose name never changes */
+        entry = ngx_http_shunt_board_entry(board, i); /* its name never changes */
 
         if (ngx_memcmp(entry->name, name->data, name->len) == 0 && entry->name[name->len] == '\0') {
             peer->index = i;
@@ -247,7 +250,8 @@ ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer
     return NGX_DECLINED;
 }
 
-/* The agent reads while this, the only writer, writes: whole words, no lock. */
+/* Adds to a counter. The agent reads while this worker, the only writer, writes whole words: no
+ * lock is needed. */
 void ngx_http_shunt_count(ngx_uint_t counter, uint64_t n)
 {
     uint64_t *value = &ngx_http_shunt_counters->value[counter];
@@ -255,7 +259,7 @@ void ngx_http_shunt_count(ngx_uint_t counter, uint64_t n)
     __atomic_store_n(value, *value + n, __ATOMIC_RELAXED);
 }
 
-/* A handoff with that peer begins (1), or is over (-1). */
+/* Counts a handoff with that peer that begins (1) or is over (-1). */
 void ngx_http_shunt_count_handoff(ngx_uint_t peer, ngx_int_t change)
 {
     uint32_t *value = &ngx_http_shunt_counters->handoffs[peer];

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One connection to shuntd: made, lost and made again, after 0.1 to 5 seconds; its welcome, with
- * the memory and the ring that come with it; and the messages that it brings, whole and with their
- * descriptors. What they mean is agent.c's business.
+ * One connection to shuntd. It is made, and made again 0.1 to 5 seconds after it was lost. This
+ * file handles its welcome, with the memory and the ring that come with it, and receives whole
+ * messages with their descriptors. agent.c handles their contents.
  */
 #include "ngx_http_shunt_channel.h"
 
 #define NGX_HTTP_SHUNT_BACKOFF_MIN 100  /* ms */
 #define NGX_HTTP_SHUNT_BACKOFF_MAX 5000 /* ms */
-#define NGX_HTTP_SHUNT_START_WAIT  1    /* s, for the welcome when a worker starts */
+#define NGX_HTTP_SHUNT_START_WAIT  1    /* s, for the welcome at a worker's start */
 
 static const char *ngx_http_shunt_channel_name(const ngx_http_shunt_channel_t *ch)
 {
@@ -59,7 +59,7 @@ static void ngx_http_shunt_close_fds(ngx_http_shunt_received_t *in)
     }
 }
 
-/* NGX_OK: a whole message. NGX_AGAIN: none yet. NGX_ERROR: the connection is of no more use. */
+/* NGX_OK: a whole message. NGX_AGAIN: none yet. NGX_ERROR: the connection has to be closed. */
 static ngx_int_t ngx_http_shunt_receive_message(int fd, ngx_http_shunt_received_t *in)
 {
     ssize_t n;
@@ -100,7 +100,8 @@ static ngx_int_t ngx_http_shunt_welcomed(ngx_http_shunt_channel_t *ch,
         return NGX_ERROR;
     }
 
-    /* board and counters; an OFFERS connection may come without, for CONTROL brings them as well */
+    /* Board and counters. An OFFERS connection may come without them, as CONTROL brings them,
+     * too. */
     if (in->fds[0] != -1 && in->fds[1] != -1) {
         if (ngx_http_shunt_board_map(in->fds[0], in->fds[1], log) != NGX_OK) {
             return NGX_ERROR;
@@ -188,7 +189,7 @@ static int ngx_http_shunt_connect_socket(ngx_http_shunt_channel_t *ch)
     (void) setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof(wait));
     (void) setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait));
 
-    /* only the start of a worker may wait: later there are clients to serve */
+    /* only a worker's start may wait: later there are clients to serve */
     if (ch->backoff && ngx_nonblocking(fd) == -1) {
         close(fd);
         return -1;
@@ -203,7 +204,7 @@ static int ngx_http_shunt_connect_socket(ngx_http_shunt_channel_t *ch)
     return fd;
 }
 
-/* The welcome, waited for: the first requests of a worker shall not miss their shortcut. */
+/* Waits for the welcome, so that a worker's first requests do not miss their shortcuts. */
 static ngx_int_t ngx_http_shunt_first_welcome(ngx_http_shunt_channel_t *ch, int fd, ngx_log_t *log)
 {
     ngx_int_t rc;
@@ -246,7 +247,7 @@ static ngx_int_t ngx_http_shunt_connect(ngx_http_shunt_channel_t *ch, ngx_log_t 
     c->log = log;
     c->read->log = log;
     c->read->handler = ngx_http_shunt_channel_handler;
-    c->read->channel = 1; /* see ring.c */
+    c->read->channel = 1; /* as in ring.c */
     c->write->log = log;
     c->write->channel = 1;
     c->write->handler = ch->writable;
@@ -270,8 +271,8 @@ static void ngx_http_shunt_try(ngx_http_shunt_channel_t *ch, ngx_log_t *log)
 
     err = ngx_errno;
 
-    /* said once, and again for another reason: an agent that is not installed shall not fill the
-       log */
+    /* Logged once, and again for another reason: an agent that is not installed must not fill the
+     * log. */
     level = NGX_LOG_INFO;
 
     if (ch->kind == SHUNT_CHANNEL_CONTROL && (err == 0 || err != ch->said)) {
@@ -293,9 +294,9 @@ static void ngx_http_shunt_retry_handler(ngx_event_t *ev)
     ngx_http_shunt_try(ev->data, ev->log);
 }
 
-/* ---- the life of a channel ---- */
+/* ---- opening and closing ---- */
 
-/* A worker starts: waits for the welcome where there is an agent. */
+/* Opens a connection at a worker's start, and waits for the welcome if there is an agent. */
 void ngx_http_shunt_channel_open(ngx_http_shunt_channel_t *ch, ngx_str_t *path, ngx_log_t *log)
 {
     ch->path = *path;
@@ -311,7 +312,7 @@ void ngx_http_shunt_channel_close(ngx_http_shunt_channel_t *ch)
     }
 
     if (ch->ring) {
-        ngx_http_shunt_ring_release(ch->ring); /* handoffs under way hold it */
+        ngx_http_shunt_ring_release(ch->ring); /* handoffs in progress keep it */
         ch->ring = NULL;
     }
 }
@@ -337,7 +338,7 @@ void ngx_http_shunt_channel_lost(ngx_http_shunt_channel_t *ch)
     ch->retry.data = ch;
     ch->retry.handler = ngx_http_shunt_retry_handler;
     ch->retry.log = ngx_cycle->log;
-    ch->retry.cancelable = 1; /* keeps no exiting worker alive */
+    ch->retry.cancelable = 1; /* must not keep an exiting worker alive */
 
     ngx_add_timer(&ch->retry, ch->backoff);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One connection to shuntd: what channel.c does for agent.c, which has two of them.
+ * One connection to shuntd: what channel.c provides for agent.c, which has two of them.
  */
 #ifndef NGX_HTTP_SHUNT_CHANNEL_H
 #define NGX_HTTP_SHUNT_CHANNEL_H
@@ -12,7 +12,7 @@
 typedef struct {
     size_t size;
     int fds[NGX_HTTP_SHUNT_FDS_MAX]; /* -1: none, or taken */
-    ngx_uint_t cut;                  /* some had no place in this process */
+    ngx_uint_t cut;                  /* some descriptors had no room in this process */
     union {
         struct shunt_header header;
         struct shunt_welcome welcome;
@@ -24,14 +24,14 @@ typedef struct {
 } ngx_http_shunt_received_t;
 
 typedef struct {
-    /* its owner's */
+    /* set by the owner */
     uint32_t kind; /* SHUNT_CHANNEL_* */
-    /* every message but the welcome; NGX_ERROR: the connection is of no more use */
+    /* called for every message but the welcome; NGX_ERROR: the connection has to be closed */
     ngx_int_t (*received)(ngx_http_shunt_received_t *in);
-    void (*lost)(void);            /* may be NULL */
-    ngx_event_handler_pt writable; /* after a message did not fit */
+    void (*lost)(void);            /* called when the connection is lost; may be NULL */
+    ngx_event_handler_pt writable; /* called when there is room for a message that did not fit */
 
-    /* the agent's: valid while it is welcomed */
+    /* set by the agent's welcome; valid while `welcomed` is 1 */
     ngx_uint_t welcomed;
     uint32_t worker;
     uint32_t offers; /* numbers given out under this `worker` */
@@ -41,7 +41,7 @@ typedef struct {
     ngx_str_t path;
     ngx_event_t retry;
     ngx_msec_t backoff; /* 0: never tried */
-    ngx_err_t said;     /* why there is no agent, as the log has it; 0: there is one */
+    ngx_err_t said;     /* errno that was logged when there was no agent; 0: there is one */
 } ngx_http_shunt_channel_t;
 
 void ngx_http_shunt_channel_open(ngx_http_shunt_channel_t *ch, ngx_str_t *path, ngx_log_t *log);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The request side. A trusted tier's consent is remembered, and every Shunt-* field leaves the
- * request, whoever sent it, before it can go anywhere. Before content is made, the location is
- * known, and this tier's consent, or the remembered one with this tier added, goes into the
- * request.
+ * The request side. A trusted tier's consent is kept, and every Shunt-* field is removed from the
+ * request, whoever sent it, before it can be passed on. Just before the content phase, when the
+ * location is known, a consent is added: this tier's own, or the received one with this tier
+ * counted.
  */
 #include <sys/random.h>
 
@@ -11,19 +11,20 @@
 
 #define NGX_HTTP_SHUNT_NONCE_BATCH 256 /* nonces per getrandom(), 4 KiB */
 
-/* All have their ngx_http_upstream_conf_t first. Weak: nginx may be built without any of them. */
+/* Modules whose location configuration begins with an ngx_http_upstream_conf_t. Weak: nginx may be
+ * built without any of them. */
 extern ngx_module_t ngx_http_proxy_module __attribute__((weak));
 extern ngx_module_t ngx_http_fastcgi_module __attribute__((weak));
 extern ngx_module_t ngx_http_uwsgi_module __attribute__((weak));
 extern ngx_module_t ngx_http_scgi_module __attribute__((weak));
 
-/* Its location's configuration begins with the size of a slice. */
+/* Its location configuration begins with the size of a slice. */
 extern ngx_module_t ngx_http_slice_filter_module __attribute__((weak));
 
 static u_char ngx_http_shunt_nonces[NGX_HTTP_SHUNT_NONCE_BATCH][16];
 static ngx_uint_t ngx_http_shunt_nonces_left;
 
-/* A worker must not start with random bytes that its siblings inherited too. */
+/* Discards random bytes from before the fork: the worker's siblings have inherited the same. */
 void ngx_http_shunt_consent_init(void)
 {
     ngx_http_shunt_nonces_left = 0;
@@ -34,7 +35,7 @@ ngx_int_t ngx_http_shunt_nonce(u_char nonce[16])
     ssize_t n;
 
     if (ngx_http_shunt_nonces_left == 0) {
-        /* Beyond 256 bytes a signal may cut getrandom() short: then take the whole nonces. */
+        /* Above 256 bytes a signal may cut getrandom() short: only whole nonces are used then. */
         n = getrandom(ngx_http_shunt_nonces, sizeof(ngx_http_shunt_nonces), 0);
 
         if (n < 16) {
@@ -70,9 +71,9 @@ ngx_table_elt_t *ngx_http_shunt_find_field(ngx_list_t *list)
 }
 
 /*
- * The request's fields without some of them, Shunt-* at least. nginx's lists cannot drop an
- * element, and pointers such as headers_in.host lead into the old one: so a new list, and the old
- * one stays where it is. A subrequest shares its parent's elements, and may therefore call this as
+ * Removes fields from a request: Shunt-* at least. nginx's lists cannot drop an element, and
+ * pointers such as headers_in.host lead into the old list. So a new list is made, and the old one
+ * stays where it is. A subrequest shares its parent's elements, so this may be called for it as
  * well.
  */
 ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r, ngx_int_t (*strips)(ngx_table_elt_t *h))
@@ -107,8 +108,8 @@ ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r, ngx_int_t (*strips)(ngx_ta
     return NGX_OK;
 }
 
-/* By whom the consent came, where that is not the one who was to bring it. Nobody knows what header
-   a tier in between takes. */
+/* Notes the tier that sent a consent, where the consent was meant for another server. Then there is
+ * a tier in between, and nobody knows how long a header it accepts. */
 static ngx_int_t ngx_http_shunt_note_hop(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf,
                                          ngx_http_shunt_ctx_t *ctx)
 {
@@ -127,8 +128,8 @@ static ngx_int_t ngx_http_shunt_note_hop(ngx_http_request_t *r, ngx_http_shunt_l
     return ngx_http_shunt_address_text(r->pool, c->sockaddr, c->socklen, &ctx->plain);
 }
 
-/* Remembers the one well-formed consent of a trusted tier; counts every other field. NGX_DECLINED:
-   there were others. */
+/* Keeps the one well-formed consent of a trusted tier, and counts every other Shunt-* field.
+ * NGX_DECLINED: there were other fields. */
 static ngx_int_t ngx_http_shunt_receive(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf)
 {
     ngx_int_t rc = NGX_OK;
@@ -172,7 +173,8 @@ static ngx_int_t ngx_http_shunt_receive(ngx_http_request_t *r, ngx_http_shunt_lo
     return rc;
 }
 
-/* A trusted consent alone may stay until the precontent phase: most such requests end at a file. */
+/* Removes Shunt-* fields, unless a trusted consent is the only one. That may stay until the
+ * precontent phase, because most such requests end at a file. */
 ngx_int_t ngx_http_shunt_post_read_handler(ngx_http_request_t *r)
 {
     ngx_int_t rc;
@@ -224,7 +226,8 @@ ngx_int_t ngx_http_shunt_add_consent(ngx_http_request_t *r, ngx_http_shunt_conse
     return ngx_http_shunt_add_request_field(r, "Shunt-Consent", "shunt-consent", &value);
 }
 
-/* NULL: nginx has no more of these modules. They may be missing in between. */
+/* Configuration of the next of these modules, or NULL after the last. Modules that are not built in
+ * are skipped. */
 static ngx_http_upstream_conf_t *ngx_http_shunt_next_upstream(ngx_http_request_t *r, ngx_uint_t *i)
 {
     ngx_module_t *module, *modules[] = {&ngx_http_proxy_module, &ngx_http_fastcgi_module,
@@ -241,8 +244,9 @@ static ngx_http_upstream_conf_t *ngx_http_shunt_next_upstream(ngx_http_request_t
     return NULL;
 }
 
-/* Bytes of an answer's header that fit here: proxy_buffer_size, or that of the like. Where only
-   variables name the upstream, nobody knows yet which of them asks. */
+/* Longest header of an answer that this tier can read: proxy_buffer_size, or its equivalent. Where
+ * only variables name the upstream, the module that will ask is not known yet, and the smallest
+ * counts. */
 uint64_t ngx_http_shunt_header_room(ngx_http_request_t *r)
 {
     ngx_uint_t i = 0, named = 0;
@@ -263,14 +267,14 @@ uint64_t ngx_http_shunt_header_room(ngx_http_request_t *r)
     return room ? room : SHUNT_HEADER_BYTES;
 }
 
-/* 0, or the counter of the reason why the body must come here: it may be stored, or has to be slow
-   on its way. */
+/* Returns 0, or the counter of the reason why the body must come here: it may be stored, or its
+ * rate is limited. */
 static ngx_uint_t ngx_http_shunt_body_needed(ngx_http_request_t *r)
 {
     ngx_uint_t i = 0;
     ngx_http_upstream_conf_t *ucf;
 
-    /* puts bodies together, from requests that carry no consent */
+    /* this filter assembles bodies, by requests that carry no consent */
     if (&ngx_http_slice_filter_module &&
         *(size_t *) ngx_http_get_module_loc_conf(r, ngx_http_slice_filter_module)) {
         return SHUNT_COUNT_relayed_filter;
@@ -295,20 +299,20 @@ static ngx_uint_t ngx_http_shunt_body_needed(ngx_http_request_t *r)
     return 0;
 }
 
-/* Whether `families`, those of a backend or of all, have this client's IP version. One that speaks
-   IPv4 to a socket of IPv6 is one of IPv4. The local address tells, for realip may have changed the
-   client's. */
+/* Whether `families`, of one backend or of all, include this client's IP version. A client that
+ * speaks IPv4 to an IPv6 socket counts as IPv4. The local address is used, because realip may have
+ * changed the client's. */
 static ngx_uint_t ngx_http_shunt_family_served(ngx_connection_t *c, uint32_t families)
 {
     struct sockaddr_in6 *sin6;
     uint32_t family = SHUNT_FAMILY_IPV4;
 
-    /* with no backend at all, those that are asked count it */
+    /* without any backend, a later check counts the reason */
     if (families == 0 || families == (SHUNT_FAMILY_IPV4 | SHUNT_FAMILY_IPV6)) {
         return 1;
     }
 
-    /* of a socket that listens at any address: asks the kernel, once for a connection */
+    /* on a socket that listens at any address, this asks the kernel, once for each connection */
     if (ngx_connection_local_sockaddr(c, NULL, 0) != NGX_OK) {
         return 0;
     }
@@ -324,7 +328,7 @@ static ngx_uint_t ngx_http_shunt_family_served(ngx_connection_t *c, uint32_t fam
     return families & family;
 }
 
-/* 0, or the counter of the reason why this client's connection cannot be handed off */
+/* Returns 0, or the counter of the reason why this client's connection cannot be handed off. */
 static ngx_uint_t ngx_http_shunt_not_eligible(ngx_http_request_t *r)
 {
     ngx_uint_t reason;
@@ -344,7 +348,7 @@ static ngx_uint_t ngx_http_shunt_not_eligible(ngx_http_request_t *r)
         return SHUNT_COUNT_relayed_untrusted_request;
     }
 
-    /* local_sockaddr, for realip may have changed sockaddr */
+    /* local_sockaddr, because realip may have changed sockaddr */
     if (r->http_version < NGX_HTTP_VERSION_10 || r->http_version > NGX_HTTP_VERSION_11 ||
         c->type != SOCK_STREAM ||
         (c->local_sockaddr->sa_family != AF_INET && c->local_sockaddr->sa_family != AF_INET6)) {
@@ -400,7 +404,7 @@ static ngx_int_t ngx_http_shunt_give(ngx_http_request_t *r, ngx_http_shunt_loc_c
 
     if (ngx_http_shunt_nonce(ctx->consent.nonce) != NGX_OK) {
         ngx_log_error(NGX_LOG_ALERT, r->connection->log, ngx_errno, "getrandom() failed");
-        return NGX_OK; /* relayed */
+        return NGX_OK; /* the response is relayed */
     }
 
     ctx->consent.frontend = ngx_http_shunt_board_name();
@@ -418,7 +422,7 @@ static ngx_int_t ngx_http_shunt_give(ngx_http_request_t *r, ngx_http_shunt_loc_c
     return ngx_http_shunt_add_consent(r, &ctx->consent);
 }
 
-/* as an intermediate: what a trusted tier consented to, and this tier too */
+/* At an intermediate: passes a trusted tier's consent on, if this tier consents as well. */
 static ngx_int_t ngx_http_shunt_pass(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                      ngx_http_shunt_loc_conf_t *lcf)
 {
@@ -428,7 +432,7 @@ static ngx_int_t ngx_http_shunt_pass(ngx_http_request_t *r, ngx_http_shunt_ctx_t
 
     reason = ngx_http_shunt_body_needed(r);
 
-    /* both are about the way to the tier before */
+    /* these limits apply to the link to the tier before */
     if (reason == 0 && (clcf->limit_rate || r->limit_rate_set || r->main->limit_conn_status)) {
         reason = SHUNT_COUNT_relayed_limit_rate;
     }
@@ -474,13 +478,13 @@ ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r)
         ctx->passed = 0;
     }
 
-    /* without a content handler it is nginx's own file: nobody to send a field to */
+    /* without a content handler, nginx serves a file: there is no upstream */
     if (r->content_handler == NULL) {
         return NGX_DECLINED;
     }
 
-    /* The trusted consent is remembered. A subrequest has inherited the main request's fields;
-       after an internal redirect, this is another location with other rules. */
+    /* The trusted consent has been kept. A subrequest has inherited the main request's fields.
+     * After an internal redirect this is another location, with other rules. */
     if ((r != r->main || ctx) && ngx_http_shunt_find_field(&r->headers_in.headers) &&
         ngx_http_shunt_strip(r, ngx_http_shunt_is_field) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
@@ -497,7 +501,7 @@ ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r)
         rc = ngx_http_shunt_give(r, lcf);
 
         if (ctx && ctx->given) {
-            ctx->received = 0; /* its nonce has been overwritten */
+            ctx->received = 0; /* its nonce was overwritten */
         }
     }
 

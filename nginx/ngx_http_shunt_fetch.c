@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A payload that has to pass through this nginx after all: the agent fetches it and gives us a
- * socket that yields it. Two buffers, filled from that socket and emptied by the filters, stand
- * where an upstream's pipe would; whichever side is slower stops the other.
+ * A payload that has to pass through this nginx after all. The agent fetches it, and gives us a
+ * socket that yields it. Two buffers, filled from that socket and emptied by the filters, take the
+ * place of an upstream's pipe. The slower side slows the other down.
  */
 #include "ngx_http_shunt.h"
 
 #define NGX_HTTP_SHUNT_FETCH_BUFS  2
 #define NGX_HTTP_SHUNT_FETCH_BYTES (64 * 1024)
-#define NGX_HTTP_SHUNT_FETCH_FIRST 2000 /* ms until its first byte, where all can be asked for */
+#define NGX_HTTP_SHUNT_FETCH_FIRST 2000 /* ms for the first byte, if again.c can ask once more */
 
 static void ngx_http_shunt_fetch_timeout_handler(ngx_event_t *ev);
 static void ngx_http_shunt_stream_handler(ngx_event_t *rev);
 
-/* Callable from anywhere, filters included. A header that has left is not the end of it: rest.c. */
+/* Callable from anywhere, filters included. After the header has left, rest.c may still save the
+ * response. */
 void ngx_http_shunt_fetch_failed(ngx_http_shunt_ctx_t *ctx, const char *why)
 {
     ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
@@ -28,8 +29,8 @@ void ngx_http_shunt_fetch_failed(ngx_http_shunt_ctx_t *ctx, const char *why)
     ngx_http_shunt_fail(ctx);
 }
 
-/* ms that the first byte may take from now on. Behind a header that has left only the rest of this
-   very response would do, which another backend may not have: a slow fetch is better than that. */
+/* Time for the first byte from now on, in ms. After the header has left, only the rest of this very
+ * response would help, and another backend may not have it: a slow fetch is better than that. */
 static ngx_msec_t ngx_http_shunt_fetch_patience(ngx_http_shunt_ctx_t *ctx, ngx_msec_t waited)
 {
     if (ctx->mode == SHUNT_MODE_FETCH_LATE || !ngx_http_shunt_may_ask_again(ctx->request, ctx) ||
@@ -86,8 +87,8 @@ static void ngx_http_shunt_fetch_timeout_handler(ngx_event_t *ev)
     ngx_http_shunt_fetch_failed(ev->data, "nothing came in time");
 }
 
-/* FETCHED has come. Takes the descriptor, which the kernel drops where this process has no place
- * for another. */
+/* Handles FETCHED. Takes the descriptor, which is -1 where the kernel dropped it because this
+ * process has no room for another one. */
 void ngx_http_shunt_fetch_connected(ngx_http_shunt_ctx_t *ctx, int fd, uint64_t length)
 {
     ngx_connection_t *stream;
@@ -128,7 +129,8 @@ void ngx_http_shunt_fetch_connected(ngx_http_shunt_ctx_t *ctx, int fd, uint64_t 
     stream->read->handler = ngx_http_shunt_stream_handler;
     ctx->fetch.stream = stream;
 
-    /* answered: from here the socket tells how it ends, if this machine's agent is at work */
+    /* The socket tells from now on how the fetch ends, as long as this machine's agent is
+     * running. */
     ngx_del_timer(&ctx->progress);
     ngx_add_timer(stream->read,
                   ngx_http_shunt_fetch_patience(ctx, ngx_current_msec - ctx->progress_at));
@@ -139,7 +141,7 @@ void ngx_http_shunt_fetch_connected(ngx_http_shunt_ctx_t *ctx, int fd, uint64_t 
     }
 }
 
-/* Its end, early or not: an agent that still fetches is told. */
+/* Ends a fetch, complete or not. If its socket has not come yet, the agent is told. */
 void ngx_http_shunt_fetch_close(ngx_http_shunt_ctx_t *ctx)
 {
     struct shunt_abort msg = {{SHUNT_MSG_ABORT, sizeof(struct shunt_abort)}, ctx->id};
@@ -194,7 +196,7 @@ static ngx_chain_t *ngx_http_shunt_fetch_buf(ngx_http_shunt_ctx_t *ctx)
     return cl;
 }
 
-/* Into the filters; also with nothing, to move what they hold. */
+/* Passes bufs to the filters. With none, it has them move on what they hold. */
 static ngx_int_t ngx_http_shunt_fetch_output(ngx_http_shunt_ctx_t *ctx, ngx_chain_t *out)
 {
     ngx_int_t rc;
@@ -208,8 +210,8 @@ static ngx_int_t ngx_http_shunt_fetch_output(ngx_http_shunt_ctx_t *ctx, ngx_chai
     return rc;
 }
 
-/* NGX_OK: a buf went into the filters. NGX_AGAIN: none can, now. NGX_ERROR: the filters, or the
- * client. */
+/* NGX_OK: a buf went into the filters. NGX_AGAIN: none can now. NGX_ERROR: the filters or the
+ * client failed. */
 static ngx_int_t ngx_http_shunt_fetch_step(ngx_http_shunt_ctx_t *ctx)
 {
     ssize_t n;
@@ -252,7 +254,7 @@ static ngx_int_t ngx_http_shunt_fetch_step(ngx_http_shunt_ctx_t *ctx)
         return NGX_OK;
     }
 
-    b->recycled = f->left > 0; /* so that the write filter does not wait for more */
+    b->recycled = f->left > 0; /* keeps the write filter from waiting for more */
     b->last_buf = f->left == 0;
     b->last_in_chain = f->left == 0;
 
@@ -267,8 +269,8 @@ static void ngx_http_shunt_fetch_done(ngx_http_shunt_ctx_t *ctx)
 }
 
 /*
- * Moves what can be moved. Called when the stream has bytes, and by ngx_http_writer() when the
- * client takes bytes again. NGX_OK: all bytes have entered the filters.
+ * Moves as many bytes as possible. Called when the stream has bytes, and by ngx_http_writer() when
+ * the client accepts bytes again. NGX_OK: all bytes have entered the filters.
  */
 ngx_int_t ngx_http_shunt_fetch_pump(ngx_http_shunt_ctx_t *ctx)
 {
@@ -277,7 +279,7 @@ ngx_int_t ngx_http_shunt_fetch_pump(ngx_http_shunt_ctx_t *ctx)
     ngx_http_request_t *r = ctx->request;
     ngx_http_core_loc_conf_t *clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
 
-    /* not where nothing waits: the write filter takes that for a mistake */
+    /* only if something waits: otherwise the write filter fails */
     if (r->out || r->connection->buffered || (r->buffered & ~NGX_HTTP_SHUNT_BUFFERED)) {
         if (ngx_http_shunt_fetch_output(ctx, NULL) == NGX_ERROR) {
             return NGX_ERROR;
@@ -304,7 +306,7 @@ ngx_int_t ngx_http_shunt_fetch_pump(ngx_http_shunt_ctx_t *ctx)
     if (ctx->fetch.left < left && ctx->fetch.stream) {
         ngx_add_timer(ctx->fetch.stream->read, ctx->fetch.timeout);
 
-        /* A fast client gives no write events: its progress is that its bytes could be written. */
+        /* A fast client causes no write events. Its progress is that its bytes could be written. */
         if (r->connection->write->timer_set && !r->connection->write->delayed) {
             ngx_add_timer(r->connection->write, clcf->send_timeout);
         }

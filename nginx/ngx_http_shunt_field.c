@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The two header fields (include/shunt.h, at its end), read and written. Strict: what this file
- * does not write itself is not accepted, so that two tiers can never read one field differently.
- * And "traceparent", which is not ours and only read.
+ * Parses and formats the two header fields (include/shunt.h, at its end). Parsing is strict: a form
+ * that this file does not write is not accepted, so that two tiers can never read one field
+ * differently. Also parses "traceparent", which is not ours.
  */
 #include "ngx_http_shunt.h"
 
 #define NGX_HTTP_SHUNT_CONSENT_START "1; frontend="
 
-/* SHUNT_TO_BYTES of zeros */
+/* SHUNT_TO_BYTES of zeros. */
 #define NGX_HTTP_SHUNT_TO_NOBODY "0000000000000000"
 
 typedef struct {
@@ -54,7 +54,7 @@ static u_char *ngx_http_shunt_put(u_char *p, const char *literal)
     return ngx_cpymem(p, literal, ngx_strlen(literal));
 }
 
-/* of '0' to 'f'; 16 and more: no digit, a capital letter for one */
+/* Values of the digits '0' to 'f'. 16 marks other characters, capital letters included. */
 static const u_char ngx_http_shunt_hex_values[] = {
     0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  16, 16, 16, 16, 16, 16, 16, 16, 16,
     16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16,
@@ -88,8 +88,8 @@ static ngx_int_t ngx_http_shunt_take_hex(ngx_http_shunt_cursor_t *c, u_char *out
     return seen < 16 ? NGX_OK : NGX_ERROR;
 }
 
-/* 1 to max, no leading zero: max is below UINT64_MAX / 10 only for tiers, so the check is made
- * before */
+/* Parses 1 to max, without a leading zero. The check against max comes before the multiplication,
+ * which might overflow: only for tiers is max below UINT64_MAX / 10. */
 static ngx_int_t ngx_http_shunt_take_decimal(ngx_http_shunt_cursor_t *c, uint64_t max,
                                              uint64_t *out)
 {
@@ -131,7 +131,8 @@ static ngx_int_t ngx_http_shunt_take_start(ngx_http_shunt_cursor_t *c,
     return ngx_http_shunt_take_literal(c, "; to=");
 }
 
-/* Of a consent that this tier has written: who gave it, its nonce, and where `to` stands. */
+/* Parses the beginning of a consent that this tier has written: frontend, nonce, and the offset of
+ * `to`. */
 ngx_int_t ngx_http_shunt_parse_start(ngx_str_t *field, ngx_http_shunt_consent_t *consent,
                                      size_t *to_at)
 {
@@ -205,9 +206,9 @@ ngx_int_t ngx_http_shunt_parse_payload(ngx_str_t *field, ngx_http_shunt_payload_
 }
 
 /*
- * "traceparent" (W3C Trace Context, 3.2): VERSION-TRACE_ID-PARENT_ID-FLAGS, each in lower case hex.
- * Version 00 ends there; a later one may go on behind a dash. Ids of zeros and version ff are
- * invalid.
+ * Parses "traceparent" (W3C Trace Context, 3.2): VERSION-TRACE_ID-PARENT_ID-FLAGS, each in lower
+ * case hex. Version 00 ends there; a later version may continue after a dash. Ids of zeros and
+ * version ff are invalid.
  */
 ngx_int_t ngx_http_shunt_parse_traceparent(ngx_str_t *field, u_char trace[SHUNT_TRACE_BYTES])
 {
@@ -235,7 +236,7 @@ ngx_int_t ngx_http_shunt_parse_traceparent(ngx_str_t *field, u_char trace[SHUNT_
                : NGX_ERROR;
 }
 
-/* Meant for nobody yet: hop.c writes `to` when the upstream is chosen. */
+/* Formats a consent. Its `to` is zeros: hop.c writes it when the upstream is chosen. */
 ngx_int_t ngx_http_shunt_format_consent(ngx_pool_t *pool, ngx_http_shunt_consent_t *consent,
                                         ngx_str_t *field)
 {

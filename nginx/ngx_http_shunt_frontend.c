@@ -4,11 +4,11 @@
  *
  *   upstream -> early -> slice, range, copy, ... gzip, chunked -> late -> write
  *
- * The early filter is the only one to see an offer: it checks it and gives the response its real
- * length, so that every other filter works as if the body were about to come. The late filter sees
- * what became of the header. If no filter wants to look at the body, the body goes past us
- * (handoff.c); else it is fetched and enters where the upstream's would have (fetch.c). The late
- * filter is also the backend's.
+ * Only the early filter sees an offer. It checks the offer and gives the response its real length,
+ * so that every other filter works as if the body were about to come. The late filter sees what the
+ * filters have made of the header. If no filter needs the body, the body bypasses this nginx
+ * (handoff.c). Else it is fetched, and enters the chain where the upstream's would have (fetch.c).
+ * The late filter also serves the backend.
  */
 #include "ngx_http_shunt.h"
 
@@ -19,7 +19,7 @@ static ngx_http_output_body_filter_pt ngx_http_shunt_next_late_body;
 
 /* ---- early: the header ---- */
 
-/* The upstream's offer, if any, taken out of the response with every other Shunt-* field. */
+/* Takes the upstream's offer, if any, out of the response, with every other Shunt-* field. */
 ngx_table_elt_t *ngx_http_shunt_take_offer(ngx_http_request_t *r, ngx_uint_t keep)
 {
     ngx_uint_t i;
@@ -37,7 +37,7 @@ ngx_table_elt_t *ngx_http_shunt_take_offer(ngx_http_request_t *r, ngx_uint_t kee
             if (h[i].key.len == sizeof("Shunt-Payload") - 1 &&
                 ngx_strcasecmp(h[i].key.data, (u_char *) "Shunt-Payload") == 0) {
 
-                if (offer) { /* two: neither can be meant */
+                if (offer) { /* two offers: neither is valid */
                     offer->value.len = 0;
                     h[i].hash = 0;
                     continue;
@@ -65,7 +65,7 @@ static ngx_int_t ngx_http_shunt_upstream_trusted(ngx_http_request_t *r)
     return lcf->trust && u->peer.sockaddr && ngx_cidr_match(u->peer.sockaddr, lcf->trust) == NGX_OK;
 }
 
-/* 0, or the counter of what is wrong with the offer */
+/* Returns 0, or the counter of the fault in the offer. */
 ngx_uint_t ngx_http_shunt_refused(ngx_http_request_t *r, ngx_table_elt_t *field,
                                   ngx_http_shunt_consent_t *consent,
                                   ngx_http_shunt_payload_t *payload, ngx_http_shunt_peer_t *peer)
@@ -98,8 +98,9 @@ ngx_uint_t ngx_http_shunt_refused(ngx_http_request_t *r, ngx_table_elt_t *field,
 }
 
 /*
- * Never the field itself: whoever reads its tag can claim the payload until somebody else has.
- * Where the offer answers a consent, the body is asked for once more, without one.
+ * Handles an offer that is refused. Its field is not logged: a reader of its tag could claim the
+ * payload until somebody else has. Where the offer answers a consent, the body is asked for once
+ * more, without one.
  */
 static ngx_int_t ngx_http_shunt_refuse(ngx_http_request_t *r, ngx_table_elt_t *field,
                                        ngx_uint_t counter)
@@ -127,14 +128,14 @@ static ngx_int_t ngx_http_shunt_refuse(ngx_http_request_t *r, ngx_table_elt_t *f
         return NGX_OK;
     }
 
-    /* Nothing of the upstream's header may end in the error page. The upstream module finalizes the
-       request with this status, so error_page works as for any other bad gateway. */
+    /* No field of the upstream's header may get into the error page. The upstream module finalizes
+     * the request with this status, so error_page works as for any other bad gateway. */
     ngx_http_clean_header(r);
 
     return NGX_HTTP_BAD_GATEWAY;
 }
 
-/* The body is to pass through the filters here, for this reason. */
+/* Has the body pass through the filters here. `counter`: the reason. */
 static void ngx_http_shunt_fetch_early(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_uint_t counter)
 {
@@ -143,7 +144,7 @@ static void ngx_http_shunt_fetch_early(ngx_http_request_t *r, ngx_http_shunt_ctx
     ctx->mode = SHUNT_MODE_FETCH_EARLY;
 }
 
-/* Every other filter sees the header as if the payload were about to come. */
+/* Runs the other header filters as if the payload were about to come. */
 static ngx_int_t ngx_http_shunt_try_filters(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     ngx_int_t rc;
@@ -153,8 +154,8 @@ static ngx_int_t ngx_http_shunt_try_filters(ngx_http_request_t *r, ngx_http_shun
     r->headers_out.content_length_n = ctx->payload.length;
     ctx->filtered = 1;
 
-    /* nginx wants all bodies of a TLS connection in memory; the late filter asks whether a filter
-     * wants this one */
+    /* For a TLS connection, nginx requires all bodies in memory. This is switched off meanwhile, so
+     * that the late filter sees whether a filter requires it. */
     in_memory = r->connection->ssl && r->main_filter_need_in_memory;
 
     if (in_memory) {
@@ -170,17 +171,17 @@ static ngx_int_t ngx_http_shunt_try_filters(ngx_http_request_t *r, ngx_http_shun
     return rc;
 }
 
-/* As an intermediate: the offer goes on if no filter here wants the body. */
+/* At an intermediate: the offer is passed on if no filter here needs the body. */
 static ngx_int_t ngx_http_shunt_pass_on(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                         ngx_table_elt_t *field, ngx_uint_t status)
 {
-    /* the upstream module takes this field out of what it forwards */
+    /* the upstream module does not forward this field */
     if (ngx_http_shunt_forbid_cache(r) != NGX_OK) {
         return NGX_ERROR;
     }
 
     if (status != NGX_HTTP_OK && status != NGX_HTTP_PARTIAL_CONTENT) {
-        return ngx_http_shunt_next_early_header(r); /* nothing is missing in it */
+        return ngx_http_shunt_next_early_header(r); /* such a response is complete without a body */
     }
 
     if (r->headers_out.content_length_n != 0 ||
@@ -201,16 +202,15 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
 
     ngx_http_shunt_part_note(r, ctx);
 
-    ctx->given = 0; /* one consent, one payload */
+    ctx->given = 0; /* a consent is good for one payload */
     ctx->mode = SHUNT_MODE_ACCEPTED;
 
     if (ctx->peer.lost) {
-        /* the backend had not noticed when it made the offer, and may be there all the same */
+        /* the backend made the offer before it noticed the loss, and may still be reachable */
         ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_no_session);
 
     } else if (board == NULL || ngx_current_msec - ctx->given_at >= board->offer_lifetime_ms / 2) {
-        /* the backend made its offer after the request was sent, and the agents still have to find
-         * each other */
+        /* The offer is younger than the request, but the agents need time for the claim, too. */
         ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_expired);
 
     } else if (!ngx_http_shunt_backend_speaks(r->connection, ctx->peer.index)) {
@@ -220,7 +220,7 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
     return ngx_http_shunt_try_filters(r, ctx);
 }
 
-/* As an intermediate: the body is needed here, and the answer is asked for with it. */
+/* At an intermediate: asks for the response once more, because its body is needed here. */
 static void ngx_http_shunt_want_body(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                      ngx_uint_t counter)
 {
@@ -247,8 +247,8 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
 
     ctx = ngx_http_shunt_ctx(r);
 
-    /* A second header before the first has left: a filter or nginx has put an error page in the
-       place of the response whose offer was accepted, and nobody wants the payload. */
+    /* A second header before the first has left: a filter or nginx has replaced the response whose
+     * offer was accepted by an error page. The payload is not needed. */
     if (ctx && ctx->mode != SHUNT_MODE_NONE && !r->header_sent) {
         ngx_http_shunt_release(ctx);
         ngx_memzero(&ctx->fetch, sizeof(ctx->fetch));
@@ -260,10 +260,11 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
         return ngx_http_shunt_next_early_header(r);
     }
 
-    /* not r->headers_out.status: an error page that is proxied has the status of its error there */
+    /* not r->headers_out.status: for a proxied error page, that is the status of the error */
     status = r->upstream->headers_in.status_n;
 
-    /* The slice filter is about to clone the request, consent and all, without the phases. */
+    /* The slice filter is about to clone the request with the consent, and the clones skip the
+     * phases. */
     if (ctx && status == NGX_HTTP_PARTIAL_CONTENT &&
         ngx_http_shunt_strip(r, ngx_http_shunt_is_field) != NGX_OK) {
         return NGX_ERROR;
@@ -293,8 +294,8 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
     }
 
     if (status != NGX_HTTP_OK && status != NGX_HTTP_PARTIAL_CONTENT) {
-        /* nothing is missing in, say, a redirect; other answers of success would be without their
-         * body */
+        /* A redirect, for example, is complete without a body. Other successful answers need their
+         * body. */
         return status >= NGX_HTTP_OK && status < NGX_HTTP_SPECIAL_RESPONSE
                    ? ngx_http_shunt_refuse(r, field, SHUNT_COUNT_refused_malformed)
                    : ngx_http_shunt_next_early_header(r);
@@ -330,7 +331,7 @@ static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_cha
         return ngx_http_shunt_next_early_body(r, in);
     }
 
-    /* the header has not come to the late filter: a filter holds it until it has seen the body */
+    /* the header has not reached the late filter: a filter holds it until it has seen the body */
     if (ctx->mode == SHUNT_MODE_PASSING) {
         ngx_http_shunt_want_body(r, ctx, SHUNT_COUNT_relayed_filter);
     }
@@ -339,7 +340,7 @@ static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_cha
         return ngx_http_shunt_again_body(r, ctx, in);
     }
 
-    /* the end that a filter sends itself when it has seen the payload's (addition, slice) */
+    /* the last buf, from a filter that has seen the payload's end (addition, slice) */
     if (ctx->mode == SHUNT_MODE_FETCH_EARLY && ctx->fetch.output && ctx->fetch.left == 0) {
         return ngx_http_shunt_next_early_body(r, in);
     }
@@ -356,11 +357,11 @@ static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_cha
 
     if (ctx->mode == SHUNT_MODE_ACCEPTED) {
         if (!last) {
-            return NGX_OK; /* a flush: nothing to flush yet */
+            return NGX_OK; /* a flush: there is nothing to flush yet */
         }
 
-        /* the header has not come to the late filter: a filter holds it until it has seen the body
-         */
+        /* The header has not reached the late filter: a filter holds it until it has seen the
+         * body. */
         ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_filter);
     }
 
@@ -377,8 +378,9 @@ static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_cha
 
 /* ---- late ---- */
 
-/* Does every filter leave the body as the backend will send it? The slice filter, the only one to
-   set subrequest_ranges, adds more of it, and cuts another range out of it that may be as long. */
+/* Whether every filter leaves the body as the backend will send it. The slice filter, which alone
+ * sets subrequest_ranges, does not: it appends to the body, and may cut another range of the same
+ * length out of it. */
 static ngx_int_t ngx_http_shunt_untouched(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     return r->headers_out.content_length_n == (off_t) ctx->payload.length &&
@@ -388,14 +390,15 @@ static ngx_int_t ngx_http_shunt_untouched(ngx_http_request_t *r, ngx_http_shunt_
            !r->post_action && !r->subrequest_ranges;
 }
 
-/* As an intermediate: 0, or the counter of why the body must come here. */
+/* At an intermediate: returns 0, or the counter of the reason why the body must come here. */
 static ngx_uint_t ngx_http_shunt_body_wanted(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     if (!ngx_http_shunt_untouched(r, ctx)) {
         return SHUNT_COUNT_relayed_filter;
     }
 
-    /* X-Accel-Limit-Rate: nginx limits here what it buffers, and the tier before hears nothing */
+    /* X-Accel-Limit-Rate: nginx limits buffered responses here, and the tier before does not
+     * know */
     if (r->limit_rate && r->upstream->buffering) {
         return SHUNT_COUNT_relayed_limit_rate;
     }
@@ -448,7 +451,7 @@ static ngx_int_t ngx_http_shunt_late_header_filter(ngx_http_request_t *r)
     }
 
     if (ctx && ctx->mode == SHUNT_MODE_FETCH_EARLY) {
-        /* until the first byte is here, a failure can still be a clean 502 */
+        /* before the first byte has come, a failure can still become a 502 */
         ctx->header_held = 1;
         return NGX_OK;
     }
@@ -473,7 +476,7 @@ static ngx_int_t ngx_http_shunt_send_header(ngx_http_request_t *r, ngx_http_shun
     return rc == NGX_ERROR || rc > NGX_OK ? NGX_ERROR : NGX_OK;
 }
 
-/* A candidate's body has come: offer it or relay it, and let the header go. */
+/* Handles a candidate's body: offers or relays it, and sends the header. */
 static ngx_int_t ngx_http_shunt_late_backend(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                              ngx_chain_t *in)
 {
@@ -538,9 +541,9 @@ static ngx_int_t ngx_http_shunt_late_body_filter(ngx_http_request_t *r, ngx_chai
         return ngx_http_shunt_late_shortcut(r, ctx, in);
 
     case SHUNT_MODE_ACTIVE:
-        return NGX_AGAIN; /* the connection is not ours to write to */
+        return NGX_AGAIN; /* nothing may be written to the connection now */
 
-    case SHUNT_MODE_REST: /* more comes from a subrequest */
+    case SHUNT_MODE_REST: /* a subrequest brings more */
         return r->out ? ngx_http_shunt_next_late_body(r, NULL) : NGX_AGAIN;
 
     case SHUNT_MODE_COMPLETE:
@@ -557,8 +560,8 @@ static ngx_int_t ngx_http_shunt_late_body_filter(ngx_http_request_t *r, ngx_chai
         return NGX_ERROR;
     }
 
-    /* The write filter takes a call without anything to write for a mistake, and such calls come:
-       the request was kept open for a fetch, not for bytes that wait here. */
+    /* The write filter fails when it is called with nothing to write. Such calls come here, because
+     * the request was kept open for a fetch, and no bytes wait. */
     if (in == NULL && r->out == NULL && !r->connection->buffered &&
         (ctx->fetch.output || ctx->output)) {
         return NGX_OK;

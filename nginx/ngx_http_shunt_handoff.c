@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A handoff of a client's connection for one payload, from when it has begun (begin.c). Nothing may
- * be written meanwhile, and the request stays open as if its body waited in a full socket buffer,
- * until the kernel reports that the client has acknowledged everything. A handoff that ends
- * otherwise, and that no other backend goes on with (recovery.c), ends in a reset: the client must
- * never take a part for the whole.
+ * A handoff of a client's connection for one payload, after its beginning (begin.c). Nothing may be
+ * written meanwhile. The request stays open, as if its body waited in a full socket buffer, until
+ * the kernel reports that the client has acknowledged everything. A handoff that ends otherwise,
+ * and that no other backend continues (recovery.c), ends in a reset: a client must never take a
+ * part of a body for the whole.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
@@ -12,13 +12,14 @@
 static void ngx_http_shunt_progress_handler(ngx_event_t *ev);
 static void ngx_http_shunt_failure_handler(ngx_event_t *ev);
 
-/* ---- what the client says meanwhile ---- */
+/* ---- reading from the client meanwhile ---- */
 
 /*
- * Stands before nginx's reader while a payload is under way. A client that has everything may close
- * at once, and the last acknowledgement is in its FIN: the kernel has noted it by then, and it
- * comes first, whichever event nginx looks at first. Until the request has ended, too, a FIN is no
- * reason to give it up. A connection that is to be closed (worker_shutdown_timeout) is nginx's.
+ * Replaces nginx's read handler while a payload is in progress. A client that has everything may
+ * close at once, and its last acknowledgement is in its FIN. The kernel has noted it by then, and
+ * it is handled first, in whatever order nginx handles the two events. Until the request has ended,
+ * a FIN is no reason to give it up. A connection that nginx wants to close
+ * (worker_shutdown_timeout) goes to nginx's handler.
  */
 static void ngx_http_shunt_reading_handler(ngx_event_t *rev)
 {
@@ -47,9 +48,10 @@ static void ngx_http_shunt_reading_handler(ngx_event_t *rev)
 }
 
 /*
- * While nginx reads from an upstream, proxy_ignore_client_abort and its kin have it send on to a
- * client that has closed its half. With an offer the upstream is done at once, and nginx would look
- * for a FIN from when the filters have returned: by an event of this very turn, if one is there.
+ * Installs that handler. While nginx reads from an upstream, proxy_ignore_client_abort and its
+ * equivalents make it send on to a client that has closed its half. With an offer the upstream is
+ * done at once. Then nginx would react to a FIN as soon as the filters have returned, or even to
+ * one that is among the events of this turn.
  */
 void ngx_http_shunt_watch_reading(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
@@ -58,12 +60,13 @@ void ngx_http_shunt_watch_reading(ngx_http_request_t *r, ngx_http_shunt_ctx_t *c
     ctx->reader = rev->handler;
     rev->handler = ngx_http_shunt_reading_handler;
 
-    /* on TLS, events have more to tell: ngx_http_shunt_ssl_watch() */
+    /* on TLS, events tell more: ngx_http_shunt_ssl_watch() */
     ctx->deaf = ctx->content_bytes == 0 && !r->discard_body && r->upstream &&
                 r->upstream->conf->ignore_client_abort;
 }
 
-/* What came meanwhile has left `ready` set, and whoever wants to read begins with that. */
+/* Restores nginx's read handler. Events of the meantime have left `ready` set, and nginx's next
+ * read starts with that. */
 void ngx_http_shunt_leave_reading(ngx_http_shunt_ctx_t *ctx)
 {
     if (ctx->reader) {
@@ -72,11 +75,12 @@ void ngx_http_shunt_leave_reading(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* ---- under way ---- */
+/* ---- in progress ---- */
 
 /*
- * What the kernel knows of a handoff, or NULL. Its completion may be handled on the way. An agent
- * that came back has given this worker another ring, and the old one's number to somebody.
+ * The kernel's state of a handoff, or NULL. The handoff's completion may be handled on the way.
+ * After the agent has come back, this worker has a new ring, and the old ring's number may belong
+ * to another process.
  */
 const struct shunt_state *ngx_http_shunt_state(ngx_http_shunt_ctx_t *ctx)
 {
@@ -95,7 +99,7 @@ const struct shunt_state *ngx_http_shunt_state(ngx_http_shunt_ctx_t *ctx)
     return ngx_http_shunt_ring_answer(ring, ctx->id);
 }
 
-/* From its beginning on. */
+/* Starts to watch a handoff's progress. */
 void ngx_http_shunt_watch_progress(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_core_loc_conf_t *clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
@@ -105,17 +109,18 @@ void ngx_http_shunt_watch_progress(ngx_http_request_t *r, ngx_http_shunt_ctx_t *
     ctx->progress.handler = ngx_http_shunt_progress_handler;
     ctx->progress.log = r->connection->log;
 
-    /* a quarter, so that the connection's own send_timeout, extended here, never comes first */
+    /* A quarter of send_timeout: so the connection's own timer, which is extended here, never fires
+     * first. */
     ngx_add_timer(&ctx->progress, clcf->send_timeout / 4 + 1);
 }
 
 /* ---- ending ---- */
 
-/* `acked` bytes of the payload */
+/* Counts `acked` payload bytes as sent. */
 void ngx_http_shunt_count_acked(ngx_http_shunt_ctx_t *ctx, uint64_t acked)
 {
     ctx->bytes = acked;
-    ctx->request->connection->sent += acked; /* $bytes_sent and $body_bytes_sent */
+    ctx->request->connection->sent += acked; /* for $bytes_sent and $body_bytes_sent */
     ngx_http_shunt_count(SHUNT_COUNT_shortcut_bytes, acked);
 }
 
@@ -147,14 +152,15 @@ void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx)
         ngx_del_timer(&ctx->progress);
     }
 
-    /* ngx_http_writer() finds nothing buffered any more and finishes the request. The last buf,
-       which the late filter took, has no bytes and nobody after it. */
+    /* ngx_http_writer() finds nothing buffered any more, and finishes the request. The last buf,
+     * which the late filter took, has no bytes and no buf after it. */
     r->buffered &= ~NGX_HTTP_SHUNT_BUFFERED;
     ngx_post_event(r->connection->write, &ngx_posted_events);
 }
 
-/* 1: the client has acknowledged more since the last call. Completes what is complete, also where
- * the event of that had no room in the ring. */
+/* Asks the kernel for a handoff's progress. Returns 1 where the client has acknowledged more since
+ * the last call. Completes a region that is complete, also where its event found no room in the
+ * ring. */
 ngx_uint_t ngx_http_shunt_follow(ngx_http_shunt_ctx_t *ctx)
 {
     const struct shunt_state *state;
@@ -204,7 +210,7 @@ void ngx_http_shunt_handoff_event(ngx_http_shunt_ctx_t *ctx, const struct shunt_
     ngx_http_shunt_fail(ctx);
 }
 
-/* As agents' logs say it (crates/wire/src/local.rs). */
+/* Text of a reason, as in the agents' logs (crates/wire/src/reason.rs). */
 const char *ngx_http_shunt_reason_text(ngx_uint_t reason)
 {
     static const char *const texts[] = {
@@ -230,7 +236,7 @@ const char *ngx_http_shunt_reason_text(ngx_uint_t reason)
     return text ? text : "for a reason of another version";
 }
 
-/* The agent, or the loss of it, has ended a handoff or a fetch. */
+/* Called when the agent, or the loss of the agent, has ended a handoff or a fetch. */
 void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
     ngx_uint_t level;
@@ -240,7 +246,7 @@ void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         (void) ngx_http_shunt_follow(ctx); /* the kernel's event may cross the agent's message */
     }
 
-    /* said once more while the rest is on its way */
+    /* a repeated message, while the rest is on its way */
     if (ctx->mode == SHUNT_MODE_ACTIVE && ngx_http_shunt_is_loss(reason) &&
         ngx_http_shunt_rest_is_on(ctx)) {
         return;
@@ -317,7 +323,7 @@ static void ngx_http_shunt_give_up_active(ngx_http_shunt_ctx_t *ctx)
     const struct shunt_state *state;
     struct shunt_abort msg = {{SHUNT_MSG_ABORT, sizeof(struct shunt_abort)}, ctx->id};
 
-    ctx->mode = SHUNT_MODE_DONE; /* its completion, if it comes now, comes too late */
+    ctx->mode = SHUNT_MODE_DONE; /* a completion that comes from now on comes too late */
     ngx_http_shunt_count_handoff(ctx->peer.index, -1);
 
     state = ngx_http_shunt_state(ctx);
@@ -334,7 +340,7 @@ static void ngx_http_shunt_give_up_active(ngx_http_shunt_ctx_t *ctx)
     (void) ngx_http_shunt_agent_post(&msg, sizeof(msg));
 }
 
-/* Whatever state the request is in, nothing refers to it afterwards. May be called again. */
+/* Releases all that refers to a request, in whatever state it is. May be called again. */
 void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_connection_t *c = ctx->request->connection;
@@ -362,7 +368,7 @@ void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx)
         ctx->id = 0;
 
     } else if (ctx->mode == SHUNT_MODE_FETCH_LATE || ctx->mode == SHUNT_MODE_REST) {
-        /* the header promises more than there will be */
+        /* the header promises more bytes than will come */
         (void) ngx_http_shunt_kernel_reset_on_close(c->fd);
         ngx_http_shunt_ssl_give_up(c);
     }
@@ -377,7 +383,8 @@ void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx)
     ctx->request->buffered &= ~NGX_HTTP_SHUNT_BUFFERED;
 }
 
-/* Callable from anywhere, filters included: the end itself comes when the event loop is back. */
+/* Has the request fail. Callable from anywhere, filters included: the failure is handled when the
+ * event loop is back. */
 void ngx_http_shunt_fail(ngx_http_shunt_ctx_t *ctx)
 {
     ctx->failure.data = ctx;
@@ -420,7 +427,8 @@ static void ngx_http_shunt_failure_handler(ngx_event_t *ev)
         ngx_http_shunt_start_over(r, ctx);
 
     } else {
-        /* A FIN is repeated until it is acknowledged, a reset that is lost is not. */
+        /* TCP sends a FIN again until it is acknowledged, but not a reset. So a reset is used only
+         * where a FIN would look like the body's end. */
         if (!active && !ngx_http_shunt_end_is_told(r)) {
             (void) ngx_http_shunt_kernel_reset_on_close(c->fd);
         }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How long a response's header is, as ngx_http_header_filter() is about to write it. A tier reads
- * the whole of it into one buffer (proxy_buffer_size), and answers 502 where it does not fit. What
- * fits by itself may not fit with an offer, so a consent says how long it may be.
+ * Length of a response's header, as ngx_http_header_filter() will write it. A tier reads a whole
+ * header into one buffer (proxy_buffer_size), and answers 502 where it does not fit. A header that
+ * fits may not fit with an offer, so a consent says how much room there is.
  */
 #include "ngx_http_shunt.h"
 
-/* those that ngx_http_header_filter() makes itself, at their longest */
+/* Parts that ngx_http_header_filter() makes itself, at their longest. */
 #define NGX_HTTP_SHUNT_STATUS_LINE "HTTP/1.1 416 Requested Range Not Satisfiable" CRLF
 #define NGX_HTTP_SHUNT_OWN_FIELDS                                                          \
     "Content-Length: 0" CRLF "Last-Modified: Mon, 28 Sep 1970 06:00:00 GMT" CRLF           \
@@ -14,7 +14,7 @@
     "Keep-Alive: timeout=18446744073709551615" CRLF "Vary: Accept-Encoding" CRLF "Server:" \
     " " NGINX_VER_BUILD CRLF "Content-Type: ; charset=" CRLF CRLF
 
-/* Fields that other tiers may add, without a word. */
+/* Room for fields that other tiers may add without saying so. */
 #define NGX_HTTP_SHUNT_SPARE 256
 
 #define NGX_HTTP_SHUNT_OFFER_FIELDS \
@@ -31,7 +31,7 @@ static size_t ngx_http_shunt_header_bytes(ngx_http_request_t *r)
           r->headers_out.status_line.len + r->headers_out.content_type.len +
           r->headers_out.charset.len;
 
-    /* which may become an absolute one */
+    /* it may become an absolute one */
     if (r->headers_out.location) {
         len += sizeof("https://:65535") + NGX_MAXHOSTNAMELEN;
     }
@@ -49,13 +49,13 @@ static size_t ngx_http_shunt_header_bytes(ngx_http_request_t *r)
     return len;
 }
 
-/* At an intermediate, of a header that has its offer already. */
+/* At an intermediate: for a header that contains its offer. */
 ngx_uint_t ngx_http_shunt_header_fits(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     return ngx_http_shunt_header_bytes(r) <= ctx->consent.header;
 }
 
-/* At the backend, of one that would get an offer. */
+/* At the backend: for a header that would get an offer. */
 ngx_uint_t ngx_http_shunt_offer_fits(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     return ngx_http_shunt_header_bytes(r) + NGX_HTTP_SHUNT_OFFER_FIELDS + NGX_HTTP_SHUNT_SPARE <=

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * For whom a consent is meant. A tier that has never heard of Shunt passes the field on as it does
- * every field, and its filters and caches would see no bodies. So a consent says by `to` which
- * server it goes to: a hash of the upstream's address and port under the nonce. A server that reads
- * something else than its own there knows that another tier was asked, and did not count itself.
+ * The server that a consent is meant for. A tier that has never heard of Shunt passes the field on
+ * like any other, and its filters and caches would see no bodies. So a consent's `to` says which
+ * server it goes to: a hash of the upstream's address and port under the nonce. A server that finds
+ * another hash there knows that a tier in between was asked, and has not counted itself.
  *
- * The upstream is chosen when the request's bytes are there, and again for each further try:
+ * The upstream is chosen when the request's bytes exist, and again for each further try:
  *
  *   create_request --> peer.init --> peer.get, connect --> output filter --> the connection
  *                      installs                            writes `to` into the bytes
  *
- * It is a sign, not a proof: a consent is believed for the address that it comes from, and whoever
- * may send one knows the nonce. Zeros, where nothing is written, are meant for nobody.
+ * This is a sign, not a proof: a consent is believed for the address that it comes from, and every
+ * tier that may send one knows the nonce. Zeros, where nothing is written, match no server.
  */
 #include "ngx_http_shunt.h"
 
-#define NGX_HTTP_SHUNT_SAID 8 /* addresses */
+#define NGX_HTTP_SHUNT_SAID 8 /* addresses that are logged at most */
 
-/* what the output filter writes where */
+/* State of the output filter for one upstream. */
 typedef struct {
     ngx_http_upstream_t *upstream;
     ngx_str_t before; /* the field's value up to `to` */
@@ -29,7 +29,7 @@ typedef struct {
     ngx_http_upstream_init_peer_pt init;
 } ngx_http_shunt_balancer_t;
 
-/* NGX_DECLINED: an address of another kind, which nothing is meant for */
+/* Computes `to` for an address. NGX_DECLINED: an address of another family, which has no `to`. */
 static ngx_int_t ngx_http_shunt_hop_hash(const struct sockaddr *sa, const u_char nonce[16],
                                          u_char to[SHUNT_TO_BYTES])
 {
@@ -61,8 +61,9 @@ static ngx_int_t ngx_http_shunt_hop_hash(const struct sockaddr *sa, const u_char
 
 /* ---- the sender ---- */
 
-/* Where `to` stands in those bytes, or NULL. memmem() would prepare more than it then reads: few
-   requests have many semicolons, and each consent has one behind its version. */
+/* Finds `to` in the request's bytes, or returns NULL. memmem() would spend more on preparation than
+ * it then saves: few requests have many semicolons, and each consent has one just behind its
+ * version. */
 static u_char *ngx_http_shunt_hop_find(const ngx_buf_t *b, const ngx_str_t *before)
 {
     u_char *p, *found;
@@ -84,7 +85,7 @@ static u_char *ngx_http_shunt_hop_find(const ngx_buf_t *b, const ngx_str_t *befo
     return NULL;
 }
 
-/* The request's bytes pass on their way to the upstream's connection. */
+/* Output filter: the request's bytes pass here on their way to the upstream's connection. */
 static ngx_int_t ngx_http_shunt_hop_output(void *data, ngx_chain_t *in)
 {
     u_char *p, to[SHUNT_TO_BYTES];
@@ -116,8 +117,9 @@ static ngx_int_t ngx_http_shunt_hop_output(void *data, ngx_chain_t *in)
     return ngx_chain_writer(&hop->upstream->writer, in);
 }
 
-/* With an upstream that has its request and has sent nothing of it; where it sends its own way, as
-   gRPC does, the consent is meant for nobody. */
+/* Installs the output filter in an upstream that has its request, but has sent nothing yet. An
+ * upstream with an output filter of its own, like gRPC's, is left alone; the consent then matches
+ * no server. */
 static void ngx_http_shunt_hop_install(ngx_http_request_t *r)
 {
     size_t to_at;
@@ -158,7 +160,8 @@ static int ngx_libc_cdecl ngx_http_shunt_compare_balancers(const void *one, cons
     return a < b ? -1 : a > b;
 }
 
-/* In front of each balancer's own: connections that are kept send as soon as they are chosen. */
+/* Runs before each balancer's own init. Connections that are kept alive send as soon as they are
+ * chosen. */
 static ngx_int_t ngx_http_shunt_hop_init_peer(ngx_http_request_t *r,
                                               ngx_http_upstream_srv_conf_t *us)
 {
@@ -173,8 +176,8 @@ static ngx_int_t ngx_http_shunt_hop_init_peer(ngx_http_request_t *r,
     return balancer ? balancer->init(r, us) : NGX_ERROR;
 }
 
-/* An upstream that only variables name has no balancer that could be stood in front of. Its
-   connection is a new one, which sends when it is made, after the content handler has returned. */
+/* Content handler. An upstream that only variables name has no balancer that could be wrapped. Its
+ * connection is new, and sends when it is connected, after the content handler has returned. */
 static ngx_int_t ngx_http_shunt_hop_content(ngx_http_request_t *r)
 {
     ngx_int_t rc;
@@ -193,7 +196,7 @@ static ngx_int_t ngx_http_shunt_hop_content(ngx_http_request_t *r)
     return rc;
 }
 
-/* The request carries a consent. */
+/* Called when the request carries a consent. */
 void ngx_http_shunt_hop_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     if (r->content_handler != ngx_http_shunt_hop_content) {
@@ -202,7 +205,7 @@ void ngx_http_shunt_hop_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* After all balancers have been set up, in whatever order. */
+/* Wraps the balancers, after all have been set up. */
 ngx_int_t ngx_http_shunt_hop_init(ngx_conf_t *cf)
 {
     ngx_uint_t i;
@@ -234,18 +237,18 @@ ngx_int_t ngx_http_shunt_hop_init(ngx_conf_t *cf)
 
 /* ---- the receiver ---- */
 
-/* Whether it is what the tier before this one was told, or told us. */
+/* Whether the consent was meant for this server. */
 ngx_uint_t ngx_http_shunt_hop_is_ours(ngx_connection_t *c, const ngx_http_shunt_consent_t *consent)
 {
     u_char to[SHUNT_TO_BYTES];
 
-    /* of a socket that listens at any address: asks the kernel, once for a connection */
+    /* on a socket that listens at any address, this asks the kernel, once for each connection */
     return ngx_connection_local_sockaddr(c, NULL, 0) == NGX_OK &&
            ngx_http_shunt_hop_hash(c->local_sockaddr, consent->nonce, to) == NGX_OK &&
            ngx_memcmp(to, consent->to, SHUNT_TO_BYTES) == 0;
 }
 
-/* Said once for each address. */
+/* Logs it, once for each address. */
 static void ngx_http_shunt_say_plain(ngx_http_request_t *r, ngx_str_t *address)
 {
     ngx_uint_t i;
@@ -277,7 +280,8 @@ static void ngx_http_shunt_say_plain(ngx_http_request_t *r, ngx_str_t *address)
                   address, address);
 }
 
-/* The consent came here past a tier that nobody said to be plain, and would be of use. */
+/* Refuses a consent that would be used, but has come past a tier that is not configured as
+ * "plain". */
 void ngx_http_shunt_hop_refuse(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_shunt_say_plain(r, &ctx->plain);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The system calls on a client's connection, without nginx. */
+/* System calls on a client's connection. This file does not depend on nginx. */
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -33,8 +33,8 @@ int ngx_http_shunt_kernel_state(int fd, uint32_t ring)
 
 static int kernel_set_keepalive(int fd, const ngx_http_shunt_keepalive_t *to)
 {
-    /* TCP_KEEPIDLE last: it counts the time that the client has been silent already, where
-     * SO_KEEPALIVE begins anew (tcp_sock_set_keepidle_locked, tcp_set_keepalive) */
+    /* TCP_KEEPIDLE is last: it takes the time into account for which the client has been silent
+     * already, while SO_KEEPALIVE begins anew (tcp_sock_set_keepidle_locked, tcp_set_keepalive). */
     if (setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &to->on, sizeof(int)) == -1 ||
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &to->interval, sizeof(int)) == -1 ||
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &to->count, sizeof(int)) == -1) {
@@ -95,9 +95,9 @@ int ngx_http_shunt_kernel_reset_on_close(int fd)
 }
 
 /*
- * After SHUNT_CANCEL. Every FIN of this connection leaves as a reset, and the kernel sends it again
- * and again: a client that only reads would wait forever for one that got lost. It never answers,
- * so this is how long the kernel tries.
+ * To be called after SHUNT_CANCEL. Every FIN of this connection leaves as a reset. The kernel sends
+ * it again and again, because a client that only reads would wait forever if one reset got lost.
+ * The client never answers, so this limits how long the kernel tries.
  */
 int ngx_http_shunt_kernel_give_up_soon(int fd)
 {

@@ -1,22 +1,26 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Will more follow on this connection? Its first shortcut costs more than those after it: the
- * backend makes a socket, which begins with a small window, and is told of every ACK. Measured
- * alone on its connection (the cases "alone" of shunt bench disc), a body is worth that from some
- * 64 KiB on where packets are small, and at 256 KiB not yet where segments of 64 KiB pass whole:
- * shunt_alone_length. So the consent to the first shortcut of a connection says how
- * long a body has to be: that length where the connection ends with this response, a part of it
- * where connections often bring no second long body, and nothing where this one has.
+ * Whether more bodies will follow on a connection. Its first shortcut costs more than later ones:
+ * the backend makes a socket, which begins with a small window and is sent every ACK. For a body
+ * alone on its connection (the cases "alone" of shunt bench disc), that is worth it from some 64
+ * KiB on where packets are small. Where segments of 64 KiB pass whole, it is not worth it yet at
+ * 256 KiB: shunt_alone_length. So the consent to a connection's first shortcut says how long a body
+ * has to be:
  *
- * Each worker sees for itself, and begins with the hope of eight long bodies on a connection.
+ *   shunt_alone_length   where the connection ends with this response
+ *   a part of it         where connections often bring no second long body
+ *   nothing              where this connection has brought a long body
+ *
+ * Each worker measures for itself, and begins as if each connection had eight long bodies.
  */
 #include "ngx_http_shunt.h"
 
-#define NGX_HTTP_SHUNT_WHOLE  65536 /* all of them are alone */
+#define NGX_HTTP_SHUNT_WHOLE  65536 /* share of long bodies that are alone: all of them */
 #define NGX_HTTP_SHUNT_HOPED  8
 #define NGX_HTTP_SHUNT_RECENT 8 /* 2^8 long bodies: log2 of the weight of the past */
 
-/* what a client's connection has had: in the data of a cleanup of its pool, which is not run */
+/* History of a client's connection. It is the data of a cleanup of the connection's pool, whose
+ * handler does nothing. */
 typedef struct {
     unsigned long_body : 1;
     unsigned shortcut : 1;
@@ -65,7 +69,7 @@ void ngx_http_shunt_lifetime_init(ngx_http_shunt_loc_conf_t *lcf)
     lcf->alone_share = NGX_HTTP_SHUNT_WHOLE / NGX_HTTP_SHUNT_HOPED;
 }
 
-/* Of a body that is to take a shortcut; 0: as the backend likes it. */
+/* Length that a body needs for a shortcut; 0: the backend decides. */
 uint64_t ngx_http_shunt_least_length(ngx_http_request_t *r, const ngx_http_shunt_loc_conf_t *lcf)
 {
     uint64_t length = lcf->alone_length;
@@ -82,7 +86,7 @@ uint64_t ngx_http_shunt_least_length(ngx_http_request_t *r, const ngx_http_shunt
     return length > NGX_HTTP_SHUNT_LONG ? length : 0;
 }
 
-/* A long body has come for this connection, whichever way. */
+/* Notes that a long body has come for this connection, by a shortcut or not. */
 void ngx_http_shunt_lifetime_note(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf)
 {
     ngx_http_shunt_past_t *past = ngx_http_shunt_past_create(r->connection);
@@ -109,7 +113,7 @@ void ngx_http_shunt_lifetime_shortcut(ngx_connection_t *c)
     }
 }
 
-/* What has come of this connection's consents, or NULL. */
+/* Counts of this connection's consents in vain, or NULL. */
 ngx_http_shunt_vain_t *ngx_http_shunt_lifetime_vain(ngx_connection_t *c, ngx_uint_t create)
 {
     ngx_http_shunt_past_t *past;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Shunt's nginx module: its directives, its configuration, and what ties the other files together.
- * docs/nginx.md describes the directives.
+ * Shunt's nginx module: its directives, its configuration, and functions that the other files
+ * share. docs/nginx.md describes the directives.
  */
 #include <malloc.h>
 
@@ -23,7 +23,7 @@ static void ngx_http_shunt_cleanup(void *data);
 
 #define NGX_HTTP_SHUNT_ANYWHERE NGX_HTTP_MAIN_CONF | NGX_HTTP_SRV_CONF | NGX_HTTP_LOC_CONF
 
-static ngx_uint_t ngx_http_shunt_heap_is_set; /* by an operator who knows better */
+static ngx_uint_t ngx_http_shunt_heap_is_set; /* an operator has set malloc's thresholds */
 
 static ngx_conf_enum_t ngx_http_shunt_recover_values[] = {{ngx_string("off"),
                                                            NGX_HTTP_SHUNT_NOBODY},
@@ -136,7 +136,8 @@ static ngx_http_shunt_ctx_t *ngx_http_shunt_ctx_lost(ngx_http_request_t *r)
     return NULL;
 }
 
-/* NULL for subrequests: a shortcut is the whole body of a response. */
+/* The request's context. NULL for subrequests, because a shortcut is the whole body of a
+ * response. */
 ngx_http_shunt_ctx_t *ngx_http_shunt_ctx(ngx_http_request_t *r)
 {
     ngx_http_shunt_ctx_t *ctx;
@@ -191,7 +192,7 @@ static void ngx_http_shunt_cleanup(void *data)
     ngx_http_shunt_release(data);
 }
 
-/* Counts, and remembers for $shunt. */
+/* Counts an outcome, and keeps it for $shunt. */
 void ngx_http_shunt_outcome(ngx_http_request_t *r, ngx_uint_t counter)
 {
     ngx_http_shunt_ctx_t *ctx;
@@ -208,14 +209,15 @@ void ngx_http_shunt_outcome(ngx_http_request_t *r, ngx_uint_t counter)
     }
 }
 
-/* Of a matter that is the same for all workers: one says it as Debian's default level shows it. */
+/* Log level for something that is the same for all workers. One worker logs it at a level that
+ * Debian's default shows. */
 ngx_uint_t ngx_http_shunt_level(ngx_uint_t level)
 {
     return ngx_worker == 0 ? NGX_LOG_ERR : level;
 }
 
-/* Once a second what others can bring about as often as they like: each is counted. `said`: the
- * last time. */
+/* Whether to log something that others can cause at any rate. Returns 1 once a second; each case is
+ * counted anyway. `said`: time of the last call. */
 ngx_uint_t ngx_http_shunt_may_say(time_t *said)
 {
     ngx_uint_t may = *said != ngx_time();
@@ -225,8 +227,8 @@ ngx_uint_t ngx_http_shunt_may_say(time_t *said)
     return may;
 }
 
-/* As ngx_http_upstream_create() ends the one before. NGX_AGAIN: a thread still writes its bytes to
-   a file. */
+/* Ends the request's upstream, as ngx_http_upstream_create() ends an earlier one. NGX_AGAIN: a
+ * thread still writes the upstream's bytes to a file. */
 ngx_int_t ngx_http_shunt_end_upstream(ngx_http_request_t *r)
 {
     ngx_http_upstream_t *u = r->upstream;
@@ -239,7 +241,7 @@ ngx_int_t ngx_http_shunt_end_upstream(ngx_http_request_t *r)
         return NGX_AGAIN;
     }
 
-    r->main->count++; /* which it takes with it */
+    r->main->count++; /* the cleanup decrements it */
     (*u->cleanup)(r);
 
     return NGX_OK;
@@ -251,7 +253,7 @@ ngx_int_t ngx_http_shunt_is_field(ngx_table_elt_t *h)
            ngx_strncasecmp(h->key.data, (u_char *) "shunt-", 6) == 0;
 }
 
-/* ---- the life of the module ---- */
+/* ---- start and exit ---- */
 
 static ngx_int_t ngx_http_shunt_postconfiguration(ngx_conf_t *cf)
 {
@@ -261,9 +263,9 @@ static ngx_int_t ngx_http_shunt_postconfiguration(ngx_conf_t *cf)
 
     cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
 
-    /* This module is the last one, and a phase runs its handlers backwards: realip has not changed
-       the address yet when fields are judged by it, and mirror and try_files come after the
-       consent. */
+    /* This module is the last one, and a phase runs its handlers in reverse order. So realip has
+     * not changed the address yet when fields are judged by it, and mirror and try_files run after
+     * the consent is given. */
     h = ngx_array_push(&cmcf->phases[NGX_HTTP_POST_READ_PHASE].handlers);
     if (h == NULL) {
         return NGX_ERROR;
@@ -288,8 +290,8 @@ static ngx_int_t ngx_http_shunt_postconfiguration(ngx_conf_t *cf)
     return ngx_http_shunt_early_init(cf);
 }
 
-/* What goes without trust is relayed: told here, so that it is in the error log that workers have.
- */
+/* Logs that responses are relayed for want of "shunt_trust". Called where the workers' error log is
+ * open already. */
 static void ngx_http_shunt_say_mistrust(ngx_cycle_t *cycle, ngx_http_shunt_main_conf_t *mcf)
 {
     if (mcf->untrusting) {
@@ -306,7 +308,7 @@ static void ngx_http_shunt_say_mistrust(ngx_cycle_t *cycle, ngx_http_shunt_main_
     }
 }
 
-/* in the master, which has the environment: workers start without it */
+/* Runs in the master, which has the environment: workers start without it. */
 static ngx_int_t ngx_http_shunt_init_module(ngx_cycle_t *cycle)
 {
     ngx_http_shunt_main_conf_t *mcf =
@@ -334,12 +336,14 @@ static ngx_int_t ngx_http_shunt_init_process(ngx_cycle_t *cycle)
         return NGX_OK;
     }
 
-    /* glibc gives the heap's top back beyond 128 KiB: a worker whose responses are headers now may
-       do so at the end of each, and take page faults at the start of the next. */
+    /* glibc returns free memory above 128 KiB at the top of the heap to the kernel. With shortcuts,
+     * a worker's responses are headers alone. Then it may return memory at the end of each
+     * response, and take page faults at the start of the next. */
 #if defined(M_TRIM_THRESHOLD)
     if (!ngx_http_shunt_heap_is_set) {
         (void) mallopt(M_TRIM_THRESHOLD, NGX_HTTP_SHUNT_HEAP_KEPT);
-        (void) mallopt(M_MMAP_THRESHOLD, NGX_HTTP_SHUNT_HEAP_KEPT / 4); /* no longer by itself */
+        /* Setting this threshold keeps glibc from adapting it. */
+        (void) mallopt(M_MMAP_THRESHOLD, NGX_HTTP_SHUNT_HEAP_KEPT / 4);
     }
 #endif
 
@@ -434,8 +438,8 @@ static char *ngx_http_shunt_merge_loc_conf(ngx_conf_t *cf, void *parent, void *c
                                 ngx_http_html_default_types);
 }
 
-/* "shunt" and "shunt_offer": flags that also tell workers whether they need the agent, and for what
- */
+/* Sets "shunt" or "shunt_offer". These flags also tell workers whether they need the agent, and for
+ * what. */
 static char *ngx_http_shunt_role(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     char *rv;

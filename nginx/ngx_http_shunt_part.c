@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The rest of a response, as a part of the same representation (RFC 9110, 8.8.3 and 14.2). Two ask
- * for it, each by a clone of the request on its ordinary way, as ngx_http_slice_filter_module does:
- * recovery.c for an offer of it, rest.c for its bytes. Here is what is remembered of the response's
- * header for that, the fields of the request, how patiently it is made, and whether an answer is
- * the part.
+ * The rest of a response, as a range of the same representation (RFC 9110, 8.8.3 and 14.2). Two
+ * files ask for it: recovery.c for an offer of it, rest.c for its bytes. Each does so by a clone of
+ * the request that takes the request's ordinary path, as in ngx_http_slice_filter_module. This file
+ * keeps what they need of the response's header, makes the request's fields and timeouts, and
+ * checks whether an answer is that range.
  */
 #include <netinet/tcp.h>
 
 #include "ngx_http_shunt.h"
 
-/* ---- what is remembered of a response's header ---- */
+/* ---- what is kept of a response's header ---- */
 
-/* "bytes 0-99/100"; NGX_DECLINED for anything else, an unknown length too */
+/* Parses "bytes 0-99/100". NGX_DECLINED for anything else, also for an unknown length. */
 static ngx_int_t ngx_http_shunt_parse_range(ngx_table_elt_t *field, off_t *first, off_t *last,
                                             off_t *complete)
 {
@@ -48,7 +48,8 @@ static ngx_uint_t ngx_http_shunt_is_strong(ngx_table_elt_t *etag)
     return etag && etag->value.len >= 2 && etag->value.data[0] == '"';
 }
 
-/* The offer in this response has been accepted. Can its payload be had elsewhere, too? */
+/* Called when the offer in this response is accepted: notes whether its payload can be had
+ * elsewhere. */
 void ngx_http_shunt_part_note(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     off_t first = 0, last, complete = ctx->payload.length;
@@ -88,8 +89,8 @@ static ngx_int_t ngx_http_shunt_is_replaced(ngx_table_elt_t *h)
            (h->key.len > 3 && ngx_strncasecmp(h->key.data, (u_char *) "If-", 3) == 0);
 }
 
-/* The client's fields, but for the payload from byte `from` on alone, and on condition that it is
- * of the same. No consent is among them. */
+/* Fields of the request: the client's, but only for the payload from byte `from` on, and only of
+ * the same representation (If-Match). There is no consent among them. */
 ngx_int_t ngx_http_shunt_part_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
                                      uint64_t from)
 {
@@ -113,10 +114,10 @@ ngx_int_t ngx_http_shunt_part_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_
 }
 
 /*
- * The location's patience is for clients that have got nothing yet: `connect` and `answer`
- * milliseconds are enough here. A server that is cut off does not even acknowledge: it is given up
- * as early, and nginx tries the next. Returns the location's own, or NULL where no upstream is
- * asked.
+ * Shortens the timeouts of a request, and returns the location's own configuration, or NULL where
+ * no upstream is asked. The location's timeouts are for clients that have got nothing yet;
+ * `connect` and `answer` milliseconds are enough here. A server that is cut off does not even
+ * acknowledge: after `unacknowledged` milliseconds nginx tries the next one.
  */
 ngx_http_upstream_conf_t *ngx_http_shunt_part_impatiently(ngx_http_request_t *sr,
                                                           ngx_msec_t connect, ngx_msec_t answer,
@@ -159,7 +160,7 @@ ngx_http_upstream_conf_t *ngx_http_shunt_part_impatiently(ngx_http_request_t *sr
     return own;
 }
 
-/* Nobody wants its answer any more, of which no body has been read. */
+/* Ends a request whose answer is not needed any more, and whose body has not been read. */
 void ngx_http_shunt_part_end(ngx_http_request_t *sr)
 {
     sr->write_event_handler = ngx_http_request_empty_handler; /* it may not have begun */
@@ -169,7 +170,8 @@ void ngx_http_shunt_part_end(ngx_http_request_t *sr)
 
 /* ---- the answer ---- */
 
-/* Another server, or the same a little later, may answer better. */
+/* Whether the answer is an error: another server, or the same one a little later, may answer
+ * better. */
 ngx_uint_t ngx_http_shunt_part_is_error(ngx_http_request_t *sr)
 {
     ngx_uint_t status = sr->upstream ? sr->upstream->headers_in.status_n : 0;
@@ -178,7 +180,7 @@ ngx_uint_t ngx_http_shunt_part_is_error(ngx_http_request_t *sr)
            status == NGX_HTTP_TOO_MANY_REQUESTS;
 }
 
-/* NULL: it is the payload from byte `from` on. Else what it is instead. */
+/* Returns NULL where the answer is the payload from byte `from` on, else what it is instead. */
 const char *ngx_http_shunt_part_is_not(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
                                        uint64_t from)
 {

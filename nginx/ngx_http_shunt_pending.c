@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The requests that wait for the kernel or the agent, by the id that those were given. An id is a
- * slot and a generation: what arrives for a request that is gone finds nothing. Generations begin
- * anywhere, so that what went astray to another worker finds nothing there either.
+ * Requests that wait for the kernel or the agent, by the number of their handoff or fetch. A number
+ * consists of a slot and a generation: a message for a request that has ended finds none.
+ * Generations begin at random values, so that a message that went to the wrong worker finds none
+ * either.
  */
 #include "ngx_http_shunt.h"
 
 typedef struct {
     ngx_http_shunt_ctx_t *ctx; /* NULL: free */
-    uint32_t generation;       /* never 0, so that no id is 0 */
+    uint32_t generation;       /* never 0, so that no number is 0 */
     uint32_t next_free;
 } ngx_http_shunt_slot_t;
 
@@ -97,7 +98,7 @@ ngx_uint_t ngx_http_shunt_pending_any(void)
     return ngx_http_shunt_pending_count > 0;
 }
 
-/* visit() may remove the visited one, and no other */
+/* visit() may remove the visited request, and no other */
 void ngx_http_shunt_pending_each(void (*visit)(ngx_http_shunt_ctx_t *ctx))
 {
     uint32_t i;

@@ -1,30 +1,32 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The client is asked. What it has of a payload is known from its newest packet, and that may be a
- * stranger's, or made up. So when a payload's backend is lost, the client's own TCP is asked before
- * anything follows from the loss: what is asked for again, where a reset goes, what a log says. A
- * keepalive probe (RFC 9293, 3.8.4) has a number that lies behind it, and any TCP answers such a
- * segment with the number that it waits for. Without an answer the newest packet has to do.
+ * Asks a client what it has of a payload. That is known from its newest packet, but a stranger may
+ * have forged that packet, or the client may have lied. So when a payload's backend is lost, the
+ * client's own TCP is asked before anything follows from the loss: what is asked for again, where a
+ * reset goes, what a log says. A keepalive probe (RFC 9293, 3.8.4) has a number that the client has
+ * had already. Any TCP answers such a segment with the number that it expects next. Without an
+ * answer, the newest packet counts.
  *
- * A payload of which the client has claimed all is complete only by the word of its backend
- * (SHUNT_OPTION_WORD). Where that is lost, or the agent of this machine is, nobody is left to say
- * it, and what the client answers counts.
+ * A payload that the client claims to have entirely is complete only if its backend confirms that
+ * (SHUNT_OPTION_WORD). Where the backend, or the agent of this machine, is lost, no confirmation
+ * can come, and the client's answer counts.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
 
-#define NGX_HTTP_SHUNT_PROBE_LOOK         20  /* ms between two looks for the answer */
+#define NGX_HTTP_SHUNT_PROBE_LOOK         20  /* ms between two checks for the answer */
 #define NGX_HTTP_SHUNT_PROBE_LOOK_STALLED 100 /* ms */
 /*
- * ms. The kernel probes a client that has been silent for a second: after that the answer takes a
- * round trip. Before, a client that waits for another backend is not kept waiting for a second
- * more; where it claims to have all, nothing is lost by that.
+ * Waiting times, in ms. The kernel sends probes to a client that has been silent for a second; the
+ * answer then takes a round trip. A client that waits for another backend is not kept waiting for
+ * that second: the newest packet counts then. A client that claims to have all loses nothing by
+ * waiting.
  */
 #define NGX_HTTP_SHUNT_PROBE_WAIT         300
 #define NGX_HTTP_SHUNT_PROBE_WAIT_ALL     1500
 #define NGX_HTTP_SHUNT_PROBE_WAIT_STALLED 1000
 
-/* NGX_OK: the client has claimed all, and that is that. */
+/* NGX_OK: the client claims to have all, and the payload is complete. */
 static ngx_int_t ngx_http_shunt_believe(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_connection_t *c = ctx->request->connection;
@@ -72,7 +74,7 @@ static void ngx_http_shunt_probe_handler(ngx_event_t *ev)
     ngx_uint_t has_answered, stalled = ctx->probe.reason == NGX_HTTP_SHUNT_ASKED_STALLED;
 
     ngx_http_set_log_request(c->log, ctx->request);
-    (void) ngx_http_shunt_follow(ctx); /* which may complete it, and ends this then */
+    (void) ngx_http_shunt_follow(ctx); /* may complete the payload, which ends this probe */
     has_answered = ctx->answered != ctx->probe.answered;
 
     if (ctx->mode != SHUNT_MODE_ACTIVE || ctx->failure.posted) {
@@ -97,7 +99,7 @@ static void ngx_http_shunt_probe_handler(ngx_event_t *ev)
     ngx_http_run_posted_requests(c);
 }
 
-/* Whatever has it asked already. */
+/* Begins to probe a client, or changes the reason for a probe in progress. */
 static ngx_int_t ngx_http_shunt_probe_begin(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason,
                                             ngx_msec_t look, ngx_msec_t wait)
 {
@@ -120,8 +122,9 @@ static ngx_int_t ngx_http_shunt_probe_begin(ngx_http_shunt_ctx_t *ctx, ngx_uint_
 }
 
 /*
- * NGX_AGAIN: the client is asked, and the loss, with its reason, comes again when it has answered.
- * NGX_DECLINED: what it has is known. A loss is more than the stall that may have come of it.
+ * Called at a loss. NGX_AGAIN: the client is asked, and the loss is reported again, with its
+ * reason, when it has answered. NGX_DECLINED: what the client has is known. A loss takes precedence
+ * over a stall that it may have caused.
  */
 ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
@@ -129,7 +132,7 @@ ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         return NGX_AGAIN;
     }
 
-    /* of what the client has none of, nothing wrong can be believed */
+    /* where the client claims nothing, there is no claim that could be false */
     if (ctx->probed || ctx->acked == 0) {
         ngx_http_shunt_probe_end(ctx);
         return NGX_DECLINED;
@@ -140,7 +143,8 @@ ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
                                                    : NGX_HTTP_SHUNT_PROBE_WAIT);
 }
 
-/* Whether it is there, and still waits for the same: ngx_http_shunt_stall_answered() then. */
+/* Asks whether the client is there and still waits for the same number. If so,
+ * ngx_http_shunt_stall_answered() is called. */
 void ngx_http_shunt_probe_stalled(ngx_http_shunt_ctx_t *ctx)
 {
     (void) ngx_http_shunt_probe_begin(ctx, NGX_HTTP_SHUNT_ASKED_STALLED,

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Whether another backend has the same bytes, for certain. Over TLS it has to: it seals records
- * under the key and the numbers of those that the lost backend may have sent already, and two
- * plaintexts under one nonce give both away. nginx's ETag is a time and a length, which different
- * files can share. So the agent of the backend that sends tells the digest of its file while it can
- * (SHUNT_OPTION_DIGEST), and the agent of the one that is to go on is asked for that of its file
- * before anything is claimed (SHUNT_MSG_PROVE).
+ * Proves that another backend has the same bytes. Over TLS this must be certain. A new backend
+ * seals records under the key and the numbers that the lost backend may have used already, and two
+ * plaintexts under one nonce reveal both. nginx's ETag is a time and a length, which different
+ * files can share. So the agent of the sending backend tells the digest of its file while it can
+ * (SHUNT_OPTION_DIGEST). The agent of the new backend is asked for the digest of its own file
+ * before the offer is claimed (SHUNT_MSG_PROVE).
  */
 #include "ngx_http_shunt.h"
 
@@ -14,7 +14,7 @@ static ngx_http_shunt_loc_conf_t *ngx_http_shunt_proof_conf(ngx_http_shunt_ctx_t
     return ngx_http_get_module_loc_conf(ctx->request, ngx_http_shunt_module);
 }
 
-/* 1: an ETag is not enough */
+/* Returns 1 where an ETag is not enough. */
 ngx_uint_t ngx_http_shunt_proof_needed(ngx_http_shunt_ctx_t *ctx)
 {
     return ctx->content_bytes || ngx_http_shunt_proof_conf(ctx)->recover == NGX_HTTP_SHUNT_DIGEST;
@@ -40,8 +40,8 @@ ngx_int_t ngx_http_shunt_prove(ngx_http_shunt_ctx_t *ctx, uint64_t id,
     return ngx_http_shunt_agent_post(&msg, sizeof(msg));
 }
 
-/* Whether a file, from that byte of it on, is the one that the payload is of, from its byte `from`
- * on. */
+/* Whether the offered rest is of the payload's file, and at the right place: `msg` describes the
+ * offer's file, and the rest begins with the payload's byte `from`. */
 ngx_uint_t ngx_http_shunt_is_same_file(ngx_http_shunt_ctx_t *ctx, const struct shunt_digest *msg,
                                        uint64_t from)
 {
@@ -49,8 +49,9 @@ ngx_uint_t ngx_http_shunt_is_same_file(ngx_http_shunt_ctx_t *ctx, const struct s
            ngx_memcmp(msg->sha256, ctx->file.sha256, sizeof(msg->sha256)) == 0;
 }
 
-/* The backend that sends seals nothing more until it knows that its digest counts no longer: else
- * another might seal, too, what it has sealed of a file that has changed. */
+/* Forgets the file's digest, and says so. The sending backend seals nothing more until it knows
+ * that. Otherwise a new backend could seal bytes of the old file under numbers that the sending one
+ * has used for the changed file. */
 static void ngx_http_shunt_forget_file(ngx_http_shunt_ctx_t *ctx)
 {
     struct shunt_withdrawn msg;
@@ -64,10 +65,10 @@ static void ngx_http_shunt_forget_file(ngx_http_shunt_ctx_t *ctx)
     msg.epoch = ctx->peer.epoch;
     msg.handoff = ctx->id;
 
-    (void) ngx_http_shunt_agent_post(&msg, sizeof(msg)); /* where it is lost, we are told again */
+    (void) ngx_http_shunt_agent_post(&msg, sizeof(msg)); /* if it is lost, we are told again */
 }
 
-/* An agent says which file is behind a handoff that is under way, or behind an offer. */
+/* Handles the digest of the file behind a handoff in progress, or behind an offer. */
 void ngx_http_shunt_digest_told(ngx_http_shunt_ctx_t *ctx, const struct shunt_digest *msg)
 {
     if (ctx->mode != SHUNT_MODE_ACTIVE) {
@@ -88,7 +89,7 @@ void ngx_http_shunt_digest_told(ngx_http_shunt_ctx_t *ctx, const struct shunt_di
         return;
     }
 
-    /* A backend that goes on for another sends a file that is known to be the same. */
+    /* A backend that continues for another sends a file with the digest known already. */
     if (!ctx->file.known) {
         ctx->file.known = msg->known;
         ctx->file.offset = msg->offset;

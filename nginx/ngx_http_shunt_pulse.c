@@ -1,21 +1,25 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Whether the agent of this machine is at work. It moves a word of the board several times a
- * second; where that stands still, or the connection to the agent is gone, for a while, nothing new
- * is handed off, and the handoffs that make no progress go on without it (rest.c): an agent that is
- * stopped may never have read of them, and one that is gone cannot tell that their backend is lost.
+ * Whether the agent of this machine is running. It changes a word of the board several times a
+ * second. Where that word has not changed for a while, or the connection to the agent is gone,
+ * nothing new is handed off. Handoffs without progress then continue without the agent (rest.c): a
+ * stopped agent may never have read of them, and one that is gone cannot report that their backend
+ * is lost.
  */
 #include "ngx_http_shunt.h"
 
-#define NGX_HTTP_SHUNT_PULSE_LOOK 250  /* ms between two looks, while something is under way */
-#define NGX_HTTP_SHUNT_PULSE_GONE 2000 /* ms without a sign of the agent; more than its FRESH */
+#define NGX_HTTP_SHUNT_PULSE_LOOK 250 /* ms between two checks, while something is pending */
+/* ms without a sign of the agent. More than the time that the agent takes a region to be active
+ * (FRESH in crates/handoff/src/frontend.rs). */
+#define NGX_HTTP_SHUNT_PULSE_GONE 2000
 
-static uint32_t ngx_http_shunt_beat;      /* as it was seen last */
-static ngx_msec_t ngx_http_shunt_beat_at; /* when it was another */
+static uint32_t ngx_http_shunt_beat;      /* value seen last */
+static ngx_msec_t ngx_http_shunt_beat_at; /* when that value was seen first */
 static ngx_event_t ngx_http_shunt_pulse;
 
-/* 1: for so long that it is stopped, or not there. A beat that nobody has looked at for a while is
- * news whenever it came: then the next look tells. */
+/* Returns 1 where the agent has been stopped or gone for a while. After a time without checks, a
+ * changed value counts as a sign of the agent, even if the change is old; the next check then
+ * tells. */
 ngx_uint_t ngx_http_shunt_pulse_is_gone(void)
 {
     uint32_t beat;
@@ -55,17 +59,17 @@ static void ngx_http_shunt_pulse_visit(ngx_http_shunt_ctx_t *ctx)
         return;
     }
 
-    (void) ngx_http_shunt_follow(ctx); /* which may complete it */
+    (void) ngx_http_shunt_follow(ctx); /* may complete it */
 
-    /* where the agent is another one by now, only the word of a backend is lost: what the older one
-     * had been told */
+    /* A new agent has taken the old one's place. Only the confirmation of a backend is lost,
+     * because the old agent had got it. */
     if (!gone && !ctx->claimed) {
         ngx_http_shunt_stall_look(ctx);
         return;
     }
 
-    /* who reads slowly, or nothing, waits for nobody: the backend's kernel may well have the rest
-     */
+    /* A client that reads slowly, or not at all, does not wait for an agent: its backend's kernel
+     * may well have the rest. */
     if (ctx->mode == SHUNT_MODE_ACTIVE && !ctx->shut &&
         ngx_current_msec - ctx->progress_at >= NGX_HTTP_SHUNT_PULSE_GONE &&
         ngx_http_shunt_probe(ctx, NGX_HTTP_SHUNT_ASKED_GONE) != NGX_AGAIN) {
@@ -79,7 +83,7 @@ static void ngx_http_shunt_pulse_handler(ngx_event_t *ev)
     ngx_http_shunt_pulse_watch();
 }
 
-/* While something is under way. */
+/* Runs the check while something is pending. */
 void ngx_http_shunt_pulse_watch(void)
 {
     if (!ngx_http_shunt_pulse.timer_set && ngx_http_shunt_pending_any()) {

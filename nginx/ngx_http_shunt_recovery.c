@@ -1,57 +1,56 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Another backend goes on. A handoff that its backend cannot finish need not end in a reset: where
- * the response had a strong ETag and its server knows ranges, the rest of the very same bytes can
- * be had from anybody who has them. So the rest is asked for (part.c) with a consent: the load
- * balancer chooses, and every tier has its say. The answer must be the rest, and an offer. Then the
- * region moves to the new peer (SHUNT_MOVE), whose agent is told as at a handoff's beginning.
- * Nothing of that answer reaches the client.
+ * Has another backend continue a handoff that its backend cannot finish, so that it need not end in
+ * a reset. Where the response had a strong ETag and its server supports ranges, the rest of the
+ * same bytes can be had from any backend that has them. So the rest is asked for (part.c) with a
+ * consent: the load balancer chooses, and every tier may refuse. The answer must be the rest, and
+ * an offer. Then the region moves to the new peer (SHUNT_MOVE), whose agent is told as at a
+ * handoff's beginning. Nothing of that answer reaches the client.
  *
  *   ended --> asking ------------> moved  ACTIVE all the while: the client may still acknowledge,
  *               ^  | |               ^    complete or reset what the lost backend has sent
  *               +--+ +--> proving ---+
- *         no answer: again     |          over TLS, and as shunt_recover says: proof.c
+ *         no answer: again     |          over TLS, and where shunt_recover requires it: proof.c
  *                              +--> reset
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
 
 /*
- * How often, without the client having got anything in between: while two agents that have lost
- * each other may find together again, but at least so many times.
+ * Limits of the number of requests while the client gets nothing. Requests are made for a time in
+ * which two agents that have lost each other may connect again, but at least this many are made.
  */
 #define NGX_HTTP_SHUNT_ASK_TIMES   3
-#define NGX_HTTP_SHUNT_ASK_LONG    2500  /* ms */
-#define NGX_HTTP_SHUNT_ASK_AGAIN   200   /* ms, after the first time; then twice as long, up to */
-#define NGX_HTTP_SHUNT_ASK_SLOWEST 1000  /* ms */
-#define NGX_HTTP_SHUNT_ASK_IN_ALL  16    /* times, for one response */
-#define NGX_HTTP_SHUNT_ASK_CONNECT 500   /* ms for a server to take the connection or the request */
+#define NGX_HTTP_SHUNT_ASK_LONG    2500  /* ms from the first request */
+#define NGX_HTTP_SHUNT_ASK_AGAIN   200   /* ms of pause after the first; doubled after each */
+#define NGX_HTTP_SHUNT_ASK_SLOWEST 1000  /* ms, longest pause */
+#define NGX_HTTP_SHUNT_ASK_IN_ALL  16    /* requests for one response */
+#define NGX_HTTP_SHUNT_ASK_CONNECT 500   /* ms for a server to accept connection and request */
 #define NGX_HTTP_SHUNT_ASK_ANSWER  10000 /* ms for its answer */
-#define NGX_HTTP_SHUNT_STALLED     3000  /* ms, for a payload that nobody else can go on with */
-#define NGX_HTTP_SHUNT_PROOF       5000  /* ms for a backend to read its file */
+#define NGX_HTTP_SHUNT_STALLED     3000 /* ms for a lost agent's kernel, if no other can continue */
+#define NGX_HTTP_SHUNT_PROOF       5000 /* ms for a backend to read its file */
 
 struct ngx_http_shunt_recovery_s {
-    ngx_event_t event;           /* posted, or a timer: ask */
-    ngx_http_request_t *request; /* asking; NULL: not now */
-    ngx_uint_t times;            /* asked */
+    ngx_event_t event;           /* posted, or a timer: asks for the rest */
+    ngx_http_request_t *request; /* the request for the rest; NULL: there is none now */
+    ngx_uint_t times;            /* requests since the client got something */
     ngx_uint_t in_all;
-    ngx_msec_t since; /* asked for the first of these times */
-    uint64_t got;     /* what the client had then */
+    ngx_msec_t since; /* time of the first of these */
+    uint64_t got;     /* what the client had at the newest one */
 
-    uint64_t acked; /* of the region: where the new peer goes on */
-    uint64_t
-        from; /* the byte of the payload that was asked for first; on TLS that of acked's record */
+    uint64_t acked; /* where the new peer continues, in bytes of the region */
+    uint64_t from;  /* first payload byte that was asked for; on TLS, the first one of its record */
     ngx_msec_t asked_at;
     ngx_http_shunt_consent_t consent;
     ngx_http_shunt_payload_t payload;
     ngx_http_shunt_peer_t peer;
-    uint64_t proof;    /* id of the question for its file that is out; 0: none */
-    ngx_int_t verdict; /* on the answer. NGX_OK, NGX_AGAIN: no good one yet, NGX_DECLINED: never */
+    uint64_t proof;    /* number of the question for the new backend's file; 0: none */
+    ngx_int_t verdict; /* on the answer: NGX_OK; NGX_AGAIN: ask again; NGX_DECLINED: give up */
 };
 
 /* ---- asking ---- */
 
-/* The client's fields, but for the rest alone, and with a consent. */
+/* Fields of the request: the client's, but for the rest alone, and with a consent. */
 static ngx_int_t ngx_http_shunt_ask_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
@@ -127,7 +126,7 @@ static ngx_int_t ngx_http_shunt_ask(ngx_http_shunt_ctx_t *ctx)
     }
 
     ngx_http_set_ctx(sr, ctx, ngx_http_shunt_module);
-    sr->header_only = 1; /* whatever comes, its body is not wanted here */
+    sr->header_only = 1; /* the answer's body is not needed */
     sr->write_event_handler = ngx_http_shunt_ask_run;
     rec->request = sr;
 
@@ -141,7 +140,7 @@ static void ngx_http_shunt_ask_handler(ngx_event_t *ev)
 
     ngx_http_set_log_request(c->log, ctx->request);
 
-    (void) ngx_http_shunt_follow(ctx); /* which may complete it */
+    (void) ngx_http_shunt_follow(ctx); /* may complete it */
 
     if (ctx->mode != SHUNT_MODE_ACTIVE || ctx->failure.posted) {
         /* void */
@@ -158,7 +157,7 @@ static void ngx_http_shunt_ask_handler(ngx_event_t *ev)
 
 /* ---- the answer ---- */
 
-/* The context of the response whose rest this request asks for, or NULL. */
+/* The context of the response whose rest this subrequest asks for, or NULL. */
 ngx_http_shunt_ctx_t *ngx_http_shunt_recovery_ctx(ngx_http_request_t *r)
 {
     return r == r->main ? NULL : ngx_http_get_module_ctx(r, ngx_http_shunt_module);
@@ -208,13 +207,14 @@ static ngx_int_t ngx_http_shunt_judge(ngx_http_request_t *sr, ngx_http_shunt_ctx
     return ngx_http_shunt_backend_speaks(sr->connection, rec->peer.index) ? NGX_OK : NGX_AGAIN;
 }
 
-/* In place of every other header filter: this header is for us. */
+/* Runs in place of all other header filters: this header is not for the client. */
 ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
 {
     const char *why;
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
-    /* a rest that nobody waits for any more: its body is not to be read for nobody */
+    /* For relaying (rest.c), but not needed any more: an error ends the request before its body is
+     * read. */
     if (!sr->header_only) {
         return NGX_ERROR;
     }
@@ -267,7 +267,8 @@ static ngx_int_t ngx_http_shunt_post_rest(ngx_http_shunt_ctx_t *ctx)
     return rc;
 }
 
-/* NGX_OK: the new peer goes on, or nobody needs to. NGX_AGAIN: not now. */
+/* Moves the region to the new peer. NGX_OK: the peer continues, or the payload is complete.
+ * NGX_AGAIN: not possible now. */
 static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
 {
     uint64_t id;
@@ -295,7 +296,7 @@ static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
         return ctx->mode == SHUNT_MODE_ACTIVE ? NGX_AGAIN : NGX_OK;
     }
 
-    /* From here the old name means nothing: neither to the kernel nor to whoever failed. */
+    /* The old number now means nothing, neither to the kernel nor to agents that report a loss. */
     ngx_http_shunt_pending_remove(ctx->id);
     ctx->id = id;
     ctx->probed = 0;
@@ -307,8 +308,9 @@ static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
     return ngx_http_shunt_post_rest(ctx);
 }
 
-/* Whether nobody is to be asked any more: agents that have lost each other have had their time, or
- * the connection's end is near, which comes where a client acknowledges nothing (send_timeout). */
+/* Whether to stop asking: agents that have lost each other have had time to connect again, or the
+ * connection's end is near. A connection ends where the client acknowledges nothing
+ * (send_timeout). */
 static ngx_uint_t ngx_http_shunt_ask_is_over(ngx_http_shunt_ctx_t *ctx, ngx_msec_t delay)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
@@ -322,7 +324,7 @@ static ngx_uint_t ngx_http_shunt_ask_is_over(ngx_http_shunt_ctx_t *ctx, ngx_msec
              ngx_current_msec - ctx->progress_at + delay > clcf->send_timeout / 2));
 }
 
-/* When to ask: NGX_OK, or NGX_DECLINED where that has been done often enough. */
+/* Asks now or later. NGX_DECLINED: the limit is reached. */
 static ngx_int_t ngx_http_shunt_ask_later(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_msec_t delay;
@@ -338,7 +340,7 @@ static ngx_int_t ngx_http_shunt_ask_later(ngx_http_shunt_ctx_t *ctx)
 
     if (ngx_http_shunt_ask_is_over(ctx, delay)) {
         ngx_http_shunt_count(SHUNT_COUNT_failover_failed, 1);
-        ctx->relayable = 1; /* without an offer there may be an answer */
+        ctx->relayable = 1; /* without a consent there may be an answer */
         return NGX_DECLINED;
     }
 
@@ -347,7 +349,7 @@ static ngx_int_t ngx_http_shunt_ask_later(ngx_http_shunt_ctx_t *ctx)
     return NGX_OK;
 }
 
-/* What there is to do after an answer, or a proof. */
+/* Acts on the verdict on an answer, or on a proof. */
 static void ngx_http_shunt_settle(ngx_http_shunt_ctx_t *ctx, ngx_int_t verdict)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
@@ -373,7 +375,8 @@ static void ngx_http_shunt_settle(ngx_http_shunt_ctx_t *ctx, ngx_int_t verdict)
 
 /* ---- proving ---- */
 
-/* Nobody asks another one: its file would have to be read first, and that takes as long. */
+/* Gives up for want of proof. No other backend is asked: it would have to read its file first,
+ * which takes as long. */
 static void ngx_http_shunt_unproven(ngx_http_shunt_ctx_t *ctx, const char *why)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
@@ -406,7 +409,7 @@ static ngx_int_t ngx_http_shunt_ask_for_proof(ngx_http_shunt_ctx_t *ctx)
     return NGX_DONE;
 }
 
-/* The agent of the backend that has offered the rest says which file that is of. */
+/* Handles the digest of the file behind the new offer, from the agent of its backend. */
 void ngx_http_shunt_recovery_proof(ngx_http_shunt_ctx_t *ctx, const struct shunt_digest *msg)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
@@ -429,7 +432,8 @@ void ngx_http_shunt_recovery_proof(ngx_http_shunt_ctx_t *ctx, const struct shunt
     ngx_http_shunt_settle(ctx, ngx_http_shunt_move(ctx));
 }
 
-/* The request for the rest is over, however. Its result is not the client's request's. */
+/* Called when the request for the rest has ended, in whatever way. Its result is not that of the
+ * client's request. */
 static ngx_int_t ngx_http_shunt_answered(ngx_http_request_t *sr, void *data, ngx_int_t rc)
 {
     ngx_int_t verdict;
@@ -462,8 +466,8 @@ static ngx_int_t ngx_http_shunt_answered(ngx_http_request_t *sr, void *data, ngx
 
 /* ---- beginning and end ---- */
 
-/* Whether another backend could go on. Of a file that was written to meanwhile the ETag may be the
- * same: nginx's is as coarse as the seconds of its time. */
+/* Whether another backend may continue after an end for this reason. After FILE_CHANGED it may not:
+ * the changed file may have the same ETag, because nginx's has a resolution of one second. */
 ngx_uint_t ngx_http_shunt_is_loss(ngx_uint_t reason)
 {
     return reason != SHUNT_REASON_CLIENT_GONE && reason != SHUNT_REASON_NO_PROGRESS &&
@@ -471,8 +475,8 @@ ngx_uint_t ngx_http_shunt_is_loss(ngx_uint_t reason)
 }
 
 /*
- * An active handoff has ended without success. NGX_OK: that need not be the end of the response.
- * A lost agent's kernel may go on by itself: where nobody else can, it is given time.
+ * Called when an active handoff has ended without success. NGX_OK: the response may still succeed.
+ * Where no other backend can continue, a lost agent's kernel may, so it is given time.
  */
 ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
@@ -514,7 +518,7 @@ ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
     }
 
     if (ngx_http_shunt_recovery_is_on(ctx)) {
-        return NGX_OK; /* said once more */
+        return NGX_OK; /* reported once more */
     }
 
     ngx_http_shunt_rest_drop_stalled(ctx);
@@ -526,7 +530,7 @@ ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
     return ngx_http_shunt_ask_later(ctx);
 }
 
-/* 1: somebody who goes on is being looked for. */
+/* Returns 1 while a backend that continues is being looked for. */
 ngx_uint_t ngx_http_shunt_recovery_is_on(const ngx_http_shunt_ctx_t *ctx)
 {
     const ngx_http_shunt_recovery_t *rec = ctx->recovery;
@@ -534,7 +538,8 @@ ngx_uint_t ngx_http_shunt_recovery_is_on(const ngx_http_shunt_ctx_t *ctx)
     return rec && (rec->request || rec->proof || rec->event.posted || rec->event.timer_set);
 }
 
-/* A request that is out ends by itself, or with the client's: its answer is not looked at. */
+/* Stops looking for a backend. A request for the rest that is still open ends by itself, or with
+ * the client's request; its answer is ignored. */
 void ngx_http_shunt_recovery_end(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
@@ -556,8 +561,8 @@ void ngx_http_shunt_recovery_end(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* The same where the client's request goes on: one that is out ends, or the connection's next
- * request would wait for it. */
+/* The same where the client's request continues: it also ends an open request for the rest, for
+ * which the connection's next request would have to wait. */
 void ngx_http_shunt_recovery_drop(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_request_t *sr = ctx->recovery ? ctx->recovery->request : NULL;

@@ -1,37 +1,38 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The rest of a payload, relayed. A header has left, and its payload comes no further by agents:
+ * Relays the rest of a payload. Its header has left, and agents bring no more of it:
  *
  *   handoff   the agent of this machine is stopped or gone (pulse.c), no backend offers the rest
- *             (recovery.c), or something drops what backend and client send each other (stall.c)
+ *             (recovery.c), or something drops the packets of backend and client (stall.c)
  *   fetch     it fails, before its first byte or later
  *
- * The rest is asked for (part.c) without a consent. A region that is still active is taken back
- * (taking.c) when the answer's header is there. The answer's body is written behind what the client
- * has. An answer that is an error, or that ends early, is asked for a few times more; where nobody
- * is lost, it is not needed before it is there, and the handoff goes on without it.
+ * The rest is asked for (part.c) without a consent. When the answer's header has come, a region
+ * that is still active is taken back (taking.c). The answer's body is written behind what the
+ * client has. If the answer is an error, or ends early, the rest is asked for a few more times.
+ * After a mere stall it is not asked for again at once, because the handoff may still continue
+ * without it.
  *
- * On TLS nobody knows whether the backend of a handoff has used the record numbers that the rest
- * would have: that response ends in a reset, as does one without a strong ETag.
+ * On TLS, nobody knows whether the backend of a handoff has used the record numbers that the rest
+ * needs. So such a response ends in a reset, as does one without a strong ETag.
  */
 #include "ngx_http_shunt.h"
 
 #define NGX_HTTP_SHUNT_REST_CONNECT 500  /* ms */
-#define NGX_HTTP_SHUNT_REST_ANSWER  1500 /* ms, for the header */
-#define NGX_HTTP_SHUNT_REST_TIMES   5    /* asked at most, for one response */
-#define NGX_HTTP_SHUNT_REST_AGAIN   100  /* ms, after the first time; then twice as long */
+#define NGX_HTTP_SHUNT_REST_ANSWER  1500 /* ms, for the answer's header */
+#define NGX_HTTP_SHUNT_REST_TIMES   5    /* requests at most, for one response */
+#define NGX_HTTP_SHUNT_REST_AGAIN   100  /* ms of pause after the first; then doubled */
 
 struct ngx_http_shunt_rest_s {
-    ngx_event_t again;              /* timer: ask once more */
-    ngx_http_request_t *request;    /* asking; NULL: not now */
-    ngx_http_upstream_conf_t *conf; /* the location's */
-    ngx_uint_t times;               /* asked */
-    uint64_t from;                  /* the payload's first byte that was asked for */
-    uint64_t skip;                  /* bytes of the answer that the client has already */
-    uint64_t left;                  /* bytes of the payload that the client is still to get */
-    ngx_uint_t good;                /* the answer's header was what was asked for */
-    ngx_uint_t refused;             /* it was an answer, and something else */
-    ngx_uint_t stalled;             /* nobody is lost */
+    ngx_event_t again;              /* timer: asks once more */
+    ngx_http_request_t *request;    /* the request for the rest; NULL: there is none now */
+    ngx_http_upstream_conf_t *conf; /* upstream configuration of the location */
+    ngx_uint_t times;               /* requests made */
+    uint64_t from;                  /* first payload byte that was asked for */
+    uint64_t skip;      /* bytes at the answer's beginning that the client has already */
+    uint64_t left;      /* bytes of the payload that the client still needs */
+    ngx_uint_t good;    /* the answer's header fits what was asked for */
+    ngx_uint_t refused; /* the answer was no error, but does not fit */
+    ngx_uint_t stalled; /* asked for because of a stall: no agent is lost */
 };
 
 ngx_uint_t ngx_http_shunt_rest_is_of(ngx_http_shunt_ctx_t *ctx, ngx_http_request_t *sr)
@@ -56,7 +57,7 @@ static void ngx_http_shunt_rest_run(ngx_http_request_t *sr)
 
 static ngx_int_t ngx_http_shunt_rest_over(ngx_http_request_t *sr, void *data, ngx_int_t rc);
 
-/* The request has ended. One for its rest that is out finds that nobody wants it. */
+/* Forgets the rest, as the client's request has ended. An open request for it finds that out. */
 void ngx_http_shunt_rest_forget(ngx_http_shunt_ctx_t *ctx)
 {
     if (ctx->rest && ctx->rest->again.timer_set) {
@@ -66,8 +67,9 @@ void ngx_http_shunt_rest_forget(ngx_http_shunt_ctx_t *ctx)
     ctx->rest = NULL;
 }
 
-/* Nobody wants it any more. A request that is out ends: while it is there, the client's own waits
- * for it, and a second one would stand behind it. Not from its filters. */
+/* Drops the rest, which is not needed any more. An open request for it is ended: the client's own
+ * request would wait for it, and a second one would queue behind it. Must not be called from that
+ * request's filters. */
 void ngx_http_shunt_rest_drop(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_request_t *sr = ctx->rest ? ctx->rest->request : NULL;
@@ -79,7 +81,7 @@ void ngx_http_shunt_rest_drop(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* One that was asked for because of a stall, where more than that has come. */
+/* Drops a rest that was asked for because of a stall, when something worse has happened. */
 void ngx_http_shunt_rest_drop_stalled(ngx_http_shunt_ctx_t *ctx)
 {
     if (ctx->rest && ctx->rest->stalled && ctx->mode != SHUNT_MODE_REST) {
@@ -87,7 +89,7 @@ void ngx_http_shunt_rest_drop_stalled(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* Asked for because the payload comes no further, and not only because it stands still. */
+/* Whether the rest was asked for because of a loss, and not only because of a stall. */
 ngx_uint_t ngx_http_shunt_rest_is_on(ngx_http_shunt_ctx_t *ctx)
 {
     return ctx->rest && !ctx->rest->stalled;
@@ -100,7 +102,7 @@ static ngx_uint_t ngx_http_shunt_rest_may_begin(ngx_http_shunt_ctx_t *ctx)
     return ctx->rest == NULL;
 }
 
-/* For the payload from byte `from` on. */
+/* Asks for the payload from byte `from` on. */
 static ngx_int_t ngx_http_shunt_rest_ask(ngx_http_shunt_ctx_t *ctx, uint64_t from)
 {
     ngx_http_request_t *sr, *r = ctx->request;
@@ -144,7 +146,8 @@ static void ngx_http_shunt_rest_say(ngx_http_shunt_ctx_t *ctx, const char *why)
                   ctx->payload.length, why, ngx_http_shunt_trace_text(ctx->request));
 }
 
-/* The handoff makes no progress, and the agent of this machine shows no sign of life. */
+/* Called where the handoff makes no progress, and the agent of this machine shows no sign of
+ * life. */
 void ngx_http_shunt_rest_gone(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_connection_t *c = ctx->request->connection;
@@ -166,7 +169,8 @@ void ngx_http_shunt_rest_gone(ngx_http_shunt_ctx_t *ctx)
     ngx_http_run_posted_requests(c);
 }
 
-/* It makes none, its client answers and has room, and nobody is lost: it may still go on. */
+/* Called where the handoff makes no progress, but its client answers and has room, and no agent is
+ * lost. The handoff may still continue. */
 void ngx_http_shunt_rest_stalled(ngx_http_shunt_ctx_t *ctx)
 {
     static time_t said;
@@ -188,18 +192,18 @@ void ngx_http_shunt_rest_stalled(ngx_http_shunt_ctx_t *ctx)
         ctx->rest->stalled = 1;
 
     } else if (ctx->rest) {
-        ngx_http_shunt_fail(ctx); /* the request is out, without its fields */
+        ngx_http_shunt_fail(ctx); /* the request is made, but lacks its fields */
     }
 }
 
 /*
- * The payload of a header that has left comes no further: by a handoff that is still active, by a
- * fetch, or by neither, where that could not begin. NGX_OK: its rest is asked for. NGX_DECLINED:
- * nobody would know that it is of the same.
+ * Asks for the rest of a payload whose header has left. It was handed off and is still active, or
+ * was being fetched, or neither could begin. NGX_OK: the rest is asked for. NGX_DECLINED: nothing
+ * would prove that the rest is of the same representation.
  */
 ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx)
 {
-    /* of a fetch, without what the client had before */
+    /* for a fetch: minus what the client had before it */
     uint64_t from = ctx->fetch.output ? ctx->payload.length - ctx->fetch.left + ctx->fetch.skip : 0;
     ngx_http_shunt_loc_conf_t *lcf;
 
@@ -217,7 +221,8 @@ ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx)
                                                   : ngx_http_shunt_rest_ask(ctx, ctx->acked);
     }
 
-    /* The whole of one backend's is right for its ETag, whatever a rest would take. */
+    /* A whole payload of one backend always fits its ETag; a rest of another backend may need a
+     * digest. */
     if (from && lcf->recover == NGX_HTTP_SHUNT_DIGEST) {
         return NGX_DECLINED;
     }
@@ -244,7 +249,7 @@ static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shu
     }
 
     if (rest->stalled && ctx->mode == SHUNT_MODE_ACTIVE) {
-        (void) ngx_http_shunt_follow(ctx); /* which may complete it */
+        (void) ngx_http_shunt_follow(ctx); /* may complete it */
 
         if (!ngx_http_shunt_is_stalled(ctx)) {
             return NGX_ERROR;
@@ -265,7 +270,7 @@ static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shu
     }
 
     if (why) {
-        /* another answer may be good, later */
+        /* another answer may fit later */
         rest->refused = taken != NGX_AGAIN && !ngx_http_shunt_part_is_error(sr);
 
         if (!rest->stalled || ngx_http_shunt_may_say(&said)) {
@@ -279,7 +284,7 @@ static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shu
 
     ctx->mode = SHUNT_MODE_REST;
 
-    /* the newest ACK counts, not the highest: what the client has not got is asked for again */
+    /* The newest ACK counts, not the highest: bytes that the client lacks are asked for again. */
     if (acked < rest->from) {
         rest->from = acked;
         return NGX_ERROR;
@@ -308,9 +313,9 @@ static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shu
     return NGX_OK;
 }
 
-/* In place of every other header filter. From here the connection is the server's again, unless the
- * handoff completes on the way, which drops a request that is out: not this one, from its filters.
- */
+/* Runs in place of all other header filters. From here on this nginx writes to the connection
+ * again, unless the handoff has just completed. Completion drops an open request for the rest, but
+ * must not drop this one from its own filters. */
 ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
 {
     ngx_int_t rc;
@@ -323,9 +328,9 @@ ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_
     return rc;
 }
 
-/* ---- its body ---- */
+/* ---- the answer's body ---- */
 
-/* Takes so many bytes from the front of a buf. */
+/* Removes bytes from the front of a buf. */
 static void ngx_http_shunt_rest_cut(ngx_buf_t *b, uint64_t bytes)
 {
     if (ngx_buf_in_memory(b)) {
@@ -337,7 +342,8 @@ static void ngx_http_shunt_rest_cut(ngx_buf_t *b, uint64_t bytes)
     }
 }
 
-/* Leaves of the chain what the client needs, without specials. NGX_ERROR: it is too long. */
+/* Puts the bytes that the client needs into a new chain, without special bufs. NGX_ERROR: there are
+ * too many bytes. */
 static ngx_int_t ngx_http_shunt_rest_chain(ngx_http_request_t *r, ngx_http_shunt_rest_t *rest,
                                            ngx_chain_t *in, ngx_chain_t **out)
 {
@@ -401,7 +407,7 @@ static void ngx_http_shunt_rest_free(ngx_pool_t *pool, ngx_chain_t *out)
     }
 }
 
-/* Where a response's filters would have it, it goes behind what the client has. */
+/* Runs in place of all other body filters: writes the body behind what the client has. */
 ngx_int_t ngx_http_shunt_rest_body(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
                                    ngx_chain_t *in)
 {
@@ -435,7 +441,7 @@ ngx_int_t ngx_http_shunt_rest_body(ngx_http_request_t *sr, ngx_http_shunt_ctx_t 
     return rc;
 }
 
-/* ---- its end ---- */
+/* ---- the answer's end ---- */
 
 static void ngx_http_shunt_rest_again_handler(ngx_event_t *ev)
 {
@@ -447,7 +453,7 @@ static void ngx_http_shunt_rest_again_handler(ngx_event_t *ev)
     ngx_http_set_log_request(c->log, ctx->request);
 
     if (ctx->mode == SHUNT_MODE_ACTIVE) {
-        (void) ngx_http_shunt_follow(ctx); /* which may complete it, and ends this then */
+        (void) ngx_http_shunt_follow(ctx); /* may complete it, and end this */
         from = ctx->acked;
     }
 
@@ -459,8 +465,8 @@ static void ngx_http_shunt_rest_again_handler(ngx_event_t *ev)
 }
 
 /*
- * The subrequest is over, however. Its result is not the client's request's: what it has not
- * brought, the next one brings, or a reset says that it is missing.
+ * Called when the subrequest has ended, in whatever way. Its result is not that of the client's
+ * request: a further one brings what is missing, or a reset tells the client that something is.
  */
 static ngx_int_t ngx_http_shunt_rest_over(ngx_http_request_t *sr, void *data, ngx_int_t rc)
 {
@@ -477,7 +483,7 @@ static ngx_int_t ngx_http_shunt_rest_over(ngx_http_request_t *sr, void *data, ng
 
     rest->request = NULL;
 
-    /* complete meanwhile: the lost backend's kernel had everything */
+    /* completed meanwhile: the lost backend's kernel had everything */
     if (ctx->mode != SHUNT_MODE_ACTIVE && ctx->mode != SHUNT_MODE_REST) {
         return NGX_OK;
     }

@@ -8,7 +8,7 @@
  *
  * A record is a 32-bit length (bit 31: still being written, bit 30: discarded), a 32-bit page
  * offset, then the data, padded to 8 bytes. The kernel wakes us only for a record at the consumer's
- * position, so reading goes on until it is empty.
+ * position, so the ring is read until it is empty.
  */
 #include <sched.h>
 #include <sys/mman.h>
@@ -19,8 +19,9 @@
 #define NGX_HTTP_SHUNT_RING_DISCARD 0x40000000u
 #define NGX_HTTP_SHUNT_RING_HEADER  8
 
-/* How long an answer is waited for, in nanoseconds, that lies behind what another processor still
- * writes. It takes some 100 ns, unless that one is interrupted meanwhile, or its machine is. */
+/* Longest wait for an answer behind a record that another processor still writes, in nanoseconds. A
+ * write takes some 100 ns, unless an interrupt stops that processor, or the hypervisor its
+ * machine. */
 #define NGX_HTTP_SHUNT_RING_WAIT 20000000
 
 struct ngx_http_shunt_ring_s {
@@ -31,15 +32,15 @@ struct ngx_http_shunt_ring_s {
     size_t size;
     uint32_t index;        /* for struct shunt_begin */
     ngx_uint_t stuck;      /* a record was waited for in vain, and nothing was read since */
-    ngx_uint_t references; /* the agent's connection, and each handoff that reports here */
+    ngx_uint_t references; /* the agent's connection, and each handoff that is reported here */
 };
 
 static void ngx_http_shunt_ring_handler(ngx_event_t *rev);
 
-/* The newest: it is read right after the call that it answers. */
+/* The newest answer. It is read right after the call that it answers. */
 static struct shunt_state ngx_http_shunt_answer;
 
-/* max_entries of the map: /proc tells it to a process that may not use bpf(2) */
+/* max_entries of the map. /proc tells it, also to a process that may not use bpf(2). */
 static size_t ngx_http_shunt_ring_size(int fd)
 {
     FILE *file;
@@ -100,7 +101,7 @@ static ngx_int_t ngx_http_shunt_ring_map(ngx_http_shunt_ring_t *ring, int fd)
     return NGX_OK;
 }
 
-/* Takes the descriptor, also when it fails. */
+/* Opens a ring. Takes the descriptor, also when it fails. */
 ngx_http_shunt_ring_t *ngx_http_shunt_ring_open(int fd, uint32_t index, ngx_log_t *log)
 {
     ngx_connection_t *c = NULL;
@@ -126,7 +127,7 @@ ngx_http_shunt_ring_t *ngx_http_shunt_ring_open(int fd, uint32_t index, ngx_log_
     c->read->handler = ngx_http_shunt_ring_handler;
     c->read->log = log;
     c->write->log = log;
-    c->read->channel = 1; /* no client: worker exit shall not call it a leaked connection */
+    c->read->channel = 1; /* not a client's connection: worker exit must not report it as leaked */
     c->write->channel = 1;
 
     ring->connection = c;
@@ -192,8 +193,8 @@ static void ngx_http_shunt_ring_record(const u_char *record, uint32_t length)
     }
 }
 
-/* Handles what lies in the ring, without waiting. Whether that was all: a record that is still
- * being written keeps those behind it. */
+/* Handles the records in the ring, without waiting. Returns 1 if there are no more, 0 if one is
+ * still being written, which holds up those behind it. */
 ngx_uint_t ngx_http_shunt_ring_drain(ngx_http_shunt_ring_t *ring)
 {
     u_char *record;
@@ -216,7 +217,7 @@ ngx_uint_t ngx_http_shunt_ring_drain(ngx_http_shunt_ring_t *ring)
             return 0; /* its commit will wake us */
         }
 
-        /* handlers only change state and post events: they release no ring and no request here */
+        /* handlers only change state and post events: they release no ring and no request */
         ngx_http_shunt_ring_record(record, length);
 
         length &= ~NGX_HTTP_SHUNT_RING_DISCARD;
@@ -235,8 +236,8 @@ static uint64_t ngx_http_shunt_ring_clock(void)
     return (uint64_t) now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Handles all that lies in the ring: NGX_OK. NGX_AGAIN: some of it is written for too long. That is
- * waited for once; until it is there nobody waits again. */
+/* Handles all records in the ring, and waits for one that is being written. NGX_AGAIN: that took
+ * too long. From then on, no call waits until the record is there. */
 static ngx_int_t ngx_http_shunt_ring_read(ngx_http_shunt_ring_t *ring)
 {
     uint64_t until = 0;
@@ -258,8 +259,8 @@ static ngx_int_t ngx_http_shunt_ring_read(ngx_http_shunt_ring_t *ring)
 }
 
 /*
- * Before a call that the kernel answers here: no older answer is left in the ring, so that what is
- * there afterwards is the call's own. NGX_AGAIN: that call must not be made now.
+ * Prepares a call that the kernel answers in this ring. It removes older answers, so that one found
+ * afterwards belongs to the call. NGX_AGAIN: the call must not be made now.
  */
 ngx_int_t ngx_http_shunt_ring_ask(ngx_http_shunt_ring_t *ring)
 {
@@ -271,9 +272,9 @@ ngx_int_t ngx_http_shunt_ring_ask(ngx_http_shunt_ring_t *ring)
 }
 
 /*
- * Returns what the kernel has answered about a handoff since ngx_http_shunt_ring_ask(). Events that
- * lie before it in the ring are handled first, that handoff's completion perhaps among them. NULL:
- * the ring had no room, or what lies before the answer is written for too long.
+ * The kernel's answer about a handoff since ngx_http_shunt_ring_ask(). Earlier events in the ring
+ * are handled first, perhaps that handoff's completion. NULL: the ring had no room, or a record
+ * before the answer takes too long to be written.
  */
 const struct shunt_state *ngx_http_shunt_ring_answer(ngx_http_shunt_ring_t *ring, uint64_t handoff)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * SipHash-2-4 with 128-bit output (Aumasson and Bernstein 2012; the reference code's outlen == 16),
- * for the tag of an offer: exactly SHUNT_TAG_INPUT_BYTES of input.
+ * SipHash-2-4 with 128-bit output (Aumasson and Bernstein 2012; the reference code's outlen == 16).
+ * Used for the tag of an offer, over exactly SHUNT_TAG_INPUT_BYTES, and for the `to` of a consent
+ * (hop.c).
  */
 #include "ngx_http_shunt.h"
 
@@ -86,7 +87,7 @@ void ngx_http_shunt_tag(const u_char key[16], const u_char nonce[16], uint64_t n
     ngx_http_shunt_siphash128(key, input, sizeof(input), tag);
 }
 
-/* Without an early exit: the time taken must not tell how much of a forged tag is right. */
+/* Compares without an early exit: the time must not tell how much of a forged tag is right. */
 ngx_int_t ngx_http_shunt_tag_equal(const u_char a[16], const u_char b[16])
 {
     ngx_uint_t i;

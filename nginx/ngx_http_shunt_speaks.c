@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * As which servers the backends send. A payload leaves its backend with the address and port that
- * the client knows as the server's, and each backend's agent is configured with those that it lets
- * this machine speak for (speaks_for). The board has what they have said: a connection that came in
- * at another address is relayed, before a consent is given for it where no backend at all would
- * send, else when the offer of one that does not has come.
+ * Servers in whose names the backends send. A payload leaves its backend with the address and port
+ * that the client knows as the server's. Each backend's agent is configured with the addresses that
+ * this machine may use (speaks_for), and the board has them. A connection to any other address gets
+ * no shortcut. Where no backend sends as that address, no consent is given; else a payload is
+ * fetched whose backend does not.
  */
 #include "ngx_http_shunt.h"
 
 #define NGX_HTTP_SHUNT_MAPPED_BITS 96
-#define NGX_HTTP_SHUNT_SAID        32 /* addresses and ports that the log has been told of */
+#define NGX_HTTP_SHUNT_SAID        32 /* addresses and ports that have been logged */
 #define NGX_HTTP_SHUNT_SAID_AGAIN  60 /* s */
 
 static ngx_uint_t ngx_http_shunt_covers(const struct shunt_prefix *prefix,
@@ -26,7 +26,8 @@ static ngx_uint_t ngx_http_shunt_covers(const struct shunt_prefix *prefix,
     return rest == 0 || ((prefix->address[bytes] ^ server->bytes[bytes]) >> (8 - rest)) == 0;
 }
 
-/* Without the entry's lock: whoever reads it torn relays, or has a claim refused and fetches. */
+/* Reads the entry without its lock. A torn read is harmless: the response is relayed, or its claim
+ * is refused and it is fetched. */
 static ngx_uint_t ngx_http_shunt_peer_speaks(const struct shunt_board_peer *peer,
                                              const ngx_http_shunt_address_t *server)
 {
@@ -41,7 +42,8 @@ static ngx_uint_t ngx_http_shunt_peer_speaks(const struct shunt_board_peer *peer
     return 0;
 }
 
-/* Each address and port once; where there are very many, the others once a minute. */
+/* Whether to log an address and port: each once, and where there are very many, one of the others
+ * once a minute. */
 static ngx_uint_t ngx_http_shunt_may_say_mute(const ngx_http_shunt_address_t *server)
 {
     static ngx_http_shunt_address_t said[NGX_HTTP_SHUNT_SAID];
@@ -107,7 +109,8 @@ ngx_uint_t ngx_http_shunt_backend_speaks(ngx_connection_t *c, ngx_uint_t peer)
     return 0;
 }
 
-/* Whether any backend does. With no backend at all, those that are asked count it. */
+/* Whether any backend sends as the server that this client knows. Without any backend, returns 1: a
+ * later check counts the reason. */
 ngx_uint_t ngx_http_shunt_any_speaks(ngx_connection_t *c, const struct shunt_board *board)
 {
     ngx_str_t who = ngx_string("no connected backend sends");

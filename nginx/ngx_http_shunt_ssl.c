@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * TLS connections of nginx, as far as a handoff has to know of them: what tls.c knows of OpenSSL's
- * side, in terms of requests and counters. While a payload is under way, what the client says is
- * read as far as its first byte for nginx, so that a fatal alert ends the handoff (RFC 8446, 6.2),
- * and a KeyUpdate or the next request waits.
+ * TLS connections of nginx: wraps openssl/shunt_tls.h in terms of requests and counters. While a
+ * payload is in progress, what the client sends is read up to its first byte for nginx. So a fatal
+ * alert ends the handoff (RFC 8446, 6.2), while a KeyUpdate or the next request waits.
  */
 #include "ngx_http_shunt.h"
 #include "shunt_tls.h"
@@ -12,7 +11,7 @@
 
 static void ngx_http_shunt_ssl_reading(ngx_http_request_t *r);
 
-/* Every server's SSL_CTX: a client's server name may choose any of them. */
+/* Watches every server's SSL_CTX: a client's server name may choose any of them. */
 ngx_int_t ngx_http_shunt_ssl_init(ngx_conf_t *cf)
 {
     ngx_uint_t i;
@@ -42,7 +41,7 @@ ngx_int_t ngx_http_shunt_ssl_init(ngx_conf_t *cf)
     return NGX_OK;
 }
 
-/* 0, or the counter of the reason why this connection cannot be handed off */
+/* Returns 0, or the counter of the reason why this connection cannot be handed off. */
 ngx_uint_t ngx_http_shunt_ssl_not_eligible(ngx_connection_t *c)
 {
     if (c->ssl == NULL) {
@@ -76,8 +75,8 @@ ngx_uint_t ngx_http_shunt_ssl_is_fresh(ngx_connection_t *c)
 }
 
 /*
- * The header has left. 0: `keys` are for this payload, whose records have `ctx->region` bytes; else
- * the counter of why not.
+ * Hands the keys over, when the header has left. Returns 0 with `keys` for this payload, whose
+ * records have `ctx->region` bytes; else the counter of the reason why not.
  */
 ngx_uint_t ngx_http_shunt_ssl_hand_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                         struct shunt_tls *keys)
@@ -101,7 +100,7 @@ ngx_uint_t ngx_http_shunt_ssl_hand_over(ngx_http_request_t *r, ngx_http_shunt_ct
     return ctx->region ? 0 : SHUNT_COUNT_fetched_tls;
 }
 
-/* The region has begun: nothing that OpenSSL writes may leave. */
+/* Called when the region has begun: nothing that OpenSSL writes may leave any more. */
 ngx_int_t ngx_http_shunt_ssl_freeze(ngx_http_shunt_ctx_t *ctx, const struct shunt_tls *keys)
 {
     ngx_connection_t *c = ctx->request->connection;
@@ -113,7 +112,8 @@ ngx_int_t ngx_http_shunt_ssl_freeze(ngx_http_shunt_ctx_t *ctx, const struct shun
     return NGX_OK;
 }
 
-/* Not before nginx has made up its mind who reads: after the filters. */
+/* Begins to read from the client. Must not be called before the filters have returned: only then
+ * nginx has set its read handler. */
 void ngx_http_shunt_ssl_watch(ngx_http_request_t *r)
 {
     if (r->connection->ssl && r->read_event_handler == ngx_http_test_reading) {
@@ -134,12 +134,12 @@ static void ngx_http_shunt_ssl_reading(ngx_http_request_t *r)
         return;
     }
 
-    /* What was read lies in OpenSSL now, and no event tells of it. */
+    /* Bytes that were read are in OpenSSL now, and no event reports them. */
     ngx_http_test_reading(r);
     c->read->ready = 1;
 }
 
-/* The client has acknowledged the whole region. */
+/* Called when the client has acknowledged the whole region. */
 ngx_int_t ngx_http_shunt_ssl_take_back(ngx_http_request_t *r)
 {
     ngx_connection_t *c = r->connection;
@@ -161,7 +161,8 @@ ngx_int_t ngx_http_shunt_ssl_take_back(ngx_http_request_t *r)
     return NGX_OK;
 }
 
-/* No record of the payload was sealed, and none will be: OpenSSL goes on with the records. */
+/* Called when no record of the payload was sealed, and none will be: OpenSSL writes records
+ * again. */
 ngx_int_t ngx_http_shunt_ssl_reclaim(ngx_http_request_t *r)
 {
     ngx_connection_t *c = r->connection;
@@ -178,8 +179,9 @@ ngx_int_t ngx_http_shunt_ssl_reclaim(ngx_http_request_t *r)
 }
 
 /*
- * Another backend is to go on where the client has `acked` bytes of the region: with the payload's
- * byte `from`, which begins a record, and with keys for the rest of the records.
+ * For another backend that is to continue where the client has `acked` bytes of the region. Returns
+ * in `from` the payload byte at which it begins, the first of a record, and in `keys` the keys for
+ * the remaining records.
  */
 ngx_int_t ngx_http_shunt_ssl_rest(ngx_http_shunt_ctx_t *ctx, uint64_t acked, uint64_t *from,
                                   struct shunt_tls *keys)
@@ -195,7 +197,7 @@ ngx_int_t ngx_http_shunt_ssl_rest(ngx_http_shunt_ctx_t *ctx, uint64_t acked, uin
     return shunt_tls_rest(c->ssl->connection, acked, keys, from) == 0 ? NGX_OK : NGX_ERROR;
 }
 
-/* A reset follows: no close_notify before it, and nobody waits for one. */
+/* Called before a reset: sends no close_notify, and waits for none. */
 void ngx_http_shunt_ssl_give_up(ngx_connection_t *c)
 {
     if (c->ssl) {
@@ -204,7 +206,7 @@ void ngx_http_shunt_ssl_give_up(ngx_connection_t *c)
     }
 }
 
-/* Payload bytes in so many bytes of the region. */
+/* Number of payload bytes in `acked` bytes of the region. */
 uint64_t ngx_http_shunt_ssl_payload_bytes(ngx_http_shunt_ctx_t *ctx, uint64_t acked)
 {
     return ctx->content_bytes

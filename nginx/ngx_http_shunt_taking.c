@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A payload that was handed off comes through here after all. The kernel ends its region at what
- * the client has acknowledged (SHUNT_TAKE), and what follows is written as if nothing had been
- * handed off. A backend that still sends puts the same bytes at the same sequence numbers, and the
- * client takes whichever come first.
+ * Takes a payload that was handed off back to this nginx. The kernel ends its region at what the
+ * client has acknowledged (SHUNT_TAKE), and what follows is written as if nothing had been handed
+ * off. A backend that still sends puts the same bytes at the same sequence numbers, and the client
+ * takes the ones that come first.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
@@ -23,7 +23,7 @@ static void ngx_http_shunt_say_refused(ngx_http_shunt_ctx_t *ctx, ngx_uint_t rea
                   ngx_http_shunt_trace_text(ctx->request));
 }
 
-/* Nobody waits for this handoff any more: neither the kernel, nor a timer, nor another backend. */
+/* Ends all waiting for this handoff: events of the kernel, timers, other backends. */
 static void ngx_http_shunt_forget(ngx_http_shunt_ctx_t *ctx)
 {
     struct shunt_abort msg = {{SHUNT_MSG_ABORT, sizeof(struct shunt_abort)}, ctx->id};
@@ -44,10 +44,10 @@ static void ngx_http_shunt_forget(ngx_http_shunt_ctx_t *ctx)
     ctx->ring = NULL;
 }
 
-/* `when`: one of SHUNT_TAKE_*. NGX_DECLINED: the region is over already, or the client has not as
- * much as that says. Else it is over from here on, and `state`, where somebody asks for it, says
- * where, unless the ring had no room for that: NULL. NGX_AGAIN: the ring cannot be read now, so the
- * kernel was not asked. */
+/* Ends the region. `when`: one of SHUNT_TAKE_*. NGX_OK: the region has ended; `state`, if not NULL,
+ * gets the kernel's answer, or NULL where the ring had no room for it. NGX_DECLINED: the region had
+ * ended already, or what the client has is not what `when` requires. NGX_AGAIN: the ring cannot be
+ * read now, so the kernel was not asked. */
 ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t when,
                                     const struct shunt_state **state)
 {
@@ -74,17 +74,17 @@ ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t when,
         *state = ngx_http_shunt_ring_answer(ring, ctx->id);
 
     } else {
-        /* the kernel wakes nobody for what comes behind its answer */
+        /* for events behind its answer, the kernel wakes nobody */
         (void) ngx_http_shunt_ring_drain(ring);
     }
 
     return NGX_OK;
 }
 
-/* NGX_OK: the region is over, the client has so many bytes of the payload, and this is a connection
- * like any other. NGX_DECLINED: its end has come meanwhile. NGX_AGAIN: the kernel could not be
- * asked, and all is as before. NGX_ERROR: nobody knows what the client has, and the response is
- * over. */
+/* NGX_OK: the region has ended, the client has `acked` bytes of the payload, and the connection is
+ * an ordinary one. NGX_DECLINED: the handoff has ended meanwhile. NGX_AGAIN: the kernel could not
+ * be asked, and nothing has changed. NGX_ERROR: it is not known what the client has, and the
+ * response fails. */
 ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked)
 {
     ngx_int_t rc;
@@ -114,9 +114,9 @@ ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked)
     return NGX_OK;
 }
 
-/* Takes back a region that has begun just now, and that no agent was told of: nobody sends it.
- * NGX_OK: all is as before it began. NGX_ERROR: the response cannot go on; its client, say, has
- * acknowledged what nobody has sent. */
+/* Takes back a region that has just begun, and of which no agent was told. NGX_OK: all is as
+ * before. NGX_ERROR: the response has to fail, for example because the client has acknowledged
+ * bytes that nobody has sent. */
 ngx_int_t ngx_http_shunt_take_untold(ngx_http_shunt_ctx_t *ctx)
 {
     if (ngx_http_shunt_end_region(ctx, SHUNT_TAKE_NONE, NULL) != NGX_OK) {
@@ -139,9 +139,9 @@ ngx_int_t ngx_http_shunt_take_untold(ngx_http_shunt_ctx_t *ctx)
 }
 
 /*
- * Whether a backend's agent says this only while its offer is there to be fetched. All but the last
- * of them it says before its first byte. That one it says, too, where a client has acknowledged
- * nothing that it knows of: then the client may have some of it, and on TLS records were sealed.
+ * Whether the offer can still be fetched after its agent has given this reason. An agent gives the
+ * first three reasons only before its first byte. It gives UNREACHABLE also where it has heard no
+ * ACK of a client: then the client may have some of the payload, and on TLS records were sealed.
  */
 static ngx_uint_t ngx_http_shunt_is_fetchable(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
@@ -160,8 +160,8 @@ static ngx_uint_t ngx_http_shunt_is_fetchable(ngx_http_shunt_ctx_t *ctx, ngx_uin
     }
 }
 
-/* A handoff has come to nothing that its backend cannot still give us: NGX_OK, and the payload is
- * fetched. */
+/* Fetches the payload of a handoff that has failed, where its backend still has the offer. Returns
+ * NGX_OK if so. */
 ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
     uint64_t acked;
@@ -182,7 +182,7 @@ ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         return rc == NGX_DECLINED ? rc : NGX_OK;
     }
 
-    /* a client that acknowledges what nobody has sent ends with it */
+    /* a client that acknowledges bytes that nobody has sent loses its response */
     if ((acked && (reason != SHUNT_REASON_UNREACHABLE || ctx->content_bytes)) ||
         ngx_http_shunt_ssl_reclaim(r) != NGX_OK) {
         ctx->mode = SHUNT_MODE_DONE;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shunt_trust: who the tiers next to this one are, and which of them stand for others that do not
- * count themselves ("plain").
+ * shunt_trust: addresses of the tiers next to this one. From a "plain" one, consents are accepted
+ * that were meant for other servers: it, or a tier before it, has no Shunt.
  */
 #include "ngx_http_shunt.h"
 
@@ -58,7 +58,7 @@ static char *ngx_http_shunt_trust_add(ngx_conf_t *cf, ngx_array_t **list, const 
     return NGX_CONF_OK;
 }
 
-/* Several of one level add up. */
+/* Reads a shunt_trust directive. Several on one level add up. */
 char *ngx_http_shunt_trust(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_uint_t i, n, plain;

@@ -1,26 +1,28 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Consents that come to nothing: offers that are refused, or whose bodies have to come here after
- * all. Each costs more than a relayed response. Why one did says whether the next one will:
+ * Consents that are in vain: their offers are refused, or the bodies have to come here after all.
+ * Each costs more than a relayed response. The cause says whether the next consent will be in vain,
+ * too:
  *
- *   the location     a filter here wants its bodies, its upstreams are not trusted, a backend of
- *                    its does not send to such clients: the location gives none for a while
- *   the connection   the kernel does not hand it off: the client is on this machine, the flow table
- *                    is full; or the way between backend and client is closed. It gives none for a
- *                    while, after the first
- *   want of proof    the connection may have it next time; where it does not, as above
+ *   the location     a filter here needs its bodies, its upstreams are not trusted, a backend does
+ *                    not send to such clients: the location gives no consents for a while
+ *   the connection   the kernel does not hand it off, because the client is on this machine or the
+ *                    flow table is full, or the path between backend and client is closed: the
+ *                    connection gets no consents for a while, after the first one in vain
+ *   want of proof    the connection may have proof next time; where it does not, as above
  *   the moment       a window was full, an offer old, a session lost: nothing follows from that
  *
- * A location gives none after a few in a row, and begins again: after one response, and after each
- * further one in vain after twice as many. One whole shortcut ends that. A connection counts there
- * once: by itself it stops no location, and where none can be handed off, nobody asks any more.
+ * A location gives no consents after a few in a row were in vain. It begins again after one
+ * response, and after twice as many each time a further one is in vain. One complete shortcut ends
+ * that. A connection counts once for its location: a single one stops no location, but where no
+ * connection can be handed off, no more consents are given.
  *
- * Each worker sees for itself. shunt_mean_length 0 consents always.
+ * Each worker counts for itself. With shunt_mean_length 0, consents are always given.
  */
 #include "ngx_http_shunt.h"
 
-#define NGX_HTTP_SHUNT_VAIN_ROW  4  /* of a location, before it gives none */
-#define NGX_HTTP_SHUNT_VAIN_MOST 10 /* 2^10 responses without, at most */
+#define NGX_HTTP_SHUNT_VAIN_ROW  4  /* consents in vain before a location gives no more */
+#define NGX_HTTP_SHUNT_VAIN_MOST 10 /* at most 2^10 responses without a consent */
 
 typedef enum {
     SHUNT_VAIN_LOCATION = 0,
@@ -29,7 +31,7 @@ typedef enum {
     SHUNT_VAIN_MOMENT
 } ngx_http_shunt_cause_t;
 
-/* By the counter of what became of the response. */
+/* Cause, by the counter of what became of the response. */
 static ngx_http_shunt_cause_t ngx_http_shunt_cause(ngx_uint_t counter)
 {
     switch (counter) {
@@ -46,12 +48,13 @@ static ngx_http_shunt_cause_t ngx_http_shunt_cause(ngx_uint_t counter)
     case SHUNT_COUNT_fetched_no_session:
         return SHUNT_VAIN_MOMENT;
 
-    default: /* a filter, or a backend: its offer, its senders, its configuration */
+    default: /* a filter, or a backend's offer, senders or configuration */
         return SHUNT_VAIN_LOCATION;
     }
 }
 
-/* 1: no consent now. Asked once for each request that would have one. */
+/* Returns 1 where no consent must be given now. Called once for each request that would have
+ * one. */
 ngx_uint_t ngx_http_shunt_vain_now(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf)
 {
     ngx_http_shunt_vain_t *vain = &lcf->vain;
@@ -75,7 +78,7 @@ ngx_uint_t ngx_http_shunt_vain_now(ngx_http_request_t *r, ngx_http_shunt_loc_con
 
 static void ngx_http_shunt_vain_again(ngx_http_shunt_vain_t *vain, ngx_uint_t row)
 {
-    /* begun before: what they show is known */
+    /* in vain, but begun before the pause: the cause is known */
     if (vain->skip) {
         return;
     }
@@ -113,13 +116,13 @@ static void ngx_http_shunt_vain_of(ngx_http_request_t *r, ngx_http_shunt_cause_t
     }
 }
 
-/* A consent of this request's came to nothing, for the reason of that counter. */
+/* Notes that a consent of this request was in vain. `counter`: the reason. */
 void ngx_http_shunt_vain_note(ngx_http_request_t *r, ngx_uint_t counter)
 {
     ngx_http_shunt_vain_of(r, ngx_http_shunt_cause(counter));
 }
 
-/* A backend's agent refused what it led to, when the header had left. */
+/* Notes that a backend's agent has refused the handoff, after the header had left. */
 void ngx_http_shunt_vain_refused(ngx_http_request_t *r, ngx_uint_t reason)
 {
     ngx_http_shunt_vain_of(r, reason == SHUNT_REASON_NOT_ALLOWED   ? SHUNT_VAIN_LOCATION
@@ -127,7 +130,8 @@ void ngx_http_shunt_vain_refused(ngx_http_request_t *r, ngx_uint_t reason)
                                                                    : SHUNT_VAIN_MOMENT);
 }
 
-/* It came to nothing further on: the client's own link may be to blame, and no location's. */
+/* Notes a stalled handoff. The client's own link may be the cause, so it does not count for the
+ * location. */
 void ngx_http_shunt_vain_stalled(ngx_http_request_t *r)
 {
     ngx_http_shunt_vain_t *vain = ngx_http_shunt_lifetime_vain(r->connection, 1);
@@ -137,7 +141,7 @@ void ngx_http_shunt_vain_stalled(ngx_http_request_t *r)
     }
 }
 
-/* One was used, and its client has everything. */
+/* Notes that a consent has led to a complete shortcut. */
 void ngx_http_shunt_vain_end(ngx_http_request_t *r)
 {
     ngx_http_shunt_vain_t *vain = ngx_http_shunt_lifetime_vain(r->connection, 0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* $shunt and $shunt_bytes: what became of a response, for logs and maps. */
+/* The variables $shunt and $shunt_bytes: what became of a response, for logs and maps. */
 #include "ngx_http_shunt.h"
 
 static ngx_int_t ngx_http_shunt_variable(ngx_http_request_t *r, ngx_http_variable_value_t *v,
@@ -42,7 +42,7 @@ ngx_int_t ngx_http_shunt_add_variables(ngx_conf_t *cf)
     return NGX_OK;
 }
 
-/* "relayed_no_agent" is shown as "relayed:no_agent", and "fetched_begin" as "fetched:begin" */
+/* Shows "relayed_no_agent" as "relayed:no_agent", and "fetched_begin" as "fetched:begin". */
 static ngx_int_t ngx_http_shunt_counter_text(ngx_http_request_t *r, ngx_int_t counter,
                                              ngx_str_t *text)
 {

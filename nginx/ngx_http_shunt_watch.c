@@ -1,29 +1,31 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The kernel hands a connection off only with proof that its client's packets pass the steering
- * programs (include/shunt.h, SHUNT_BEGIN). For a first response that is its handshake, which is
- * noted for ports that a server names beforehand: all that clients of HTTP come to.
+ * programs (include/shunt.h, SHUNT_BEGIN). For a first response, the proof is the handshake. The
+ * kernel notes handshakes for ports that a server names beforehand; here these are all that HTTP
+ * clients connect to.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
 
-/* one after the other: that is no accident. A location gives up by then (ngx_http_shunt_vain.c),
- * and more would come late, or never */
+/* Cases in a row that are no accident, and are logged. More would be late or never come: a location
+ * stops giving consents at this number (ngx_http_shunt_vain.c). */
 #define NGX_HTTP_SHUNT_UNPROVEN_LOGGED 4
-#define NGX_HTTP_SHUNT_UNPROVEN_AGAIN  2 /* what a connection counts that had a flow already */
+#define NGX_HTTP_SHUNT_UNPROVEN_AGAIN  2 /* weight of a connection that had a flow already */
 
-/* A connection may have waited this long for accept() */
+/* Time that a connection may have waited for accept(). */
 #define NGX_HTTP_SHUNT_ACCEPT_MS    1000
-/* Less than the kernel keeps a handshake (HANDSHAKE_SECONDS of crates/handoff/bpf/steering.h) */
+/* Less than the time that the kernel keeps a handshake (HANDSHAKE_SECONDS of
+ * crates/handoff/bpf/steering.h). */
 #define NGX_HTTP_SHUNT_HANDSHAKE_MS 50000
 
 static ngx_uint_t ngx_http_shunt_unproven;
 
-/* Connections from then on are younger than the programs, which have noted their handshakes. */
+/* Connections from then on are younger than the programs, so their handshakes have been noted. */
 static ngx_msec_t ngx_http_shunt_watched;
-static ngx_uint_t ngx_http_shunt_watched_early; /* before the first worker */
+static ngx_uint_t ngx_http_shunt_watched_early; /* named before the first worker started */
 
-/* Why the kernel answers none of our calls: no program of the agent's is asked. */
+/* Logs why the kernel answers none of our calls: no program of the agent runs for this process. */
 static void ngx_http_shunt_say_unsteered(ngx_cycle_t *cycle, ngx_socket_t fd)
 {
     uint64_t ours = ngx_http_shunt_kernel_netns(fd);
@@ -47,8 +49,8 @@ static ngx_uint_t ngx_http_shunt_is_watched(ngx_listening_t *ls)
            ls->sockaddr->sa_family != AF_UNIX && ls->fd != (ngx_socket_t) -1;
 }
 
-/* Before the first worker, so that also the first clients' handshakes are noted where an agent's
- * programs are in the kernel by then. */
+/* Names the ports before the first worker starts. So the first clients' handshakes are noted as
+ * well, if an agent's programs are in the kernel by then. */
 void ngx_http_shunt_watch_listeners(ngx_cycle_t *cycle)
 {
     ngx_uint_t i;
@@ -64,13 +66,13 @@ void ngx_http_shunt_watch_listeners(ngx_cycle_t *cycle)
     }
 }
 
-/* An agent has come, whose programs are in the kernel. */
+/* Names the ports to an agent that has connected, and whose programs are in the kernel. */
 void ngx_http_shunt_watch_again(ngx_cycle_t *cycle)
 {
     ngx_uint_t i;
     ngx_listening_t *ls = cycle->listening.elts;
 
-    /* The programs may be new, unless this is the agent that the worker has begun with. */
+    /* The programs may be new, unless this is the agent that was there when the worker started. */
     if (!ngx_http_shunt_watched_early) {
         ngx_http_shunt_watched = ngx_current_msec + NGX_HTTP_SHUNT_ACCEPT_MS;
     }
@@ -99,15 +101,15 @@ void ngx_http_shunt_watch_begun(void)
     ngx_http_shunt_unproven = 0;
 }
 
-/* Whether the kernel should have noted the handshake of this connection, and know it still. */
+/* Whether the kernel should have noted the handshake of this connection, and kept it. */
 static ngx_uint_t ngx_http_shunt_handshake_is_noted(ngx_connection_t *c)
 {
     return (ngx_msec_int_t) (c->start_time - ngx_http_shunt_watched) >= 0 &&
            ngx_current_msec - c->start_time < NGX_HTTP_SHUNT_HANDSHAKE_MS;
 }
 
-/* A connection that is older than the steering programs, or than what they remember, lacks proof
- * once: that is an accident, and does not count. */
+/* Counts a connection without proof. One that is older than the steering programs, or than what
+ * they keep, lacks proof once by accident, and does not count. */
 static void ngx_http_shunt_note_unproven(ngx_connection_t *c)
 {
     ngx_uint_t before = ngx_http_shunt_unproven;
@@ -130,7 +132,7 @@ static void ngx_http_shunt_note_unproven(ngx_connection_t *c)
     }
 }
 
-/* Why the kernel has refused SHUNT_BEGIN: a counter. */
+/* Counter of the reason why the kernel has refused SHUNT_BEGIN. */
 ngx_uint_t ngx_http_shunt_watch_refused(ngx_http_shunt_ctx_t *ctx)
 {
     const struct shunt_state *state = ngx_http_shunt_ring_answer(ctx->ring, ctx->id);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A generation of write keys goes to a backend, and ends with a KeyUpdate (RFC 8446, 4.6.3).
- * OpenSSL has no call for that, and needs none: SSL_key_update into a closed gate brings it into
- * the next generation without a byte.
+ * Hands a generation of write keys to a backend, and ends it with a KeyUpdate (RFC 8446, 4.6.3).
+ * OpenSSL has no call for that, and needs none: SSL_key_update while the gate is closed brings it
+ * into the next generation, and sends nothing.
  */
 #include "shunt_tls_state.h"
 
@@ -10,8 +10,8 @@
 
 /* ---- KeyUpdates ---- */
 
-/* The last KeyUpdate leaves with the next record, which may be long after take_back: it has left by
- * now, or has not. */
+/* Corrects the time of the last KeyUpdate. It leaves with the next record, which may be long after
+ * take_back; its latest possible time is now. */
 static void tls_settle_update(shunt_tls_state_t *state, uint64_t now_ms)
 {
     if (state->closing) {
@@ -20,7 +20,8 @@ static void tls_settle_update(shunt_tls_state_t *state, uint64_t now_ms)
     }
 }
 
-/* Whether two more may leave now: one that opens a generation, and the one that closes it. */
+/* Whether two more KeyUpdates may leave now: one that opens a generation, and the one that ends
+ * it. */
 static int tls_in_budget(const shunt_tls_state_t *state, uint64_t now_ms)
 {
     uint64_t oldest;
@@ -39,7 +40,8 @@ static void tls_note_update(shunt_tls_state_t *state, uint64_t now_ms)
     state->updates_ms[state->updates++ % SHUNT_TLS_STRICT_UPDATES] = now_ms;
 }
 
-/* 1: OpenSSL writes in the next generation. 0: the socket takes no more now. -1: broken. */
+/* Returns 1 where OpenSSL writes in the next generation, 0 where the socket is full, -1 where the
+ * connection is broken. */
 static int tls_update(SSL *ssl)
 {
     int n;
@@ -63,7 +65,7 @@ static int tls_update(SSL *ssl)
     return n == SSL_ERROR_WANT_WRITE ? 0 : -1;
 }
 
-/* ---- the life of a handoff ---- */
+/* ---- steps of a handoff ---- */
 
 shunt_tls_refusal_t shunt_tls_refused(SSL *ssl, uint64_t now_ms)
 {
@@ -82,7 +84,7 @@ shunt_tls_refusal_t shunt_tls_refused(SSL *ssl, uint64_t now_ms)
         return SHUNT_TLS_SUITE;
     }
 
-    /* or the program has given it another BIO since */
+    /* the second condition: the program has set another BIO since */
     if (BIO_get_ktls_send(SSL_get_wbio(ssl)) || (state->gate && SSL_get_wbio(ssl) != state->gate)) {
         return SHUNT_TLS_KERNEL;
     }
@@ -133,8 +135,8 @@ int shunt_tls_freeze(SSL *ssl, const struct shunt_tls *keys, uint64_t payload)
         return -1;
     }
 
-    /* The KeyUpdate for take_back, while the keys are at hand. Not sooner: its number is one that
-     * OpenSSL would use, where nothing comes of the handoff. */
+    /* Seals the KeyUpdate for take_back while the keys are at hand. Not sooner: if the handoff came
+     * to nothing, OpenSSL would use the same record number. */
     if (shunt_tls_seal_key_update(keys, payload, state->key_update) != 0) {
         return -1;
     }
@@ -143,7 +145,7 @@ int shunt_tls_freeze(SSL *ssl, const struct shunt_tls *keys, uint64_t payload)
     state->handed = state->generation;
     state->handed_records = state->records;
 
-    /* is_broken: one record at a time */
+    /* is_broken must read one record at a time */
     state->read_ahead = SSL_get_read_ahead(ssl);
     SSL_set_read_ahead(ssl, 0);
     SSL_clear_mode(ssl, SSL_MODE_AUTO_RETRY);
@@ -192,8 +194,9 @@ int shunt_tls_is_broken(SSL *ssl)
     char byte;
     int n;
 
-    /* OpenSSL answers a KeyUpdate before it reads the next: then its generation would be one that
-     * the backend does not end. What comes after the first is read when the payload is through. */
+    /* OpenSSL answers a KeyUpdate before it reads the next message. That would begin a generation
+     * that the backend does not end. So after a first KeyUpdate nothing is read until the payload
+     * is complete. */
     if (SSL_get_key_update_type(ssl) != SSL_KEY_UPDATE_NONE) {
         return 0;
     }
@@ -208,7 +211,7 @@ int shunt_tls_is_broken(SSL *ssl)
     n = SSL_get_error(ssl, n);
     ERR_clear_error();
 
-    /* after a close_notify the client may go on reading, as after a FIN */
+    /* after a close_notify, as after a FIN, the client may continue to read */
     return n != SSL_ERROR_WANT_READ && n != SSL_ERROR_WANT_WRITE && n != SSL_ERROR_ZERO_RETURN;
 }
 
@@ -221,14 +224,13 @@ int shunt_tls_reclaim(SSL *ssl, uint64_t now_ms)
         return -1;
     }
 
-    /* The KeyUpdate that was sealed has the number of a record behind the payload, and never left.
-     */
+    /* The sealed KeyUpdate has the number of a record behind the payload, and was never sent. */
     OPENSSL_cleanse(state->key_update, sizeof(state->key_update));
     state->frozen = 0;
     SSL_set_read_ahead(ssl, state->read_ahead);
     SSL_set_mode(ssl, SSL_MODE_AUTO_RETRY);
 
-    /* a backend has been told this generation's key */
+    /* a backend knows this generation's key */
     if (tls_update(ssl) < 0) {
         return -1;
     }
@@ -242,14 +244,13 @@ int shunt_tls_take_back(SSL *ssl, uint64_t now_ms)
 {
     shunt_tls_state_t *state = shunt_tls_state(ssl);
 
-    /* Whatever was written meanwhile went nowhere, and the client will miss it. */
+    /* Bytes that OpenSSL has written meanwhile were dropped, and the client will miss them. */
     if (state == NULL || !state->frozen || state->generation != state->handed ||
         state->records != state->handed_records) {
         return -1;
     }
 
-    /* OpenSSL's own KeyUpdate goes nowhere, and is the answer to whatever the client has asked for.
-     */
+    /* OpenSSL's own KeyUpdate is dropped. It would also have answered a KeyUpdate of the client. */
     if (tls_update(ssl) != 1 || state->generation != state->handed + 1) {
         return -1;
     }

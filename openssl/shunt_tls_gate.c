@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * OpenSSL writes through a BIO of ours, the gate. From freeze to take_back it is closed: whatever
- * OpenSSL may want to say meanwhile (an alert, a close_notify) would be a second plaintext under a
- * nonce that the backend uses. Afterwards it puts the KeyUpdate that ends the backend's generation
- * before OpenSSL's next record: not sooner, for a client that finds something to read on an idle
- * connection takes it for closed (wget, urllib3).
+ * The gate: a BIO through which OpenSSL writes. It is closed from freeze to take_back: anything
+ * that OpenSSL might send meanwhile (an alert, a close_notify) would be a second plaintext under a
+ * nonce that the backend uses. Afterwards the gate sends the KeyUpdate that ends the backend's
+ * generation just before OpenSSL's next record. Not sooner, because some clients (wget, urllib3)
+ * take an idle connection with something to read on it for closed.
  */
 #include "shunt_tls_state.h"
 
@@ -13,8 +13,8 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-/* The KeyUpdate that waits and the bytes behind it, together: how many of these, or -1 with errno.
- */
+/* Sends the KeyUpdate that waits and the bytes behind it in one call. Returns how many of these
+ * bytes were sent, or -1 with errno. */
 static ssize_t tls_gate_send(shunt_tls_state_t *state, int fd, const char *bytes, int n)
 {
     ssize_t sent;
@@ -23,7 +23,7 @@ static ssize_t tls_gate_send(shunt_tls_state_t *state, int fd, const char *bytes
                            {(char *) bytes, n}};
     struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
 
-    /* a blocking socket waits, as OpenSSL's own write would */
+    /* on a blocking socket this waits, as OpenSSL's own write would */
     sent = sendmsg(fd, &msg, MSG_NOSIGNAL);
 
     if (sent >= 0 && (size_t) sent <= state->waiting) {
@@ -136,7 +136,7 @@ int shunt_tls_set_gate(SSL *ssl, shunt_tls_state_t *state)
 void shunt_tls_free_gate(shunt_tls_state_t *state)
 {
     if (state->gate) {
-        BIO_set_data(state->gate, NULL); /* OpenSSL frees it later */
+        BIO_set_data(state->gate, NULL); /* OpenSSL still has a reference */
         BIO_free(state->gate);
     }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * From the server's application traffic secret to key and IV of a generation (RFC 8446, 7.1
- * to 7.3), and what becomes of them: the record that ends the generation, and the length of a
- * payload in records. A backend gets key and IV; from those nothing later can be had.
+ * Derives the keys of a generation from the server's application traffic secret (RFC 8446, 7.1 to
+ * 7.3). With them it seals the record that ends the generation, and computes a payload's length in
+ * records. A backend gets key and IV; no later key can be derived from those.
  */
 #include "shunt_tls_state.h"
 
@@ -36,8 +36,8 @@ unsigned shunt_tls_suite(const SSL *ssl)
     return cipher ? SSL_CIPHER_get_protocol_id(cipher) : 0;
 }
 
-/* HMAC with the suite's hash, kept for the process: OpenSSL 3.0 takes longer to find an algorithm
- * by its name than to use it. */
+/* HMAC with the suite's hash. It is kept for the process's lifetime, because OpenSSL 3.0 takes
+ * longer to find an algorithm by its name than to use it. */
 static EVP_MAC_CTX *tls_hmac(size_t hash_bytes)
 {
     static EVP_MAC_CTX *contexts[2];
@@ -62,8 +62,8 @@ static EVP_MAC_CTX *tls_hmac(size_t hash_bytes)
     return *context;
 }
 
-/* HKDF-Expand-Label without a context, of at most one hash (RFC 8446, 7.1; RFC 5869, 2.3), of the
- * secret that `hmac` has: 0, or -1. */
+/* HKDF-Expand-Label without a context, of at most one hash (RFC 8446, 7.1; RFC 5869, 2.3). The
+ * secret is the key of `hmac`. Returns 0 or -1. */
 static int tls_expand_label(EVP_MAC_CTX *hmac, const char *label, unsigned char *out, size_t n)
 {
     unsigned char info[32], hash[EVP_MAX_MD_SIZE];
@@ -77,7 +77,7 @@ static int tls_expand_label(EVP_MAC_CTX *hmac, const char *label, unsigned char 
     at += 6;
     memcpy(info + at, label, label_bytes);
     at += label_bytes;
-    info[at++] = 0; /* context */
+    info[at++] = 0; /* no context */
     info[at++] = 1; /* first and only block */
 
     if (EVP_MAC_init(hmac, NULL, 0, NULL) && EVP_MAC_update(hmac, info, at) &&
@@ -91,7 +91,8 @@ static int tls_expand_label(EVP_MAC_CTX *hmac, const char *label, unsigned char 
     return rc;
 }
 
-/* The secret of the present generation, in place of earlier ones and for `hmac`: 0, or -1. */
+/* Derives the secret of the present generation, in place of earlier ones, and sets it as the key of
+ * `hmac`. Returns 0 or -1. */
 static int tls_catch_up(shunt_tls_state_t *state, EVP_MAC_CTX *hmac)
 {
     unsigned char next[SHUNT_TLS_SECRET_BYTES_MAX];
@@ -112,7 +113,8 @@ static int tls_catch_up(shunt_tls_state_t *state, EVP_MAC_CTX *hmac)
     return rc;
 }
 
-/* What the client has asked for (RFC 6066, 4): TLS 1.3 counts the content alone. */
+/* Largest content of a record, as negotiated with the client (RFC 6066, 4). In TLS 1.3 the inner
+ * type does not count. */
 static uint16_t tls_content_bytes(SSL *ssl)
 {
     SSL_SESSION *session = SSL_get0_session(ssl);
@@ -138,7 +140,7 @@ int shunt_tls_write_keys(SSL *ssl, shunt_tls_state_t *state, struct shunt_tls *k
          tls_expand_label(hmac, "key", keys->key, shunt_tls_key_bytes(keys->suite)) != 0 ||
          tls_expand_label(hmac, "iv", keys->iv, sizeof(keys->iv)) != 0;
 
-    /* the secret stays with its connection */
+    /* no secret stays in the shared context */
     if (hmac && !EVP_MAC_init(hmac, nothing, sizeof(nothing), NULL)) {
         rc = 1;
     }
@@ -155,7 +157,7 @@ static uint64_t tls_data_records(uint64_t content_bytes, uint64_t payload)
     return payload / content_bytes + (payload % content_bytes != 0);
 }
 
-/* kept as the HMACs are */
+/* Cipher of a suite, kept like the HMACs. */
 static const EVP_CIPHER *tls_cipher(unsigned suite)
 {
     static const char *names[] = {"AES-128-GCM", "AES-256-GCM", "ChaCha20-Poly1305"};
@@ -169,7 +171,8 @@ static const EVP_CIPHER *tls_cipher(unsigned suite)
     return *cipher;
 }
 
-/* The number after a payload's records; nonce and record are those of RFC 8446, 5.2 and 5.3. */
+/* Its number is the one after the payload's records. Nonce and record are as in RFC 8446, 5.2 and
+ * 5.3. */
 int shunt_tls_seal_key_update(const struct shunt_tls *keys, uint64_t payload,
                               unsigned char out[SHUNT_TLS_KEY_UPDATE_BYTES])
 {
@@ -222,7 +225,7 @@ uint64_t shunt_tls_wire_bytes(const struct shunt_tls *keys, uint64_t payload)
     records = tls_data_records(keys->content_bytes, payload);
     most = keys->suite == 0x1303 ? (uint64_t) 1 << 48 : 1 << 24; /* RFC 8446, 5.5 */
 
-    /* and one for the KeyUpdate */
+    /* the payload's records, and one for the KeyUpdate */
     if (keys->record >= most || records >= most - keys->record) {
         return 0;
     }
@@ -234,7 +237,7 @@ uint64_t shunt_tls_payload_bytes(uint64_t content_bytes, uint64_t payload, uint6
 {
     uint64_t whole = wire / (content_bytes + TLS_OVERHEAD_BYTES) * content_bytes;
 
-    /* the last record of a payload is shorter: all of it is there when its record is */
+    /* the last record is shorter than the others: with all bytes on the wire it is whole */
     if (wire >= payload + tls_data_records(content_bytes, payload) * TLS_OVERHEAD_BYTES) {
         return payload;
     }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What is known of a TLS connection, and what the files of shunt_tls.h know of each other.
+ * State of a TLS connection, and functions that the files behind shunt_tls.h share.
  *
- *     shunt_tls.c         the life of a handoff
- *     shunt_tls_watch.c   what OpenSSL tells while it works
+ *     shunt_tls.c         steps of a handoff
+ *     shunt_tls_watch.c   OpenSSL's callbacks
  *     shunt_tls_keys.c    from a secret to the keys and records of a generation
- *     shunt_tls_gate.c    what OpenSSL writes through
+ *     shunt_tls_gate.c    the BIO that OpenSSL writes through
  */
 #ifndef SHUNT_TLS_STATE_H
 #define SHUNT_TLS_STATE_H
@@ -13,57 +13,57 @@
 #include "shunt_tls.h"
 
 #define SHUNT_TLS_SECRET_BYTES_MAX 48
-#define SHUNT_TLS_KEY_UPDATE_BYTES 27 /* its record */
+#define SHUNT_TLS_KEY_UPDATE_BYTES 27 /* length of its record */
 
 /* GnuTLS ends a connection at the 9th KeyUpdate within a second of its clock
- * (lib/tls13/key_update.c). They leave here no faster than 8 in 1.5 seconds: a network may bring
- * them closer together. Others count only KeyUpdates without data between them, and between two of
- * ours is a payload. */
+ * (lib/tls13/key_update.c). Here at most 8 leave in 1.5 seconds, because a network may bring them
+ * closer together. Other clients count only KeyUpdates without data between them, and between two
+ * of ours there is a payload. */
 #define SHUNT_TLS_STRICT_UPDATES   8
 #define SHUNT_TLS_STRICT_WINDOW_MS 1500
 
 typedef struct {
-    unsigned char secret[SHUNT_TLS_SECRET_BYTES_MAX]; /* of generation `secret_generation` */
+    unsigned char secret[SHUNT_TLS_SECRET_BYTES_MAX]; /* secret of generation `secret_generation` */
     size_t secret_bytes;
     uint64_t secret_generation;
-    uint64_t generation; /* of OpenSSL's write key */
-    uint64_t records;    /* written in it */
+    uint64_t generation; /* generation of OpenSSL's write key */
+    uint64_t records;    /* records written in that generation */
 
     BIO *gate;
-    BIO *socket;             /* what the gate leads to; NULL: there is no gate yet */
-    unsigned frozen : 1;     /* a backend has the generation, and nothing passes the gate */
-    unsigned strict : 1;     /* the client counts KeyUpdates by the clock */
-    uint64_t told;           /* the generation whose keys were told last */
-    uint64_t handed;         /* the generation that a backend has or had last */
-    uint64_t handed_records; /* and how much of it was written here */
-    int read_ahead;          /* as it was before */
+    BIO *socket;             /* BIO behind the gate; NULL: there is no gate yet */
+    unsigned frozen : 1;     /* a backend has the generation, and the gate is closed */
+    unsigned strict : 1;     /* the client limits KeyUpdates by the clock */
+    uint64_t told;           /* generation whose keys were returned last */
+    uint64_t handed;         /* generation that a backend has, or had last */
+    uint64_t handed_records; /* records that OpenSSL had written in it */
+    int read_ahead;          /* SSL_get_read_ahead before the handoff */
 
-    unsigned char key_update[SHUNT_TLS_KEY_UPDATE_BYTES]; /* to leave before the next record */
-    size_t waiting;                                       /* how many bytes of it, from its end */
-    uint64_t updates_ms[SHUNT_TLS_STRICT_UPDATES];        /* when the last ones were sent, a ring */
+    unsigned char key_update[SHUNT_TLS_KEY_UPDATE_BYTES]; /* to be sent before the next record */
+    size_t waiting; /* bytes of it that are not sent yet, at its end */
+    uint64_t updates_ms[SHUNT_TLS_STRICT_UPDATES]; /* ring: when the last ones were sent */
     uint64_t updates;
-    unsigned closing : 1; /* when the last one of those leaves is not known yet */
+    unsigned closing : 1; /* the time of the last one in the ring is not final */
 } shunt_tls_state_t;
 
-/* NULL: nothing is known, and the connection is not handed off. */
+/* NULL: the connection is not watched, and cannot be handed off. */
 shunt_tls_state_t *shunt_tls_state(const SSL *ssl);
 
-/* Length of a suite's key; 0 for one that is not handed over. */
+/* Length of a suite's key; 0 where the suite cannot be handed over. */
 size_t shunt_tls_key_bytes(unsigned suite);
 unsigned shunt_tls_suite(const SSL *ssl);
 
-/* Those of the present generation, from its next record on. 0, or -1. */
+/* Returns the keys of the present generation, from its next record on. 0, or -1. */
 int shunt_tls_write_keys(SSL *ssl, shunt_tls_state_t *state, struct shunt_tls *keys);
-/* The KeyUpdate that follows a payload, for `state->key_update`. 0, or -1. */
+/* Seals the KeyUpdate that follows a payload, for `state->key_update`. 0, or -1. */
 int shunt_tls_seal_key_update(const struct shunt_tls *keys, uint64_t payload,
                               unsigned char out[SHUNT_TLS_KEY_UPDATE_BYTES]);
-/* From the first record's keys to those for the rest after so many bytes on the wire, and where in
- * the payload that begins. */
+/* Changes keys for a payload's first record to keys for what follows `wire` bytes on the wire.
+ * `from` becomes the payload byte at which the record begins. */
 void shunt_tls_skip(struct shunt_tls *keys, uint64_t wire, uint64_t *from);
 
-/* Between OpenSSL and the connection's write BIO, from the first handoff on. 0, or -1. */
+/* Puts the gate between OpenSSL and the connection's write BIO, at the first handoff. 0, or -1. */
 int shunt_tls_set_gate(SSL *ssl, shunt_tls_state_t *state);
-/* Sends the KeyUpdate that waits before anything else is written, as far as the socket takes it. */
+/* Sends the KeyUpdate that waits, as far as the socket takes it. Nothing else leaves before it. */
 void shunt_tls_flush(shunt_tls_state_t *state);
 void shunt_tls_free_gate(shunt_tls_state_t *state);
 

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What OpenSSL tells while it works, by its public callbacks:
+ * Records what OpenSSL tells by its public callbacks:
  *
  *     keylog callback    the server's application traffic secret, from which key and IV of each
- *                        generation come (RFC 8446, 7.2 and 7.3). Nothing logs it: it stays here.
- *     message callback   every record header and every KeyUpdate that it writes: how many
+ *                        generation are derived (RFC 8446, 7.2 and 7.3). It is not logged: it stays
+ *                        in this process.
+ *     message callback   every record header and every KeyUpdate that OpenSSL writes, to count
  *                        generations and records.
  *
- * OpenSSL writes a secret down in hex, byte by byte with sprintf, and has five for a handshake: a
- * tenth of what a new connection costs. So the keylog callback is set only for the one that counts,
- * when the server's Finished is written (it is derived next), until that is told.
+ * For the keylog callback, OpenSSL writes each secret in hex, byte by byte with sprintf. A
+ * handshake has five secrets, and that is a tenth of what a new connection costs. So the callback
+ * is set only for the secret that is needed: when the server's Finished is written, after which
+ * that secret is derived. It is removed when it has been called.
  */
 #include "shunt_tls_state.h"
 
@@ -19,7 +21,7 @@
 
 #define TLS_RECORD_SIZE_LIMIT_EXTENSION 28 /* RFC 8449 */
 
-/* Connections whose secret is told next. Threads may have several. */
+/* Number of connections whose secret is awaited. There may be several, in several threads. */
 static int tls_awaited;
 
 static int tls_state_index = -1;
@@ -46,7 +48,8 @@ static int tls_hex(unsigned char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* "SERVER_TRAFFIC_SECRET_0 <client random> <secret>", both in hex: 0 where it is not that. */
+/* Parses "SERVER_TRAFFIC_SECRET_0 <client random> <secret>", both in hex. Returns the secret's
+ * length, or 0 for any other line. */
 static size_t tls_parse_secret(const char *line, unsigned char secret[SHUNT_TLS_SECRET_BYTES_MAX])
 {
     static const char label[] = "SERVER_TRAFFIC_SECRET_0 ";
@@ -75,16 +78,16 @@ static size_t tls_parse_secret(const char *line, unsigned char secret[SHUNT_TLS_
     return n / 2;
 }
 
-/* OpenSSL calls this when it begins to write under the key of that secret: nothing has been written
- * yet. */
+/* Keylog callback. OpenSSL calls it when it begins to write under that secret's key, and has
+ * written nothing yet. */
 static void tls_keylog(const SSL *ssl, const char *line)
 {
     shunt_tls_state_t *state;
     unsigned char secret[SHUNT_TLS_SECRET_BYTES_MAX];
     size_t n;
 
-    /* a context may also be a client's, in another thread, for whom that is the other end's secret
-     */
+    /* A context may also serve a client connection in another thread. There this line is the other
+     * end's secret. */
     if (!SSL_is_server(ssl)) {
         return;
     }
@@ -108,7 +111,7 @@ static void tls_keylog(const SSL *ssl, const char *line)
         if (state == NULL || !SSL_set_ex_data((SSL *) ssl, tls_state_index, state)) {
             OPENSSL_free(state);
             OPENSSL_cleanse(secret, sizeof(secret));
-            return; /* a connection whose secret is not known is relayed */
+            return; /* without a known secret, the connection is relayed */
         }
     }
 
@@ -121,7 +124,7 @@ static void tls_keylog(const SSL *ssl, const char *line)
     state->strict = SSL_get_ex_data(ssl, tls_strict_index) != NULL;
 }
 
-/* The program has none of its own, which would be one that logs secrets. */
+/* Whether the program has set no keylog callback of its own, which would log secrets. */
 static int tls_may_ask(SSL_CTX *ctx)
 {
     void (*callback)(const SSL *, const char *) = SSL_CTX_get_keylog_callback(ctx);
@@ -145,15 +148,15 @@ static void tls_message(int written, int version, int content_type, const void *
 
     state = shunt_tls_state(ssl);
 
-    /* used again for another connection (SSL_clear) */
+    /* The SSL object is used again, for another connection (SSL_clear). */
     if (state && tls_is_message(content_type, bytes, n, SSL3_MT_FINISHED)) {
         state->secret_bytes = 0;
         state->waiting = 0;
     }
 
     if (state == NULL) {
-        /* Should OpenSSL have to wait with the secret, another connection may take the callback
-         * away, and this one is relayed. */
+        /* If OpenSSL is slow to report the secret, another connection may remove the callback. Then
+         * this connection is relayed. */
         if (tls_is_message(content_type, bytes, n, SSL3_MT_FINISHED) && SSL_is_server(ssl) &&
             SSL_version(ssl) == TLS1_3_VERSION && tls_may_ask(SSL_get_SSL_CTX(ssl))) {
             __atomic_add_fetch(&tls_awaited, 1, __ATOMIC_RELAXED);
@@ -167,13 +170,13 @@ static void tls_message(int written, int version, int content_type, const void *
         state->records++;
 
     } else if (tls_is_message(content_type, bytes, n, SSL3_MT_KEY_UPDATE)) {
-        /* its record has been counted, under the key that ends with it */
+        /* its record has been counted already, under the key that it ends */
         state->generation++;
         state->records = 0;
     }
 }
 
-/* A context may be a client's, too, which says nothing of the kind. */
+/* Adds no extension to a ClientHello, where the context is used for a client. */
 static int tls_no_record_size_limit(SSL *ssl, unsigned int type, unsigned int context,
                                     const unsigned char **out, size_t *n, X509 *x, size_t chain,
                                     int *alert, void *arg)
@@ -181,8 +184,8 @@ static int tls_no_record_size_limit(SSL *ssl, unsigned int type, unsigned int co
     return 0;
 }
 
-/* GnuTLS says how long its records may be, and so do few others: taken for GnuTLS, they lose no
- * more than shortcuts. */
+/* Takes the client for GnuTLS, because it sends the record size limit. Few other clients do, and
+ * for those it costs only shortcuts. */
 static int tls_record_size_limit(SSL *ssl, unsigned int type, unsigned int context,
                                  const unsigned char *in, size_t n, X509 *x, size_t chain,
                                  int *alert, void *arg)
@@ -191,7 +194,7 @@ static int tls_record_size_limit(SSL *ssl, unsigned int type, unsigned int conte
 
     (void) SSL_set_ex_data(ssl, tls_strict_index, &strict);
 
-    return 1; /* and no answer: so far, OpenSSL does not know the extension (RFC 8449) */
+    return 1; /* send no answer: OpenSSL does not know the extension so far (RFC 8449) */
 }
 
 int shunt_tls_watch(SSL_CTX *ctx)
@@ -207,7 +210,7 @@ int shunt_tls_watch(SSL_CTX *ctx)
 
     SSL_CTX_set_msg_callback(ctx, tls_message);
 
-    /* refused by an OpenSSL that knows it itself, or where this was called before */
+    /* fails where OpenSSL knows the extension itself */
     if (!SSL_CTX_has_client_custom_ext(ctx, TLS_RECORD_SIZE_LIMIT_EXTENSION)) {
         (void) SSL_CTX_add_custom_ext(ctx, TLS_RECORD_SIZE_LIMIT_EXTENSION, SSL_EXT_CLIENT_HELLO,
                                       tls_no_record_size_limit, NULL, NULL, tls_record_size_limit,

@@ -1,4 +1,5 @@
-//! Compiles what the nginx module, too, knows of TLS connections (openssl/shunt_tls*.c), by OpenSSL's headers alone.
+//! Compiles openssl/shunt_tls*.c, which the nginx module uses, too, for TLS connections. Needs OpenSSL's headers, not
+//! its libraries.
 
 use std::path::Path;
 

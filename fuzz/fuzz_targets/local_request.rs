@@ -1,4 +1,4 @@
-//! What a server may send to its agent.
+//! Fuzzes the messages that a server may send to its agent.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,7 +10,7 @@ fuzz_target!(|packet: &[u8]| {
         assert!(after.len() < rest.len());
         rest = after;
         if let Request::Offer(offer) = request {
-            // What the agent relies on: the range lies in the file, and its end can be computed.
+            // The agent relies on this: the range lies inside the file, and its end can be computed.
             assert!(offer.length > 0 && offer.offset + offer.length <= offer.size);
         }
     }

@@ -1,4 +1,5 @@
-//! What an agent may send to another: any stream, cut anywhere, gives the same frames.
+//! Fuzzes the frames that one agent may send to another: a stream that is cut anywhere yields the same frames up to the
+//! cut.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

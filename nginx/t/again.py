@@ -1,5 +1,5 @@
-"""Responses whose offer cannot be used: asked for once more, without consent, before anything has left; and consents that
-are not given because the last ones came to nothing."""
+"""Responses whose offer cannot be used: they are asked for once more, without consent, before anything has left. Also
+consents that are not given because the last ones were in vain."""
 import gzip, os, socket, struct, subprocess, sys, threading, unittest
 
 import agent as agents
@@ -10,13 +10,13 @@ from run import BIG, TEXT, Base, Client, Raw, field, read
 SSI = b"<p>" + b"x" * 40000 + b'<!--#echo var="uri" --></p>\n'
 SHOWN = lambda uri: b"<p>" + b"x" * 40000 + uri + b"</p>\n"
 
-# Writes the epoch of the first peer: odd while its entry changes, and the same again.
+# Writes the epoch of the first peer again and again: odd, as while its entry changes, and then the same even value.
 WRITER = "import mmap, struct, sys\nboard = mmap.mmap(int(sys.argv[1]), 4096)\nwhile True:\n" \
     f"    board[{agents.HEAD_BYTES}] = 3\n    board[{agents.HEAD_BYTES}] = 2\n"
 
 
 class Asked(Base):
-    """What a frontend does with an offer that it cannot use, and what the upstream then hears."""
+    """A frontend's reaction to an offer that it cannot use, and the requests that its upstream then gets."""
 
     def test_a_board_that_is_being_written_costs_no_response(self):
         os.pwrite(self.agent.board, struct.pack("=I", 3), agents.HEAD_BYTES)
@@ -52,7 +52,7 @@ class Asked(Base):
         self.assertEqual((r.status, r.body, len(raw.requests)), (502, b"oops page", 2))
 
     def refused_once(self, status, more):
-        """What the upstream hears of a request with so much more in it that it refuses where there is a consent."""
+        """Requests that the upstream gets for one with `more` in a field. It refuses those with a consent."""
         def answer(q):
             if field(q, "Shunt-Consent"):
                 return f"HTTP/1.1 {status}\r\nContent-Length: 4\r\n\r\nmuch".encode()
@@ -74,14 +74,15 @@ class Asked(Base):
         self.assertEqual(self.agent.counters()["asked_again"], 0)
 
     def test_once(self):
-        """A frontend whose upstreams are not trusted stops consenting, tries again later, and nobody notices."""
+        """A frontend whose upstreams are not trusted stops giving consents, tries again later, and every response is
+        whole."""
         c, n = Client(), 40
         for _ in range(n):
             self.assertEqual(c.get("/strange-backend/text.html").body, TEXT)
         counts = self.agent.counters()
         self.assertEqual(counts["refused_untrusted"], counts["asked_again"])
         self.assertEqual(counts["relayed_vain"], n - counts["asked_again"])
-        self.assertEqual(counts["asked_again"], 4 + 4)  # without 1, 3, 7 and 15 in between
+        self.assertEqual(counts["asked_again"], 4 + 4)  # with pauses of 1, 3, 7 and 15 responses in between
 
     conf = Base.conf.replace("location /raw/ {{", """
         location /strange-backend/ {{ proxy_pass http://127.0.0.7:8083/; }}
@@ -89,7 +90,7 @@ class Asked(Base):
 
 
 class Silent(Base):
-    """What does not come is not waited for as an upstream's answer is (60 s): the request is run once more."""
+    """Answers that do not come. The worker does not wait 60 s as for an upstream: the request is run once more."""
     PATIENCE = 30  # seconds
 
     def whole(self, uri, body, outcome, asked=1):
@@ -99,10 +100,10 @@ class Silent(Base):
         self.assertClean(r)
         self.assertEqual(self.outcome(), outcome)
         self.assertEqual(self.agent.counters()["asked_again"], asked)
-        self.assertEqual(c.get("/small").body, b"s" * 100)  # the connection goes on
+        self.assertEqual(c.get("/small").body, b"s" * 100)  # the connection is still usable
 
     def fetched(self, *sent):
-        """The backend's agent answers a fetch, or not even that, and says no more."""
+        """The backend's agent answers a fetch, or does not even do that, and sends nothing more."""
         def silent(s, fetch, offer, length):
             for data in sent:
                 ours, theirs = socket.socketpair()
@@ -133,7 +134,8 @@ class Silent(Base):
         self.whole("/sub/text.html", TEXT.replace(b"needle", b"thread"), "fetched:filter")
 
     def test_behind_a_header_it_is_waited_for(self):
-        """The rest of this very response is not to be had everywhere, and without it only a reset could follow."""
+        """After a header the fetch is waited for: another backend may not have the rest of this very response, and
+        without it only a reset could follow."""
         self.agent.refusal = lambda handoff: agents.UNPROVEN
         late = threading.Event()
         def slow(*fetch):
@@ -144,7 +146,7 @@ class Silent(Base):
         for c, uri in zip(waiting, ("/nobody/big", "/big")):
             c.send(uri)
             c.head()
-        early = Client(timeout=self.PATIENCE)  # one that is given up, begun later
+        early = Client(timeout=self.PATIENCE)  # a fetch that is given up, though it began later
         early.send("/sub/text.html")
         self.until(lambda: self.agent.counters()["fetch_failed"], self.PATIENCE)
         late.set()
@@ -160,7 +162,7 @@ class Silent(Base):
 
 
 class Held(Raw):
-    """An upstream that answers a consent with that, and does not close; else with `whole`."""
+    """An upstream that gives this answer to a consent and does not close; without a consent it answers `whole`."""
 
     def __init__(self, answer):
         self.held = []
@@ -254,7 +256,8 @@ class Filtering(Base):
         self.assertEqual((n["relayed_limit_rate"], n["asked_again"], n["shortcuts"]), (1, 1, 0))
 
     def test_x_accel_limit_rate_that_limits_nothing_here_costs_no_shortcut(self):
-        """As nginx itself has it: of bodies that it does not buffer, or with 0, or where it is told to ignore it."""
+        """X-Accel-Limit-Rate has the same effect as in nginx itself. It limits nothing for bodies that nginx does not
+        buffer, with 0, or where nginx is told to ignore it."""
         for n, uri in enumerate(("/unlimited/big", "/unbuffered/limited/big", "/ignoring/limited/big")):
             self.body(uri, BIG)
             self.assertEqual(self.outcome(n=n + 1), "shortcut", uri)
@@ -298,7 +301,7 @@ class Fetched(Base):
         location /raw/ {{""")
 
     def outcomes(self, requests, client=None, uri="/big"):
-        """So many, on this connection or each on one of its own."""
+        """Outcomes of requests on this connection, or each on a new one."""
         before = len([l for l in read(self.dir + "/access.log").splitlines() if l.startswith("8081")])
         for _ in range(requests):
             c = client or Client()
@@ -369,7 +372,7 @@ class Fetched(Base):
         self.assertEqual(self.outcome(n=6), "shortcut")
 
     def test_a_refused_connection_stops_at_once_and_others_go_on(self):
-        """As one of this machine, or one that the flow table has no room for."""
+        """For example a connection of this machine, or one for which the flow table has no room."""
         refused = lambda: [self.outcome(n=n) for n in range(1, 7)]
         with open(self.dir + "/refuse", "w"):
             c = Client()

@@ -1,11 +1,10 @@
-"""A small agent for the module's tests: the local protocol of include/shunt.h, and no network.
+"""A small agent for the module's tests: the local protocol of include/shunt.h, without a network.
 
-It is the agent of both ends ("self"), so what one nginx offers the same nginx can claim. A handoff is served
-by writing into the client's own socket, which kernel_shim.c passes here; its completion goes through a real
-BPF ring buffer.
+It is the agent of both ends ("self"), so one nginx can claim what it offers itself. It serves a handoff by writing into
+the client's own socket, which kernel_shim.c passes here. Completion goes through a real BPF ring buffer.
 
-Handoffs are numbered by each worker for itself. Here, and in tests, a handoff's number is therefore its worker's
-ring, times 2^64, and the worker's own number: with one worker, the two are the same.
+Each worker numbers its own handoffs. Here, and in tests, a handoff's number is therefore its worker's ring times 2^64,
+plus the worker's own number. With one worker, the two are the same.
 """
 import array, ctypes, fcntl, hashlib, ipaddress, itertools, mmap, os, re, socket, struct, termios, threading, time
 
@@ -15,7 +14,7 @@ PROVE, DIGEST, WITHDRAWN = 15, 16, 17
 OPTION_DIGEST = 8
 CONTROL, OFFERS = 1, 2
 BEGIN, CANCEL, STATE, MOVE, WATCH = 1, 2, 3, 4, 7
-UNPROVEN, UNSENT, NO_PEER, FAMILY = 4, 5, 6, 7  # a region's status, where it has not begun
+UNPROVEN, UNSENT, NO_PEER, FAMILY = 4, 5, 6, 7  # status of a region that was refused
 COMPLETE, RESET = 1, 2
 NO_WAKEUP = 1  # BPF_RB_NO_WAKEUP
 HEAD_BYTES, PEER_BYTES, PEERS = 120, 1396, 64
@@ -61,7 +60,7 @@ def siphash128(key, data):
     return struct.pack("<QQ", low, v0 ^ v1 ^ v2 ^ v3)
 
 
-assert siphash128(bytes(range(16)), b"").hex() == "a3817f04ba25a8e66df67214c7550293"  # the authors' vector
+assert siphash128(bytes(range(16)), b"").hex() == "a3817f04ba25a8e66df67214c7550293"  # the authors' test vector
 
 
 class Ring:
@@ -107,7 +106,7 @@ class Ring:
 
 
 class Rings:
-    """One for each control connection, as every worker reads its own."""
+    """Completion rings: one for each control connection, that is for each worker."""
 
     def __init__(self):
         self.rings = []
@@ -115,7 +114,7 @@ class Rings:
     def add(self):
         ring = Ring()
         self.rings.append(ring)
-        return self.rings.index(ring)  # another worker's may be behind it already
+        return self.rings.index(ring)  # another worker's ring may follow it already
 
     def post(self, handoff, acked, kind):
         self.rings[handoff >> 64].write(struct.pack("=QQII", handoff & MASK, acked, kind, 0))
@@ -140,23 +139,24 @@ class Agent:
         self.shim_path = os.path.join(directory, "shim.sock")
         self.key = key
         self.messages, self.offers, self.sockets = [], {}, {}
-        self.flags = []                       # of offers, in their order
-        self.on_handoff = self.serve          # what a test replaces
+        self.flags = []                       # flags of offers, in their order
+        self.on_handoff = self.serve          # tests replace these
         self.on_fetch = self.serve_fetch
         self.on_offer = lambda number, trace: None
-        self.on_begin = lambda handoff: None  # before the worker goes on
-        self.on_digest = self.tell_digest     # of a handoff that wants it, and of a question
+        self.on_begin = lambda handoff: None  # before the worker continues
+        self.on_digest = self.tell_digest     # for a handoff that wants it, and for a question
         self.changed = threading.Condition()
-        self.refusal = lambda handoff: 0      # why SHUNT_BEGIN is refused
-        self.takes_offers = threading.Event()  # cleared: reads one offer more, then none
+        self.refusal = lambda handoff: 0      # status with which SHUNT_BEGIN is refused
+        self.takes_offers = threading.Event()  # cleared: reads one more offer, then none
         self.takes_offers.set()
         self.ring = Rings() if with_ring else None
-        self.is_answer_lost = lambda: False   # the ring has no room
-        self.before_answer = lambda handoff, client: None  # to SHUNT_BEGIN
-        self.ring_of = {}                     # by connection
+        self.is_answer_lost = lambda: False   # True: the ring has no room
+        self.before_answer = lambda handoff, client: None  # called before the answer to SHUNT_BEGIN
+        self.ring_of = {}                     # ring of each connection
         self.workers, self.numbers = 0, itertools.count(1)
         self.counter_maps, self.connections, self.offering = [], [], set()
-        # of another version, whose board has so many bytes more before its entries, and in each
+        # Versions, and bytes that another version's board has more than this one: before its entries, and in each
+        # entry.
         self.versions, self.wider = versions, wider
         board = os.memfd_create("board")
         peer = lambda name: struct.pack("=IIII64s16s16s", 2, PEER_UP, 0, families, name, key, key)
@@ -174,14 +174,14 @@ class Agent:
         self.listener.listen(64)
         self.shim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.shim.bind(self.shim_path); os.chmod(self.shim_path, 0o777)
-        self.beats = threading.Event()        # cleared: the agent looks as if it were stopped
+        self.beats = threading.Event()        # cleared: the agent seems to be stopped
         self.beats.set()
         threading.Thread(target=self.accept, daemon=True).start()
         threading.Thread(target=self.beat, daemon=True).start()
         threading.Thread(target=self.shim_loop, daemon=True).start()
 
     def peer_at(self, index):
-        """Where that entry of the board is."""
+        """Offset of an entry of the board."""
         return HEAD_BYTES + self.wider + index * (PEER_BYTES + self.wider)
 
     def close(self):
@@ -191,9 +191,9 @@ class Agent:
             os.unlink(self.path)
 
     def vanish(self):
-        """As one that is killed."""
+        """Ends like an agent that is killed."""
         self.beats.clear()
-        # shutdown() wakes the threads that wait in accept() and recv(); close() alone would not
+        # shutdown() wakes the threads that wait in accept() and recv(); close() alone would not.
         for s in [self.listener] + self.connections:
             try:
                 s.shutdown(socket.SHUT_RDWR)
@@ -202,7 +202,7 @@ class Agent:
             s.close()
 
     def add_peer(self, name, prefixes):
-        """One more, which is connected and offers nothing."""
+        """Adds a peer that is connected and offers nothing."""
         entry = struct.pack("=IIII64s16s16s", 2, PEER_UP, 0, 3, name, self.key, self.key)
         os.pwrite(self.board, entry, self.peer_at(1))
         os.pwrite(self.board, struct.pack("=I", 2), HEAD_PEERS)
@@ -218,7 +218,7 @@ class Agent:
         self.beats.clear()
 
     def set_prefixes(self, prefixes, port=0, peer=0):
-        """As which servers a peer sends."""
+        """Sets the servers in whose names a peer sends."""
         def packed(text):
             net = ipaddress.ip_network(text)
             mapped = b"\0" * 10 + b"\xff\xff" if net.version == 4 else b""
@@ -299,7 +299,7 @@ class Agent:
             self.changed.notify_all()
 
     def wait(self, kind, timeout=5):
-        """The first message of that kind, removed."""
+        """Waits for a message of that kind, removes it, and returns it."""
         end = time.time() + timeout
         with self.changed:
             while True:
@@ -324,7 +324,7 @@ class Agent:
             fds.append(self.ring.rings[ring].map)
         socket.send_fds(s, [struct.pack("=IIIIIIQ", WELCOME, 32 + self.wider, number, ring, VERSION, 0, 0) + b"\xff" * self.wider], fds)
         os.close(counters)
-        with self.changed:  # workers come all at once; and not before the welcome is there to be read
+        with self.changed:  # workers come at the same time; counted only when the welcome can be read
             self.workers += 1
 
     def counters(self):
@@ -332,7 +332,7 @@ class Agent:
         return {name: total(index) for name, index in COUNTERS.items()}
 
     def handoffs(self):
-        """Those that workers say are not over."""
+        """Number of handoffs that are not over, as the workers count them."""
         return sum(sum(struct.unpack_from(f"={PEERS}I", m, 64 * 8)) for m in self.counter_maps)
 
     def shim_loop(self):
@@ -355,7 +355,7 @@ class Agent:
             if what == BEGIN:
                 self.before_answer(handoff, fds[0])
             if what in (BEGIN, STATE, MOVE) and self.ring and not self.is_answer_lost():
-                self.ring.rings[ring].write(data[28:], NO_WAKEUP)  # as the steering programs answer
+                self.ring.rings[ring].write(data[28:], NO_WAKEUP)  # like the steering programs
             if what == BEGIN:
                 self.on_begin(handoff)
             self.shim.sendto(b".", at)
@@ -368,17 +368,18 @@ class Agent:
                     self.changed.notify_all()
             else:
                 os.close(fds[0])
-                if handoff in self.sockets:  # a copy left open would keep nginx's reset from leaving
+                if handoff in self.sockets:  # an open copy would keep nginx's reset from leaving
                     os.close(self.sockets.pop(handoff))
                 self.note("cancel", handoff)
 
     def close_copies(self, fd):
-        """Of a client's socket that has moved on: they would keep nginx's reset from leaving, too."""
+        """Closes copies of a client's socket under earlier numbers: they, too, would keep nginx's reset from
+        leaving."""
         def ends(fd):
             with socket.socket(fileno=os.dup(fd)) as s:
                 try:
                     return s.getpeername()
-                except OSError:  # reset
+                except OSError:  # the connection was reset
                     return None
 
         for handoff in [h for h, other in self.sockets.items() if ends(other) == ends(fd)]:
@@ -390,7 +391,7 @@ class Agent:
             return socket.socket(fileno=self.sockets.pop(handoff))
 
     def payload(self, number, part=1.0):
-        with self.changed:  # its claim, on another connection, may be read before it
+        with self.changed:  # the claim, on another connection, may be read before the offer
             self.changed.wait_for(lambda: number in self.offers, 5)
             fd, offset, length, tag = self.offers[number]
         return os.pread(fd, int(length * part), offset)

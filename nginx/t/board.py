@@ -1,4 +1,5 @@
-"""What the agent says on the board about its peers, and that a worker reads it whole. run.py runs these tests."""
+"""What the agent says on the board about its peers, and how a worker reads an entry that changes. run.py runs these
+tests."""
 import os, re, struct, threading, time
 
 import agent as agents
@@ -6,7 +7,7 @@ from run import BIG, Base, Client, read
 
 
 class Newer(Base):
-    """An agent of the next release, which knows of more, and still of what this module does."""
+    """An agent of the next release: it has more fields, and all those that this module knows."""
     agent_options = {"versions": (agents.VERSION, agents.VERSION + 1), "wider": 16}
 
     def test_what_this_module_knows_of_is_found(self):
@@ -17,7 +18,7 @@ class Newer(Base):
 
 
 class Strange(Base):
-    """An agent of a release that is too new, or whose board is none: all is relayed, and the log says why."""
+    """An agent of a release that is too new, or with an invalid board: all is relayed, and the log says why."""
     def relayed(self, why):
         self.assertEqual(Client().get("/big").body == BIG, True)
         self.assertEqual(self.outcome(), "relayed:no_agent")
@@ -32,7 +33,7 @@ class TooNew(Strange):
 
 
 class TooLarge(Strange):
-    """Entries that lie behind the end."""
+    """Entries beyond the end of the board."""
     agent_options = {"wider": 16}
 
     def setUp(self):

@@ -1,7 +1,7 @@
-"""The module together with other parts of nginx: other upstreams, other ways to send a file, several workers, error
+"""The module together with other parts of nginx: other upstreams, other methods to send a file, several workers, error
 pages, redirects by header field. run.py runs these tests, with its tiers and its client.
 
-Applications, which are no nginx: 127.0.0.5, which the frontend trusts, and 127.0.0.6, which nobody trusts.
+Applications, which are no nginx: 127.0.0.5, which the frontend trusts, and 127.0.0.6, which no tier trusts.
 """
 import os, re, socket, struct, subprocess, threading, unittest, zlib
 
@@ -54,7 +54,7 @@ CONF = HEAD + """
 
 
 class Application(threading.Thread):
-    """Answers with a CGI response: bytes, or what a function makes of the parameters, which are remembered."""
+    """Answers with a CGI response: bytes, or the result of a function of the parameters. Keeps the parameters."""
 
     def __init__(self, address, answer):
         super().__init__(daemon=True)
@@ -114,7 +114,7 @@ class Configured(Base):
         return app
 
     def raw(self, *answer):
-        """An HTTP application with these answers, one after the other."""
+        """An HTTP application that gives these answers, one after the other."""
         answers = iter(answer)
         raw = Raw(lambda q: next(answers), "127.0.0.6")
         self.addCleanup(raw.close)
@@ -151,7 +151,7 @@ class Upstreams(Configured):
         for _ in range(3):
             self.body("/fastcgi-cached/x")
         self.assertEqual(len(app.requests), 1)
-        self.assertNotIn(b"SHUNT", app.requests[0])  # what is stored has to come here
+        self.assertNotIn(b"SHUNT", app.requests[0])  # a body that is stored has to come here
         self.assertEqual([self.outcomes(n)[0] for n in (1, 2, 3)], ["-", "shortcut", "shortcut"])
 
     def test_application_gets_the_consent_and_no_more(self):
@@ -176,7 +176,7 @@ class Upstreams(Configured):
                 self.assertEqual(r.status, 502)
                 self.assertClean(r)
                 self.assertNotIn("set-cookie", r.fields)
-        self.assertEqual(self.agent.counters()["refused_untrusted"], 8)  # asked for once more
+        self.assertEqual(self.agent.counters()["refused_untrusted"], 8)  # each request was repeated once
 
     def test_good_offer_of_a_trusted_application_is_taken(self):
         def offer(params):
@@ -244,7 +244,7 @@ class Workers(Configured):
 
 
 class Busy(Configured):
-    """An agent that reads no offers: its socket is full at some point, and what comes then is relayed."""
+    """An agent that reads no offers: its socket becomes full, and later responses are relayed."""
 
     def request(self):
         c = Client("127.0.0.2", 8083, source="127.0.0.9")
@@ -261,7 +261,7 @@ class Busy(Configured):
             offered += 1
             self.assertLess(offered, 5000, "the socket does not become full")
         self.assertGreater(offered, 0)
-        for n in range(3):  # the worker serves others meanwhile
+        for n in range(3):  # the worker serves other requests meanwhile
             self.assertEqual(self.request().body, TEXT)
             self.assertEqual(Client("127.0.0.2", 8083).get("/small").body, b"s" * 100)
         self.assertEqual(self.outcome(8083, offered + 1), "relayed:agent_busy")
@@ -332,7 +332,7 @@ class Pages(Configured):
 
 
 def modules():
-    """Where nginx's own dynamic modules are; MODULES in the environment overrides it."""
+    """Directory of nginx's own dynamic modules; MODULES in the environment overrides it."""
     text = subprocess.run(["nginx", "-V"], stderr=subprocess.PIPE, text=True).stderr
     found = re.search(r"--modules-path=(\S+)", text)
     return os.environ.get("MODULES") or (found.group(1) if found else "/usr/lib/nginx/modules")
@@ -376,7 +376,7 @@ class Images(Configured):
 
 
 class Replaced(Configured):
-    """Responses that nginx puts in the place of an upstream's, or into which filters put something of their own."""
+    """Responses with which nginx replaces an upstream's, or to which filters add something."""
     conf = Configured.conf.replace("location /static/", """location /next-page-404/ {{
             proxy_pass http://127.0.0.2:8083/; proxy_intercept_errors on; error_page 404 /big;
         }}
@@ -407,7 +407,8 @@ class ReplacedImages(Images):
         location /resized/""")
 
     def test_no_image(self):
-        for uri in "/tested/big", "/tested/text.html":  # too long, said by the header filter; and by the body filter
+        # The header filter says that the first is too long; the body filter refuses the second.
+        for uri in "/tested/big", "/tested/text.html":
             self.assertEqual(Client().get(uri).status, 415)
 
     def test_no_image_with_a_page(self):

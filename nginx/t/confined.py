@@ -1,4 +1,4 @@
-"""Test files of other projects: fetched, and run each where it disturbs nobody and nobody disturbs it."""
+"""Test files of other projects: they are fetched, and run isolated from everything else on this machine."""
 import ctypes, os, signal, subprocess
 
 FETCH_COMMIT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts/fetch-commit")
@@ -8,18 +8,18 @@ FIRST_NETWORK = os.open("/proc/self/ns/net", os.O_RDONLY)
 
 
 class Missing(Exception):
-    """Something that it takes is not there: a sentence that says what to do."""
+    """Something that is needed is missing. The message says what to do."""
 
 
 def fetch(copy, repository, commit):
-    """One commit of a repository on GitHub into a directory, unless it is there."""
+    """Fetches one commit of a repository on GitHub into a directory, unless it is there."""
     done = subprocess.run([FETCH_COMMIT, copy, repository, commit], stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise Missing((done.stderr.strip() or "git failed").splitlines()[-1])
 
 
 def own_network():
-    """A loopback of our own, as root: nothing else listens on a suite's ports, and nothing leaves."""
+    """Makes a new network namespace, as root: nothing else listens on a suite's ports, and nothing leaves."""
     if os.geteuid() != 0:
         return
     if LIBC.unshare(CLONE_NEWNET) != 0 or subprocess.run(["ip", "link", "set", "lo", "up"]).returncode:
@@ -27,19 +27,21 @@ def own_network():
 
 
 def to_first_network():
-    """In a child: back where this process began. Some of the machine's settings can be changed there alone."""
+    """In a child: returns to this process's first network namespace. Some of the machine's settings can be changed only
+    there."""
     if LIBC.setns(FIRST_NETWORK, CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "setns")
 
 
 def started(command, directory, environment):
-    """A test file, with its output in one pipe, and in a session of its own."""
+    """Starts a test file in a new session, with its output in one pipe."""
     return subprocess.Popen(command, cwd=directory, env=environment, start_new_session=True, stdin=subprocess.DEVNULL,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
 
 
 def finished(process, timeout, when_it_hangs=lambda: ""):
-    """Its output and its exit status; one that hangs is ended with its servers, `when_it_hangs` asked for more output."""
+    """Returns its output and exit status. A test file that hangs is ended with its servers, after `when_it_hangs` was
+    called for more output."""
     found = ""
     for seconds, end in (timeout, signal.SIGTERM), (10, signal.SIGKILL):
         try:

@@ -1,4 +1,5 @@
-"""Consents as a frontend writes them by hand: for whom one is meant is a part of it (ngx_http_shunt_hop.c)."""
+"""Consents as a frontend writes them, made by hand. Each names the server that it is meant for
+(ngx_http_shunt_hop.c)."""
 import ipaddress, struct
 
 import agent as agents
@@ -7,7 +8,7 @@ NONCE = "a" * 32
 
 
 def to(host="127.0.0.2", port=8083, nonce=NONCE):
-    """The sign of a server's address, or of a Unix socket's path, under a nonce."""
+    """`to` of a server: a hash of its address, or of a Unix socket's path, under a nonce."""
     if host.startswith("/"):
         named = b"u" + host.encode()
     else:
@@ -18,7 +19,7 @@ def to(host="127.0.0.2", port=8083, nonce=NONCE):
 
 
 def consent(host="127.0.0.2", port=8083, more="; tiers=1", nonce=NONCE):
-    """One of the stand-in agent's frontend, that is meant for this server."""
+    """A consent of the stand-in agent's frontend that is meant for this server."""
     return f"1; frontend=self; nonce={nonce}; to={to(host, port, nonce)}{more}"
 
 

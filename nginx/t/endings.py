@@ -1,4 +1,5 @@
-"""How handoffs end beside the usual way: with a client that closes at once, a worker that has to go, an agent that goes."""
+"""Handoffs that do not end in the usual manner: the client closes at once, the worker has to exit, or the agent
+goes."""
 import os, re, signal, struct, subprocess, sys, threading
 
 import agent as agents
@@ -6,7 +7,7 @@ from consents import CONSENT
 from run import BIG, TEXT, Base, Client, read
 from tls import Tls, TlsClient
 
-# Writes `alive` on the board, 1 and 0 in turn.
+# Writes `alive` on the board: 0 and 1 in turn.
 FLIPPER = "import mmap, sys\nboard = mmap.mmap(int(sys.argv[1]), 4096)\nwhile True:\n    board[16] = 0\n    board[16] = 1\n"
 
 
@@ -27,7 +28,7 @@ class Completion(Base):
         return [l for l in read(self.dir + "/ends.log").splitlines() if l.startswith("/")]
 
     def closes_with_its_last_acknowledgement(self, uri, n):
-        """A client that has everything, and has closed, before the worker looks."""
+        """A client that has everything, and has closed, before the worker handles either event."""
         worker, served, closed = worker_of(self.nginx), threading.Event(), threading.Event()
 
         def serve(s, h):
@@ -47,7 +48,7 @@ class Completion(Base):
         close(c)
         closed.set()
         self.assertTrue(served.wait(10))
-        # The backend's line is there before.
+        # The backend's line is logged first.
         self.until(lambda: len(self.ends()) >= 2 * n)
         self.assertEqual(self.ends()[-1], f'{uri} 200 shortcut {len(BIG)} "OK"')
 
@@ -100,7 +101,7 @@ class Shutdown(Tls):
         self.ends(Client, "/sub/text.html", "fetch")
 
 
-# Its own tests are tls.py's.
+# The tests that Tls itself has are run by tls.py.
 for name in [name for name in dir(Tls) if name.startswith("test_")]:
     setattr(Shutdown, name, None)
 
@@ -131,7 +132,7 @@ class Unsent(Tls):
         self.assertEqual({key for key in self.handoffs_in_memory(worker)} - {bytes(32)}, set())
 
     def handoffs_in_memory(self, pid):
-        """The keys in what looks like a message HANDOFF of this worker."""
+        """Keys in whatever looks like a HANDOFF message in this worker's memory."""
         size = struct.calcsize(agents.HANDOFF_FORMAT)
         whole = struct.pack("=IIII", agents.HANDOFF, size, 0, 2)
         with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:

@@ -1,9 +1,9 @@
-"""Responses whose header fits the buffer that a tier reads it into, but not with an offer in it: relayed. run.py runs
-these tests."""
+"""Responses whose header fits the buffer that a tier reads it into, but not with an offer in it: they are relayed.
+run.py runs these tests."""
 from consents import consent
 from run import TEXT, Base, Client, Raw, field
 
-ROOM = 4096  # proxy_buffer_size where nothing else is said
+ROOM = 4096  # default of proxy_buffer_size
 
 
 class Header(Base):
@@ -29,14 +29,14 @@ class Header(Base):
     server {{ # intermediate""").replace("client_body_temp_path", "shunt_mean_length 0; client_body_temp_path")
 
     def compared(self, plain, shunt, lengths):
-        """Each response is as plain nginx's; those that have a body came in either way."""
+        """Each response is as from plain nginx, and its body came by either path."""
         found = set()
         for n in lengths:
             there, here = (Client().get(uri % ("x" * n)) for uri in (plain, shunt))
             self.assertEqual((here.status, here.body == TEXT), (there.status, there.status == 200), n)
             self.assertClean(here)
             found.add(there.status)
-        self.assertEqual(found, {200, 502})  # the header becomes too long for plain nginx, too
+        self.assertEqual(found, {200, 502})  # some headers are too long for plain nginx, too
         n = self.agent.counters()
         self.assertGreater(n["shortcuts"], 0)
         self.assertGreater(n["relayed_header"], 0)
@@ -85,7 +85,7 @@ class Header(Base):
         self.assertEqual([self.offered(1000, more) for more in ("", "; header=1024", "; header=1")], [True, False, False])
 
     def test_nobody_knows_what_a_plain_tier_takes(self):
-        """More than nginx's default where that is what the consent says, and another tier was asked."""
+        """A consent may say more than nginx's default, but if it was meant for another tier, that is not believed."""
         other = {"address": ("127.0.0.7", 8088), "meant": ("127.0.0.8", 8088)}
         self.assertEqual([self.offered(n, "; header=16384", **other) for n in (1000, 5000)], [True, False])
         self.assertEqual(self.offered(5000, "; header=16384", address=("127.0.0.7", 8088), meant=("127.0.0.7", 8088)), True)

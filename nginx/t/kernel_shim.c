@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Stands in for the steering programs, so that the module's shortcut can be tested without them:
- * preloaded into nginx, it answers SHUNT_SOL itself. SHUNT_BEGIN passes the client's socket to the
- * test's agent, which writes the payload into it, as if from elsewhere. Answers for the ring go by
- * the agent too, which has a program that may write there, and are waited for.
+ * Stands in for the steering programs, so that the module's shortcut can be tested without them.
+ * Preloaded into nginx, it answers SHUNT_SOL itself. SHUNT_BEGIN passes the client's socket to the
+ * test's agent, which writes the payload into it, as a backend would. The agent has a program that
+ * may write into the ring, so answers for the ring are sent to the agent and waited for.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -25,8 +25,8 @@
 static struct region {
     struct shunt_state state;
     struct shunt_begin begin;
-    uint64_t base; /* tcpi_bytes_acked when everything before the payload will be acknowledged */
-    uint32_t port; /* tells a connection from an earlier one with its descriptor */
+    uint64_t base; /* tcpi_bytes_acked when all bytes before the payload are acknowledged */
+    uint32_t port; /* differs where a later connection has the same descriptor */
 } regions[FDS];
 
 static char path[108];
@@ -61,7 +61,8 @@ static uint32_t peer_port(int fd)
     return sa.sin6_port;
 }
 
-/* what, a struct shunt_begin, a struct shunt_state: and one byte back, a dot where it is done */
+/* Sends the option, a struct shunt_begin and a struct shunt_state to the agent. The agent answers
+ * with one byte, a dot on success. */
 static int tell(int what, int fd)
 {
     int s, rc;
@@ -83,7 +84,7 @@ static int tell(int what, int fd)
     memcpy(CMSG_DATA(c), &fd, sizeof(int));
 
     s = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    rc = bind(s, (struct sockaddr *) &sa, sizeof(sa.sun_family)); /* any name, to be answered at */
+    rc = bind(s, (struct sockaddr *) &sa, sizeof(sa.sun_family)); /* any name, for the answer */
     strcpy(sa.sun_path, path);
     if (rc == 0) {
         rc = connect(s, (struct sockaddr *) &sa, sizeof(sa));
@@ -111,7 +112,7 @@ static void address(const struct sockaddr_in6 *sa, uint8_t out[16], uint16_t *po
     memcpy(out + 12, &in->sin_addr, 4);
 }
 
-/* what the steering programs read from the kernel's socket */
+/* Fills in what the steering programs read from the kernel's socket. */
 static void describe(int fd, const struct tcp_info *info, struct shunt_state *state)
 {
     struct sockaddr_in6 sa;
@@ -134,7 +135,7 @@ static void describe(int fd, const struct tcp_info *info, struct shunt_state *st
         info->tcpi_options & (SHUNT_OPTION_TIMESTAMPS | SHUNT_OPTION_SACK | SHUNT_OPTION_WSCALE);
 }
 
-/* whether a test has the kernel refuse: by a file beside the agent's socket */
+/* Whether a test has the kernel refuse: it puts a file beside the agent's socket. */
 static int refuses(void)
 {
     char file[sizeof(path)];
@@ -195,7 +196,7 @@ static void note_acked(int fd)
     }
 }
 
-/* Whether a test has put a file there, for what clients are to say. */
+/* Whether a test has created a file of this name: it says how the client behaves. */
 static int is_wanted(const char *what)
 {
     char file[sizeof(path) + 8];
@@ -205,7 +206,7 @@ static int is_wanted(const char *what)
     return access(file, F_OK) == 0;
 }
 
-/* Tells a test that something has happened. */
+/* Tells a test that something has happened, by a file. */
 static void say(const char *what)
 {
     char file[sizeof(path) + 8];
@@ -248,7 +249,7 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 {
     int rc;
 
-    /* a probe is answered at once */
+    /* the client answers a probe at once */
     if (level == SOL_SOCKET && name == SO_KEEPALIVE && fd < FDS && *(const int *) value) {
         regions[fd].state.answered += !is_wanted("mute");
         say("asked");
@@ -282,14 +283,14 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 
     case SHUNT_CANCEL:
         regions[fd].state.status = SHUNT_REGION_CANCELLED;
-        /* from here on the steering programs turn every FIN into a reset */
+        /* from here on, the steering programs turn every FIN into a reset */
         real_set(fd, SOL_SOCKET, SO_LINGER, &(struct linger){.l_onoff = 1}, sizeof(struct linger));
         return tell(SHUNT_CANCEL, fd);
 
     default:
         note_acked(fd);
         regions[fd].begin.ring = *(const uint32_t *) value;
-        regions[fd].state.acked += is_wanted("ahead") ? 1000 : 0; /* and they have not */
+        regions[fd].state.acked += is_wanted("ahead") ? 1000 : 0; /* more than the client has */
         regions[fd].state.shut = is_wanted("shut");
         if (regions[fd].state.shut) {
             say("looked");

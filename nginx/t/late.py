@@ -1,5 +1,5 @@
-"""Fetches that fail when the header has left: the rest is relayed, or a reset says that it is missing. run.py runs these
-tests."""
+"""Fetches that fail after the header has left: the rest is relayed, or a reset tells the client that it is missing.
+run.py runs these tests."""
 import os, resource, socket, ssl, struct, threading
 
 import agent as agents
@@ -13,7 +13,7 @@ UNKNOWN_OFFER, EXPIRED = 1, 2
 
 
 class Late(Base):
-    """Without steering: SHUNT_BEGIN is ENOPROTOOPT, and everything is fetched after its header."""
+    """Fetches without steering: SHUNT_BEGIN fails with ENOPROTOOPT, and everything is fetched after its header."""
     shim = False
 
     def refuse(self, reason):
@@ -30,7 +30,7 @@ class Late(Base):
         self.assertEqual(self.log()[3:6], ["fetched:begin", str(len(body)), str(len(body))])
         n = self.agent.counters()
         self.assertEqual((n["fetch_failed"], n["relayed_stopped"], n["aborted"]), (1, 1, 0))
-        self.assertEqual(c.get("/small").body, b"s" * 100)  # the connection goes on
+        self.assertEqual(c.get("/small").body, b"s" * 100)  # the connection is still usable
 
     def test_an_agent_that_cannot(self):
         self.refuse(LIMIT)
@@ -93,7 +93,7 @@ class Late(Base):
                 self.until(lambda: self.agent.workers >= 2)
 
     def test_an_agent_that_is_stopped(self):
-        """Before it answers, and in the middle of its answer."""
+        """Before the agent answers, and in the middle of its answer."""
         for bytes in None, 100_000:
             with self.subTest(bytes):
                 held = []
@@ -144,10 +144,10 @@ class Late(Base):
 
 class LateDescriptors(Base):
     shim, is_whole = False, Late.is_whole
-    meant = "Too many open files"  # the backend, which is the same worker
+    meant = "Too many open files"  # logged by the backend, which is the same worker
 
     def test_a_worker_without_a_descriptor_for_it(self):
-        """The kernel drops what comes with the message. A moment later there are descriptors again."""
+        """The kernel drops the descriptor that comes with the message. A moment later there is room again."""
         worker = worker_of(self.nginx)
         before = resource.prlimit(worker, resource.RLIMIT_NOFILE)
 
@@ -167,7 +167,7 @@ class LateDescriptors(Base):
 
 @alone
 class LateApplication(StoppedApplication):
-    """What an application answers for the rest."""
+    """Answers of an application to the request for the rest."""
     shim = False
     is_reset = Late.is_reset
 

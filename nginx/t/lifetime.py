@@ -1,4 +1,4 @@
-"""The first shortcut of a connection, where no other may follow: only for long bodies."""
+"""The first shortcut of a connection on which no other may follow: only for long bodies."""
 from run import BIG, TEXT, Base, Client
 
 ALONE = 256 * 1024  # the default of shunt_alone_length; TEXT is shorter, BIG is longer
@@ -7,7 +7,7 @@ CLOSE = "Connection: close\r\n"
 
 class Lifetime(Base):
     def came(self, n, outcome, least):
-        """The n-th request: what became of it, and the least length that the frontend consented to."""
+        """Checks the n-th request: what became of it, and the least length in the frontend's consent."""
         self.assertEqual(self.outcome(n=n), "shortcut" if outcome == "offered" else "-")
         self.assertEqual(self.outcome(8083, n), outcome)
         consent = self.consent(8083, n)
@@ -33,7 +33,7 @@ class Lifetime(Base):
         c = Client()
         self.assertEqual(c.get("/text.html").body, TEXT)
         self.came(1, "offered", None)
-        # The socket is there: the last one may be as short as any.
+        # The backend has its socket now: the last body may be short.
         self.assertEqual(c.get("/text.html", fields=CLOSE).body, TEXT)
         self.came(2, "offered", None)
 
@@ -59,7 +59,7 @@ class Lifetime(Base):
         self.assertEqual((found, found[0]), (sorted(found), 0))
         self.assertTrue(100000 < found[-1] < ALONE, found[-1])
         self.came(120, "relayed:short_lived", found[-1])
-        # This connection goes on, as its second long body shows.
+        # This connection continues, as its second long body shows.
         c = Client()
         part(c)
         part(c)

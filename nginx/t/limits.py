@@ -1,4 +1,4 @@
-"""What the agent says by the board and learns without a message: limits, handoffs that are not over, traces."""
+"""What the agent says on the board and learns without a message: limits, handoffs that are not over, traces."""
 import os, struct
 
 import agent as agents
@@ -46,7 +46,7 @@ class Limits(Base):
         self.agent.on_handoff = self.agent.serve
         self.assertEqual(Client().get("/big").body, BIG)
         self.until(lambda: self.agent.handoffs() == 2)
-        # They are in the sum of the agent that comes next, too.
+        # They are also in the sum of the next agent.
         self.agent.close()
         old, self.agent = self.agent, agents.Agent(self.dir)
         self.until(lambda: self.agent.workers >= 2)
@@ -65,7 +65,8 @@ class Traces(Base):
         self.assertEqual(c.get("/big", fields=f"traceparent: 00-{ID}-{PARENT}-01\r\n").body, BIG)
         self.assertEqual((offered, self.agent.wait("handoff")["trace"].hex()), ([ID], ID))
         self.until(lambda: f"handoff complete, {len(BIG)} payload bytes" in read(self.dir + "/error.log"))
-        self.agent.on_handoff = lambda s, h: self.agent.end(s, h["handoff"], 14)  # nobody goes on for a client that is gone
+        # No backend continues for a client that is gone.
+        self.agent.on_handoff = lambda s, h: self.agent.end(s, h["handoff"], 14)
         with self.assertRaises(ConnectionResetError):
             c.get("/big", fields=f"traceparent: 00-{ID}-{PARENT}-01\r\n")
         lines = [l for l in read(self.dir + "/error.log").splitlines() if f", trace={ID}" in l]

@@ -29,7 +29,7 @@ from confined import Missing, finished, own_network, started
 from tap import Result, differences
 
 TIMEOUT = 180  # seconds for one test file
-# What each is compared with.
+# The variant that each variant is compared with.
 COMPARED = {"loaded": "plain", "relaying": "plain", "tiers": "plain", "shortcuts": "tiers", "fetching": "tiers"}
 VARIANTS = ["plain", *COMPARED]
 WITH_AGENTS = {"shortcuts", "fetching"}
@@ -37,7 +37,7 @@ IN_FRONT = {"tiers", *WITH_AGENTS}
 LEAST_SHORTCUTS = 150
 LEAST_FETCHED = 150
 
-# What --quick leaves: the parts of nginx that the module has to do with, or stands next to.
+# Files that --quick runs: parts of nginx that the module uses or affects.
 QUICK = """proxy*.t upstream*.t http_*.t fastcgi*.t uwsgi*.t scgi*.t ssi*.t gzip*.t gunzip*.t sub_filter*.t range*.t
 slice.t not_modified*.t limit_rate*.t image_filter*.t access_log*.t headers.t addition*.t charset*.t mirror*.t
 post_action*.t auth_request*.t realip*.t trailers.t binary_upgrade.t worker_shutdown*.t""".split()
@@ -56,18 +56,18 @@ EXPECTED_WITHOUT_AGENT = {
     ("proxy_keepalive.t", 49): NO_AGENT,
 }
 
-# Files that get no tiers, because they hang behind any proxy: connections of their clients that are open at once are
-# what they count.
+# Files that get no tiers, because they hang behind any proxy: they count client connections that are open at the same
+# time.
 NOT_IN_FRONT = {"upstream_max_conns.t"}
 
-# Why assertions differ between plain and tiers; Shunt has no part in it.
+# Reason for differences between plain and tiers; Shunt has no part in it.
 PROXIED = "two proxies in front change it, with Shunt or without"
 
 RELAYING = """
 shunt_agent {dir}/shuntd.sock;
 shunt on; shunt_trust all; shunt_offer on; shunt_offer_min_length 1;
 """
-# The suite's server is the backend of the intermediate, and intermediate to itself where it proxies to itself.
+# The suite's server is the intermediate's backend. Where it proxies to itself, it is an intermediate, too.
 BACKEND = """
 shunt_agent {tiers.backend.directory}/agent.sock;
 shunt_trust {trusted} 127.0.0.1 ::1 unix:;
@@ -78,7 +78,8 @@ shunt_offer on; shunt_offer_min_length 1;
 # ---- one test file ----
 
 def sendfile(suite, name):
-    """Only what nginx would send with sendfile is offered. A file that sets it for itself cannot have it twice."""
+    """Switches sendfile on, because only a file that nginx would send with it is offered. A test file that sets it
+    itself must not have it twice."""
     with open(f"{suite}/{name}", errors="replace") as f:
         return "" if "sendfile" in f.read() else "sendfile on;\n"
 
@@ -93,7 +94,7 @@ def directives(variant, directory):
 
 
 def own_tiers(made=[]):
-    """This worker's lab, made when the first file needs it; it ends with the worker."""
+    """This worker's lab. It is made when the first file needs it, and ends with the worker."""
     if not made:
         made.append(tiers.Tiers())
     made[0].check()
@@ -101,7 +102,7 @@ def own_tiers(made=[]):
 
 
 def command(variant, name, environment):
-    """What runs the file; in front of its servers are the tiers, where the variant has any."""
+    """Command that runs the file, with the tiers in front of its servers where the variant has any."""
     if variant not in IN_FRONT:
         return ["perl", "-I", "lib", name]
     ours = own_tiers()
@@ -142,7 +143,7 @@ def run(jobs, processes, report):
 # ---- the comparison ----
 
 def expected(variant, name, lines):
-    """The same lines with their reasons, or None: something is not in EXPECTED."""
+    """Returns the same lines with their reasons, or None if a line is not in EXPECTED."""
     known = {"loaded": {}, "relaying": EXPECTED_WITHOUT_AGENT}.get(variant, EXPECTED)
     reasons = {n: PROXIED if variant == "tiers" else known.get((name, n)) for n in lines}
     if not all(reasons.values()):
@@ -151,7 +152,8 @@ def expected(variant, name, lines):
 
 
 class Comparison:
-    """The differences by (variant, file): meant, gone when the file ran again alone, and the others."""
+    """Differences by (variant, file): those that are meant, those that are gone in a second run alone, and the
+    others."""
 
     def __init__(self, results, variants, options):
         self.meant, self.unsteady, self.wrong = {}, {}, {}
@@ -176,7 +178,7 @@ class Comparison:
         return True
 
 
-# ---- getting ready ----
+# ---- preparation ----
 
 def parse_arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog="""
@@ -201,7 +203,7 @@ NO_COLOR in the environment turns colours off.""")
 
 
 def chosen(a):
-    """The variants to run, each after what it is compared with."""
+    """The variants to run, each after the one that it is compared with."""
     wanted = set(a.only or VARIANTS)
     if a.quick and not a.only:
         wanted.remove("loaded")

@@ -1,4 +1,4 @@
-"""nginx's own test suite, one pinned commit: where it is, and how one of its files is run against the installed nginx."""
+"""nginx's own test suite, at one pinned commit: fetches it, and runs single files of it against the installed nginx."""
 import fnmatch, glob, os, re, shutil, subprocess
 
 from confined import Missing, fetch
@@ -10,7 +10,7 @@ CHECKOUT = os.path.join(HERE, "../../target/nginx-tests", COMMIT)
 
 
 def checkout(copy=None):
-    """The suite's directory; fetched where no copy is given."""
+    """The suite's directory; it is fetched where no copy is given."""
     suite = os.path.abspath(copy or CHECKOUT)
     if not copy and not os.path.exists(suite + "/lib/Test/Nginx.pm"):
         fetch(suite, REPOSITORY, COMMIT)
@@ -20,13 +20,13 @@ def checkout(copy=None):
 
 
 def files(suite, patterns):
-    """The names of its files that are like one of these."""
+    """Names of its files that match one of these patterns."""
     names = sorted(os.path.basename(f) for f in glob.glob(suite + "/*.t"))
     return [n for n in names if any(fnmatch.fnmatch(n, p) or fnmatch.fnmatch(n, p + ".t") for p in patterns)]
 
 
 def version(modules=None):
-    """nginx -V without the dynamic modules that are not installed; and the directory of those that are."""
+    """Returns nginx -V without dynamic modules that are not installed, and the directory of those that are."""
     for program in "nginx", "perl":
         if not shutil.which(program):
             raise Missing(f"{program} is not installed; make packages installs it")
@@ -40,7 +40,8 @@ def version(modules=None):
 
 
 def wrapper(path, before, version_text):
-    """What the suite takes for nginx: the real one behind `before`, that does not claim modules that are not installed."""
+    """Writes the program that the suite takes for nginx: it runs the real one behind `before`, and does not claim
+    modules that are not installed."""
     with open(path + ".version", "w") as f:
         f.write(version_text)
     with open(path, "w") as f:
@@ -50,9 +51,9 @@ def wrapper(path, before, version_text):
 
 
 def environment(directory, modules):
-    """What a test file gets: its nginx is the wrapper in this directory."""
+    """Environment of a test file: its nginx is the wrapper in this directory."""
     made = dict(os.environ, LC_ALL="C", TMPDIR=directory, TEST_NGINX_BINARY=directory + "/nginx",
                 TEST_NGINX_MODULES=modules)
-    # as root the suite's directories are root's: workers as nobody could not read them
+    # Under root, the suite's directories belong to root: workers as nobody could not read them.
     made["TEST_NGINX_GLOBALS"] = "user root;\n" if os.geteuid() == 0 else ""
     return made

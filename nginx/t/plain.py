@@ -1,7 +1,7 @@
-"""Tiers that have never heard of Shunt, and for whom a consent is meant.
+"""Tiers without Shunt, and the server that a consent is meant for.
 
-The plain tier is an nginx without the module: 127.0.0.7:8087, which calls the next from 127.0.0.8. Two backends trust that
-address: 127.0.0.2:8083 as any, 127.0.0.2:8088 as "plain".
+The plain tier is an nginx without the module: 127.0.0.7:8087, which calls the next from 127.0.0.8. Two backends trust
+that address: 127.0.0.2:8083 as an ordinary tier, 127.0.0.2:8088 as "plain".
 """
 import gzip, os, re, socket, struct, subprocess, threading
 
@@ -32,7 +32,7 @@ http {{
 }}
 """
 
-# An upstream for each way to choose a server, with what else may stand there before and behind.
+# An upstream for each method to choose a server, combined with other directives before and after it.
 BALANCERS = {
     "least": "least_conn; keepalive 2;", "hash": "hash $uri consistent;", "ip": "ip_hash; zone ip 64k; keepalive 2;",
     "random": "zone random 64k; random two least_conn;", "keep": "keepalive 2;", "none": "",
@@ -146,7 +146,7 @@ class PlainTiers(Plain):
         self.whole("/ssi/page.html", SSI.replace(b'<!--#echo var="uri" -->', b"/ssi/page.html"))
         zipped = self.whole("/gzip/text.html", TEXT, GZIP)
         self.assertEqual(zipped.fields["content-encoding"], "gzip")
-        for _ in range(3):  # the second is out of the cache
+        for _ in range(3):  # the second one comes from the cache
             self.whole("/cache/big")
         self.assertEqual(self.agent.counters()["offers"], 0)
 
@@ -171,7 +171,7 @@ class PlainTiers(Plain):
 
 
 class Meant(Plain):
-    """Every way in which nginx finds the next server leads to a consent that is meant for that."""
+    """In whatever manner nginx finds the next server, the consent is meant for that server."""
 
     def test_intermediates_renew_it(self):
         self.whole("/inter/big")
@@ -179,7 +179,7 @@ class Meant(Plain):
 
     def test_every_balancer_has_its_say(self):
         for name in BALANCERS:
-            for n in range(3):  # of kept connections, later ones are sent as soon as they are chosen
+            for n in range(3):  # later requests on kept connections are sent as soon as the connection is chosen
                 self.whole(f"/{name}/big")
         self.assertEqual(self.agent.counters()["shortcuts"], 3 * len(BALANCERS))
 

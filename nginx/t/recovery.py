@@ -1,7 +1,8 @@
-"""Handoffs that their backend does not finish, and who goes on. run.py runs these tests, with its tiers and its client.
+"""Handoffs that their backend does not finish, and that another backend continues. run.py runs these tests, with its
+tiers and its client.
 
-The agent of these tests is that of every backend: it "loses" a handoff by saying so (ENDED), and the request for the rest
-goes to nginx's own static files, or to an application at 127.0.0.5 that answers what a test wants.
+The agent of these tests is that of every backend. It "loses" a handoff by sending ENDED. The request for the rest goes
+to nginx's own static files, or to an application at 127.0.0.5 whose answers a test chooses.
 """
 import os, re, struct, threading, time
 
@@ -14,7 +15,7 @@ ETAG = '"the-same"'
 
 class Lost(Base):
     def lose(self, *parts, reason=PEER_LOST):
-        """Each handoff but those after the last of `parts` ends after so many bytes, all of them acknowledged."""
+        """Each handoff ends after as many acknowledged bytes as the next of `parts` says; later handoffs are served."""
         left = list(parts)
 
         def some(s, h):
@@ -45,7 +46,7 @@ class Lost(Base):
         self.assertEqual((n["failovers"], n["failover_failed"], n["aborted"]), (len(parts), 0, 0))
         self.assertEqual((n["shortcuts"], n["shortcut_bytes"]), (1, len(body)))
         self.agent.on_handoff = self.agent.serve
-        self.assertEqual(c.get(uri, fields=fields).body == body, True)  # the connection goes on
+        self.assertEqual(c.get(uri, fields=fields).body == body, True)  # the connection is still usable
         self.log(n=2)
         return r
 
@@ -98,7 +99,7 @@ class Recovery(Lost):
         self.assertEqual(c.get("/small").body, b"s" * 100)
 
     def test_a_file_that_was_written_to_is_not_gone_on_with(self):
-        self.lose(100_000, reason=FILE_CHANGED)  # the ETag is as it was
+        self.lose(100_000, reason=FILE_CHANGED)  # the ETag is unchanged
         self.ends_in_a_reset()
         self.assertEqual(self.handoffs(), [len(BIG)])
 
@@ -116,7 +117,7 @@ class Recovery(Lost):
             self.agent.end(s, h["handoff"], PEER_LOST)
 
         self.agent.on_handoff = lost
-        self.assertEqual(Client().get("/big").body == BIG, True)  # relayed
+        self.assertEqual(Client().get("/big").body == BIG, True)  # the rest is relayed
         self.assertEqual((self.handoffs(), self.agent.counters()["failovers"]), ([len(BIG)], 0))
 
     def test_a_late_end_of_the_lost_handoff_is_too_late(self):
@@ -136,13 +137,14 @@ class Recovery(Lost):
 
 
 class Proof(Lost):
-    """`shunt_recover digest`: nobody goes on who has another file, or of whom that is not known."""
+    """`shunt_recover digest`: a backend continues only if it is known to have the same file."""
 
     def asked(self):
         return [m[1] for m in self.agent.messages if m[0] == "prove"]
 
     def digests(self, *told):
-        """What is told of the handoff, and then of each offer of the rest: arguments of tell_digest, None: nothing."""
+        """Answers for the handoff, and then for each offer of the rest: arguments of tell_digest, or None for no
+        answer."""
         left = list(told)
 
         def tell(s, id, number):
@@ -214,7 +216,7 @@ class Proof(Lost):
 
 
 class Application(Lost):
-    """What an application says of itself decides whether the rest is asked for, and what it answers who goes on."""
+    """An application's header decides whether the rest is asked for, and its answer decides which backend continues."""
 
     def offer(self, q, length, number, key=b"K" * 16):
         nonce = bytes.fromhex(re.search("nonce=([0-9a-f]{32})", q).group(1))
@@ -222,7 +224,7 @@ class Application(Lost):
         return f"Shunt-Payload: 1; backend=self; offer={number:016x}; length={length}; tag={tag.hex()}\r\n"
 
     def answer(self, q, status="206 Partial Content", fields=None, offered=True, body="", **change):
-        """Of the range that the request asks for, or of the whole."""
+        """An answer with the range that the request asks for, or with the whole."""
         asked = field(q, "Range")
         first, last = map(int, asked[6:].split("-")) if asked else (0, len(BIG) - 1)
         number, length = len(self.raw.requests), change.pop("length", last + 1 - first)
@@ -248,7 +250,7 @@ class Application(Lost):
         self.assertEqual((self.agent.counters()["failovers"], self.agent.counters()["failover_failed"]), (0, min(asked, 1)))
 
     def test_a_loss_that_is_told_again_leaves_the_rest_that_is_on_its_way(self):
-        """An agent tells it each second, for as long as the payload is under way."""
+        """An agent repeats it every second while the payload is in progress."""
         told, end = [], threading.Event()
 
         def error(q):
@@ -260,7 +262,7 @@ class Application(Lost):
             s, handoff = told[0]
             for _ in range(3):
                 self.agent.end(s, handoff, PEER_LOST)
-            # The worker has read them when it has answered: it reads what its agent says first.
+            # The worker has read these messages when it answers: it reads from its agent first.
             Client().get("/small")
             return self.answer(q, offered=False).replace(b"Length: 0", b"Length: %d" % (len(BIG) - 1000)) + BIG[1000:]
 
@@ -279,7 +281,7 @@ class Application(Lost):
         self.assertEqual((n["failover_failed"], n["relayed_stopped"], n["aborted"]), (1, 1, 0))
 
     def test_a_payload_that_completes_all_the_same_leaves_no_request_for_its_rest(self):
-        """The connection's next request would wait for that one's answer."""
+        """Otherwise the connection's next request would wait for that request's answer."""
         answered = threading.Event()
 
         def rest(q):
@@ -303,7 +305,7 @@ class Application(Lost):
         self.assertEqual(c.get("/raw/x").body == BIG, True)
         self.assertEqual(c.get("/small").body, b"s" * 100)
         answered.set()
-        self.assertNotIn("upstream timed out", read(self.dir + "/error.log"))  # which would have ended the wait
+        self.assertNotIn("upstream timed out", read(self.dir + "/error.log"))  # a timeout would have ended the wait
 
     def test_what_is_asked(self):
         self.application(self.whole, self.answer)
@@ -402,7 +404,7 @@ class Application(Lost):
         self.assertEqual(Client(timeout=30).get("/raw/x").body == BIG, True)
         consents = [bool(field(q, "Shunt-Consent")) for q in self.raw.requests]
         self.assertEqual(consents, [True] * (len(consents) - 1) + [False])
-        self.assertIn(len(consents), range(5, 8)) # fewer where all is slow, for there is a time, too
+        self.assertIn(len(consents), range(5, 8)) # fewer on a slow machine, because there is a time limit, too
 
     def test_forged_offer(self):
         self.refused(lambda q: self.answer(q, key=b"X" * 16))

@@ -1,15 +1,24 @@
 #!/usr/bin/env python3
 """Tests of the nginx module against a small agent (agent.py), as root, in one network namespace.
 
-configurations.py has more of them, with other parts of nginx, board.py those of what the board says of peers, limits.py
-those of what the agent says and learns without messages, late.py those of fetches that fail when a header has left,
-again.py those of offers that cannot be used, header.py those of headers that have no room for one, endings.py those of
-handoffs that end otherwise than usually, recovery.py those of handoffs that another backend goes on with, plain.py those of
-tiers that know nothing of Shunt, stopped.py those of an agent that is stopped or refuses, stalled.py those of handoffs that
-come no further though nobody is stopped, and tls.py those of TLS connections.
+More tests are in other files:
 
-Tiers are addresses of the loopback: the client 127.0.0.1, the backend 127.0.0.2:8083, the intermediate
-127.0.0.3:8082, the frontends 127.0.0.4:8081 and up; a tier calls the next from 127.0.0.9.
+  again.py            offers that cannot be used
+  board.py            what the board says of peers
+  configurations.py   other parts of nginx
+  endings.py          handoffs that do not end in the usual manner
+  header.py           headers that have no room for an offer
+  late.py             fetches that fail after the header has left
+  lifetime.py         the first shortcut of a connection
+  limits.py           what the agent says and learns without messages
+  plain.py            tiers without Shunt
+  recovery.py         handoffs that another backend continues
+  stalled.py          handoffs without progress though nothing is stopped
+  stopped.py          an agent that is stopped, or refuses
+  tls.py              TLS connections
+
+Tiers are addresses of the loopback: the client 127.0.0.1, the backend 127.0.0.2:8083, the intermediate 127.0.0.3:8082,
+the frontends 127.0.0.4:8081 and up. A tier calls the next from 127.0.0.9.
 """
 import gzip, os, re, resource, shutil, signal, socket, struct, subprocess, sys, tempfile, threading, time, unittest
 
@@ -26,7 +35,7 @@ BIG = os.urandom(3 * 1024 * 1024 + 17)
 TEXT = (b"<p>needle in a haystack</p>\n" * 8000)
 RST = struct.pack("ii", 1, 0)
 
-# What every configuration of these tests begins with.
+# Beginning of every configuration in these tests.
 HEAD = """
 load_module {module};
 user root; worker_processes {workers}; pid {dir}/pid; error_log {dir}/error.log {level};
@@ -108,7 +117,7 @@ class Response:
 
 
 class Client:
-    """One connection, HTTP/1.1 by hand, so that truncation and resets show."""
+    """One connection, with HTTP/1.1 by hand, so that truncation and resets are visible."""
 
     def __init__(self, host="127.0.0.4", port=8081, timeout=10, rcvbuf=0, source=None):
         self.s = socket.socket()
@@ -170,7 +179,7 @@ class Base(unittest.TestCase):
     send_timeout = "60s"
     start_agent = True
     conf, workers, module = CONF, 1, MODULE
-    meant = "\n"  # part of what the log may say at a level that would be a mistake elsewhere
+    meant = "\n"  # text of serious log lines that a test expects
 
     def setUp(self):
         self.dir = tempfile.mkdtemp(prefix="shunt-nginx-")
@@ -199,7 +208,7 @@ class Base(unittest.TestCase):
             self.until(lambda: self.agent.workers >= 2 * self.workers)
 
     def prepare(self):
-        """What the configuration names, before nginx starts."""
+        """Makes what the configuration names, before nginx starts."""
 
     def tearDown(self):
         self.nginx.send_signal(signal.SIGQUIT)
@@ -243,7 +252,7 @@ class Base(unittest.TestCase):
         return self.log(port, n)[3]
 
     def consent(self, port=8083, n=1):
-        """What came with a request."""
+        """The consent that came with a request."""
         return " ".join(self.log(port, n)[6:]).strip('"')
 
     def assertClean(self, r):
@@ -251,7 +260,7 @@ class Base(unittest.TestCase):
 
 
 class Raw(threading.Thread):
-    """An upstream that answers what a test wants; answer(request) gives the bytes."""
+    """An upstream whose answers a test chooses: answer(request) returns the bytes."""
 
     def __init__(self, answer, host="127.0.0.5"):
         super().__init__(daemon=True)
@@ -276,7 +285,7 @@ class Raw(threading.Thread):
     def serve(self, c, request):
         try:
             c.sendall(self.answer(request))
-        except OSError:  # nginx wants no more of it
+        except OSError:  # nginx has closed the connection
             pass
         c.close()
 
@@ -292,8 +301,8 @@ def field(request, name):
 
 
 class SeveralRequests:
-    """What holds for requests on plain connections and on TLS alike."""
-    client, crowd = Client, (16, 10)  # so many clients at once, so many requests of each
+    """Tests of several requests, for plain connections and for TLS."""
+    client, crowd = Client, (16, 10)  # number of clients at the same time, requests of each
 
     def test_pipelining(self):
         c = self.client()
@@ -352,7 +361,7 @@ class Unproven(Base):
         self.agent.refusal = lambda handoff: agents.UNPROVEN
         self.get_once(3)
         self.assertEqual(self.told(), [])
-        self.get_once(1)  # the location gives up
+        self.get_once(1)  # the location stops giving consents
         self.assertEqual(len(self.told()), 1)
         self.get_once(20)
         self.assertEqual(len(self.told()), 1, "once")
@@ -442,7 +451,7 @@ class Shortcut(SeveralRequests, Base):
         self.assertEqual(self.outcome(n=3), "shortcut")
         self.assertEqual(c.get("/cachehit/big", fields="Range: bytes=5-200004\r\n").body, BIG[5:200005])
         self.assertEqual(self.outcome(n=4), "shortcut")
-        # Each is the body of a file whose header nginx may rewrite; a file of its own is not.
+        # Each is the body of a cache file, whose header nginx may rewrite; an ordinary file has no such header.
         self.assertEqual(c.get("/big").body, BIG)
         self.until(lambda: len(self.agent.flags) >= 3)
         self.assertEqual(set(self.agent.flags[:-1]) | {self.agent.flags[-1] + 2}, {agents.OFFER_BODY, 2})
@@ -614,7 +623,7 @@ class Trouble(Base):
             h = self.agent.wait("handoff")
             end(c)
             self.assertEqual(self.agent.wait("abort"), h["handoff"])
-            self.agent.ring.post(h["handoff"], len(BIG), agents.COMPLETE)  # too late: finds nothing
+            self.agent.ring.post(h["handoff"], len(BIG), agents.COMPLETE)  # comes too late, and finds no handoff
         self.assertEqual(self.agent.counters()["aborted"], 2)
 
     def test_client_closes_its_half(self):
@@ -626,7 +635,7 @@ class Trouble(Base):
             self.agent.wait("handoff")
             c.s.shutdown(socket.SHUT_WR)
             if whole:
-                time.sleep(0.2)  # for nginx to see it
+                time.sleep(0.2)  # for nginx to see the FIN
                 closed.set()
                 self.assertEqual(c.receive().body, BIG)
                 self.assertEqual(c.f.read(1), b"")
@@ -651,13 +660,13 @@ class Trouble(Base):
         self.until(lambda: "agent lost" in read(self.dir + "/error.log"))
         self.assertEqual(Client().get("/big").body, BIG)
         self.assertEqual(self.outcome(), "relayed:no_agent")
-        # Said once, however often the worker tries, and at a level that is shown by default.
+        # Logged once, however often the worker tries, and at a level that is shown by default.
         lines = lambda level: [l for l in read(self.dir + "/error.log").splitlines() if "no agent at" in l and level in l]
         self.until(lambda: lines("[info]"))
         self.assertEqual(len(lines("[error]")), 1, lines(""))
         self.assertIn(f'"{old.path}"', lines("[error]")[0])
         go.set()
-        self.assertEqual(c.receive().body, BIG)  # the handoff under way went on
+        self.assertEqual(c.receive().body, BIG)  # the handoff in progress has completed
         self.agent = agents.Agent(self.dir)
         self.until(lambda: self.agent.workers >= 2)
         self.assertEqual(c.get("/big").body, BIG)
@@ -698,7 +707,7 @@ class Stall(Base):
             c = self.agent.client_socket(h["handoff"])
             self.agent.write(c, self.agent.payload(h["offer"]))
             c.close()
-        # the shim does not set COMPLETE; this checks only that nothing hangs
+        # The shim never reports COMPLETE, so this checks only that nothing hangs.
         self.agent.on_handoff = silent
         c = Client()
         r = c.get("/text.html")
@@ -708,7 +717,7 @@ class Stall(Base):
 
 
 class Fetch(Base):
-    """Without steering: SHUNT_BEGIN is ENOPROTOOPT, and everything is fetched after its header."""
+    """Fetches without steering: SHUNT_BEGIN fails with ENOPROTOOPT, and everything is fetched after its header."""
     shim = False
 
     def test_body(self):
@@ -760,7 +769,7 @@ class Fetch(Base):
 
 
 class Refuse(Base):
-    """Offers that are not what they should be, from an upstream that answers anything."""
+    """Offers that are wrong in some way, from an upstream that gives any answer."""
 
     def offer(self, q, **change):
         nonce = bytes.fromhex(re.search("nonce=([0-9a-f]{32})", q).group(1))
@@ -774,7 +783,7 @@ class Refuse(Base):
                 f"{body}").encode()
 
     def refused(self, make, counter, uri="/raw/x", host="127.0.0.5", asked=True, count=1):
-        """And asked for once more without consent, where there was one."""
+        """Checks that an offer is refused, and that the response is asked for once more where there was a consent."""
         whole = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwhole"
         raw = Raw(lambda q: make(q) if field(q, "Shunt-Consent") or not asked else whole, host)
         try:
@@ -789,7 +798,7 @@ class Refuse(Base):
         return raw
 
     def logged(self):
-        """What the log says of the offer that was refused last: never its tag, which whoever reads the log could use."""
+        """The log's line about the last refused offer. It never has the tag, which a reader of the log could use."""
         lines = [l for l in read(self.dir + "/error.log").splitlines() if "shunt: upstream's" in l]
         self.assertNotRegex("".join(lines), "(?i)tag=|[0-9a-f]{17}")
         return lines[-1]
@@ -799,7 +808,7 @@ class Refuse(Base):
         return self.answer(self.offer(q))
 
     def test_raw_offer(self):
-        """The consent's form; and that a good offer of a raw upstream is taken."""
+        """A consent has the right form, and a good offer of a raw upstream is accepted."""
         ours = {}
         def make(q):
             ours["consent"] = field(q, "Shunt-Consent")
@@ -821,7 +830,7 @@ class Refuse(Base):
             self.refused(lambda q: self.answer(edit(self.offer(q))), "refused_malformed", count=n + 1)
             n += 1
             self.assertIn("which is no offer, refused_malformed", self.logged())
-            raw = Raw(self.good_offer)  # so that the location goes on consenting
+            raw = Raw(self.good_offer)  # so that the location continues to give consents
             self.assertEqual(Client().get("/raw/x").body, BIG[:50000])
             raw.close()
 
@@ -839,7 +848,7 @@ class Refuse(Base):
         self.refused(lambda q: self.answer(self.offer(q).replace("50000", "50001")), "refused_tag")
 
     def test_lost_session(self):
-        """The backend had not noticed: its offer is good, and the payload is fetched."""
+        """The backend had not noticed the loss: its offer is good, and the payload is fetched."""
         def make(q):
             self.agent.set_peer_state(agents.PEER_LOST)
             return self.good_offer(q)
@@ -943,16 +952,16 @@ class NoAgent(Base):
         self.until(lambda: self.agent.workers >= 2)
         self.assertEqual(c.get("/big").body, BIG)
         self.assertEqual(self.outcome(n=3), "shortcut")
-        self.assertGreater(self.agent.counters()["relayed_no_agent"], 0)  # counted before it came
+        self.assertGreater(self.agent.counters()["relayed_no_agent"], 0)  # counted before the agent came
 
 
 if __name__ == "__main__":
     if os.geteuid() != 0:
         sys.exit("nginx/t/run.py: skipped, it needs root (a BPF ring buffer)")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536), most))  # an ordinary user's 1024 are few
-    own_network()  # these ports may be others' on this machine, and a killed run's nginx keeps them
-    sys.modules["run"] = sys.modules[__name__]  # what configurations.py imports
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536), most))  # an ordinary user's 1024 are too few
+    own_network()  # others may use these ports on this machine, and nginx of a killed run keeps them
+    sys.modules["run"] = sys.modules[__name__]  # for configurations.py, which imports it
     from again import *
     from board import *
     from configurations import *

@@ -1,4 +1,4 @@
-"""A payload that comes no further while all agents are at work and the client is there. run.py runs these tests."""
+"""A payload that makes no progress while all agents are running and the client is there. run.py runs these tests."""
 import os, threading
 
 import agent as agents
@@ -11,7 +11,7 @@ PART = 100_000
 
 
 class Stalled(Base):
-    """Of each handoff the client gets a part, and then nothing."""
+    """The client gets a part of each handoff, and then nothing."""
 
     def setUp(self):
         super().setUp()
@@ -29,12 +29,12 @@ class Stalled(Base):
         return path
 
     def wants(self, what):
-        """Something of the client's, which the shim stands in for; undone by removing the file that this returns."""
+        """Has the shim act for the client in some respect, until the file that this returns is removed."""
         open(self.file(what), "w").close()
         return self.file(what)
 
     def happens(self, what, times=1):
-        """Waits for something that the shim tells."""
+        """Waits for something that the shim reports."""
         for _ in range(times):
             self.until(lambda: os.path.exists(self.file(what)), timeout=40)
             os.unlink(self.file(what))
@@ -62,7 +62,7 @@ class Stalled(Base):
         self.assertEqual(self.log()[3:6], ["shortcut", str(len(BIG)), str(len(BIG))])
         with open(self.dir + "/error.log") as f:
             self.assertRegex(f.read(), r"\[error\].* comes no further than byte 100000 of .*does a firewall drop its ACKs")
-        # What is next on that connection goes another way, and other connections are not concerned.
+        # The next body on that connection is relayed; other connections are not affected.
         self.assertEqual(c.get("/big").body == BIG, True)
         self.assertEqual(self.outcome(n=2), "relayed:vain")
         self.agent.on_handoff = self.agent.serve
@@ -119,7 +119,8 @@ class StalledApplication(Application):
         self.agent.on_handoff = lambda s, h: Stalled.some(self, s, h)
 
     def hanging(self):
-        """A client that has a header and no byte yet, and what has no answer for the rest until a test sets it."""
+        """A client that has a header and no byte yet, and an event: the request for the rest gets no answer until it is
+        set."""
         answered, left = threading.Event(), [self.whole, lambda q: answered.wait(60) and b"", self.rest, self.whole]
         self.raw = Concurrent(lambda q: left.pop(0)(q))
         self.addCleanup(self.raw.close)
@@ -170,7 +171,7 @@ class StalledApplication(Application):
         self.assertEqual(c.head()[0], 200)
         self.until(lambda: len(self.raw.requests) >= 2, timeout=40)
         self.assertIsNone(field(self.raw.requests[1], "Shunt-Consent"))
-        # It was the disk, say: the backend goes on, and the client has all from there.
+        # The cause may have been the disk: the backend continues, and the client gets everything from there.
         h, client = self.stalled
         self.agent.write(client, self.agent.payload(h["offer"])[PART:])
         agents.wait_acked(client.fileno())

@@ -1,4 +1,4 @@
-"""An agent that is stopped or gone, and a backend that refuses: every response is whole all the same. run.py runs these
+"""An agent that is stopped or gone, and a backend that refuses: every response is whole nevertheless. run.py runs these
 tests."""
 import os, socket, ssl, threading, time
 
@@ -11,7 +11,7 @@ LIMIT, BUSY, NOT_ALLOWED, UNREACHABLE = 9, 13, 15, 16
 
 
 def alone(cls):
-    """Without the tests of the class whose tools it uses."""
+    """Removes the tests that a class inherits from the class whose methods it uses."""
     for name in dir(cls):
         if name.startswith("test") and name not in vars(cls):
             setattr(cls, name, None)
@@ -19,10 +19,10 @@ def alone(cls):
 
 
 class Stopped(Base):
-    """The word of the board stands still, and handoffs lie unread or half done."""
+    """The agent's word on the board does not change, and its handoffs are unread or half done."""
 
     def part(self, bytes):
-        """Each handoff stops after so many bytes, and its agent with it."""
+        """Each handoff stops after this many bytes, and its agent with it."""
         def some(s, h):
             c = self.agent.client_socket(h["handoff"])
             self.agent.write(c, self.agent.payload(h["offer"])[:bytes])
@@ -45,7 +45,7 @@ class Stopped(Base):
     def test_nothing_was_sent(self):
         self.part(0)
         c = self.goes_on()
-        # The connection goes on, and asks nobody; and when the agent is back there are shortcuts again.
+        # The connection is still usable, but there are no shortcuts until the agent is back.
         self.assertEqual(c.get("/big").body == BIG, True)
         self.assertEqual(self.outcome(n=2), "relayed:no_agent")
         self.agent.on_handoff = self.agent.serve
@@ -102,7 +102,7 @@ class Stopped(Base):
         c = Client(timeout=30)
         c.send("/big")
         self.assertEqual(c.head()[0], 200)
-        time.sleep(4) # in which all who have room would have their rest
+        time.sleep(4) # time in which clients with room would get their rest
         self.assertEqual(self.agent.counters()["relayed_stopped"], 0)
         os.unlink(shut)
         self.assertEqual(c.f.read(len(BIG)) == BIG, True)
@@ -115,7 +115,7 @@ class Stopped(Base):
 
 @alone
 class StoppedApplication(Application):
-    """What an application says of itself, and what it answers for the rest."""
+    """An application's header, and its answer for the rest."""
 
     def stopped_after(self, bytes, *answers):
         self.application(*answers)
@@ -150,7 +150,7 @@ class StoppedApplication(Application):
         with open(self.agent.shim_path + ".ahead", "w"):
             pass
         self.assertEqual(Client(timeout=30).get("/raw/x").body == BIG, True)
-        asked = [field(q, "Range").split("-")[0] for q in self.raw.requests[1:]] # more than once where all is slow
+        asked = [field(q, "Range").split("-")[0] for q in self.raw.requests[1:]] # more than one on a slow machine
         self.assertEqual((asked[0], asked[-1], len(set(asked))), ("bytes=6000", "bytes=5000", 2))
         n = self.agent.counters()
         self.assertEqual((n["relayed_stopped"], n["aborted"], self.agent.handoffs()), (1, 0, 0))
@@ -212,7 +212,7 @@ class StoppedApplication(Application):
 
 
 class Refused(Base):
-    """The backend's agent says no, when the header has left."""
+    """The backend's agent refuses after the header has left."""
 
     def refuse(self, reason):
         def no(s, h):
@@ -276,11 +276,11 @@ class Refused(Base):
         [t.start() for t in threads]; [t.join() for t in threads]
         n = self.agent.counters()
         self.assertEqual((bad, n["fetched_refused"] + n["relayed_vain"]), ([], 50))
-        self.assertGreater(n["relayed_vain"], 0)  # a backend that refuses is not asked for ever
+        self.assertGreater(n["relayed_vain"], 0)  # consents stop where a backend refuses
 
 
 class Unanswered(Base):
-    """The ring has no room for what the kernel answers."""
+    """The ring has no room for the kernel's answers."""
 
     def lose_all(self):
         self.agent.is_answer_lost = lambda: True
@@ -310,7 +310,8 @@ class Unanswered(Base):
         self.until(lambda: self.agent.handoffs() == 0)
 
     def test_a_payload_that_is_complete_before_its_beginning_is_answered(self):
-        """Its event lies before the answer in the ring, or there is no answer: nobody is told to send it again."""
+        """The event of completion comes before the answer in the ring, or there is no answer. No backend is told to
+        send it again."""
         def all_of_it(handoff, client):
             with socket.socket(fileno=os.dup(client)) as s:
                 self.agent.write(s, BIG)
@@ -350,19 +351,19 @@ class Unanswered(Base):
         waits = Client(timeout=30)
         self.assertEqual(waits.get("/etagless/big").body == BIG, True)
         self.until(lambda: not first)
-        # The end of this one is the client's word, which its worker asks the kernel for.
+        # This payload ends by the client's ACK, for which its worker asks the kernel.
         self.assertEqual(Client(timeout=30).get("/etagless/big").body == BIG, True)
         self.until(lambda: self.agent.handoffs() == 1)
         done.set()
-        self.until(lambda: self.agent.handoffs() == 0)  # before its worker would look by itself, after 15 s
+        self.until(lambda: self.agent.handoffs() == 0)  # sooner than the worker would check by itself, after 15 s
 
     def test_an_older_answer_is_not_taken_for_it(self):
-        """What the client has by that is no longer all that it has: it would get bytes twice."""
+        """An older answer says that the client has less than it really has: the client would get bytes twice."""
         def some(s, h):
             connection = self.agent.client_socket(h["handoff"])
             self.agent.write(connection, BIG[:50_000])
             agents.wait_acked(connection.fileno())
-            time.sleep(2)  # in which nginx asks where it is
+            time.sleep(2)  # meanwhile nginx asks for the state
             self.lose_all()
             self.agent.write(connection, BIG[50_000:100_000])
             agents.wait_acked(connection.fileno())
@@ -385,7 +386,8 @@ class Unanswered(Base):
 
 @alone
 class RefusedTls(Tls):
-    """OpenSSL goes on with the record numbers that nobody has used, in a generation that the backend does not have."""
+    """OpenSSL continues with the record numbers that nobody has used, in a generation that the backend does not
+    have."""
 
     def test_a_handoff_that_nobody_is_told_of_is_fetched(self):
         self.agent.is_answer_lost = lambda: True
@@ -408,7 +410,7 @@ class RefusedTls(Tls):
         self.assertEqual(self.outcome(4), "shortcut")
 
     def test_nothing_is_sealed_here_when_a_second_backend_refuses(self):
-        """The first one may have sealed records that the client has not acknowledged yet."""
+        """The first backend may have sealed records that the client has not acknowledged yet."""
         def refuse(s, h):
             self.agent.on_handoff = self.serve
             self.agent.client_socket(h["handoff"]).close()
@@ -423,7 +425,7 @@ class RefusedTls(Tls):
         self.assertEqual((n["fetched_refused"], n["failovers"]), (0, 2))
 
     def test_a_stopped_agents_payload_ends_in_a_reset(self):
-        """It may have passed on the keys, and records be on their way."""
+        """It may have passed the keys on, and records may be on their way."""
         self.agent.on_handoff = lambda s, h: self.agent.stop()
         c = TlsClient()
         c.s.settimeout(30)

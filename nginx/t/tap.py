@@ -1,9 +1,9 @@
-"""What tests say in TAP, and how two runs of the same tests differ."""
+"""Parses test results in TAP, and compares two runs of the same tests."""
 import re
 
 
 def parsed(output):
-    """{number: (state, description)}, and the reason why the file as a whole was skipped, or None."""
+    """Returns {number: (state, description)}, and the reason why the whole file was skipped, or None."""
     results, skipped = {}, None
     for line in output.splitlines():
         if m := re.match(r"1\.\.0\s*#\s*skip\S*\s*(.*)", line, re.I):
@@ -18,7 +18,7 @@ def parsed(output):
 
 
 class Result:
-    """Of one test file."""
+    """Result of one test file."""
 
     def __init__(self, output, status):
         self.assertions, self.skipped = parsed(output)
@@ -38,7 +38,7 @@ class Result:
 
 
 def differences(plain, other):
-    """{number: line} of the assertions that are not what they are in the plain run; 0 is the file as a whole."""
+    """Returns {number: line} of the assertions that differ from the plain run; 0 is the file as a whole."""
     lines = {}
     for n in sorted(plain.assertions.keys() | other.assertions.keys()):
         a, b = plain.assertions.get(n), other.assertions.get(n)

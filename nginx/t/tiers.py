@@ -1,8 +1,8 @@
 """A frontend and an intermediate in front of the suite's servers: hosts of a lab, real agents, real kernels.
 
-The suite (perl, its daemons, its nginx) runs on the lab's backend host, on that host's loopback. InFront.pm has its servers
-listen on the service network, too, and its connections to them begin on the client host, at the frontend. There
-and at the intermediate every port of the suite is one of nginx, which passes requests on to the same port:
+The suite (perl, its daemons, its nginx) runs on the lab's backend host, on that host's loopback. InFront.pm has its
+servers listen on the service network, too. Its connections to them begin on the client host, and go to the frontend.
+There and at the intermediate, nginx listens on every port of the suite, and passes requests on to the same port:
 
   8000-8999     with Shunt
   18000-18999   without
@@ -14,8 +14,8 @@ from confined import Missing, to_first_network
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
 BUILT = os.path.join(ROOT, "target/release")
 MODULE = os.path.join(ROOT, "nginx/build/ngx_http_shunt_module.so")
-PATIENCE = 60  # seconds, for what takes less than one on an idle machine
-WITHOUT = 10000  # from a port with Shunt to its port without
+PATIENCE = 60  # seconds, for steps that take less than one on an idle machine
+WITHOUT = 10000  # distance of a port without Shunt from the same port with Shunt
 
 NGINX = """
 load_module {module};
@@ -75,7 +75,7 @@ speaks_for = [{speaks_for}]
 
 
 def ends_with_us():
-    """In a child: it is told to end (SIGTERM) when this process has ended in whatever way."""
+    """In a child: has it end (SIGTERM) when this process ends, in whatever manner."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
@@ -85,7 +85,7 @@ def in_first_network():
 
 
 def until(found, what, log=None):
-    """Waits for something that is true."""
+    """Waits until a condition is true."""
     deadline = time.monotonic() + PATIENCE
     while not found():
         if time.monotonic() > deadline:
@@ -95,7 +95,7 @@ def until(found, what, log=None):
 
 
 class Host:
-    """One of the lab, as `shunt lab up` describes it."""
+    """One host of the lab, as `shunt lab up` describes it."""
 
     def __init__(self, name, namespace, addresses, bed):
         self.name, self.namespace, self.addresses = name, namespace, addresses
@@ -104,15 +104,15 @@ class Host:
         os.makedirs(self.directory, exist_ok=True)
 
     def address(self):
-        """The one in the network of the service, or its only one."""
+        """The address in the service's network, or its only one."""
         return self.addresses[-1]
 
     def command(self, command):
-        """The same command on this host."""
+        """The command that runs a command on this host."""
         return ["nsenter", f"--net=/run/netns/{self.namespace}", *command]
 
     def join(self):
-        """In a child: it becomes a process of this host."""
+        """In a child: makes it a process of this host."""
         ends_with_us()
         with open(f"{self.cgroup}/cgroup.procs", "w") as procs:
             procs.write("0")
@@ -131,14 +131,14 @@ class Tiers:
         for name in "shunt", "shuntd":
             if not os.path.exists(f"{BUILT}/{name}"):
                 raise Missing(f"target/release/{name} is missing; make build builds it")
-        # Which congestion control namespaces may have is the machine's first one's to say.
+        # Only the machine's first network namespace decides which congestion control the others may use.
         self.lab = subprocess.Popen([f"{BUILT}/shunt", "lab", "up", "--tiers", "1", "--wire", "mtu"], text=True,
                                     stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=in_first_network)
         self.hosts = self._described()
         self.frontend, self.intermediate = self.hosts["frontend"], self.hosts["intermediate1"]
         self.backend, self.client = self.hosts["backend"], self.hosts["client"]
         self.processes = []
-        # The lab's hosts are without IPv6; files of the suite need its loopback.
+        # The lab's hosts have no IPv6, but files of the suite need its loopback.
         loopback = "net.ipv6.conf.lo.disable_ipv6=0"
         subprocess.run(self.backend.command(["sysctl", "-q", "-w", loopback]), check=True)
         self._start_agents()
@@ -185,10 +185,10 @@ class Tiers:
                 (self.intermediate, self.backend, f"shunt_trust {self.frontend.address()} {self.backend.address()};")):
             if host is self.frontend:
                 shunt += f" shunt_trust {upstream.address()};"
-            listen = host.addresses[0]  # where those before it come in
+            listen = host.addresses[0]  # the address to which the tier before connects
             served = [SERVER.format(address=listen, ports="8000-8999", shunt=shunt, upstream=upstream.address()),
                       SERVER.format(address=listen, ports="18000-18999", shunt="", upstream=upstream.address())]
-            if host is self.intermediate:  # the suite's ports are the same without Shunt
+            if host is self.intermediate:  # the suite's ports are the same for requests without Shunt
                 served[1] = served[1].replace("$server_port", "$suites_port")
                 served.insert(0, "    map $server_port $suites_port { ~^1(8...)$ $1; }\n")
             configuration = f"{host.directory}/nginx.conf"
@@ -208,19 +208,20 @@ class Tiers:
         return json.loads(done.stdout) if done.returncode == 0 else None
 
     def counters(self):
-        """What servers have counted, on both sides together."""
+        """Counters of the servers, frontend and backend together."""
         both = [(self._stats(host) or {}).get("servers", {}) for host in (self.frontend, self.backend)]
         return {name: sum(side.get(name, 0) for side in both) for name in both[0].keys() | both[1].keys()}
 
     def check(self):
-        """Everything that this has started still runs."""
+        """Checks that everything that this has started still runs."""
         for process in self.processes:
             if process.poll() is not None:
                 raise Missing(f"{' '.join(process.args[2:])} has ended: {process.returncode}; its log is in "
                               f"{self.directory}")
 
     def environment(self, client, with_shunt):
-        """What InFront.pm is told: where servers listen, too, where connections to them go, and from which host."""
+        """Variables for InFront.pm: where servers listen in addition, where connections to them go, and from which
+        host."""
         return {"IN_FRONT_LISTEN": self.backend.address(), "IN_FRONT_CONNECT": self.frontend.addresses[0],
                 "IN_FRONT_FROM": f"/run/netns/{client.namespace}", "IN_FRONT_PORTS": str(0 if with_shunt else WITHOUT)}
 

@@ -1,4 +1,5 @@
-"""Handoffs of TLS connections: the agent's stand-in seals records with what nginx hands over, Python's ssl reads them."""
+"""Handoffs of TLS connections: the stand-in agent seals records with the keys that nginx hands over, and Python's ssl
+reads them."""
 import ctypes, ctypes.util, os, socket, ssl, struct, subprocess
 
 import agent as agents
@@ -13,7 +14,7 @@ crypto.EVP_CIPHER_CTX_new.restype = ctypes.c_void_p
 for name, _ in SUITES.values():
     getattr(crypto, name).restype = ctypes.c_void_p
 
-# The frontend of Base.conf on TLS as well: one name on its own, and another that a client asks for (SNI).
+# The frontend of Base.conf, on TLS as well: one server by default, and another that a client names (SNI).
 TLS = """
         listen 127.0.0.4:8443 ssl; ssl_certificate {dir}/a.pem; ssl_certificate_key {dir}/a.key;
         ssl_protocols TLSv1.2 TLSv1.3; server_name a;
@@ -28,7 +29,7 @@ SECOND = """
 
 
 def seal(h, number, content):
-    """One record of application data."""
+    """Seals one record of application data."""
     name, key_bytes = SUITES[h["tls_suite"]]
     nonce = h["tls_iv"][:4] + (int.from_bytes(h["tls_iv"][4:], "big") ^ number).to_bytes(8, "big")
     header, inner = struct.pack(">BHH", 23, 0x303, len(content) + 17), content + b"\x17"
@@ -98,7 +99,7 @@ class Tls(SeveralRequests, Base):
             self.assertEqual(c.get("/text.html").body, TEXT)
         self.assertEqual(self.log(8443, 10)[2:6], ["200", "shortcut", str(len(TEXT)), str(len(TEXT))])
         keys = self.handoffs(10)
-        # Tickets went out under the first key; each other generation has its response's header and nothing else.
+        # Tickets were sent under the first key. Each later generation has its response's header and nothing else.
         self.assertEqual([h["tls_record"] for h in keys], [0] + [1] * 9)
         self.assertEqual(len({(h["tls_key"], h["tls_iv"]) for h in keys}), 10)
         self.assertEqual({(h["tls_content_bytes"], h["tls_skip"]) for h in keys}, {(16384, 0)})

@@ -20,7 +20,7 @@ SSL_CTX *server_ctx(void)
     X509_set_pubkey(cert, key);
     CHECK(X509_sign(cert, key, EVP_sha256()) > 0);
     CHECK(SSL_CTX_use_certificate(ctx, cert) == 1 && SSL_CTX_use_PrivateKey(ctx, key) == 1);
-    /* as nginx has it */
+    /* as in nginx */
     SSL_CTX_set_mode(ctx, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_NO_AUTO_CHAIN);
     SSL_CTX_set_read_ahead(ctx, 1);
     CHECK(shunt_tls_watch(ctx) == 0);
@@ -148,7 +148,7 @@ static void backend_sends(int wire, const struct shunt_tls *keys, const unsigned
     CHECK(write(wire, records, at) == (ssize_t) at);
 }
 
-/* ---- what a client sees ---- */
+/* ---- what a client receives ---- */
 
 void client_reads(SSL *client, const void *expected, size_t n)
 {
@@ -202,7 +202,7 @@ struct shunt_tls handed_off(pair_t *p, size_t n, void (*meanwhile)(pair_t *))
     client_reads(p->client, "HEADER", 6);
     client_reads(p->client, payload, n);
 
-    /* nothing to read on a connection that is idle now */
+    /* there is nothing to read on the connection, which is idle now */
     CHECK(recv(SSL_get_fd(p->client), &n, 1, MSG_PEEK) == -1);
 
     return keys;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * For tls_test.c: a server and a client of OpenSSL, joined by a socket pair, and a backend that
- * seals records with what the server hands over.
+ * For tls_test.c: a server and a client of OpenSSL, connected by a socket pair, and a backend that
+ * seals records with the keys that the server hands over.
  */
 #ifndef SHUNT_TLS_PAIR_H
 #define SHUNT_TLS_PAIR_H
@@ -13,7 +13,7 @@
 
 #include "../../openssl/shunt_tls_state.h"
 
-/* Ends the program with the first thing that is not as it should be. */
+/* Ends the program at the first check that fails. */
 #define CHECK(what)                                                    \
     do {                                                               \
         if (!(what)) {                                                 \
@@ -33,27 +33,28 @@ typedef struct {
 } pair_t;
 
 extern unsigned char payload[PAYLOAD_MAX];
-extern unsigned char records[PAYLOAD_MAX * 2]; /* what `sealed` has made */
+extern unsigned char records[PAYLOAD_MAX * 2]; /* output of `sealed` */
 
 SSL_CTX *server_ctx(void);
-SSL_CTX *client_ctx(const char *suite); /* NULL: every suite */
+SSL_CTX *client_ctx(const char *suite); /* NULL: all suites */
 pair_t connected(SSL_CTX *server, SSL_CTX *client, SSL_SESSION *session);
 void closed(pair_t p);
 void on_a_connection(void (*test)(pair_t *));
 
-/* a backend */
+/* A backend. */
 size_t seal(unsigned char *out, const struct shunt_tls *keys, uint64_t number, int type,
             const unsigned char *content, size_t n);
 size_t sealed(const struct shunt_tls *keys, const unsigned char *content, size_t n);
 
-/* what a client sees */
+/* What a client receives. */
 void client_reads(SSL *client, const void *expected, size_t n);
 void client_sees_nothing(SSL *client);
 
-/* A backend has the keys for `n` bytes of payload, and nothing of the server's leaves any more. */
+/* Hands over the keys for `n` bytes of payload. From here on, nothing of the server's leaves. */
 struct shunt_tls frozen(pair_t *p, int fresh, size_t n);
 
-/* One response whose payload is the backend's; `meanwhile` happens before it is taken back. */
+/* One response whose payload comes from the backend. `meanwhile` runs before the connection is
+ * taken back. */
 struct shunt_tls handed_off(pair_t *p, size_t n, void (*meanwhile)(pair_t *));
 void relayed(pair_t *p);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* shunt_tls.c without nginx: what a server, a client and a backend make of its keys. */
+/* Tests shunt_tls.c without nginx: a server, a client and a backend that use its keys. */
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@ static void every_suite_and_many_responses(void)
     for (i = 0; i < 3; i++) {
         client = client_ctx(suites[i]);
         p = connected(server, client, NULL);
-        CHECK(!shunt_tls_is_fresh(p.server)); /* two tickets have gone out */
+        CHECK(!shunt_tls_is_fresh(p.server)); /* two tickets were sent */
         for (j = 0; j < sizeof(sizes) / sizeof(sizes[0]); j++) {
             handed_off(&p, sizes[j], NULL);
             CHECK(shunt_tls_is_fresh(p.server));
@@ -30,7 +30,7 @@ static void every_suite_and_many_responses(void)
     SSL_CTX_free(server);
 }
 
-/* A key that a backend has covers the header before its payload, and nothing else. */
+/* A key that a backend gets covers the header before its payload, and nothing else. */
 static void no_key_covers_anything_else(pair_t *p)
 {
     struct shunt_tls before, after;
@@ -41,11 +41,11 @@ static void no_key_covers_anything_else(pair_t *p)
     relayed(p);
     relayed(p);
     CHECK(!shunt_tls_is_fresh(p->server));
-    after = handed_off(p, 1000, NULL); /* opens a generation of its own */
+    after = handed_off(p, 1000, NULL); /* begins another generation */
     CHECK(memcmp(before.key, after.key, 32) != 0 && memcmp(before.iv, after.iv, 12) != 0);
     relayed(p);
 
-    /* and says nothing to the client any more */
+    /* The backend's key means nothing to the client any more. */
     n = seal(record, &after, 0, 23, (const unsigned char *) "forged", 6);
     CHECK(write(p->wire, record, n) == n);
     n = SSL_read(p->client, record, sizeof(record));
@@ -103,7 +103,7 @@ static void however_often_it_asks_one_update_is_the_answer(pair_t *p)
     handed_off(p, 50000, NULL);
 }
 
-/* It went nowhere, and the client would miss it. */
+/* It was not sent, and the client would miss it. */
 static void what_is_written_meanwhile_is_noticed(void)
 {
     SSL_CTX *server = server_ctx(), *client = client_ctx(NULL);
@@ -114,7 +114,7 @@ static void what_is_written_meanwhile_is_noticed(void)
         p = connected(server, client, NULL);
         frozen(&p, 0, 100);
         if (asked) {
-            asks_for_an_update(&p); /* then OpenSSL writes a KeyUpdate first */
+            asks_for_an_update(&p); /* then OpenSSL first writes a KeyUpdate */
         }
 
         CHECK(SSL_write(p.server, "lost", 4) == 4);
@@ -138,7 +138,7 @@ static void a_fatal_alert_is_told_from_all_else(pair_t *p)
     CHECK(!shunt_tls_is_broken(p->server));
     client_sees_nothing(p->client);
 
-    /* the client cannot open a record, and says so */
+    /* the client cannot open the record, and sends an alert */
     CHECK(write(p->wire, garbage, sizeof(garbage)) == sizeof(garbage));
     CHECK(SSL_read(p->client, &byte, 1) <= 0);
     CHECK(SSL_read(p->server, garbage, 3) == 3);
@@ -150,7 +150,7 @@ static void a_close_notify_is_no_fatal_alert(pair_t *p)
 {
     frozen(p, 0, 100);
     CHECK(SSL_shutdown(p->client) == 0);
-    CHECK(!shunt_tls_is_broken(p->server)); /* it may go on reading */
+    CHECK(!shunt_tls_is_broken(p->server)); /* the client may continue to read */
 }
 
 static void nothing_leaves_while_it_is_frozen(pair_t *p)
@@ -169,7 +169,7 @@ static void nothing_leaves_while_it_is_frozen(pair_t *p)
     p->server = NULL;
 }
 
-/* The kernel has refused the region: OpenSSL goes on with the header's generation. */
+/* The kernel has refused the region: OpenSSL continues in the header's generation. */
 static void a_connection_of_whose_handoff_nothing_comes_goes_on(pair_t *p)
 {
     struct shunt_tls keys, next;
@@ -228,7 +228,7 @@ static void a_resumed_connection_hands_off_too(void)
 
     handed_off(&p, 1000, NULL);
     session = SSL_get1_session(p.client);
-    (void) SSL_shutdown(p.client); /* else OpenSSL takes the session for a bad one */
+    (void) SSL_shutdown(p.client); /* otherwise OpenSSL takes the session for a bad one */
     closed(p);
     p = connected(server, client, session);
     CHECK(SSL_session_reused(p.server));
@@ -239,7 +239,7 @@ static void a_resumed_connection_hands_off_too(void)
     SSL_CTX_free(client);
 }
 
-/* record_size_limit, as GnuTLS has it in its ClientHello */
+/* Adds record_size_limit, as in GnuTLS's ClientHello. */
 static int adds_limit(SSL *s, unsigned t, unsigned context, const unsigned char **out, size_t *n,
                       X509 *x, size_t chain, int *alert, void *arg)
 {
@@ -259,7 +259,7 @@ static void a_client_that_counts_updates_by_the_clock_is_spared(void)
     CHECK(SSL_CTX_add_custom_ext(client, 28, SSL_EXT_CLIENT_HELLO, adds_limit, NULL, NULL, NULL,
                                  NULL) == 1);
     p = connected(server, client, NULL);
-    /* it pauses now and then, while the KeyUpdate of the response before has yet to leave */
+    /* There are pauses, in which the last response's KeyUpdate has yet to leave. */
     for (i = 0; i < 2000 && updates < 90; i++, p.now_ms += i % 9 ? 7 : 700) {
         if (shunt_tls_state(p.server)->waiting) {
             sent[updates++] = p.now_ms;
@@ -277,7 +277,7 @@ static void a_client_that_counts_updates_by_the_clock_is_spared(void)
         handed_off(&p, 100, NULL);
     }
 
-    CHECK(updates >= 40); /* it is not starved */
+    CHECK(updates >= 40); /* the client still gets shortcuts */
     for (i = 8; i < updates; i++) {
         CHECK(sent[i] - sent[i - 8] > 1000);
     }
@@ -285,7 +285,7 @@ static void a_client_that_counts_updates_by_the_clock_is_spared(void)
     closed(p);
     SSL_CTX_free(client);
 
-    /* one that does not is not */
+    /* a client that does not count by the clock is not limited */
     client = client_ctx(NULL);
     p = connected(server, client, NULL);
     for (i = 0; i < 100; i++) {
@@ -314,8 +314,7 @@ static void another_backend_goes_on_in_mid_record(pair_t *p)
 
         CHECK(shunt_tls_rest(p->server, cut, &rest, &from) == 0);
         CHECK(sealed(&rest, payload + from, n - from) - rest.skip == all - cut);
-        CHECK(memcmp(records + rest.skip, first + cut, all - cut) ==
-              0); /* no byte is another one */
+        CHECK(memcmp(records + rest.skip, first + cut, all - cut) == 0); /* no byte differs */
         CHECK(write(p->wire, records + rest.skip, all - cut) == (ssize_t) (all - cut));
 
         CHECK(shunt_tls_take_back(p->server, p->now_ms) == 0);
@@ -324,10 +323,10 @@ static void another_backend_goes_on_in_mid_record(pair_t *p)
     }
 
     relayed(p);
-    CHECK(shunt_tls_rest(p->server, 0, &rest, &from) == -1); /* nobody has keys now */
+    CHECK(shunt_tls_rest(p->server, 0, &rest, &from) == -1); /* nobody may have keys now */
 }
 
-/* A socket that takes a byte at a time, and a KeyUpdate before what it takes. */
+/* The socket accepts few bytes at a time, and a KeyUpdate precedes them. */
 static void a_key_update_that_leaves_in_pieces_is_whole(pair_t *p)
 {
     int least = 1, n, times;
@@ -337,7 +336,7 @@ static void a_key_update_that_leaves_in_pieces_is_whole(pair_t *p)
     for (times = 0; times < 3; times++) {
         handed_off(p, 1000, NULL);
         CHECK(setsockopt(p->wire, SOL_SOCKET, SO_SNDBUF, &least, sizeof(least)) == 0);
-        /* an AF_UNIX stream: full once it holds one more record of the same kind as those before */
+        /* an AF_UNIX stream: it is full once it holds one more record like those before */
         for (filled = 0; (n = SSL_write(p->server, filler, 4096)) > 0; filled += n) {
         }
 
@@ -358,7 +357,7 @@ static void a_key_update_that_leaves_in_pieces_is_whole(pair_t *p)
     relayed(p);
 }
 
-/* The kernel keeps what is written behind: here it is written after the payload. */
+/* In place of the kernel, this test writes the bytes behind the payload after it. */
 static void a_connection_goes_on_behind_a_payload_that_grows(pair_t *p)
 {
     static const size_t sizes[] = {1, 16384, 16385, 70000, 70000};
@@ -383,7 +382,7 @@ static void a_connection_goes_on_behind_a_payload_that_grows(pair_t *p)
             asks_for_an_update(p);
         }
     }
-    /* none grows that something was written behind */
+    /* a payload cannot grow when something was written behind it */
     CHECK(shunt_tls_go_on(p->server, &keys, 100000, p->now_ms) == -1);
     relayed(p);
 }

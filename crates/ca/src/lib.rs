@@ -3,14 +3,14 @@
 //! ```text
 //! DIR/ca.pem      certificate of the authority: every agent's `ca`
 //! DIR/ca.key      its key: stays here
-//! DIR/crl.pem     its list of certificates that are good no longer: every agent's `crl`
+//! DIR/crl.pem     its list of revoked certificates: every agent's `crl`
 //! DIR/NAME.pem    certificate of the agent NAME
-//! DIR/NAME.key    its key: goes to that machine, and is deleted here
+//! DIR/NAME.key    key of that agent: to be moved to its machine and deleted here
 //! ```
 //!
-//! Nothing but that list is ever overwritten, so that no command can take a running service's trust away by mistake. A certificate says one
-//! thing: its holder is the agent of that name (a DNS name in subjectAltName, RFC 5280, 4.2.1.6), towards those who ask
-//! and those who are asked alike.
+//! Only the list of revoked certificates is ever overwritten, so that no command can break the trust of a running
+//! service by mistake. A certificate says one thing: its holder is the agent of that name (a DNS name in
+//! subjectAltName, RFC 5280, 4.2.1.6). It is valid for both ends of a connection.
 #![forbid(unsafe_code)]
 
 mod revoked;
@@ -33,67 +33,67 @@ use revoked::Revoked;
 
 const AUTHORITY: &str = "ca";
 const AUTHORITY_DAYS: u32 = 3650;
-/// Machines' clocks differ: a certificate is good from this long before it was made.
+/// Time by which a certificate is valid before it was made, because the machines' clocks differ.
 const CLOCKS_DIFFER: Duration = Duration::hours(1);
 
-/// Why a certificate could not be made.
+/// Reasons why the authority could not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
-    /// Not a name of an agent.
+    /// The name is not one that an agent can have.
     #[error("\"{0}\" cannot be an agent's name: 1 to 63 of a-z 0-9 . _ -, and a name that DNS could have")]
     Name(String),
-    /// How long it is to be good.
+    /// The validity is not 1 to 3650 days.
     #[error("{0} days: 1 to 3650")]
     Days(u32),
-    /// Something is there already.
+    /// A file exists already.
     #[error("{0} is there already and is not overwritten: choose another name or directory, or move it away")]
     Exists(PathBuf),
-    /// No authority.
+    /// There is no authority in this directory.
     #[error("{path}: {error}; `shunt ca init` makes an authority")]
     Missing {
-        /// What could not be read.
+        /// File that could not be read.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// What is there is no authority.
+    /// The authority's certificate or key cannot be parsed.
     #[error("{path} is not what `shunt ca init` wrote: {error}")]
     Broken {
-        /// Which file.
+        /// File that cannot be parsed.
         path: PathBuf,
-        /// What is wrong.
+        /// The parser's error.
         error: rcgen::Error,
     },
-    /// What is there is no list of revoked certificates.
+    /// The list of revoked certificates cannot be parsed.
     #[error("{0} is not what `shunt ca init` and `shunt ca revoke` write")]
     NotAList(PathBuf),
-    /// No certificate to revoke.
+    /// The certificate to be revoked does not exist or cannot be parsed.
     #[error("{path}: {error}; name an agent that `shunt ca issue` made a certificate for")]
     NotIssued {
-        /// Its file.
+        /// File of the certificate.
         path: PathBuf,
-        /// What is wrong.
+        /// Error of reading or parsing it.
         error: String,
     },
     /// A file or directory cannot be written.
     #[error("cannot write {path}: {error}")]
     Write {
-        /// Which.
+        /// File or directory.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// The library.
+    /// The certificate library failed.
     #[error("cannot make a certificate: {0}")]
     Certificate(#[from] rcgen::Error),
 }
 
-/// A certificate and its key, as files.
+/// Files of a certificate and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Files {
-    /// PEM.
+    /// Certificate in PEM.
     pub certificate: PathBuf,
-    /// PEM, PKCS #8, mode 0600.
+    /// Key in PEM, PKCS #8, mode 0600.
     pub key: PathBuf,
 }
 
@@ -102,7 +102,7 @@ impl Files {
         Self { certificate: directory.join(format!("{name}.pem")), key: directory.join(format!("{name}.key")) }
     }
 
-    /// The key first: it is the one that must not be lost.
+    /// Writes both files. The key is written first, because it is the one that must not be lost.
     fn write(&self, certificate: &str, key: &KeyPair) -> Result<(), CaError> {
         for path in [&self.certificate, &self.key] {
             if path.exists() {
@@ -114,28 +114,29 @@ impl Files {
     }
 }
 
-/// What a certificate is to say.
+/// Contents of a certificate to be issued.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The agent's `name`.
+    /// Name of the agent.
     pub name: String,
-    /// Addresses that stand in it too. Agents go by the name alone; tools that show certificates may like them.
+    /// IP addresses that the certificate also lists. Agents check only the name; the addresses are for tools that show
+    /// certificates.
     pub addresses: Vec<IpAddr>,
-    /// How long it is good.
+    /// Validity in days.
     pub days: u32,
 }
 
-/// An authority's directory.
+/// Directory of an authority.
 #[derive(Clone, Debug)]
 pub struct Authority {
     directory: PathBuf,
 }
 
 impl Authority {
-    /// Makes an authority in a directory, which is made where it is missing.
+    /// Makes an authority in a directory, which is created where it is missing.
     ///
     /// # Errors
-    /// See [`CaError`]; [`CaError::Exists`] where there is one already.
+    /// See [`CaError`]; [`CaError::Exists`] where the directory has an authority already.
     pub fn create(directory: &Path) -> Result<Self, CaError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
         made.map_err(|error| CaError::Write { path: directory.into(), error })?;
@@ -152,27 +153,27 @@ impl Authority {
         Ok(authority)
     }
 
-    /// The authority that [`Authority::create`] made in a directory.
+    /// Names the authority that [`Authority::create`] has made in a directory. Reads nothing yet.
     pub fn open(directory: &Path) -> Self {
         Self { directory: directory.into() }
     }
 
-    /// Its certificate.
+    /// Path of the authority's certificate.
     #[must_use]
     pub fn certificate(&self) -> PathBuf {
         Files::of(&self.directory, AUTHORITY).certificate
     }
 
-    /// Its list of certificates that are good no longer.
+    /// Path of the list of revoked certificates.
     #[must_use]
     pub fn list(&self) -> PathBuf {
         self.directory.join("crl.pem")
     }
 
-    /// Puts an agent's certificate on the list: how many are on it then.
+    /// Revokes an agent's certificate. Returns how many certificates are revoked then.
     ///
     /// # Errors
-    /// See [`CaError`]. The list is as it was then.
+    /// See [`CaError`]. The list is unchanged then.
     pub fn revoke(&self, name: &str) -> Result<usize, CaError> {
         if !is_name(name) || name == AUTHORITY {
             return Err(CaError::Name(name.into()));
@@ -185,7 +186,7 @@ impl Authority {
         Ok(count)
     }
 
-    /// Where the certificate and key of an agent are, once they are issued.
+    /// Paths of an agent's certificate and key, once they are issued.
     #[must_use]
     pub fn files_of(&self, name: &str) -> Files {
         Files::of(&self.directory, name)
@@ -202,7 +203,7 @@ impl Authority {
         self.sign(request, agent_params(request)?)
     }
 
-    /// Makes a key and a certificate that is good from one time until another, for tests of clocks and dates.
+    /// Makes a key and a certificate with this validity, for tests of clocks and dates.
     ///
     /// # Errors
     /// See [`CaError`].
@@ -265,10 +266,10 @@ fn read(path: &Path) -> Result<String, CaError> {
     std::fs::read_to_string(path).map_err(|error| CaError::Missing { path: path.into(), error })
 }
 
-/// At once, for whoever reads it meanwhile.
+/// Replaces a file in one step (rename(2)), because others may be reading it.
 fn replace(path: &Path, text: &str) -> Result<(), CaError> {
     let next = path.with_extension("new");
-    let _ = std::fs::remove_file(&next); // of a command that was interrupted
+    let _ = std::fs::remove_file(&next); // left by a command that was interrupted
     write_new(&next, 0o644, text)?;
     std::fs::rename(&next, path).map_err(|error| CaError::Write { path: path.into(), error })
 }

@@ -1,4 +1,4 @@
-//! The list of an authority's certificates that are good no longer (RFC 5280, 5).
+//! List of an authority's revoked certificates (RFC 5280, 5).
 
 use std::path::Path;
 
@@ -8,14 +8,14 @@ use x509_parser::pem::parse_x509_pem;
 
 use crate::{AUTHORITY_DAYS, CLOCKS_DIFFER, CaError, read};
 
-/// As it is in its file.
+/// Contents of the list's file.
 pub(crate) struct Revoked {
     number: u64,
     certificates: Vec<RevokedCertParams>,
 }
 
 impl Revoked {
-    /// The first list of an authority.
+    /// Makes an empty list, for a new authority.
     pub(crate) fn none() -> Self {
         Self { number: 0, certificates: Vec::new() }
     }
@@ -35,7 +35,7 @@ impl Revoked {
         Ok(Self { number, certificates: certificates.collect() })
     }
 
-    /// Adds a certificate's number, once.
+    /// Adds a certificate's serial number, unless the list has it already.
     pub(crate) fn add(&mut self, certificate: &Path) -> Result<(), CaError> {
         let text = std::fs::read(certificate)
             .map_err(|error| CaError::NotIssued { path: certificate.into(), error: error.to_string() })?;
@@ -59,7 +59,7 @@ impl Revoked {
         self.certificates.len()
     }
 
-    /// The next list, in PEM.
+    /// Signs the list, with the next CRL number. Returns PEM.
     pub(crate) fn sign(self, issuer: &Issuer<'static, KeyPair>) -> Result<String, CaError> {
         let now = OffsetDateTime::now_utc();
         let list = CertificateRevocationListParams {

@@ -1,4 +1,4 @@
-//! `shunt ca`: certificates for agents, for trials.
+//! `shunt ca`: makes certificates for agents, for trials.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -66,7 +66,7 @@ impl CaCommand {
     /// Runs the command.
     ///
     /// # Errors
-    /// Where something is there already, or cannot be written.
+    /// When something exists already, or cannot be written.
     pub fn run(self) -> Result<()> {
         match self {
             Self::Init(init) => init.run(),

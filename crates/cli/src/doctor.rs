@@ -1,4 +1,4 @@
-//! `shunt doctor`: what is wrong with a setup, and what to do.
+//! `shunt doctor`: says what is wrong with a setup, and what to do.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ pub struct DoctorCommand {
 }
 
 impl DoctorCommand {
-    /// Whether all is well.
+    /// Examines the setup and prints the findings. Returns whether all is well.
     pub fn run(self) -> Result<bool> {
         let config = Config::read(&self.config)?;
         let trial = self.fetch.zip(self.client).map(|(url, client)| Trial::of(&url, client));
@@ -71,10 +71,10 @@ impl DoctorCommand {
     }
 }
 
-/// Between two looks at the counters.
+/// Interval at which the counters are read.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// One real handoff, of a client that an operator has somewhere else.
+/// Finding about one real handoff, for a client that the operator runs on another machine.
 fn handoff(config: &Config, patience: Duration) -> Finding {
     let finding = |verdict| Finding { area: "handoff", about: "a large body for a client elsewhere".into(), verdict };
     if let Some(verdict) = elsewhere(config) {
@@ -107,14 +107,14 @@ fn handoff(config: &Config, patience: Duration) -> Finding {
     }))
 }
 
-/// Times that the doctor's client fetches its file: the first response of a connection may have no proof yet.
+/// Number of times that the doctor's client fetches its file: the first response of a connection may have no proof yet.
 const FETCHES: usize = 2;
-/// Bodies that are shorter may be relayed.
+/// Length in bytes below which bodies may be relayed.
 const LONG: u64 = 256 << 10;
-/// Until servers have counted what has come to its end.
+/// Longest wait until servers have counted a response that has ended.
 const COUNTED: Duration = Duration::from_secs(5);
 
-/// Fault of a machine that hands nothing off.
+/// Fault of a machine that hands nothing off, because it is no frontend.
 fn elsewhere(config: &Config) -> Option<Verdict> {
     let advice = "this machine is no frontend (its shuntd.toml has no [frontend]): run it at the frontend, where clients connect";
     config.frontend.is_none().then(|| Verdict::Fault(advice.into()))
@@ -126,7 +126,7 @@ fn not_tried() -> Finding {
     Finding { area: "handoff", about: "one real shortcut".into(), verdict: Verdict::Skipped(why.into()) }
 }
 
-/// One real handoff, for a client of the doctor's own.
+/// Finding about one real handoff, for a client that the doctor makes itself.
 fn fetched(config: &Config, trial: &Trial) -> Finding {
     let about = format!("{} of {} for a client at {}", trial.path, trial.server, trial.client);
     let finding = |verdict| Finding { area: "handoff", about, verdict };
@@ -166,15 +166,16 @@ fn fetched(config: &Config, trial: &Trial) -> Finding {
     }))
 }
 
-/// Whether a shortcut that began in between brought its body. Bytes count also of one that was fetched after its first ones.
+/// Whether a shortcut both began and brought its body between the two readings. The bytes alone do not show that: they
+/// also grow where the rest of a body is fetched.
 fn took_it(before: &Stats, now: &Stats) -> bool {
     ["servers.shortcut_bytes", "servers.shortcuts"].iter().all(|name| now.count(name) > before.count(name))
 }
 
-/// Shortcuts of which the backend heard nothing, or that it refused.
+/// Counter of shortcuts that the backend refused, or of which it heard nothing.
 const REFUSED: &str = "servers.fetched_refused";
 
-/// What that counter alone does not say.
+/// Advice that the name of this counter does not give.
 fn unheard(why: &[String]) -> &'static str {
     if why.iter().any(|counter| counter == REFUSED) {
         ". The agent's log at the backend may say more. Does a firewall there drop what comes to [backend] `ports`, or a \
@@ -184,7 +185,7 @@ fn unheard(why: &[String]) -> &'static str {
     }
 }
 
-/// Why responses went another way in between.
+/// Counters that say why responses took no shortcut between the two readings.
 fn other_ways(before: &Stats, now: &Stats) -> Vec<String> {
     let grown = now.flat().into_iter().filter(|(name, value)| *value > before.count(name));
     let is_why = |name: &str| {

@@ -1,4 +1,4 @@
-//! `shunt`: the command line. A thin main; what it starts is in the other crates.
+//! `shunt`: the command line. A thin main function; the commands do their work in the other crates.
 #![forbid(unsafe_code)]
 
 mod ca;
@@ -90,10 +90,10 @@ enum Command {
     Lab(LabCommand),
 }
 
-/// How a command ended that could do its work.
+/// Ending of a command that could do its work.
 enum Outcome {
     Good,
-    /// It has said what it found wrong.
+    /// The command has printed what it found wrong.
     Faulty,
 }
 

@@ -1,4 +1,4 @@
-//! `shunt stats`: what a running agent counted.
+//! `shunt stats`: shows the counters of a running agent.
 
 use std::path::PathBuf;
 

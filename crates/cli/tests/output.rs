@@ -1,4 +1,4 @@
-//! Standard output that cannot be written, or that nobody reads.
+//! Tests of a standard output that cannot be written, or that nobody reads.
 
 use std::fs::File;
 use std::path::Path;
@@ -9,7 +9,7 @@ fn shunt(arguments: &[&str], output: Stdio) -> Output {
     command.args(arguments).stdout(output).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap()
 }
 
-/// Commands that only say something.
+/// Commands that only print something.
 fn all(authority: &str) -> [Vec<&str>; 5] {
     [
         vec!["ca", "init", authority],

@@ -1,10 +1,10 @@
-//! The decisions of the steering programs, as functions: which packet goes where, what is believed of it, and what
-//! becomes of a flow. The C is that of crates/handoff/bpf/decisions, which says what each is for; compiled for this
-//! machine, so that it can be tried without a kernel, a million times a second. What the programs themselves add, the
-//! reading and rewriting of packets and the maps, is not here.
+//! The decisions of the steering programs, as Rust functions: which packet goes where, what is believed of it, and how
+//! a flow changes. They call the C code of crates/handoff/bpf/decisions, which documents each decision. Here it is
+//! compiled for this machine, so that it can be tested without a kernel, a million times a second. The rest of the
+//! programs is not here: reading and rewriting packets, and the maps.
 //!
-//! Sequence numbers and counts are in the machine's order; times are nanoseconds of any clock that does not go back.
-//! Nothing here allocates or panics.
+//! Sequence numbers and counts are in host order. Times are in nanoseconds of any clock that does not go back. Nothing
+//! here allocates or panics.
 
 use std::ptr;
 
@@ -30,14 +30,14 @@ pub use native::{
     shunt_move as Move, shunt_state as State, spaces as Spaces, steer_counter as Counter,
 };
 
-/// A server's socket, when it asks for a region.
+/// State of a server's socket when it asks for a region.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
-    /// As bpf_tcp_sock() tells it.
+    /// The socket, as bpf_tcp_sock() describes it.
     pub socket: &'a Socket,
-    /// As the kernel's own structures tell it.
+    /// The connection, as read from the kernel's own structures.
     pub connection: &'a Connection,
-    /// Its flow is new, and its handshake is proof ([`is_handshake_of`]).
+    /// Whether its flow is new and its handshake is proof ([`is_handshake_of`]).
     pub seen_to_begin: bool,
 }
 
@@ -46,7 +46,7 @@ impl Asked<'_> {
         native::asked {
             key: FlowKey::default(),
             ring: ptr::null_mut(),
-            // Only read: the C names no pointer of the kernel's `const`.
+            // Only read: the C code declares no kernel pointer `const`
             tcp: ptr::from_ref(self.socket).cast_mut(),
             connection: *self.connection,
             seen_to_begin: self.seen_to_begin,
@@ -54,43 +54,43 @@ impl Asked<'_> {
     }
 }
 
-/// Who gets a client's packet at fe_in. Notes in the flow what it says.
+/// Decides at fe_in who gets a client's packet, and notes in the flow what the packet says.
 pub fn route(flow: &mut Flow, packet: &Packet, sack: &Sack, now: u64) -> Route {
     let mut route = Route { copy: NO_BREAK, ..Route::default() };
-    // SAFETY: all are whole values that live as long as the call.
+    // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_route(flow, packet, sack, now, &mut route) };
     route
 }
 
-/// The numbers of a copy for the backend of break `index` ([`Route::copy`]). Notes the copy in the flow.
+/// Returns the numbers of a copy for the backend of break `index` ([`Route::copy`]), and notes the copy in the flow.
 pub fn copy(flow: &mut Flow, packet: &Packet, index: u32) -> Copied {
     let mut copied = Copied::default();
-    // SAFETY: as in route(); any index is one of the flow's breaks, modulo their number.
+    // SAFETY: as in route(). Any index is valid, because it is taken modulo the number of breaks.
     unsafe { native::native_copy(flow, packet, index, &mut copied) };
     copied
 }
 
-/// What of a client's blocks lies in a region, whose copy acknowledges `ack`.
+/// Returns the part of a client's SACK blocks that lies in a region, for a copy that acknowledges `ack`.
 pub fn blocks_of_region(region: &Region, ack: u32, mut sack: Sack) -> Sack {
     // SAFETY: as in route().
     unsafe { native::native_blocks_of_region(region, ack, &mut sack) };
     sack
 }
 
-/// A client's blocks, for the frontend's kernel.
+/// Converts a client's SACK blocks to the numbers of the frontend's kernel.
 pub fn blocks_to_local(spaces: &Spaces, mut sack: Sack) -> Sack {
     // SAFETY: as in route().
     unsafe { native::native_blocks_to_local(spaces, &mut sack) };
     sack
 }
 
-/// Whose byte a router's report cites.
+/// Returns whose byte a router's report cites.
 pub fn cites(flow: &Flow, seq: u32) -> Cites {
     // SAFETY: as in route().
     unsafe { native::native_cites(flow, seq) }
 }
 
-/// What becomes of a segment of the frontend's kernel at fe_out. Notes in the flow what it says.
+/// Decides at fe_out what becomes of a segment of the frontend's kernel, and notes in the flow what the segment says.
 pub fn depart(flow: &mut Flow, packet: &Packet, now: u64) -> Departure {
     let mut departure = Departure { fate: Fate::TRANSLATED, ..Departure::default() };
     // SAFETY: as in route().
@@ -104,7 +104,7 @@ pub fn is_handshake_of(seen: &Handshake, socket: &Socket, now: u64) -> bool {
     unsafe { native::native_is_handshake_of(seen, socket, now) }
 }
 
-/// The flow of a connection that has had no region yet. `token`: random.
+/// Makes the flow of a connection that has had no region yet. `token` is random.
 pub fn new_flow(asked: &Asked<'_>, token: u32) -> Flow {
     let mut flow = Flow::default();
     // SAFETY: as in route(); the socket outlives the call.
@@ -112,37 +112,37 @@ pub fn new_flow(asked: &Asked<'_>, token: u32) -> Flow {
     flow
 }
 
-/// SHUNT_BEGIN: FE_BEGUN, or why not.
+/// SHUNT_BEGIN. Returns FE_BEGUN, or the reason of a refusal.
 pub fn begin(flow: &mut Flow, begin: &Begin, asked: &Asked<'_>) -> Counter {
     // SAFETY: as in new_flow().
     unsafe { native::native_begin(flow, begin, &asked.native()) }
 }
 
-/// SHUNT_APPEND: FE_BEGUN or FE_APPENDED, or why not.
+/// SHUNT_APPEND. Returns FE_BEGUN or FE_APPENDED, or the reason of a refusal.
 pub fn append(flow: &mut Flow, begin: &Begin, asked: &Asked<'_>) -> Counter {
     // SAFETY: as in new_flow().
     unsafe { native::native_append(flow, begin, &asked.native()) }
 }
 
-/// SHUNT_UNDO: FE_UNDONE, or why not.
+/// SHUNT_UNDO. Returns FE_UNDONE, or the reason of a refusal.
 pub fn undo(flow: &mut Flow, handoff: u64, connection: &Connection) -> Counter {
     // SAFETY: as in route().
     unsafe { native::native_undo(flow, handoff, connection) }
 }
 
-/// SHUNT_MOVE: FE_MOVED, or why not.
+/// SHUNT_MOVE. Returns FE_MOVED, or the reason of a refusal.
 pub fn move_on(flow: &mut Flow, to: &Move, asked: &Asked<'_>) -> Counter {
     // SAFETY: as in new_flow().
     unsafe { native::native_move(flow, to, &asked.native()) }
 }
 
-/// SHUNT_TAKE: FE_TAKEN, or why not. `when`: SHUNT_TAKE_*.
+/// SHUNT_TAKE. Returns FE_TAKEN, or the reason of a refusal. `when` is one of SHUNT_TAKE_*.
 pub fn take(flow: &mut Flow, handoff: u64, when: u32) -> Counter {
     // SAFETY: as in route().
     unsafe { native::native_take(flow, handoff, when) }
 }
 
-/// What SHUNT_STATE tells, the addresses and the kind of record excepted.
+/// Returns the answer to SHUNT_STATE, without the addresses and the kind of record.
 pub fn describe(flow: &Flow) -> State {
     let mut state = State::default();
     // SAFETY: as in route().
@@ -150,46 +150,47 @@ pub fn describe(flow: &Flow) -> State {
     state
 }
 
-/// A backend's word on how far apart its ACKs may be: false where it does not send the newest region.
+/// Notes a backend's word on how far apart its ACKs may be. Returns false if the backend does not send the newest
+/// region.
 pub fn space_acks(flow: &mut Flow, peer: u32, bytes: u32) -> bool {
     // SAFETY: as in route().
     unsafe { native::native_space_acks(flow, peer, bytes) }
 }
 
-/// A backend's word that its socket has heard the ACK of a payload's end: the event that follows; None where it has no
-/// say in the newest region.
+/// Notes a backend's word that its socket has got the ACK of a payload's end. Returns the event that follows. Returns
+/// None if the word is not about the active region, or that region is another peer's.
 pub fn deliver(flow: &mut Flow, peer: u32, handoff: u64) -> Option<Route> {
     let mut route = Route { copy: NO_BREAK, ..Route::default() };
     // SAFETY: as in route().
     unsafe { native::native_deliver(flow, peer, handoff, &mut route) }.then_some(route)
 }
 
-/// Nobody sends it any more: false where it is not active.
+/// Cancels a region that nobody sends any more. Returns false if the region is not active.
 pub fn cancel(flow: &mut Flow, handoff: u64) -> bool {
     // SAFETY: as in route().
     unsafe { native::native_cancel(flow, handoff) }
 }
 
-/// A sender's segment at be_out, in its own sequence space.
+/// Notes a sender's segment at be_out, in its own sequence space.
 pub fn note_sent(slot: &mut SenderSlot, packet: &Packet) {
     // SAFETY: as in route().
     unsafe { native::native_note_sent(slot, packet) }
 }
 
-/// Whether a copy at be_in is none of the frontend's. `token`: half of the flow's, as the copy has it.
+/// Whether a copy at be_in was not made by the frontend. `token` is half of the flow's token, as found in the copy.
 pub fn is_made_up(slot: &SenderSlot, packet: &Packet, token: u16) -> bool {
     // SAFETY: as in route().
     unsafe { native::native_is_made_up(slot, packet, token) }
 }
 
-/// Whether a copy at be_in acknowledges what has not been sent, or is very old.
+/// Whether a copy at be_in acknowledges bytes that have not been sent, or is very old.
 pub fn acknowledges_unsent(slot: &SenderSlot, packet: &Packet) -> bool {
     // SAFETY: as in route().
     unsafe { native::native_acknowledges_unsent(slot, packet) }
 }
 
-/// An ACK number for a sender's socket, in its own sequence space, and whether the client's was ahead of what that has
-/// sent. Notes it in the slot.
+/// Converts an ACK number to the sequence space of a sender's socket, and notes it in the slot. Also returns whether
+/// the client's number was ahead of what the socket has sent.
 pub fn take_ack(slot: &mut SenderSlot, ack: u32) -> (u32, bool) {
     let mut ahead = false;
     // SAFETY: as in route().
@@ -197,13 +198,14 @@ pub fn take_ack(slot: &mut SenderSlot, ack: u32) -> (u32, bool) {
     (own, ahead)
 }
 
-/// A number of the client's, for the frontend's kernel.
+/// Converts a number of the client's to the sequence space of the frontend's kernel.
 pub fn to_local(spaces: &Spaces, seq: u32) -> u32 {
     // SAFETY: as in route().
     unsafe { native::native_to_local(spaces, seq) }
 }
 
-/// Where the client has a segment `[seq, end)` of the frontend's kernel; None where it lies on both sides of a payload.
+/// Returns where the client sees a segment `[seq, end)` of the frontend's kernel. None if the segment lies on both
+/// sides of a payload.
 pub fn to_client(spaces: &Spaces, seq: u32, end: u32) -> Option<u32> {
     let mut client = 0;
     // SAFETY: as in route().

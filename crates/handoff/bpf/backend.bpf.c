@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Steering at a backend: what the agent's sockets send goes out as the frontend's, and what fe_in
- * steers here comes in as their client's. Attached to the interfaces that lead to clients and
+ * Steering at a backend: segments of the agent's sockets leave as the frontend's, and the ACKs that
+ * fe_in steers here arrive as their client's. Attached to the interfaces that lead to clients and
  * frontends (tc, be_in and be_out) and to a cgroup (be_connected).
  *
- * A range of ports belongs to the agent's sockets alone. What has one of them and no live sender
- * is dropped on both ways: a kernel that has closed its socket would answer with a reset, and the
- * client would get it under the frontend's name.
+ * A range of ports is reserved for the agent's sockets. A packet with such a port and no live
+ * sender is dropped in both directions: a kernel that has closed the socket would answer with a
+ * reset, and the client would get it in the frontend's name.
  *
- * The sockets of an agent that has ended are closed by the kernel, which would wait for minutes for
- * somebody to acknowledge their FIN, and let no other socket have their addresses meanwhile. Once
- * nothing of theirs is on its way any more, they get a reset in place of their own segment.
+ * The sockets of an agent that has ended are closed by the kernel. It would wait for minutes for an
+ * ACK of their FIN, and let no other socket have their addresses meanwhile. So once all of their
+ * bytes are acknowledged, they get a reset in place of their own segment.
  */
 #include <linux/bpf.h>
 #include <linux/in.h>
@@ -57,14 +57,14 @@ struct {
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } sender_slots SEC(".maps");
 
-/* Payloads whose end has been acknowledged, by their sender's key: what the agent is to pass on. A
- * ring of each agent's own. */
+/* Keys of senders whose payload's end has been acknowledged, for the agent to pass on. Not pinned:
+ * each agent has its own ring. */
 struct {
     __uint(type, BPF_MAP_TYPE_RINGBUF);
     __uint(max_entries, WORDS_BYTES);
 } words SEC(".maps");
 
-/* On a segment that comes back to its own socket, as a reset. */
+/* skb->mark of a segment that returns to its own socket as a reset. */
 #define ORPHAN_MARK 0x53490000
 
 static __always_inline bool is_reserved(__u16 port)
@@ -72,7 +72,7 @@ static __always_inline bool is_reserved(__u16 port)
     return port >= sender_port_low && port <= sender_port_high;
 }
 
-/* The sender of a client and one of our ports, or NULL. */
+/* The sender for a client on one of our ports, or NULL. */
 static __always_inline struct sender_slot *find_sender(const __u32 *client, __be16 client_port,
                                                        __be16 port)
 {
@@ -84,7 +84,7 @@ static __always_inline struct sender_slot *find_sender(const __u32 *client, __be
     return bpf_map_lookup_elem(&sender_slots, index);
 }
 
-/* The same, if it may send and receive. */
+/* The same, but NULL unless the sender is live. */
 static __always_inline struct sender_slot *live_sender(const __u32 *client, __be16 client_port,
                                                        __be16 port)
 {
@@ -128,7 +128,7 @@ static __noinline bool send_as_server(struct __sk_buff *skb, const struct packet
     return sums_follow(skb, p, &e);
 }
 
-/* Gives a socket its own segment back, as a reset that it accepts. */
+/* Turns a segment back to its own socket, as a reset that the socket accepts. */
 static __noinline int reset_orphan(struct __sk_buff *skb, const struct packet *p)
 {
     struct edit e = {};
@@ -154,7 +154,8 @@ int be_out(struct __sk_buff *skb)
         count(BE_DROP_STRAY_OUT);
         return p.payload_bytes || p.flags & TH_FIN ? reset_orphan(skb, &p) : TC_ACT_SHOT;
     }
-    /* A socket that is closed with bytes to send puts its FIN on the last of them: those go. */
+    /* A socket that is closed with bytes to send puts its FIN on the last of them: those bytes
+     * leave. */
     if (p.flags & (TH_RST | TH_SYN) || (p.flags & TH_FIN && p.payload_bytes == 0)) {
         count(BE_DROP_FIN);
         bool all_acked = !is_before(slot->acked, p.seq);
@@ -184,11 +185,11 @@ static __noinline int sack_to_sender(struct __sk_buff *skb, const struct packet 
 }
 
 /*
- * A kernel that finds in an ACK the window that it has predicted takes it for the one that it knows
- * (net/ipv4/tcp_input.c, tcp_rcv_established). What TCP_REPAIR_WINDOW sets changes what it knows,
- * and not what it predicts: it would go on to send into a window that its client has not. With a
- * flag that no prediction has, it looks at the whole of each ACK. CWR says nothing to a socket that
- * has not negotiated ECN, and no restored one has.
+ * Flag that makes a kernel process every ACK in full. For an ACK with the predicted header, the
+ * kernel keeps the window that it knows (net/ipv4/tcp_input.c, tcp_rcv_established).
+ * TCP_REPAIR_WINDOW changes the known window but not the prediction, so the socket would continue
+ * to send beyond its client's window. No prediction has this flag. CWR means nothing to a socket
+ * without ECN, and no restored socket has ECN.
  */
 #define UNPREDICTED TH_CWR
 
@@ -199,8 +200,8 @@ static __noinline bool receive_as_sender(struct __sk_buff *skb, const struct pac
     struct tcphdr *tcp = tcp_header(skb, p);
     if (!tcp)
         return false;
-    /* The newest, not the highest: a client drops what acknowledges more than it has sent, so a
-     * number that somebody has made up may not stay. */
+    /* The newest number, not the highest: a client drops segments that acknowledge more than it has
+     * sent, so a forged number must not stay. */
     slot->ack = p->seq;
     slot->window = p->window;
     bool ahead = false;
@@ -222,7 +223,8 @@ static __noinline bool receive_as_sender(struct __sk_buff *skb, const struct pac
     return cut_payload(skb, p, &e) == 0;
 }
 
-/* Of an ACK that is the socket's. One that comes again is told again: the agent knows. */
+/* Tells the agent that a payload's end is acknowledged. A repeated ACK is reported again; the agent
+ * ignores it. */
 static __noinline int tell_delivered(const struct packet *p)
 {
     struct sender_key key = {.client_port = p->source_port, .port = p->destination_port};
@@ -242,7 +244,8 @@ static __always_inline bool is_strange(struct __sk_buff *skb, const struct sende
     return !tcp || is_made_up(slot, p, bpf_ntohs(tcp->urg_ptr));
 }
 
-/* A report of a smaller path MTU, as fe_in has passed it on: into the socket's sequence numbers. */
+/* Puts a report of a smaller path MTU, which fe_in has passed on, into the socket's sequence
+ * numbers. */
 static __noinline int receive_report(struct __sk_buff *skb)
 {
     struct too_big t = {};
@@ -273,8 +276,8 @@ int be_in(struct __sk_buff *skb)
     bool parsed = parse(skb, &p);
     if (!is_reserved(bpf_ntohs(p.destination_port)))
         return parsed ? PASS : receive_report(skb);
-    /* What fe_in sends is plain and whole: nothing else comes to a sender's socket by another way.
-     */
+    /* fe_in sends plain packets without fragments, and sender's sockets get packets from nowhere
+     * else. */
     if (!parsed || p.is_odd) {
         count(BE_DROP_STRANGE);
         return TC_ACT_SHOT;
@@ -302,7 +305,7 @@ int be_in(struct __sk_buff *skb)
     return PASS;
 }
 
-/* ---- a sender's socket, as it leaves repair mode: before its slot is live ---- */
+/* ---- a sender's socket as it leaves repair mode, before its slot is live ---- */
 
 SEC("sockops")
 int be_connected(struct bpf_sock_ops *ops)
@@ -314,7 +317,7 @@ int be_connected(struct bpf_sock_ops *ops)
     __u32 client[4] = {};
     if (ops->family == AF_INET) {
         __be32 ipv4 = ops->remote_ip4;
-        barrier_var(ipv4); /* one load for both branches is not one that the verifier takes */
+        barrier_var(ipv4); /* the verifier refuses a single load that serves both branches */
         map_ipv4(client, ipv4);
     } else {
         client[0] = ops->remote_ip6[0];

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
-/* Regions that servers have begun or moved, for the agent, which finds them without a system call.
- */
+/* Regions that servers have begun or moved. The agent finds them here without a system call. */
 #ifndef BEGUN_H
 #define BEGUN_H
 
@@ -11,7 +10,7 @@
 #include "decisions/numbers.h"
 #include "steering.h"
 
-/* Of each agent's own: whoever comes after it looks among the flows. */
+/* Not pinned: each agent has its own. A new agent finds older handoffs among the flows. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, BEGUN);
@@ -27,8 +26,8 @@ static __always_inline struct begun *begun_at(__u64 handoff, __u32 ring)
     return bpf_map_lookup_elem(&begun, &index);
 }
 
-/* For the agent, which hears of this handoff by the server that is `ring`'s, after this call. A row
- * that is half old and half new is no server's. */
+/* Notes a region for the agent, which hears of its handoff after this call, from the server whose
+ * ring is `ring`. A half-written row has no handoff. */
 static __always_inline void note_begun(const struct flow_key *key, __u64 handoff, __u32 ring,
                                        __u32 peer, __u64 now)
 {
@@ -45,7 +44,8 @@ static __always_inline void note_begun(const struct flow_key *key, __u64 handoff
     b->handoff = handoff;
 }
 
-/* Its region is over, or another name's. A function of its own: fe_in's stack is full. */
+/* Forgets a region that is over, or has another name now. A function of its own, because fe_in's
+ * stack is full. */
 static __noinline int forget_begun(__u64 handoff, __u32 ring)
 {
     struct begun *b = begun_at(handoff, ring);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
-/* What the programs count. One per-CPU slot each: no atomics, summed when somebody asks. */
+/* Counters of the programs. Each core has its own: they need no atomics, and are summed when
+ * read. */
 #ifndef COUNTERS_H
 #define COUNTERS_H
 
@@ -18,7 +19,7 @@ struct {
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } counters SEC(".maps");
 
-/* STEERING_LAYOUT of whoever made the pinned maps. */
+/* STEERING_LAYOUT of the agent that made the pinned maps. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, 1);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Changing a TCP packet with its checksums.
+ * Changes to a TCP packet and its checksums.
  *
  * Fields are written in place, through direct packet access, and every change is added up in a
- * struct edit; one or two helper calls at the end bring the TCP checksum up to date. They know
- * what the program cannot see: whether skb->csum is CHECKSUM_PARTIAL, where the field holds the
- * pseudo header's sum only (net/core/utils.c, inet_proto_csum_replace_by_diff).
+ * struct edit. One or two helper calls at the end bring the TCP checksum up to date. The helpers
+ * know what the program cannot see: whether skb->ip_summed is CHECKSUM_PARTIAL, where the checksum
+ * field holds the pseudo header's sum only (net/core/utils.c, inet_proto_csum_replace_by_diff).
  *
  * Every helper call invalidates packet pointers, so none is kept across functions.
  */
@@ -26,28 +26,29 @@
 #include "decisions/numbers.h"
 #include "decisions/packet.h"
 
-/* Not in the headers of every floor kernel's libc. */
+/* Missing from the libc headers of some of the oldest supported kernels. */
 #define ETH_P_IP       0x0800
 #define ETH_P_IPV6     0x86DD
 #define ETHERNET_BYTES 14
 #define IP_OFFSET      0x1fff
 #define IP_MF          0x2000
 
-/* The filters after ours decide: we are not alone on an interface. */
+/* Verdict that leaves the decision to later filters: other programs may share the interface. */
 #define PASS TC_ACT_UNSPEC
 
 #define TCP_HEADER_MIN  20
 #define TCP_HEADER_MAX  60
 #define TCP_CHECKSUM_AT 16
-/* Where the TCP header begins at the latest, behind IPv4's options or some IPv6 extension headers.
- * A power of two, less one. */
+/* Largest offset of the TCP header, behind IPv4's options or some IPv6 extension headers. One less
+ * than a power of two. */
 #define TRANSPORT_MAX   127
 #define HEADERS_MAX     (TRANSPORT_MAX + TCP_HEADER_MAX)
 
-/* Sums of what a packet's TCP checksum has to follow, in the packet's byte order (RFC 1624). */
+/* Sums of changes that a packet's TCP checksum has to follow, in the packet's byte order (RFC
+ * 1624). */
 struct edit {
     __u64 pseudo; /* addresses and length */
-    __u64 plain;  /* all that is in the TCP header */
+    __u64 plain;  /* everything in the TCP header */
 };
 
 static __always_inline bool is_ipv6(const struct packet *p)
@@ -79,7 +80,7 @@ static __always_inline void put32(__u64 *sum, __be32 *field, __be32 value)
     *field = value;
 }
 
-/* A field among the options may lie at an odd offset: its bytes then count in swapped halves. */
+/* Value that a word at an offset adds to the checksum: at an odd offset its bytes are swapped. */
 static __always_inline __u64 at_offset(__u32 word, __u32 offset)
 {
     return offset & 1 ? (word >> 8 | word << 24) : word;
@@ -107,7 +108,8 @@ static __always_inline __u16 fold16(__u64 sum)
     return folded;
 }
 
-/* The fixed part of the TCP header; NULL never happens after parse(), but the verifier asks. */
+/* The fixed part of the TCP header. It is never NULL after parse(), but the verifier requires a
+ * check. */
 static __always_inline struct tcphdr *tcp_header(struct __sk_buff *skb, const struct packet *p)
 {
     void *end = (void *) (long) skb->data_end;
@@ -138,7 +140,7 @@ static __always_inline struct ipv6hdr *ipv6_header(struct __sk_buff *skb)
     return (void *) (ip + 1) > end ? NULL : ip;
 }
 
-/* The IPv4 header has a sum of its own; nothing offloads it. */
+/* Updates the checksum of an IPv4 header, which is not offloaded. */
 static __always_inline void ipv4_sum_follows(struct iphdr *ip, __u64 change)
 {
     ip->check = ~fold16((__u16) ~ip->check + change);
@@ -168,7 +170,8 @@ static __always_inline bool put_address(struct __sk_buff *skb, const struct pack
     return true;
 }
 
-/* As of a packet that starts here: it is not forwarded, it arrived and goes to another stack. */
+/* Sets the TTL of a new packet: this one is not forwarded, but has arrived and goes to another
+ * stack. */
 static __always_inline bool put_fresh_ttl(struct __sk_buff *skb, const struct packet *p)
 {
     if (is_ipv6(p)) {
@@ -188,7 +191,8 @@ static __always_inline bool put_fresh_ttl(struct __sk_buff *skb, const struct pa
     return true;
 }
 
-/* Flags in the 13th byte of the TCP header; the 12th, its length, goes with it for the sum. */
+/* Changes flags, in byte 13 of the TCP header. Byte 12, the header's length, is the other half of
+ * their checksum word. */
 static __always_inline void put_flags(struct edit *e, struct tcphdr *tcp, __u8 clear, __u8 set)
 {
     __be16 *field = (__be16 *) ((void *) tcp + 12);
@@ -196,11 +200,12 @@ static __always_inline void put_flags(struct edit *e, struct tcphdr *tcp, __u8 c
 }
 
 /*
- * A tag that came in a frame (IEEE 802.1Q) is no part of it any more when we see it: the kernel
- * keeps it beside the packet, and whatever port that leaves by puts it back in. It is the way's on
- * which the packet came in, and means something else, or nothing, where one of ours goes. What goes
- * on to this host's stack keeps it: by the tag it finds its sub-interface. A second tag (802.1ad)
- * stays in the frame in place of the IP protocol, so such a packet is none that parse() takes.
+ * Removes a packet's VLAN tag (IEEE 802.1Q). The kernel has moved the tag from the frame to the skb
+ * before we see it, and puts it back when the packet leaves by any port. It belongs to the link on
+ * which the packet came in, and means something else, or nothing, on the link of a packet of ours.
+ * Packets for this host's stack keep it, because the stack finds its sub-interface by the tag. With
+ * a second tag (802.1ad), which stays in the frame in place of the IP protocol, parse() takes no
+ * packet.
  */
 static __always_inline bool leaves_its_vlan(struct __sk_buff *skb)
 {
@@ -229,7 +234,9 @@ static __always_inline __s32 load_checksum(struct __sk_buff *skb, const struct p
     return field ? *field : -1;
 }
 
-/* CHECKSUM_PARTIAL packets ignore a change that is not of the pseudo header: try one. */
+/* Whether a packet is CHECKSUM_PARTIAL. Its checksum field ignores changes outside the pseudo
+ * header, so one is tried. The checksum of other packets is wrong afterwards; the caller computes
+ * it anew. */
 static __always_inline bool is_partial(struct __sk_buff *skb, const struct packet *p)
 {
     __s32 before = load_checksum(skb, p);
@@ -237,7 +244,7 @@ static __always_inline bool is_partial(struct __sk_buff *skb, const struct packe
     return load_checksum(skb, p) == before;
 }
 
-/* The sum over a TCP packet without data, pseudo header included. */
+/* The checksum sum over a TCP packet without data, pseudo header included. */
 static __noinline int header_sum(struct __sk_buff *skb, const struct packet *p)
 {
     __u64 sum = bpf_htons(IPPROTO_TCP);
@@ -265,8 +272,8 @@ static __noinline int header_sum(struct __sk_buff *skb, const struct packet *p)
 }
 
 /*
- * Cuts a packet off behind its TCP header and brings length and checksum up to date, with the
- * changes of `e`. What was cut off is not read: a real checksum is computed anew.
+ * Cuts a packet off behind its TCP header, and updates length and checksum with the changes of `e`.
+ * The data is not read: a real checksum is computed anew.
  */
 static __noinline int cut_payload(struct __sk_buff *skb, const struct packet *p, struct edit *e)
 {

@@ -70,7 +70,7 @@ static __noinline bool rewrite_departure(struct __sk_buff *skb, const struct pac
     return sums_follow(skb, p, &e);
 }
 
-/* Sends the client a probe in the place of a segment that is not to leave. */
+/* Sends the client a probe in place of a segment that must not leave. */
 static __noinline void ask_client(struct __sk_buff *skb, const struct packet *p, __u32 client_ack)
 {
     struct edit e = {};
@@ -94,7 +94,7 @@ int fe_out(struct __sk_buff *skb)
         skb->mark = 0;
         return PASS;
     }
-    /* What this machine forwards may be a backend's segment: it has its place already. */
+    /* A forwarded packet may be a backend's segment, which is already in CLIENT space. */
     if (skb->ingress_ifindex || !parse(skb, &p))
         return PASS;
     if (p.flags & TH_SYN) {

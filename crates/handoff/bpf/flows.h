@@ -29,7 +29,7 @@ struct {
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } peers SEC(".maps");
 
-/* Of a packet from the server to the client. */
+/* The flow of a packet from the server to the client. */
 static __always_inline struct flow *flow_of_servers(const void *server, __be16 server_port,
                                                     const void *client, __be16 client_port)
 {
@@ -53,7 +53,7 @@ struct {
     __array(values, struct ring);
 } rings SEC(".maps");
 
-/* The user whose processes may name a ring. */
+/* Owners of the rings: the user whose processes may name a ring. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, MAX_RINGS);
@@ -63,8 +63,9 @@ struct {
 } ring_owners SEC(".maps");
 
 /*
- * The ring number `index` for whoever makes this system call, or NULL. Rings are numbered from 0
- * on, and records of one that another user's process could name would be lies to its worker.
+ * The ring number `index`, if it belongs to the user of this system call; else NULL. Rings are
+ * numbered from 0 on, and another user's process could otherwise put false records into a worker's
+ * ring.
  */
 static __always_inline void *ring_of_caller(__u32 index)
 {

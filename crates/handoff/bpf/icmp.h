@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Path MTU discovery (RFC 1191, RFC 8201): a router that cannot pass on a packet says so to the
- * address that it came from, and cites its head. Payload segments carry the frontend's address, so
- * the report comes here, while the kernel that has to make them smaller is the backend's. fe_in
- * makes it a report about what the backend's socket has sent, and be_in one in that socket's own
- * sequence numbers; the backend's kernel then does what it does for any connection, and has the
- * last word on whether the number is in its window (net/ipv4/tcp_ipv4.c, tcp_v4_err).
+ * Path MTU discovery (RFC 1191, RFC 8201). A router that cannot forward a packet reports that to
+ * the packet's source address, and cites its head. Payload segments carry the frontend's address,
+ * so the report comes to the frontend, while the kernel that has to make them smaller is the
+ * backend's. fe_in changes the report to one about the backend's socket, and be_in changes it to
+ * that socket's own sequence numbers. The backend's kernel then acts as for any connection, and
+ * makes the final check that the number is in its window (net/ipv4/tcp_ipv4.c, tcp_v4_err).
  *
  *   Ethernet | IP | ICMP: type, code, checksum, MTU | IP | TCP: ports, sequence number ...
  *                                                     ^ cited
@@ -37,24 +37,24 @@ struct icmp_error {
     __u8 type;
     __u8 code;
     __sum16 checksum;
-    __be32 mtu; /* its lower half only in ICMPv4 */
+    __be32 mtu; /* in ICMPv4, the lower half only */
 };
 
-/* What every error cites of a TCP header (RFC 792). */
+/* Part of a TCP header that every error cites (RFC 792). */
 struct cited {
     __be16 source_port;
     __be16 destination_port;
     __be32 seq;
 };
 
-/* A report, and the packet that it cites: from us to a client. */
+/* A report, and the cited packet, which went from us to a client. */
 struct too_big {
     __u32 source[4]; /* IPv4 mapped */
     __u32 destination[4];
     __be16 source_port;
     __be16 destination_port;
     __u32 seq;
-    __u32 icmp; /* offsets in the frame */
+    __u32 icmp; /* offsets in the frame of the ICMP header and of the cited headers */
     __u32 ip;
     __u32 tcp;
 };
@@ -110,7 +110,7 @@ static __always_inline bool load_ipv6_report(struct __sk_buff *skb, struct too_b
     return true;
 }
 
-/* 0: not such a report. Invalidates packet pointers. */
+/* Returns 0 where the packet is no such report. Invalidates packet pointers. */
 static __noinline int load_too_big(struct __sk_buff *skb, struct too_big *t)
 {
     __u32 wanted = skb->len < TOO_BIG_BYTES ? skb->len : TOO_BIG_BYTES;
@@ -132,7 +132,7 @@ static __noinline int load_too_big(struct __sk_buff *skb, struct too_big *t)
     return 1;
 }
 
-/* Another sender of the cited packet. */
+/* Changes the source of the cited packet. */
 static __always_inline bool put_cited_source(struct __sk_buff *skb, const struct too_big *t,
                                              struct edit *e, const __u32 *address, __be16 port)
 {
@@ -146,7 +146,7 @@ static __always_inline bool put_cited_source(struct __sk_buff *skb, const struct
         struct iphdr *ip = frame_field(skb, t->ip, sizeof(*ip));
         if (!ip)
             return false;
-        __u64 change = 0; /* and its own checksum's: together nothing, for that of ICMP */
+        __u64 change = 0; /* of address and IPv4 checksum: they cancel out in the ICMP checksum */
         put32(&change, &ip->saddr, address[3]);
         ipv4_sum_follows(ip, change);
     }
@@ -168,9 +168,9 @@ static __always_inline bool put_cited_seq(struct __sk_buff *skb, const struct to
 }
 
 /*
- * Who the report is from, and who gets it. Not from the router any more: the way to the backend may
- * lead through it, and a router takes no packet from itself. ICMPv6 sums over the addresses, too
- * (RFC 4443, 2.3).
+ * Changes source and destination of the report. The source is no longer the router: the path to the
+ * backend may lead through it, and a router accepts no packet from itself. The checksum of ICMPv6
+ * covers the addresses, too (RFC 4443, 2.3).
  */
 static __always_inline bool put_report_addresses(struct __sk_buff *skb, const struct too_big *t,
                                                  struct edit *e, const __u32 *source,

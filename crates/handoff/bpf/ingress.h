@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Client packets as they arrive at the frontend: given to whoever decisions/arrivals.h names, as
- * that one needs them.
+ * Client packets as they arrive at the frontend. decisions/arrivals.h decides who gets each; here
+ * it is rewritten for its receiver.
  *
- * What goes to both is cloned into this interface's ingress with a mark, and on its second way
- * through here it becomes the backend's copy. The original, whose data the frontend waits for, is
- * neither delayed nor reordered by that.
+ * A packet for both the frontend's stack and a backend is cloned into this interface's ingress with
+ * a mark. The clone passes fe_in a second time and becomes the backend's copy. So the original,
+ * whose data the frontend waits for, is neither delayed nor reordered.
  */
 #ifndef INGRESS_H
 #define INGRESS_H
@@ -34,7 +34,7 @@
 #include "sack.h"
 #include "steering.h"
 
-/* skb->mark of a clone; the low bits say which of the flow's breaks it belongs to. */
+/* skb->mark of a clone; its low bits are the index of the flow's break that the copy is for. */
 #define COPY_MARK      0x53480000
 #define COPY_MARK_MASK 0xffff0000
 
@@ -88,11 +88,11 @@ static __noinline int sack_to_region(struct __sk_buff *skb, const struct packet 
 }
 
 /*
- * Turns the packet into the ACK that a backend gets: of its region alone, without data, with the
- * frontend's newest ACK number in the sequence field, from where be_in takes it, and with the
- * flow's token in the urgent pointer, which nobody looks at without URG. Not a function
- * of its own: with one more on the way to store_sack, their stacks would exceed the verifier's 512
- * bytes.
+ * Turns the packet into the ACK that a backend gets: it is about the backend's region alone, and
+ * without data. The sequence field has the frontend's newest ACK number, which be_in takes from
+ * there. The urgent pointer, which no receiver reads without URG, has half of the flow's token.
+ * This is always inlined: with one more function on the path to store_sack, their stacks would
+ * exceed the verifier's 512 bytes.
  */
 static __always_inline bool rewrite_copy(struct __sk_buff *skb, const struct packet *p,
                                          const struct steer_peer *peer, const struct copy *copy)
@@ -142,14 +142,15 @@ static __noinline int to_backend(struct __sk_buff *skb, struct packet *p, struct
         count(FE_DROP_REWRITE);
         return TC_ACT_SHOT;
     }
-    /* Routes and asks for the neighbour as for a packet of our own. bpf_fib_lookup would need the
-     * interface to be a router's (sysctl forwarding). */
+    /* Looks up route and neighbour as for a packet of this machine. bpf_fib_lookup would not do: it
+     * requires that the interface forwards packets (sysctl forwarding). */
     return bpf_redirect_neigh(is_ipv6(p) ? peer->ipv6_ifindex : peer->ipv4_ifindex, NULL, 0, 0);
 }
 
 /* ---- the program ---- */
 
-/* Whether the kernel has a connection for it already: then a SYN means nothing (RFC 5961, 4). */
+/* Whether the kernel has a connection for the packet already: then a SYN means nothing (RFC 5961,
+ * 4). */
 static __noinline bool has_connection(struct __sk_buff *skb, const struct packet *p)
 {
     struct bpf_sock_tuple t = {};
@@ -186,7 +187,7 @@ static __always_inline void report(const struct route *r)
     emit(r->ring, &r->event);
 }
 
-/* A clone of this packet comes back to fe_in, marked. */
+/* Clones the packet into this interface's ingress, marked as a copy. */
 static __always_inline void send_copy(struct __sk_buff *skb, __u32 index)
 {
     __u32 mark = skb->mark;
@@ -197,11 +198,10 @@ static __always_inline void send_copy(struct __sk_buff *skb, __u32 index)
 }
 
 /*
- * Decides who gets a client's packet, and notes in the flow what the packet says. A function of its
- * own, as the next one is:
- * the stacks of all functions that are under way at a time may have 512 bytes, and older kernels
- * round each up to 32 (kernel/bpf/verifier.c, check_max_stack_depth). What decides is over when
- * packets are rewritten.
+ * Decides who gets a client's packet, and notes in the flow what the packet says. It is a function
+ * of its own, and so is steer(), because of stack depth: the stacks of all active functions may
+ * have 512 bytes together. Older kernels round each up to a multiple of 32 (kernel/bpf/verifier.c,
+ * check_max_stack_depth). This function has returned when packets are rewritten.
  */
 static __noinline void choose_route(struct __sk_buff *skb, const struct packet *p,
                                     struct flow *flow, struct route *r)
@@ -265,7 +265,8 @@ static __always_inline void key_of_client(const struct packet *p, struct flow_ke
     key->server_port = p->destination_port;
 }
 
-/* Functions of their own, so that the key is on their stack and not on fe_in's. */
+/* Looks up the flow of a client's packet. A function of its own, like the next two: so the key is
+ * on its stack and not on fe_in's. */
 static __noinline struct flow *flow_of_clients(const struct packet *p)
 {
     struct flow_key key = {};
@@ -274,8 +275,8 @@ static __noinline struct flow *flow_of_clients(const struct packet *p)
     return bpf_map_lookup_elem(&flows, &key);
 }
 
-/* The client begins anew, and its kernel has nothing of the old connection: nobody says any more
- * what became of its region. */
+/* Forgets the flow of a client that opens a new connection, where the kernel has no socket of the
+ * old one. Nothing else would end the old connection's region, so it is reported as reset. */
 static __noinline void forget_flow(const struct packet *p, struct flow *flow)
 {
     struct route r = {};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * What only the kernel's own structures know of a connection. They are found by name (CO-RE): only
- * the fields below need to be there, wherever they are. Read with bpf_probe_read_kernel, because a
- * cgroup program has no typed pointer to a struct tcp_sock in Linux 5.15.
+ * A connection's state that only the kernel's own structures have. Fields are found by name
+ * (CO-RE): those below have to exist, at any offset. They are read with bpf_probe_read_kernel,
+ * because a cgroup program has no typed pointer to a struct tcp_sock in Linux 5.15.
  */
 #ifndef KERNEL_H
 #define KERNEL_H
@@ -37,7 +37,8 @@ struct tcp_sock {
 
 #define OPTION_BIT(tcp, field) BPF_CORE_READ_BITFIELD_PROBED(tcp, rx_opt.field)
 
-/* A socket's pointer is the kernel's address of it, but no offset may be added to that type. */
+/* The socket's address, as a plain pointer. A bpf_sock pointer has the same value, but the verifier
+ * allows no offset to be added to that type. */
 static __always_inline void *address_of(struct bpf_sock *sk)
 {
     void *address = NULL;
@@ -52,7 +53,7 @@ static __always_inline void load_connection(struct bpf_sock *sk, struct connecti
     c->write_seq = BPF_CORE_READ(tcp, write_seq);
     c->snd_wnd = BPF_CORE_READ(tcp, snd_wnd);
     c->rcv_edge = BPF_CORE_READ(tcp, rcv_wup) + BPF_CORE_READ(tcp, rcv_wnd);
-    /* tcp_clock_ms() + tsoffset, as getsockopt(TCP_TIMESTAMP) */
+    /* tcp_clock_ms() + tsoffset, like getsockopt(TCP_TIMESTAMP) */
     c->tsval = bpf_ktime_get_ns() / 1000000 + BPF_CORE_READ(tcp, tsoffset);
     c->ts_recent = BPF_CORE_READ(tcp, rx_opt.ts_recent);
     c->snd_wscale = OPTION_BIT(tcp, snd_wscale);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
-/* From bytes to a struct packet. */
+/* Reads a frame into a struct packet. */
 #ifndef PARSE_H
 #define PARSE_H
 
@@ -21,7 +21,7 @@
 #define TCPOPT_NOP         1
 #define TCPOPT_SACK        5
 #define TCPOPT_TIMESTAMP   8
-/* What nearly every packet's options are: two NOPs, then timestamps (RFC 7323, appendix A). */
+/* The options of nearly every packet: two NOPs, then timestamps (RFC 7323, appendix A). */
 #define USUAL_OPTIONS      bpf_htonl(0x0101080a)
 #define USUAL_HEADER_BYTES 32
 
@@ -30,7 +30,7 @@
 
 enum parsed {
     PARSED_TCP,
-    PARSED_OTHER, /* not TCP, or not whole: not ours */
+    PARSED_OTHER, /* not TCP, or not a whole segment: not for these programs */
     PARSED_SHORT, /* the headers are not all in the linear part of the skb */
 };
 
@@ -56,8 +56,8 @@ static __always_inline void note_option(struct __sk_buff *skb, struct packet *p,
 }
 
 /*
- * Options in any order and at any offset. A malformed one ends the search, as in the kernel. Not
- * static: the verifier then looks at it once, and not once for each caller.
+ * Finds options in any order and at any offset. A malformed one ends the search, as in the kernel.
+ * Not static: so the verifier checks it once, and not for each caller.
  */
 __noinline int scan_options(struct __sk_buff *skb, struct packet *p)
 {
@@ -67,7 +67,7 @@ __noinline int scan_options(struct __sk_buff *skb, struct packet *p)
         return PARSED_OTHER;
 
     for (int i = 0; i < TCP_HEADER_MAX - TCP_HEADER_MIN; i++) {
-        /* Changes nothing, but every round then looks the same to the verifier. */
+        /* Changes nothing, but makes every round look the same to the verifier. */
         at &= 63;
         barrier_var(at);
         if (at >= p->header_bytes)
@@ -91,13 +91,12 @@ __noinline int scan_options(struct __sk_buff *skb, struct packet *p)
 struct extension {
     __u8 next;
     __u8 eights;     /* length in 8 bytes, the first 8 not counted (RFC 8200, 4.2) */
-    __be16 fragment; /* of a fragment header (4.5): offset, and in the lowest bit whether more
-                        follow */
+    __be16 fragment; /* of a fragment header (4.5): offset; lowest bit: more follow */
 };
 
 /*
- * Moves p->transport behind IPv6's extension headers. Others than these, and more of them than fit
- * before TRANSPORT_MAX, are no client's whose connection is handed off. Not static: see
+ * Moves p->transport behind IPv6's extension headers. A client whose connection is handed off uses
+ * no other headers than these, nor more than fit before TRANSPORT_MAX. Not static: see
  * scan_options.
  */
 __noinline int skip_extensions(struct __sk_buff *skb, struct packet *p, __u32 next)
@@ -172,7 +171,8 @@ static __noinline int parse_linear(struct __sk_buff *skb, struct packet *p)
     if (parsed != PARSED_TCP)
         return parsed;
 
-    /* Also of a first fragment that ends in the TCP header (RFC 1858). */
+    /* Ports are read also where a first fragment ends within the TCP header (RFC 1858): be_in goes
+     * by them. */
     __be16 *ports = tcp_field(skb, p, 0, 2 * sizeof(*ports));
     if (!ports)
         return PARSED_SHORT;
@@ -182,7 +182,8 @@ static __noinline int parse_linear(struct __sk_buff *skb, struct packet *p)
     if (!tcp)
         return PARSED_SHORT;
     p->header_bytes = tcp->doff * 4;
-    /* A packet larger than its length field (BIG TCP) has 0 there: the frame's own length. */
+    /* A packet longer than its length field (BIG TCP) has 0 there: the frame's own length
+     * counts. */
     if (segment_bytes == 0 || skb->len > 0xffff)
         segment_bytes = skb->len - p->transport;
     if (p->header_bytes < TCP_HEADER_MIN || p->header_bytes > segment_bytes ||
@@ -207,7 +208,7 @@ static __noinline int parse_linear(struct __sk_buff *skb, struct packet *p)
     return PARSED_TCP;
 }
 
-/* False: not a TCP packet that the programs look at. Invalidates packet pointers. */
+/* Returns false where these programs do not handle the packet. Invalidates packet pointers. */
 static __always_inline bool parse(struct __sk_buff *skb, struct packet *p)
 {
     __builtin_memset(p, 0, sizeof(*p));

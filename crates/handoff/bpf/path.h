@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
-/* Reports of a smaller path MTU (icmp.h) as they arrive at the frontend: given to whoever
- * decisions/reports.h names. */
+/* Reports of a smaller path MTU (icmp.h) as they arrive at the frontend, passed on as
+ * decisions/reports.h says. */
 #ifndef PATH_H
 #define PATH_H
 
@@ -48,7 +48,7 @@ static __always_inline int report_to_server(struct __sk_buff *skb, const struct 
     return PASS;
 }
 
-/* Any packet that is not TCP. */
+/* Handles any packet that is not TCP. */
 static __noinline int steer_report(struct __sk_buff *skb)
 {
     struct too_big t = {};

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Client packets with IP options, IPv6 extension headers, or in fragments. Here they pass before
- * the kernel puts fragments together again. Only the first fragment has the TCP header; its
- * checksum is that of all of them, but follows a change of the header alike (RFC 1624). So the
- * frontend's stack gets such packets as they came, translated.
+ * Client packets with IP options, IPv6 extension headers, or in fragments. They pass here before
+ * the kernel reassembles fragments. Only the first fragment has the TCP header. The checksum in it
+ * covers all fragments, but can be updated for a change of the header alone (RFC 1624). So the
+ * frontend's stack gets such packets translated, but otherwise as they came.
  *
- * What leaves for a backend, or back to the client, is made plain first: a backend needs the TCP
- * header alone, and takes nothing else (be_in).
+ * Packets for a backend, or back to the client, are made plain first: a backend needs the TCP
+ * header alone, and drops anything else (be_in).
  */
 #ifndef PLAIN_H
 #define PLAIN_H
@@ -53,9 +53,9 @@ static __always_inline bool store_plain_ipv6(struct __sk_buff *skb, __u32 extra)
 }
 
 /*
- * Takes out what lies between IP and TCP header, and the sign that more fragments follow. The TCP
- * checksum of a first fragment is wrong from here on: the caller cuts the data off, which makes it
- * anew.
+ * Removes what lies between the IP and the TCP header, and the flag that more fragments follow. It
+ * leaves a first fragment's TCP checksum wrong. The caller cuts its data off, which computes the
+ * checksum anew.
  */
 static __noinline int make_plain(struct __sk_buff *skb, struct packet *p)
 {

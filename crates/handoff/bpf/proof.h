@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
  * Proof that a client's packets pass fe_in, and its server's fe_out, as the server's socket numbers
- * them. Steering rests on that, and no configuration can promise it: netfilter may give a
- * connection other addresses, ports (DNAT, REDIRECT) or sequence numbers (SYNPROXY) behind these
- * programs, a tunnel's packets pass them in others, and an interface may not be listed.
+ * them. Steering needs that, and no configuration can promise it. Behind these programs, netfilter
+ * may change a connection's addresses, ports (DNAT, REDIRECT) or sequence numbers (SYNPROXY). A
+ * tunnel's packets pass here inside other packets, and an interface may not be listed.
  *
- * Either of two is enough:
+ * Either of these two is enough:
  *
- *   handshake   a SYN at fe_in and its SYN-ACK at fe_out, under the socket's addresses and ports,
- *               whose initial sequence numbers are the socket's (RFC 9293, 3.4). Kept for the ports
- *               that handoffs are asked for on, so that a connection's first response can be
- *               handed off, and for HANDSHAKE_SECONDS: one that never became a flow says nothing
- *               of a later connection with the same addresses and ports.
+ *   handshake   a SYN at fe_in and its SYN-ACK at fe_out, with the socket's addresses, ports and
+ *               initial sequence numbers (RFC 9293, 3.4). Handshakes are kept for ports on which
+ *               handoffs are requested, so that a connection's first response can be handed off.
+ *               They are kept for HANDSHAKE_SECONDS: a handshake whose connection never became a
+ *               flow proves nothing of a later one with the same addresses and ports.
  *   packets     of a connection that has a flow: an ACK number of the client's at fe_in, and the
  *               newest segment at fe_out, lie in what the socket has outstanding. The ACK is the
- *               newest, as a stranger's may lie further on, or the furthest, as an old one may come
- *               late, behind the request. A connection whose handshake nobody has seen gets a flow
+ *               newest, as a stranger's may lie further ahead, or the furthest, as an old one may
+ *               come late, after the request. A connection whose handshake was not seen gets a flow
  *               when a handoff is refused, and may be handed off from its next response on.
  *
- * A SYN proves nothing before the server has answered it, so that one in a connection's name leaves
- * its handshake as it is. Whoever sends many SYNs pushes handshakes of others out of the map: that
- * costs those connections one shortcut each.
+ * A SYN proves nothing before the server has answered it. So a forged SYN leaves the handshake of
+ * the connection that it names unchanged. A sender of many SYNs pushes other handshakes out of the
+ * map: that costs each of those connections one shortcut.
  */
 #ifndef PROOF_H
 #define PROOF_H
@@ -44,8 +44,8 @@ struct {
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } handshakes SEC(".maps");
 
-/* By port in the machine's order; 1: handoffs are asked for there. Only what has a socket there can
- * say so. */
+/* Ports on which handoffs are requested, by the port in the machine's order; 1: yes. Only a process
+ * with a socket on a port can set its entry. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, PORTS);
@@ -73,7 +73,7 @@ static __always_inline bool is_watched(__be16 port)
     return watched && *watched;
 }
 
-/* A SYN at fe_in. */
+/* Notes a SYN at fe_in. */
 static __noinline int note_syn(const struct flow_key *key, const struct packet *p)
 {
     if (p->flags & TH_ACK || !is_watched(p->destination_port))
@@ -88,7 +88,7 @@ static __noinline int note_syn(const struct flow_key *key, const struct packet *
     return 0;
 }
 
-/* A SYN-ACK at fe_out. */
+/* Notes a SYN-ACK at fe_out. */
 static __noinline int note_syn_ack(const struct packet *p)
 {
     struct flow_key key = {.server_port = p->source_port, .client_port = p->destination_port};

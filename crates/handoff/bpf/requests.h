@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * What the agent asks of the flow table. No packets: the agent runs these (BPF_PROG_TEST_RUN) with
- * what it asks behind an Ethernet header, because user space cannot change one field of a flow, nor
- * take one out only if it is still the same, while packets are changing it.
+ * Requests of the agent to the flow table. The programs get no packets: the agent runs them
+ * (BPF_PROG_TEST_RUN) with its request behind an Ethernet header. The reason is that packets change
+ * flows at any time. User space can neither change a single field of a flow, nor delete a flow on
+ * the condition that it is unchanged.
  */
 #ifndef REQUESTS_H
 #define REQUESTS_H
@@ -21,7 +22,7 @@
 #include "ingress.h"
 #include "steering.h"
 
-/* A struct spacing. */
+/* Handles a struct spacing. */
 SEC("tc")
 int fe_spacing(struct __sk_buff *skb)
 {
@@ -40,7 +41,7 @@ int fe_spacing(struct __sk_buff *skb)
     return its_own ? PASS : TC_ACT_SHOT;
 }
 
-/* A struct delivery. Before the client's own claim it completes nothing. */
+/* Handles a struct delivery. It completes nothing before the client's own claim. */
 SEC("tc")
 int fe_delivered(struct __sk_buff *skb)
 {
@@ -65,7 +66,7 @@ int fe_delivered(struct __sk_buff *skb)
     return PASS;
 }
 
-/* A struct cancelling: who still tries to send on that connection resets it. */
+/* Handles a struct cancelling. A server that still sends on that connection resets it. */
 SEC("tc")
 int fe_cancel(struct __sk_buff *skb)
 {
@@ -85,7 +86,7 @@ int fe_cancel(struct __sk_buff *skb)
     return is_its_own ? PASS : TC_ACT_SHOT;
 }
 
-/* A struct forgetting. A new connection of the same addresses and ports is not the one meant. */
+/* Handles a struct forgetting. A newer connection with the same addresses and ports stays. */
 SEC("tc")
 int fe_forget(struct __sk_buff *skb)
 {

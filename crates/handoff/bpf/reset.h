@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Resets that reach whoever they are for.
+ * Resets that reach their receiver.
  *
- * A receiver takes a reset at its next sequence number alone (RFC 5961, 3.2). The frontend knows of
- * that number what the client has acknowledged, and where the last ACK was lost the client's is
- * further on: a reset before it is an old segment, which it drops without a word, and its sender
- * repeats that one forever. A reset elsewhere in the window it answers by an ACK of its next
- * sequence number (challenge ACK). So a reset goes to three places:
+ * A receiver accepts a reset at its next sequence number only (RFC 5961, 3.2). The frontend knows
+ * that number from the client's ACKs. Where the last ACK was lost, the client's number is further
+ * on. It then drops the reset as an old segment without an answer, and the sender repeats it
+ * forever. To a reset elsewhere in its window it answers with an ACK of its next sequence number
+ * (challenge ACK). So a reset goes to three places:
  *
- *   client_ack    the next, where nothing was lost
- *   edge - 1      the last byte that the client has room for: in its window, wherever the next is,
- *                 and it says so
- *   edge          the next, where all of the window has arrived
+ *   client_ack    the next number, where nothing was lost
+ *   edge - 1      the last byte that the client has room for: in its window at any next number, so
+ *                 the client answers
+ *   edge          the next number, where all of the window has arrived
  *
- * and what the client says then is answered with a reset at the very number: by the frontend's
- * kernel where its socket is gone, by fe_in where it is closed and waits.
+ * The client's answer is answered with a reset at exactly its number: by the frontend's kernel
+ * where its socket is gone, by fe_in where the socket is closed and waits.
  */
 #ifndef RESET_H
 #define RESET_H
@@ -32,10 +32,10 @@
 #include "edit.h"
 #include "plain.h"
 
-/* skb->mark of a clone that leaves as it is. */
+/* skb->mark of a clone that leaves unchanged. */
 #define RESET_MARK 0x534a0000
 
-/* Makes a packet the reset that answers it. The caller brings the checksums up to date. */
+/* Turns a packet into the reset that answers it. The caller brings the checksums up to date. */
 static __always_inline bool turn_around(struct __sk_buff *skb, const struct packet *p,
                                         struct edit *e)
 {
@@ -61,7 +61,7 @@ static __always_inline bool turn_around(struct __sk_buff *skb, const struct pack
     return true;
 }
 
-/* Sends a client its own packet back. */
+/* Returns a packet to the client, as a reset. */
 static __noinline int answer_with_reset(struct __sk_buff *skb, struct packet *p)
 {
     struct edit e = {};
@@ -85,8 +85,8 @@ static __noinline bool move_seq(struct __sk_buff *skb, const struct packet *p, _
     return sums_follow(skb, p, &e);
 }
 
-/* Of a reset as it leaves: it goes out as it is, and to both sides of `edge`. What a full queue
- * drops is sent again. */
+/* Sends a reset that leaves to two more places, on both sides of `edge`. If a full queue drops it,
+ * the kernel sends it again. */
 static __noinline bool spread_reset(struct __sk_buff *skb, const struct packet *p, __u32 edge)
 {
     __u32 mark = skb->mark;

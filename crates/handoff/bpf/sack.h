@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * The blocks of a selective acknowledgement (RFC 2018, D-SACK RFC 2883), read, mapped into another
- * sequence space by the caller, and written back in place. Blocks that are empty in that space
- * leave; the rest move up, so that a first block stays first, and NOPs fill the end.
+ * The blocks of a selective acknowledgement (RFC 2018, D-SACK RFC 2883). They are read here, mapped
+ * into another sequence space by the caller, and written back in place. Blocks that are empty in
+ * that space are removed. The others move up, so that a first block stays first, and NOPs fill the
+ * end.
  */
 #ifndef SACK_H
 #define SACK_H
@@ -22,7 +23,7 @@ static __always_inline __u32 sack_block_at(const struct packet *p, __u32 block)
     return p->sack + 2 + 8 * block;
 }
 
-/* How many blocks there are. */
+/* Reads the blocks. Returns their number. */
 static __noinline __u32 load_sack(struct __sk_buff *skb, const struct packet *p, struct sack *sack)
 {
     __u32 blocks = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * SHUNT_BEGIN and what else there is (include/shunt.h), as a cgroup program: it runs in the system
- * call of whoever owns the socket, with the socket locked, so that nothing can be sent between
- * reading where it is and the region being there.
+ * SHUNT_BEGIN and the other options of include/shunt.h, as a cgroup program. It runs in the system
+ * call of the socket's owner with the socket locked. So nothing can be sent between the moment that
+ * the socket's state is read and the moment that the region exists.
  */
 #ifndef SOCKOPT_H
 #define SOCKOPT_H
@@ -32,12 +32,12 @@
 #define REFUSED 0 /* EPERM */
 #define ALLOWED 1
 
-/* Where an option's value is longer than the kernel shows to programs, they must say that they
- * have not touched it, or the call fails (Documentation/bpf/prog_cgroup_sockopt.rst). */
+/* A program that gets a value longer than the kernel shows must set optlen to 0, for unchanged, or
+ * the call fails (Documentation/bpf/prog_cgroup_sockopt.rst). */
 #define VISIBLE_BYTES 4096
 
-/* Set by the loader. Several agents may share a machine, one in each network namespace; a cgroup
- * program runs for all of them. 0: any. */
+/* Cookie of the agent's network namespace, set by the loader; 0: any. Several agents may share a
+ * machine, one in each network namespace, and a cgroup program runs for all of them. */
 const volatile __u64 netns_cookie = 0;
 
 static __always_inline bool is_ours(struct bpf_sockopt *ctx)
@@ -52,7 +52,7 @@ static __always_inline int not_ours(struct bpf_sockopt *ctx)
     return ALLOWED;
 }
 
-/* False: not a connection that can be handed off. */
+/* Returns false where the socket is not a connection that can be handed off. */
 static __always_inline bool flow_key_of(struct bpf_sock *sk, struct flow_key *key)
 {
     __u32 *client = (__u32 *) key->client_address;
@@ -98,9 +98,9 @@ static __always_inline bool is_link_local(const __u8 *address)
 }
 
 /*
- * Whether another machine can send to the client as this one. What this machine sends to itself
- * crosses no interface that is steered, and a link-local address, of either end, means another host
- * on each link.
+ * Whether another machine can send to the client in this machine's name. What a machine sends to
+ * itself crosses no steered interface. A link-local address, of either end, means another host on
+ * each link.
  */
 static __always_inline bool is_elsewhere(const struct flow_key *key)
 {
@@ -116,7 +116,7 @@ static __always_inline bool is_elsewhere(const struct flow_key *key)
     return !is_link_local(key->client_address) && !is_link_local(key->server_address);
 }
 
-/* Whether `peer` may send a region of this socket; else why not. */
+/* Whether `peer` may send a region of this socket. Sets `refusal` where it may not. */
 static __always_inline bool may_send(__u32 index, const struct flow_key *key,
                                      enum steer_counter *refusal)
 {
@@ -163,7 +163,7 @@ static __always_inline struct flow *find_or_insert(struct asked *a)
 static __always_inline void describe(const struct flow_key *key, struct flow *flow,
                                      struct shunt_state *state)
 {
-    __builtin_memset(state, 0, sizeof(*state)); /* padding too: it leaves the kernel */
+    __builtin_memset(state, 0, sizeof(*state)); /* padding, too: user space will see it */
     __builtin_memcpy(state->flow.client_address, key->client_address,
                      sizeof(state->flow.client_address));
     __builtin_memcpy(state->flow.server_address, key->server_address,
@@ -178,7 +178,8 @@ static __always_inline void describe(const struct flow_key *key, struct flow *fl
     bpf_spin_unlock(&flow->lock);
 }
 
-/* The caller looks into the ring when its call returns: no need to wake it. */
+/* Puts the flow's state into the ring. The caller reads the ring when its call returns, so nothing
+ * needs to be woken. */
 static __always_inline void report_state(void *ring, const struct flow_key *key, struct flow *flow)
 {
     struct shunt_state state;
@@ -234,7 +235,7 @@ static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct 
         report_refusal(asked.ring, begin.handoff, result);
     }
     if (result == FE_REFUSED_UNPROVEN)
-        watch_port(asked.key.server_port); /* connections to come are watched from the beginning */
+        watch_port(asked.key.server_port); /* the handshakes of later connections are noted */
     return result;
 }
 
@@ -330,7 +331,7 @@ static __always_inline void cancel(struct bpf_sock *sk)
     }
 }
 
-/* False: no such ring, or not a connection. */
+/* Returns false where there is no such ring, or the socket is not a connection. */
 static __always_inline bool tell_state(struct bpf_sockopt *ctx, struct bpf_sock *sk)
 {
     __u32 *value = ctx->optval;
@@ -390,9 +391,9 @@ int fe_setsockopt(struct bpf_sockopt *ctx)
         if (!tell_state(ctx, sk))
             return REFUSED;
     } else {
-        return ALLOWED; /* to the kernel, which says ENOPROTOOPT */
+        return ALLOWED; /* the kernel answers ENOPROTOOPT */
     }
-    ctx->optlen = -1; /* all done: the kernel need not look */
+    ctx->optlen = -1; /* handled: the kernel skips its own setsockopt */
     return ALLOWED;
 }
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Maps that the steering programs share with user space. The Rust types are generated from this
- * file's BTF by the skeleton (crates/handoff/build.rs); nothing here is written twice.
+ * Maps that the steering programs share with user space. The skeleton generates the Rust types from
+ * this file's BTF (crates/handoff/build.rs), so that nothing here is written twice.
  *
- * Addresses are 16 bytes, IPv4 as ::ffff:a.b.c.d; ports and addresses in network order, sequence
- * numbers and counts in the machine's.
+ * Addresses are 16 bytes, IPv4 as ::ffff:a.b.c.d. Ports and addresses are in network order,
+ * sequence numbers and counts in the machine's order.
  */
 #ifndef STEERING_H
 #define STEERING_H
@@ -14,8 +14,8 @@
 
 #include "../../../include/shunt.h"
 
-/* Of the pinned maps. Grows with any change to what a field below means: an agent takes over only
- * maps of its own layout. */
+/* Version of the pinned maps, to be raised with any change to the meaning of a field below. An
+ * agent takes over only maps of its own layout. */
 #define STEERING_LAYOUT 11
 
 #define MAX_FLOWS         65536
@@ -23,13 +23,13 @@
 #define MAX_PEERS         64 /* SHUNT_BOARD_PEERS */
 #define MAX_RINGS         512
 #define MAX_HANDSHAKES    65536
-#define BEGUN_OF_A_RING   64 /* a power of two */
+#define BEGUN_OF_A_RING   64 /* newest regions kept for each ring; a power of two */
 #define BEGUN             (MAX_RINGS * BEGUN_OF_A_RING)
 #define PORTS             65536
-#define HANDSHAKE_SECONDS 60     /* how long a handshake proves something */
-#define RING_BYTES        262144 /* 8,192 completions between two looks of a worker */
-#define WORDS_BYTES       262144 /* the same of payloads, between two looks of a backend's agent */
-/* Payloads whose sequence numbers are remembered for late segments and ACKs. A power of two. */
+#define HANDSHAKE_SECONDS 60     /* time for which a handshake counts as proof */
+#define RING_BYTES        262144 /* 8,192 completions between two reads by a worker */
+#define WORDS_BYTES       262144 /* 8,192 payloads between two reads by a backend's agent */
+/* Payloads whose sequence numbers are kept, to translate late segments and ACKs. A power of two. */
 #define BREAKS            4
 
 /* A client connection, as the frontend sees it. */
@@ -42,55 +42,55 @@ struct flow_key {
 
 /*
  * Two sequence spaces meet here. LOCAL is what the frontend's kernel counts. CLIENT is what the
- * client sees. They differ by the payload bytes that others have sent before that point:
+ * client sees. They differ by the payload bytes that backends have sent before that point:
  *
  *   LOCAL   header 1 |header 2 |
  *   CLIENT  header 1 |payload 1|header 2 |payload 2|
  *                    ^start    ^start+length
  *
  * A break is one payload. CLIENT minus LOCAL is `start - local` just before it, and `length` more
- * after it; a break of length 0 is an anchor (decisions/spaces.h).
+ * after it. A break of length 0 is an anchor (decisions/spaces.h).
  */
 struct flow_break {
-    __u32 local;  /* LOCAL sequence number at which it begins */
+    __u32 local;  /* LOCAL sequence number at which the payload is inserted */
     __u32 start;  /* CLIENT sequence number of the payload's first byte */
-    __u64 length; /* payload bytes: may exceed 2^32 */
-    __u32 peer;   /* who sends it */
+    __u64 length; /* payload bytes; may exceed 2^32 */
+    __u32 peer;   /* backend that sends it: index into `peers` */
     __u32 end;    /* END_* */
 };
-/* What is known of a payload's last byte (decisions/claims.h). */
-#define END_WORD      1 /* its backend's word is needed */
+/* Bits of `end`: state of the payload's last byte (decisions/claims.h). */
+#define END_WORD      1 /* its backend's agent must confirm that it is acknowledged */
 #define END_CLAIMED   2 /* the client has acknowledged it */
-#define END_DELIVERED 4 /* to the backend, which had sent it */
+#define END_DELIVERED 4 /* its backend's agent has confirmed that */
 
-/* How the two sequence spaces of a flow map onto each other. */
+/* How a flow's two sequence spaces map onto each other. */
 struct spaces {
-    __u32 made;   /* breaks so far; breaks[(made - 1) & (BREAKS - 1)] is the newest */
-    __u32 status; /* SHUNT_REGION_* of the newest */
-    __u64 acked;  /* of the newest region: payload bytes that the client's newest ACK claims */
+    __u32 made;   /* breaks made so far; breaks[(made - 1) & (BREAKS - 1)] is the newest */
+    __u32 status; /* SHUNT_REGION_* of the newest break */
+    __u64 acked;  /* payload bytes of the newest region that the client's newest ACK claims */
     struct flow_break breaks[BREAKS];
 };
 
 struct flow {
     struct bpf_spin_lock lock;
-    __u32 regions; /* handoffs begun so far */
+    __u32 regions; /* handoffs that the flow has begun so far */
     struct spaces spaces;
-    __u64 handoff;      /* of the newest region: its owner's name for it */
-    __u64 hold_until;   /* of the newest region: fewer payload bytes acknowledged is no news */
-    __u64 passed_ns;    /* CLOCK_MONOTONIC (coarse) of the last ACK that went to its backend */
+    __u64 handoff;      /* the newest region's handoff, as its server calls it */
+    __u64 hold_until;   /* ACKs of fewer payload bytes of the newest region may be held back */
+    __u64 passed_ns;    /* CLOCK_MONOTONIC (coarse) of the last ACK sent on to the backend */
     __u64 last_seen_ns; /* CLOCK_MONOTONIC (coarse) of the last packet of either side */
-    __u32 ring;         /* where the newest region's completion goes */
-    /* what of the client's packets and the frontend's own has passed */
+    __u32 ring;         /* ring that is told of the newest region's completion */
+    /* from packets of the client and of the frontend that have passed */
     __u32 client_ack;    /* newest ACK number of the client, CLIENT space (decisions/claims.h) */
     __u32 client_tsval;  /* newest timestamp of the client */
-    __u32 client_tsecr;  /* newest timestamp that it has echoed: ours must not go back */
-    __u32 edge;          /* highest number that it has had room before, CLIENT space */
+    __u32 client_tsecr;  /* newest timestamp that the client has echoed: ours must not go back */
+    __u32 edge;          /* highest right edge of the client's window so far, CLIENT space */
     __u32 server_ack;    /* highest ACK number of the frontend's kernel */
-    __u32 server_edge;   /* highest number that this has had room before */
+    __u32 server_edge;   /* highest right edge of the window that this kernel has offered */
     __u32 server_end;    /* end of the frontend's newest segment, LOCAL space */
-    __u16 client_window; /* window field that came with client_ack, not scaled */
+    __u16 client_window; /* window field that came with client_ack, unscaled */
     __u8 flags;          /* FLOW_* */
-    /* as it was when the newest region began, or moved (struct shunt_state) */
+    /* from the socket, when the newest region began or moved (struct shunt_state) */
     __u8 options; /* SHUNT_OPTION_* */
     __u32 start;
     __u32 rcv_nxt;
@@ -103,110 +103,114 @@ struct flow {
     __u16 mss;
     __u8 snd_wscale;
     __u8 rcv_wscale;
-    __u32 ack_spacing;  /* payload bytes between ACKs that its backend needs, 0: it needs each */
-    __u32 ahead;        /* bytes behind `start` that a backend before may have sent (SHUNT_MOVE,
-                           SHUNT_TAKE) */
-    __u16 asked;        /* probes of the frontend's kernel while a region was active */
-    __u16 answered;     /* `asked`, when the client said something last */
+    __u32 ack_spacing; /* payload bytes between ACKs that the backend needs; 0: it needs each */
+    /* bytes behind `start` that an earlier backend may have sent (SHUNT_MOVE, SHUNT_TAKE) */
+    __u32 ahead;
+    __u16 asked;        /* probes that the frontend's kernel sent while a region was active */
+    __u16 answered;     /* value of `asked` when the client's last packet came */
     __u32 furthest_ack; /* highest ACK number of the client since FLOW_SEEN_IN, CLIENT space */
-    __u32 token;        /* random: of it, steered copies have what their backends look for */
-    __u32 copied[2];    /* server_ack in the newest two copies, or when the region began */
-    __u64 idle_acked;   /* what is acknowledged of the newest region (decisions/behind.h), */
-    __u64 idle_ns;      /* since when, as the frontend's kernel finds it; 0: never */
+    __u32 token;        /* random; half of it is in each steered copy, for the backend to check */
+    __u32 copied[2];    /* server_ack in the two newest copies, or when the region began */
+    __u64 idle_acked;   /* acknowledged bytes of the newest region (decisions/behind.h) */
+    __u64 idle_ns;      /* when idle_acked was seen to change last; 0: never */
 };
 #define FLOW_CLIENT_FIN  1
 #define FLOW_SERVER_FIN  2
 #define FLOW_RESET       4
-#define FLOW_START_ACKED 8  /* the frontend has been told that its header arrived */
-#define FLOW_TIMESTAMPS  16 /* client_tsval and client_tsecr hold one */
+#define FLOW_START_ACKED 8  /* its kernel has got the ACK of all its bytes before the region */
+#define FLOW_TIMESTAMPS  16 /* client_tsval and client_tsecr are valid */
 #define FLOW_QUEUES      32 /* the server may write behind the newest region (decisions/behind.h) */
-#define FLOW_SEEN_IN     64 /* client_ack, furthest_ack: of packets at fe_in (proof.h) */
-#define FLOW_SEEN_OUT    128 /* server_end is from a segment that fe_out has seen */
+#define FLOW_SEEN_IN     64 /* client_ack and furthest_ack are from packets at fe_in (proof.h) */
+#define FLOW_SEEN_OUT    128 /* server_end is from a segment at fe_out */
 
-/* A connection's beginning, as the programs have seen it (proof.h). Key: its struct flow_key. */
+/* The handshake of a connection, as the programs have seen it (proof.h). Key: struct flow_key. */
 struct handshake {
-    __u32 client_isn;  /* of the SYN that was answered */
-    __u32 server_isn;  /* of the SYN-ACK at fe_out */
-    __u32 answered;    /* 1: there was one */
-    __u32 offered_isn; /* of the last SYN at fe_in: a connection's, or a stranger's */
+    __u32 client_isn;  /* initial sequence number of the answered SYN */
+    __u32 server_isn;  /* initial sequence number of the SYN-ACK at fe_out */
+    __u32 answered;    /* 1: there was a SYN-ACK */
+    __u32 offered_isn; /* that of the last SYN at fe_in, which may be forged */
     __u64 answered_ns; /* CLOCK_MONOTONIC of the SYN-ACK */
 };
 
-/* A backend that this frontend may name in SHUNT_BEGIN. Index: the board's. Written by the agent.
- */
+/* A backend that this frontend may name in SHUNT_BEGIN, at the board's index. Written by the
+ * agent. */
 struct steer_peer {
-    /* where its sockets are that send to clients of either IP version, whatever the agents speak */
+    /* addresses from which it sends to clients of each IP version; the agents' session may use
+     * others */
     __u8 ipv4[16];
     __u8 ipv6[16];
-    __u32 ipv4_ifindex; /* of this machine's port towards it; 0: no such client can be handed off */
+    __u32 ipv4_ifindex; /* this machine's interface towards it; 0: no such client is handed off */
     __u32 ipv6_ifindex;
-    __be16 port; /* the port that those sockets have for us */
+    __be16 port; /* port from which it sends for this frontend */
     __u16 up;    /* 0: SHUNT_BEGIN is refused */
 };
 
-/* What a backend says of a flow: argument of fe_spacing. */
+/* How far apart the ACKs may be that a backend needs of a flow: argument of fe_spacing. */
 struct spacing {
     struct flow_key flow;
-    __u32 peer; /* who says so; only the newest region's sender may */
+    __u32 peer; /* backend that says so; only the newest region's sender may */
     __u32 bytes;
 };
 
-/* A backend's word that a client has acknowledged all of a payload: argument of fe_delivered. */
+/* A backend's confirmation that a client has acknowledged all of a payload: argument of
+ * fe_delivered. */
 struct delivery {
     struct flow_key flow;
-    __u32 peer; /* whose word it is */
+    __u32 peer; /* backend that confirms it */
     __u64 handoff;
 };
 
-/* A handoff that nobody sends, and whose server is gone: argument of fe_cancel. */
+/* A handoff that no backend sends, and whose server is gone: argument of fe_cancel. */
 struct cancelling {
     __u64 handoff;
     struct flow_key flow;
 } __attribute__((packed));
 
-/* A flow that no packet has belonged to since the agent read it: argument of fe_forget. */
+/* A flow without a packet since the agent read it: argument of fe_forget. */
 struct forgetting {
-    __u64 last_seen_ns; /* as it was then */
+    __u64 last_seen_ns; /* its value when the agent read it */
     struct flow_key flow;
 } __attribute__((packed));
 
-/* A backend's socket for a client of some frontend: its addresses as its own kernel sees them. */
+/* A backend's socket for a client of some frontend, by its addresses in its own kernel. */
 struct sender_key {
     __u8 client_address[16];
     __be16 client_port;
-    __be16 port; /* ours */
+    __be16 port; /* the socket's own */
 };
 
 /*
- * A region that a server has begun, or has moved: one of the newest of its ring, by the low bits of
- * its name. The agent maps these and finds the handoffs that it is told of without a system call; a
- * newer one in the same place costs one.
+ * A region that a server has begun or moved. The newest of each ring are kept, at the low bits of
+ * their handoffs' numbers. The agent maps this array and finds in it, without a system call, the
+ * handoffs that servers tell it of. Where a newer region has taken the place, it needs a system
+ * call.
  */
 struct begun {
-    __u64 handoff; /* 0: none, or the agent has found it */
+    __u64 handoff; /* 0: no region, or the agent has found it */
     __u64 begun_ns;
     struct flow_key flow;
     __u32 peer;
 };
 
-/* Index into `sender_slots`, an array that the agent maps and writes without a system call. */
+/* State of one sender. The agent maps the array `sender_slots` and writes it without a system call;
+ * `senders` has the index. */
 struct sender_slot {
-    __u8 server_address[16]; /* the frontend's, as the client knows it */
+    __u8 server_address[16]; /* the frontend's address, as the client knows it */
     __be16 server_port;
-    __u16 live;      /* SENDER_*; 0: drop whatever matches */
-    __u32 start;     /* CLIENT sequence number of the region: ACKs before it say no more than it */
+    __u16 live;      /* SENDER_*; 0: packets of this sender are dropped */
+    __u32 start;     /* CLIENT sequence number of the region; lower ACK numbers are raised to it */
     __u32 seq_delta; /* CLIENT minus the socket's own sequence numbers */
-    __u32 ts_delta;  /* what to add to the socket's TSval */
-    __u32 rcv_nxt;   /* the socket's own, constant: it never receives data. The flow's token */
-    __u32 ack;       /* rcv_nxt of the frontend in its newest copy: what our segments acknowledge */
-    __u32 end;       /* where its payload ends, with SENDER_WORD */
+    __u32 ts_delta;  /* added to the socket's TSval */
+    __u32 rcv_nxt;   /* the socket's own, constant, as it receives no data; also the flow's token */
+    __u32 ack;       /* rcv_nxt of the frontend in its newest copy; our segments acknowledge it */
+    __u32 end;       /* the payload's end, where SENDER_WORD is set */
     __u32 ts_recent; /* newest timestamp of the client, as the frontend knew it */
-    __u32 sent;      /* where the socket's own sequence numbers have got to */
-    __u32 edge;      /* the same, or where those of a sender before it may have got to */
-    __u32 acked;     /* of `sent`, what the client has acknowledged to it */
-    __u16 window;    /* window field of the sender's newest ACK */
-    /* for the sockops program: initial window, 0: leave it. A cache line each; the elements of an
-     * array map lie multiples of 8 apart. */
+    __u32 sent;      /* end of what has been sent, in the socket's own sequence numbers */
+    __u32 edge;      /* the same, or the end of what an earlier sender may have sent */
+    __u32 acked;     /* end of what the client has acknowledged to this socket */
+    __u16 window;    /* window field of the newest ACK for this sender */
+    /* For the sockops program: initial congestion window; 0: unchanged. With this field a slot
+     * fills a cache line: elements of an array map lie at multiples of 8 bytes. */
     __u16 snd_cwnd;
 };
 #define SENDER_LIVE 1

@@ -1,9 +1,9 @@
-//! Programs to their hooks, so that they stay when the agent ends, and a newer program takes an older one's place
-//! without a packet in between.
+//! Attaches programs to their hooks. They stay when the agent ends, and a newer program replaces an older one without
+//! missing a packet.
 //!
-//! * tc: the clsact qdisc of an interface, at a priority of ours. `TcHook` replaces atomically. Each program is pinned beside
-//!   the maps, which says whose it is (ownership.rs).
-//! * cgroup: a link, pinned beside the maps. A link's program is replaced atomically too.
+//! * tc: in the clsact qdisc of an interface, at a priority of ours. `TcHook` replaces atomically. Each program is
+//!   pinned beside the maps, and its pin says whose it is (ownership.rs).
+//! * cgroup: by a link that is pinned beside the maps. A link's program is replaced atomically, too.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -23,12 +23,12 @@ use crate::pins::MAPS;
 const HANDLE: u32 = 1;
 const LINKS: [&str; 2] = [FE_SETSOCKOPT, BE_CONNECTED];
 
-/// Names of the cgroup programs, and of the files that their links are pinned as.
+/// Names of the cgroup programs, and of the pins of their links.
 pub(crate) const FE_SETSOCKOPT: &str = "fe_setsockopt";
 pub(crate) const BE_CONNECTED: &str = "be_connected";
 
-/// Where a tc program goes. Each program passes on what is not its own, so their order does not matter; the priority
-/// says whose filter it is.
+/// Place of a tc program: hook and priority. Each program passes on packets that are not its own, so the order of
+/// programs does not matter. The priority tells whose filter it is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TcPlace {
     pub program: &'static str,
@@ -43,7 +43,7 @@ pub(crate) const FE_OUT: TcPlace = TcPlace { program: "fe_out", point: TC_EGRESS
 pub(crate) const BE_IN: TcPlace = TcPlace { program: "be_in", point: TC_INGRESS, priority: BE_PRIORITY };
 pub(crate) const BE_OUT: TcPlace = TcPlace { program: "be_out", point: TC_EGRESS, priority: BE_PRIORITY };
 
-/// libbpf writes to stderr where nobody tells it otherwise.
+/// Sends libbpf's messages to the log. By default libbpf writes to stderr.
 pub(crate) fn log_libbpf() {
     set_print(Some((PrintLevel::Info, |level, text| {
         let text = text.trim_end();
@@ -54,8 +54,8 @@ pub(crate) fn log_libbpf() {
     })));
 }
 
-/// Loads programs again where the verifier was interrupted: it gives up for any signal that waits for this thread
-/// (kernel/bpf/verifier.c, EAGAIN), and libbpf tries five times only.
+/// Calls `load` again if the verifier was interrupted. The verifier gives up for any signal that is pending for this
+/// thread (kernel/bpf/verifier.c, EAGAIN), and libbpf tries only five times.
 #[doc(hidden)]
 pub fn until_not_interrupted<T>(mut load: impl FnMut() -> Result<T, SteeringError>) -> Result<T, SteeringError> {
     const TRIES: usize = 20;
@@ -77,7 +77,7 @@ fn hook(fd: impl AsFd, ifindex: u32, place: TcPlace) -> TcHook {
         .hook(place.point)
 }
 
-/// A tc program as a descriptor, to be put on an interface that comes later.
+/// Descriptor of a tc program, to attach it to interfaces that come later.
 #[derive(Debug)]
 pub(crate) struct TcProgram {
     fd: OwnedFd,
@@ -90,10 +90,10 @@ pub(crate) struct TcProgram {
 pub struct TcPrograms(pub(crate) Vec<TcProgram>);
 
 impl TcPrograms {
-    /// Those of the frontend whose agent's pins are in `pin_dir`.
+    /// Opens the tc programs of the frontend whose agent's pins are in `pin_dir`.
     ///
     /// # Errors
-    /// They are not there, or not for this process.
+    /// Returns an error if the pins are not there, or this process may not open them.
     pub fn of_frontend(pin_dir: &Path) -> Result<Self, SteeringError> {
         log_libbpf();
         let pinned = |place: TcPlace| {
@@ -107,11 +107,11 @@ impl TcPrograms {
         Ok(Self(vec![pinned(FE_IN)?, pinned(FE_OUT)?]))
     }
 
-    /// Puts on an interface of this thread's network namespace whichever of them are not there: whether any was not. It
-    /// takes CAP_NET_ADMIN, and CAP_BPF where bpf(2) is for the privileged.
+    /// Attaches those of the programs that are missing on an interface of this thread's network namespace. Returns
+    /// whether any was missing. Needs CAP_NET_ADMIN, and CAP_BPF where bpf(2) is for the privileged.
     ///
     /// # Errors
-    /// The kernel's, or that another's program is there.
+    /// Returns the kernel's error, or that the program of another agent is there.
     pub fn keep_on(&self, ifindex: u32) -> Result<bool, SteeringError> {
         let mut is_new = false;
         for TcProgram { fd, id, place } in &self.0 {
@@ -136,11 +136,11 @@ fn put(fd: impl AsFd, ifindex: u32, place: TcPlace, in_place_of_another: bool) -
     hook.and_then(|mut hook| hook.replace(in_place_of_another).attach()).map(drop).map_err(failed)
 }
 
-/// Attaches a tc program to exactly these interfaces of this network namespace. Its maps are pinned in `pin_dir`, and so is
-/// the program itself from here on.
+/// Attaches a tc program to exactly these interfaces of this network namespace. Its maps are pinned in `pin_dir`, and
+/// so is the program itself from here on.
 ///
 /// # Errors
-/// The kernel's, or that another's program is at one of them.
+/// Returns the kernel's error, or that the program of another agent is on one of the interfaces.
 pub(crate) fn attach_tc(
     program: &mut ProgramMut<'_>,
     place: TcPlace,
@@ -154,7 +154,7 @@ pub(crate) fn attach_tc(
             return Err(SteeringError::Taken { interface, program: other.name(), pins });
         }
     }
-    // The old one and the new one are ours by their pins until the old one is nowhere any more.
+    // Both the old and the new program are ours, by their pins, until the old one is on no interface any more.
     let [pin, next] = pins_of(pin_dir, place.program);
     remove(&next)?;
     let failed = |source| SteeringError::Attach { program: place.program, target: next.display().to_string(), source };
@@ -174,25 +174,25 @@ pub(crate) fn attach_tc(
     Ok(TcProgram { fd, id, place })
 }
 
-/// Files of a program: as it is, and before it is at all interfaces. (In names of a BPF file system there is no dot.)
+/// Pins of a program: the final one, and one until it is on all interfaces. (A BPF file system allows no dot in names.)
 fn pins_of(pin_dir: &Path, program: &str) -> [std::path::PathBuf; 2] {
     [pin_dir.join(program), pin_dir.join(format!("{program}_next"))]
 }
 
-/// Places of a role's programs.
+/// Places of the tc programs of a role.
 pub(crate) fn places(is_frontend: bool) -> [TcPlace; 2] {
     if is_frontend { [FE_IN, FE_OUT] } else { [BE_IN, BE_OUT] }
 }
 
-/// Number of the program at that place.
+/// Id of the program at a place of an interface, if there is one.
 pub(crate) fn filter_at(ifindex: u32, place: TcPlace) -> Option<u32> {
     log_libbpf();
-    // Looking a filter up takes no program; the hook wants some descriptor.
+    // Looking up a filter takes no program, but the hook wants some descriptor.
     let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None).ok()?;
     hook(&any, ifindex, place).query().ok()
 }
 
-/// Numbers of the programs at that place of this network namespace's interfaces.
+/// Ids of the programs at a place, on all interfaces of this network namespace.
 pub(crate) fn all_at(place: TcPlace) -> Result<Vec<u32>, SteeringError> {
     Ok(all_interfaces()?.into_iter().filter_map(|ifindex| filter_at(ifindex, place)).collect())
 }
@@ -206,7 +206,7 @@ fn detach_tc(ifindex: u32, place: TcPlace, ours: &Owned) {
     }
 }
 
-/// Takes whatever is at that place off.
+/// Takes off the program at a place, whoever owns it.
 pub(crate) fn take_off(ifindex: u32, place: TcPlace) -> Result<(), SteeringError> {
     let failed = |source| SteeringError::Detach { program: place.program, interface: interface_name(ifindex), source };
     let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None)
@@ -214,19 +214,19 @@ pub(crate) fn take_off(ifindex: u32, place: TcPlace) -> Result<(), SteeringError
     hook(&any, ifindex, place).detach().map_err(failed)
 }
 
-/// What is at the places of a role's programs on an interface.
+/// State of the places of a role's programs on an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attached {
-    /// All of them, and they are those of this agent.
+    /// All programs are there, and they are this agent's.
     Ours,
-    /// These are not there.
+    /// The named programs are not there.
     Lacking(Vec<&'static str>),
-    /// This one is another's.
+    /// The named program is there, and belongs to another agent or other software.
     Others(String),
 }
 
-/// What is at the places of a role's programs on an interface of this thread's network namespace, where the agent's pins
-/// are in `pin_dir`.
+/// Examines the places of a role's programs on an interface of this thread's network namespace. The agent's pins are in
+/// `pin_dir`.
 pub fn attached(ifindex: u32, is_frontend: bool, pin_dir: &Path) -> Attached {
     let mut lacking = Vec::new();
     for place in places(is_frontend) {
@@ -240,7 +240,7 @@ pub fn attached(ifindex: u32, is_frontend: bool, pin_dir: &Path) -> Attached {
     if lacking.is_empty() { Attached::Ours } else { Attached::Lacking(lacking) }
 }
 
-/// For an operator: its number where it has no name any more.
+/// Name of an interface for messages to an operator. An interface that no longer exists is named by its index.
 fn interface_name(ifindex: u32) -> String {
     let any = socket(AddressFamily::INET, SocketType::DGRAM, None);
     let name = any.and_then(|any| netdevice::index_to_name(&any, ifindex));
@@ -257,10 +257,11 @@ fn all_interfaces() -> Result<Vec<u32>, SteeringError> {
     Ok(names.filter_map(|name| netdevice::name_to_index(&any, name).ok()).collect())
 }
 
-/// Attaches a cgroup program by a link that is pinned under `pin_dir`, or puts it into the link that is there.
+/// Attaches a cgroup program by a link that is pinned under `pin_dir`. If there is such a link already, only its
+/// program is replaced.
 ///
 /// # Errors
-/// The kernel's, or that there is no such cgroup.
+/// Returns the kernel's error, or that there is no such cgroup.
 pub fn attach_cgroup(
     program: &ProgramMut<'_>,
     name: &'static str,
@@ -272,19 +273,20 @@ pub fn attach_cgroup(
         fs::File::open(path).map_err(|source| SteeringError::Path { call: "open", path: path.into(), source })
     };
     let directory = open(cgroup)?;
-    // cgroup v2 numbers its cgroups by inode (kernfs).
+    // The id of a cgroup (v2) is its inode number (kernfs).
     let id = directory.metadata().map(|found| found.ino()).unwrap_or(0);
     if take_over(program, &pin, id) {
         return Ok(());
     }
     let failed = |source| SteeringError::Attach { program: name, target: cgroup.display().to_string(), source };
     let mut link = program.attach_cgroup(directory.as_fd().as_raw_fd()).map_err(failed)?;
-    // An older link, of another cgroup or of one that is gone, ends with its last name.
+    // An older link, to another cgroup or to one that is gone, ends when its pin is removed.
     remove(&pin)?;
     link.pin(&pin).map_err(failed)
 }
 
-/// Puts the program into the link pinned at `pin` if that is attached to the cgroup numbered `id`.
+/// Puts the program into the link pinned at `pin` if the link is attached to the cgroup with this id. Returns whether
+/// it was done.
 fn take_over(program: &ProgramMut<'_>, pin: &Path, id: u64) -> bool {
     if !pin.exists() {
         return false;
@@ -296,7 +298,7 @@ fn take_over(program: &ProgramMut<'_>, pin: &Path, id: u64) -> bool {
     is_same && link.update_prog(program).is_ok()
 }
 
-/// Ends a cgroup program's link at once: without its pin it would end some time later.
+/// Detaches the link of a cgroup program at once. If only the pin were removed, the link would end some time later.
 pub(crate) fn detach_cgroup(pin: &Path) -> Result<(), SteeringError> {
     if pin.exists()
         && let Err(error) = Link::open(pin).and_then(|link| link.detach())
@@ -315,12 +317,12 @@ fn remove(path: &Path) -> Result<(), SteeringError> {
     }
 }
 
-/// Takes the programs that use the maps under `pin_dir` off this network namespace's interfaces, and these maps out of
-/// the kernel, both sides'. The connections of [`crate::end_handoffs`] hang from then on, unless they were closed. The
-/// clsact qdiscs and others' programs stay.
+/// Takes the programs of both sides that use the maps under `pin_dir` off this network namespace's interfaces. Removes
+/// these maps from the kernel. From then on the connections of [`crate::end_handoffs`] hang, unless they were closed.
+/// The clsact qdiscs and the programs of others stay.
 ///
 /// # Errors
-/// Where a pinned file cannot be removed.
+/// Returns an error if a pinned file cannot be removed.
 pub fn detach_all(pin_dir: &Path) -> Result<(), SteeringError> {
     log_libbpf();
     let ours = Owned::by(pin_dir);

@@ -1,4 +1,4 @@
-//! The backend's side of steering (bpf/backend.bpf.c).
+//! The backend's side of steering: loads bpf/backend.bpf.c, and writes and reads its maps.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -24,22 +24,23 @@ use crate::error::SteeringError;
 use crate::pins;
 use crate::sender::{SenderKey, SenderTable, Slot};
 
-/// Where the backend's programs go.
+/// Configuration of the backend's programs.
 #[derive(Clone, Debug)]
 pub struct BackendConfig {
-    /// Directory in a BPF file system, this agent's alone; made where it is missing. [`crate::Frontend`] may share it.
+    /// Directory in a BPF file system, for this agent alone. Made where it is missing. [`crate::Frontend`] may share
+    /// it.
     pub pin_dir: PathBuf,
-    /// SO_NETNS_COOKIE of the agent's namespace; 0: any.
+    /// SO_NETNS_COOKIE of the agent's namespace. 0: any namespace.
     pub netns_cookie: u64,
-    /// Directory of the cgroup (v2) that the agent is in.
+    /// Directory of the cgroup (v2) that contains the agent.
     pub cgroup: PathBuf,
-    /// Interfaces, by index, that lead to clients and frontends, in the calling thread's network namespace.
+    /// Indices of the interfaces that lead to clients and frontends, in the calling thread's network namespace.
     pub interfaces: Vec<u32>,
     /// Ports of the agent's sockets. Packets of these ports that belong to no sender are dropped.
     pub ports: RangeInclusive<u16>,
 }
 
-/// The programs are in the kernel, and their maps open. Dropping it changes nothing: they stay until
+/// The backend's loaded programs, with their maps open. The programs stay loaded when the value is dropped, until
 /// [`crate::detach_all`].
 #[derive(Debug)]
 pub struct Backend {
@@ -51,7 +52,7 @@ pub struct Backend {
     reports: RingBuffer,
 }
 
-/// Sets what the verifier takes for constants: it looks at no branch that they close.
+/// Sets the values that the verifier takes for constants. The verifier skips the branches that they make unreachable.
 pub(crate) fn set_constants(open: &mut OpenBackendSkel<'_>, netns_cookie: u64, ports: &RangeInclusive<u16>) {
     if let Some(rodata) = open.maps.rodata_data.as_mut() {
         rodata.netns_cookie = netns_cookie;
@@ -61,11 +62,12 @@ pub(crate) fn set_constants(open: &mut OpenBackendSkel<'_>, netns_cookie: u64, p
 }
 
 impl Backend {
-    /// Loads and attaches the programs, in place of an earlier agent's. Its senders are forgotten: their sockets ended
-    /// with it, and their late packets are dropped.
+    /// Loads and attaches the programs. They replace those of an earlier agent, whose senders are forgotten: their
+    /// sockets ended with that agent, and their late packets are dropped.
     ///
     /// # Errors
-    /// Where a part is missing, the kernel refuses, or the maps under `pin_dir` are of another layout.
+    /// Returns an error if a part is missing, if the kernel refuses, or if the maps under `pin_dir` have another
+    /// layout.
     pub fn load(config: &BackendConfig) -> Result<Self, SteeringError> {
         attach::log_libbpf();
         pins::prepare(&config.pin_dir)?;
@@ -115,25 +117,25 @@ impl Backend {
         Ok(())
     }
 
-    /// What belongs on the interfaces that lead to clients and frontends.
+    /// Programs for the interfaces that lead to clients and frontends.
     pub fn tc_programs(&self) -> Arc<TcPrograms> {
         Arc::clone(&self.tc)
     }
 
-    /// Readable where [`SenderTable::take_reports`] has something.
+    /// Descriptor that is readable when [`SenderTable::take_reports`] has something to return.
     pub fn reports(&self) -> BorrowedFd<'_> {
         self.words.as_fd()
     }
 
-    /// How many senders the programs know: those of this agent, and no others.
+    /// Number of senders that the programs know. All of them are this agent's.
     pub fn senders(&self) -> usize {
         self.senders.keys().count()
     }
 
-    /// What the programs have counted.
+    /// Reads the programs' counters.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of bpf(2).
     pub fn counters(&self) -> Result<Vec<Counter>, SteeringError> {
         counters::read(&self.counters, "be_")
     }
@@ -141,11 +143,12 @@ impl Backend {
 
 impl SenderTable for Backend {
     /// # Panics
-    /// For an index past MAX_SENDERS.
+    /// If `index` is not below MAX_SENDERS.
     fn write_slot(&mut self, index: u32, slot: &Slot) {
         let window = self.slots.read(index as usize).window;
         let bytes = SenderSlot { window, ..SenderSlot::from(slot) };
-        // Nobody is served from a slot that is half old and half new: closed first, then open.
+        // The slot is closed first, and then opened, so that no packet is handled by a slot that is half old and half
+        // new.
         self.slots.write(index as usize, &SenderSlot { live: 0, ..bytes });
         fence(Ordering::Release);
         self.slots.write(index as usize, &bytes);
@@ -173,8 +176,8 @@ impl SenderTable for Backend {
         self.slots.write_field(index as usize, offset_of!(SenderSlot, end), end);
         fence(Ordering::Release);
         self.slots.write_field(index as usize, offset_of!(SenderSlot, live), (SENDER_LIVE | SENDER_WORD) as u16);
-        // The ACK may pass just now: the program looks at `live` after it has written `acked`, and the caller the other
-        // way round.
+        // The ACK may pass at this moment. The program reads `live` after it has written `acked`. The caller does it in
+        // the other order: it writes `live` here, and reads `acked` afterwards.
         fence(Ordering::SeqCst);
     }
 

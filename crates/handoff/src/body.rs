@@ -1,4 +1,4 @@
-//! What a sender has left to send: a file's bytes as they are, or their records on an encrypted connection.
+//! The bytes that a sender has left to send: a file's bytes as they are, or their records on an encrypted connection.
 
 use std::os::fd::AsFd;
 
@@ -16,10 +16,10 @@ pub(crate) enum Body {
 }
 
 impl Body {
-    /// As the claim has it.
+    /// Makes the body that a claim describes.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] for keys that cannot be.
+    /// [`Reason::Malformed`] for impossible keys.
     pub(crate) fn of(payload: Payload, claim: &Claim) -> Result<Self, Reason> {
         let generation = claim.generation();
         let Some((suite, _)) = generation.records(payload.remaining()) else {
@@ -36,7 +36,7 @@ impl Body {
         SealedPayload::new(payload, generation).map(|sealed| Self::Sealed(Box::new(sealed)))
     }
 
-    /// Bytes of the region that the kernel does not have yet.
+    /// Number of bytes of the region that the kernel does not have yet.
     pub(crate) fn remaining(&self) -> u64 {
         match self {
             Self::Plain(payload) => payload.remaining(),
@@ -44,7 +44,7 @@ impl Body {
         }
     }
 
-    /// What it is made of.
+    /// The payload that the body is made of.
     pub(crate) fn payload(&self) -> &Payload {
         match self {
             Self::Plain(payload) => payload,
@@ -52,7 +52,7 @@ impl Body {
         }
     }
 
-    /// The same, for what it reads.
+    /// The payload, to set its reader or give it what was read.
     pub(crate) fn payload_mut(&mut self) -> &mut Payload {
         match self {
             Self::Plain(payload) => payload,
@@ -60,7 +60,7 @@ impl Body {
         }
     }
 
-    /// See [`Payload::set_told`]. Bytes that are not sealed may differ from another backend's.
+    /// See [`Payload::set_told`]. Only for sealed bytes: others may differ from those of another backend.
     pub(crate) fn set_told(&self, told: bool) {
         if let Self::Sealed(sealed) = self {
             sealed.payload().set_told(told);
@@ -75,10 +75,11 @@ impl Body {
         }
     }
 
-    /// Gives the socket what it takes: `true` when it has everything.
+    /// Gives the socket as many bytes as it takes. Returns `true` if it has all of them.
     ///
     /// # Errors
-    /// [`Reason::FileChanged`] where the file is shorter or newer than its header said, else what the socket says.
+    /// [`Reason::FileChanged`] if the file is shorter or newer than its header said, else the reason that the socket's
+    /// error stands for.
     pub(crate) fn send_to(&mut self, socket: impl AsFd, workbench: &mut Workbench) -> Result<bool, Reason> {
         match self {
             Self::Plain(payload) => payload.send_to(socket),

@@ -1,16 +1,16 @@
-//! What build.rs generates from bpf/: the objects, and the types and numbers of bpf/steering.h. Public for the tests,
-//! which run the programs one packet at a time.
+//! Code that build.rs generates from bpf/: the loadable objects, and the types and numbers of bpf/steering.h. Public
+//! for the tests, which run the programs one packet at a time.
 #![allow(clippy::all, missing_docs)]
 
 pub use skeletons::*;
 
 #[allow(clippy::undocumented_unsafe_blocks, dead_code)]
 mod skeletons {
-    /// Of bpf/frontend.bpf.c.
+    /// Skeleton of bpf/frontend.bpf.c.
     pub mod frontend {
         include!(concat!(env!("OUT_DIR"), "/frontend.skel.rs"));
     }
-    /// Of bpf/backend.bpf.c.
+    /// Skeleton of bpf/backend.bpf.c.
     pub mod backend {
         include!(concat!(env!("OUT_DIR"), "/backend.skel.rs"));
     }
@@ -22,7 +22,7 @@ include!(concat!(env!("OUT_DIR"), "/types.rs"));
 include!(concat!(env!("OUT_DIR"), "/constants.rs"));
 
 impl FlowKey {
-    /// The key of a client's connection, by its two ends.
+    /// Key of a client's connection, by its two endpoints.
     pub fn of(client: shunt_wire::Endpoint, server: shunt_wire::Endpoint) -> Self {
         Self {
             client_address: client.address.0,

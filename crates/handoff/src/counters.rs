@@ -1,20 +1,20 @@
-//! What the programs count (STEER_COUNTER_LIST in bpf/steering.h).
+//! Counters of the steering programs (STEER_COUNTER_LIST in bpf/steering.h).
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
 use crate::error::SteeringError;
 
-/// (name, meaning), in the order of the map's indices.
+/// Names and meanings of the counters, in the order of the map's indices.
 pub const COUNTERS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/counters.rs"));
 
 /// One counter, summed over all CPUs, since the maps were made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter {
-    /// As in `shunt stats`.
+    /// Name, as in `shunt stats`.
     pub name: &'static str,
-    /// For people.
+    /// Meaning, as a text for people.
     pub meaning: &'static str,
-    /// How often.
+    /// Number of times that it was counted.
     pub value: u64,
 }
 
@@ -38,10 +38,10 @@ fn sum(map: &MapHandle, index: u32) -> Result<u64, SteeringError> {
     Ok(per_cpu.iter().map(|bytes| bytes.as_slice().try_into().map_or(0, u64::from_ne_bytes)).sum())
 }
 
-/// One counter by its name, as it is in [`COUNTERS`].
+/// Reads the counter with a name of [`COUNTERS`].
 ///
 /// # Panics
-/// Where there is no such counter.
+/// If there is no such counter.
 pub(crate) fn read_one(map: &MapHandle, name: &str) -> Result<u64, SteeringError> {
     let index = COUNTERS.iter().position(|(of, _)| *of == name).expect("a counter of bpf/steering.h") as u32;
     sum(map, index)

@@ -1,13 +1,13 @@
-//! Why steering could not be loaded or changed.
+//! Errors of loading or changing the steering programs.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Advice where the pins of a program are not found.
+/// Advice to an operator where the pins of a program are not found.
 const WITHOUT_PINS: &str = "; where there is no other agent, in no container either, somebody has removed this one's \
                             pins: run `shuntd --detach --force` with this configuration";
 
-/// Every variant names what was called and on what; the kernel's answer is the source.
+/// Error of steering. Every variant names what was called and on what; the kernel's answer is its source.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum SteeringError {

@@ -1,4 +1,4 @@
-//! The frontend's side of steering (bpf/frontend.bpf.c).
+//! The frontend's side of steering: loads bpf/frontend.bpf.c, and writes and reads its maps.
 
 use std::io;
 use std::mem::{MaybeUninit, offset_of};
@@ -25,20 +25,21 @@ use crate::{moved, neighbours, pins};
 
 pub use crate::bpf::{Flow, FlowKey, SteerPeer};
 
-/// The programs' "done" (TC_ACT_UNSPEC).
+/// Result of the programs for "done" (TC_ACT_UNSPEC).
 const PASS: i32 = -1;
-/// In front of what a program gets that runs without a packet.
+/// Length of the Ethernet header before the argument of a program that runs without a packet, in bytes.
 const ETHERNET_BYTES: usize = 14;
 
-/// What a backend says of a flow: `struct spacing` of bpf/steering.h, which is in no map and so not generated.
+/// A backend's message on the spacing of ACKs of a flow: `struct spacing` of bpf/steering.h, which is in no map and so
+/// not generated.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Spacing {
-    /// Which flow.
+    /// The flow's key.
     pub flow: FlowKey,
-    /// Who says so: only the newest region's sender may.
+    /// Number of the peer that says so. Only the newest region's sender may.
     pub peer: u32,
-    /// Payload bytes between the ACKs that it needs.
+    /// Number of payload bytes between two ACKs that the backend needs.
     pub bytes: u32,
 }
 
@@ -46,50 +47,52 @@ pub struct Spacing {
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Delivery {
-    /// Which flow.
+    /// The flow's key.
     pub flow: FlowKey,
-    /// Whose word it is: only the newest region's sender's counts.
+    /// Number of the peer whose word it is. Only the word of the newest region's sender counts.
     pub peer: u32,
-    /// That region's name.
+    /// Name of that region.
     pub handoff: u64,
 }
 
-/// What [`Frontend::collect_garbage`] did.
+/// Result of [`Frontend::collect_garbage`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collected {
-    /// Connections that it forgot.
+    /// Number of connections that were forgotten.
     pub forgotten: usize,
-    /// Those that are known still.
+    /// Number of connections that are still known.
     pub left: usize,
 }
 
-/// So long a region that has begun is taken for one that is active still; a handoff that its server tells later is looked for
-/// among the flows. Servers wait longer than that before they do without their agent (NGX_HTTP_SHUNT_PULSE_GONE).
+/// Time for which a region that has begun is taken to be still active. A handoff that its server tells of later is
+/// looked up among the flows. Servers wait longer than that before they do without their agent
+/// (NGX_HTTP_SHUNT_PULSE_GONE).
 const FRESH: Duration = Duration::from_secs(1);
 
-/// SHUNT_REGION_ACTIVE.
+/// Status of a region that is active (SHUNT_REGION_ACTIVE).
 pub const ACTIVE: u32 = 1;
 
-/// A region whose payload is not all with its client yet.
+/// A region whose client does not have all of the payload yet.
 #[derive(Clone, Copy, Debug)]
 pub struct ActiveRegion {
-    /// Whose connection.
+    /// Key of the connection.
     pub key: FlowKey,
-    /// Its owner's name for it.
+    /// The owner's name for the handoff.
     pub handoff: u64,
-    /// Who sends.
+    /// Number of the peer that sends.
     pub peer: u32,
-    /// Payload bytes that the client has acknowledged.
+    /// Number of payload bytes that the client has acknowledged.
     pub acked: u64,
-    /// The client takes no whole segment more of what is left: it is not the sender who makes it wait.
+    /// Whether bytes are left for which the client has no room, not even for a whole segment. Then the sender is not at
+    /// fault if the payload makes no progress.
     pub is_shut: bool,
-    /// Of the connection when the region began.
+    /// Round-trip time of the connection when the region began.
     pub round_trip: Duration,
-    /// How long no packet of either side has passed.
+    /// Time since a packet of either side has passed.
     pub quiet: Duration,
-    /// The server may write behind it (SHUNT_APPEND).
+    /// Whether the server may write behind the region (SHUNT_APPEND).
     pub queues: bool,
-    /// The number of the ring that hears of its completion.
+    /// Number of the ring that gets the region's completion.
     pub ring: u32,
 }
 
@@ -116,20 +119,20 @@ fn is_begun(begun: &Begun, handoff: u64, peer: u32, key: &FlowKey, now_ns: u64) 
     is_it && now_ns.saturating_sub(begun.begun_ns) < FRESH.as_nanos() as u64
 }
 
-/// Where the frontend's programs go.
+/// Configuration of the frontend's programs.
 #[derive(Clone, Debug)]
 pub struct FrontendConfig {
-    /// Directory in a BPF file system, this agent's alone; made where it is missing. [`crate::Backend`] may share it.
+    /// Directory in a BPF file system, for this agent alone. Made where it is missing. [`crate::Backend`] may share it.
     pub pin_dir: PathBuf,
-    /// SO_NETNS_COOKIE of the namespace whose servers may hand off; 0: any.
+    /// SO_NETNS_COOKIE of the namespace whose servers may hand off. 0: any namespace.
     pub netns_cookie: u64,
-    /// Directory of the cgroup (v2) that those servers are in.
+    /// Directory of the cgroup (v2) that contains those servers.
     pub cgroup: PathBuf,
-    /// Interfaces, by index, that client packets come in on, in the calling thread's network namespace.
+    /// Indices of the interfaces on which client packets arrive, in the calling thread's network namespace.
     pub interfaces: Vec<u32>,
 }
 
-/// The programs are in the kernel, and their maps open. Dropping it changes nothing: they stay until
+/// The frontend's loaded programs, with their maps open. The programs stay loaded when the value is dropped, until
 /// [`crate::detach_all`].
 #[derive(Debug)]
 pub struct Frontend {
@@ -146,7 +149,7 @@ pub struct Frontend {
     tc: Arc<TcPrograms>,
 }
 
-/// Sets what the verifier takes for constants: it looks at no branch that they close.
+/// Sets the values that the verifier takes for constants. The verifier skips the branches that they make unreachable.
 pub(crate) fn set_constants(open: &mut OpenFrontendSkel<'_>, netns_cookie: u64) {
     if let Some(rodata) = open.maps.rodata_data.as_mut() {
         rodata.netns_cookie = netns_cookie;
@@ -154,10 +157,11 @@ pub(crate) fn set_constants(open: &mut OpenFrontendSkel<'_>, netns_cookie: u64) 
 }
 
 impl Frontend {
-    /// Loads and attaches the programs, in place of an earlier agent's, whose flows go on.
+    /// Loads and attaches the programs. They replace those of an earlier agent, whose flows stay.
     ///
     /// # Errors
-    /// Where a part is missing, the kernel refuses, or the maps under `pin_dir` are of another layout.
+    /// Returns an error if a part is missing, if the kernel refuses, or if the maps under `pin_dir` have another
+    /// layout.
     pub fn load(config: &FrontendConfig) -> Result<Self, SteeringError> {
         attach::log_libbpf();
         pins::prepare(&config.pin_dir)?;
@@ -207,7 +211,7 @@ impl Frontend {
             fe_cancel: program(loaded.progs.fe_cancel.as_fd(), "fe_cancel")?,
             tc: Arc::new(TcPrograms(Vec::new())),
         };
-        // Packets first: a handoff may begin as soon as the socket option is there.
+        // The tc programs come first: a handoff may begin as soon as the socket option is there.
         frontend.tc = Arc::new(TcPrograms(vec![
             attach::attach_tc(&mut loaded.progs.fe_in, FE_IN, &config.interfaces, &config.pin_dir)?,
             attach::attach_tc(&mut loaded.progs.fe_out, FE_OUT, &config.interfaces, &config.pin_dir)?,
@@ -216,15 +220,15 @@ impl Frontend {
         Ok(frontend)
     }
 
-    /// What belongs on the interfaces that clients come in on.
+    /// Programs for the interfaces on which client packets arrive.
     pub fn tc_programs(&self) -> Arc<TcPrograms> {
         Arc::clone(&self.tc)
     }
 
-    /// Says where a backend is. `up` of 0 refuses new handoffs to it; those that are active go on.
+    /// Sets the addresses of a backend. With `up` 0, new handoffs to it are refused, and active ones stay.
     ///
     /// # Errors
-    /// For an index past the board's end.
+    /// Returns an error for an index past the board's end, or the kernel's error of bpf(2).
     pub fn set_peer(&self, index: u32, peer: &SteerPeer) -> Result<(), SteeringError> {
         check_index("peer", index, MAX_PEERS)?;
         self.peers
@@ -232,35 +236,38 @@ impl Frontend {
             .map_err(SteeringError::map("update", "peers"))
     }
 
-    /// Which ACKs of a flow its backend needs; `false` where it is not that backend's now.
+    /// Tells the programs which ACKs of a flow its backend needs. Returns `false` if the flow is not that backend's
+    /// now.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of bpf(2), BPF_PROG_TEST_RUN.
     pub fn set_spacing(&self, spacing: &Spacing) -> io::Result<bool> {
         ask(&self.fe_spacing, spacing.as_bytes())
     }
 
-    /// A backend says that all of a payload is acknowledged; `false` where that is not its own, or over already.
+    /// Tells the programs that, by its backend's word, all of a payload is acknowledged. Returns `false` if the payload
+    /// is not that backend's, or is over already.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of bpf(2), BPF_PROG_TEST_RUN.
     pub fn set_delivered(&self, delivery: &Delivery) -> io::Result<bool> {
         ask(&self.fe_delivered, delivery.as_bytes())
     }
 
-    /// Ends a region whose sender is gone: whoever sends on its connection resets it. `false` where it has ended already.
+    /// Cancels a region whose sender is gone. Whichever side still sends on the connection then resets it. Returns
+    /// `false` if the region has ended already.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of bpf(2), BPF_PROG_TEST_RUN.
     pub fn cancel(&self, region: &ActiveRegion) -> io::Result<bool> {
         ask(&self.fe_cancel, &[&region.handoff.to_ne_bytes(), region.key.as_bytes()].concat())
     }
 
-    /// Makes the completion ring number `index`, in place of an older one, and returns it for a worker to map. Only
-    /// processes of the user `owner` (a uid) can name it.
+    /// Makes completion ring `index`, in place of an older one, and returns its descriptor for a worker to map. Only
+    /// processes of the user `owner` (a uid) can name the ring.
     ///
     /// # Errors
-    /// For an index past the end, or the kernel's.
+    /// Returns an error for an index past the end, or the kernel's error of bpf(2).
     pub fn create_ring(&mut self, index: u32, owner: u32) -> Result<OwnedFd, SteeringError> {
         check_index("ring", index, MAX_RINGS)?;
         let options = libbpf_sys::bpf_map_create_opts {
@@ -270,7 +277,7 @@ impl Frontend {
         let ring = MapHandle::create(MapType::RingBuf, Some("shunt_ring"), 0, 0, RING_BYTES, &options)
             .map_err(SteeringError::map("create", "ring"))?;
         let descriptor = ring.as_fd().as_raw_fd() as u32;
-        // The ring's next server must not claim what its last one began.
+        // The ring's next server must not claim what the last one began.
         for row in 0..BEGUN_OF_A_RING {
             self.begun.write_field((index * BEGUN_OF_A_RING + row) as usize, offset_of!(Begun, handoff), 0u64);
         }
@@ -283,11 +290,11 @@ impl Frontend {
         ring.as_fd().try_clone_to_owned().map_err(|source| SteeringError::map("dup", "ring")(source.into()))
     }
 
-    /// Takes a ring out: handoffs that name it are refused from here, and completions on their way to it are counted
-    /// as lost. No ring there is no error.
+    /// Removes a ring. From here on handoffs that name it are refused, and completions on their way to it are counted
+    /// as lost. It is no error if there is no such ring.
     ///
     /// # Errors
-    /// For an index past the end.
+    /// Returns an error for an index past the end, or the kernel's error of bpf(2).
     pub fn remove_ring(&self, index: u32) -> Result<(), SteeringError> {
         check_index("ring", index, MAX_RINGS)?;
         match self.rings.delete(&index.to_ne_bytes()) {
@@ -298,31 +305,32 @@ impl Frontend {
         }
     }
 
-    /// What the programs know of one connection.
+    /// Reads the programs' record of one connection.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of bpf(2).
     pub fn flow(&self, key: &FlowKey) -> Result<Option<Flow>, SteeringError> {
         let bytes = self.flows.lookup(key.as_bytes(), MapFlags::LOCK).map_err(SteeringError::map("lookup", "flows"))?;
         Ok(bytes.and_then(|bytes| Flow::read_from_bytes(&bytes).ok()))
     }
 
-    /// All connections. One that comes or goes meanwhile may be missed.
+    /// Reads the records of all connections. A connection that comes or goes meanwhile may be missed.
     pub fn flows(&self) -> impl Iterator<Item = (FlowKey, Flow)> {
         moved::entries(&self.flows)
             .filter_map(|(key, flow)| Some((FlowKey::read_from_bytes(&key).ok()?, Flow::read_from_bytes(&flow).ok()?)))
     }
 
-    /// The region of a connection that is active, if one is.
+    /// Active region of a connection, if there is one.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of bpf(2).
     pub fn active_region(&self, key: &FlowKey) -> Result<Option<ActiveRegion>, SteeringError> {
         Ok(self.flow(key)?.and_then(|flow| ActiveRegion::of(*key, &flow)))
     }
 
-    /// Whether the server whose ring that is has just begun this handoff there, or moved it there: as [`Self::active_region`]
-    /// says, without a system call. `false`, too, where that is not known, or has been asked before.
+    /// Whether the server that owns `ring` has just begun this handoff there, or moved it there. Gives the same answer
+    /// as [`Self::active_region`], but without a system call. Also `false` if that is not known, or has been asked
+    /// before.
     pub fn take_begun(&mut self, ring: u32, handoff: u64, peer: u32, key: &FlowKey) -> bool {
         if ring >= MAX_RINGS || handoff == 0 {
             return false;
@@ -335,16 +343,16 @@ impl Frontend {
         is_it
     }
 
-    /// Those of all connections, with the same reservation as [`Self::flows`].
+    /// Active regions of all connections. A connection that comes or goes meanwhile may be missed.
     pub fn active_regions(&self) -> impl Iterator<Item = ActiveRegion> {
         self.flows().filter_map(|(key, flow)| ActiveRegion::of(key, &flow))
     }
 
-    /// Forgets connections that no packet has belonged to for `quiet`, and that have ended: by a reset, by both FINs,
-    /// or because `is_alive` does not know them.
+    /// Forgets connections that have ended and that had no packet for `quiet`. They have ended by a reset, by both
+    /// FINs, or because `is_alive` does not know them.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of bpf(2).
     pub fn collect_garbage(
         &self,
         quiet: Duration,
@@ -361,7 +369,7 @@ impl Frontend {
             .collect();
         let mut forgotten = 0;
         for (key, flow) in &dead {
-            // A new connection may have the same port by now.
+            // A new connection may use the same port by now.
             let forgetting = [&flow.last_seen_ns.to_ne_bytes(), key.as_bytes()].concat();
             let asked = ask(&self.fe_forget, &forgetting);
             if asked.map_err(|error| SteeringError::map("delete", "flows")(error.into()))? {
@@ -371,24 +379,24 @@ impl Frontend {
         Ok(Collected { forgotten, left: flows - forgotten })
     }
 
-    /// What the programs have counted.
+    /// Reads the programs' counters.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of bpf(2).
     pub fn counters(&self) -> Result<Vec<Counter>, SteeringError> {
         counters::read(&self.counters, "fe_")
     }
 
-    /// How many handoffs the kernel has refused because the flow table is full.
+    /// Number of handoffs that the kernel has refused because the flow table is full.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of bpf(2).
     pub fn refused_full(&self) -> Result<u64, SteeringError> {
         counters::read_one(&self.counters, "fe_refused_full")
     }
 }
 
-/// Runs a program of bpf/requests.h: what it answers to `request`.
+/// Runs a program of bpf/requests.h with `request`, and returns its answer.
 fn ask(program: &OwnedFd, request: &[u8]) -> io::Result<bool> {
     let frame = [&[0; ETHERNET_BYTES], request].concat();
     let mut options = libbpf_sys::bpf_test_run_opts {
@@ -398,7 +406,7 @@ fn ask(program: &OwnedFd, request: &[u8]) -> io::Result<bool> {
         repeat: 1,
         ..Default::default()
     };
-    // SAFETY: the descriptor is a program's, and `options` says how long `frame` is, which the kernel only reads.
+    // SAFETY: the descriptor is a program's. `options` holds the length of `frame`, and the kernel only reads `frame`.
     let status = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &mut options) };
     if status == 0 { Ok(options.retval as i32 == PASS) } else { Err(io::Error::from_raw_os_error(-status)) }
 }
@@ -413,7 +421,7 @@ fn check_index(what: &'static str, index: u32, limit: u32) -> Result<(), Steerin
     if index < limit { Ok(()) } else { Err(SteeringError::Index { what, index, limit }) }
 }
 
-/// The clock of `last_seen_ns` (bpf_ktime_get_coarse_ns).
+/// Current time of the clock of `last_seen_ns` (bpf_ktime_get_coarse_ns), in nanoseconds.
 fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

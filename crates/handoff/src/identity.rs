@@ -1,5 +1,5 @@
-//! Which file this is, and in which state: inode(7). Two looks that find the same identity have seen the same bytes,
-//! unless the file was written to within one tick of its file system's clock.
+//! Identity of a file in one state: which file it is, and when it last changed (inode(7)). The same identity means the
+//! same bytes, unless the file was written to within one tick of its file system's clock.
 
 use std::fs::Metadata;
 use std::os::fd::AsFd;
@@ -18,14 +18,14 @@ pub struct FileIdentity {
     pub inode: u64,
     /// Length in bytes.
     pub size: u64,
-    /// Time of the last write, which anybody may set.
+    /// Time of the last write (mtime), which anybody may set.
     pub mtime_ns: i64,
-    /// Time of the last change, which nobody can set.
+    /// Time of the last change (ctime), which nobody can set.
     pub ctime_ns: i64,
 }
 
 impl FileIdentity {
-    /// What stat(2) says.
+    /// Makes the identity from the result of stat(2).
     pub fn of(meta: &Metadata) -> Self {
         let ns = |seconds: i64, rest: i64| seconds.wrapping_mul(1_000_000_000).wrapping_add(rest);
         Self {
@@ -37,18 +37,19 @@ impl FileIdentity {
         }
     }
 
-    /// The file's, as far as the kernel knows: neither a program (fuse(8)) nor another machine (NFS) is asked.
+    /// Returns the file's identity as far as the kernel knows it, without asking a program (fuse(8)) or another machine
+    /// (NFS).
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of statx(2).
     pub fn at_hand(file: impl AsFd) -> Result<Self, Errno> {
         Self::ask(file, AtFlags::STATX_DONT_SYNC)
     }
 
-    /// The file's. May wait for a program or another machine.
+    /// Returns the file's identity. May wait for a program or for another machine.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of statx(2).
     pub fn now(file: impl AsFd) -> Result<Self, Errno> {
         Self::ask(file, AtFlags::STATX_SYNC_AS_STAT)
     }
@@ -67,7 +68,7 @@ impl FileIdentity {
         })
     }
 
-    /// Whether the file has been as it is for so long.
+    /// Whether the file has been in this state for longer than `age`.
     pub fn is_older_than(&self, age: Duration, now: SystemTime) -> bool {
         let now = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i64);
         now.saturating_sub(self.mtime_ns.max(self.ctime_ns)) > age.as_nanos() as i64

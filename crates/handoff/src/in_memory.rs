@@ -1,7 +1,8 @@
-//! What of a file is in memory (the page cache), asked without waiting for its disk: preadv2(2), RWF_NOWAIT.
+//! Which bytes of a file are in memory (the page cache), asked without waiting for the disk: preadv2(2) with
+//! RWF_NOWAIT.
 //!
-//! File systems whose readers may wait for a program or for another machine (fuse(8), NFS) do not tell, nor does memory
-//! itself (tmpfs(5)).
+//! File systems whose readers may wait for a program or for another machine (fuse(8), NFS) do not tell. Neither do file
+//! systems that are memory themselves (tmpfs(5)).
 
 use std::io::IoSliceMut;
 use std::os::fd::AsFd;
@@ -13,18 +14,19 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 use crate::identity::FileIdentity;
 
-/// Samples lie at most this far apart, in bytes. The kernel reads ahead in pieces of this size.
+/// Largest distance between two samples, in bytes. The kernel reads ahead in pieces of this size.
 pub(crate) const STRIDE_BYTES: usize = 128 << 10;
-/// Most bytes that one question is about.
+/// Largest range that one call examines, in bytes.
 const MOST_BYTES: usize = 1 << 20;
 
 /// f_type of file systems that are nothing but memory: tmpfs, ramfs, hugetlbfs (linux/magic.h).
 const MEMORY: [FsWord; 3] = [0x0102_1994, 0x8584_58f6, 0x958_458f6];
 
-/// So long, what was found in memory is not asked for again. A page that has just been read is among the last that the
-/// kernel takes back; a file that many clients ask for is asked for once in that time, and not for each of them.
+/// Time for which bytes that were found in memory are not asked for again. A page that has just been read is among the
+/// last that the kernel takes back. A file that many clients ask for is examined once in that time, and not once for
+/// each client.
 const FOUND_FOR: Duration = Duration::from_millis(10);
-/// Files that are known at once, by their inode's low bits. A power of two.
+/// Number of files that are remembered, by the low bits of their inode. A power of two.
 const FOUND: usize = 256;
 
 /// Ranges of files that were found in memory a moment ago.
@@ -50,7 +52,7 @@ impl Found {
         self.0[Self::place(&file)] = Some(Range { file, from, to: from + bytes as u64, at: now });
     }
 
-    /// Bytes of a file from `from` on.
+    /// Number of bytes of a file, from `from` on, that were found in memory a moment ago.
     pub(crate) fn bytes_from(&self, file: &FileIdentity, from: u64, now: Instant) -> usize {
         let Some(range) = &self.0[Self::place(file)] else { return 0 };
         let is_it = range.file == *file && range.from <= from && now.duration_since(range.at) < FOUND_FOR;
@@ -62,15 +64,15 @@ impl Found {
     }
 }
 
-/// The file system does not tell.
+/// The file system does not tell what is in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Untold;
 
-/// Bytes in memory from `at` on, at most `most`; 0: the first one is not. A sample stands for its neighbours: to look at
-/// each page would cost as much as to copy it.
+/// Number of bytes in memory from `at` on, at most `most`. 0: the first byte is not in memory. A sample stands for its
+/// neighbours, because to examine each page would cost as much as to copy it.
 ///
 /// # Errors
-/// [`Untold`].
+/// [`Untold`] if the file system does not tell.
 pub(crate) fn bytes_from(file: impl AsFd, at: u64, most: usize) -> Result<usize, Untold> {
     let most = most.min(MOST_BYTES);
     let mut known = 0;
@@ -90,16 +92,16 @@ pub(crate) fn bytes_from(file: impl AsFd, at: u64, most: usize) -> Result<usize,
 fn is_here(file: impl AsFd, at: u64) -> Result<bool, Untold> {
     let mut byte = [0];
     match read(file, &mut [IoSliceMut::new(&mut byte)], at) {
-        Ok(_) => Ok(true), // the end of the file, too
+        Ok(_) => Ok(true), // also at the end of the file
         Err(Errno::AGAIN) => Ok(false),
         Err(_) => Err(Untold),
     }
 }
 
-/// Reads what is in memory: at least one byte.
+/// Reads bytes that are in memory, at least one.
 ///
 /// # Errors
-/// EAGAIN where the first byte is not, EOPNOTSUPP where the file system does not tell.
+/// EAGAIN if the first byte is not in memory, EOPNOTSUPP if the file system does not tell.
 pub(crate) fn read(file: impl AsFd, slices: &mut [IoSliceMut<'_>], at: u64) -> Result<usize, Errno> {
     loop {
         match preadv2(&file, slices, at, ReadWriteFlags::NOWAIT) {
@@ -109,7 +111,7 @@ pub(crate) fn read(file: impl AsFd, slices: &mut [IoSliceMut<'_>], at: u64) -> R
     }
 }
 
-/// Whether a file's file system is memory. May wait for it.
+/// Whether a file's file system is memory. The call may wait for the file system.
 pub(crate) fn is_of_memory(file: impl AsFd) -> bool {
     fstatfs(file).is_ok_and(|system| MEMORY.contains(&system.f_type))
 }

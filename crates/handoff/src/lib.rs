@@ -1,8 +1,9 @@
-//! The shortcut: who may send on a client's connection, and how the packets find their way.
+//! The shortcut: who may send on a client's connection, and how its packets are steered.
 //!
-//! * [`frontend`], [`backend`]: the steering programs (bpf/), loaded, attached and talked to. They outlive their
-//!   loader: a restarted agent takes them over.
-//! * [`sender`], [`payload`]: the backend's socket for a client that is not its own.
+//! * [`frontend`], [`backend`]: loading, attaching and using the steering programs (bpf/). The programs outlive the
+//!   agent that loaded them: a restarted agent takes them over.
+//! * [`sender`], [`payload`]: the backend's socket for a client whose connection belongs to the frontend, and the bytes
+//!   sent.
 //! * [`reading`]: bytes of files that are not in memory.
 //! * [`tls13`]: the payload on a TLS 1.3 connection.
 

@@ -1,5 +1,5 @@
-//! Connections whose bytes count differently for the client and for its server: only the steering programs translate
-//! between the two, so that a connection hangs where these are taken off.
+//! Connections whose sequence numbers differ between the client and its server. Only the steering programs translate
+//! between the two, so that such a connection hangs when the programs are taken off.
 
 use std::path::Path;
 
@@ -11,11 +11,11 @@ use crate::bpf::{Flow, FlowKey, MAX_FLOWS};
 use crate::error::SteeringError;
 use crate::pins;
 
-/// Takes the socket option away by which handoffs begin, and returns the connections that have had one. Their sequence
-/// numbers stay as they are from here on: close these connections, then call [`crate::detach_all`].
+/// Removes the socket option by which handoffs begin, and returns the connections that have had a handoff. From here on
+/// their sequence numbers no longer change. The caller closes these connections and then calls [`crate::detach_all`].
 ///
 /// # Errors
-/// Where a pinned file cannot be removed.
+/// Returns an error if a pinned file cannot be removed.
 pub fn end_handoffs(pin_dir: &Path) -> Result<Vec<FlowKey>, SteeringError> {
     attach::log_libbpf();
     attach::detach_cgroup(&pin_dir.join(FE_SETSOCKOPT))?;
@@ -23,7 +23,8 @@ pub fn end_handoffs(pin_dir: &Path) -> Result<Vec<FlowKey>, SteeringError> {
     Ok(flows.map(|flows| moved(&flows, pins::is_our_layout(pin_dir))).unwrap_or_default())
 }
 
-/// Those of a table. What is in one of another layout cannot be told: all of them.
+/// Returns the connections of a flow table that have had a handoff. A table of another layout cannot be read: then all
+/// its connections are returned.
 pub(crate) fn moved(flows: &MapHandle, is_our_layout: bool) -> Vec<FlowKey> {
     let is_moved =
         |flow: &[u8]| !is_our_layout || Flow::read_from_bytes(flow).map_or(true, |flow| flow.spaces.made > 0);
@@ -33,10 +34,10 @@ pub(crate) fn moved(flows: &MapHandle, is_our_layout: bool) -> Vec<FlowKey> {
         .collect()
 }
 
-/// All of a table, as bytes. One that comes or goes meanwhile may be missed.
+/// Returns all entries of a table, as bytes. An entry that comes or goes meanwhile may be missed.
 pub(crate) fn entries(flows: &MapHandle) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
-    // With one call: one by one, a full table keeps an agent for so long that its peers take it for dead. And no
-    // fewer than there may be: the kernel ends a batch where the next bucket of the table does not fit, and
-    // libbpf-rs takes a batch that is not full for the last one.
+    // All entries are read with one call. Read one by one, a full table would keep an agent busy for so long that its
+    // peers take it for dead. The batch has room for a full table. The kernel ends a batch early if the table's next
+    // bucket does not fit. libbpf-rs takes a batch that is not full for the last one.
     flows.lookup_batch(MAX_FLOWS, MapFlags::LOCK, MapFlags::ANY).into_iter().flatten()
 }

@@ -1,8 +1,9 @@
-//! Ownership of the programs on an interface. Each agent pins its maps and its programs in a directory of its own: a filter
-//! that is no such program, and uses none of these maps, is another agent's, or other software's, and is left alone.
+//! Ownership of the programs on an interface. Each agent pins its maps and its programs in a directory of its own. A
+//! filter that is not one of these programs, and uses none of these maps, belongs to another agent or to other
+//! software. It is left alone.
 //!
-//! A program that is pinned is known by its number. The maps of one that is not, of an agent that ended in between, are told
-//! to CAP_SYS_ADMIN alone.
+//! A pinned program is recognized by its id. A program that has no pin, because its agent ended in between, is
+//! recognized by its maps. The kernel lists a program's maps only for a process with CAP_SYS_ADMIN.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +15,7 @@ use libbpf_rs::{MapCore, MapHandle, Program};
 
 use crate::pins::MAPS;
 
-/// Objects that an agent has pinned, by their numbers.
+/// Objects that an agent has pinned, by their ids.
 #[derive(Debug)]
 pub(crate) struct Owned {
     programs: BTreeSet<u32>,
@@ -37,17 +38,17 @@ impl Owned {
     }
 }
 
-/// Number of the program that is pinned there, if that is one.
+/// Id of the program that is pinned at a path. `None` if no program is.
 pub(crate) fn pinned_program(path: &Path) -> Option<u32> {
     Program::id_from_fd(Program::fd_from_pinned_path(path).ok()?.as_fd()).ok()
 }
 
-/// A program at an interface, by its number.
+/// A program on an interface, by its id.
 #[derive(Debug)]
 pub(crate) struct Tc(pub(crate) u32);
 
 impl Tc {
-    /// Its name, as far as the kernel tells.
+    /// Name of the program. Its id, where the kernel does not tell the name.
     pub(crate) fn name(&self) -> String {
         self.told(|name, _| name).unwrap_or_else(|| format!("number {}", self.0))
     }
@@ -56,7 +57,7 @@ impl Tc {
         self.told(|told, _| told == name).unwrap_or(false)
     }
 
-    /// Numbers of the maps that it uses, as far as the kernel tells.
+    /// Ids of the maps that the program uses, as far as the kernel tells.
     pub(crate) fn maps(&self) -> Vec<u32> {
         self.told(|_, maps| maps).unwrap_or_default()
     }
@@ -71,7 +72,7 @@ impl Tc {
         Some(what(found.name.to_string_lossy().into_owned(), found.map_ids))
     }
 
-    /// The directory of the agent whose program it is, beside ours.
+    /// Directory of pins of the agent that owns the program, searched for beside our own directory.
     pub(crate) fn pins_beside(&self, ours: &Path) -> Option<PathBuf> {
         let entries = fs::read_dir(ours.parent()?).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).find(|directory| directory != ours && Owned::by(directory).has(self))

@@ -1,5 +1,5 @@
-//! The bytes of a handoff: a range of an offered file, and what the file was when its header was made; or ranges of what
-//! somebody keeps for as long as they are sent.
+//! The bytes of a handoff. An offer's payload is a range of a file, with a record of what the file was when its header
+//! was made. Without an offer it is ranges of bytes that somebody keeps until they are sent.
 
 mod ahead;
 mod source;
@@ -27,16 +27,17 @@ use source::{Range, Source};
 
 /// Bytes under a descriptor that stay there while the value lives, unless others change them.
 pub trait Kept: AsFd + Debug + Send {
-    /// Gives a socket some of them, from an offset on: how many it took; 0: there are no more.
+    /// Gives a socket up to `bytes` bytes from `offset` on. Returns how many it took. 0: there are no more bytes.
     ///
-    /// A copy, where their place is used for others: pages that `sendfile` gives away are still in a client's receive buffer, where
-    /// that is on the same machine (veth, loopback), when all has been acknowledged and their keeper uses them again.
+    /// Sends a copy if the place of the bytes is used again. Pages that `sendfile` gives away may still be in the
+    /// receive buffer of a client on the same machine (veth, loopback). By then all may have been acknowledged, and
+    /// their keeper may use the pages again.
     ///
     /// # Errors
-    /// The kernel's: `WouldBlock` where the socket takes nothing.
+    /// Returns the kernel's error of the send: `WouldBlock` if the socket takes nothing.
     fn send(&self, offset: u64, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize>;
 
-    /// Whether they are still what they were: asked before any count, and after they were read or sent.
+    /// Whether the bytes are unchanged. Asked before any of them is relied on, and after they were read or sent.
     fn is_unchanged(&self) -> bool;
 }
 
@@ -51,24 +52,25 @@ impl Kept for SharedMemory {
     }
 }
 
-/// What is left to send of a payload.
+/// The part of a payload that is left to send.
 #[derive(Debug)]
 pub struct Payload {
     ranges: Vec<Range>,
-    /// Which of them is next.
+    /// Index of the next range.
     next: usize,
-    /// Who reads what is not in memory; `None`: whoever calls, and waits.
+    /// Reads file bytes that are not in memory, for this owner. `None`: the calling thread reads them, and waits.
     reader: Option<(Reads, Owner)>,
     ahead: Ahead,
 }
 
 impl Payload {
-    /// Of an offer and the descriptor that came with it.
+    /// Builds a payload from an offer and the descriptor that came with it.
     pub fn new(file: File, offer: &Offer) -> Self {
         Self::proven(file, offer, None)
     }
 
-    /// The same. `proven`: what the file was when its digest was told, where whoever claims it relies on that.
+    /// Builds a payload as [`Payload::new`] does. `proven` is what the file was when its digest was told, where the
+    /// claimant relies on the digest.
     pub fn proven(file: File, offer: &Offer, proven: Option<FileIdentity>) -> Self {
         let (first, has_changed) = (Cell::new(None), Cell::new(false));
         let (mtime_ns, size) = ((offer.flags & Offer::BODY == 0).then_some(offer.mtime_ns), offer.size);
@@ -78,10 +80,10 @@ impl Payload {
         Self::of(vec![Range { source, offset: offer.offset, end: offer.offset + offer.length }])
     }
 
-    /// Of bytes that are kept, each from an offset on, so many.
+    /// Builds a payload from `(source, offset, length)` ranges.
     ///
     /// # Panics
-    /// Where one ends past 2^64.
+    /// If a range ends past 2^64.
     pub fn of_kept(kept: impl IntoIterator<Item = (Box<dyn Kept>, u64, u64)>) -> Self {
         let range = |(kept, offset, length): (_, u64, u64)| {
             let end = offset.checked_add(length).expect("a range of a descriptor");
@@ -94,21 +96,21 @@ impl Payload {
         Self { ranges, next: 0, reader: None, ahead: Ahead::Nothing }
     }
 
-    /// From here on nothing waits for a disk: what is not in memory is read by `reads`, and what ends there for `owner`
-    /// belongs to [`Payload::take_read`].
+    /// From here on no call waits for a disk: `reads` reads what is not in memory. Results for `owner` go to
+    /// [`Payload::take_read`].
     pub fn read_by(&mut self, reads: &Reads, owner: Owner) {
         self.reader = Some((reads.clone(), owner));
     }
 
-    /// Whether it comes no further until a read has ended.
+    /// Whether sending waits for a read to end.
     pub fn is_reading(&self) -> bool {
         matches!(self.ahead, Ahead::Asked(..))
     }
 
-    /// A read has ended: whether it was this payload's, and can be gone on with.
+    /// Takes the result of a read. Returns whether the read was this payload's, so that sending can continue.
     ///
     /// # Errors
-    /// [`Reason::FileChanged`] as [`Payload::send_to`], [`Reason::Socket`] where the file cannot be read.
+    /// [`Reason::FileChanged`] as in [`Payload::send_to`], [`Reason::Socket`] if the file cannot be read.
     pub fn take_read(&mut self, done: Done) -> Result<bool, Reason> {
         let &Ahead::Asked(ref ticket, range, at) = &self.ahead else { return Ok(false) };
         if !ticket.is_of(&done) {
@@ -123,7 +125,7 @@ impl Payload {
         Ok(true)
     }
 
-    /// Has another thread read, of a range from `at` on.
+    /// Asks another thread to read bytes of a range, from `at` on. Does nothing if there are no such threads.
     fn ask(&mut self, range: usize, at: u64) -> Result<(), Reason> {
         let (Some((reads, owner)), Range { source, end, .. }) = (&self.reader, &self.ranges[range]) else {
             return Ok(());
@@ -133,22 +135,23 @@ impl Payload {
         Ok(())
     }
 
-    /// Bytes that the kernel does not have yet.
+    /// Number of bytes that the kernel does not have yet.
     pub fn remaining(&self) -> u64 {
         self.ranges.iter().map(Range::remaining).sum()
     }
 
-    /// Whether an offer's file still has the size and modification time that its header told the client, and what is kept
-    /// the bytes that it had.
+    /// Whether an offer's file still has the size and modification time that its header told the client, and kept bytes
+    /// are unchanged.
     ///
-    /// A file that was replaced by another (rename) is the same file under this descriptor, and its bytes are right. So are
-    /// those of a body behind a header that is rewritten ([`Offer::BODY`]): then the size alone is compared. A file that has
-    /// grown is one that something was appended to.
+    /// A file that was replaced by another (rename) is the same file under this descriptor, and its bytes are right. So
+    /// are the bytes of a body behind a header that is rewritten ([`Offer::BODY`]): in that case only the size is
+    /// compared. A file that has grown counts as one that something was appended to.
     pub fn is_unchanged(&self) -> bool {
         self.ranges.iter().all(|range| range.source.is_unchanged())
     }
 
-    /// The file that all of it is of, as it was at the first look; `None` where there is none, or it has changed since.
+    /// File that the whole payload is part of, with its identity when it was first examined. `None` if there is no such
+    /// file, or if it has changed since.
     pub fn file(&self) -> Option<(BorrowedFd<'_>, FileIdentity)> {
         match &self.ranges[..] {
             [Range { source: Source::Offered { file, first, has_changed, .. }, .. }] if !has_changed.get() => {
@@ -158,7 +161,7 @@ impl Payload {
         }
     }
 
-    /// Notes whether others have been told the digest of [`Payload::file`], and may seal the same records.
+    /// Notes whether others have been told the digest of [`Payload::file`], and so may seal the same records.
     pub fn set_told(&self, told: bool) {
         for range in &self.ranges {
             if let Source::Offered { is_told, .. } = &range.source {
@@ -167,14 +170,15 @@ impl Payload {
         }
     }
 
-    /// Whether the last look found another file than the one whose digest others have been told: none of it may be sealed
-    /// until they know.
+    /// Whether the file, when last examined, was not the one whose digest others have been told. None of it may be
+    /// sealed until they know.
     pub fn is_withheld(&self) -> bool {
         self.ranges.iter().any(|range| range.source.is_withheld())
     }
 
-    /// The offer that all of it is of, as it was made, and its file, whatever has been sent: but for its number, tag, peer and
-    /// trace, which are the claim's. `None` where it is of none.
+    /// Returns the offer that the whole payload is part of, as it was made, with its file and `proven`. It does not
+    /// matter how much has been sent. Number, tag, peer and trace are left out, because they are the claim's. `None` if
+    /// the payload is part of no offer.
     pub fn into_offer(mut self, length: u64) -> Option<(Offer, File, Option<FileIdentity>)> {
         let [Range { source: Source::Offered { file, mtime_ns, size, proven, .. }, end, .. }] =
             <[Range; 1]>::try_from(std::mem::take(&mut self.ranges)).ok()?
@@ -188,17 +192,17 @@ impl Payload {
             None => offer.flags = Offer::BODY,
         }
         offer.header = Offer::HEADER;
-        // A read that was asked for has it, too.
+        // A read that is under way holds the file, too.
         let file = Arc::try_unwrap(file).or_else(|shared| shared.try_clone()).ok()?;
         Some((offer, file.into(), proven))
     }
 
-    /// Where it ends in its last file, in bytes.
+    /// End of the payload in its last file, as an offset in bytes.
     pub fn end(&self) -> u64 {
         self.ranges.last().map_or(0, |range| range.end)
     }
 
-    /// The range that is next, if anything is left.
+    /// Index of the next range that has bytes left, if there is one.
     fn next(&mut self) -> Option<usize> {
         while self.ranges.get(self.next)?.remaining() == 0 {
             self.next += 1;
@@ -206,10 +210,12 @@ impl Payload {
         Some(self.next)
     }
 
-    /// Gives the socket what it takes: `true` when it has everything; `false` also where a read has to end first.
+    /// Gives the socket as many bytes as it takes. Returns `true` if it has all of them. Returns `false` if the socket
+    /// is full, or a read has to end first.
     ///
     /// # Errors
-    /// [`Reason::FileChanged`] where the file is shorter or newer than its header said, else what the socket says.
+    /// [`Reason::FileChanged`] if the file is shorter or newer than its header said, else the reason that the socket's
+    /// error stands for.
     pub fn send_to(&mut self, socket: impl AsFd) -> Result<bool, Reason> {
         while let Some(range) = self.next() {
             match self.send_some(range, socket.as_fd()) {
@@ -227,7 +233,7 @@ impl Payload {
         self.still_good(true)
     }
 
-    /// How many bytes of the range the socket took; `None`: none are in memory.
+    /// Sends some bytes of a range. Returns how many the socket took. `None`: the next bytes are not in memory.
     fn send_some(&mut self, index: usize, socket: BorrowedFd<'_>) -> Result<Option<usize>, Errno> {
         let Self { ranges, reader, ahead, .. } = self;
         let range = &mut ranges[index];
@@ -245,11 +251,11 @@ impl Payload {
         range.send_to(socket, most).map(Some)
     }
 
-    /// Reads the next bytes into `buffer`, for a way that the kernel cannot send on by itself: how many, 0 at the end.
-    /// `None`: a read has to end first.
+    /// Reads the next bytes into `buffer`, for a connection on which the kernel cannot send them by itself. Returns
+    /// their number, 0 at the end. `None`: a read has to end first.
     ///
     /// # Errors
-    /// [`Reason::FileChanged`] as [`Payload::send_to`].
+    /// [`Reason::FileChanged`] as in [`Payload::send_to`], [`Reason::Socket`] if the file cannot be read.
     pub fn read(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Reason> {
         let Some(index) = self.next() else {
             return self.still_good(true).map(|_| Some(0));
@@ -265,11 +271,11 @@ impl Payload {
         self.still_good(true).map(|_| bytes)
     }
 
-    /// Reads bytes of what is left to send, from its byte `at` on, into one slice after the other. `false`: a read has to
-    /// end first.
+    /// Fills the slices, one after the other, with bytes of what is left to send, from its byte `at` on. Returns
+    /// `false` if a read has to end first.
     ///
     /// # Errors
-    /// [`Reason::FileChanged`] where the file ends before, [`Reason::Socket`] where it cannot be read.
+    /// [`Reason::FileChanged`] if the file ends too early, [`Reason::Socket`] if it cannot be read.
     pub fn read_exactly(&mut self, at: u64, slices: Vec<&mut [u8]>) -> Result<bool, Reason> {
         if let [range] = &self.ranges[..] {
             let from = range.offset + at;
@@ -292,7 +298,8 @@ impl Payload {
         Ok(true)
     }
 
-    /// Where the byte `at` of what is left is: in which range, where in its file, and how many follow it there.
+    /// Finds byte `at` of what is left to send. Returns its range, its offset in the range's file, and how many bytes
+    /// the range has from there on.
     fn find(&self, mut at: u64) -> Option<(usize, u64, u64)> {
         for (index, range) in self.ranges.iter().enumerate() {
             let here = range.remaining();
@@ -304,7 +311,8 @@ impl Payload {
         None
     }
 
-    /// One slice after the other, of the first range, by as few calls as may be; `false`: not all are in memory.
+    /// Fills the slices, one after the other, from the first range, with as few calls as possible. `false`: not all
+    /// bytes are in memory.
     fn read_all(&self, mut at: u64, slices: Vec<&mut [u8]>) -> Result<bool, Reason> {
         let mut slices: Vec<IoSliceMut<'_>> = slices.into_iter().map(IoSliceMut::new).collect();
         let mut slices = slices.as_mut_slice();
@@ -316,7 +324,7 @@ impl Payload {
         Ok(true)
     }
 
-    /// Of a range, at least one byte; `None`: it is not in memory.
+    /// Reads at least one byte of a range. `None`: the first byte is not in memory.
     fn read_some(&self, index: usize, at: u64, slices: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Reason> {
         let source = &self.ranges[index].source;
         if let Some(bytes) = self.ahead.bytes(index, at, usize::MAX) {
@@ -337,15 +345,15 @@ impl Payload {
         }
     }
 
-    /// Bytes that were queued from a file that has changed since may be neither the old nor the new ones: then the
-    /// client's connection must not end well.
+    /// Returns `done` if the file is unchanged. Bytes that were queued from a file that has changed since may be
+    /// neither the old nor the new ones. Then the client's connection must not end as if it were complete.
     fn still_good(&self, done: bool) -> Result<bool, Reason> {
         if self.is_unchanged() { Ok(done) } else { Err(Reason::FileChanged) }
     }
 }
 
 impl Drop for Payload {
-    /// Files are closed where others may wait, too.
+    /// Passes files whose file system may be slow to answer to a thread that closes them.
     fn drop(&mut self) {
         let Some((reads, _)) = &self.reader else { return };
         for range in self.ranges.drain(..) {
@@ -358,7 +366,7 @@ impl Drop for Payload {
     }
 }
 
-/// Fills one slice after the other: how many bytes.
+/// Copies bytes into the slices, one after the other. Returns how many.
 fn copy(mut from: &[u8], slices: &mut [IoSliceMut<'_>]) -> usize {
     let all = from.len();
     for slice in slices {
@@ -378,12 +386,13 @@ fn read_waiting(source: &Source, at: u64, slices: &mut [IoSliceMut<'_>]) -> Resu
     }
 }
 
-/// What the kernel's answer to a send means for a handoff.
+/// Reason for a handoff's end that corresponds to the kernel's error of a send or read.
 pub(crate) fn reason_of(errno: Errno) -> Reason {
     match errno {
         Errno::PIPE | Errno::CONNRESET => Reason::ClientGone,
         Errno::TIMEDOUT => Reason::NoProgress,
-        // A disk that cannot be read (EIO) is among these: what was read is right, and another backend may have the rest.
+        // This includes a disk that cannot be read (EIO): the bytes read so far are right, and another backend may send
+        // the rest.
         _ => Reason::Socket,
     }
 }

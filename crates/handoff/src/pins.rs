@@ -1,5 +1,5 @@
-//! Maps that outlive the agent: pinned in a directory of a BPF file system, and taken over only by programs that mean
-//! the same by them.
+//! Maps that outlive the agent: they are pinned in a directory of a BPF file system. They are taken over only by
+//! programs that give the same meaning to their contents.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::error::SteeringError;
 
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
-/// Files of the maps.
+/// Names of the files that the maps are pinned as.
 pub(crate) const MAPS: [&str; 10] = [
     "counters",
     "flows",
@@ -26,12 +26,13 @@ pub(crate) const MAPS: [&str; 10] = [
     "watched_ports",
 ];
 
-/// Makes the directory where it is missing.
+/// Makes the directory if it is missing.
 ///
 /// # Errors
-/// It cannot be made, or is in no BPF file system.
+/// Returns an error if the directory cannot be made, or is in no BPF file system.
 pub fn prepare(directory: &Path) -> Result<(), SteeringError> {
-    // Where none is mounted, sysfs would take no directory, and another file system one too many.
+    // Checked first: without a mounted BPF file system, sysfs would refuse the directory, and another file system would
+    // wrongly get one.
     let there = directory.ancestors().find(|path| path.exists());
     if !there.is_some_and(is_bpf_fs) {
         return Err(SteeringError::NotBpffs { path: directory.into() });
@@ -47,7 +48,7 @@ fn is_bpf_fs(path: &Path) -> bool {
     statfs(path).is_ok_and(|found| found.f_type == BPF_FS_MAGIC)
 }
 
-/// Refuses pinned maps of another layout. libbpf takes over the rest.
+/// Refuses pinned maps of another layout. libbpf checks the rest when it takes the maps over.
 pub(crate) fn check_layout<'obj>(
     directory: &Path,
     maps: impl IntoIterator<Item = &'obj OpenMapMut<'obj>>,
@@ -55,7 +56,7 @@ pub(crate) fn check_layout<'obj>(
     let Some(found) = layout_of(directory)? else {
         return Ok(());
     };
-    // 0: its maker ended before it could write the number. The maps are empty then.
+    // 0: the agent that made the maps ended before it could write the number. Then the maps are empty.
     if found != STEERING_LAYOUT && found != 0 {
         return Err(mismatch(directory, format!("layout {found}"), format!("layout {STEERING_LAYOUT}")));
     }
@@ -73,7 +74,7 @@ pub(crate) fn check_layout<'obj>(
     Ok(())
 }
 
-/// The number of the layout that the maps have; `None` where there are none.
+/// Number of the layout of the pinned maps. `None` if there are no maps.
 fn layout_of(directory: &Path) -> Result<Option<u32>, SteeringError> {
     let Ok(layout) = MapHandle::from_pinned_path(directory.join("layout")) else {
         return Ok(None);
@@ -82,12 +83,12 @@ fn layout_of(directory: &Path) -> Result<Option<u32>, SteeringError> {
     Ok(Some(found.and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes)))
 }
 
-/// Whether this version of Shunt made the maps, and can read them.
+/// Whether the maps have this version's layout, so that it can read them.
 pub(crate) fn is_our_layout(directory: &Path) -> bool {
     matches!(layout_of(directory), Ok(Some(STEERING_LAYOUT)))
 }
 
-/// Marks the maps as ours, once they are there.
+/// Writes our layout's number, once the maps exist.
 pub(crate) fn write_layout(layout: &impl MapCore) -> Result<(), SteeringError> {
     layout
         .update(&0u32.to_ne_bytes(), &STEERING_LAYOUT.to_ne_bytes(), MapFlags::ANY)
@@ -98,7 +99,7 @@ fn mismatch(directory: &Path, found: String, ours: String) -> SteeringError {
     SteeringError::Layout { path: directory.into(), found, ours }
 }
 
-/// Every directory of every BPF file system that this process sees.
+/// Returns every directory of every BPF file system that this process sees.
 pub(crate) fn directories() -> Vec<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
@@ -119,7 +120,7 @@ mod tests {
     #[test]
     fn a_directory_of_another_file_system_is_left_as_it_was() {
         let directory = tempfile::tempdir().unwrap();
-        // sysfs, as /sys/fs/bpf is where nothing is mounted there, takes no directory.
+        // sysfs refuses new directories, like /sys/fs/bpf where nothing is mounted there.
         for path in [directory.path().join("one/two"), "/sys/kernel/shunt".into()] {
             let error = prepare(&path).unwrap_err();
             assert!(error.to_string().contains("`mount -t bpf bpf /sys/fs/bpf`"), "{error}");

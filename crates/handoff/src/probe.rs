@@ -1,5 +1,5 @@
-//! Whether this kernel has what the steering programs need, asked as libbpf asks: by loading a program for each; and
-//! whether it takes the programs themselves.
+//! Checks whether this kernel has the features that the steering programs need, by loading a small program for each, as
+//! libbpf does. Also checks whether it accepts the steering programs themselves.
 
 use std::mem::MaybeUninit;
 use std::ops::RangeInclusive;
@@ -17,7 +17,7 @@ use crate::bpf::frontend::FrontendSkelBuilder;
 use crate::error::SteeringError;
 use crate::{backend, frontend};
 
-/// Helpers that came late, or that a build may leave out, by the type of the program that calls them.
+/// Helpers that appeared late, or that a kernel build may leave out, with the type of the program that calls them.
 const HELPERS: &[(ProgramType, bpf_func_id, &str)] = &[
     (ProgramType::SchedCls, BPF_FUNC_redirect_neigh, "bpf_redirect_neigh (tc)"),
     (ProgramType::SchedCls, BPF_FUNC_fib_lookup, "bpf_fib_lookup (tc)"),
@@ -29,10 +29,10 @@ const HELPERS: &[(ProgramType, bpf_func_id, &str)] = &[
     (ProgramType::SockOps, BPF_FUNC_setsockopt, "bpf_setsockopt (sockops)"),
 ];
 
-/// Missing kernel features, by name.
+/// Returns the names of missing kernel features.
 ///
 /// # Errors
-/// The kernel's, where this process may not load programs.
+/// Returns the kernel's error of bpf(2) if this process may not load programs.
 pub fn missing() -> Result<Vec<&'static str>> {
     crate::attach::log_libbpf();
     let mut missing = Vec::new();
@@ -53,13 +53,15 @@ pub fn missing() -> Result<Vec<&'static str>> {
     Ok(missing)
 }
 
-/// Any network namespace's: without one the programs ask for none.
+/// Cookie of some network namespace. With cookie 0 the programs would not check the namespace, and the verifier would
+/// skip that code.
 const SOME_COOKIE: u64 = 1;
 
-/// Has the kernel check the frontend's programs, and forgets them: nothing is attached or pinned.
+/// Lets the kernel check the frontend's programs, and unloads them. Nothing is attached or pinned.
 ///
 /// # Errors
-/// [`SteeringError::Load`], with the kernel's answer: each release counts a program's stack and steps its own way.
+/// [`SteeringError::Load`] with the kernel's answer. Kernel releases differ in how they count a program's stack and
+/// steps.
 pub fn load_frontend() -> Result<(), SteeringError> {
     const OBJECT: &str = "frontend";
     crate::until_not_interrupted(|| {
@@ -70,10 +72,10 @@ pub fn load_frontend() -> Result<(), SteeringError> {
     })
 }
 
-/// The same of the backend's programs, for an agent whose sockets have these ports.
+/// Lets the kernel check the backend's programs, for an agent whose sockets have these ports, and unloads them.
 ///
 /// # Errors
-/// As of [`load_frontend`].
+/// See [`load_frontend`].
 pub fn load_backend(ports: &RangeInclusive<u16>) -> Result<(), SteeringError> {
     const OBJECT: &str = "backend";
     crate::until_not_interrupted(|| {
@@ -94,10 +96,11 @@ fn load_and_forget<'a>(mut open: impl OpenSkel<'a>) -> Result<()> {
     open.load().map(drop)
 }
 
-/// An agent's maps are found by their pins, and these are not to be the agent's.
+/// Removes the pin paths of all maps. The maps of an agent are found by their pins, and these maps must not become the
+/// agent's.
 fn without_pins(object: &mut OpenObject) -> Result<()> {
     for map in object.maps_mut() {
-        // SAFETY: the map is an open object's, and libbpf takes NULL for no pin at all.
+        // SAFETY: the map belongs to an open object, and libbpf takes NULL for no pin path.
         let done =
             unsafe { libbpf_rs::libbpf_sys::bpf_map__set_pin_path(map.as_libbpf_object().as_ptr(), ptr::null()) };
         if done < 0 {
@@ -122,7 +125,7 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return eprintln!("skipped: loading the programs takes root");
         }
-        // Where libbpf pins the maps of an object that says nothing else (LIBBPF_PIN_BY_NAME).
+        // Paths under which libbpf pins the maps of an object by default (LIBBPF_PIN_BY_NAME).
         let pins = [
             "flows",
             "peers",

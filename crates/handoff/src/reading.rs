@@ -1,13 +1,14 @@
-//! Reads of file bytes that are not in memory (in_memory.rs), by threads of their own: a disk that is slow, or hangs, holds
-//! up nobody but whoever waits for its bytes.
+//! Reads of file bytes that are not in memory (in_memory.rs), by separate threads. So a disk that is slow, or hangs,
+//! delays only those who wait for its bytes.
 //!
 //! ```text
-//!   payload --ask--> queue of its device --> thread: pread, fstat --> done --eventfd--> the payload's owner --> payload
+//!   payload --ask--> queue of its device --> thread: pread, fstat --> done --eventfd--> owner --> payload
 //! ```
 //!
-//! No read can be ended. So a device gets one more thread only while more threads are idle than it has: the first device
-//! that hangs takes half of them, the next one half of the rest. And one file has two at most. Whoever owns a payload
-//! decides how long it waits; when the payload is dropped, its read is not begun any more.
+//! A read cannot be cancelled. So a device gets one more thread only while there are more idle threads than it has busy
+//! ones. The first device that hangs takes half of the threads, the next one half of the rest. A file has two threads
+//! at most. The owner of a payload decides how long it waits. When the payload is dropped, a read that has not begun
+//! never begins.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, IoSliceMut};
@@ -22,31 +23,32 @@ use shunt_wire::local::Reason;
 use crate::identity::FileIdentity;
 use crate::in_memory::{self, Found};
 
-/// Threads that are to call [`Reads::work`].
+/// Number of threads that are to call [`Reads::work`].
 pub const THREADS: usize = 32;
-/// Read at once, where the payload has as many left.
+/// Length of one read in bytes, if the payload has as many left.
 pub(crate) const READ_BYTES: usize = 256 << 10;
 const THREADS_OF_A_FILE: usize = 2;
-/// Reads that wait, in all; half as many of one device, so that one that hangs leaves room to others.
+/// Longest queue of reads, in all. One device has half as many at most, so that a device that hangs leaves room for
+/// others.
 const QUEUE: usize = 64 << 10;
 const QUEUE_OF_A_DEVICE: usize = QUEUE / 2;
-/// How long a device is known to be memory. Its number may become another's.
+/// Time for which a device is known to be memory. After that its number may belong to another device.
 const KNOWN_FOR: Duration = Duration::from_secs(10);
 
-/// The party that a read is for.
+/// Party for which a read is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// A sender, by its index.
+    /// Sender with this index.
     Sender(usize),
-    /// A fetch that is served, by its index.
+    /// Fetch with this index, which is being served.
     Fetch(usize),
 }
 
-/// A range of a file.
+/// Range of a file that is to be read.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) file: Arc<OwnedFd>,
-    /// As it was at the first look.
+    /// The file's identity when it was first examined.
     pub(crate) identity: FileIdentity,
     pub(crate) at: u64,
     pub(crate) bytes: usize,
@@ -57,7 +59,7 @@ enum Work {
         owner: Owner,
         wanted: Wanted,
     },
-    /// fuse(8) has a program asked.
+    /// Closes a file. On FUSE this waits for a program (fuse(8)).
     Close(Arc<OwnedFd>),
 }
 
@@ -77,18 +79,18 @@ impl Work {
 /// A read that has ended.
 #[derive(Debug)]
 pub struct Done {
-    /// The party that it is for.
+    /// Party for which the read was made.
     pub owner: Owner,
     pub(crate) id: u64,
-    /// The bytes, fewer at the end of the file, and the file as it was after they were read.
+    /// The bytes read, fewer than wanted at the end of the file, and the file's identity after the read.
     pub(crate) read: Result<(Vec<u8>, FileIdentity), Errno>,
 }
 
-/// One device's work: what waits, by its number, and the inodes of what its threads do.
+/// Work of one device: the queue, by work number, and the inodes of the files that its threads are busy with.
 #[derive(Default)]
 struct Device {
     waiting: BTreeMap<u64, Work>,
-    /// How many of these are reads.
+    /// Number of reads in `waiting`.
     reads: usize,
     busy: Vec<Option<u64>>,
 }
@@ -119,12 +121,12 @@ impl Device {
 #[derive(Default)]
 struct State {
     devices: HashMap<u64, Device>,
-    /// Reads that wait. Files that are to be closed wait, too, and take no read's place.
+    /// Number of reads that wait. Files that wait to be closed do not count, and take no read's place.
     waiting: usize,
     next: u64,
     idle: usize,
     done: Vec<Done>,
-    /// Devices that are memory, and when that was found.
+    /// Devices that are memory, each with the time when that was found.
     memory: HashMap<u64, Instant>,
     read: u64,
 }
@@ -137,7 +139,7 @@ impl State {
         self.next
     }
 
-    /// For one of the idle threads.
+    /// Takes work for an idle thread: its device, its number, and the work itself.
     fn take(&mut self) -> Option<(u64, u64, Work)> {
         let idle = self.idle;
         let mut ready = self.devices.iter_mut().filter(|(_, device)| device.busy.len() < idle);
@@ -166,7 +168,8 @@ impl State {
 
 #[derive(Debug)]
 struct Shared {
-    /// Apart from the rest: the loop asks before each send, and whoever looks for work may have many reads to look at.
+    /// Under a separate lock, because the event loop asks before each send. A thread that looks for work may hold the
+    /// lock of `state` while it goes through many reads.
     found: Mutex<Found>,
     state: Mutex<State>,
     work: Condvar,
@@ -185,11 +188,11 @@ impl Shared {
     }
 }
 
-/// All reads of an agent. Clones are of the same.
+/// All reads of an agent. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Reads(Arc<Shared>);
 
-/// A read that is wanted for as long as this lives.
+/// A read that is wanted as long as this value lives.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     shared: Arc<Shared>,
@@ -210,16 +213,16 @@ impl Drop for Ticket {
 }
 
 impl Reads {
-    /// Nobody reads yet.
+    /// Makes an empty queue. No thread works on it yet.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of eventfd(2).
     pub fn new() -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self(Arc::new(Shared { found: Mutex::default(), state: Mutex::default(), work: Condvar::new(), wake })))
     }
 
-    /// Reads for good, in one of [`THREADS`] threads.
+    /// Works on reads for ever, in one of [`THREADS`] threads.
     pub fn work(&self) -> ! {
         let mut state = self.0.lock();
         state.idle += 1;
@@ -241,38 +244,40 @@ impl Reads {
                 let _ = rustix::io::write(&self.0.wake, &1u64.to_ne_bytes());
             }
             state.is_done(device, inode);
-            // Another's turn may have come that was held back for this one.
+            // Work that was held back for the sake of this one may be possible now.
             self.0.work.notify_one();
         }
     }
 
-    /// What has ended since the last call.
+    /// Takes the reads that have ended since the last call.
     pub fn take_done(&self) -> Vec<Done> {
         let _ = rustix::io::read(&self.0.wake, &mut [0; 8]);
         std::mem::take(&mut self.0.lock().done)
     }
 
-    /// How many reads have ended.
+    /// Number of reads that have ended.
     pub fn made(&self) -> u64 {
         self.0.lock().read
     }
 
-    /// How many wait for a thread, or for their disk.
+    /// Number of reads that wait for a thread, and of reads and closes that are under way.
     pub fn pending(&self) -> usize {
         let state = self.0.lock();
         state.waiting + state.devices.values().map(|device| device.busy.len()).sum::<usize>()
     }
 
-    /// Has a file closed by a thread, where that is the last of its descriptors.
+    /// Passes a file to a thread that closes it, if this is its last descriptor.
     pub fn close(&self, file: Arc<OwnedFd>) {
         let device = FileIdentity::at_hand(&*file).map_or(0, |identity| identity.device);
         self.0.lock().add(device, Work::Close(file));
         self.0.work.notify_one();
     }
 
+    /// Queues a read for `owner`.
+    ///
     /// # Errors
-    /// [`Reason::Socket`]: too many wait. Not [`Reason::Limit`], by which a frontend knows that no byte was sent and no record
-    /// sealed.
+    /// [`Reason::Socket`] if too many reads wait. The reason is not [`Reason::Limit`], from which a frontend would
+    /// conclude that no byte was sent and no record sealed.
     pub(crate) fn ask(&self, owner: Owner, wanted: Wanted) -> Result<Ticket, Reason> {
         let mut state = self.0.lock();
         let device = wanted.identity.device;
@@ -285,30 +290,30 @@ impl Reads {
         Ok(Ticket { shared: self.0.clone(), device, id })
     }
 
-    /// How many bytes of a file, from `at` on, were found in memory a moment ago.
+    /// Number of bytes of a file, from `at` on, that were found in memory a moment ago.
     pub(crate) fn found(&self, file: &FileIdentity, at: u64) -> usize {
         self.0.found.lock().unwrap_or_else(PoisonError::into_inner).bytes_from(file, at, Instant::now())
     }
 
-    /// Bytes of a file that are in memory now.
+    /// Notes bytes of a file that are in memory now.
     pub(crate) fn note_found(&self, file: FileIdentity, at: u64, bytes: usize) {
         self.0.found.lock().unwrap_or_else(PoisonError::into_inner).note(file, at, bytes, Instant::now());
     }
 
-    /// Whether a device is known to be memory: nobody waits for it.
+    /// Whether a device is known to be memory, for which nobody waits.
     pub(crate) fn is_memory(&self, device: u64) -> bool {
         self.0.lock().memory.get(&device).is_some_and(|since| since.elapsed() < KNOWN_FOR)
     }
 }
 
 impl AsFd for Reads {
-    /// Readable when a read has ended.
+    /// Descriptor that is readable when a read has ended.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.wake.as_fd()
     }
 }
 
-/// What there is to tell, and whether the file is memory.
+/// Does the work. Returns the result of a read, and whether its file is in a file system that is memory.
 fn do_work(id: u64, work: Work) -> Option<(Done, bool)> {
     match work {
         Work::Close(file) => {
@@ -350,7 +355,7 @@ mod tests {
         Work::Read { owner: Owner::Fetch(0), wanted: Wanted { file, identity, at: 0, bytes: 1 } }
     }
 
-    /// How many of a device's reads begin where none ends.
+    /// Adds 100 reads of a device, and returns how many of them begin while none ends.
     fn begun(state: &mut State, device: u64) -> usize {
         for inode in 0..100 {
             state.add(device, wanted(device, inode));

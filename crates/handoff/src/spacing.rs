@@ -1,50 +1,55 @@
-//! How many of its client's ACKs a sender needs.
+//! Spacing of ACKs: how many of its client's ACKs a sender needs.
 //!
-//! A frontend passes each ACK of a payload on, and each costs it and us more than the segment that it acknowledges. A
-//! sender that may have far more outstanding than lies between two ACKs never waits for the next: it says so, and the
-//! frontend keeps the others to itself (`ack_may_wait` in bpf/decisions/arrivals.h, which also knows when that must end).
-//! Congestion control counts bytes, not ACKs (RFC 3465), and is told of all of them.
+//! A frontend passes on each ACK of a payload, and each costs the frontend and us more than the segment that it
+//! acknowledges. A sender that may have far more bytes outstanding than lie between two ACKs never waits for the next
+//! ACK. So it tells the frontend how far apart ACKs may be, and the frontend drops the others. `ack_may_wait` in
+//! bpf/decisions/arrivals.h does that, and also knows when it must end.
+//!
+//! Congestion control counts bytes, not ACKs (RFC 3465), and the ACKs that are passed on acknowledge all bytes.
 
 use std::os::fd::AsFd;
 
 use rustix::net::sockopt::{socket_send_buffer_size, tcp_congestion};
 use shunt_sys::sockopt::{CongestionWindow, congestion_window};
 
-/// Of what may be outstanding, one part lies between two ACKs.
+/// Divisor: the bytes between two ACKs are this part of the bytes that may be outstanding.
 const PARTS: u64 = 4;
-/// What a sender sends at once when an ACK comes: no more than segmentation offload makes a burst of anyway.
+/// Largest spacing, in bytes. A sender sends as much at once when an ACK comes. Segmentation offload makes a burst of
+/// this size anyway.
 const MOST: u64 = 65536;
-/// Clients acknowledge every second segment by themselves (RFC 9293, 3.8.6.3): less than this saves nothing.
+/// Smallest useful spacing, in segments. Clients acknowledge every second segment by themselves (RFC 9293, 3.8.6.3), so
+/// that less saves nothing.
 const LEAST_SEGMENTS: u64 = 4;
 
-/// As a frontend is told it: every ACK goes.
+/// Spacing by which a frontend is told to pass on every ACK.
 const EACH: u32 = 1;
 
-/// What a sender and its frontend know of it.
+/// Spacing of ACKs at a sender's frontend, as far as the sender knows it.
 #[derive(Debug, Default)]
 pub(crate) struct Spacing {
-    /// What the frontend does: payload bytes from one ACK to the next, 0 or [`EACH`] where each goes.
+    /// Number of payload bytes from one ACK that the frontend passes on to the next. 0 or [`EACH`]: it passes on every
+    /// ACK.
     known: u32,
     /// See [`CongestionWindow::retransmitted`].
     retransmitted: u32,
-    /// See [`shrinks_only_by_loss`]; asked once, when it first matters.
+    /// See [`shrinks_only_by_loss`]. The socket is asked once, when it first matters.
     by_loss: Option<bool>,
 }
 
 impl Spacing {
-    /// The frontend says what it does.
+    /// Notes the spacing that the frontend says it has.
     pub(crate) fn is(&mut self, known: u32) {
         self.known = known;
     }
 
-    /// What the frontend should do, where that is twice what it does or more, or half of it or less.
+    /// Spacing to tell the frontend, if it is at least twice the present one, or at most half of it.
     pub(crate) fn news(&mut self, socket: impl AsFd) -> Option<u32> {
         if self.by_loss == Some(false) && self.known <= EACH {
             return None;
         }
         let window = congestion_window(&socket).ok()?;
         if std::mem::replace(&mut self.retransmitted, window.retransmitted) != window.retransmitted {
-            self.known = EACH; // from the first duplicate on
+            self.known = EACH; // the frontend passes on every ACK from the first duplicate on
         }
         let wanted = self.wanted(window, &socket);
         if !differ(wanted, self.known.max(EACH)) {
@@ -55,7 +60,7 @@ impl Spacing {
     }
 
     fn wanted(&mut self, window: CongestionWindow, socket: impl AsFd) -> u32 {
-        // Asked in the order of what tells most: on small windows nothing else matters.
+        // The most telling questions come first: on a small window nothing else matters.
         if between(window, usize::MAX) == 0 || !*self.by_loss.get_or_insert_with(|| shrinks_only_by_loss(&socket)) {
             return EACH;
         }
@@ -71,13 +76,14 @@ fn between(window: CongestionWindow, send_buffer_bytes: usize) -> u32 {
     if !window.open {
         return 0;
     }
-    // The kernel counts a segment's overhead too: half of the buffer is bytes.
+    // The kernel counts the overhead of segments, too: half of the buffer holds payload.
     let outstanding = (u64::from(window.segments) * u64::from(window.mss)).min(send_buffer_bytes as u64 / 2);
     let bytes = (outstanding / PARTS).min(MOST);
     if bytes < LEAST_SEGMENTS * u64::from(window.mss) { 0 } else { bytes as u32 }
 }
 
-/// Others, BBR for one, make their window small to probe the path: no frontend can see that coming.
+/// Whether the socket's congestion control reduces its window only after a loss. Others, such as BBR, make their window
+/// small to probe the path, and no frontend can foresee that.
 fn shrinks_only_by_loss(socket: impl AsFd) -> bool {
     matches!(tcp_congestion(socket).as_deref(), Ok("cubic" | "reno"))
 }

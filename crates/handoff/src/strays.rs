@@ -1,5 +1,6 @@
-//! Steering programs on an interface whose pins are gone: somebody emptied the BPF file system, or mounted it anew. Nothing
-//! in the kernel tells then whose they were. A process that has one open is an agent that works with it.
+//! Steering programs that are on an interface but whose pins are gone: somebody emptied the BPF file system, or mounted
+//! it anew. Then nothing in the kernel tells whose they were. A process that has one of them open is an agent that
+//! works with it.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +14,7 @@ use crate::moved::moved;
 use crate::ownership::{Owned, Tc};
 use crate::pins;
 
-/// One program.
+/// A steering program without pins.
 #[derive(Debug)]
 pub struct Stray {
     ifindex: u32,
@@ -21,8 +22,8 @@ pub struct Stray {
     program: Tc,
 }
 
-/// Those at the places of a role's programs on an interface of this thread's network namespace. Programs with other names
-/// are other software's. It takes CAP_SYS_ADMIN: without it there are none.
+/// Finds stray programs at the places of a role's programs, on an interface of this thread's network namespace.
+/// Programs with other names belong to other software. Needs CAP_SYS_ADMIN: without it none is found.
 pub fn strays(ifindex: u32, is_frontend: bool) -> Vec<Stray> {
     attach::log_libbpf();
     let places = attach::places(is_frontend).into_iter();
@@ -37,12 +38,12 @@ pub fn strays(ifindex: u32, is_frontend: bool) -> Vec<Stray> {
 }
 
 impl Stray {
-    /// Its name.
+    /// Name of the program.
     pub fn name(&self) -> &'static str {
         self.place.program
     }
 
-    /// A process that works with it.
+    /// Id of a process that has the program open, and so works with it.
     pub fn process(&self) -> Option<i32> {
         let mut all = fs::read_dir("/proc").ok()?.flatten();
         all.find_map(|entry| {
@@ -57,17 +58,17 @@ impl Stray {
         all.any(|one| fs::read_to_string(one.path()).is_ok_and(|text| text.lines().any(|found| found == line)))
     }
 
-    /// As [`crate::end_handoffs`], except that handoffs have ended with the pins.
+    /// Returns connections as [`crate::end_handoffs`] does. Handoffs need not be ended here: they ended with the pins.
     pub fn moved(&self) -> Vec<FlowKey> {
         let maps = self.program.maps().into_iter().filter_map(|map| MapHandle::from_map_id(map).ok());
         let flows = maps.filter(|map| map.name() == "flows");
         flows.flat_map(|map| moved(&map, map.value_size() as usize == size_of::<Flow>())).collect()
     }
 
-    /// Takes it off.
+    /// Takes the program off the interface.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn take_off(&self) -> Result<(), SteeringError> {
         attach::take_off(self.ifindex, self.place)
     }

@@ -1,5 +1,6 @@
-//! A payload on a TLS 1.3 connection (RFC 8446): the backend's sender encrypts it under one generation of the
-//! connection's write keys, which the frontend hands over, and ends with a KeyUpdate before it goes on itself.
+//! Payloads on TLS 1.3 connections (RFC 8446). The backend's sender encrypts the payload under one generation of the
+//! connection's write keys. The frontend hands these keys over, and ends the generation with a KeyUpdate before it
+//! sends on.
 //!
 //! ```text
 //!   frontend's records, generation g        the backend's, the same generation     frontend's again
@@ -7,12 +8,13 @@
 //!                                       '----------- the region -----------'
 //! ```
 //!
-//! A backend gets key and IV of a generation under which nothing else was sent, never the traffic secret that later
-//! generations come from. A nonce is the record's number and the IV (5.3): no record is sealed twice, so that a file
-//! that changes cannot put two plaintexts under one nonce. What a socket does not take is kept as ciphertext, and what
-//! is lost on the way is in the kernel's send buffer.
+//! A backend gets the key and IV of a generation, never the traffic secret from which later generations are derived.
+//! Nothing else is sent under that generation, except the header of this response. A nonce is made of the record's
+//! number and the IV (5.3). No record is sealed twice, so that a file that changes cannot put two plaintexts under one
+//! nonce. Bytes that a socket does not take are kept as ciphertext, and lost bytes are repeated from the kernel's send
+//! buffer.
 //!
-//! [`keys`]: a generation's keys, and the sealing of one record; [`stream`]: a payload as a stream of records.
+//! [`keys`] has a generation's keys and the sealing of one record; [`stream`] a payload as a stream of records.
 
 pub mod keys;
 pub mod stream;

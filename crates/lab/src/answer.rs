@@ -1,4 +1,4 @@
-//! A response that is compared as it comes: each byte of its body with the file's.
+//! A response whose body is compared with its file while it arrives.
 
 use std::fmt;
 
@@ -7,27 +7,28 @@ use anyhow::Result;
 use crate::files::Contents;
 use crate::http::ResponseReader;
 
-/// How a response ended.
+/// Ending of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// Each byte of the file, and no other.
+    /// The body has every byte of the file, and no other.
     Whole,
-    /// An error in place of the body, whole as well.
+    /// A complete error response in place of the body, with its status.
     Error(u16),
-    /// The connection ended before a byte of the response came, as idle connections may; a client asks again on another.
+    /// The connection ended before a byte of the response came, as idle connections may. A client asks again on another
+    /// connection.
     Unanswered,
-    /// The connection was reset after so many bytes of the body.
+    /// The connection was reset after this number of body bytes.
     Reset(u64),
-    /// The connection was closed before the length that the header named.
+    /// The connection was closed after this number of body bytes, before the length that the header named.
     Short(u64),
-    /// Another byte than the file's at this place of the body, or more of them than the header named.
+    /// Offset of the first wrong byte: it differs from the file's, or the response is longer or shorter than the file.
     Wrong(u64),
-    /// Nothing more within the limit, after so many bytes of the body.
+    /// Nothing more came within the limit, after this number of body bytes.
     Hang(u64),
 }
 
 impl Ending {
-    /// In a word or two.
+    /// Name of the kind of ending, one or two words.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -56,7 +57,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// A response, and what its body is to be.
+/// A response, and the body that is expected.
 pub struct Answer {
     reader: ResponseReader,
     body: Body,
@@ -65,35 +66,35 @@ pub struct Answer {
 struct Body {
     contents: Contents,
     length: u64,
-    /// So far.
+    /// Bytes of the body that have been read.
     read: u64,
     wrong_at: Option<u64>,
 }
 
 impl Answer {
-    /// The file that [`crate::Lab::files`] made under this name, of this size.
+    /// Expects the file that [`crate::Lab::files`] made under this name, with this length in bytes.
     #[must_use]
     pub fn of(file: &str, length: u64) -> Self {
         let body = Body { contents: Contents::of(file), length, read: 0, wrong_at: None };
         Self { reader: ResponseReader::default(), body }
     }
 
-    /// 0 before the header is here.
+    /// HTTP status; 0 before the header has arrived.
     #[must_use]
     pub fn status(&self) -> u16 {
         self.reader.status()
     }
 
-    /// Bytes of the body so far.
+    /// Bytes of the body that have been read.
     #[must_use]
     pub fn body_bytes(&self) -> u64 {
         self.body.read
     }
 
-    /// Takes what was read from the connection, which is of this response and nothing after it.
+    /// Takes bytes read from the connection. Bytes after the end of the response count as wrong.
     ///
     /// # Errors
-    /// When it is no HTTP.
+    /// When the bytes are no HTTP.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<()> {
         let used = self.reader.feed(bytes, &mut |piece| self.body.take(piece))?;
         if used < bytes.len() {
@@ -102,7 +103,7 @@ impl Answer {
         Ok(())
     }
 
-    /// How it ended, once it needs no more bytes.
+    /// Ending of the response, once it needs no more bytes.
     #[must_use]
     pub fn ending(&self) -> Option<Ending> {
         let body = &self.body;
@@ -110,13 +111,13 @@ impl Answer {
             (200, Some(at), _) => Some(Ending::Wrong(at)),
             (_, _, false) => None,
             (200, None, true) if body.read == body.length => Some(Ending::Whole),
-            // A header that named another length than the file has.
+            // The header named another length than the file has.
             (200, None, true) => Some(Ending::Wrong(body.read)),
             (status, _, true) => Some(Ending::Error(status)),
         }
     }
 
-    /// How it ended where the connection was closed now.
+    /// Ending of the response if the connection is closed now.
     pub fn closed(&mut self) -> Ending {
         if self.status() == 0 {
             return Ending::Unanswered;
@@ -125,7 +126,7 @@ impl Answer {
         self.ending().filter(|_| whole).unwrap_or(Ending::Short(self.body.read))
     }
 
-    /// How it ended where the connection was reset now.
+    /// Ending of the response if the connection is reset now.
     #[must_use]
     pub fn reset(&self) -> Ending {
         if self.status() == 0 { Ending::Unanswered } else { Ending::Reset(self.body.read) }

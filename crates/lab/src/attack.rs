@@ -1,10 +1,13 @@
-//! `shunt bench attack`: honest clients load a service while everybody attacks it who can reach it.
+//! `shunt bench attack`: honest clients load a service, while attackers of every kind that can reach it attack it.
 //!
-//! A stranger on the clients' network makes up packets ([`outside`]), a client behind a thin link acknowledges what it has
-//! not got and opens connections that it does not read ([`greedy`]), other users talk to the agents' Unix sockets
-//! ([`locals`]), and a peer with a certificate floods the agents ([`peer`]). The honest clients ([`honest`]) compare every
-//! byte. Beside it stands plain nginx, attacked by the same packets: the two take turns, and are judged one beside the
-//! other. Everything is bounded in rate, and in namespaces of two labs; one seed decides all that is left to chance.
+//! A stranger on the clients' network forges packets ([`outside`]). A client behind a slow link acknowledges what it
+//! has not received, and opens connections that it does not read ([`greedy`]). Other users talk to the agents' Unix
+//! sockets ([`locals`]), and a peer with a certificate floods the agents ([`peer`]). The honest clients ([`honest`])
+//! compare every byte.
+//!
+//! Plain nginx in a second lab is attacked by the same packets. The two services take turns, and their results are
+//! compared. All attacks have a limited rate, and stay in the namespaces of the two labs. One seed decides all random
+//! choices.
 
 mod command;
 mod forge;
@@ -22,14 +25,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 pub use command::Attack;
 
-/// What attackers share.
+/// State that the attackers share.
 #[derive(Debug, Default)]
 struct Hostile {
     over: AtomicBool,
-    /// Packets that were made up.
+    /// Forged packets that were sent.
     packets: AtomicU64,
-    /// Messages to agents' Unix sockets.
+    /// Messages that were sent to agents' Unix sockets.
     messages: AtomicU64,
-    /// Frames to agents.
+    /// Frames that were sent to agents.
     frames: AtomicU64,
 }

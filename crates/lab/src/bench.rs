@@ -1,8 +1,8 @@
 //! `shunt bench`: Shunt against plain nginx, HAProxy and the physical limit, in one run.
 //!
-//! Baseline and ours run side by side in labs of their own on the same cores and are loaded in turns, A B A B; what
-//! is quoted is the ratio of their medians. [`case`] names what is measured, [`bed`] is the labs, [`runs`] measures,
-//! [`outcome`] is what is written, [`page`] and [`show`] are how it looks.
+//! The baseline and Shunt run side by side, each in its own lab on the same cores, and are loaded in turns, A B A B.
+//! The quoted figure is the ratio of their medians. [`case`] names what is measured, [`bed`] has the labs, and [`runs`]
+//! measures. [`outcome`] has the results, which [`page`] and [`show`] display.
 
 mod bed;
 mod beds;
@@ -144,7 +144,7 @@ pub struct All {
 }
 
 impl Bench {
-    /// Whether it only prints what it could do.
+    /// Returns whether the command only prints a list and measures nothing.
     #[must_use]
     pub fn only_lists(&self) -> bool {
         match self {
@@ -158,7 +158,7 @@ impl Bench {
         }
     }
 
-    /// Runs the benchmark and prints its table: `false` where it has shown something that is to be otherwise.
+    /// Runs the benchmark and prints its table. Returns `false` where a result is not as it must be.
     ///
     /// # Errors
     /// When something cannot be started, an answer was wrong, or a file cannot be written.

@@ -1,4 +1,4 @@
-//! Builds a lab: what it is to have, and the steps from there to running hosts.
+//! Builder of labs: the description of a lab, and the steps to running hosts.
 
 use anyhow::{Context, Result, ensure};
 
@@ -12,10 +12,10 @@ use crate::topology::{self, HostPlan};
 use crate::wire::Wire;
 use shunt_testbed::{LabId, Watchdog};
 
-/// The most hosts of one kind.
+/// Largest number of hosts of one role.
 const HOSTS_LIMIT: u8 = 64;
 
-/// What a lab is to have.
+/// Description of a lab to build.
 #[derive(Debug, Clone)]
 pub struct LabBuilder {
     clients: u8,
@@ -31,21 +31,21 @@ pub struct LabBuilder {
 }
 
 impl LabBuilder {
-    /// Client hosts; one unless told otherwise.
+    /// Number of client hosts; 1 by default.
     #[must_use]
     pub fn clients(mut self, count: u8) -> Self {
         self.clients = count;
         self
     }
 
-    /// Hosts between frontend and backend; none unless told otherwise.
+    /// Number of hosts between the frontend and the backends; 0 by default.
     #[must_use]
     pub fn intermediates(mut self, count: u8) -> Self {
         self.intermediates = count;
         self
     }
 
-    /// Backend hosts; one unless told otherwise.
+    /// Number of backend hosts; 1 by default.
     #[must_use]
     pub fn backends(mut self, count: u8) -> Self {
         self.backends = count;
@@ -58,7 +58,7 @@ impl LabBuilder {
         self
     }
 
-    /// Where processes and receive work go; see [`Lab::place`].
+    /// Placement of processes and receive work; see [`Lab::place`].
     #[must_use]
     pub fn placement(mut self, placement: Placement) -> Self {
         self.placement = placement;
@@ -71,34 +71,34 @@ impl LabBuilder {
         self
     }
 
-    /// Gives every host IPv6 addresses beside its IPv4 ones.
+    /// Gives every host IPv6 addresses besides its IPv4 ones.
     #[must_use]
     pub fn ipv6(mut self) -> Self {
         self.ipv6 = true;
         self
     }
 
-    /// Puts a router between any two hosts, in place of the bridge that joins them all.
+    /// Joins the hosts by a router instead of one bridge: the router lies between any two hosts.
     #[must_use]
     pub fn routed(mut self) -> Self {
         self.routed = true;
         self
     }
 
-    /// A network setting of all hosts of a role, such as `ipv4/tcp_sack`.
+    /// Sets a network sysctl, such as `ipv4/tcp_sack`, on all hosts of a role.
     #[must_use]
     pub fn sysctl(mut self, role: Role, key: &'static str, value: &'static str) -> Self {
         self.sysctls.push((role, key, value));
         self
     }
 
-    /// What the links of all clients do to frames; without it they are veth pairs, like everyone's.
+    /// Joins all clients by links with these properties. By default they have veth pairs, like all other hosts.
     #[must_use]
     pub fn client_link(self, link: Link) -> Self {
         self.link(Role::Client, link)
     }
 
-    /// The same for all hosts of a role, at every port of theirs. The seed is printed.
+    /// Joins all hosts of a role by such links, at each of their ports. The seed is printed.
     #[must_use]
     pub fn link(mut self, role: Role, link: Link) -> Self {
         self.links.retain(|(other, _)| *other != Whose::Role(role));
@@ -106,7 +106,7 @@ impl LabBuilder {
         self
     }
 
-    /// The same for one host, by its name.
+    /// Joins one host by such a link, given the host's name.
     #[must_use]
     pub fn host_link(mut self, name: &'static str, link: Link) -> Self {
         self.links.push((Whose::Host(name), link));

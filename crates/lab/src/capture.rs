@@ -1,4 +1,4 @@
-//! Tells from a capture at the client whether its connections stayed whole.
+//! Tells from a capture at the client whether its connections stayed intact.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,7 +16,7 @@ use crate::segment::{Segment, flag};
 #[derive(Debug)]
 pub struct Capture(Vec<Segment>);
 
-/// What the reader of a capture expects beyond the rules of TCP.
+/// Expectations of a capture, beyond the rules of TCP.
 #[derive(Debug, Clone)]
 pub struct Expect {
     client: IpAddr,
@@ -26,28 +26,28 @@ pub struct Expect {
 }
 
 impl Expect {
-    /// Connections of `client`, any number of them, without resets.
+    /// Expects any number of connections of `client`, without resets.
     #[must_use]
     pub fn of(client: impl Into<IpAddr>) -> Self {
         Self { client: client.into(), connections: None, resets: false, duplicates: None }
     }
 
-    /// This many connections, no more and no fewer.
+    /// Expects this many connections, no more and no fewer.
     #[must_use]
     pub fn connections(mut self, count: usize) -> Self {
         self.connections = Some(count);
         self
     }
 
-    /// Resets are in order.
+    /// Allows resets.
     #[must_use]
     pub fn resets(mut self) -> Self {
         self.resets = true;
         self
     }
 
-    /// At most this many segments, over all connections, of data that the client had acknowledged. Without it any
-    /// number will do: TCP retransmits needlessly at times.
+    /// Allows at most this many segments, over all connections, of data that the client had acknowledged. By default
+    /// any number is allowed, because TCP retransmits needlessly at times.
     #[must_use]
     pub fn duplicates(mut self, limit: u64) -> Self {
         self.duplicates = Some(limit);
@@ -55,11 +55,11 @@ impl Expect {
     }
 }
 
-/// What a capture showed.
+/// Result of the check of a capture.
 #[derive(Debug)]
 pub struct Verdict {
     pub flows: Vec<FlowReport>,
-    /// Everything that must not be, in words; none in a good capture.
+    /// Everything that is wrong, in words; empty for a good capture.
     pub violations: Vec<String>,
 }
 
@@ -67,7 +67,7 @@ impl Verdict {
     /// Fails with all violations, if there are any.
     ///
     /// # Errors
-    /// When there are.
+    /// When there are violations.
     pub fn check(&self) -> Result<()> {
         let (count, list) = (self.violations.len(), self.violations.join("\n  "));
         ensure!(count == 0, "{count} violations in the capture:\n  {list}");
@@ -85,7 +85,7 @@ impl Capture {
     /// Reads a pcap file of Ethernet frames.
     ///
     /// # Errors
-    /// When it cannot be read or is none.
+    /// When it cannot be read, or is no pcap file.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let open = || Self::read_from(BufReader::new(File::open(path)?));
@@ -95,7 +95,7 @@ impl Capture {
     /// Reads a pcap stream of Ethernet frames.
     ///
     /// # Errors
-    /// When it cannot be read or is none.
+    /// When it cannot be read, or is no pcap stream.
     pub fn read_from(stream: impl Read) -> Result<Self> {
         let (mut pcap, mut segments) = (Pcap::open(stream)?, Vec::new());
         while let Some(packet) = pcap.next()? {
@@ -104,13 +104,13 @@ impl Capture {
         Ok(Self(segments))
     }
 
-    /// How many TCP segments it holds.
+    /// Number of TCP segments in the capture.
     #[must_use]
     pub fn segments(&self) -> usize {
         self.0.len()
     }
 
-    /// Follows each connection of the expected client and judges it.
+    /// Follows each connection of the expected client, and judges it.
     #[must_use]
     pub fn check(&self, expect: &Expect) -> Verdict {
         let mut flows: Vec<Flow> = Vec::new();

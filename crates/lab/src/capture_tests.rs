@@ -1,4 +1,4 @@
-//! Synthetic captures: a connection told segment by segment, then one thing wrong.
+//! Synthetic captures: a connection written segment by segment, and then one fault.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::segment::{Options, build};
 
 const CLIENT: &str = "10.77.0.10:40000";
 const SERVER: &str = "10.77.0.1:80";
-/// Near the wrap, so that every test passes it.
+/// Initial sequence numbers just before the wrap, so that every test passes it.
 const CLIENT_ISS: u32 = u32::MAX - 50;
 const SERVER_ISS: u32 = u32::MAX - 1500;
 
@@ -26,7 +26,7 @@ impl Script {
         script
     }
 
-    /// A segment with offsets from the sender's initial number; 512 << 7 bytes of window.
+    /// Adds a segment of the client. Offsets count from the initial sequence numbers; the window is 512 << 7 bytes.
     fn client(&mut self, start: u32, length: u32, ack: u32) -> &mut Segment {
         self.add(CLIENT, SERVER, CLIENT_ISS.wrapping_add(start), SERVER_ISS.wrapping_add(ack), length)
     }
@@ -51,7 +51,7 @@ impl Script {
         self.0.last_mut().unwrap()
     }
 
-    /// Through a pcap file's bytes and back, as a real one.
+    /// Writes the segments as a pcap file and checks what is read from it, as for a real capture.
     fn verdict(&self, expect: &Expect) -> Verdict {
         let packets = self.0.iter().map(|segment| {
             let (kept, original_bytes) = build::frame(segment);

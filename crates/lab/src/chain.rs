@@ -1,4 +1,4 @@
-//! A chain of servers through a lab's tiers, ready to be asked.
+//! A running chain of servers through a lab's tiers.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -11,34 +11,34 @@ use crate::process::Process;
 use crate::tls;
 use crate::topology::SERVICE_NETWORKS;
 
-/// Every tier's port.
+/// Port of every tier's server.
 pub(crate) const PORT: u16 = 80;
 
-/// The IP versions that a chain speaks.
+/// IP versions that a chain uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Families {
     /// Between clients and the frontend.
     pub clients: Family,
     /// Between tiers.
     pub tiers: Family,
-    /// The frontend's socket is one of IPv6 that takes both versions (`ipv6only=off`), whatever the clients speak.
+    /// The frontend has an IPv6 socket that accepts both versions (`ipv6only=off`), whatever the clients use.
     pub dual_stack: bool,
 }
 
 impl Families {
-    /// One version everywhere.
+    /// Uses one version everywhere.
     #[must_use]
     pub fn all(family: Family) -> Self {
         Self { clients: family, tiers: family, dual_stack: false }
     }
 
-    /// Where others reach a tier's server.
+    /// Address at which other hosts reach a tier's server.
     fn address(self, host: &Host) -> Result<SocketAddr> {
         let family = if host.role() == Role::Frontend { self.clients } else { self.tiers };
         Ok(SocketAddr::new(host.address_of(family)?, PORT))
     }
 
-    /// Where it listens.
+    /// Address at which a tier's server listens.
     fn listen(self, host: &Host) -> Result<SocketAddr> {
         match host.role() {
             Role::Frontend if self.dual_stack => Ok(SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT))),
@@ -47,7 +47,7 @@ impl Families {
     }
 }
 
-/// What Shunt adds to the configuration of one tier's nginx; all else is the same in ours and in the baseline.
+/// Shunt's part of the configuration of one tier's nginx. Everything else is the same in ours and in the baseline.
 #[derive(Debug, Clone, Default)]
 pub struct ShuntPart {
     /// The module's file.
@@ -59,7 +59,7 @@ pub struct ShuntPart {
 }
 
 impl ShuntPart {
-    /// The usual part of a tier: Shunt on, with the agent of [`Self::agent_socket`]; a backend offers.
+    /// The usual part of a tier: Shunt is on, with the agent at [`Self::agent_socket`]; a backend also offers bodies.
     #[must_use]
     pub fn of(host: &Host, module: impl Into<PathBuf>) -> Self {
         let socket = Self::agent_socket(host);
@@ -70,26 +70,26 @@ impl ShuntPart {
         Self { module: module.into(), http, location }
     }
 
-    /// Says that the tier before this one knows nothing of Shunt, and that bodies may go past it.
+    /// Says that the tier before this one does not know Shunt, and that bodies may bypass it.
     pub fn trust_plain(&mut self) {
         let trust = self.http.iter_mut().filter(|directive| directive.starts_with("shunt_trust "));
         trust.for_each(|directive| directive.push_str(" plain"));
     }
 
-    /// Where the lab's agents listen for their host's servers.
+    /// Socket at which a host's agent listens for the host's servers.
     #[must_use]
     pub fn agent_socket(host: &Host) -> PathBuf {
         host.dir().join("agent.sock")
     }
 }
 
-/// Tells each tier's part; `None` leaves the tier plain.
+/// Function that returns each tier's part; `None` leaves the tier plain.
 pub type ShuntParts<'a> = Box<dyn Fn(&Host) -> Option<ShuntPart> + 'a>;
 
-/// The running servers of a chain. They end with it.
+/// The running servers of a chain. Dropping it ends them.
 #[derive(Debug)]
 pub struct Chain {
-    /// Backends first: in the order in which they started.
+    /// Servers in the order in which they started, backends first.
     tiers: Vec<Tier>,
     frontend: SocketAddr,
     backend: SocketAddr,
@@ -104,8 +104,8 @@ struct Tier {
 }
 
 impl Chain {
-    /// Starts a server on each tier, the last one first: `serve` is given the tier, the address that it is to
-    /// listen at and the next tier's addresses (none for a backend).
+    /// Starts a server on each tier, the backends' first. `serve` gets the tier, the address to listen at, and the
+    /// addresses of the next tier (none for a backend).
     pub(crate) fn start(
         lab: &Lab,
         families: Families,
@@ -129,13 +129,13 @@ impl Chain {
         Ok(Self { tiers, frontend: next[0], backend })
     }
 
-    /// Where clients ask.
+    /// Address that clients send their requests to.
     #[must_use]
     pub fn server(&self) -> SocketAddr {
         self.frontend
     }
 
-    /// The first backend, which a client of the lab can also ask directly.
+    /// Address of the first backend, which a client of the lab can also ask directly.
     #[must_use]
     pub fn backend(&self) -> SocketAddr {
         self.backend
@@ -147,7 +147,7 @@ impl Chain {
         format!("http://{}{path}", self.frontend)
     }
 
-    /// The URL of a path through all tiers, on TLS; the frontend listens for it where [`crate::Settings::tls`] says so.
+    /// The URL of a path through all tiers, on TLS. The frontend listens for TLS only with [`crate::Settings::tls`].
     #[must_use]
     pub fn tls_url(&self, path: &str) -> String {
         format!("https://{}{path}", SocketAddr::new(self.frontend.ip(), tls::PORT))
@@ -164,10 +164,10 @@ impl Chain {
         self.tier(host).map(|tier| &mut tier.process)
     }
 
-    /// Starts the server of a tier once more, killing what is left of it.
+    /// Kills what is left of a tier's server, and starts it again.
     ///
     /// # Errors
-    /// When the tier has no server, or that does not start.
+    /// When the tier has no server, or the server does not start.
     pub fn restart(&mut self, host: &Host) -> Result<()> {
         let tier = self.tier(host.name()).with_context(|| format!("{} has no server", host.name()))?;
         host.serve_again(&mut tier.process, tier.listen)
@@ -180,12 +180,12 @@ impl Chain {
     /// Fails with the end of a server's log if one has ended.
     ///
     /// # Errors
-    /// When one has.
+    /// When a server has ended.
     pub fn check_running(&mut self) -> Result<()> {
         self.tiers.iter_mut().try_for_each(|tier| tier.process.check_running())
     }
 
-    /// What the servers wrote last.
+    /// End of each server's log.
     pub(crate) fn explain(&self) -> String {
         let explain = |tier: &Tier| format!("\n{}\n{}", tier.process.name(), tier.process.log_end());
         self.tiers.iter().map(explain).collect()
@@ -203,7 +203,7 @@ impl Chain {
     }
 }
 
-/// The directives of a list, one a line.
+/// Formats directives, one per line.
 pub(crate) fn directives(indent: &str, list: &[String]) -> String {
     list.iter().map(|directive| format!("{indent}{directive};\n")).collect()
 }

@@ -1,4 +1,4 @@
-//! `shunt lab`: build a lab, enter its hosts, clear what dead ones left.
+//! `shunt lab`: builds a lab, enters its hosts, and removes what dead labs left.
 
 use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
@@ -17,15 +17,15 @@ use crate::wire::Wire;
 use shunt_sys::{output, say};
 use shunt_testbed::{LabId, labs, remove_leftovers};
 
-/// A command was told something that makes no sense, in words that say what would.
+/// Error for arguments of a command that make no sense. Its text says which would.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct WrongUse(pub String);
 
-/// Fails where a command was told nonsense.
+/// Fails where the arguments of a command make no sense.
 ///
 /// # Errors
-/// [`WrongUse`].
+/// [`WrongUse`] with `words`, unless `makes_sense`.
 pub(crate) fn ensure_use(makes_sense: bool, words: impl FnOnce() -> String) -> Result<()> {
     if makes_sense { Ok(()) } else { Err(WrongUse(words()).into()) }
 }
@@ -80,7 +80,7 @@ impl LabCommand {
     /// Runs the command.
     ///
     /// # Errors
-    /// Without root, and as the command's parts fail.
+    /// Without root, or when a part of the command fails.
     pub fn run(self) -> Result<()> {
         match self {
             Self::Up(up) => up.run(),
@@ -93,7 +93,7 @@ impl LabCommand {
 
 impl Up {
     fn run(self) -> Result<()> {
-        // Before the lab is built, so that no signal can end us between.
+        // Signals are caught from here on, so that none can end this process while the lab is being built.
         let mut signals = Signals::new([SIGINT, SIGTERM]).context("catching signals")?;
         let placement = match self.place.as_deref() {
             None => Placement::None,

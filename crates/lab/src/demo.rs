@@ -1,4 +1,4 @@
-//! `shunt demo`: real tiers, real clients, without and with Shunt, and what that saves.
+//! `shunt demo`: real tiers and real clients, first without Shunt and then with it, and what Shunt saves.
 
 mod bodies;
 mod kill_backend;
@@ -39,7 +39,7 @@ pub struct Demo {
     plain_only: bool,
 }
 
-/// What the demo found wrong, one sentence each; none is a success.
+/// Faults that the demo found, one sentence each; empty after a success.
 #[derive(Debug, Default)]
 pub struct Faults(pub Vec<String>);
 
@@ -47,8 +47,8 @@ impl Demo {
     /// Runs the demo and prints its table.
     ///
     /// # Errors
-    /// When something cannot be started, or a file cannot be written. Bodies that came wrong or took the long way are
-    /// no errors of the demo: they are its [`Faults`].
+    /// When something cannot be started, or a file cannot be written. Bodies that arrived wrong or took no shortcut are
+    /// no errors: they are returned as [`Faults`].
     pub fn run(&self) -> Result<Faults> {
         if !self.plain_only {
             shuntd_program()?;

@@ -1,4 +1,4 @@
-//! What another process can know of a lab: a file in the lab's directory.
+//! Description of a lab for other processes: a file in the lab's directory.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use shunt_testbed::LabId;
 
 const FILE: &str = "lab.json";
 
-/// What another process can know of a lab.
+/// A lab, as other processes know it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Description {
     pub id: String,
@@ -27,17 +27,17 @@ pub struct HostDescription {
 }
 
 impl Description {
-    /// Reads that of a lab which may belong to another process.
+    /// Reads the description of a lab, which may belong to another process.
     ///
     /// # Errors
-    /// When it has none, for instance while it is being built.
+    /// When the lab has no description, for instance while it is being built.
     pub fn of(id: &LabId) -> Result<Self> {
         let path = id.dir().join(FILE);
         let text = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
         serde_json::from_slice(&text).with_context(|| format!("reading {}", path.display()))
     }
 
-    /// Writes that of a lab, once it is built.
+    /// Writes the description of a lab that is built.
     pub(crate) fn write(lab: &Lab) -> Result<()> {
         let of = |host: &Host| HostDescription {
             name: host.name().to_owned(),

@@ -1,5 +1,5 @@
-//! A disk whose reads can be made to fail, to hang or to take long: a directory's files, once more, as a file system of
-//! our own (FUSE).
+//! A disk whose reads can be made to fail, to hang or to take long. It is a FUSE file system of our own that shows the
+//! files of a directory.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -15,15 +15,15 @@ use fuser::{
     LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
 };
 
-/// Where the bad part of each file begins.
+/// Offset of the bad part of each file, in bytes.
 const BAD_FROM: u64 = 512 << 10;
 
-/// Nothing about a file changes: the kernel may keep what it knows.
+/// Time that the kernel may keep a file's name and attributes: they never change.
 const KEPT: Duration = Duration::from_secs(3600);
-/// Numbers of files begin behind the root's.
+/// Inode number of the first file; the root's is before it.
 const FIRST: u64 = 2;
 
-/// A file system that is mounted. Dropping it takes it away.
+/// A mounted file system. Dropping it unmounts it.
 #[derive(Debug)]
 pub struct Disk {
     session: BackgroundSession,
@@ -31,26 +31,26 @@ pub struct Disk {
     files: u64,
 }
 
-/// How it reads.
+/// Behaviour of the disk's reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Reads {
-    /// At once.
+    /// Reads are answered at once.
     #[default]
     Well,
-    /// With an error from [`BAD_FROM`] on.
+    /// Reads from [`BAD_FROM`] on fail.
     Fail,
-    /// Never, until it does otherwise; files are opened as ever.
+    /// Reads wait until the behaviour changes; files can be opened.
     Hang,
-    /// Never, and no file is opened.
+    /// Reads wait, and so does opening a file.
     Gone,
-    /// Each after [`SLOWNESS`].
+    /// Each read takes [`SLOWNESS`].
     Slowly,
 }
 
-/// A disk that has to wait for its turn: 128 KiB, which is what the kernel asks for, then take so long.
+/// Time of a slow read, as on a disk that has to wait for its turn. The kernel asks for 128 KiB at a time.
 const SLOWNESS: Duration = Duration::from_millis(300);
 
-/// Shared with whoever answers the kernel.
+/// State shared with the threads that answer the kernel.
 #[derive(Debug, Default)]
 struct State {
     reads: Mutex<Reads>,
@@ -67,7 +67,7 @@ impl State {
         self.changed.notify_all();
     }
 
-    /// Takes the time that a read takes now: how it reads then.
+    /// Waits as long as a read takes now. Returns how reads behave after that.
     fn wait(&self) -> Reads {
         let reads = self.reads();
         let end = self.changed.wait_while(reads, |reads| matches!(*reads, Reads::Hang | Reads::Gone));
@@ -80,7 +80,7 @@ impl State {
 }
 
 impl Disk {
-    /// Mounts the files of `directory` in a directory `at`, which it makes.
+    /// Mounts the files of `directory` in the directory `at`, which it makes.
     ///
     /// # Errors
     /// When a file cannot be opened, or the kernel refuses.
@@ -103,17 +103,18 @@ impl Disk {
         Ok(Self { session, state, files: count })
     }
 
-    /// From here on it reads like this. What the kernel has read already, it forgets.
+    /// Changes how reads behave, and has the kernel forget what it has read already.
     ///
     /// # Errors
-    /// When the kernel does not.
+    /// When the kernel cannot forget it.
     pub fn set(&self, reads: Reads) -> Result<()> {
-        // To forget a page the kernel waits for its read: one that hangs is to end first, and one is to hang last.
+        // To forget a page, the kernel waits for its read. So reads that hang have to end first, and new ones may hang
+        // only then.
         self.state.set(Reads::Well);
         let notifier = self.session.notifier();
         for number in FIRST..FIRST + self.files {
             match notifier.inval_inode(INodeNo(number), 0, 0) {
-                // One that it has never asked for.
+                // The kernel has never asked for this file.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 other => other.context("having the kernel forget what it has read")?,
             }
@@ -124,7 +125,7 @@ impl Disk {
 }
 
 impl Drop for Disk {
-    /// Whoever waits for a read gets it, so that the file system can be taken away.
+    /// Answers all waiting reads, so that the file system can be unmounted.
     fn drop(&mut self) {
         self.state.set(Reads::Well);
     }
@@ -174,7 +175,7 @@ impl Files {
 
     fn read(&self, number: u64, offset: u64, bytes: u32) -> Result<Vec<u8>, Errno> {
         let entry = self.entry(number)?;
-        // Of a request that lies on both sides the kernel asks again for each page.
+        // Where a request lies on both sides of the limit, the kernel asks again for each page.
         if self.state.wait() == Reads::Fail && offset + u64::from(bytes) > BAD_FROM {
             return Err(Errno::EIO);
         }
@@ -226,7 +227,7 @@ impl Filesystem for Files {
         let reads = *self.state.reads();
         match reads {
             Reads::Well | Reads::Fail => {}
-            // Whoever waits for this read keeps nobody else waiting.
+            // A new thread waits for this read, so that other requests do not wait for it.
             Reads::Hang | Reads::Gone | Reads::Slowly => {
                 let files = self.clone();
                 drop(std::thread::spawn(move || answer(&files)));

@@ -1,8 +1,8 @@
 //! Downloads whose backend is lost in the middle.
 //!
-//! Several backends with the same files, a client that reads one of them at its own pace, and a hand that takes away the
-//! backend that sends it, ending its server and its agent or taking its machine off the network. What the client gets is
-//! compared with the file.
+//! Several backends have the same files, and a client reads one of them at its own pace. Meanwhile the backend that
+//! sends it is lost: its server and its agent are killed, or its machine is taken off the network. The bytes that the
+//! client gets are compared with the file.
 
 mod command;
 mod rounds;
@@ -24,29 +24,30 @@ use crate::service::{Options, Service, Settings};
 pub use command::FailoverBench;
 pub use rounds::{BOUND, Round, Rounds, Whole};
 
-/// Far more than what the kernel of a backend keeps for a client, so that its crash leaves most to others.
+/// Length of the body in bytes: far more than a backend's kernel keeps for a client, so that its crash leaves most to
+/// others.
 pub const BODY_BYTES: u64 = 48 << 20;
 const BODY: &str = "body";
 
-/// A reader that takes 64 KiB at a time, with a pause: about a second for all.
+/// Size of a read in bytes, and the pause after it: a whole body takes about a second.
 const READ_BYTES: usize = 64 << 10;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// No download takes as long; whatever waits for one gives up then.
+/// Longest wait for a download to reach a byte. No download takes as long.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A backend's only one.
+/// A backend's only port.
 const PORT: &str = "service0";
 
-/// How soon tiers give up a server that does not answer. nginx waits for a minute by itself.
+/// Directives by which tiers soon give up a server that does not answer. By default nginx waits for a minute.
 const TIMEOUTS: &[&str] = &["proxy_connect_timeout 300ms", "proxy_read_timeout 1s"];
 
-/// How a backend is lost.
+/// Kind of loss of a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// Its server and its agent are killed; its kernel lives on.
+    /// Its server and its agent are killed; its kernel continues to run.
     Kill,
-    /// Its machine is off the network.
+    /// Its machine is taken off the network.
     CutOff,
 }
 
@@ -59,24 +60,24 @@ impl fmt::Display for How {
     }
 }
 
-/// A backend is lost when the client has so many bytes of the body; with 0, when it has asked.
+/// Loss of a backend when the client has `at` bytes of the body; with 0, when it has sent its request.
 #[derive(Debug, Clone, Copy)]
 pub struct Loss {
     pub at: u64,
     pub how: How,
 }
 
-/// A download that is whole.
+/// A download whose body is whole.
 #[derive(Debug)]
 pub struct Download {
     pub fetched: Fetched,
-    /// The backends that were lost, in that order.
+    /// Backends that were lost, in the order of their losses.
     pub lost: Vec<String>,
-    /// How often another backend went on.
+    /// Number of times that another backend continued.
     pub failovers: u64,
 }
 
-/// The service and its file.
+/// A service with several backends, and its file.
 #[derive(Debug)]
 pub struct Failover<'lab> {
     pub service: Service<'lab>,
@@ -93,7 +94,7 @@ impl<'lab> Failover<'lab> {
         Self::start_with(lab, TIMEOUTS)
     }
 
-    /// The same with other directives for every tier's `http`.
+    /// Starts a service with these directives for every tier's `http`.
     ///
     /// # Errors
     /// When a part does not start.
@@ -108,7 +109,7 @@ impl<'lab> Failover<'lab> {
         self.service.lab()
     }
 
-    /// Downloads the file once, and loses a backend each time that it is time for one.
+    /// Downloads the file once, and loses a backend at each of `losses`.
     ///
     /// # Errors
     /// When the body is not whole, or something cannot be lost.
@@ -116,7 +117,7 @@ impl<'lab> Failover<'lab> {
         self.try_download(losses).0
     }
 
-    /// The same, and who was lost, which is to be brought back in any case.
+    /// Downloads like [`Self::download`]. Also returns the lost backends, which must be brought back in any case.
     pub fn try_download(&mut self, losses: &[Loss]) -> (Result<Download>, Vec<String>) {
         let mut lost = Vec::new();
         let download = self.download_and_lose(losses, &mut lost);
@@ -149,7 +150,7 @@ impl<'lab> Failover<'lab> {
         Ok(Download { fetched, lost: lost.clone(), failovers: self.failovers()? - before })
     }
 
-    /// Bytes of the download that the client has.
+    /// Number of bytes of the download that the client has.
     #[must_use]
     pub fn got(&self) -> Arc<AtomicU64> {
         self.got.clone()
@@ -159,7 +160,7 @@ impl<'lab> Failover<'lab> {
         Ok(self.service.stats(self.lab().frontend())?.count("servers.failovers"))
     }
 
-    /// How many payloads each backend that lives has been asked for.
+    /// Number of payloads that each living backend has been asked for.
     fn claims(&self) -> Vec<(&'lab Host, u64)> {
         let backends = self.lab().hosts_of(Role::Backend);
         backends.filter_map(|host| Some((host, self.claims_of(host).ok()?))).collect()
@@ -169,7 +170,7 @@ impl<'lab> Failover<'lab> {
         Ok(self.service.stats(host)?.count("agent.claims"))
     }
 
-    /// The backend that has been asked since the last look, or the first that is there.
+    /// The backend that has been asked since the last call, or the first that is not lost.
     fn sender(&self, claims: &mut [(&'lab Host, u64)], lost: &[String]) -> Result<&'lab Host> {
         let mut there = claims.iter_mut().filter(|(host, _)| lost.iter().all(|name| name != host.name()));
         let mut sender = None;
@@ -182,10 +183,10 @@ impl<'lab> Failover<'lab> {
         sender.context("no backend is left to lose")
     }
 
-    /// Loses the backend that is to be asked next: requests go to them in turn.
+    /// Loses the backend that will be asked next, because requests go to the backends in turn. Returns its name.
     ///
     /// # Errors
-    /// When there is none, or it cannot be lost.
+    /// When there is no other backend, or it cannot be lost.
     pub fn lose_next(&mut self, how: How) -> Result<Vec<String>> {
         let mut claims = self.claims();
         self.download(&[])?;
@@ -211,16 +212,16 @@ impl<'lab> Failover<'lab> {
         }
     }
 
-    /// Brings back what a download has lost.
+    /// Brings back the backends that a download has lost.
     ///
     /// # Errors
-    /// When it does not come.
+    /// When one does not come back.
     pub fn bring_back(&mut self, lost: &[String], how: How) -> Result<()> {
         for name in lost {
             let host = self.lab().host(name)?;
             match how {
                 How::Kill => {
-                    // First, for a server that finds none relays at first.
+                    // The agent starts first, because a server that finds no agent relays at first.
                     self.service.restart_agent(host)?;
                     self.service.chain_mut().restart(host)?;
                 }
@@ -230,7 +231,7 @@ impl<'lab> Failover<'lab> {
         self.service.wait_for_agents()
     }
 
-    /// The longest of so many downloads without a loss.
+    /// Longest time of `downloads` downloads without a loss.
     ///
     /// # Errors
     /// When one fails.

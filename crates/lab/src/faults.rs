@@ -1,9 +1,9 @@
 //! The fault table: every fault at every step of a handoff, as data ([`table`]) that one engine ([`cell`]) runs.
 //!
-//! A cell takes a response to its step and holds it there, injects the fault, and sees how the client's connection ends:
-//! each byte is compared. Meanwhile a bystander downloads what has nothing to do with the fault. Afterwards the service is
-//! repaired as an operator would, has to work as before, and has to hold no more than before: sockets, map entries,
-//! offers, descriptors, processes. docs/faults.md is the operator's page.
+//! A cell takes a response to its step and holds it there. It injects the fault, and compares each byte until the
+//! client's response ends. Meanwhile a bystander downloads a body that the fault does not concern. Afterwards the
+//! service is repaired as an operator would do it. It must work as before, and hold no more than before: sockets, map
+//! entries, offers, descriptors, processes. docs/faults.md is the operator's page.
 
 mod bed;
 mod cell;

@@ -1,4 +1,4 @@
-//! A plain client: GETs over one connection, each body hashed as it comes.
+//! A plain client: sends GETs over one connection, and hashes each body as it arrives.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,25 +14,25 @@ use shunt_sys::sockopt::set_max_segment;
 use crate::host::Host;
 use crate::http::{ResponseReader, get_request};
 
-/// How to fetch.
+/// Parameters of a fetch.
 #[derive(Debug, Clone)]
 pub struct Fetch {
     pub server: SocketAddr,
-    /// Added to every request, `Name: value`.
+    /// Fields added to every request, each `Name: value`.
     pub headers: Vec<String>,
     /// Longest time without a byte.
     pub timeout: Duration,
-    /// Sleeps this long after each read: a slow reader.
+    /// Pause after each read, which makes a slow reader.
     pub pause: Duration,
-    /// Size of a read.
+    /// Size of a read, in bytes.
     pub read_bytes: usize,
-    /// Writes all requests at once instead of one by one.
+    /// Whether all requests are written at once instead of one by one.
     pub pipeline: bool,
-    /// Bytes of bodies that have come, for whoever watches.
+    /// Number of body bytes that have arrived, so that other threads can watch.
     pub got: Arc<AtomicU64>,
-    /// Reads nothing for so long after each request: what it can take without that is its window.
+    /// Time after each request in which nothing is read: only what fits into the window arrives then.
     pub stall: Duration,
-    /// Largest segment that it asks for (TCP_MAXSEG), in bytes with TCP's options.
+    /// Largest segment that the client announces (TCP_MAXSEG), in bytes, including TCP's options.
     pub mss: Option<u16>,
 }
 
@@ -41,13 +41,14 @@ pub struct Fetch {
 pub struct Fetched {
     pub path: String,
     pub status: u16,
-    /// Names in lower case.
+    /// Header fields, with names in lower case.
     pub fields: Vec<(String, String)>,
     pub length: u64,
     pub sha256: String,
-    /// From the request (of a pipeline: the last one) to the last byte.
+    /// Time from the request to the last byte. In a pipeline it begins with the last request, or with the end of the
+    /// response before.
     pub elapsed: Duration,
-    /// The longest time without a byte, from the request on.
+    /// Longest time without a byte, from the request on.
     pub longest_pause: Duration,
 }
 
@@ -86,7 +87,7 @@ fn hex(hash: Sha256) -> String {
 impl Fetch {
     #[must_use]
     pub fn new(server: SocketAddr) -> Self {
-        let timeout = Duration::from_secs(30); // also beside other work; a body that stands still stands for good
+        let timeout = Duration::from_secs(30); // long enough beside other work; a body that stalls never continues
         let (pause, stall) = (Duration::ZERO, Duration::ZERO);
         Self {
             server,
@@ -187,7 +188,7 @@ impl Fetch {
     }
 }
 
-/// Bytes read and not yet used: the next response may begin among them.
+/// Bytes that were read and not yet used. The next response may begin among them.
 struct Buffer {
     bytes: Vec<u8>,
     filled: std::ops::Range<usize>,

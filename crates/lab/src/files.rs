@@ -1,25 +1,25 @@
-//! Files for servers to serve, whose contents anyone can tell apart.
+//! Files for servers to serve, whose bytes a client can check.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-/// The bytes of one file, in order: they follow from its name and repeat nowhere nearby (xorshift64). Whoever knows the
-/// name can tell each byte of a body as it comes.
+/// Bytes of one file, in order. They follow from the file's name, and do not repeat within a short distance
+/// (xorshift64). With the name, each byte of a body can be checked as it arrives.
 #[derive(Debug, Clone)]
 pub struct Contents {
     state: u64,
-    /// Bytes of `state` that are behind us.
+    /// Number of bytes of `state` that have been used.
     used: usize,
 }
 
 const WORD: usize = size_of::<u64>();
 
 impl Contents {
-    /// Of the file that [`crate::Lab::files`] makes under this name, from its first byte.
+    /// Contents of the file that [`crate::Lab::files`] makes under this name, from its first byte.
     #[must_use]
     pub fn of(name: &str) -> Self {
-        // Mixed as FNV-1a does.
+        // Hashes the name as FNV-1a does.
         let state = name
             .bytes()
             .fold(0x9e37_79b9_7f4a_7c15_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
@@ -33,10 +33,10 @@ impl Contents {
         self.state.to_le_bytes()
     }
 
-    /// Whether the next bytes are these.
+    /// Compares the next bytes of the file with `bytes`.
     ///
     /// # Errors
-    /// The index of the first that is another; nothing can be told of what follows it.
+    /// Index of the first byte that differs. After that, later bytes cannot be compared any more.
     pub fn compare(&mut self, bytes: &[u8]) -> Result<(), usize> {
         let (rest_of_word, whole) = bytes.split_at(bytes.len().min(WORD - self.used));
         same(rest_of_word, &self.state.to_le_bytes()[self.used..], 0)?;
@@ -52,7 +52,7 @@ impl Contents {
     }
 }
 
-/// `got` against the beginning of `right`; it begins at index `at` of what was asked.
+/// Compares `got` with the beginning of `right`. An error has the index of the first difference, counted from `at`.
 fn same(got: &[u8], right: &[u8], at: usize) -> Result<(), usize> {
     if got == &right[..got.len()] {
         return Ok(());

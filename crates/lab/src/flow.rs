@@ -1,4 +1,5 @@
-//! One connection as its client sees it: what arrived, what the client acknowledged, and what it had to ignore.
+//! One connection as its client sees it: bytes that arrived, bytes that the client acknowledged, and segments that it
+//! ignored.
 //!
 //! Sequence numbers are kept as 64-bit offsets from each side's initial one, so they never wrap.
 
@@ -13,14 +14,14 @@ use crate::segment::{Segment, flag};
 use ranges::Ranges;
 pub use report::{FlowReport, Ignored};
 
-/// Violations that a flow tells one by one; more of them are only counted.
+/// Number of violations that a flow describes. Later ones are only counted.
 const TOLD: usize = 20;
 
 /// Follows one connection through a capture.
 #[derive(Debug)]
 pub(crate) struct Flow {
     report: FlowReport,
-    /// The initial sequence numbers; of a connection that was there before the capture, the first ones seen.
+    /// Initial sequence numbers. For a connection that is older than the capture, they follow from its first segments.
     client_base: Option<u32>,
     server_base: Option<u32>,
     client_window_scale: u8,
@@ -58,7 +59,7 @@ impl Flow {
         }
     }
 
-    /// Whether a client's SYN opens another connection than this one.
+    /// Whether a client's SYN opens a connection other than this one.
     pub(crate) fn is_other(&self, syn: &Segment) -> bool {
         self.client_base.is_some_and(|base| base != syn.sequence)
     }
@@ -103,7 +104,7 @@ impl Flow {
 
     fn on_client_ack(&mut self, segment: &Segment) {
         let base = *self.server_base.get_or_insert_with(|| {
-            // The capture began within the connection: what was acknowledged by now is taken for received.
+            // The capture began within the connection: bytes that were acknowledged before count as received.
             self.received.add(0, 1);
             segment.acknowledgment.wrapping_sub(1)
         });
@@ -166,7 +167,7 @@ impl Flow {
         if end > start && end <= self.client_ack {
             return Some(Ignored::OldDuplicate);
         }
-        // One below is how keepalives and window probes look; they are answered.
+        // Keepalives and window probes have a sequence number one below the next, and are answered.
         if end == start && start + 1 < self.client_ack {
             return Some(Ignored::StaleSequence);
         }
@@ -180,8 +181,8 @@ impl Flow {
         None
     }
 
-    /// Timestamps go on in the order of the bytes: the network may bring an earlier segment later, and between cores a
-    /// veth pair does.
+    /// Checks that timestamps grow in the order of the bytes. An earlier segment may arrive later: the network may
+    /// reorder, and a veth pair does between cores.
     fn check_timestamps(&mut self, segment: &Segment, start: u64) {
         let Some((value, echo)) = segment.options.timestamps else {
             if self.newest_timestamp.is_some() {
@@ -196,7 +197,7 @@ impl Flow {
             }
             _ => self.newest_timestamp = Some(value),
         }
-        // RFC 7323, 5.3, R3: only what begins at or before the last ACK counts as the peer's newest.
+        // RFC 7323, 5.3, R3: only a segment that begins at or before the last ACK updates the peer's newest timestamp.
         if start <= self.client_ack && self.ts_recent.is_none_or(|recent| after(value, recent)) {
             self.ts_recent = Some(value);
         }
@@ -238,9 +239,9 @@ impl Flow {
     }
 }
 
-/// How far `number` is from `base`, given that it is within 2 GiB of offset `near`. Below the base counts as 0.
+/// Offset of `number` from `base`. It must be within 2 GiB of offset `near`. A number below the base gives 0.
 fn offset(base: u32, number: u32, near: u64) -> u64 {
-    // Truncation is the point: sequence numbers are modulo 2^32.
+    // Truncation is intended: sequence numbers are modulo 2^32.
     let from_near = number.wrapping_sub(base.wrapping_add(near as u32)) as i32;
     near.saturating_add_signed(i64::from(from_near))
 }

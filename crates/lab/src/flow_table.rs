@@ -1,4 +1,4 @@
-//! The flow table of a frontend: looked into, or filled without the connections that would fill it.
+//! The flow table of a frontend. Tests read it, or fill it without the connections that would fill it.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -12,24 +12,24 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::lab::Lab;
 
-/// The table.
+/// A frontend's flow table.
 #[derive(Debug)]
 pub struct FlowTable(MapHandle);
 
 impl FlowTable {
-    /// That of the lab's frontend, whose agent runs.
+    /// Opens the table of the lab's frontend, whose agent must run.
     ///
     /// # Errors
-    /// When there is none.
+    /// When there is no table.
     pub fn of(lab: &Lab) -> Result<Self> {
         let path = format!("{}{}/flows", lab.id().pins_prefix(), lab.frontend().name());
         Ok(Self(MapHandle::from_pinned_path(&path).with_context(|| format!("opening {path}"))?))
     }
 
-    /// Fills it with flows that are never too old.
+    /// Fills the table with flows that never get too old.
     ///
     /// # Errors
-    /// When it does not get full.
+    /// When the table does not get full.
     pub fn fill(&self) -> Result<()> {
         let flow = Flow { last_seen_ns: u64::MAX, ..Default::default() };
         match (0..=self.0.max_entries()).find(|number| self.add(*number, &flow).is_err()) {
@@ -38,10 +38,10 @@ impl FlowTable {
         }
     }
 
-    /// Adds flows whose connections both ends have closed so long ago.
+    /// Adds flows of connections that both ends closed this long ago.
     ///
     /// # Errors
-    /// When they have no room.
+    /// When the table has no room for them.
     pub fn add_ended(&self, count: u32, ago: Duration) -> Result<()> {
         let now = clock_gettime(ClockId::Monotonic);
         let last_seen_ns = (now.tv_sec as u64).saturating_sub(ago.as_secs()) * 1_000_000_000;
@@ -50,22 +50,22 @@ impl FlowTable {
         Ok(())
     }
 
-    /// Takes out again what was put in.
+    /// Removes the flows that were added.
     pub fn empty(&self) {
         for number in 0..=self.0.max_entries() {
-            // Those that did not fit are not there.
+            // Flows that did not fit are not in the table.
             let _ = self.0.delete(nobody(number).as_bytes());
         }
     }
 
-    /// How many handoffs are under way, as the kernel knows.
+    /// Number of handoffs under way, according to the kernel.
     pub fn active(&self) -> usize {
         let flows = self.0.keys().filter_map(|key| self.0.lookup(&key, MapFlags::LOCK).ok().flatten());
         let flows = flows.filter_map(|flow| Flow::read_from_bytes(&flow).ok());
         flows.filter(|flow| flow.spaces.made > 0 && flow.spaces.status == ACTIVE).count()
     }
 
-    /// The flow of a client's connection, by both ends.
+    /// Flow of a client's connection, given both ends.
     #[must_use]
     pub fn flow(&self, client: SocketAddr, server: SocketAddr) -> Option<Flow> {
         let key = FlowKey::of(client.into(), server.into());
@@ -78,7 +78,7 @@ impl FlowTable {
     }
 }
 
-/// A flow of no connection: from the addresses that nobody has (RFC 1112, 4).
+/// Key of a flow without a connection. Its addresses belong to nobody (RFC 1112, 4).
 fn nobody(number: u32) -> FlowKey {
     let mut client_address = [0; 16];
     client_address[10..12].fill(0xff);

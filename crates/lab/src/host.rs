@@ -25,7 +25,7 @@ fn make_dir(path: &Path) -> Result<()> {
     std::fs::create_dir_all(path).with_context(|| format!("making {}", path.display()))
 }
 
-/// What a host is there for.
+/// Part that a host plays in the lab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -64,7 +64,7 @@ pub enum Family {
 }
 
 impl Port {
-    /// Of either IP version.
+    /// Address of the port in that IP version.
     #[must_use]
     pub fn address_of(&self, family: Family) -> Option<IpAddr> {
         match family {
@@ -74,16 +74,16 @@ impl Port {
     }
 }
 
-/// One network namespace, with what it takes to work in it from any thread.
+/// One network namespace, and the handles that a thread needs to work in it.
 #[derive(Debug)]
 pub struct Host {
     name: String,
     role: Role,
     namespace: String,
     netns: Netns,
-    /// Sysfs as seen from inside, for the devices' queues and counters.
+    /// Sysfs as seen from inside the namespace, for the devices' queues and counters.
     sysfs: OwnedFd,
-    /// What is attached there by this host's agent runs for this host's servers alone.
+    /// Control group of the host's servers. Programs that the host's agent attaches there run for these servers only.
     cgroup: PathBuf,
     ports: Vec<Port>,
     dir: PathBuf,
@@ -130,19 +130,19 @@ impl Host {
         &self.ports
     }
 
-    /// Where this host's files and logs are.
+    /// Directory of this host's files and logs.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The control group that its servers are in.
+    /// The control group of this host's servers.
     #[must_use]
     pub fn cgroup(&self) -> &Path {
         &self.cgroup
     }
 
-    /// The address that others reach this host at: the frontend's is that of its client port.
+    /// The address at which other hosts reach this one. For the frontend it is the address of its client port.
     ///
     /// # Panics
     /// On the switch, which has none.
@@ -157,7 +157,7 @@ impl Host {
         self.ports.iter().find(|port| port.device == "service0").and_then(|port| port.address)
     }
 
-    /// [`Self::address`], of either IP version.
+    /// [`Self::address`] in that IP version.
     ///
     /// # Errors
     /// When the host has none.
@@ -165,7 +165,7 @@ impl Host {
         self.first_address(family, |_| true)
     }
 
-    /// [`Self::service_address`], of either IP version.
+    /// [`Self::service_address`] in that IP version.
     ///
     /// # Errors
     /// When the host has none.
@@ -184,7 +184,7 @@ impl Host {
         *self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` on a thread inside the namespace, at the host's core.
+    /// Runs `work` on a thread inside the namespace, on the host's core.
     ///
     /// # Errors
     /// When the thread cannot start or cannot enter.
@@ -197,8 +197,8 @@ impl Host {
         run.with_context(|| format!("entering {}", self.name))?
     }
 
-    /// Starts `command` in the namespace, at the host's core, in a process group of its own; its output goes to a
-    /// log file in [`Self::dir`].
+    /// Starts `command` in the namespace, on the host's core, in a new process group. Its output goes to a log file in
+    /// [`Self::dir`].
     ///
     /// # Errors
     /// When it cannot be started.
@@ -219,13 +219,13 @@ impl Host {
     pub fn serve(&self, command: Command, address: SocketAddr) -> Result<Process> {
         let mut process = self.spawn(command)?;
         let listening = self.wait_listening(address);
-        // Of a server that has ended, its log says more.
+        // Checked first, because this error has the log of a server that has ended.
         process.check_running()?;
         listening?;
         Ok(process)
     }
 
-    /// Starts a server of this host once more, killing what is left of it, and waits until it listens at `address`.
+    /// Kills what is left of a server of this host, starts it again, and waits until it listens at `address`.
     ///
     /// # Errors
     /// When it cannot be started, ends, or does not listen.
@@ -247,7 +247,7 @@ impl Host {
     /// Like [`Self::output`], and fails unless the command succeeds; returns its standard output.
     ///
     /// # Errors
-    /// When it cannot be started or fails; the error tells its standard error.
+    /// When it cannot be started or fails; the error contains its standard error.
     pub fn check(&self, command: Command) -> Result<String> {
         let shown = format!("{command:?}");
         let output = self.output(command)?;
@@ -298,7 +298,7 @@ impl Host {
         Ok(File::from(file.with_context(|| format!("opening sysfs {path} of {}", self.name))?))
     }
 
-    /// Gives the host's processes and its receive work to `core`, or to all cores.
+    /// Pins the host's processes and its receive work to `core`, or to all cores.
     pub(crate) fn place(&self, core: Option<usize>) -> Result<()> {
         *self.core.lock().unwrap_or_else(PoisonError::into_inner) = core;
         let mask = core.map_or("0".to_owned(), |core| format!("{:x}", 1_u64 << core));
@@ -322,7 +322,7 @@ impl Host {
         Ok(())
     }
 
-    /// The processes that live in the namespace, this one excepted.
+    /// The processes in the namespace, except the calling one.
     ///
     /// # Errors
     /// When /proc cannot be read.
@@ -348,12 +348,12 @@ pub(crate) fn pin(task: Option<Pid>, core: Option<usize>) -> std::io::Result<()>
     Ok(sched_setaffinity(task, &set)?)
 }
 
-/// "All cores" names at least these; the kernel ignores the ones that are not there.
+/// Least number of cores that "all cores" covers. The kernel ignores cores that do not exist.
 const CORES_TRIED: usize = 64;
 
-/// Whether a `/proc/net/tcp`, or `tcp6`, shows a listener that accepts connections to `address`.
+/// Returns whether `/proc/net/tcp`, or `tcp6`, shows a listener that accepts connections to `address`.
 fn listens(table: &str, address: SocketAddr) -> bool {
-    // Words of 32 bits, each in the machine's order.
+    // The table has addresses as words of 32 bits, each in the machine's byte order.
     let hex = |octets: &[u8]| -> String {
         let words = octets.as_chunks().0.iter().map(|word| format!("{:08X}", u32::from_ne_bytes(*word)));
         format!("{}:{:04X}", words.collect::<String>(), address.port())

@@ -1,19 +1,19 @@
-//! HTTP/1.1 as the lab's own clients speak it: writes requests, reads responses from a byte stream. No I/O.
+//! HTTP/1.1 of the lab's own clients: writes requests, and reads responses from a byte stream. No I/O.
 
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// A header larger than this is an error.
+/// Largest header of a response, in bytes.
 const HEAD_LIMIT: usize = 64 << 10;
 
-/// A GET; `fields` are more lines of it, `Name: value`.
+/// Formats a GET; `fields` are more lines, each `Name: value`.
 pub(crate) fn get_request(server: SocketAddr, path: &str, fields: &[String]) -> String {
     let fields: String = fields.iter().map(|field| format!("{field}\r\n")).collect();
     format!("GET {path} HTTP/1.1\r\nHost: {server}\r\n{fields}\r\n")
 }
 
-/// Reads one response; bytes go in as they come, body bytes come out.
+/// Reader of one response: bytes go in as they arrive, and body bytes come out.
 #[derive(Debug, Default)]
 pub(crate) struct ResponseReader {
     head: Vec<u8>,
@@ -33,7 +33,7 @@ enum Body {
     Chunk(u64),
     /// The line end after a chunk.
     ChunkEnd,
-    /// Trailer lines; the length of the present one.
+    /// Trailer lines, with the length of the present one.
     Trailer(usize),
     UntilClose,
     Done,
@@ -57,14 +57,15 @@ impl ResponseReader {
         self.body == Body::Done
     }
 
-    /// Tells that the peer closed.
+    /// Notes that the peer has closed.
     pub(crate) fn closed(&mut self) -> Result<()> {
         ensure!(matches!(self.body, Body::UntilClose | Body::Done), "closed within a response ({:?})", self.body);
         self.body = Body::Done;
         Ok(())
     }
 
-    /// Takes in bytes and hands body pieces to `sink`; returns how many it used: fewer only when the response ended.
+    /// Takes bytes and hands pieces of the body to `sink`. Returns how many it used, which are fewer only where the
+    /// response ended.
     pub(crate) fn feed(&mut self, input: &[u8], sink: &mut dyn FnMut(&[u8])) -> Result<usize> {
         let mut at = 0;
         while at < input.len() && self.body != Body::Done {
@@ -100,7 +101,7 @@ impl ResponseReader {
         }
     }
 
-    /// Takes a byte that is neither the header's nor the body's (RFC 9112, 7.1).
+    /// Takes a byte that belongs neither to the header nor to the body (RFC 9112, 7.1).
     fn take_framing(&mut self, byte: u8) -> Result<()> {
         self.body = match (self.body, byte) {
             (Body::ChunkSize(size) | Body::ChunkExtension(size), b'\n') if size == 0 => Body::Trailer(0),
@@ -171,7 +172,7 @@ impl ResponseReader {
 mod tests {
     use super::*;
 
-    /// Reads `stream` in pieces of every size: the same status, body and rest each time.
+    /// Reads `stream` in pieces of every size. Status, body and rest must be the same each time.
     fn check(stream: &str, status: u16, body: &str, rest: &str) {
         for size in 1..=stream.len() {
             let (mut reader, mut read, mut left) = (ResponseReader::default(), Vec::new(), Vec::new());

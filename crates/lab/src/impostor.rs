@@ -1,5 +1,5 @@
-//! Somebody who speaks the agents' protocol by hand: with a certificate of the lab's authority, stolen or of another
-//! name, or with one of an authority of its own.
+//! A hostile program that speaks the agents' protocol by hand. It has a certificate of the lab's authority (stolen, or
+//! with another name), a certificate of its own authority, or none.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -17,10 +17,10 @@ use shunt_wire::peer::kind;
 use crate::host::Host;
 use crate::lab::Lab;
 
-/// Agents answer at once, or give up after 5 seconds.
+/// Longest wait for an agent: agents answer at once, or give up after 5 seconds.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// What it has.
+/// TLS settings of a hostile program, with its certificate.
 pub struct Impostor {
     config: Arc<ClientConfig>,
 }
@@ -34,14 +34,15 @@ pub struct Connection {
 trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
-/// Where an agent listens.
+/// Address at which a host's agent listens for other agents.
 pub fn agents_address(host: &Host) -> Result<SocketAddr> {
     let address = host.service_address().with_context(|| format!("{} is not on the service network", host.name()))?;
     Ok(SocketAddr::from((address, 7440)))
 }
 
 impl Impostor {
-    /// With the key of an agent of the lab, or of one that the lab's authority knows and no agent has as a peer.
+    /// Uses the key of an agent of the lab, or of a name that the lab's authority has certified and no agent has as a
+    /// peer.
     pub fn with_certificate_of(lab: &Lab, name: &str) -> Result<Self> {
         let directory = lab.dir().join("ca");
         let authority = Authority::open(&directory);
@@ -52,14 +53,14 @@ impl Impostor {
         Self::with(&files, &authority.certificate())
     }
 
-    /// With a certificate in an agent's name that an authority of its own has signed.
+    /// Uses a certificate in an agent's name that a different authority has signed.
     pub fn with_own_authority(lab: &Lab, name: &str) -> Result<Self> {
         let directory = lab.dir().join(format!("ca-of-another-than-{name}"));
         let files = Authority::create(&directory)?.issue(&request(name))?;
         Self::with(&files, &lab.dir().join("ca/ca.pem"))
     }
 
-    /// Without any.
+    /// Uses no certificate.
     pub fn without_certificate(lab: &Lab) -> Result<Self> {
         let config = builder(&lab.dir().join("ca/ca.pem"))?.with_no_client_auth();
         Ok(Self { config: speaking(config) })
@@ -71,7 +72,7 @@ impl Impostor {
         Ok(Self { config: speaking(builder(ca)?.with_client_auth_cert(vec![certificate], key)?) })
     }
 
-    /// Connects from one host to another's agent. That the agent refuses us shows when it is read from.
+    /// Connects from one host to another host's agent. A refusal by the agent shows only when the connection is read.
     pub fn connect(&self, from: &Host, to: &Host) -> Result<Connection> {
         let address = agents_address(to)?;
         let stream = from.run(|| TcpStream::connect_timeout(&address, PATIENCE))??;
@@ -105,7 +106,7 @@ impl Connection {
         Ok(self.tls.flush()?)
     }
 
-    /// The next frame, as it is on the wire; `None` where the agent has closed.
+    /// Returns the next frame as it is on the wire; `None` where the agent has closed the connection.
     pub fn frame(&mut self) -> Result<Option<Vec<u8>>> {
         let mut frame = vec![0; 8];
         if self.tls.read_exact(&mut frame).is_err() {
@@ -117,7 +118,7 @@ impl Connection {
         Ok(Some(frame))
     }
 
-    /// Until the agent says that it is there, which it does in a session only.
+    /// Waits until the agent sends PING, which it does in a session only.
     pub fn wait_for_ping(&mut self) -> Result<()> {
         loop {
             let frame = self.frame()?.context("no session began")?;
@@ -127,7 +128,8 @@ impl Connection {
         }
     }
 
-    /// Says something: all that comes back until the agent closes, nothing where it refused us before.
+    /// Sends bytes. Returns everything that comes back until the agent closes; nothing where it had refused the
+    /// connection.
     pub fn ask(mut self, bytes: &[u8]) -> Result<Vec<u8>> {
         self.send(bytes)?;
         if bytes.is_empty() {
@@ -137,7 +139,7 @@ impl Connection {
         Ok(self.rest())
     }
 
-    /// All that comes until the agent closes or breaks the connection.
+    /// Returns everything that comes until the agent closes or breaks the connection.
     pub fn rest(mut self) -> Vec<u8> {
         let (mut all, mut buffer) = (Vec::new(), [0; 4096]);
         while let Ok(bytes @ 1..) = self.tls.read(&mut buffer) {
@@ -147,21 +149,21 @@ impl Connection {
     }
 }
 
-/// In place of an agent that has ended: others dial it there.
+/// A listener in place of an agent that has ended: other agents dial it.
 pub struct Listening {
     listener: TcpListener,
     config: Arc<ServerConfig>,
 }
 
 impl Listening {
-    /// With the agent's own key, at its own address.
+    /// Listens at the agent's own address, with the agent's own key.
     pub fn at(lab: &Lab, host: &Host) -> Result<Self> {
         let files = Authority::open(&lab.dir().join("ca")).files_of(host.name());
         let chain = vec![CertificateDer::from_pem_file(&files.certificate)?];
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder =
             ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13])?;
-        // Whoever comes: it is the other side that checks here.
+        // Every client is accepted, because here the other side does the checks.
         let mut config =
             builder.with_no_client_auth().with_single_cert(chain, PrivateKeyDer::from_pem_file(&files.key)?)?;
         config.alpn_protocols = vec![b"shunt/1".to_vec()];
@@ -169,7 +171,7 @@ impl Listening {
         Ok(Self { listener: host.run(|| TcpListener::bind(address))??, config: Arc::new(config) })
     }
 
-    /// The next agent that dials.
+    /// Accepts the next agent that dials.
     pub fn accept(&self) -> Result<Connection> {
         let stream = self.listener.accept()?.0;
         stream.set_read_timeout(Some(PATIENCE))?;

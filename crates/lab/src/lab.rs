@@ -1,4 +1,4 @@
-//! A lab that runs: its hosts, by name and by role.
+//! A running lab: its hosts, by name and by role.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -17,19 +17,20 @@ use shunt_testbed::{LabId, Watchdog};
 /// A set of hosts that runs until it is dropped.
 #[derive(Debug)]
 pub struct Lab {
-    /// First, so that their threads end before the hosts do.
+    /// Links with properties of their own. The first field, so that their threads end before the hosts are dropped.
     pub(crate) cables: Vec<Cable>,
     pub(crate) hosts: Vec<Host>,
     pub(crate) switch: Host,
     pub(crate) wire: Wire,
     pub(crate) cores: Cores,
     pub(crate) id: LabId,
-    /// Last, so that it cleans up after the hosts' descriptors are closed.
+    /// Watchdog that removes what the lab leaves. The last field, so that it works after the hosts' descriptors are
+    /// closed.
     pub(crate) _watchdog: Watchdog,
 }
 
 impl Lab {
-    /// One client, a frontend, no intermediate, one backend, a [`Wire::Tso`].
+    /// Builder with the defaults: one client, a frontend, no intermediate, one backend, a [`Wire::Tso`].
     #[must_use]
     pub fn builder() -> LabBuilder {
         LabBuilder::default()
@@ -50,7 +51,7 @@ impl Lab {
         self.cores
     }
 
-    /// A directory for this lab's files, gone with it unless `SHUNT_LAB_KEEP=1`.
+    /// Directory for this lab's files, removed with the lab unless `SHUNT_LAB_KEEP=1`.
     #[must_use]
     pub fn dir(&self) -> PathBuf {
         self.id.dir()
@@ -99,7 +100,7 @@ impl Lab {
         self.first(Role::Frontend)
     }
 
-    /// Frontend's neighbour first.
+    /// The intermediates, the frontend's neighbour first.
     #[must_use]
     pub fn intermediates(&self) -> Vec<&Host> {
         self.hosts_of(Role::Intermediate).collect()
@@ -118,13 +119,14 @@ impl Lab {
     /// A host by its name, the switch included.
     ///
     /// # Errors
-    /// When there is none of that name.
+    /// When no host has that name.
     pub fn host(&self, name: &str) -> Result<&Host> {
         let found = self.hosts_and_switch().find(|host| host.name() == name);
         found.with_context(|| format!("the lab has no host {name:?}"))
     }
 
-    /// Moves every host's processes and receive work to the cores of `placement`; later processes follow.
+    /// Moves every host's processes and receive work to the cores of `placement`. Processes started later run there,
+    /// too.
     ///
     /// # Errors
     /// When the placement names no host of this lab, or the kernel refuses a step.
@@ -136,7 +138,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Pulls a host's cable out, at the switch: the host notices that its port has no carrier, and keeps its addresses.
+    /// Unplugs a host's cable at the switch. The host notices that its port has no carrier, and keeps its addresses.
     ///
     /// # Errors
     /// When the host has no such device, or the kernel refuses.
@@ -144,7 +146,7 @@ impl Lab {
         self.set_cable(host, device, "down")
     }
 
-    /// Puts it in again.
+    /// Plugs in again the cable that [`Self::cut`] unplugged.
     ///
     /// # Errors
     /// As [`Self::cut`].
@@ -158,12 +160,12 @@ impl Lab {
         self.switch.check(ip).map(drop)
     }
 
-    /// Has the switch drop each frame of a host's port, or carry them again: no end of the cable notices.
+    /// Makes the switch drop all frames of a host's port, or carry them again. Neither end of the cable notices.
     ///
     /// # Errors
     /// When the host has no such device, or the kernel refuses.
     pub(crate) fn blackhole(&self, host: &Host, device: &str, drops: bool) -> Result<()> {
-        // The bridge's states of a port: disabled and forwarding (if_bridge.h).
+        // States of a bridge's port: 0 is disabled, 3 is forwarding (if_bridge.h).
         let mut bridge = Command::new("bridge");
         let state = if drops { "0" } else { "3" };
         bridge.args(["link", "set", "dev", self.switch_device(host, device)?, "state", state]);
@@ -178,7 +180,7 @@ impl Lab {
         links::delete(host, device)
     }
 
-    /// Makes a port that was deleted: another device of the same name and addresses.
+    /// Makes a deleted port again: a new device with the same name and addresses.
     ///
     /// # Errors
     /// As [`Self::delete_port`].
@@ -195,8 +197,8 @@ impl Lab {
         Ok(&self.switch.ports()[at].device)
     }
 
-    /// Makes files of the given names and sizes, with contents that differ by name and repeat nowhere nearby, in a
-    /// directory of the lab; returns that.
+    /// Makes files of the given names and sizes in a directory of the lab, and returns that directory. Their contents
+    /// differ by name, and do not repeat within a short distance.
     ///
     /// # Errors
     /// When they cannot be written.
@@ -210,7 +212,7 @@ impl Lab {
         Ok(dir)
     }
 
-    /// Where [`Self::files`] makes them.
+    /// Directory in which [`Self::files`] makes the files.
     pub(crate) fn files_dir(&self) -> PathBuf {
         self.dir().join("files")
     }

@@ -1,5 +1,5 @@
-//! The test lab: hosts as network namespaces joined by a switch, servers and loads in them, and what is needed to
-//! measure them and to tell whether a client's TCP connection stayed whole.
+//! The test lab: hosts as network namespaces joined by a switch, and servers and loads in them. It measures them, and
+//! tells whether a client's TCP connection stayed intact.
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
@@ -13,11 +13,11 @@
 //! # }
 //! ```
 //!
-//! Hosts are joined by veth pairs, which lose nothing and take no time; [`LabBuilder::client_link`] has them joined by
-//! links with the properties of real networks instead.
+//! Hosts are joined by veth pairs, which lose nothing and take no time. [`LabBuilder::client_link`] joins the clients
+//! by links with the properties of real networks instead.
 //!
-//! Everything here needs root. Everything is gone when the [`Lab`] is dropped, and also when its process dies in
-//! any other way (`shunt_testbed`).
+//! Everything here needs root. All of it is removed when the [`Lab`] is dropped, and also when its process ends in any
+//! other way (`shunt_testbed`).
 #![forbid(unsafe_code)]
 
 mod answer;

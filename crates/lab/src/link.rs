@@ -1,8 +1,8 @@
-//! Links with the properties of real networks: what one does to frames, as a plain value.
+//! Links with the properties of real networks: delay, loss, reordering, rate. [`Link`] holds them as a plain value.
 //!
-//! Cubic and the kernel's other parts are real; the network between them is a queue in user space, so that it needs no
-//! netem and its fates come from a seed. [`line::Line`] is one direction, without I/O; [`cable::Cable`] is the thread
-//! that moves frames between two TAP devices through two of them.
+//! Cubic and the rest of TCP are the kernel's own. The network between the hosts is a queue in user space: it needs no
+//! netem, and a seed decides what becomes of each frame. [`line::Line`] is one direction, without I/O. [`cable::Cable`]
+//! is the thread that moves frames between two TAP devices through two lines.
 
 pub(crate) mod cable;
 mod frame;
@@ -18,38 +18,40 @@ use crate::random::seed_or_random;
 pub use cable::Cable;
 pub use line::{Counts, Line};
 
-/// What a link does to the frames of each direction. The default does nothing but carry them.
+/// Properties of a link, the same for each direction. The default only carries frames.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Link {
-    /// From end to end, one way: a round trip takes twice as long.
+    /// Delay from end to end, one way: a round trip takes twice as long.
     pub delay: Duration,
-    /// Up to so much more, evenly spread. By itself it reorders nothing: a frame waits for the one before it.
+    /// Largest additional delay, evenly distributed. It reorders nothing by itself: a frame waits for the one before
+    /// it.
     pub jitter: Duration,
-    /// Part of the frames that get lost, each independently of the others.
+    /// Fraction of the frames that get lost, each independently of the others.
     pub loss: f64,
-    /// Losses that come together, besides those.
+    /// Losses that come together, besides the independent ones.
     pub burst: Option<Burst>,
-    /// Part of the frames that are late by [`Self::lateness`], so that others overtake them.
+    /// Fraction of the frames that are late by [`Self::lateness`], so that others overtake them.
     pub reorder: f64,
     pub lateness: Duration,
-    /// Part of the frames that arrive twice.
+    /// Fraction of the frames that arrive twice.
     pub duplicate: f64,
-    /// Part of the frames that a router marks as having met congestion, of those whose senders understand that (RFC 3168).
+    /// Fraction of the frames that a router marks as having met congestion, among those whose senders accept marks
+    /// (RFC 3168).
     pub mark: f64,
-    /// Pure ACKs leave together, once in so long, and of each connection only the newest goes unless it says more than
-    /// that all has arrived: as modems and radios do that wait for their turn.
+    /// Interval at which pure ACKs leave, all together, as from modems and radios that wait for their turn. A pure ACK
+    /// is left out where the next one of its connection acknowledges more. Zero: ACKs leave as they come.
     pub ack_slot: Duration,
-    /// Bits a second; `None`: as fast as the machine is.
+    /// Rate in bits per second; `None`: as fast as the machine is.
     pub rate: Option<u64>,
-    /// Bytes that may wait for their turn at [`Self::rate`]; a frame that does not fit is lost (tail drop).
+    /// Size of the queue in front of [`Self::rate`], in bytes; a frame that does not fit is lost (tail drop).
     pub queue: usize,
-    /// Of both devices, in bytes.
+    /// MTU of both devices, in bytes.
     pub mtu: u16,
-    /// Where the fates come from; `None`: the environment's `SHUNT_SEED`, or a random one.
+    /// Seed of the frames' fates; `None`: the environment's `SHUNT_SEED`, or a random one.
     pub seed: Option<u64>,
 }
 
-/// Whose ports have a link.
+/// Selector of the hosts whose ports have a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Whose {
     /// All hosts of a role.
@@ -67,25 +69,25 @@ impl Whose {
     }
 }
 
-/// Losses that come together: Gilbert's model, in which a line that is bad loses every frame (Elliott: most).
+/// Losses that come together: Gilbert's model, in which a bad line loses every frame (Elliott: most of them).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Burst {
-    /// Probability that a frame finds the line turned bad.
+    /// Probability that a good line turns bad at a frame.
     pub begin: f64,
-    /// Probability that a frame finds a bad line turned good.
+    /// Probability that a bad line turns good at a frame.
     pub end: f64,
-    /// Part of the frames that a bad line loses.
+    /// Fraction of the frames that a bad line loses.
     pub loss: f64,
-    /// A bad line turns good after this time at the latest: what is bad is a moment, and a TCP that waits for its timer,
-    /// twice as long each time, would else meet the same burst again and again.
+    /// Longest time that a line stays bad, because a burst models a short moment. Without this limit, a TCP that waits
+    /// for its timer, twice as long each time, would meet the same burst again and again.
     pub longest: Duration,
 }
 
-/// Below the shortest retransmission timeout (200 ms).
+/// Longest burst of [`Burst::of`], below the shortest retransmission timeout (200 ms).
 const BURST_LONGEST: Duration = Duration::from_millis(100);
 
 impl Burst {
-    /// Bursts of `frames` on average that make a part `loss` of all frames.
+    /// Bursts of `frames` frames on average, which lose a fraction `loss` of all frames.
     #[must_use]
     pub fn of(loss: f64, frames: f64) -> Self {
         let end = 1.0 / frames;
@@ -114,7 +116,7 @@ impl Default for Link {
 }
 
 impl Link {
-    /// A long way: `delay` in each direction and nothing else.
+    /// A long path: `delay` in each direction and nothing else.
     #[must_use]
     pub fn wan(delay: Duration) -> Self {
         Self { delay, ..Self::default() }
@@ -139,7 +141,7 @@ impl Link {
         self
     }
 
-    /// Makes a part of the frames late by `lateness`.
+    /// Makes a fraction of the frames late by `lateness`.
     #[must_use]
     pub fn reorder(mut self, part: f64, lateness: Duration) -> Self {
         (self.reorder, self.lateness) = (part, lateness);
@@ -152,7 +154,7 @@ impl Link {
         self
     }
 
-    /// Marks a part of the frames, see [`Self::mark`].
+    /// Marks a fraction of the frames, see [`Self::mark`].
     #[must_use]
     pub fn marking(mut self, part: f64) -> Self {
         self.mark = part;
@@ -166,7 +168,7 @@ impl Link {
         self
     }
 
-    /// So many bits a second, before which so many bytes may wait.
+    /// Limits the rate; up to `queue_bytes` may wait in front of it.
     #[must_use]
     pub fn rate(mut self, bits_per_second: u64, queue_bytes: usize) -> Self {
         (self.rate, self.queue) = (Some(bits_per_second), queue_bytes);
@@ -185,8 +187,10 @@ impl Link {
         self
     }
 
+    /// Checks that the link's numbers make sense.
+    ///
     /// # Errors
-    /// When a number means nothing.
+    /// When a number makes no sense.
     pub(crate) fn check(&self) -> Result<()> {
         let burst = self.burst.map_or([0.0; 3], |burst| [burst.begin, burst.end, burst.loss]);
         for part in [self.loss, self.reorder, self.duplicate, self.mark].into_iter().chain(burst) {
@@ -197,7 +201,7 @@ impl Link {
         Ok(())
     }
 
-    /// The seed, decided.
+    /// Seed of this link: the configured one, the environment's, or a random one.
     pub(crate) fn seed_or_random(&self) -> u64 {
         seed_or_random(self.seed)
     }

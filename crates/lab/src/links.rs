@@ -1,4 +1,4 @@
-//! How the hosts of a lab are joined: namespaces, links, addresses, and the kernel's settings for them.
+//! Joins the hosts of a lab: namespaces, links, addresses, and the kernel's settings for them.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -16,8 +16,8 @@ use crate::topology::HostPlan;
 use crate::wire::Wire;
 use shunt_testbed::LabId;
 
-/// Network sysctls of every host: a machine's default may be BBR, which paces; both of the frontend's ports are on one
-/// bridge, so each must answer ARP for its own address only.
+/// Network sysctls of every host. A machine's default congestion control may be BBR, which paces. Both of the
+/// frontend's ports are on one bridge, so each must answer ARP for its own address only.
 const HOST_SYSCTLS: &[(&str, &str)] = &[
     ("ipv4/tcp_congestion_control", "cubic"),
     ("ipv4/conf/all/rp_filter", "0"),
@@ -27,10 +27,11 @@ const HOST_SYSCTLS: &[(&str, &str)] = &[
     ("ipv4/ip_local_port_range", "20000 60999"),
 ];
 
-/// No packet of IPv6's own accord: a host without it, and the switch.
+/// Network sysctls of the switch, and of hosts without IPv6: the kernel sends no IPv6 packet of its own accord.
 const WITHOUT_IPV6: &[(&str, &str)] = &[("ipv6/conf/all/disable_ipv6", "1"), ("ipv6/conf/default/disable_ipv6", "1")];
 
-/// Addresses are those that the lab gives, at once: nobody else may have them, and no router tells others.
+/// Network sysctls of hosts with IPv6. The lab's addresses are used at once, without a check for duplicates, and router
+/// advertisements add no others.
 const WITH_IPV6: &[(&str, &str)] = &[
     ("ipv6/conf/all/disable_ipv6", "0"),
     ("ipv6/conf/default/disable_ipv6", "0"),
@@ -38,18 +39,19 @@ const WITH_IPV6: &[(&str, &str)] = &[
     ("ipv6/conf/default/accept_ra", "0"),
 ];
 
-/// Frames cross the switch and meet nothing else.
+/// Network sysctls of the switch: netfilter does not see frames that cross the bridge.
 const SWITCH_NETFILTER: &[(&str, &str)] = &[
     ("bridge/bridge-nf-call-iptables", "0"),
     ("bridge/bridge-nf-call-ip6tables", "0"),
     ("bridge/bridge-nf-call-arptables", "0"),
 ];
 
-/// No spanning tree, no ageing surprises, no snooping: a cable with many ends.
+/// Makes the switch's bridge: a cable with many ends, without spanning tree, multicast snooping and unexpected ageing.
 const BRIDGE: &str = "link add bridge type bridge stp_state 0 forward_delay 0 mcast_snooping 0\n\
                       link set bridge up\nlink set lo up\n";
 
-/// Frames that wait in a TAP device until its link's thread comes: losses are the link's to make.
+/// Number of frames that may wait in a TAP device for its link's thread. It is large, because only the link may lose
+/// frames.
 const TAP_FRAMES: u32 = 16384;
 
 /// Makes the hosts' namespaces, empty.
@@ -58,16 +60,16 @@ pub(crate) fn make_namespaces<'a>(plans: impl IntoIterator<Item = &'a HostPlan>,
     ip_batch(None, &batch)
 }
 
-/// What hosts are joined by.
+/// Description of how a lab's hosts are joined.
 pub(crate) struct Joins<'a> {
-    /// The plans that the hosts were made by.
+    /// Plans that the hosts were made by.
     pub(crate) plans: &'a [HostPlan],
     pub(crate) switch: &'a Host,
     pub(crate) wire: Wire,
-    /// Of these hosts; all others have veth pairs.
+    /// Links of some hosts; all other hosts have veth pairs.
     pub(crate) links: &'a [(Whose, Link)],
     pub(crate) ipv6: bool,
-    /// The switch is a router.
+    /// The switch is a router instead of a bridge.
     pub(crate) routed: bool,
 }
 
@@ -112,7 +114,8 @@ impl Joins<'_> {
         self.links.iter().find(|(whose, _)| whose.has(name, role)).map(|(_, link)| *link)
     }
 
-    /// Makes the devices of the links that are no veth pairs, and what carries frames between them.
+    /// Makes the TAP devices of the links that are no veth pairs, and starts the threads that carry frames between
+    /// them.
     fn cables(&self, hosts: &[Host], core: usize) -> Result<Vec<Cable>> {
         let mut cables = Vec::new();
         for (host, plan) in hosts.iter().zip(self.plans) {
@@ -130,7 +133,8 @@ impl Joins<'_> {
         Ok(cables)
     }
 
-    /// Joins every link's end in the switch to the bridge, and makes those that are veth pairs.
+    /// Returns the commands that make the veth pairs, and that join every link's end in the switch to the bridge or
+    /// router.
     fn switch_links(&self, lab: &LabId) -> String {
         let mut batch = String::new();
         for plan in self.plans {
@@ -158,7 +162,7 @@ fn tap_settings(device: &str, link: Link) -> String {
     format!("link set {device} mtu {} txqueuelen {TAP_FRAMES}\n", link.mtu)
 }
 
-/// Sets up the ends in a host, with their addresses.
+/// Returns the commands that set up a host's ports, with their addresses.
 fn host_links(host: &Host, link: Option<Link>) -> String {
     host.ports().iter().fold("link set lo up\n".to_owned(), |batch, port| batch + &port_links(port, link))
 }
@@ -178,7 +182,7 @@ pub(crate) fn delete(host: &Host, device: &str) -> Result<()> {
     ip_batch(Some(host), &format!("link del {device}\n"))
 }
 
-/// Makes one that was deleted.
+/// Makes a port again that was deleted.
 pub(crate) fn make(host: &Host, device: &str, switch: &Host, switch_device: &str) -> Result<()> {
     let namespace = host.namespace();
     let pair = format!("link add {switch_device} type veth peer name {device} netns {namespace}\n");
@@ -187,7 +191,8 @@ pub(crate) fn make(host: &Host, device: &str, switch: &Host, switch_device: &str
     ip_batch(Some(host), &(port_links(port, None) + &host_routes(host)))
 }
 
-/// The network that a host has no address in is on its link all the same.
+/// Returns the commands for a route to the lab's other network. A host with one port has no address in that network,
+/// but the network is on the host's link all the same.
 fn host_routes(host: &Host) -> String {
     let [Port { device, address: Some(address), ipv6 }] = host.ports() else { return String::new() };
     let other = 1 - address.octets()[2];
@@ -195,8 +200,9 @@ fn host_routes(host: &Host) -> String {
     format!("route add 10.77.{other}.0/24 dev {device} scope link\n{ipv6}")
 }
 
-/// Tells a host the others' link addresses. On real networks a router nearby answers for whoever is far away: a host
-/// that had to ask over a long link would wait a round trip before its first packet, and a second for a lost answer.
+/// Returns the commands that tell a host the other hosts' link addresses. On real networks a router nearby answers for
+/// hosts that are far away. A host that had to ask over a long link would wait a round trip before its first packet,
+/// and a second after a lost answer.
 fn known_neighbours(host: &Host, neighbours: &[Host]) -> String {
     let ports = neighbours.iter().flat_map(Host::ports).filter_map(|port| Some((port, port.address?)));
     let others = ports.filter(|(_, address)| host.ports().iter().all(|port| port.address != Some(*address)));
@@ -209,24 +215,24 @@ fn known_neighbours(host: &Host, neighbours: &[Host]) -> String {
     batch
 }
 
-/// Whoever has a port's addresses has this link address.
+/// Returns the commands that say which link address a port's IP addresses have.
 pub(crate) fn known_neighbour(port: &Port, link_address: &str, device: &str) -> String {
     let addresses = [Family::V4, Family::V6].into_iter().filter_map(|family| port.address_of(family));
     let known = |address| format!("neigh replace {address} lladdr {link_address} dev {device} nud permanent\n");
     addresses.map(known).collect()
 }
 
-/// Made from the address, so that everyone knows it.
+/// Link address of a port, made from its IPv4 address, so that every host can know it.
 pub(crate) fn link_address(address: Ipv4Addr) -> String {
     let [_, _, network, node] = address.octets();
     format!("02:00:0a:4d:{network:02x}:{node:02x}")
 }
 
-/// Only algorithms that the machine allows to everyone can be a namespace's default (tcp_cong.c,
-/// `tcp_set_default_congestion_control`). The one trace that a lab leaves: cubic stays allowed.
+/// Allows cubic to everyone on the machine: only such algorithms can be a namespace's default (tcp_cong.c,
+/// `tcp_set_default_congestion_control`). This is the only trace that a lab leaves: cubic stays allowed.
 fn allow_cubic() -> Result<()> {
     const ALLOWED: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
-    // A namespace other than the machine's first has no such file; then it was allowed before or stays refused.
+    // Only the machine's first namespace has this file. In others cubic was allowed before, or stays refused.
     let Ok(allowed) = std::fs::read_to_string(ALLOWED) else { return Ok(()) };
     if allowed.split_whitespace().all(|name| name != "cubic") {
         std::fs::write(ALLOWED, format!("{} cubic", allowed.trim())).context("allowing cubic to namespaces")?;

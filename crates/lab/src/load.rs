@@ -1,4 +1,4 @@
-//! A load together with what it cost.
+//! A load, and what it cost.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,17 +10,17 @@ use crate::meter::{ByteMeter, Bytes, CpuMeter, CpuUse};
 use crate::rate::Rate;
 use crate::wrk::{Wrk, WrkReport};
 
-/// What a closed-loop load cost the measured core and every tier's ports.
+/// Cost of a closed-loop load: time of the measured core, and bytes on every tier's ports.
 #[derive(Debug, Clone)]
 pub struct Cost {
     pub report: WrkReport,
     pub cpu: CpuUse,
-    /// By tier, all its ports.
+    /// Bytes by tier, summed over its ports.
     pub bytes: BTreeMap<String, Bytes>,
 }
 
 impl Cost {
-    /// Runs the load from the lab's first client, with the lab placed as it is.
+    /// Runs the load from the lab's first client, with the lab's present placement.
     ///
     /// # Errors
     /// When wrk fails, or an answer was an error: a broken service is not measured.
@@ -39,38 +39,38 @@ impl Cost {
         Ok(Self { cpu, bytes: bytes.collect::<Result<_>>()?, report })
     }
 
-    /// Microseconds of the measured core for one response, less what the core does when there is no load.
+    /// Microseconds of the measured core per response, less what the core does without a load.
     #[must_use]
     pub fn microseconds(&self, background: &Background) -> f64 {
         background.without(&self.cpu) / self.report.requests as f64
     }
 
-    /// Bytes in and out of a tier's ports for one response.
+    /// Bytes in and out of a tier's ports, per response.
     #[must_use]
     pub fn tier_bytes(&self, tier: &str) -> f64 {
         self.bytes.get(tier).map_or(0, Bytes::total_bytes) as f64 / self.report.requests as f64
     }
 
-    /// Responses a second if the measured core were all the load's.
+    /// Responses per second if the load had the measured core to itself.
     #[must_use]
     pub fn responses_per_core_second(&self, background: &Background) -> f64 {
         1e6 / self.microseconds(background)
     }
 }
 
-/// What a load at a constant rate cost the measured core.
+/// Cost of a load at a constant rate: time of the measured core.
 #[derive(Debug, Clone, Copy)]
 pub struct RateCost {
     cpu: CpuUse,
-    /// Responses, the warm-up's too.
+    /// Number of responses, including the warm-up.
     responses: f64,
 }
 
 impl RateCost {
-    /// Runs the load from the lab's first client, with the lab placed as it is.
+    /// Runs the load from the lab's first client, with the lab's present placement.
     ///
     /// # Errors
-    /// When an answer was an error or none.
+    /// When an answer was an error, or did not come.
     pub fn of(lab: &Lab, load: &Rate) -> Result<Self> {
         let cpu = CpuMeter::start(lab.cores().measured)?;
         let report = load.run(lab.client())?;
@@ -86,15 +86,15 @@ impl RateCost {
     }
 }
 
-/// The most that may be going on beside a measurement.
+/// Largest background that allows a measurement.
 const QUIET: f64 = 0.05;
 
-/// The part of the measured core that is busy without a load, 0 to 1.
+/// Fraction of the measured core that is busy without a load, 0 to 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Background(pub f64);
 
 impl Background {
-    /// Watches the core for a while.
+    /// Watches the core for `time`.
     ///
     /// # Errors
     /// When /proc does not show the times.
@@ -104,8 +104,8 @@ impl Background {
         Ok(Self(meter.read()?.fraction()))
     }
 
-    /// Waits until the core is quiet, for at most `limit`, and returns what it was at last. Work of others that
-    /// competes with a load cannot be subtracted, only avoided.
+    /// Waits until the core is quiet, for at most `limit`. Returns the last background. Other work that competes with a
+    /// load cannot be subtracted, only avoided.
     ///
     /// # Errors
     /// When /proc does not show the times.
@@ -119,14 +119,14 @@ impl Background {
         }
     }
 
-    /// Microseconds of what a core did beside a load, less what it does without one.
+    /// Microseconds of a core's work during a load, less its work without one.
     fn without(self, cpu: &CpuUse) -> f64 {
-        // Beyond that it is another load, which does not go on as before beside ours.
+        // A larger background is another load, which does not continue unchanged beside ours.
         let idle_work = cpu.wall.mul_f64(self.0.min(QUIET));
         cpu.busy.saturating_sub(idle_work).as_secs_f64() * 1e6
     }
 
-    /// Whether figures that are measured beside it are worth something.
+    /// Whether figures that are measured with this background can be trusted.
     #[must_use]
     pub fn is_quiet(self) -> bool {
         self.0 <= QUIET

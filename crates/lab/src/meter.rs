@@ -1,4 +1,4 @@
-//! What a run cost: one core's busy time, an interface's bytes and packets.
+//! Meters for the cost of a run: one core's busy time, an interface's bytes and packets.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,18 +8,18 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::host::Host;
 
-/// How long a core was busy in a span of time.
+/// Busy time of a core within a span of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuUse {
     pub wall: Duration,
-    /// Neither idle nor taken by the hypervisor.
+    /// Time that was neither idle nor taken by the hypervisor.
     pub busy: Duration,
-    /// Time that the hypervisor gave to others while this core had work. In steps of 10 ms.
+    /// Time that the hypervisor gave to others while this core had work, in steps of 10 ms.
     pub steal: Duration,
 }
 
 impl CpuUse {
-    /// The busy part of the time that the core really had, 0 to 1.
+    /// Busy fraction of the time that the core really had, 0 to 1.
     #[must_use]
     pub fn fraction(&self) -> f64 {
         self.busy.as_secs_f64() / self.wall.saturating_sub(self.steal).as_secs_f64().max(1e-9)
@@ -34,10 +34,10 @@ impl CpuUse {
 
 /// Measures the busy time of one core.
 ///
-/// A kernel that accounts CPU time by sampling (CONFIG_TICK_CPU_ACCOUNTING) misses short work; but a tickless core's
-/// *idle* time is measured, in nanoseconds, interrupts in the idle loop left out. Busy time is the rest of the wall
-/// time. The numbers come from `/proc/timer_list`, read on the measured core: it is then not idle, and its count
-/// of idle time is complete.
+/// A kernel that accounts CPU time by sampling (CONFIG_TICK_CPU_ACCOUNTING) misses short work. But the *idle* time of a
+/// tickless core is measured in nanoseconds, without interrupts in the idle loop. Busy time is the rest of the wall
+/// time. The numbers come from `/proc/timer_list`, read on the measured core: the core is then not idle, so its idle
+/// time is complete.
 #[derive(Debug)]
 pub struct CpuMeter {
     core: usize,
@@ -55,12 +55,12 @@ impl CpuMeter {
     /// Begins to measure `core`.
     ///
     /// # Errors
-    /// When /proc does not show the times (it takes root).
+    /// When /proc does not show the times (that needs root).
     pub fn start(core: usize) -> Result<Self> {
         Ok(Self { core, start: Snapshot::take(core)? })
     }
 
-    /// What the core did since the start.
+    /// Use of the core since the start.
     ///
     /// # Errors
     /// When /proc does not show the times.
@@ -97,7 +97,7 @@ impl Snapshot {
     }
 }
 
-/// The time of a timer list and the idle time of a core in it, waiting for a disk included.
+/// Time of a timer list, and a core's idle time in it, including waits for a disk. Both are in nanoseconds.
 fn idle(timers: &str, core: usize) -> Option<(u64, u64)> {
     let number = |text: &str| text.trim().trim_end_matches("nsecs").trim().parse::<u64>().ok();
     let now = timers.lines().find_map(|line| line.strip_prefix("now at "))?;
@@ -115,7 +115,7 @@ fn idle(timers: &str, core: usize) -> Option<(u64, u64)> {
     Some((number(now)?, idle?))
 }
 
-/// The stolen time of a core: the eighth number of its line, in USER_HZ of 10 ms.
+/// Stolen time of a core in nanoseconds: the eighth number of its line, in USER_HZ of 10 ms.
 fn steal(stat: &str, core: usize) -> Option<u64> {
     let name = format!("cpu{core}");
     let line = stat.lines().find(|line| line.split_whitespace().next() == Some(&name))?;
@@ -129,7 +129,7 @@ pub struct Bytes {
     pub rx_packets: u64,
     pub tx_bytes: u64,
     pub tx_packets: u64,
-    /// Dropped on the way in or out.
+    /// Packets dropped while receiving or sending.
     pub dropped: u64,
 }
 
@@ -155,7 +155,7 @@ impl Bytes {
         }
     }
 
-    /// Both directions.
+    /// Bytes in both directions.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.rx_bytes + self.tx_bytes
@@ -176,7 +176,7 @@ impl std::ops::Add for Bytes {
     }
 }
 
-/// Measures what crosses a host's ports.
+/// Meter for the ports of a host.
 #[derive(Debug)]
 pub struct ByteMeter<'a> {
     host: &'a Host,
@@ -192,7 +192,7 @@ impl<'a> ByteMeter<'a> {
         Ok(Self { host, start: Self::counters(host)? })
     }
 
-    /// What crossed each port since the start, by device.
+    /// Bytes and packets of each port since the start, by device.
     ///
     /// # Errors
     /// When sysfs does not show the counters.
@@ -204,7 +204,7 @@ impl<'a> ByteMeter<'a> {
         Ok(counters)
     }
 
-    /// The sum over the host's ports.
+    /// Sum over the host's ports since the start.
     ///
     /// # Errors
     /// When sysfs does not show the counters.

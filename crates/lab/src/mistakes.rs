@@ -1,8 +1,8 @@
-//! The table of mistakes: wrong configurations and environments, each with the message that tells the operator, and with
-//! every response whole all the same.
+//! The table of mistakes: wrong configurations and environments, each with the message that tells the operator. Every
+//! response must be whole in spite of them.
 //!
-//! A mistake is data: what is changed before the service starts or while it runs, who says something about it, and what
-//! becomes of bodies. [`run`] makes it in a lab of its own, has clients download and compares each byte.
+//! A mistake is data: what is changed before the service starts or while it runs, which part tells the operator, and
+//! what becomes of bodies. [`run`] makes the mistake in a separate lab, has clients download, and compares each byte.
 //! docs/mistakes.md is the operator's page.
 
 mod certificates;
@@ -31,18 +31,18 @@ pub use known::{KNOWN, Known};
 pub use page::page;
 pub use run::{Outcome, Running, run};
 
-/// What becomes of bodies that are long enough for a shortcut.
+/// Effect of a mistake on bodies that are long enough for a shortcut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bodies {
     /// None takes the shortcut.
     Relayed,
-    /// The mistake costs nothing: some take it.
+    /// Some take the shortcut, because the mistake costs nothing.
     Shortcut,
-    /// Some may.
+    /// Some may take the shortcut.
     Either,
 }
 
-/// Who tells the operator.
+/// Part of the service that tells the operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Teller {
     /// The agent of the frontend or of the backend, on standard error, at the default level.
@@ -51,14 +51,14 @@ pub enum Teller {
     Agents,
     /// nginx of the frontend or of the backend, in its error log, at Debian's default level (`error`).
     Server(Role),
-    /// Nobody: it is no mistake after all, or one that no part of the service can see.
+    /// Nobody: it is no mistake after all, or no part of the service can see it.
     Nobody,
 }
 
-/// One row.
+/// One row of the table.
 #[derive(Clone, Copy)]
 pub struct Mistake {
-    /// Short, for command lines.
+    /// Short name, for command lines.
     pub name: &'static str,
     /// What is wrong, in words.
     pub what: &'static str,
@@ -101,39 +101,39 @@ impl Mistake {
         Self { bodies, ..self }
     }
 
-    /// Changes what is configured besides.
+    /// Changes the settings of the service.
     fn settings(mut self, change: impl FnOnce(&mut Settings)) -> Self {
         change(&mut self.settings);
         self
     }
 
-    /// The lab has more hosts, or others.
+    /// Builds the lab with more hosts, or with other ones.
     fn lab(self, lab: fn(LabBuilder) -> LabBuilder) -> Self {
         Self { lab, ..self }
     }
 
-    /// To be done before anything starts.
+    /// Sets what is done before anything starts.
     fn before(self, before: fn(&Lab) -> Result<()>) -> Self {
         Self { before, ..self }
     }
 
-    /// What runs beside the service, from before it starts.
+    /// Sets the processes that run beside the service, from before its start.
     fn beside(self, beside: fn(&Lab) -> Result<Vec<Process>>) -> Self {
         Self { beside, ..self }
     }
 
-    /// To be done to a service that works.
+    /// Sets what is done to a service that works.
     fn after(mut self, after: fn(&mut Running<'_>) -> Result<()>) -> Self {
         self.settings.apart = false;
         Self { after, ..self }
     }
 
-    /// To be done while clients download.
+    /// Sets what is done while clients download.
     fn during(self, during: fn(&Running<'_>) -> Result<()>) -> Self {
         Self { during, ..self }
     }
 
-    /// Another address than the frontend's own is asked.
+    /// Has clients ask an address other than the frontend's own.
     fn asked(self, asked: fn(&Lab) -> Option<std::net::Ipv4Addr>) -> Self {
         Self { asked, ..self }
     }

@@ -15,13 +15,13 @@ use crate::process::Process;
 /// Debian's nginx.
 pub const NGINX: &str = "/usr/sbin/nginx";
 
-/// glibc's allocator, told to keep what is free (mallopt(3)). By itself it gives the top of the heap back to the kernel
-/// beyond 128 KiB: a proxy with large buffers may then do so at the end of every response, and take page faults at the
-/// start of the next. That doubles its CPU for 256 KiB, or not, as the heap happens to be laid out.
+/// Environment in which glibc's allocator keeps free memory (mallopt(3)). By default it gives the top of the heap back
+/// to the kernel beyond 128 KiB. A proxy with large buffers may then do so at the end of every response, and take page
+/// faults at the start of the next. That may double its CPU for 256 KiB, depending on the heap's layout.
 const KEPT_HEAP: [(&str, &str); 2] = [("MALLOC_TRIM_THRESHOLD_", "67108864"), ("MALLOC_TOP_PAD_", "67108864")];
 
-/// Starts nginx on `host` with the configuration `text`, which may name files relative to a fresh directory, and waits
-/// until it listens at `address`. `daemon off`, the `pid` file and the log are set on the command line.
+/// Starts nginx on `host` with the configuration `text`, and waits until it listens at `address`. The text may name
+/// files relative to a fresh directory. `daemon off`, the `pid` file and the log are set on the command line.
 ///
 /// # Errors
 /// When nginx refuses the configuration, ends, or does not listen.
@@ -29,7 +29,7 @@ pub fn nginx(host: &Host, text: &str, address: SocketAddr) -> Result<Process> {
     nginx_by(Command::new(NGINX), host, text, address)
 }
 
-/// The same of a command that ends with nginx's name: its arguments follow.
+/// Starts nginx by a command that ends with nginx's name; nginx's arguments are appended.
 fn nginx_by(mut command: Command, host: &Host, text: &str, address: SocketAddr) -> Result<Process> {
     let prefix = tempfile::Builder::new().prefix("nginx-").tempdir_in(host.dir())?.keep();
     let file = prefix.join("nginx.conf");
@@ -40,11 +40,11 @@ fn nginx_by(mut command: Command, host: &Host, text: &str, address: SocketAddr) 
     host.serve(command, address)
 }
 
-/// What starts a tier's server, if anything does.
+/// Function that returns the command which starts a tier's server, where there is one.
 type Launcher<'a> = Box<dyn Fn(&Host) -> Option<Command> + 'a>;
 
-/// A chain of nginx through all tiers of a lab, tuned as one who knows nginx would for many responses on few
-/// connections: one worker per tier, connections kept, responses buffered in memory and never in files.
+/// A chain of nginx through all tiers of a lab. It is tuned as an expert would for many responses on few connections:
+/// one worker per tier, connections kept, responses buffered in memory and never in files.
 pub struct NginxChain<'a> {
     files: PathBuf,
     shunt: ShuntParts<'a>,
@@ -60,7 +60,7 @@ pub struct NginxChain<'a> {
 #[derive(Debug, Clone)]
 pub struct NginxConf<'a> {
     pub listen: SocketAddr,
-    /// Addresses of the next tier; none makes a backend, which serves `files`.
+    /// Addresses of the next tier. Without any, the tier is a backend, which serves `files`.
     pub upstream: &'a [SocketAddr],
     pub files: &'a Path,
     pub shunt: Option<ShuntPart>,
@@ -86,28 +86,28 @@ impl<'a> NginxChain<'a> {
         }
     }
 
-    /// Adds Shunt to the tiers that `part` has one for.
+    /// Adds Shunt to the tiers for which `part` returns something.
     #[must_use]
     pub fn shunt(mut self, part: impl Fn(&Host) -> Option<ShuntPart> + 'a) -> Self {
         self.shunt = Box::new(part);
         self
     }
 
-    /// Has every tier keep the memory that it has used once.
+    /// Lets every tier keep the memory that it has once used.
     #[must_use]
     pub fn keep_heap(mut self) -> Self {
         self.environment = &KEPT_HEAP;
         self
     }
 
-    /// Starts the tiers' nginx by another program, whose command takes the name of a program and its arguments.
+    /// Starts the tiers' nginx by another program, whose command takes a program's name and arguments.
     #[must_use]
     pub fn launcher(mut self, of: impl Fn(&Host) -> Option<Command> + 'a) -> Self {
         self.launcher = Box::new(of);
         self
     }
 
-    /// Another choice than IPv4 everywhere.
+    /// Sets the IP versions; the default is IPv4 everywhere.
     #[must_use]
     pub fn families(mut self, families: Families) -> Self {
         self.families = families;
@@ -121,14 +121,14 @@ impl<'a> NginxChain<'a> {
         self
     }
 
-    /// Adds locations to the tiers' servers, beside `location /`.
+    /// Adds locations to the tiers' servers, besides `location /`.
     #[must_use]
     pub fn locations(mut self, of: impl Fn(&Host) -> String + 'a) -> Self {
         self.locations = Box::new(of);
         self
     }
 
-    /// Makes another text of each tier's configuration.
+    /// Rewrites the text of each tier's configuration.
     #[must_use]
     pub fn rewrite(mut self, rewrite: fn(&Host, String) -> String) -> Self {
         self.rewrite = rewrite;
@@ -222,7 +222,7 @@ const KEEPALIVE: &str = "        keepalive 64;
     }
 ";
 
-/// How a tier asks the next one: directives of a location that passes requests on.
+/// Directives of a location that passes requests to the next tier.
 pub(crate) const PROXY_SETTINGS: &str = "            proxy_http_version 1.1;
             proxy_set_header Connection \"\";
             proxy_set_header Host $http_host;

@@ -1,19 +1,19 @@
-//! How long what has a bound may take. The bounds are written for a machine that does nothing else, as a benchmark's does.
-//! Beside other work everything may take longer, and nothing else may happen.
+//! Pace of the machine that a bound applies to. Bounds are written for a machine that does nothing else, as in a
+//! benchmark. Beside other work everything may take longer, but nothing else may differ.
 
 use std::time::Duration;
 
-/// What else the machine does.
+/// Other work of the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pace {
-    /// Nothing.
+    /// No other work.
     Alone,
-    /// Anything: tests run beside compilers, and beside each other.
+    /// Any other work: tests run beside compilers, and beside each other.
     BesideOthers,
 }
 
 impl Pace {
-    /// The bound that holds.
+    /// Bound that applies, given the one for a machine without other work.
     #[must_use]
     pub fn bound(self, alone: Duration) -> Duration {
         match self {

@@ -1,5 +1,5 @@
-//! Reads pcap files (draft-ietf-opsawg-pcap), as tcpdump writes them: packets cut at the snapshot length keep their
-//! original one, which the pcap-file crate refuses.
+//! Reads pcap files (draft-ietf-opsawg-pcap) as tcpdump writes them. A packet that was cut at the snapshot length has
+//! its original length as well, which the pcap-file crate refuses.
 
 use std::io::{ErrorKind, Read};
 use std::time::Duration;
@@ -8,20 +8,20 @@ use anyhow::{Context, Result, bail, ensure};
 
 /// LINKTYPE_ETHERNET.
 const ETHERNET: u32 = 1;
-/// No packet is kept longer than this.
+/// Largest number of bytes that a file keeps of a packet.
 const PACKET_LIMIT: u32 = 1 << 20;
 
 /// A pcap stream of Ethernet frames.
 pub(crate) struct Pcap<R> {
     stream: R,
     big_endian: bool,
-    /// Nanoseconds in the unit of the timestamps' fraction.
+    /// Unit of the timestamps' fraction, in nanoseconds.
     fraction_ns: u32,
 }
 
 /// One frame, possibly cut short.
 pub(crate) struct Packet {
-    /// Since the epoch.
+    /// Time since the epoch.
     pub(crate) time: Duration,
     pub(crate) kept: Vec<u8>,
     pub(crate) original_bytes: usize,
@@ -45,7 +45,7 @@ impl<R: Read> Pcap<R> {
         Ok(pcap)
     }
 
-    /// The next packet; `None` at the end.
+    /// Reads the next packet; `None` at the end.
     pub(crate) fn next(&mut self) -> Result<Option<Packet>> {
         let mut header = [0; 16];
         match self.stream.read(&mut header[..1]) {

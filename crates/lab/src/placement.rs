@@ -1,7 +1,7 @@
-//! Which core does whose work.
+//! Placement of the hosts' work on cores.
 //!
-//! A host's work is that of its processes (by affinity) and that of receiving its packets (by RPS: a veth otherwise
-//! receives on the sender's core). Sending runs on the core of whoever sends.
+//! The work of a host is that of its processes (placed by affinity) and that of receiving its packets. The latter is
+//! placed by RPS, because a veth otherwise receives on the sender's core. Sending runs on the core of the sender.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +9,15 @@ use anyhow::{Result, bail};
 
 use crate::host::{Host, Role};
 
-/// Who has the measured core.
+/// Hosts that have the measured core.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Placement {
-    /// Every core for everyone, no RPS.
+    /// No placement: every host may use every core, without RPS.
     #[default]
     None,
-    /// All tiers on the measured core; clients on the other, the switch at [`Cores::link`].
+    /// All tiers on the measured core, clients on the other one, the switch on [`Cores::link`].
     WholeService,
-    /// One host, by name, on the measured core; the others on the other, the switch at [`Cores::link`].
+    /// One host, given by name, on the measured core; the others on the other one, the switch on [`Cores::link`].
     Tier(String),
 }
 
@@ -28,8 +28,8 @@ pub struct Cores {
     pub measured: usize,
     /// The core of everything else.
     pub rest: usize,
-    /// The core of the switch. `None` leaves its work with whoever sends, as a bare veth pair does: a service then pays
-    /// for the link too, but not for interrupts from it.
+    /// The core of the switch. `None` leaves its work on the sender's core, as a bare veth pair does. A service then
+    /// also pays for the link, but not for interrupts from it.
     pub link: Option<usize>,
 }
 
@@ -39,7 +39,7 @@ impl Cores {
 }
 
 impl Default for Cores {
-    /// Core 1 is measured: device interrupts land on core 0.
+    /// Core 1 is measured, because device interrupts arrive on core 0.
     fn default() -> Self {
         Self { measured: 1, rest: 0, link: None }
     }

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// A panic with its place, or an error with its causes.
+/// Number of lines that are shown of a log's end: a panic with its place, or an error with its causes.
 const LOG_END_LINES: usize = 12;
 
-/// A child in a process group of its own. Dropping it kills the whole group.
+/// A child in a separate process group. Dropping it kills the whole group.
 #[derive(Debug)]
 pub struct Process {
     name: String,
-    /// What it was started with, to start it again.
+    /// Command that it was started with, to start it again.
     command: Command,
     child: Child,
     log: PathBuf,
@@ -30,13 +30,13 @@ impl Process {
         spawn: impl FnOnce(&mut Command) -> Result<std::io::Result<Child>>,
         mut command: Command,
     ) -> Result<Self> {
-        // Its own group: Ctrl-C at a terminal reaches the lab, and the lab ends its children in order.
+        // In a separate group, Ctrl-C at a terminal reaches only the lab, which ends its children in order.
         command.process_group(0);
         let child = spawn(&mut command)?.with_context(|| format!("starting {command:?} as {name}"))?;
         Ok(Self { name, command, child, log, ended: None })
     }
 
-    /// Program and host, for messages.
+    /// Names of the program and the host, for messages.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -55,19 +55,19 @@ impl Process {
         self.child.id()
     }
 
-    /// Where its output goes.
+    /// File that its output goes to.
     #[must_use]
     pub fn log_path(&self) -> &Path {
         &self.log
     }
 
-    /// What it wrote so far.
+    /// Everything that it has written so far.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
-    /// The last lines of that, indented.
+    /// Last lines of its log, indented.
     pub(crate) fn log_end(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
@@ -77,7 +77,7 @@ impl Process {
     /// The exit status, once it has ended.
     ///
     /// # Errors
-    /// That of waitpid(2).
+    /// Returns the error of waitpid(2).
     pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait()?;
@@ -88,7 +88,7 @@ impl Process {
     /// Waits until it ends by itself.
     ///
     /// # Errors
-    /// When it does not within `limit`.
+    /// When it does not end within `limit`.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + limit;
         loop {
@@ -102,10 +102,10 @@ impl Process {
         }
     }
 
-    /// Fails with the log's end if it has ended.
+    /// Fails with the end of its log if it has ended.
     ///
     /// # Errors
-    /// When it has.
+    /// When it has ended.
     pub fn check_running(&mut self) -> Result<()> {
         if let Some(status) = self.try_wait()? {
             bail!("{} ended ({status}); its log ends:\n{}", self.name, self.log_end());
@@ -113,12 +113,12 @@ impl Process {
         Ok(())
     }
 
-    /// Sends a signal to its process group. After SIGSTOP all of that has stopped.
+    /// Sends a signal to its process group. After SIGSTOP, waits until the whole group has stopped.
     ///
     /// # Errors
-    /// It does not stop.
+    /// When the group does not stop.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
-        // After the leader was reaped the group's number may be somebody else's.
+        // After the leader has been reaped, the group's number may belong to another group.
         if self.ended.is_none()
             && let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
         {
@@ -130,7 +130,7 @@ impl Process {
         Ok(())
     }
 
-    /// Kills what is left of it and starts it once more; its log goes on.
+    /// Kills what is left of it and starts it again. Its log continues.
     pub(crate) fn start_again(
         &mut self,
         spawn: impl FnOnce(&mut Command) -> Result<std::io::Result<Child>>,
@@ -143,18 +143,19 @@ impl Process {
         Ok(())
     }
 
-    /// Asks it to end (SIGTERM) and waits; kills what has not ended after 5 seconds.
+    /// Asks it to end (SIGTERM) and waits. Kills it if it has not ended after 5 seconds.
     ///
     /// # Errors
-    /// That of waitpid(2).
+    /// Returns the error of waitpid(2).
     pub fn stop(self) -> Result<ExitStatus> {
         self.stop_with(Signal::TERM)
     }
 
-    /// Like [`Self::stop`], with another signal: nginx finishes its requests on SIGQUIT, tcpdump its file on SIGINT.
+    /// Stops it like [`Self::stop`], with another signal: nginx finishes its requests on SIGQUIT, tcpdump its file on
+    /// SIGINT.
     ///
     /// # Errors
-    /// That of waitpid(2).
+    /// Returns the error of waitpid(2).
     pub fn stop_with(mut self, signal: Signal) -> Result<ExitStatus> {
         self.signal(signal)?;
         if let Ok(status) = self.wait(Duration::from_secs(5)) {

@@ -1,11 +1,11 @@
-//! Chance, from a seed.
+//! Random numbers that follow from a seed.
 
-/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): small, and the same on every machine.
+/// SplitMix64 generator (Steele, Lea and Flood, OOPSLA 2014): small, and the same on every machine.
 #[derive(Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// One of the streams of a seed.
+    /// Generator of one of a seed's streams.
     #[must_use]
     pub fn new(seed: u64, stream: u64) -> Self {
         let mut seeded = Self(seed);
@@ -21,27 +21,27 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From 0 to below a bound.
+    /// Random number from 0 to below `bound`.
     ///
     /// # Panics
-    /// Where that is 0.
+    /// When `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound as u64) as usize
     }
 
-    /// From 0 to below 1.
+    /// Random number from 0 to below 1.
     pub fn part(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// The seed that was named; else the environment's `SHUNT_SEED`, or a random one.
+/// Returns the named seed, or else the environment's `SHUNT_SEED`, or else a random one.
 #[must_use]
 pub fn seed_or_random(named: Option<u64>) -> u64 {
     let from_environment = || std::env::var("SHUNT_SEED").ok()?.parse().ok();
     named.or_else(from_environment).unwrap_or_else(|| {
         let mut bytes = [0; 8];
-        // Short reads are for longer buffers (getrandom(2)).
+        // Short reads happen only with longer buffers (getrandom(2)).
         let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
         u64::from_ne_bytes(bytes)
     })

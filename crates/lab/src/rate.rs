@@ -1,7 +1,7 @@
-//! The open-loop load: requests at a constant rate, whatever the answers take.
+//! The open-loop load: requests at a constant rate, however long the answers take.
 //!
-//! A request that finds no idle connection waits for one, and its latency counts from when it was due: a slow server
-//! cannot slow its own measurement down.
+//! A request that finds no idle connection waits for one. Its latency counts from the time when it was due, so that a
+//! slow server cannot slow down its own measurement.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -28,20 +28,20 @@ pub struct Rate {
     duration: Duration,
 }
 
-/// What a run at a constant rate showed.
+/// Result of a run at a constant rate.
 #[derive(Debug, Clone)]
 pub struct RateReport {
-    /// Requests due in the measured time, and how many of those were answered in full.
+    /// Number of requests due in the measured time, and of those that were answered in full.
     pub due: u64,
     pub answered: u64,
-    /// Answers other than 2xx.
+    /// Number of answers with a status other than 2xx.
     pub status_errors: u64,
-    /// Connections that failed under a request.
+    /// Number of connections that failed during a request.
     pub connection_errors: u64,
-    /// From the time a request was due to its answer's last byte, in nanoseconds.
+    /// Time from when a request was due to its answer's last byte, in nanoseconds.
     pub latency_ns: Histogram<u64>,
-    /// How late this client itself wrote requests that had an idle connection, in nanoseconds: the part of every
-    /// latency that is not the service's.
+    /// Delay of this client in writing requests that had an idle connection, in nanoseconds. The service does not cause
+    /// this part of each latency.
     pub lateness_ns: Histogram<u64>,
 }
 
@@ -52,6 +52,8 @@ impl RateReport {
         Duration::from_nanos(self.latency_ns.value_at_quantile(quantile))
     }
 
+    /// Fails unless every request was answered.
+    ///
     /// # Errors
     /// When a request failed or was not answered in full.
     pub fn check(&self) -> Result<()> {
@@ -69,10 +71,10 @@ impl RateReport {
 
 const CONNECTIONS: usize = 16;
 
-/// Requests before this are sent, and not measured.
+/// Time at the beginning in which requests are sent and not measured.
 const WARM_UP: Duration = Duration::from_millis(500);
 
-/// After the last request was due, answers may take this long.
+/// Longest wait for answers after the last request was due.
 const GRACE: Duration = Duration::from_secs(5);
 
 impl Rate {
@@ -82,19 +84,19 @@ impl Rate {
         Self { server, path: path.into(), per_second, duration: Duration::from_secs(3) }
     }
 
-    /// The measured time, after the warm-up.
+    /// Sets the measured time, which begins after the warm-up.
     #[must_use]
     pub fn duration(mut self, duration: Duration) -> Self {
         self.duration = duration;
         self
     }
 
-    /// How many a run makes, those of the warm-up too.
+    /// Number of requests in a run, including the warm-up.
     pub(crate) fn requests(&self) -> f64 {
         self.per_second * (WARM_UP + self.duration).as_secs_f64()
     }
 
-    /// Runs it on `host`, on one thread.
+    /// Runs the load on `host`, on one thread.
     ///
     /// # Errors
     /// When a connection cannot be made or a response cannot be understood.
@@ -105,7 +107,7 @@ impl Rate {
 
 struct Connection {
     stream: TcpStream,
-    /// When the request that it carries was due.
+    /// Time when the request that it carries was due.
     due: Option<Instant>,
     reader: ResponseReader,
 }
@@ -116,7 +118,7 @@ struct Run<'a> {
     epoll: OwnedFd,
     connections: Vec<Connection>,
     idle: VecDeque<usize>,
-    /// Due, and without a connection.
+    /// Due times of requests that have no connection yet.
     waiting: VecDeque<Instant>,
     measured_from: Instant,
     report: RateReport,
@@ -125,7 +127,7 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(rate: &'a Rate) -> Result<Self> {
-        // Without this a wake-up may come 50 us late.
+        // Without this a wake-up may be 50 us late.
         set_current_timer_slack(NonZeroU64::new(1)).context("prctl(PR_SET_TIMERSLACK)")?;
         let histogram = || Histogram::new_with_bounds(1, 3_600_000_000_000, 3).context("making a histogram");
         let mut run = Self {
@@ -216,7 +218,7 @@ impl<'a> Run<'a> {
         connection.reader = ResponseReader::default();
         match connection.stream.write(&self.request) {
             Ok(written) if written == self.request.len() => Ok(()),
-            // A request is small and the connection idle: its buffer has room, unless the connection is broken.
+            // A request is small and the connection is idle, so its buffer has room, unless the connection is broken.
             Ok(_) => bail!("a connection took a part of a request"),
             Err(_) => self.on_broken(number),
         }
@@ -256,7 +258,7 @@ impl<'a> Run<'a> {
         self.next(number)
     }
 
-    /// Gives an idle connection to whoever waits for one.
+    /// Gives an idle connection to the request that has waited longest, if there is one.
     fn next(&mut self, number: usize) -> Result<()> {
         match self.waiting.pop_front() {
             Some(due) => self.send(number, due),
@@ -270,7 +272,7 @@ impl<'a> Run<'a> {
     fn on_broken(&mut self, number: usize) -> Result<()> {
         let was_asked = self.connections[number].due.take().is_some();
         self.report.connection_errors += u64::from(was_asked);
-        // Closing the old socket takes it out of the epoll set.
+        // Closing the old socket removes it from the epoll set.
         self.connections[number] = self.connect(number)?;
         if was_asked { self.next(number) } else { Ok(()) }
     }

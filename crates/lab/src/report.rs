@@ -1,4 +1,4 @@
-//! What a run is shown as: tables, JSON, pictures, a page.
+//! Presentation of results: tables, JSON, pictures, a page.
 
 pub mod chart;
 pub mod html;

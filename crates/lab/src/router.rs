@@ -1,16 +1,18 @@
-//! A router in the switch's place: each host is alone on its links, and reaches all others through it, as servers in
-//! different racks do. Packets are forwarded by the kernel, which counts hops down and says where one is too long.
+//! A router in place of the switch. Each host is alone on its links and reaches all others through the router, as
+//! servers in different racks do. The kernel forwards packets: it counts down their hop limits, and reports those that
+//! are too long.
 //!
-//! Hosts keep the addresses that they have on one bridge, with the length of their networks' prefixes: routes for these
-//! lead to the router, and the router has a route for each address. A backend's packets that carry the frontend's
-//! address take a way that the router would not choose for the answer, so it must not check sources (rp_filter).
+//! Hosts keep the addresses that they have on one bridge, with the prefix lengths of their networks. Routes for these
+//! networks lead to the router, and the router has a route for each address. A backend's packets with the frontend's
+//! address come in on a device that the router would not choose for the answer. So the router must not check sources
+//! (rp_filter).
 
 use std::fmt::Write as _;
 
 use crate::host::{Host, Port};
 use crate::links::{known_neighbour, link_address};
 
-/// Of the router.
+/// Network sysctls of the router.
 pub(crate) const SYSCTLS: &[(&str, &str)] = &[
     ("ipv4/ip_forward", "1"),
     ("ipv6/conf/all/forwarding", "1"),
@@ -25,7 +27,8 @@ const GATEWAY: &str = "10.77.254.1";
 const GATEWAY_IPV6: &str = "fe80::1";
 const LINK_ADDRESS: &str = "02:00:0a:4d:fe:01";
 
-/// Sets up the router's device at the link of a host's port. `known`: nobody asks for link addresses.
+/// Returns the commands that set up the router's device for a host's port. With `known`, the host's link address is
+/// fixed, so nobody asks for it.
 pub(crate) fn device(device: &str, port: &Port, known: bool) -> String {
     let mut batch = format!("link set {device} address {LINK_ADDRESS}\naddr add {GATEWAY}/32 dev {device}\n");
     if port.ipv6.is_some() {
@@ -42,7 +45,8 @@ pub(crate) fn device(device: &str, port: &Port, known: bool) -> String {
     batch
 }
 
-/// A host's routes, all of them to the router: through the port that is in the network, or its only one.
+/// Returns the commands for a host's routes, which all lead to the router: through the port in that network, or else
+/// the first.
 pub(crate) fn host(host: &Host, known: bool) -> String {
     let mut batch = String::new();
     for network in 0..2 {
@@ -51,7 +55,8 @@ pub(crate) fn host(host: &Host, known: bool) -> String {
         let device = &port.device;
         let _ = writeln!(batch, "route replace 10.77.{network}.0/24 via {GATEWAY} dev {device} onlink");
         if port.ipv6.is_some() {
-            // Preferred to the kernel's own for the address's prefix, which IPv6 does not replace.
+            // Preferred to the kernel's own route for the address's prefix, which `route replace` does not replace in
+            // IPv6.
             let _ = writeln!(batch, "route add fd77:0:0:{network}::/64 via {GATEWAY_IPV6} dev {device} metric 1");
         }
     }

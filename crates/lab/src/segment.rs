@@ -1,10 +1,10 @@
-//! TCP segments as a capture holds them: Ethernet, IP, TCP with its options, possibly cut short. The lab's own
-//! parser: what checks Shunt's packets must not share Shunt's code.
+//! TCP segments as a capture holds them: Ethernet, IP, TCP with its options, possibly cut short. The lab has its own
+//! parser, because the check of Shunt's packets must not share Shunt's code.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-/// RFC 9293 3.1: the header's byte 13, counted from 0.
+/// Flags in byte 13 of the TCP header, counted from 0 (RFC 9293, 3.1).
 pub(crate) mod flag {
     pub(crate) const FIN: u8 = 0x01;
     pub(crate) const SYN: u8 = 0x02;
@@ -14,14 +14,14 @@ pub(crate) mod flag {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Segment {
-    /// Since the epoch.
+    /// Time of the capture, since the epoch.
     pub(crate) time: Duration,
     pub(crate) source: SocketAddr,
     pub(crate) destination: SocketAddr,
     pub(crate) sequence: u32,
     pub(crate) acknowledgment: u32,
     pub(crate) flags: u8,
-    /// Unscaled.
+    /// Window field, unscaled.
     pub(crate) window: u16,
     pub(crate) payload_bytes: u32,
     pub(crate) options: Options,
@@ -36,8 +36,8 @@ pub(crate) struct Options {
 }
 
 impl Segment {
-    /// Reads an Ethernet frame, possibly with a VLAN tag, whose first bytes are `frame` and whose length was
-    /// `frame_bytes`; `None` when it is no TCP over IPv4 or IPv6 or is cut within the TCP header's fixed part.
+    /// Parses an Ethernet frame, possibly with a VLAN tag. `frame` has its first bytes, `frame_bytes` is its whole
+    /// length. `None` where it is no TCP over IPv4 or IPv6, or where it is cut within the fixed part of the TCP header.
     pub(crate) fn parse(time: Duration, frame: &[u8], frame_bytes: usize) -> Option<Self> {
         let tag = if be16(frame, 12)? == ETHERTYPE_VLAN { 4 } else { 0 };
         let (packet, packet_bytes) = (frame.get(14 + tag..)?, frame_bytes.checked_sub(14 + tag)?);
@@ -66,7 +66,7 @@ impl Segment {
         self.flags & flag != 0
     }
 
-    /// The sequence numbers it takes: payload, SYN and FIN.
+    /// Number of sequence numbers that it takes: payload, SYN and FIN.
     pub(crate) fn sequence_length(&self) -> u32 {
         self.payload_bytes + u32::from(self.has(flag::SYN)) + u32::from(self.has(flag::FIN))
     }
@@ -77,10 +77,10 @@ const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ETHERTYPE_VLAN: u16 = 0x8100;
 const TCP: u8 = 6;
 
-/// What matters of an IP header in front of TCP.
+/// Fields of an IP header in front of TCP.
 struct IpHeader {
     bytes: usize,
-    /// What follows it.
+    /// Length of the TCP segment behind the header, in bytes.
     segment_bytes: usize,
     source: IpAddr,
     destination: IpAddr,
@@ -95,7 +95,7 @@ impl IpHeader {
             return None;
         }
         let total = match usize::from(be16(packet, 2)?) {
-            // A segment of more than 64 KiB does not fit the field.
+            // The length of a segment of more than 64 KiB does not fit the field.
             0 => packet_bytes,
             total => total,
         };
@@ -104,7 +104,7 @@ impl IpHeader {
         Some(Self { bytes, segment_bytes, source: address(12)?, destination: address(16)? })
     }
 
-    /// Extension headers are none of the lab's hosts'.
+    /// Parses a header without extension headers, because the lab's hosts send none.
     fn ipv6(packet: &[u8], packet_bytes: usize) -> Option<Self> {
         const BYTES: usize = 40;
         if *packet.first()? >> 4 != 6 || *packet.get(6)? != TCP {
@@ -168,10 +168,11 @@ pub(crate) mod build {
 
     use super::{Options, Segment};
 
-    /// How many bytes of a frame there are at most, as in a capture.
+    /// Longest beginning of a frame that is kept, in bytes, as in a capture.
     const KEPT: usize = 128;
 
-    /// The beginning of an Ethernet frame with the segment's headers and a payload of zeros, and the whole one's length.
+    /// Beginning of an Ethernet frame with the segment's headers and a payload of zeros, and the length of the whole
+    /// frame.
     pub(crate) fn frame(segment: &Segment) -> (Vec<u8>, usize) {
         let options = options(&segment.options);
         let segment_bytes = 20 + options.len() + segment.payload_bytes as usize;
@@ -190,7 +191,7 @@ pub(crate) mod build {
         (frame, length)
     }
 
-    /// Appends it with its Ethernet type; returns how long that is.
+    /// Appends the Ethernet type and the IP header; returns their length.
     fn ip_header(frame: &mut Vec<u8>, segment: &Segment, segment_bytes: usize) -> usize {
         let length = |bytes: usize| u16::try_from(bytes).unwrap_or(0).to_be_bytes();
         match (segment.source.ip(), segment.destination.ip()) {

@@ -1,4 +1,4 @@
-//! A whole service in a lab: nginx on every tier and, where asked, an agent on the frontend and on each backend.
+//! A whole service in a lab: nginx on every tier and, where wanted, an agent on the frontend and on each backend.
 
 mod agent;
 mod built;
@@ -25,57 +25,60 @@ pub use store::OnDemand;
 
 /// The module's default for `shunt_offer_min_length`, in bytes.
 pub const OFFER_MIN_LENGTH: u64 = 32 << 10;
-/// The module's default for `shunt_alone_length`, in bytes: from there on, a body alone on its connection is handed off.
+/// The module's default for `shunt_alone_length`, in bytes: a body of that length is handed off even if it is alone on
+/// its connection.
 pub const ALONE_LENGTH: u64 = 256 << 10;
 
-/// What a service has.
+/// Options of a service.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
-    /// Agents and nginx's module; without it the service is the plain baseline.
+    /// Agents and nginx's module. Without them the service is the plain baseline.
     pub shunt: bool,
-    /// Another shortest offer than the module's default, in bytes; frontends then always consent.
+    /// Shortest offer in bytes, in place of the module's default. Frontends then always consent.
     pub offer_min: Option<u64>,
     /// Unmodified nginx on every tier, under `shunt run`.
     pub on_demand: Option<OnDemand>,
-    /// nginx keeps the memory that it has used once ([`NginxChain::keep_heap`]).
+    /// nginx keeps the memory that it has once used ([`NginxChain::keep_heap`]).
     pub keep_heap: bool,
-    /// IP versions of the servers; agents speak that of the tiers.
+    /// IP versions of the servers. Agents use the version of the tiers.
     pub families: Families,
-    /// What is configured besides.
+    /// Additions to the configurations.
     pub settings: Settings,
 }
 
-/// What configurations of a service say beyond the usual.
+/// Additions to the usual configurations of a service.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Settings {
     /// Lines of every agent's configuration, before its role.
     pub agent: &'static str,
-    /// Agents log all that they do.
+    /// Whether agents log at debug level.
     pub agent_debug: bool,
-    /// Lines of the frontends' `[frontend]`, in the agents' configuration.
+    /// Lines of `[frontend]` in the configuration of the frontends' agents.
     pub agent_frontend: &'static str,
-    /// Lines of the backends' `[backend]`.
+    /// Lines of `[backend]` in the configuration of the backends' agents.
     pub agent_backend: &'static str,
-    /// Whom the agents' peers may have them send as, in place of their own addresses: what is in `speaks_for`'s brackets.
+    /// Contents of the brackets of `speaks_for`: addresses in whose name an agent sends for its peers. `None`: the
+    /// peers' own addresses.
     pub speaks_for: Option<&'static str>,
     /// Directives for every nginx's `http`, without semicolons.
     pub http: &'static [&'static str],
     /// Frontends also listen for TLS, with these lines in their server.
     pub tls: Option<&'static str>,
-    /// More locations of a tier's nginx.
+    /// Function that returns more locations for a tier's nginx.
     pub locations: Option<fn(&Lab, &Host) -> String>,
     /// Rewrites each agent's configuration.
     pub agent_text: Option<Rewrite>,
     /// Rewrites each nginx's configuration.
     pub nginx_text: Option<Rewrite>,
-    /// Agents need neither start nor find each other: servers start when they have, or after [`APART_WAIT`].
+    /// Agents may fail to start or to find each other. Servers start once agents have found each other, or after
+    /// [`APART_WAIT`].
     pub apart: bool,
 }
 
-/// Makes another configuration of a host's.
+/// Function that changes a configuration of a host.
 pub type Rewrite = fn(&Host, String) -> String;
 
-/// Time that agents have to find each other where they may fail to.
+/// Time that agents have to find each other, where they may fail to do so.
 const APART_WAIT: Duration = Duration::from_secs(2);
 
 impl Options {
@@ -85,7 +88,7 @@ impl Options {
         Self::default()
     }
 
-    /// With Shunt as it comes.
+    /// Shunt with its default settings.
     #[must_use]
     pub fn shunt() -> Self {
         Self { shunt: true, ..Self::default() }
@@ -138,7 +141,7 @@ impl<'lab> Service<'lab> {
         Ok(service)
     }
 
-    /// Every tier's agent knows every other: a reference goes through all of them.
+    /// Starts an agent with a store on every tier. Each agent knows all others, because a reference passes all tiers.
     fn start_stores(&mut self, options: &Options) -> Result<()> {
         let program = shuntd_program()?;
         let tiers: Vec<&Host> = self.lab.tiers().collect();
@@ -178,7 +181,7 @@ impl<'lab> Service<'lab> {
         self.lab
     }
 
-    /// Its servers.
+    /// The servers of the service.
     ///
     /// # Panics
     /// Never: a started service has them.
@@ -187,7 +190,7 @@ impl<'lab> Service<'lab> {
         self.chain.as_ref().expect("a started service has servers")
     }
 
-    /// Its servers, to do something to them.
+    /// The servers of the service, for changes.
     ///
     /// # Panics
     /// Never: a started service has them.
@@ -195,7 +198,7 @@ impl<'lab> Service<'lab> {
         self.chain.as_mut().expect("a started service has servers")
     }
 
-    /// Ends a host's agent as a crash would, with SIGKILL; what it loaded stays.
+    /// Kills a host's agent with SIGKILL, as a crash would. What the agent has loaded into the kernel stays.
     ///
     /// # Errors
     /// When the host has no agent.
@@ -213,7 +216,7 @@ impl<'lab> Service<'lab> {
         self.agent_mut(host)?.wait_for_peers()
     }
 
-    /// Starts a killed agent again and does not wait.
+    /// Starts a killed agent again, without waiting for its sessions.
     ///
     /// # Errors
     /// When the host has no agent, or it does not start.
@@ -224,7 +227,7 @@ impl<'lab> Service<'lab> {
     /// Waits until every agent has its sessions.
     ///
     /// # Errors
-    /// When one has not, or has ended.
+    /// When an agent lacks a session, or has ended.
     pub fn wait_for_agents(&mut self) -> Result<()> {
         self.agents.iter_mut().try_for_each(Agent::wait_for_peers)
     }
@@ -242,7 +245,7 @@ impl<'lab> Service<'lab> {
         agent.with_context(|| format!("{} has no agent", host.name()))
     }
 
-    /// The agent of a host.
+    /// The process of a host's agent.
     ///
     /// # Errors
     /// When the host has none, or it was killed.
@@ -251,16 +254,16 @@ impl<'lab> Service<'lab> {
         agent.and_then(Agent::process).with_context(|| format!("no agent runs on {}", host.name()))
     }
 
-    /// What the agent of a host counted.
+    /// Counters of a host's agent.
     ///
     /// # Errors
-    /// When the host has no agent, or that does not answer.
+    /// When the host has no agent, or the agent does not answer.
     pub fn stats(&self, host: &Host) -> Result<Stats> {
         let agent = self.agents.iter().find(|agent| agent.host().name() == host.name());
         agent.with_context(|| format!("{} has no agent", host.name()))?.stats()
     }
 
-    /// The counters of frontend and backends as one.
+    /// Sum of the counters of all agents.
     ///
     /// # Errors
     /// When an agent does not answer.
@@ -268,7 +271,7 @@ impl<'lab> Service<'lab> {
         self.agents.iter().try_fold(Stats::default(), |sum, agent| Ok(sum.plus(&agent.stats()?)))
     }
 
-    /// What the servers wrote last, and what the agents counted and wrote last: to stand under an error of a load.
+    /// Ends of the servers' logs, and counters and ends of the agents' logs, to be appended to an error of a load.
     #[must_use]
     pub fn explain(&self) -> String {
         let mut text = self.chain.as_ref().map(Chain::explain).unwrap_or_default();
@@ -282,7 +285,7 @@ impl<'lab> Service<'lab> {
     /// Fails with the end of a log if a server or an agent has ended.
     ///
     /// # Errors
-    /// When one has.
+    /// When a server or an agent has ended.
     pub fn check_running(&mut self) -> Result<()> {
         if let Some(chain) = &mut self.chain {
             chain.check_running()?;
@@ -300,15 +303,15 @@ impl Drop for Service<'_> {
     }
 }
 
-/// By frontend: what its server says of TLS.
+/// TLS lines for each frontend's server, by host.
 fn tls_listeners<'lab>(lab: &'lab Lab, settings: &Settings) -> Result<BTreeMap<&'lab str, String>> {
     let Some(lines) = settings.tls else { return Ok(BTreeMap::new()) };
     let of = |host: &'lab Host| Ok((host.name(), tls::listener(host)? + lines));
     lab.hosts_of(Role::Frontend).map(of).collect()
 }
 
-/// A tier's part. Intermediates are left plain: nginx passes header fields that it does not know, and the backends are told
-/// that bodies may go past it.
+/// Shunt's part of a tier. Intermediates stay plain: nginx passes on header fields that it does not know, and the
+/// backends are told that bodies may bypass the tier before them.
 fn shunt_part(host: &Host, module: &Path, offer_min: Option<u64>, plain: bool) -> Option<ShuntPart> {
     if host.role() == Role::Intermediate {
         return None;

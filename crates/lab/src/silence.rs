@@ -1,9 +1,9 @@
-//! The table of silence: each part of the service stops, is cut off without a word, or gets slow, and somebody else's
-//! responses go on.
+//! The table of silence: each part of the service stops, is cut off without notice, or gets slow, while responses for
+//! other clients continue.
 //!
-//! A row holds a client in mid-payload on the way that goes silent, has another client ask there afterwards, and watches
-//! bystanders, who have another connection and another file: how long each of them waits for its next byte at worst.
-//! docs/silence.md is the operator's page.
+//! A row holds a client in mid-payload on the path that goes silent, and has another client ask there afterwards. It
+//! also watches bystanders, who use another connection and another path, and notes each one's longest wait for its next
+//! byte. docs/silence.md is the operator's page.
 
 mod bystander;
 mod command;

@@ -1,10 +1,15 @@
-//! `shunt bench soak`: a service under a mix of everything for a long time, with every byte compared.
+//! `shunt bench soak`: a service under a mix of loads and disturbances for a long time, with every byte compared.
 //!
-//! Hundreds of connections at once over a lossy link, each with a life of its own ([`mix`]), while servers are reloaded
-//! and agents killed ([`disturbances`]). Between its parts the load stops, and what the service holds is counted: at the
-//! start, after a warm-up, after a part in which everything is disturbed, and in the middle and at the end of a part in
-//! which the frontend and the second backend are left alone. What these hold at the end must be what they held in the
-//! middle, and on the way to the second backend not one response of that part may break.
+//! Hundreds of connections at the same time use a lossy link, each with its own life ([`mix`]), while servers are
+//! reloaded and agents killed ([`disturbances`]). Between the parts of the run the load stops, and what the service
+//! holds is counted:
+//! - at the start;
+//! - after a warm-up;
+//! - after a part in which everything is disturbed;
+//! - in the middle and at the end of a part in which the frontend and the second backend are left alone.
+//!
+//! The frontend and the second backend must hold at the end what they held in the middle. On the path to the second
+//! backend, no response of that part may break.
 
 mod connection;
 mod disturbances;
@@ -37,11 +42,11 @@ use outcome::Outcome;
 use shunt_sys::output;
 use tally::{Counts, Tally};
 
-/// When processes are looked at.
+/// Times at which processes are looked at.
 const TIMES: [&str; 5] = ["start", "warm", "disturbed", "middle", "end"];
-/// The parts of the time, and what is disturbed in each.
+/// Parts of the run: fraction of its time, and what is disturbed.
 const PARTS: [(f64, Reach); 4] = [(0.1, Reach::None), (0.3, Reach::All), (0.3, Reach::First), (0.3, Reach::First)];
-/// Between two disturbances, at least, and at most as long again.
+/// Shortest pause between two disturbances; the longest is twice that.
 const CALM: Duration = Duration::from_secs(5);
 
 /// `shunt bench soak`
@@ -65,10 +70,10 @@ pub struct Soak {
 }
 
 impl Soak {
-    /// Runs it and prints what was found: whether all was well.
+    /// Runs the soak and prints the results. Returns whether all was well.
     ///
     /// # Errors
-    /// When the service cannot be started or repaired, or the file not be written.
+    /// When the service cannot be started or repaired, or the file cannot be written.
     pub fn run(&self) -> Result<bool> {
         let seed = seed_or_random(self.seed);
         let minutes = if self.quick { 3.0 } else { self.minutes };
@@ -88,7 +93,7 @@ impl Soak {
     }
 }
 
-/// A bad day on the Internet.
+/// Link as on a bad day on the Internet.
 fn link(seed: u64) -> Link {
     let ms = Duration::from_millis;
     Link::wan(ms(5)).jitter(ms(2)).loss(0.003).burst_loss(0.002, 4.0).reorder(0.002, ms(4)).duplicate(0.001).seed(seed)
@@ -128,7 +133,7 @@ impl Run {
             let before = (bed.shortcuts()?, self.tally.now().long);
             disturbances.extend(self.part(bed, number as u64, self.whole.mul_f64(part), reach)?);
             if reach != Reach::All {
-                // The frontend's agent, which counts, has lived through the part.
+                // The frontend's agent, whose counter is used, has lived through the part.
                 shares.push((bed.shortcuts()?.saturating_sub(before.0), self.tally.now().long - before.1));
             }
             bed.recover().with_context(|| format!("after part {}", number + 1))?;
@@ -144,7 +149,7 @@ impl Run {
         wrong.extend(leaks.iter().map(|(what, count)| format!("leaked: {count} {what}")));
         let (middle, end) = (&health[TIMES[3]], &health[TIMES[4]]);
         wrong.extend(end.growth_since(middle));
-        // Agent and two processes of nginx at the frontend and at the second backend.
+        // The frontend and the second backend have three processes each: an agent, and two of nginx.
         if end.survivors(middle) < 6 {
             wrong.push("processes that were left alone did not live through the last part".to_owned());
         }
@@ -166,7 +171,7 @@ impl Run {
         })
     }
 
-    /// Loads the service for so long, disturbs it meanwhile, and lets all connections end.
+    /// Loads the service for `time`, disturbs it meanwhile, and lets all connections end.
     fn part(&self, bed: &mut Bed<'_>, number: u64, time: Duration, reach: Reach) -> Result<Vec<Disturbance>> {
         let until = Instant::now() + time;
         let (server, client) = (bed.server(), bed.lab().client());
@@ -210,7 +215,7 @@ impl Run {
         Ok(made)
     }
 
-    /// Now and then: how far it is.
+    /// Prints the progress every 10 seconds.
     fn say(&self, open: usize) {
         let seconds = self.progress.seconds();
         if !(seconds as u64).is_multiple_of(10) {

@@ -9,16 +9,16 @@ use crate::host::Host;
 /// One TCP socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpSocket {
-    /// An IPv4 address as one, also of a socket of both versions.
+    /// Local end. An IPv4-mapped IPv6 address appears as its IPv4 address.
     pub local: SocketAddr,
     pub remote: SocketAddr,
-    /// As in include/net/tcp_states.h.
+    /// State, numbered as in include/net/tcp_states.h.
     pub state: u8,
     /// Bytes that the program has written and the other end has not acknowledged.
     pub unacknowledged_bytes: u64,
     /// Bytes that the program has not read; of a listener, connections that it has not accepted.
     pub unread_bytes: u64,
-    /// 0 where no program has it open.
+    /// Inode of the socket; 0 where no program has it open.
     pub inode: u64,
 }
 
@@ -26,7 +26,7 @@ impl TcpSocket {
     pub const TIME_WAIT: u8 = 6;
     pub const LISTEN: u8 = 10;
 
-    /// One line of the table.
+    /// Parses one line of the table.
     fn parse(line: &str) -> Option<Self> {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let hex = |text: &str| u64::from_str_radix(text, 16).ok();
@@ -41,7 +41,8 @@ impl TcpSocket {
     }
 }
 
-/// The address is in words of the machine's byte order, each read as one number; the port is not.
+/// Parses an address. The IP address is printed as 32-bit words in the machine's byte order, the port as a plain
+/// number.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let word = |at: usize| Some(u32::from_str_radix(ip.get(at..at + 8)?, 16).ok()?.to_ne_bytes());
@@ -57,7 +58,7 @@ fn address(text: &str) -> Option<SocketAddr> {
 }
 
 impl Host {
-    /// Every TCP socket of the host, of either IP version.
+    /// All TCP sockets of the host, of both IP versions.
     ///
     /// # Errors
     /// When a table cannot be read.

@@ -1,4 +1,4 @@
-//! Captures a port's packets to a file, with tcpdump.
+//! Captures a port's packets to a file, by tcpdump.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use shunt_testbed::{PATIENCE, is_asleep};
 use crate::host::Host;
 use crate::process::Process;
 
-/// A capture that runs.
+/// A running capture.
 #[derive(Debug)]
 pub struct Tcpdump {
     process: Process,
@@ -19,8 +19,8 @@ pub struct Tcpdump {
 }
 
 impl Tcpdump {
-    /// Captures the headers, 128 bytes, of what crosses `device` of `host` and matches `filter` (pcap-filter(7));
-    /// returns once it does.
+    /// Captures packets that cross `device` of `host` and match `filter` (pcap-filter(7)): the first 128 bytes of each,
+    /// for the headers. Returns once the capture has begun.
     ///
     /// # Errors
     /// When tcpdump does not start to listen.
@@ -28,7 +28,7 @@ impl Tcpdump {
         Self::start_with(host, device, filter, "128")
     }
 
-    /// The same with packets as a whole.
+    /// Captures like [`Self::start`], with whole packets.
     ///
     /// # Errors
     /// When tcpdump does not start to listen.
@@ -40,7 +40,7 @@ impl Tcpdump {
         let file = tempfile::Builder::new().prefix("capture-").suffix(".pcap").tempfile_in(host.dir())?;
         let file = file.into_temp_path().keep().context("keeping the capture's file")?;
         let mut tcpdump = Command::new("tcpdump");
-        // A buffer of 64 MiB; each packet is delivered when it comes, so that none waits in a block at the end.
+        // The buffer has 64 MiB. Each packet is delivered when it arrives, so that none waits in a block at the end.
         tcpdump.args(["-i", device, "-s", snap_bytes, "-B", "65536", "--immediate-mode", "-n", "-Z", "root", "-w"]);
         tcpdump.arg(&file).arg(filter);
         let mut process = host.spawn(tcpdump)?;
@@ -55,7 +55,7 @@ impl Tcpdump {
         Ok(Self { process, file })
     }
 
-    /// Ends the capture once all packets so far are in, and returns its file.
+    /// Ends the capture once all packets so far are in its file. Returns the file.
     ///
     /// # Errors
     /// When packets were lost, or tcpdump failed.
@@ -71,15 +71,15 @@ impl Tcpdump {
         Ok(self.file)
     }
 
-    /// Where the packets go.
+    /// File that the packets are written to.
     #[must_use]
     pub fn file(&self) -> &Path {
         &self.file
     }
 }
 
-/// Waits until a process has slept for 60 ms without a break: until tcpdump has caught up. One that waits for a
-/// core does not sleep: it may use no CPU for as long, and still have packets to read.
+/// Waits until a process has slept for 60 ms without a break, which shows that tcpdump has caught up. A process that
+/// waits for a core does not sleep: it may use no CPU for that time, and still have packets to read.
 fn wait_until_idle(pid: u32) -> Result<()> {
     let path = format!("/proc/{pid}/schedstat");
     let used = || std::fs::read_to_string(&path).with_context(|| format!("reading {path}"));

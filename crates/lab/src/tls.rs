@@ -1,4 +1,4 @@
-//! A frontend that also speaks TLS, under a certificate of an authority of its own.
+//! A frontend that also speaks TLS, with a certificate of a separate authority.
 
 use std::path::PathBuf;
 
@@ -7,13 +7,13 @@ use shunt_ca::{Authority, Request};
 
 use crate::host::Host;
 
-/// Where frontends speak it.
+/// Port at which frontends speak TLS.
 pub(crate) const PORT: u16 = 443;
 
-/// Lines for the server of a frontend: it listens for TLS at its address, and has a certificate for that.
+/// Lines for the server of a frontend: it listens for TLS at its address, with a certificate for that address.
 ///
 /// # Errors
-/// When its certificate cannot be made, or was before.
+/// When the certificate cannot be made, or was made before.
 pub(crate) fn listener(frontend: &Host) -> Result<String> {
     let address = frontend.address();
     let authority = Authority::create(&frontend.dir().join("tls"))?;
@@ -25,7 +25,7 @@ pub(crate) fn listener(frontend: &Host) -> Result<String> {
     ))
 }
 
-/// The certificate that clients of a frontend are to trust.
+/// Path of the certificate that a frontend's clients must trust.
 #[must_use]
 pub fn tls_authority(frontend: &Host) -> PathBuf {
     Authority::open(&frontend.dir().join("tls")).certificate()

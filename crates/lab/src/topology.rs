@@ -8,11 +8,11 @@
 //!  ===+======================+=====+===============+=================+========  one bridge, in the switch
 //! ```
 //!
-//! One bridge carries both networks and every host has both on its links, so that a backend can send to a client
-//! straight, with the frontend's source address, and nothing on the way objects. In a routed lab the switch is a router
-//! instead: each host has a network of its own with it, and no two hosts share a link. Addresses are the same.
+//! One bridge carries both networks, and every host has both on its links. So a backend can send directly to a client
+//! with the frontend's source address, and nothing on the path drops that. In a routed lab the switch is a router
+//! instead: each host shares a network with the router only, and no two hosts share a link. Addresses are the same.
 //!
-//! With IPv6 the host 10.77.N.H is fd77:0:0:N::H, too.
+//! With IPv6, the host 10.77.N.H also has the address fd77:0:0:N::H.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -21,16 +21,16 @@ use anyhow::Result;
 use crate::host::{Host, Port, Role};
 use shunt_testbed::LabId;
 
-/// The service network, which tiers trust each other on; both IP versions.
+/// The service network, whose addresses the tiers trust, in both IP versions.
 pub(crate) const SERVICE_NETWORKS: [&str; 2] = ["10.77.1.0/24", "fd77:0:0:1::/64"];
 
-/// A host's other address, made from its IPv4 one.
+/// IPv6 address of a host, made from its IPv4 address.
 fn ipv6(address: Ipv4Addr) -> Ipv6Addr {
     let [_, _, network, host] = address.octets();
     Ipv6Addr::new(0xfd77, 0, 0, network.into(), 0, 0, 0, host.into())
 }
 
-/// The port towards clients of the host with this last byte of its address.
+/// Port towards clients of a host, given the last byte of its address.
 fn client_port(host: u8) -> Port {
     Port { device: "client0".to_owned(), address: Some(Ipv4Addr::new(10, 77, 0, host)), ipv6: None }
 }
@@ -39,10 +39,10 @@ fn service_port(host: u8) -> Port {
     Port { device: "service0".to_owned(), address: Some(Ipv4Addr::new(10, 77, 1, host)), ipv6: None }
 }
 
-/// A host that is to be.
+/// Plan of a host.
 pub(crate) struct HostPlan {
     name: String,
-    /// For names that the kernel limits.
+    /// Short name, for names whose length the kernel limits.
     short: String,
     role: Role,
     ports: Vec<Port>,
@@ -65,25 +65,25 @@ impl HostPlan {
         format!("{}{}", lab.namespace_prefix(), self.short)
     }
 
-    /// The switch's end of the link at a port.
+    /// Device at the switch's end of a port's link.
     pub(crate) fn switch_device(&self, port: &Port) -> String {
         format!("{}-{}", self.short, port.device.trim_end_matches('0'))
     }
 
-    /// Gives each port that has an IPv4 address one of IPv6, too.
+    /// Gives each port with an IPv4 address an IPv6 address as well.
     pub(crate) fn add_ipv6(&mut self) {
         self.ports.iter_mut().for_each(|port| port.ipv6 = port.address.map(ipv6));
     }
 
-    /// Opens the host, whose namespace is there.
+    /// Opens the host, whose namespace must exist.
     pub(crate) fn open(&self, lab: &LabId) -> Result<Host> {
         Host::open(&self.name, self.role, self.namespace(lab), self.ports.clone(), lab)
     }
 }
 
-/// The hosts from the client to the backend.
+/// Plans of the hosts, from the clients to the backends.
 pub(crate) fn hosts(clients: u8, intermediates: u8, backends: u8) -> Vec<HostPlan> {
-    // The only one of its kind goes without a number.
+    // A client or backend that is the only one has no number.
     let numbered = |name: &str, count: u8, number: u8| match count {
         1 => name.to_owned(),
         _ => format!("{name}{number}"),
@@ -116,7 +116,7 @@ pub(crate) fn hosts(clients: u8, intermediates: u8, backends: u8) -> Vec<HostPla
     (1..=clients).map(client).chain(tiers).collect()
 }
 
-/// The switch that joins them.
+/// Plan of the switch that joins the hosts.
 pub(crate) fn switch(hosts: &[HostPlan]) -> HostPlan {
     let ports_of = |host: &HostPlan| -> Vec<Port> {
         host.ports.iter().map(|port| Port { device: host.switch_device(port), address: None, ipv6: None }).collect()
@@ -145,7 +145,7 @@ mod tests {
         let switch = switch(&hosts);
         let devices: std::collections::BTreeSet<_> = switch.ports.iter().map(|port| &port.device).collect();
         assert_eq!((addresses.len(), devices.len()), (64 * 3 + 2, 64 * 3 + 2));
-        // IFNAMSIZ, with its NUL, is 16.
+        // IFNAMSIZ is 16, including the NUL.
         assert!(devices.iter().all(|device| device.len() < 16));
     }
 }

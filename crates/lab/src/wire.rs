@@ -1,4 +1,4 @@
-//! What the lab's cables do to packets.
+//! Effect of the lab's cables on packets.
 
 use std::process::Command;
 

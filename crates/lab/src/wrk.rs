@@ -16,12 +16,12 @@ pub struct Wrk {
     new_connections: bool,
 }
 
-/// What wrk reports.
+/// Report of wrk.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct WrkReport {
     pub requests: u64,
     pub requests_per_second: f64,
-    /// As wrk rounds it.
+    /// Bytes that wrk has read, as wrk rounds them.
     pub bytes_read: u64,
     pub elapsed: Duration,
     pub latency_p50: Duration,
@@ -29,7 +29,7 @@ pub struct WrkReport {
     pub latency_p90: Duration,
     pub latency_p99: Duration,
     pub latency_max: Duration,
-    /// Errors to connect, read, write, and timeouts.
+    /// Errors of connect, read and write, and timeouts.
     pub socket_errors: u64,
     /// Answers that were neither 2xx nor 3xx.
     pub status_errors: u64,
@@ -56,24 +56,24 @@ impl Wrk {
         self
     }
 
-    /// Whole seconds, at least one.
+    /// Sets the duration: whole seconds, at least one.
     #[must_use]
     pub fn duration(mut self, duration: Duration) -> Self {
         self.duration = duration;
         self
     }
 
-    /// Asks once on each connection, then makes another.
+    /// Makes a new connection for each request.
     #[must_use]
     pub fn new_connections(mut self) -> Self {
         self.new_connections = true;
         self
     }
 
-    /// Runs it on `host` and waits for its end.
+    /// Runs wrk on `host` and waits for its end.
     ///
     /// # Errors
-    /// When wrk is not there or fails.
+    /// When wrk is not installed, or fails.
     pub fn run(&self, host: &Host) -> Result<WrkReport> {
         parse(&host.check(self.command())?)
     }
@@ -90,7 +90,7 @@ impl Wrk {
     }
 }
 
-/// Reads wrk's report.
+/// Parses wrk's report.
 fn parse(text: &str) -> Result<WrkReport> {
     let mut report = WrkReport::default();
     for line in text.lines() {

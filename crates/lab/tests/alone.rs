@@ -1,4 +1,5 @@
-//! One agent at a time: `--detach` and a second agent are refused while one works, and say which.
+//! One agent at a time: while an agent runs, `--detach` and a second agent are refused, and are told which process
+//! runs.
 
 mod service;
 
@@ -15,7 +16,7 @@ fn shuntd(host: &Host, config: &std::path::Path, options: &[&str]) -> Result<Out
     host.output(command)
 }
 
-/// It fails, and the sentence says all that.
+/// Asserts that the program has failed, and that its last line has all of these words.
 fn refused(output: &Output, words: &[&str]) -> Result<()> {
     let said = String::from_utf8_lossy(&output.stderr);
     let last = said.lines().last().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Input that nobody should send: it is refused with a reason, ends at most its own session, and others notice nothing.
+//! Malformed input: it is refused with a reason, ends at most its own session, and others notice nothing.
 
 mod service;
 
@@ -32,13 +32,14 @@ fn forged_fields_of_a_client_are_stripped_and_counted() -> Result<()> {
         let stats = service.frontend_stats()?;
         let forged = stats.count("servers.forged_request_field");
         ensure!(forged == 9, "{forged} forged fields counted");
-        // With its own consent in their place, the service still takes the shortcut.
+        // The service replaces the forged fields by its own consent, and still takes the shortcut.
         ensure!(stats.count("servers.shortcuts") == 2, "{}", stats.under("servers"));
         service.still_good()
     })
 }
 
-/// Sends packets to an agent's Unix socket; returns how many bytes it answered before it closed, if it did.
+/// Sends packets to an agent's Unix socket. Returns what the agent answered before it closed the connection, or `None`
+/// if it did not close it.
 fn provoke(host: &Host, packets: &[Vec<u8>]) -> Result<Option<Vec<u8>>> {
     let socket = connect_to_agent(host)?;
     let patience = Some(Duration::from_secs(2));
@@ -86,7 +87,7 @@ fn malformed_messages_close_only_their_session() -> Result<()> {
             for host in [service.lab.frontend(), service.lab.backend()] {
                 let answers = provoke(host, packets)?;
                 ensure!(answers.is_some(), "{name}: the agent of {} keeps the session", host.name());
-                // ENDED (6), handoff 0, and the reason, before it closed.
+                // ENDED (6), handoff 0 and the reason come before the close.
                 let answers = answers.unwrap_or_default();
                 let last = answers.len().checked_sub(24).map(|at| &answers[at..at + 4]);
                 ensure!(last == Some(&6u32.to_ne_bytes()[..]), "{name}: no reason given ({answers:?})");
@@ -108,11 +109,11 @@ fn malformed_frames_close_only_their_connection() -> Result<()> {
         let own = Impostor::with_certificate_of(service.lab, frontend.name())?;
         for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 64], &[8, 0, 0, 0, 2, 0, 0, 0], &[]] {
             let answer = own.connect(frontend, backend)?.ask(bytes)?;
-            // REFUSED (7) with a reason, but for whoever said nothing.
+            // REFUSED (7) with a reason, except for a connection that sent nothing.
             ensure!(answer.is_empty() == bytes.is_empty(), "{bytes:?} answered by {answer:?}");
             ensure!(bytes.is_empty() || answer[4] == 7, "{bytes:?} answered by {answer:?}");
         }
-        // What is not TLS hears of it in an alert (21), and nothing else.
+        // A client that does not speak TLS gets an alert (21), and nothing else.
         let address = agents_address(backend)?;
         for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 64], &[22, 3, 1, 0, 4, 1, 0, 0, 0]] {
             let answer = frontend.run(|| -> Result<Vec<u8>> {
@@ -131,7 +132,7 @@ fn malformed_frames_close_only_their_connection() -> Result<()> {
     })
 }
 
-/// Where no version is one that both know, there is no session.
+/// Two agents have no session where there is no version that both know.
 #[test]
 fn an_agent_of_another_version_is_told_so_and_tells() -> Result<()> {
     if !may_run("an_agent_of_another_version_is_told_so_and_tells") {
@@ -151,7 +152,7 @@ fn an_agent_of_another_version_is_told_so_and_tells() -> Result<()> {
         let is_version = |refused: &Refused| refused.reason.get() == Reason::Version as u32;
         ensure!(matches!(&parsed, Ok(Some((Frame::Refused(refused), _))) if is_version(refused)), "{answer:?}");
         service.still_good()?;
-        // And the other way: the backend's agent dials one that knows no such version.
+        // The other direction: the backend's agent dials an agent that refuses its version.
         service.service.kill_agent(frontend)?;
         let listening = frontend.run(|| Listening::at(service.lab, frontend))??;
         let mut connection = listening.accept()?;
@@ -166,7 +167,7 @@ fn an_agent_of_another_version_is_told_so_and_tells() -> Result<()> {
             ensure!(log.contains("speaks another version"), "{log}");
             Ok(())
         })?;
-        // It has its session with one of its own version.
+        // The backend's agent gets its session with an agent of its own version.
         service.service.restart_agent(frontend)
     })
 }

@@ -1,5 +1,5 @@
-//! A proxy cache as backend: nginx rewrites the header in a file of its cache when it revalidates a response. The body behind
-//! it is the same, for this response and for those under way.
+//! A proxy cache as backend. nginx rewrites the header in a file of its cache when it revalidates a response. The body
+//! behind the header stays the same, for this response and for those under way.
 
 mod service;
 
@@ -15,7 +15,7 @@ use shunt_testbed::PATIENCE;
 const FILES: &[(&str, u64)] = &[("1m", 1 << 20), ("7m", 7 << 20)];
 const CACHE: &[&str] = &["proxy_cache_path temp/cache keys_zone=c:1m use_temp_path=off"];
 
-/// The backend's cache, of what the backend itself serves.
+/// Location with a cache on the backend, before a location that the backend serves itself.
 fn cache(lab: &Lab, host: &Host) -> String {
     if host.role() != Role::Backend {
         return String::new();
@@ -32,14 +32,14 @@ fn cache(lab: &Lab, host: &Host) -> String {
     )
 }
 
-/// A whole response, and what the cache says of it.
+/// Fetches a path, asserts that the body is whole, and returns its cache status.
 fn ask(service: &Running<'_>, path: &'static str) -> Result<String> {
     let fetched = fetch(service.lab.client(), service.service.chain().server(), &[path])?;
     service.whole(&fetched)?;
     Ok(fetched[0].field("x-cache").unwrap_or_default().to_owned())
 }
 
-/// Asks until the cache has revalidated its response for this one.
+/// Asks until a request has made the cache revalidate its response.
 fn until_revalidated(service: &Running<'_>, path: &'static str) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while ask(service, path)? != "REVALIDATED" {

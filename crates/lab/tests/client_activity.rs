@@ -1,5 +1,6 @@
-//! What a client may do while its connection is handed off: send more requests, noise, or its FIN; stop reading; close
-//! or reset at any byte. One that stays gets every byte; one that leaves leaves nothing behind; others notice nothing.
+//! Clients that do something while their connection is handed off: they send more requests, noise, or a FIN; stop
+//! reading; close or reset at any byte. A client that stays gets every byte, one that leaves leaves nothing behind, and
+//! other clients notice nothing.
 
 mod service;
 
@@ -18,7 +19,7 @@ use shunt_lab::{Families, Family, Fetch, Lab, Options, Settings, file_sha256};
 
 const FILES: &[(&str, u64)] = &[("1k", 1 << 10), ("64k", 64 << 10), ("300k", 300 << 10), ("7m", 7 << 20)];
 
-/// What nobody uses any more is given back soon.
+/// Options with short lifetimes, so that unused flows, sockets and offers are given back soon.
 fn soon() -> Options {
     let settings = Settings {
         agent_frontend: "flow_quiet = \"1s\"\n",
@@ -28,10 +29,10 @@ fn soon() -> Options {
     Options { settings, ..Options::shunt() }
 }
 
-/// A client's connection, with a receive buffer so small that its server cannot be far ahead of it.
+/// A client's connection. Its receive buffer is so small that the server cannot be far ahead.
 struct Client {
     stream: TcpStream,
-    /// Bytes of the stream that were read so far.
+    /// Bytes of the stream that have been read.
     read: u64,
 }
 
@@ -40,7 +41,7 @@ impl Client {
         Self::connect_to(service, service.service.chain().server(), None)
     }
 
-    /// To an address of the frontend, from a port of the caller's choice.
+    /// Connects to an address of the frontend, from a local port of the caller's choice.
     fn connect_to(service: &Running<'_>, server: SocketAddr, port: Option<u16>) -> Result<Self> {
         let socket = service.lab.client().run(|| -> std::io::Result<_> {
             let socket = service::socket_at(port)?;
@@ -58,7 +59,7 @@ impl Client {
         Ok(self.stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: lab\r\n{field}\r\n").as_bytes())?)
     }
 
-    /// So many bytes of the stream.
+    /// Reads exactly `count` bytes of the stream.
     fn take(&mut self, count: usize) -> Result<Vec<u8>> {
         let mut bytes = vec![0; count];
         let mut filled = 0;
@@ -74,7 +75,7 @@ impl Client {
         Ok(bytes)
     }
 
-    /// A response's header, byte by byte so that none of its body is read; the body's length.
+    /// Reads a response's header byte by byte, so that none of its body is read. Returns the body's length.
     fn head(&mut self) -> Result<usize> {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -86,27 +87,27 @@ impl Client {
         Ok(length.with_context(|| format!("no length in {head}"))?.parse()?)
     }
 
-    /// A whole response, compared with its file.
+    /// Reads a whole response, and compares it with its file.
     fn response(&mut self, files: &Path, name: &str) -> Result<()> {
         let length = self.head().with_context(|| format!("the header of {name}"))?;
         let body = self.take(length).with_context(|| format!("the body of {name}"))?;
         same(files, name, 0, &body)
     }
 
-    /// Everything up to the end of the stream.
+    /// Reads up to the end of the stream.
     fn rest(&mut self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.stream.read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// Ends the connection with a reset.
+    /// Closes the connection with a reset.
     fn reset(self) -> Result<()> {
         Ok(sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO))?)
     }
 }
 
-/// Compares a part of a file.
+/// Compares bytes with the part of a file from `from` on.
 fn same(files: &Path, name: &str, from: usize, got: &[u8]) -> Result<()> {
     let file = std::fs::read(files.join(name))?;
     let expected = file.get(from..from + got.len()).with_context(|| format!("{name} is shorter"))?;
@@ -115,7 +116,7 @@ fn same(files: &Path, name: &str, from: usize, got: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Runs a test, and beside it a client that has nothing to do with it; then counts what is left.
+/// Runs a test while another client downloads, and then checks that nothing is left behind.
 fn beside_others(
     test: &str,
     intermediates: u8,
@@ -126,7 +127,7 @@ fn beside_others(
         return Ok(());
     }
     start_on(Lab::builder().intermediates(intermediates), FILES, options, |service| {
-        // Connections between tiers and nginx's cache of open files are as they will be.
+        // From here on, connections between tiers exist, and nginx's cache of open files is filled.
         FILES.iter().try_for_each(|(name, _)| fetch_one(service, name))?;
         let before = idle(service)?;
         let done = AtomicBool::new(false);
@@ -137,7 +138,7 @@ fn beside_others(
                 while !done.load(Ordering::Relaxed) {
                     fetch_one(running, "300k")?;
                     rounds += 1;
-                    std::thread::sleep(Duration::from_millis(5)); // some of the machine is for the test
+                    std::thread::sleep(Duration::from_millis(5)); // leaves some of the machine to the test
                 }
                 Ok(rounds)
             });
@@ -154,7 +155,7 @@ fn beside_others(
     })
 }
 
-/// What an idle service holds.
+/// Waits until the service is idle, and returns what it holds then.
 fn idle(service: &Running<'_>) -> Result<Ledger> {
     let ledger = Ledger::settled(&service.service)?;
     ensure!(ledger.is_idle(), "the service does not become idle: {ledger:?}{}", service.service.explain());
@@ -167,7 +168,7 @@ fn fetch_one(service: &Running<'_>, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Closes or resets after each of these many bytes of a response's stream.
+/// Has a client close or reset after each of many numbers of bytes of a response.
 fn leave_everywhere(test: &str, options: Options, resets: bool) -> Result<()> {
     beside_others(test, 1, options, |service| {
         for name in ["64k", "300k"] {
@@ -187,7 +188,7 @@ fn leave_everywhere(test: &str, options: Options, resets: bool) -> Result<()> {
     })
 }
 
-/// Asks twice, so that the second response, too, is waiting when the client leaves.
+/// Asks twice, so that the second response is also waiting when the client leaves.
 fn leave_at(service: &Running<'_>, name: &str, start: u64, at: u64, resets: bool) -> Result<()> {
     let mut client = Client::connect(service)?;
     client.ask(&format!("/{name}"), "")?;
@@ -254,7 +255,7 @@ fn requests_that_come_with_acknowledgments_wait_their_turn() -> Result<()> {
     })
 }
 
-/// When a client sends what is no request.
+/// Sends bytes that are no request during a download. Returns the answer that follows the body.
 fn noise_in_the_stream(service: &Running<'_>, noise: &[u8]) -> Result<Vec<u8>> {
     let mut client = Client::connect(service)?;
     client.ask("/7m", "")?;
@@ -265,7 +266,7 @@ fn noise_in_the_stream(service: &Running<'_>, noise: &[u8]) -> Result<Vec<u8>> {
     let rest = client.take(length - half.len())?;
     same(&service.files, "7m", half.len(), &rest)?;
     let answer = client.rest()?;
-    // All but the date.
+    // Leave out the date.
     let lines = String::from_utf8_lossy(&answer).lines().filter(|line| !line.starts_with("Date:")).collect::<String>();
     Ok(lines.into_bytes())
 }
@@ -292,7 +293,7 @@ fn noise_in_the_stream_is_answered_as_by_plain_nginx() -> Result<()> {
     Ok(())
 }
 
-/// Where in a response the client says that it sends no more.
+/// Point of a response at which the client closes its sending half.
 #[derive(Debug, Clone, Copy)]
 enum Moment {
     AfterTheRequest,
@@ -304,7 +305,8 @@ enum Moment {
 const MOMENTS: [Moment; 4] =
     [Moment::AfterTheRequest, Moment::AfterTheHeader, Moment::InMidPayload, Moment::AtTheLastByte];
 
-/// Whether the client got the whole body; an error where a byte of it is wrong.
+/// Downloads a file, and sends a FIN at `moment`. Returns whether the client got the whole body. A wrong byte is an
+/// error.
 fn half_close(service: &Running<'_>, name: &str, moment: Moment) -> Result<bool> {
     let mut client = Client::connect(service)?;
     client.ask(&format!("/{name}"), "")?;
@@ -326,7 +328,7 @@ fn half_close(service: &Running<'_>, name: &str, moment: Moment) -> Result<bool>
     let end = client.stream.read_to_end(&mut rest);
     same(&service.files, name, before, &rest)?;
     let whole = before + rest.len() == length;
-    // nginx gives it up when it gets to know, which may be when all bytes have left.
+    // nginx gives the connection up when it sees the FIN, which may be when all bytes have left.
     ensure!(!whole || end.is_ok() || !matches!(moment, Moment::AtTheLastByte), "a whole body, and then {end:?}");
     Ok(whole)
 }
@@ -346,14 +348,14 @@ fn a_client_that_has_closed_its_half_is_never_left_with_wrong_bytes() -> Result<
     })
 }
 
-/// As [`soon`], with tiers that send on to whoever has closed a half.
+/// Like [`soon`], with tiers that send on to a client that has closed its half.
 fn deaf() -> Options {
     let options = soon();
     let settings = Settings { http: &["proxy_ignore_client_abort on"], ..options.settings };
     Options { settings, ..options }
 }
 
-/// Bodies that a client has whole, though it had closed its half at one of the [`MOMENTS`].
+/// Returns the bodies that a half-closed client gets whole, for each of the [`MOMENTS`].
 fn whole_though_half_closed(service: &Running<'_>) -> Result<Vec<String>> {
     let mut whole = Vec::new();
     for name in ["64k", "7m"] {
@@ -366,8 +368,9 @@ fn whole_though_half_closed(service: &Running<'_>) -> Result<Vec<String>> {
     Ok(whole)
 }
 
-// Plain nginx sends on to such a client while it reads from an upstream, and looks for the FIN again when it writes the
-// last of what it has read: it depends on buffers what the client gets. Of a shortcut there is no such last.
+// Plain nginx sends on to such a client while it reads from an upstream. It looks for the FIN again when it writes the
+// last of what it has read, so what the client gets depends on buffers. With a shortcut nginx does not write the last
+// bytes, so it does not look again.
 #[test]
 fn a_client_that_has_closed_its_half_gets_everything_where_aborts_are_ignored() -> Result<()> {
     let test = "a_client_that_has_closed_its_half_gets_everything_where_aborts_are_ignored";
@@ -413,7 +416,7 @@ fn a_client_with_a_closed_window_gets_answers_to_its_keepalive_probes() -> Resul
     let test = "a_client_with_a_closed_window_gets_answers_to_its_keepalive_probes";
     beside_others(test, 0, soon(), |service| {
         let mut client = Client::connect(service)?;
-        // Without an answer the kernel gives the connection up after 1 second and 3 probes, one a second.
+        // Without an answer, the kernel gives the connection up after 1 second and 3 probes at intervals of 1 second.
         sockopt::set_socket_keepalive(&client.stream, true)?;
         sockopt::set_tcp_keepidle(&client.stream, Duration::from_secs(1))?;
         sockopt::set_tcp_keepintvl(&client.stream, Duration::from_secs(1))?;
@@ -427,7 +430,7 @@ fn a_client_with_a_closed_window_gets_answers_to_its_keepalive_probes() -> Resul
     })
 }
 
-/// The frontend has its address of the service network, too.
+/// Routes the frontend's address of the service network by way of the frontend, so that the client reaches it.
 fn by_way_of_the_frontend(lab: &Lab) -> Result<()> {
     let (inner, outer) = (lab.frontend().service_address_of(Family::V4)?, lab.frontend().address());
     let mut route = Command::new("ip");
@@ -450,7 +453,8 @@ fn one_client_port_to_two_addresses_of_the_frontend_gets_both_bodies() -> Result
         first.ask("/7m", "")?;
         let length = first.head()?;
         let begun = first.take(100_000)?;
-        // They take turns with the backends: a part finds that its backend sends to that port already, and is fetched.
+        // Requests alternate between the two backends. For some of them the backend already sends to that client port,
+        // and these bodies are fetched.
         let mut second = Client::connect_to(service, inner, Some(19_998))?;
         for round in 0..4 {
             second.ask("/300k", "")?;

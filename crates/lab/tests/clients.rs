@@ -1,4 +1,4 @@
-//! Real clients through a service with Shunt: every one gets the same bytes, and the bodies took the shortcut.
+//! Real clients of a service with Shunt. Each must get the same bytes, and long bodies must take the shortcut.
 
 mod service;
 
@@ -11,14 +11,14 @@ use shunt_lab::{Host, Lab, Options, Settings, Wrk, file_sha256};
 const URLS_OVER_ONE_CONNECTION: usize = 12;
 const GET_PY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python/get.py");
 
-/// The files' URLs, in an order that mixes small and large.
+/// Returns the files' URLs, in an order that mixes small and large ones.
 fn urls(service: &Running<'_>) -> Vec<(String, String)> {
     let names = FILES.iter().map(|(name, _)| *name).chain(FILES.iter().rev().map(|(name, _)| *name));
     let chain = service.service.chain();
     names.take(URLS_OVER_ONE_CONNECTION).map(|name| (name.to_owned(), chain.url(&format!("/{name}")))).collect()
 }
 
-/// Runs a client that writes one file per URL into a directory, and compares them.
+/// Runs a client that writes one file for each URL into a directory, and compares the files.
 fn compare(service: &Running<'_>, client: impl FnOnce(&Host, &[(String, String)], &str) -> Result<()>) -> Result<()> {
     let directory = tempfile::tempdir()?;
     let path = directory.path().to_str().context("a temporary path in UTF-8")?;
@@ -61,7 +61,7 @@ fn wget() -> Result<()> {
     if !may_run("wget") {
         return Ok(());
     }
-    // wget makes a connection for each body.
+    // wget makes a new connection for each body.
     let settings = Settings { http: ALONE, ..Settings::default() };
     let options = Options { settings, ..Options::shunt() };
     start_on(Lab::builder(), FILES, options, |service| {

@@ -1,4 +1,4 @@
-//! The client's connection, seen from the client: a capture of a run shows one whole TCP connection.
+//! The client's view of its connection: a capture on the client shows one intact TCP connection.
 
 mod service;
 
@@ -6,7 +6,8 @@ use anyhow::{Result, bail, ensure};
 use service::{FILES, counted_by_kernel, may_run, start, start_on};
 use shunt_lab::{Capture, Expect, Fetch, Lab, Options, Settings, Tcpdump, file_sha256};
 
-/// Every file, twice, over one connection; `pipeline`: all requests at once. How often a kernel has probed for a lost ACK.
+/// Fetches every file twice over one connection; with `pipeline`, all requests are sent at once. Returns the number of
+/// tail loss probes that the senders' kernels have sent.
 fn try_one_connection(pipeline: bool) -> Result<u64> {
     start(1, |service| {
         let paths: Vec<String> = FILES.iter().chain(FILES).map(|(name, _)| format!("/{name}")).collect();
@@ -22,12 +23,12 @@ fn try_one_connection(pipeline: bool) -> Result<u64> {
             ensure!(one.sha256 == file_sha256(service.files.join(&one.path[1..]))?, "{}: other bytes", one.path);
             ensure!(!one.fields.iter().any(|(name, _)| name.starts_with("shunt")), "{:?}", one.fields);
         }
-        // A kernel whose timer runs while an ACK waits for a processor sends the last segment once more (RFC 8985, 7.3).
+        // A kernel whose timer expires while an ACK waits for a processor sends the last segment again (RFC 8985, 7.3).
         let probes = |host| counted_by_kernel(host, "netstat", "TcpExt", "TCPLossProbes");
         let probes = probes(service.lab.frontend())? + probes(service.lab.backend())?;
         let verdict = capture.check(&Expect::of(client.address()).connections(1).duplicates(probes));
         verdict.check()?;
-        // Of a pipeline, a response may find bytes of the one before it still unsent: then it is fetched.
+        // In a pipeline, bytes of the response before may still be unsent. Then the next body is fetched.
         let stats = service.frontend_stats()?;
         let shortcuts =
             stats.count("servers.shortcuts") + if pipeline { stats.count("servers.fetched_unsent") } else { 0 };
@@ -36,7 +37,7 @@ fn try_one_connection(pipeline: bool) -> Result<u64> {
     })
 }
 
-/// On a busy machine many ACKs may wait. That those of all shortcuts do each time is no chance: they do not arrive.
+/// On a busy machine many ACKs may wait. But if each shortcut of several runs has a probe, its ACKs do not arrive.
 fn one_connection(name: &str, pipeline: bool) -> Result<()> {
     const TIMES: usize = 5;
     if !may_run(name) {
@@ -63,16 +64,17 @@ fn one_whole_connection_pipelined() -> Result<()> {
     one_connection("one_whole_connection_pipelined", true)
 }
 
-/// Sequence numbers are compared by their difference, which says nothing beyond 2 GiB.
+/// Sequence numbers are compared by their difference, which is ambiguous beyond 2 GiB.
 #[test]
 fn a_payload_of_more_than_2_gib_arrives() -> Result<()> {
     if !may_run("a_payload_of_more_than_2_gib_arrives") {
         return Ok(());
     }
-    // The payload is long under way: an agent to which a busy machine gives no core for a second is not to be taken for lost.
+    // The payload is under way for long. With this heartbeat, an agent to which a busy machine gives no core for a
+    // second is not taken for lost.
     let settings = Settings { agent: "heartbeat = \"10s\"\n", ..Settings::default() };
     start_on(Lab::builder().intermediates(0), FILES, Options { settings, ..Options::shunt() }, |service| {
-        // Sparse, but for a mark on either side.
+        // The file is sparse, except for marks around the limits.
         let file = std::fs::File::create(service.files.join("2g"))?;
         for at in [0, 1 << 30, (1 << 31) - 100, 1 << 31, (1 << 31) + (64 << 20)] {
             std::os::unix::fs::FileExt::write_all_at(&file, format!("here is byte {at}").as_bytes(), at)?;

@@ -9,7 +9,7 @@ use service::held::Held;
 use service::{ALONE, FILES, Running, may_run, start_on};
 use shunt_lab::{Host, Lab, Options, Settings, shuntd_program};
 
-/// Runs `shuntd` with the host's configuration: what it says.
+/// Runs `shuntd` with the host's configuration. Returns what it prints.
 fn shuntd(host: &Host, options: &[&str]) -> Result<String> {
     let mut command = Command::new(shuntd_program()?);
     command.arg("--config").arg(host.dir().join("shuntd.toml")).args(options).env("NO_COLOR", "1");
@@ -23,7 +23,7 @@ fn options() -> Options {
     Options { settings: Settings { http: ALONE, ..Settings::default() }, ..Options::shunt() }
 }
 
-/// A connection that stays, with one whole response.
+/// Returns a persistent connection that has had one whole response.
 fn kept(service: &Running<'_>, name: &str) -> Result<Held> {
     let mut held = Held::ask(service, name, "")?;
     held.read_rest(service)?;
@@ -54,7 +54,7 @@ fn connections_that_had_a_shortcut_are_reset_and_others_go_on() -> Result<()> {
     })
 }
 
-/// As if the BPF file system had been emptied, or mounted anew.
+/// Removes the pins, as happens when the BPF file system is emptied or mounted anew.
 fn remove_pins(host: &Host) -> Result<()> {
     let config = std::fs::read_to_string(host.dir().join("shuntd.toml"))?;
     let pins = config.lines().find_map(|line| line.strip_prefix("pins = ")).context("no pins")?;

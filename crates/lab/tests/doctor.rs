@@ -1,4 +1,4 @@
-//! `shunt doctor` and `shuntd --check`: a setup that works has no fault, and each mistake is found and named.
+//! Tests of `shunt doctor` and `shuntd --check`: a working setup has no fault, and each mistake is found and named.
 
 mod service;
 
@@ -17,14 +17,14 @@ use shunt_testbed::eventually;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{Examined, Refused};
 
-/// A host's configuration, and what its nginx says.
+/// A host's agent configuration, and the configuration of its nginx.
 struct Setup<'a> {
     host: &'a Host,
     config: String,
     nginx: String,
 }
 
-/// What is found: the areas and advice of faults.
+/// Area and advice of each fault.
 type Faults = Vec<(String, String)>;
 
 impl<'a> Setup<'a> {
@@ -56,12 +56,12 @@ impl<'a> Setup<'a> {
         Ok((config, nginx))
     }
 
-    /// What the doctor finds. Its exit status must agree.
+    /// Runs the doctor and returns its faults. Asserts that its exit status agrees.
     fn faults(&self) -> Result<Faults> {
         self.faults_by(&[])
     }
 
-    /// The same of a doctor that another program starts.
+    /// Like `faults`, with a program that starts the doctor.
     fn faults_by(&self, starter: &[&str]) -> Result<Faults> {
         let (code, findings) = self.findings(starter)?;
         let fault = |finding: &Value| {
@@ -75,7 +75,7 @@ impl<'a> Setup<'a> {
         Ok(faults)
     }
 
-    /// Its exit status, and everything that it looked at.
+    /// Runs the doctor. Returns its exit status, and all of its findings.
     fn findings(&self, starter: &[&str]) -> Result<(Option<i32>, Vec<Value>)> {
         let (config, nginx) = self.write()?;
         let words: Vec<OsString> = starter.iter().map(OsString::from).chain([shunt_program()?.into()]).collect();
@@ -88,7 +88,7 @@ impl<'a> Setup<'a> {
         Ok((output.status.code(), findings))
     }
 
-    /// What `shuntd --check` says, if that is a fault.
+    /// Runs `shuntd --check`. Returns what it prints, if it finds a fault.
     fn checked(&self) -> Result<Option<String>> {
         let (config, _) = self.write()?;
         let mut command = Command::new(shuntd_program()?);
@@ -113,7 +113,7 @@ fn run(host: &Host, commands: &str) -> Result<()> {
     Ok(())
 }
 
-/// Fails unless this one is among the faults.
+/// Asserts that the doctor finds a fault of this area with this text.
 fn found(what: &str, setup: &Setup<'_>, area: &str, says: &str) -> Result<()> {
     let faults = setup.faults().context(what.to_owned())?;
     let is_there = faults.iter().any(|(found, advice)| found == area && advice.contains(says));
@@ -166,7 +166,7 @@ fn is_of_programs(about: &str) -> bool {
     about.starts_with("the BPF programs of ")
 }
 
-/// What the doctor says of a client's download while it waits.
+/// Returns the doctor's finding about handoffs, while a client downloads.
 fn handoff(service: &Running<'_>, path: &str) -> Result<Value> {
     let (frontend, client) = (service.lab.frontend(), service.lab.client());
     let (config, nginx) = Setup::of(frontend)?.write()?;
@@ -271,7 +271,7 @@ fn mistakes_in_nginxs_configuration() -> Result<()> {
     })
 }
 
-/// Does it, looks, and undoes it.
+/// Runs the commands `done`, asserts that the fault is found, and runs the commands `undone`.
 fn while_so(what: &str, host: &Host, done: &str, undone: &str, area: &str, says: &str) -> Result<()> {
     run(host, done)?;
     let outcome = Setup::of(host).and_then(|setup| found(what, &setup, area, says));
@@ -319,7 +319,7 @@ fn mistakes_of_the_machine() -> Result<()> {
     })
 }
 
-/// A certificate of the same authority under a name that no peer has.
+/// Gives the agent a certificate of the same authority, under a name that no peer has.
 fn as_stranger(setup: Setup<'_>) -> Result<Setup<'_>> {
     let key = setup.config.lines().find(|line| line.starts_with("key = ")).context("no key")?;
     let directory = Path::new(key.trim_start_matches("key = ").trim_matches('"')).parent().context("no directory")?;
@@ -347,7 +347,7 @@ fn mistakes_of_the_other_machine() -> Result<()> {
     })
 }
 
-/// What the doctor says of a file that its own client fetches.
+/// Returns the finding about a file that the doctor's own client fetches.
 fn own_client(frontend: &Host, path: &str) -> Result<Value> {
     let (config, nginx) = Setup::of(frontend)?.write()?;
     let mut command = Command::new(shunt_program()?);
@@ -411,13 +411,13 @@ fn programs_that_are_not_the_agents_are_found_from_either_machine() -> Result<()
             })
         };
         let filter = "dev service0 egress prio 21314 handle 1 protocol all bpf";
-        // The agent puts back what is taken off: now and then the doctor is faster.
+        // The agent puts the program back. So the command is repeated until the doctor looks before that.
         eventually(|| {
             run(backend, &format!("tc filter del {filter}"))?;
             found("programs taken off", &Setup::of(backend)?, "programs", "be_out not there")
         })?;
         all_is_well(backend)?;
-        // Another program has the place of this one: it is left alone, and said.
+        // Another program takes this one's place: the agent leaves it alone, and the doctor names it.
         let config = Setup::of(backend)?.config;
         let pins = config.lines().find_map(|line| line.strip_prefix("pins = ")).context("no pins")?;
         run(backend, &format!("tc filter replace {filter} da object-pinned {pins}/be_in").replace('"', ""))?;
@@ -450,7 +450,7 @@ ip route replace default via 198.51.100.2 dev spare0
     })
 }
 
-/// What the doctor finds where the backend's agent is one that answers so.
+/// Asserts that the doctor finds this fault, where something else answers in place of the backend's agent.
 fn answered(service: &mut Running<'_>, answer: impl FnOnce() -> Vec<u8> + Send, area: &str, says: &str) -> Result<()> {
     let (frontend, backend) = (service.lab.frontend(), backend(service)?);
     service.service.kill_agent(backend)?;
@@ -494,7 +494,7 @@ fn a_clock_that_differs_and_another_version_are_found() -> Result<()> {
     })
 }
 
-/// What the doctor finds where another program starts it.
+/// Asserts that the doctor finds this fault when another program starts it.
 fn started_by(host: &Host, starter: &[&str], area: &str, says: &str) -> Result<()> {
     let faults = Setup::of(host)?.faults_by(starter)?;
     let is_there = faults.iter().any(|(found, advice)| found == area && advice.contains(says));
@@ -509,7 +509,7 @@ fn an_old_kernel_and_missing_capabilities_are_found() -> Result<()> {
     }
     with_service(|service| {
         let frontend = service.lab.frontend();
-        // To this process the kernel is a Linux 2.6 (personality(2), UNAME26).
+        // This process sees the kernel as Linux 2.6 (personality(2), UNAME26).
         started_by(frontend, &["setarch", "--uname-2.6"], "kernel", "Linux 5.15 or newer")?;
         started_by(frontend, &["setpriv", "--bounding-set", "-bpf"], "capabilities", "CAP_BPF")
     })
@@ -535,7 +535,7 @@ fn a_certificate_out_of_its_time_fails_the_check() -> Result<()> {
             let authority = Authority::open(directory);
             let request = Request { name: "frontend".into(), addresses: Vec::new(), days: 1 };
             let files = authority.files_of("frontend");
-            // The authority overwrites nothing. The agent has read its own.
+            // The authority overwrites no file. The agent has read its own certificate already.
             std::fs::remove_file(&files.certificate)?;
             std::fs::remove_file(&files.key)?;
             authority.issue_between(&request, begin, end)?;

@@ -1,5 +1,5 @@
-//! An agent that is told to end (SIGTERM): new responses are relayed whole, what is under way ends as ever, and others go
-//! on with what takes too long. At either side.
+//! An agent, on either side, that is told to end (SIGTERM). New responses are relayed whole, and those under way end as
+//! usual. Responses that take too long are continued by others.
 
 mod service;
 
@@ -13,7 +13,7 @@ use service::{ALONE, Running, may_run, start_on, until};
 use shunt_lab::{Fetch, Host, Lab, LabBuilder, Options, Role, Settings, fetch, file_sha256};
 use shunt_testbed::PATIENCE;
 
-/// The last one is more than the buffers of both ends hold.
+/// Files. The last one is larger than the buffers of both ends together.
 const FILES: &[(&str, u64)] = &[("64k", 64 << 10), ("1m", 1 << 20), ("held", 24 << 20)];
 
 fn options(agent: &'static str) -> Options {
@@ -25,7 +25,7 @@ fn terminate(service: &Running<'_>, host: &Host) -> Result<()> {
     Ok(kill_process(agent.context("a process has a number")?, Signal::TERM)?)
 }
 
-/// Has it drain, and waits until it does.
+/// Tells an agent to end, and waits until it drains.
 fn drain(service: &Running<'_>, host: &Host) -> Result<()> {
     terminate(service, host)?;
     until("it drains", || Ok(service.service.agent(host)?.log().contains("draining: nothing new")))
@@ -42,14 +42,14 @@ fn shortcuts(service: &Running<'_>) -> Result<u64> {
     Ok(service.frontend_stats()?.count("servers.shortcuts"))
 }
 
-/// Whole responses: whether all were relayed.
+/// Fetches two files, and returns whether both were relayed.
 fn is_relayed(service: &Running<'_>) -> Result<bool> {
     let before = shortcuts(service)?;
     service.whole(&fetch(service.lab.client(), service.service.chain().server(), &["/64k", "/1m"])?)?;
     Ok(shortcuts(service)? == before)
 }
 
-/// A download that has begun by a shortcut, and waits for its client.
+/// Begins a download by a shortcut, which then waits for its client.
 fn begin(service: &Running<'_>) -> Result<Held> {
     let held = service.lab.client().run(|| Held::ask(service, "held", ""))??;
     until("the handoff begins", || Ok(service.frontend_stats()?.count("frontend.fe_begun") == 1))?;
@@ -70,7 +70,7 @@ fn drains(test: &str, of: fn(&Lab) -> &Host) -> Result<()> {
         let host = of(service.lab);
         let held = begin(service)?;
         drain(service, host)?;
-        // What the other side did before it heard of it still takes the shortcut.
+        // Responses that began before the other side heard of it still take the shortcut.
         until("responses are relayed", || is_relayed(service))?;
         ensure!(is_relayed(service)?, "a new shortcut of an agent that ends");
         ensure!(service.service.agent_process(host)?.context("no agent")?.try_wait()?.is_none(), "ended too early");
@@ -142,7 +142,7 @@ fn a_second_signal_ends_it_at_once() -> Result<()> {
     })
 }
 
-/// A filter that looks at bodies and changes nothing: the frontend fetches what it would have handed off.
+/// A filter that reads bodies and changes nothing, so that the frontend fetches what it would otherwise hand off.
 fn filtered(lab: &Lab, host: &Host) -> String {
     let Some(address) = lab.backend().service_address().filter(|_| host.role() == Role::Frontend) else {
         return String::new();

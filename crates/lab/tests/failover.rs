@@ -1,4 +1,4 @@
-//! A backend is lost in the middle of a download, and the download goes on.
+//! A backend is lost in the middle of a download, and the download continues.
 
 mod service;
 
@@ -12,7 +12,8 @@ use shunt_lab::report::Progress;
 use shunt_lab::{Lab, LabBuilder, Role, Wire};
 
 const HOWS: [How; 2] = [How::Kill, How::CutOff];
-/// Later, a backend's kernel has all the rest: what it keeps for a client is at most so much.
+/// Bytes after which a backend is lost. Near the end its kernel would have all the rest, because it keeps up to a send
+/// buffer for a client.
 const MIDDLE: u64 = BODY_BYTES / 2;
 
 fn start<T>(builder: LabBuilder, test: impl FnOnce(&mut Failover<'_>) -> Result<T>) -> Result<T> {
@@ -38,7 +39,7 @@ fn ten_downloads_are_whole_whenever_their_backends_are_killed() -> Result<()> {
     Ok(())
 }
 
-/// One loss at a time, and what it has to lead to.
+/// Tests losses at one place of a download, and the number of failovers that they lead to.
 fn lose_at(test: &str, builder: LabBuilder, at: u64, failovers: u64) -> Result<()> {
     if !may_run(test) {
         return Ok(());
@@ -116,7 +117,8 @@ fn lost_twice_in_one_download() -> Result<()> {
     })
 }
 
-/// As long as agents take to lose each other, more or less: one has, and the other may not know yet.
+/// The times are about as long as agents take to lose each other: one agent has lost the other, which may not know it
+/// yet.
 #[test]
 fn after_a_moment_off_the_network_no_offer_is_refused() -> Result<()> {
     if !may_run("after_a_moment_off_the_network_no_offer_is_refused") {
@@ -136,7 +138,7 @@ fn after_a_moment_off_the_network_no_offer_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// Without a strong ETag nobody can tell whether another backend has the same bytes.
+/// Without a strong ETag it is unknown whether another backend has the same bytes.
 #[test]
 fn where_nobody_can_go_on_the_client_is_reset_in_time() -> Result<()> {
     if !may_run("where_nobody_can_go_on_the_client_is_reset_in_time") {

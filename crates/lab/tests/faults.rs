@@ -1,4 +1,4 @@
-//! What goes wrong around a handoff: a body is whole, or the client sees that it is not.
+//! Faults around a handoff: a body is whole, or the client sees that it is not.
 
 mod service;
 
@@ -22,7 +22,7 @@ fn slow(service: &Running<'_>) -> Fetch {
     fetch
 }
 
-/// Does something to a file while a slow client reads it: the client must not believe what it got.
+/// Changes a file while a slow client reads it. The client must not take what it got for the whole.
 fn spoil(test: &str, change: impl Fn(&File) -> Result<()>) -> Result<()> {
     if !may_run(test) {
         return Ok(());
@@ -41,7 +41,7 @@ fn spoil(test: &str, change: impl Fn(&File) -> Result<()>) -> Result<()> {
             Ok(Err(error)) => ensure!(format!("{error:#}").contains("reset"), "not a reset: {error:#}"),
             Err(_) => bail!("the reader panicked"),
         }
-        // The service goes on.
+        // The service still works.
         service.whole(&fetch(client, service.service.chain().server(), &["/64k", "/1m"])?)
     })
 }
@@ -56,7 +56,8 @@ fn a_file_overwritten_in_flight_resets() -> Result<()> {
     spoil("a_file_overwritten_in_flight_resets", |file| Ok(file.write_all_at(&[0x55; 4096], 6 << 20)?))
 }
 
-/// A log, a recording, an upload: the client gets what the header told, as from plain nginx.
+/// A growing file may be a log, a recording or an upload. The client gets as much as the header said, as from plain
+/// nginx.
 #[test]
 fn a_file_that_grows_in_flight_is_sent_as_far_as_it_was() -> Result<()> {
     if !may_run("a_file_that_grows_in_flight_is_sent_as_far_as_it_was") {
@@ -109,11 +110,11 @@ fn a_file_replaced_in_flight_is_sent_as_it_was() -> Result<()> {
     })
 }
 
-/// Loses what the client sends, or lets it arrive again. The client gets what others send all the while.
+/// Drops all packets that the client sends, or lets them arrive again. The client still gets what others send.
 fn client_is_heard(service: &Running<'_>, heard: bool) -> Result<()> {
     let mut tc = Command::new("tc");
     let device = service.lab.client().ports()[0].device.as_str();
-    // A bucket that no packet fits into.
+    // The bucket is so small that no packet fits into it.
     let bucket = ["root", "tbf", "rate", "1kbit", "burst", "10", "limit", "10"];
     if heard {
         tc.args(["qdisc", "del", "dev", device, "root"]);
@@ -123,7 +124,7 @@ fn client_is_heard(service: &Running<'_>, heard: bool) -> Result<()> {
     service.lab.client().check(tc).map(drop)
 }
 
-/// Waits until what `of` says of a host's sockets has been the same for ten looks in a row.
+/// Waits until the value that `of` computes from a host's sockets has been the same ten times in a row.
 fn until_settled(host: &Host, of: impl Fn(&[TcpSocket]) -> u64) -> Result<()> {
     let (mut last, mut same) = (u64::MAX, 0);
     eventually(|| {
@@ -135,13 +136,13 @@ fn until_settled(host: &Host, of: impl Fn(&[TcpSocket]) -> u64) -> Result<()> {
     })
 }
 
-/// How much of something the frontend has counted.
+/// Returns a counter of the frontend.
 fn counted(service: &Running<'_>, name: &str) -> Result<u64> {
     Ok(service.frontend_stats()?.count(name))
 }
 
-/// The client's last ACKs are lost, then the backend with all that it could send again: nothing draws an ACK from the
-/// client any more, and it has more than the frontend knows when that resets it.
+/// The client's last ACKs are lost, and then the backend, with all that it could retransmit. So nothing makes the
+/// client send an ACK any more. When the frontend resets it, the client has more than the frontend knows.
 fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Result<()> {
     let lab = service.lab;
     let server = service.service.chain().server();
@@ -154,7 +155,7 @@ fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Resul
         client.read_until(100_000, Duration::from_secs(60))?;
         client_is_heard(service, false)?;
     } else {
-        // No more than an initial congestion window, which is less than the client's.
+        // The backend sends an initial congestion window at most, which is less than the client's window.
         signal_agent(service, Signal::STOP)?;
         client.ask("/7m", "7m", 7 << 20);
         client.read_until(0, Duration::from_secs(60))?;
@@ -163,7 +164,7 @@ fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Resul
         signal_agent(service, Signal::CONT)?;
     }
     let unread = |sockets: &[TcpSocket]| sockets.iter().map(|socket| socket.unread_bytes).sum();
-    // On a busy machine some time after its agent goes on.
+    // On a busy machine this happens some time after the agent continues.
     eventually(|| {
         ensure!(unread(&lab.client().tcp_sockets()?) > 0, "nothing of the body has come");
         Ok(())
@@ -173,12 +174,13 @@ fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Resul
     backend.signal(Signal::KILL)?;
     let before = counted(service, "frontend.fe_cancelled")?;
     service.service.kill_agent(lab.backend())?;
-    // Its kernel repeats segments, which would draw an ACK from a client that is heard.
+    // The backend's kernel retransmits segments. Without the cut these would make the client send an ACK as soon as it
+    // is heard again.
     let cable = lab.backend().ports()[0].device.as_str();
     lab.cut(lab.backend(), cable)?;
     until("the frontend resets its client", || Ok(counted(service, "frontend.fe_cancelled")? > before))?;
     client_is_heard(service, true)?;
-    // Without reading, for that might open the window, and tell of it.
+    // This does not read from the connection, because that might open the window, and the client would announce it.
     eventually(|| {
         let is_open = lab.client().tcp_sockets()?.iter().any(|socket| socket.remote == server && socket.inode != 0);
         ensure!(!is_open, "the client still has its connection");
@@ -199,7 +201,7 @@ fn a_client_whose_last_acks_were_lost_is_reset_all_the_same() -> Result<()> {
     }
     start(0, |service| {
         reset_after_lost_acks(service, true).context("with its window full")?;
-        // On a busy machine an ACK may be noted after all, and then the first reset is the right one.
+        // On a busy machine an ACK may be noted after all, and then the first reset has the right number.
         for _ in 0..5 {
             let before = counted(service, "frontend.fe_in_ended")?;
             reset_after_lost_acks(service, false).context("with room in its window")?;
@@ -252,7 +254,7 @@ fn a_connection_survives_the_restart_of_both_agents() -> Result<()> {
         let lab = service.lab;
         let server = service.service.chain().server();
         let reader = std::thread::scope(|scope| {
-            // Pauses between reads make the connection's responses span the restarts.
+            // Pauses between reads make the connection's responses last until after the restarts.
             let mut fetch = Fetch::new(server);
             fetch.pause = Duration::from_millis(150);
             let paths = ["/64k", "/32k", "/64k", "/32k", "/64k", "/32k", "/64k", "/32k", "/64k", "/32k", "/1k", "/64k"];
@@ -273,7 +275,8 @@ fn a_connection_survives_the_restart_of_both_agents() -> Result<()> {
     })
 }
 
-/// A host that is moved, or has no core to spare, stands still with all machines on it, for longer than four heartbeats.
+/// A host that is moved, or has no core to spare, stands still with all machines on it, for longer than four
+/// heartbeats.
 #[test]
 fn machines_that_stand_still_together_lose_no_session() -> Result<()> {
     if !may_run("machines_that_stand_still_together_lose_no_session") {
@@ -340,7 +343,7 @@ fn a_client_that_goes_away_leaves_nothing() -> Result<()> {
                 let mut stream = std::net::TcpStream::connect(server)?;
                 stream.write_all(b"GET /7m HTTP/1.1\r\nHost: x\r\n\r\n")?;
                 std::thread::sleep(Duration::from_millis(20));
-                Ok(()) // closes with unread bytes: the client's kernel resets
+                Ok(()) // closes with unread bytes, so the client's kernel sends a reset
             })??;
         }
         service.until_sending(false).context("senders are left")?;

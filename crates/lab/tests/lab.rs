@@ -1,4 +1,4 @@
-//! The lab tests itself: real namespaces, real servers. Without root each test says that it is skipped.
+//! Tests of the lab itself, with real namespaces and servers. Without root each test says that it is skipped.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
@@ -13,7 +13,7 @@ use shunt_testbed::{eventually, may_run, of_process};
 
 const FILES: &[(&str, u64)] = &[("empty", 0), ("1k", 1 << 10), ("64k", 64 << 10), ("1m", 1 << 20), ("3m", 3 << 20)];
 
-/// GETs every file from `server` over one connection and compares the bytes.
+/// Fetches every file from `server` over one connection, and compares the bytes.
 fn compare_files(lab: &Lab, server: SocketAddr, pipeline: bool) -> Result<()> {
     let paths: Vec<String> = FILES.iter().map(|(name, _)| format!("/{name}")).collect();
     let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
@@ -142,7 +142,7 @@ fn a_link_has_its_delay_and_its_mtu() -> Result<()> {
     let client = lab.client().run(|| UdpSocket::bind(to))??;
     client.set_read_timeout(Some(Duration::from_secs(2)))?;
     let backend = lab.backend().run(|| UdpSocket::bind((lab.backend().address(), 4001)))??;
-    // A datagram may be lost where a machine is busy with other things: the number says when the one that came was sent.
+    // A datagram may be lost on a busy machine. The number in the one that came says when it was sent.
     let (mut buffer, mut sent) = ([0], Vec::new());
     eventually(|| {
         sent.push(Instant::now());
@@ -187,7 +187,8 @@ fn a_capture_of_plain_chains_has_no_violation() -> Result<()> {
         return Ok(());
     }
     for wire in [Wire::Tso, Wire::Mtu] {
-        // Between cores a veth pair may bring a bare ACK behind data that was sent after it, which is a violation here.
+        // Between cores a veth pair may bring a bare ACK behind data that was sent after it. The capture checker takes
+        // that for a violation.
         let lab =
             Lab::builder().intermediates(1).wire(wire).placement(Placement::WholeService).cores(Cores::ONE).build()?;
         let files = lab.files(FILES)?;
@@ -263,7 +264,7 @@ fn a_busy_core_is_told_from_an_idle_one() -> Result<()> {
     Ok(())
 }
 
-/// What is left of what the process `owner` made: namespaces, files, control groups and pins.
+/// Returns what is left of what the process `owner` made: namespaces, files, control groups and pins.
 fn remains(owner: u32) -> Vec<String> {
     let mut left = Vec::new();
     let cgroups = shunt_sys::cgroup::root().unwrap_or_default();
@@ -279,7 +280,8 @@ fn remains(owner: u32) -> Vec<String> {
     left
 }
 
-/// The victim of the tests below: makes what tests make, with agents and without a lab, tells of it, and waits for its death.
+/// Victim of the tests below. It makes what tests make, with agents and without a lab, writes a file about it, and
+/// waits to be killed.
 #[test]
 #[ignore = "runs only as the victim of the tests that kill it"]
 fn victim() -> Result<()> {
@@ -292,7 +294,7 @@ fn victim() -> Result<()> {
     std::fs::create_dir(own.cgroup(&shunt_sys::cgroup::root()?, "own"))?;
     let server = service.chain_mut().process("backend").context("no server")?.pid();
     let watchdogs = std::fs::read_to_string("/proc/thread-self/children")?;
-    // Whole or not at all.
+    // The file appears whole or not at all.
     let partial = std::path::Path::new(&told).with_extension("partial");
     std::fs::write(&partial, format!("{server} {watchdogs}"))?;
     std::fs::rename(partial, told)?;
@@ -301,14 +303,15 @@ fn victim() -> Result<()> {
 }
 
 fn start_victim(told: &std::path::Path) -> Result<std::process::Child> {
-    // Shells have what they run in the background ignore SIGINT, and so does all that it starts.
+    // A shell has its background processes ignore SIGINT, and so do all processes that these start.
     let mut victim = Command::new("env");
     victim.arg("--default-signal=INT,TERM").arg(std::env::current_exe()?);
     victim.args(["--ignored", "--exact", "victim"]).env("SHUNT_LAB_VICTIM", told);
     Ok(victim.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn()?)
 }
 
-/// The backend's server of the victim, and the children of the thread that started it: its watchdogs among them.
+/// Returns the process of the victim's backend server, and the children of the thread that started it, which include
+/// its watchdogs.
 fn told_by(victim: &mut std::process::Child, told: &std::path::Path) -> Result<Vec<String>> {
     eventually(|| std::fs::read_to_string(told)).context("the victim built no lab")?;
     let left = remains(victim.id());
@@ -358,7 +361,7 @@ fn a_process_that_is_killed_at_any_moment_leaves_nothing() -> Result<()> {
     let dir = tempfile::tempdir()?;
     for moment in (0..12).map(|turn| Duration::from_millis(turn * 80)) {
         let mut victim = start_victim(&dir.path().join("told"))?;
-        std::thread::sleep(moment); // what it has made by then, the machine decides
+        std::thread::sleep(moment); // how much it has made by then depends on the machine
         victim.kill()?;
         victim.wait()?;
         until_gone(victim.id()).with_context(|| format!("killed after {moment:?}"))?;
@@ -366,7 +369,7 @@ fn a_process_that_is_killed_at_any_moment_leaves_nothing() -> Result<()> {
     Ok(())
 }
 
-/// A process whose watchdogs are killed, too: the next one that starts a watchdog removes what is left.
+/// The victim's watchdogs are killed, too. The next process that starts a watchdog removes what is left.
 #[test]
 fn what_the_dead_left_is_swept() -> Result<()> {
     if !may_run("what_the_dead_left_is_swept") {
@@ -375,7 +378,7 @@ fn what_the_dead_left_is_swept() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let told = dir.path().join("told");
     let mut victim = start_victim(&told)?;
-    // Watchdogs first: they would clean up.
+    // The watchdogs first, because they would clean up.
     for process in &told_by(&mut victim, &told)?[1..] {
         kill("-KILL", process)?;
     }

@@ -1,4 +1,5 @@
-//! At a limit new responses are relayed, whole and right; below it they are shortcuts again. Who was there goes on.
+//! Limits: at a limit new responses are relayed, and are whole and right. Below it they take shortcuts again. Responses
+//! under way continue.
 
 mod service;
 
@@ -14,12 +15,12 @@ use shunt_testbed::eventually;
 
 const FILES: &[(&str, u64)] = &[("held", HELD_BYTES), ("64k", 64 << 10), ("7m", 7 << 20)];
 const LIMIT: u64 = 10;
-/// Descriptors of a backend's agent, and more connections than their parked sockets would leave any of.
+/// Descriptors that a backend's agent may have, and a number of connections whose parked sockets alone would take more.
 const DESCRIPTORS: u64 = 1000;
 const CONNECTIONS: u64 = 1500;
-/// Fewer than an agent keeps free, and enough for what runs already and for the test's questions.
+/// Fewer descriptors than an agent keeps free, but enough for what runs already and for the test's questions.
 const FEW_DESCRIPTORS: u64 = 60;
-/// One that is on its way between server and agent when the limit is reached.
+/// Handoffs that may be under way between server and agent when the limit is reached.
 const UNDER_WAY: u64 = 1;
 const FETCHES: usize = 2;
 
@@ -31,8 +32,8 @@ fn with_limits(limits: &'static str, test: impl FnOnce(&mut Running<'_>) -> Resu
     start_on(Lab::builder(), FILES, Options { settings, ..Options::shunt() }, test)
 }
 
-/// Asks for more than the limit one after the other, holds all, and lets them end: so many were shortcuts, the limit
-/// was reached once, and the others were relayed for that reason.
+/// Asks for twice as many bodies as the limit, one after the other, holds all, and lets them end. Asserts that as many
+/// as the limit took shortcuts, that the limit was reached once, and that the others were relayed for that reason.
 fn fill(limits: &'static str, limit: &str, relayed: &str) -> Result<()> {
     with_limits(limits, |service| {
         service.lab.client().run(|| -> Result<()> {
@@ -58,7 +59,8 @@ fn until_idle(service: &Running<'_>) -> Result<()> {
     })
 }
 
-/// The agent hears of a handoff when its worker's turn ends. All that were asked for before are still held.
+/// Asks for a body, and waits until the agent knows all handoffs: it hears of one when its worker's turn ends. All
+/// bodies that were asked for before are still held.
 fn ask_slowly(service: &Running<'_>) -> Result<Held> {
     let held = Held::ask(service, "held", "")?;
     eventually(|| {
@@ -127,7 +129,7 @@ fn allow_descriptors(service: &Running<'_>, most: u64) -> Result<()> {
     Ok(())
 }
 
-/// An agent without a descriptor to spare takes no new offers, serves what it has, and comes back.
+/// An agent without free descriptors takes no new offers, serves those that it has, and recovers later.
 #[test]
 fn descriptors_run_out() -> Result<()> {
     with_limits("", |service| {
@@ -149,7 +151,7 @@ fn descriptors_run_out() -> Result<()> {
     })
 }
 
-/// The sockets of connections that are over wait for nobody: they take no descriptor from what is new.
+/// Sockets of connections that have ended are parked. They must not take descriptors from new connections.
 #[test]
 fn parked_senders_give_way() -> Result<()> {
     with_limits("", |service| {
@@ -167,15 +169,15 @@ fn parked_senders_give_way() -> Result<()> {
     })
 }
 
-/// With as many fetches as there may be nobody consents, or nobody offers: whoever comes is relayed, whole, and is fetched
-/// again later.
+/// With the greatest number of fetches under way, no consents or no offers are given: responses are relayed whole.
+/// Later, shortcuts are taken again.
 fn fill_fetches(limits: &'static str, limit: &str) -> Result<()> {
     with_limits(limits, |service| {
-        // A connection of the frontend itself is never handed off: what it asks for is fetched.
+        // A connection from the frontend itself is never handed off, so its bodies are fetched.
         let client = service.lab.frontend();
         let held: Vec<Held> =
             client.run(|| (0..FETCHES).map(|_| Held::ask(service, "7m", "")).collect::<Result<_>>())??;
-        // Both agents count them: the one that fetches and the one that serves.
+        // Both agents count it: the one that fetches and the one that serves.
         service.until_counted(&format!("agent.limited.{limit}"), 2)?;
         for who in [client, service.lab.client()] {
             service.whole(&fetch(who, service.service.chain().server(), &["/64k", "/7m"])?)?;
@@ -210,7 +212,7 @@ fn connections_of_servers() -> Result<()> {
         let (client, frontend) = (service.lab.client(), service.lab.frontend());
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| -> Result<()> {
-            // Whatever place gets free, others have it first, and say nothing.
+            // Other connections, which say nothing, take each place that becomes free.
             let silent = scope.spawn(|| -> Result<Vec<_>> {
                 let mut silent = Vec::new();
                 while !is_over.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! Very many shortcuts at once, all of clients that do not read for now.
+//! A very large number of shortcuts at once, all of clients that do not read for now.
 
 mod service;
 
@@ -13,14 +13,14 @@ use shunt_lab::{Host, Lab, Options};
 use shunt_testbed::{eventually, skipped};
 
 const CLIENTS: usize = 2000;
-/// Turns at asking for what is missing.
+/// Most attempts at asking for missing bodies.
 const ROUNDS: usize = 10;
-/// A backend's agent has a socket and a file for each, and some more.
+/// Descriptors that the test needs: a backend's agent has a socket and a file for each client, and some more.
 const DESCRIPTORS: u64 = 2 * CLIENTS as u64 + 200;
-/// What the issue allows a shortcut of the frontend's agent.
+/// Most memory of the frontend's agent for a shortcut.
 const AGENT_BYTES_EACH: u64 = 8 << 10;
 
-/// Of one process.
+/// Memory and descriptors of one process.
 #[derive(Clone, Copy, Debug)]
 struct Footprint {
     pss_bytes: u64,
@@ -41,7 +41,7 @@ impl Footprint {
     }
 }
 
-/// What all hash maps of a process hold, in bytes: of the frontend's agent, the flow table.
+/// Returns the bytes of all hash maps of a process. For the frontend's agent, that is the flow table.
 fn map_bytes(pid: u32) -> Result<u64> {
     let mut bytes = 0;
     for entry in std::fs::read_dir(format!("/proc/{pid}/fdinfo"))?.flatten() {
@@ -54,14 +54,14 @@ fn map_bytes(pid: u32) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Pages that TCP has on this machine, for all its hosts.
+/// Returns the pages that TCP has on this machine, for all hosts of the lab.
 fn tcp_pages() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/net/sockstat")?;
     let tcp = text.lines().find(|line| line.starts_with("TCP:")).context("no TCP in sockstat")?;
     Ok(tcp.split("mem ").nth(1).context("no mem")?.trim().parse()?)
 }
 
-/// Asks until that many handoffs are under way: while an agent gets no core, servers relay (`relayed_agent_busy`).
+/// Asks until that many handoffs are under way. While an agent gets no core, servers relay (`relayed_agent_busy`).
 fn hold_all(service: &Running<'_>) -> Result<Vec<Held>> {
     let mut held = Vec::new();
     for _ in 0..ROUNDS {
@@ -72,7 +72,7 @@ fn hold_all(service: &Running<'_>) -> Result<Vec<Held>> {
     Ok(held)
 }
 
-/// Handoffs under way, once the agent has heard of all that its servers have begun.
+/// Returns the number of handoffs under way, once it no longer grows.
 fn under_way(service: &Running<'_>) -> Result<usize> {
     let mut before = None;
     eventually(|| {
@@ -83,7 +83,7 @@ fn under_way(service: &Running<'_>) -> Result<usize> {
     })
 }
 
-/// Whether all handoffs are under way at once.
+/// Asserts that all handoffs are under way at once.
 fn all_are_held(service: &Running<'_>) -> Result<()> {
     let stats = service.service.all_stats()?;
     let now = service.frontend_stats()?.count("agent.now.handoffs");
@@ -91,7 +91,7 @@ fn all_are_held(service: &Running<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Takes all the descriptors that this process may have, and whether they are enough for the test.
+/// Raises this process's limit of descriptors as far as allowed. Returns whether it is enough for the test.
 fn enough_descriptors() -> Result<bool> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
@@ -116,7 +116,7 @@ fn two_thousand_shortcuts_at_once() -> Result<()> {
             Ok((agents.0, agents.1, maps, tcp_pages()?))
         };
         service.lab.client().run(|| -> Result<()> {
-            // Once before, so that what is made only once is not counted.
+            // Some responses before, so that what is allocated only once is not counted.
             (0..16).try_for_each(|_| Held::ask(service, "held", "")?.finish(service))?;
             let before = footprints()?;
             let start = Instant::now();

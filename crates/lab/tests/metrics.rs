@@ -1,4 +1,4 @@
-//! The counters as Prometheus reads them, and as somebody asks who means no good.
+//! The counters as Prometheus reads them, and malformed or slow requests.
 
 mod service;
 
@@ -15,7 +15,7 @@ use shunt_testbed::eventually;
 
 const ADDRESS: &str = "127.0.0.1:9440";
 
-/// Sends bytes and reads to the end.
+/// Sends a request, and reads to the end.
 fn ask(request: &[u8]) -> Result<String> {
     let mut stream = TcpStream::connect(ADDRESS)?;
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;
@@ -36,8 +36,8 @@ fn page() -> Result<String> {
     Ok(body.to_owned())
 }
 
-/// Reads a page by the rules of the format: each family once, HELP and TYPE first, names and labels as they may be,
-/// counters named so, no sample twice.
+/// Parses a page, and checks the rules of the format. Each family comes once, with HELP and TYPE first. Names and
+/// labels have the allowed characters, counters end in `_total`, and no sample comes twice.
 fn samples(page: &str) -> Result<BTreeMap<String, u64>> {
     let is_name = |name: &str| name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') && !name.is_empty();
     let (mut samples, mut families, mut family) = (BTreeMap::new(), BTreeSet::new(), String::new());
@@ -74,7 +74,7 @@ fn samples(page: &str) -> Result<BTreeMap<String, u64>> {
     Ok(samples)
 }
 
-/// Every number of `shunt stats` is there, and docs/counters.md has a line for it.
+/// Asserts that the page has every number of `shunt stats`, and that docs/counters.md has a line for each.
 fn is_complete(service: &Running<'_>, samples: &BTreeMap<String, u64>) -> Result<()> {
     let document = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/counters.md");
     let document = std::fs::read_to_string(document)?;
@@ -131,7 +131,7 @@ fn prometheus_reads_every_counter() -> Result<()> {
     )
 }
 
-/// signal(7): what waits in a system call with a timeout is interrupted by that.
+/// A system call with a timeout is interrupted when its process is stopped and continues (signal(7)).
 #[test]
 fn an_agent_that_was_stopped_answers_when_it_goes_on() -> Result<()> {
     if !may_run("an_agent_that_was_stopped_answers_when_it_goes_on") {
@@ -183,11 +183,11 @@ fn bad_requests_end_and_others_are_served() -> Result<()> {
                 (long.as_bytes(), "400"),
             ] {
                 let answer = ask(request).unwrap_or_default();
-                // One that was not read to its end may lose the answer to a reset.
+                // A request that was not read to its end may lose its answer to a reset.
                 let is_cut = request.len() > 8 << 10 && answer.is_empty();
                 ensure!(answer.starts_with(&format!("HTTP/1.1 {status} ")) || is_cut, "{request:?}: {answer}");
             }
-            // Slow ones hold all places, and lose them.
+            // Slow clients take all threads, and are cut off.
             let slow: Vec<TcpStream> = (0..8).map(|_| TcpStream::connect(ADDRESS)).collect::<Result<_, _>>()?;
             samples(&page()?)?;
             drop(slow);

@@ -1,4 +1,5 @@
-//! The table of mistakes (crates/lab/src/mistakes/): each is told to the operator, and costs no response.
+//! The table of operators' mistakes (crates/lab/src/mistakes/): each is reported to the operator, and costs no
+//! response.
 
 mod service;
 

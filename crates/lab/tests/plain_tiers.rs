@@ -1,5 +1,6 @@
-//! Tiers between that have never heard of Shunt: nginx with filters and a cache, and HAProxy. By default no body goes past
-//! them, and each is as without Shunt; where the backend trusts them as `plain`, bodies go past those that leave them alone.
+//! Intermediates that do not know Shunt: nginx with filters and a cache, and HAProxy. By default no body bypasses them,
+//! and each works as without Shunt. Where the backend trusts them as `plain`, bodies bypass those that do not touch
+//! them.
 
 mod service;
 
@@ -11,13 +12,14 @@ use service::{Running, may_run, start_on};
 use shunt_lab::{Host, Lab, Options, Process, Role, Settings, haproxy};
 
 const FILES: &[(&str, u64)] = &[("1m", 1 << 20)];
-/// Makes the page that filters change.
+/// Lines of the page that filters change.
 const LINES: usize = 9000;
-/// HAProxy's ports at the intermediate: one that leaves bodies alone, and one that compresses them.
+/// HAProxy's ports on the intermediate: one leaves bodies alone, and one compresses them.
 const LEAVING: u16 = 81;
 const COMPRESSING: u16 = 82;
 
-/// Paths through nginx whose filters and cache see each body, through HAProxy, and what is the same but passes.
+/// Paths through nginx whose filters and cache see each body, and through HAProxy that compresses. Then paths whose
+/// bodies no tier touches.
 const TOUCHED: &[&str] =
     &["/sub/page", "/ssi/page", "/gzip/page", "/gzip/1m", "/cache/1m", "/cache/1m", "/compressing/page"];
 const PASSED: &[&str] = &["/1m", "/page", "/haproxy/1m", "/haproxy/page"];
@@ -48,7 +50,7 @@ fn locations(lab: &Lab, host: &Host) -> String {
     }
 }
 
-/// A cache that keeps what it is told not to: the intermediate is somebody else's.
+/// Makes the intermediate, which is another operator's, cache responses although it is told not to.
 fn caching(host: &Host, text: String) -> String {
     let cache = "    proxy_cache_path temp/kept keys_zone=kept:1m;\n    proxy_ignore_headers X-Accel-Expires;\n";
     match host.role() {
@@ -76,7 +78,7 @@ fn start_haproxies(lab: &Lab) -> Result<Vec<Process>> {
     Ok(vec![tier(LEAVING, "")?, tier(COMPRESSING, compression)?])
 }
 
-/// The body of each path, decoded, over one connection.
+/// Returns the decoded body of each path, fetched over one connection.
 fn bodies(running: &Running<'_>, paths: &[&str]) -> Result<Vec<Vec<u8>>> {
     let directory = tempfile::tempdir()?;
     let mut curl = Command::new("curl");
@@ -89,7 +91,7 @@ fn bodies(running: &Running<'_>, paths: &[&str]) -> Result<Vec<Vec<u8>>> {
     (0..paths.len()).map(|number| Ok(std::fs::read(directory.path().join(number.to_string()))?)).collect()
 }
 
-/// A service with all these tiers.
+/// Runs a test on a service with all these tiers.
 fn with_tiers<T>(mut options: Options, test: impl FnOnce(&mut Running<'_>) -> Result<T>) -> Result<T> {
     options.settings.locations = Some(locations);
     start_on(Lab::builder().intermediates(1), FILES, options, |running| {

@@ -1,5 +1,5 @@
-//! Interfaces that come, go, and come again while the agents run: the steering programs are on them at once, and what was
-//! under way goes on.
+//! Interfaces that come, go, and come again while the agents run. The steering programs are put on them at once, and
+//! downloads under way continue.
 
 mod service;
 
@@ -15,7 +15,7 @@ fn with(agent_text: Option<fn(&Host, String) -> String>) -> Options {
     Options { settings: Settings { http: ALONE, agent_text, ..Settings::default() }, ..Options::shunt() }
 }
 
-/// Waits until an agent has put programs on so many interfaces since its start.
+/// Waits until an agent has put programs on interfaces `times` times since its start.
 fn attached(service: &Running<'_>, host: &Host, times: u64) -> Result<()> {
     eventually(|| {
         let now = service.service.stats(host)?.count("agent.interfaces_attached");
@@ -24,7 +24,7 @@ fn attached(service: &Running<'_>, host: &Host, times: u64) -> Result<()> {
     })
 }
 
-/// Waits until an agent's log has a line with all these words, and fails where there are two.
+/// Waits until an agent's log has a line with all these words. Asserts that there is only one.
 fn says(service: &Running<'_>, host: &Host, words: &[&str]) -> Result<()> {
     let lines = || -> Result<usize> {
         let log = service.service.agent(host)?.log();
@@ -121,7 +121,7 @@ fn with_late(_: &Host, text: String) -> String {
     text.replace("[\"client0\"]", "[\"client0\", \"late0\"]")
 }
 
-/// An agent takes nobody's place, also at an interface that comes later.
+/// An agent replaces no other agent's programs, also on an interface that comes later.
 #[test]
 fn a_new_interface_with_the_programs_of_another_agent_is_left_to_that() -> Result<()> {
     if !may_run("a_new_interface_with_the_programs_of_another_agent_is_left_to_that") {
@@ -132,7 +132,7 @@ fn a_new_interface_with_the_programs_of_another_agent_is_left_to_that() -> Resul
         says(service, frontend, &["late0", "is not there"])?;
         let config = std::fs::read_to_string(frontend.dir().join("shuntd.toml"))?;
         let pins = config.lines().find_map(|line| line.strip_prefix("pins = ")).context("no pins")?;
-        // The place of fe_in has another program: to this agent it is anybody's.
+        // Another program is in fe_in's place. This agent cannot tell whose it is.
         let filter = "prio 21318 handle 1 protocol all bpf da";
         let program = pins.trim_matches('"').to_owned() + "/fe_out";
         shell(

@@ -16,7 +16,7 @@ fn reload(service: &Running<'_>, host: &Host) -> Result<()> {
     Ok(kill_process(agent.ok_or_else(|| anyhow::anyhow!("a process has a number"))?, Signal::HUP)?)
 }
 
-/// Both agents' count of something since they began.
+/// Returns the sum of a counter over all agents and servers.
 fn count(service: &Running<'_>, what: &str) -> Result<u64> {
     Ok(service.service.all_stats()?.count(what))
 }
@@ -33,7 +33,7 @@ fn a_revoked_agent_is_turned_away_at_once() -> Result<()> {
         authority.revoke(backend.name())?;
         reload(service, frontend)?;
         until("its session ends", || Ok(service.frontend_stats()?.count("agent.sessions_lost") == 1))?;
-        // It comes again and again, and is refused.
+        // The revoked agent tries again and again, and is refused.
         until("it is refused", || Ok(service.frontend_stats()?.count("agent.strangers") >= 3))?;
         let shortcuts = service.frontend_stats()?.count("servers.shortcuts");
         service.whole(&fetch(client, service.service.chain().server(), &["/64k", "/1m"])?)?;
@@ -70,7 +70,7 @@ fn certificates_that_cannot_be_used_leave_all_as_it_was() -> Result<()> {
         }
         client.run(|| held.finish(service))??;
         ensure!(count(service, "agent.sessions_lost")? == 0, "a session ended");
-        // A session that begins from here still has the old ones.
+        // A session that begins now still uses the old certificates.
         service.service.kill_agent(backend)?;
         service.service.restart_agent(backend)?;
         std::fs::write(&certificate, good)?;

@@ -1,5 +1,6 @@
-//! Shortcuts over every kind of way: both IP versions, mixed, with and without intermediates, with and without a router
-//! between any two hosts. Every byte arrives, every long body by the shortcut, on one whole connection.
+//! Shortcuts over every kind of path: each IP version and mixtures of both, with and without intermediates, with and
+//! without a router between any two hosts. Every byte must arrive, every long body by the shortcut, on one intact
+//! connection.
 
 mod service;
 
@@ -13,14 +14,14 @@ use shunt_lab::{
 };
 use shunt_testbed::eventually;
 
-/// Files that are offered.
+/// Number of files that are long enough to be offered.
 const LONG: u64 = 4;
 
 fn with(families: Families) -> Options {
     Options { families, ..Options::shunt() }
 }
 
-/// Every file over one connection, compared.
+/// Fetches every file over one connection, and compares the bytes.
 fn fetch_all(service: &Running<'_>) -> Result<()> {
     let paths: Vec<String> = FILES.iter().map(|(name, _)| format!("/{name}")).collect();
     let fetched = Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths);
@@ -31,7 +32,7 @@ fn fetch_all(service: &Running<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The same, by shortcuts alone; the connection is whole, as the client sees it.
+/// Fetches every file by shortcuts only. Asserts that the connection is intact, as the client sees it.
 fn all_by_shortcut(service: &Running<'_>, clients: Family) -> Result<()> {
     let client = service.lab.client();
     let capture = Tcpdump::start(client, "client0", "tcp")?;
@@ -43,7 +44,7 @@ fn all_by_shortcut(service: &Running<'_>, clients: Family) -> Result<()> {
     service.no_fallback()
 }
 
-/// All four mixtures of IP versions.
+/// Returns all four mixtures of IP versions.
 fn families() -> impl Iterator<Item = Families> {
     let both = [Family::V4, Family::V6];
     both.into_iter().flat_map(move |clients| both.map(|tiers| Families { clients, tiers, dual_stack: false }))
@@ -86,7 +87,7 @@ fn a_socket_of_both_ip_versions_serves_clients_of_either() -> Result<()> {
     Ok(())
 }
 
-/// The backend speaks IPv4 alone, and its agent finds no other address.
+/// Removes the backend's IPv6 addresses, so that its agent has senders of IPv4 only.
 fn without_ipv6(lab: &Lab, backend: &str) -> Result<()> {
     let mut flush = Command::new("ip");
     flush.args(["-6", "addr", "flush", "dev", "service0", "scope", "global"]);
@@ -133,7 +134,7 @@ fn where_only_some_backends_have_the_clients_ip_version_the_others_bodies_are_fe
     }
     let families = Families { clients: Family::V6, tiers: Family::V4, dual_stack: false };
     let lab = Lab::builder().ipv6().backends(2);
-    // Every long body is to be offered, though the other backend's have to be fetched.
+    // Every long body is to be offered, although the other backend's bodies have to be fetched.
     let settings = Settings { http: &["shunt_alone_length 0", "shunt_mean_length 0"], ..Settings::default() };
     service::start_prepared(
         lab,
@@ -141,7 +142,7 @@ fn where_only_some_backends_have_the_clients_ip_version_the_others_bodies_are_fe
         Options { settings, ..with(families) },
         |lab| without_ipv6(lab, "backend1"),
         |service| {
-            // nginx takes turns between its upstreams: over so many rounds each backend has had each file.
+            // nginx alternates between its upstreams. In four rounds each backend has served each file.
             for _ in 0..4 {
                 fetch_all(service)?;
             }
@@ -164,7 +165,8 @@ fn ip(host: &Host, commands: &[&str]) -> Result<()> {
     })
 }
 
-/// Every long body by shortcuts alone, where frontend and backend have these routes before anything starts.
+/// Asserts that every long body takes the shortcut, where frontend and backend have these routes before anything
+/// starts. With `cut`, the frontend's service interface is cut off.
 fn by_shortcut_with_routes(test: &str, frontend: &[&str], backend: &[&str], cut: bool) -> Result<()> {
     if !may_run(test) {
         return Ok(());
@@ -194,7 +196,7 @@ fn acks_leave_by_one_of_several_paths() -> Result<()> {
 
 #[test]
 fn acks_leave_as_policy_rules_say() -> Result<()> {
-    // The port of the source address is cut off.
+    // The interface of the source address is cut off.
     let back = ["route add 10.77.1.1/32 via 10.77.0.1 dev service0 onlink"];
     let commands = [
         "route add blackhole 10.77.1.101/32",
@@ -220,7 +222,7 @@ fn a_download_goes_on_when_its_acks_leave_by_another_uplink() -> Result<()> {
         lab.client().run(|| held.finish(service))??;
         let stats = service.frontend_stats()?;
         ensure!(stats.count("servers.shortcuts") == 1, "not by the shortcut: {:#}", stats.0);
-        // The other way round, and with nothing in progress.
+        // Back to the first uplink, this time with nothing in progress.
         lab.join(frontend, "service0")?;
         ip(frontend, &["route del 10.77.1.101/32 dev client0 src 10.77.1.1"])?;
         until("the agent has heard of that", || Ok(service.frontend_stats()?.count("agent.routes_changed") == 2))?;
@@ -255,7 +257,7 @@ fn without_a_route_to_a_backends_senders_its_bodies_are_relayed() -> Result<()> 
         })?;
         ip(frontend, &["route replace 10.77.1.250/32 via 10.77.1.101"])?;
         until("there is a route", || Ok(service.frontend_stats()?.count("agent.routes_changed") == 1))?;
-        // Its servers may hear of it a moment later.
+        // The frontend's servers may hear of it a moment later.
         until("a shortcut", || {
             fetch_all(service)?;
             Ok(service.frontend_stats()?.count("servers.shortcuts") > 0)

@@ -1,4 +1,4 @@
-//! A sample of the table of silence (crates/lab/src/silence/): `make soak` runs every row.
+//! A sample of the table of silence (crates/lab/src/silence/). `make soak` runs every row.
 
 mod service;
 

@@ -1,4 +1,4 @@
-//! Configurations and environments that are wrong: they cost shortcuts, and never a response.
+//! A wrong `speaks_for`: it costs shortcuts, and never a response.
 
 mod service;
 
@@ -6,7 +6,8 @@ use anyhow::{Result, ensure};
 use service::{FILES, may_run, start_on};
 use shunt_lab::{Lab, Options, Settings, fetch};
 
-/// The backend's agent does not send as the address that clients know: so it is where a public address is not the agent's.
+/// The backend's agent may not send as the address that clients know. That is so where the service's public address is
+/// not an address of the frontend's agent.
 #[test]
 fn a_backend_that_does_not_speak_for_the_frontend_relays() -> Result<()> {
     if !may_run("a_backend_that_does_not_speak_for_the_frontend_relays") {

@@ -1,5 +1,5 @@
-//! Something between backend and client begins to drop what they send, in mid-payload. All agents are at work, and the
-//! frontend hears the client: a response is whole all the same.
+//! Something between backend and client begins to drop their packets in the middle of a payload. All agents run, and
+//! the frontend hears the client: the response must be whole all the same.
 
 mod service;
 
@@ -12,7 +12,7 @@ use service::{FILES, Running, may_run, start, start_on};
 use shunt_lab::{Host, Lab, Link, Options};
 
 const RELAYED: &str = "servers.relayed_stalled";
-/// Bytes of a body that are sent only after ACKs of what was before them.
+/// Bytes of a body of which the last ones are sent only after ACKs of earlier ones.
 const HEARD: usize = 512 << 10;
 
 fn nft(host: &Host, rule: &str) -> Result<()> {
@@ -21,7 +21,7 @@ fn nft(host: &Host, rule: &str) -> Result<()> {
     host.check(command).map(drop)
 }
 
-/// Has a host drop the packets that come in and are like that.
+/// Has a host drop incoming packets that match an nft expression.
 fn drop_at(host: &Host, what: &str) -> Result<()> {
     nft(host, "add table ip lab")?;
     nft(host, "add chain ip lab in { type filter hook prerouting priority -300 ; }")?;
@@ -35,13 +35,13 @@ fn link_address(host: &Host) -> Result<String> {
     Ok(links[0]["address"].as_str().context("no link address")?.to_owned())
 }
 
-/// A host drops something in the middle of a shortcut: that and its connection's next response are whole. When it no longer
-/// does, there are shortcuts again.
+/// Has a host drop packets in the middle of a shortcut. Asserts that this response and the next one on its connection
+/// are whole. Then the packets pass again, and shortcuts must be taken again.
 fn is_whole(service: &Running<'_>, host: &Host, what: &str) -> Result<()> {
-    // An agent that gets no processor for a second has lost its session.
+    // An agent that got no processor for a second has lost its session.
     service.good_again()?;
     let mut held = service.lab.client().run(|| Held::ask(service, "7m", ""))??;
-    // More than a window: the backend has heard the client. Where it never has, it gives the body back.
+    // More than a window, so that the backend has heard the client. A backend that has not would give the body back.
     held.read_some(HEARD)?;
     drop_at(host, what)?;
     held.finish_and_ask_again(service, "1k")?;
@@ -55,7 +55,7 @@ fn with_closed_ports(service: &Running<'_>) -> Result<()> {
     is_whole(service, service.lab.backend(), "tcp dport 61000-61063")
 }
 
-/// The client's packets pass the frontend, and end at a firewall of the backend.
+/// The client's packets reach the frontend, and are dropped by a firewall on the backend.
 #[test]
 fn a_firewall_that_closes_the_ports_of_acks_costs_the_rest_of_a_shortcut() -> Result<()> {
     if !may_run("a_firewall_that_closes_the_ports_of_acks_costs_the_rest_of_a_shortcut") {
@@ -64,7 +64,7 @@ fn a_firewall_that_closes_the_ports_of_acks_costs_the_rest_of_a_shortcut() -> Re
     start(0, |service| with_closed_ports(service))
 }
 
-/// The same where an answer of the client's takes 100 ms.
+/// The same firewall, with a client whose answers take 100 ms.
 #[test]
 fn a_client_far_away_has_time_to_answer() -> Result<()> {
     if !may_run("a_client_far_away_has_time_to_answer") {
@@ -74,7 +74,7 @@ fn a_client_far_away_has_time_to_answer() -> Result<()> {
     start_on(far, FILES, Options::shunt(), |service| with_closed_ports(service))
 }
 
-/// The backend's packets do not reach the client any more, as where a router takes them for forged.
+/// The backend's packets do not reach the client any more, as with a router that takes them for forged.
 #[test]
 fn a_way_to_the_client_that_closes_costs_the_rest_of_a_shortcut() -> Result<()> {
     if !may_run("a_way_to_the_client_that_closes_costs_the_rest_of_a_shortcut") {

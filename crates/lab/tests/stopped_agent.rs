@@ -1,4 +1,5 @@
-//! Somebody stops: the agent of a frontend. A response is whole all the same, and does not wait for it to come back.
+//! A frontend's agent is stopped (SIGSTOP) or killed. Responses must be whole all the same, and must not wait until it
+//! continues.
 
 mod service;
 
@@ -15,7 +16,7 @@ fn signal(service: &mut Running<'_>, host: &Host, signal: Signal) -> Result<()> 
     service.service.agent_process(host)?.context("the host has an agent")?.signal(signal)
 }
 
-/// Asks for a body that is long for its client, whose window is shut after some of it.
+/// Asks for a body that is longer than the client's buffers, so that its window closes after a part of it.
 fn ask(service: &Running<'_>) -> Result<Held> {
     service.lab.client().run(|| Held::ask(service, "7m", ""))?
 }
@@ -32,7 +33,7 @@ fn until(service: &Running<'_>, holds: impl Fn(&Stats) -> bool) -> Result<()> {
     }
 }
 
-/// Every response is whole, and in the end one takes the shortcut.
+/// Waits until a response takes the shortcut. Every response until then must be whole.
 fn recovers(service: &Running<'_>) -> Result<()> {
     let before = service.frontend_stats()?.count("servers.shortcuts");
     until(service, |stats| {
@@ -41,7 +42,7 @@ fn recovers(service: &Running<'_>) -> Result<()> {
     })
 }
 
-/// Nobody claims what is handed off in its last moment: the worker does not know yet.
+/// The agent is stopped just before: nobody claims these payloads, and the worker does not know yet.
 #[test]
 fn a_handoff_that_a_stopped_agent_never_reads_goes_on_without_it() -> Result<()> {
     if !may_run("a_handoff_that_a_stopped_agent_never_reads_goes_on_without_it") {
@@ -54,7 +55,7 @@ fn a_handoff_that_a_stopped_agent_never_reads_goes_on_without_it() -> Result<()>
         let held = [ask(service)?, ask(service)?];
         held.into_iter().try_for_each(|one| one.finish(service))?;
         signal(service, frontend, Signal::CONT)?;
-        // It reads of them now, and passes none on.
+        // The agent reads the handoffs now, and passes none of them on.
         until(service, |stats| {
             (stats.count("agent.handoffs_unknown"), stats.count("servers.relayed_stopped")) == (2, 2)
         })?;
@@ -62,7 +63,7 @@ fn a_handoff_that_a_stopped_agent_never_reads_goes_on_without_it() -> Result<()>
     })
 }
 
-/// Payloads on their way need no agent, until their backend is lost as well: then the worker has to find that out.
+/// Payloads under way need no agent, unless their backend is lost as well. Then the worker has to find that out itself.
 #[test]
 fn a_payload_whose_backend_is_lost_while_the_agent_is_stopped_goes_on() -> Result<()> {
     if !may_run("a_payload_whose_backend_is_lost_while_the_agent_is_stopped_goes_on") {
@@ -73,7 +74,7 @@ fn a_payload_whose_backend_is_lost_while_the_agent_is_stopped_goes_on() -> Resul
         let held = ask(service)?;
         signal(service, frontend, Signal::STOP)?;
         service.service.kill_agent(backend)?;
-        service.service.start_agent(backend)?; // which silences the old one's senders
+        service.service.start_agent(backend)?; // it silences the old agent's senders
         held.finish(service)?;
         signal(service, frontend, Signal::CONT)?;
         until(service, |stats| stats.count("servers.relayed_stopped") == 1)?;
@@ -81,7 +82,7 @@ fn a_payload_whose_backend_is_lost_while_the_agent_is_stopped_goes_on() -> Resul
     })
 }
 
-/// The same for an agent that is gone, and does not come back.
+/// The agent is killed, and is not restarted before the response has ended.
 #[test]
 fn a_handoff_of_an_agent_that_is_killed_goes_on_without_it() -> Result<()> {
     if !may_run("a_handoff_of_an_agent_that_is_killed_goes_on_without_it") {
@@ -98,11 +99,11 @@ fn a_handoff_of_an_agent_that_is_killed_goes_on_without_it() -> Result<()> {
     })
 }
 
-/// Longer than the client has room for, and all in the sender's socket at once.
+/// A payload that is longer than the client has room for, and fits into the sender's socket.
 const QUEUED: (&str, u64) = ("500k", 500 << 10);
 const QUEUED_BYTES: &str = "agent.senders.queued_bytes";
 
-/// Its frontend waits for the word of the backend's agent, which nobody says or nobody hears.
+/// The frontend waits for the word of the backend's agent. It does not come, or the frontend's agent does not hear it.
 #[test]
 fn a_payload_that_no_agent_calls_delivered_is_complete_when_its_client_says_so() -> Result<()> {
     if !may_run("a_payload_that_no_agent_calls_delivered_is_complete_when_its_client_says_so") {
@@ -135,7 +136,7 @@ fn a_payload_that_no_agent_calls_delivered_is_complete_when_its_client_says_so()
     })
 }
 
-/// The agent hears of a handoff whose client has left meanwhile.
+/// The agent reads the handoff of a client that has left meanwhile.
 #[test]
 fn a_client_that_leaves_is_no_refusal_in_the_log() -> Result<()> {
     if !may_run("a_client_that_leaves_is_no_refusal_in_the_log") {

@@ -1,4 +1,4 @@
-//! One response is followed through all logs by the trace-id of its request.
+//! One response can be followed through all logs by the trace-id of its request.
 
 mod service;
 

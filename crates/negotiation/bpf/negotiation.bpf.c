@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Which TCP connections lie between two programs under Shunt, on machines of one service: settled
- * in the handshake, by an option of the SYN and of the SYN-ACK that proves where it comes from
- * (token.h). Only sockets that were marked before connect or listen (SHUNT_SPEAK) have it, and only
- * towards addresses that a peer's agent has named; every other connection's segments stay as they
- * are. Attached to a cgroup: no program outside it is ever looked at.
+ * Negotiates which TCP connections lie between two programs under Shunt, on machines of one
+ * service. This is settled in the handshake, by an option of the SYN and of the SYN-ACK whose token
+ * proves where it comes from (token.h). Only sockets that were marked before connect or listen
+ * (SHUNT_SPEAK) send the option, and only to addresses that a peer's agent has named. Such a socket
+ * "speaks". Segments of all other connections stay unchanged. Attached to a cgroup: processes
+ * outside it are not affected.
  *
- * The accepting end learns that the connecting one has it from the SYN, which its listener keeps
- * (TCP_SAVE_SYN). An answer to a SYN flood (cookies) keeps nothing, so it has no option.
+ * The accepting end learns from the SYN, which its listener keeps (TCP_SAVE_SYN), that the
+ * connecting end sent the option. Under a SYN flood, a listener that answers with SYN cookies keeps
+ * no SYN, so those answers have no option.
  */
 #include <stdbool.h>
 
@@ -25,17 +27,17 @@
 
 #define REFUSED       0 /* EPERM */
 #define ALLOWED       1
-#define VISIBLE_BYTES 4096 /* of an option's value; a longer one must be passed on by optlen 0 */
+#define VISIBLE_BYTES 4096 /* bytes of an option's value that the kernel shows to programs */
 
 #define TCP_FLAG_SYN_ 0x02
 #define TCP_FLAG_ACK_ 0x10
 
 #define SILENT  0
-#define MARKED  1 /* connect or listen with the option */
-#define AGREED  2 /* the other end has it too */
-#define ADOPTED 3 /* and a program keeps account of its frames */
+#define MARKED  1 /* sends the option at connect or listen */
+#define AGREED  2 /* the other end has sent the option, too */
+#define ADOPTED 3 /* as AGREED, and a program keeps account of the connection's frames */
 
-/* A listener's children have its mark. */
+/* Marks of sockets. A listener's children inherit its mark. */
 struct {
     __uint(type, BPF_MAP_TYPE_SK_STORAGE);
     __uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
@@ -43,7 +45,8 @@ struct {
     __type(value, __u32);
 } marks SEC(".maps");
 
-/* A program's account of a connection's frames, for one of another user (SHUNT_CARRY). */
+/* Account of a connection's frames, left by a program for a program of another user
+ * (SHUNT_CARRY). */
 struct carried {
     __u8 bytes[SHUNT_CARRIED_BYTES];
 };
@@ -55,10 +58,10 @@ struct {
     __type(value, struct carried);
 } carried SEC(".maps");
 
-/* The users whose programs keep account of a connection's frames, and how many accounts each may
- * have. A fifth user's programs never hear that the connection has ended, and keep its state. */
+/* Users whose programs keep account of a connection's frames, and the number of accounts of each. A
+ * fifth user's programs never hear that the connection has ended, and keep its state. */
 #define KEEPERS_MAX 4
-#define ANYBODY     0xffffffffu /* no user has that number */
+#define ANYBODY     0xffffffffu /* no user has this number */
 
 struct keepers {
     __u32 users[KEEPERS_MAX];
@@ -72,9 +75,10 @@ struct {
     __type(value, struct keepers);
 } keepers SEC(".maps");
 
-/* Connections whose last descriptor is closed, for each user whose programs have an account of it
- * and have not asked yet: how many of them have not. Cookies can be guessed: if others could ask,
- * they would have those states kept for good. */
+/* Connections whose last descriptor is closed, for each user whose programs have accounts of them.
+ * The value is the number of those accounts that have not asked yet. The user is part of the key
+ * because cookies can be guessed: a stranger's question would use up an answer, and the account's
+ * program would keep its state for good. */
 struct over {
     __u64 cookie;
     __u32 user;
@@ -89,10 +93,10 @@ struct {
 } over SEC(".maps");
 
 /*
- * Clients that a SYN-ACK has told whether this end speaks. What was said once holds, though the key
- * that it was proven by may be gone, or another, when the connection is made: that can take as long
- * as a client says nothing (TCP_DEFER_ACCEPT), or a server does not accept. Only who has a key gets
- * in here.
+ * Answers that SYN-ACKs have given to clients: whether this end speaks. An answer stays valid, even
+ * if the key that proved the client is gone or replaced when the connection is made. That may be
+ * late: a client may send nothing for long (TCP_DEFER_ACCEPT), or a server may not accept. Only a
+ * client with a key gets an entry.
  */
 struct told {
     struct end_address client;
@@ -109,11 +113,12 @@ struct {
 } answered SEC(".maps");
 
 /*
- * Where listeners are that say no more (SHUNT_SPEAK 0), and how many at each place. A SYN-ACK goes
- * by the flags that its listener has had since listen, and does not tell which listener that is.
+ * Places of listeners that speak no more (SHUNT_SPEAK 0), with the number of listeners at each. A
+ * SYN-ACK is sent with the flags that its listener has had since listen, and the program cannot see
+ * which listener that is.
  */
 struct place {
-    struct end_address address; /* zeros: all */
+    struct end_address address; /* zeros: all addresses */
     __u32 port;
 };
 
@@ -125,7 +130,7 @@ struct {
     __type(value, __u32);
 } silent SEC(".maps");
 
-/* Of such a listener alone: its place, as long as it is counted there. */
+/* For a listener that speaks no more: its place, while it is counted there. */
 struct {
     __uint(type, BPF_MAP_TYPE_SK_STORAGE);
     __uint(map_flags, BPF_F_NO_PREALLOC);
@@ -136,8 +141,8 @@ struct {
 #define SPEAKER_USER  1
 #define SPEAKER_GROUP 2
 
-/* Whose programs may have their handshakes say that they are under Shunt. All others could have the
- * machines of the service believe what they make up. */
+/* Users and groups whose programs may speak. Any other user could make the service's machines
+ * believe its own inventions. */
 struct speaker {
     __u32 kind;
     __u32 id;
@@ -170,7 +175,7 @@ static __always_inline __u32 caller(void)
     return (__u32) bpf_get_current_uid_gid();
 }
 
-/* A program of the caller's begins to keep account of a connection, or goes on with one. */
+/* Counts one more account that a program of the caller's user keeps of a connection. */
 static __always_inline void keeps(struct bpf_sock *sk)
 {
     struct keepers *all = bpf_sk_storage_get(&keepers, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
@@ -188,7 +193,7 @@ static __always_inline void keeps(struct bpf_sock *sk)
     }
 }
 
-/* Whether an account of that user's has not heard of the end. It has now. */
+/* Whether an account of that user has not heard of the connection's end yet. Counts it as told. */
 static __always_inline bool hears(__u64 cookie, __u32 user)
 {
     struct over key = {cookie, user, 0};
@@ -201,7 +206,7 @@ static __always_inline bool hears(__u64 cookie, __u32 user)
     return !bpf_map_delete_elem(&over, &key);
 }
 
-/* The program that has a state for the connection may forget it. */
+/* SHUNT_ENDED: tells a program whether it may forget its state of a connection. */
 static __always_inline int has_ended(struct bpf_sockopt *ctx)
 {
     __u64 *value = ctx->optval;
@@ -221,7 +226,7 @@ static __always_inline void tell_of_end(__u64 cookie, __u32 user, __u32 accounts
     bpf_map_update_elem(&over, &key, &accounts, BPF_ANY);
 }
 
-/* The mapped form of 0.0.0.0. */
+/* Whether an address is 0.0.0.0, in its mapped form. */
 static __always_inline bool is_any_ipv4(const struct end_address *address)
 {
     return !address->words[0] && !address->words[1] && address->words[2] == bpf_htonl(0xffff) &&
@@ -256,13 +261,13 @@ static __always_inline void leaves(struct place *place)
         bpf_map_delete_elem(&silent, place);
 }
 
-/* One more is at a place. False: there is no room. */
+/* Counts one more listener at a place. Returns false where the map is full. */
 static __always_inline bool count_at(struct place *place)
 {
     __u32 none = 0;
 
 #pragma unroll
-    for (int i = 0; i < 3; i++) { /* the last one of before may be leaving */
+    for (int i = 0; i < 3; i++) { /* the last listener counted before may just be leaving */
         bpf_map_update_elem(&silent, place, &none, BPF_NOEXIST);
         __u32 *listeners = bpf_map_lookup_elem(&silent, place);
         if (!listeners)
@@ -274,8 +279,9 @@ static __always_inline bool count_at(struct place *place)
     return false;
 }
 
-/* A listener is counted among those that say no more. False: there is no room. `mark`: NULL where
- * another program has marked it, by whose flags this one's SYN-ACKs go, too. */
+/* Counts a listener among those that speak no more. Returns false where a map is full. `mark` is
+ * NULL where only another cgroup's program has marked the listener: that program's flags also have
+ * this one's option sent. */
 static __always_inline bool silence(struct bpf_sock *sk, __u32 *mark)
 {
     struct place place = {};
@@ -294,7 +300,7 @@ static __always_inline bool silence(struct bpf_sock *sk, __u32 *mark)
     return false;
 }
 
-/* It listens no more. False: it was not counted. */
+/* Uncounts a listener that is closed, or listens anew. Returns false where it was not counted. */
 static __always_inline bool leaves_place(struct bpf_sock *sk)
 {
     struct place *own = bpf_sk_storage_get(&silenced, sk, 0, 0);
@@ -306,7 +312,7 @@ static __always_inline bool leaves_place(struct bpf_sock *sk)
     return true;
 }
 
-/* Whether the listener that this SYN-ACK is of may be one of those. */
+/* Whether a listener that speaks no more may have sent this SYN-ACK. */
 static __always_inline bool says_no_more(struct bpf_sock_ops *ctx)
 {
     struct place place = {};
@@ -323,11 +329,11 @@ int odb_release(struct bpf_sock *ctx)
 {
     leaves_place(ctx);
     __u32 *mark = bpf_sk_storage_get(&marks, ctx, 0, 0);
-    if (!mark || *mark < ADOPTED) /* nobody has anything to forget */
+    if (!mark || *mark < ADOPTED) /* no program has a state to forget */
         return ALLOWED;
     __u64 cookie = bpf_get_socket_cookie(ctx);
     struct keepers *all = bpf_sk_storage_get(&keepers, ctx, 0, 0);
-    if (!all) { /* it was adopted before there were keepers */
+    if (!all) { /* the socket was adopted before there were keepers */
         tell_of_end(cookie, ANYBODY, 1);
         return ALLOWED;
     }
@@ -339,7 +345,7 @@ int odb_release(struct bpf_sock *ctx)
     return ALLOWED;
 }
 
-/* An account is left with its connection. */
+/* SHUNT_CARRY: leaves an account with its connection. */
 static __always_inline bool carry(struct bpf_sockopt *ctx, struct bpf_sock *sk)
 {
     struct carried *from = ctx->optval;
@@ -371,7 +377,8 @@ static __always_inline bool adopt(struct bpf_sockopt *ctx, struct bpf_sock *sk, 
     return is_kept;
 }
 
-/* What a program may do with a connection on which both ends have the option. */
+/* Handles SHUNT_ADOPT, SHUNT_CARRY and SHUNT_SPEAKS, on a connection on which both ends have the
+ * option. */
 static __always_inline bool on_agreed(struct bpf_sockopt *ctx, struct bpf_sock *sk, __u32 *mark)
 {
     if (*mark < AGREED)
@@ -381,7 +388,8 @@ static __always_inline bool on_agreed(struct bpf_sockopt *ctx, struct bpf_sock *
     return ctx->optname != SHUNT_CARRY || carry(ctx, sk);
 }
 
-/* A listener can say no more, by the word of whoever has it, to all who have marked it. */
+/* SHUNT_SPEAK on a listener. Any process that has it may stop its option, also where several
+ * programs have marked it. */
 static __always_inline int on_listener(struct bpf_sockopt *ctx, struct bpf_sock *sk, __u32 *mark)
 {
     __u32 *speaks = ctx->optval;
@@ -405,8 +413,8 @@ int odb_setsockopt(struct bpf_sockopt *ctx)
             ctx->optlen = 0;
         return ALLOWED;
     }
-    /* The program of a group below, whose word counts: one of this group knows less of the socket.
-     */
+    /* A program of a cgroup below has answered already. Its answer counts: this program knows less
+     * of the socket. */
     bool is_answered = ctx->optlen == -1;
     struct bpf_sock *sk = ctx->sk;
     if (!sk)
@@ -424,8 +432,9 @@ int odb_setsockopt(struct bpf_sockopt *ctx)
         mark = mark_of(sk, true);
     }
     /*
-     * Of a socket that was marked before this program was attached another one may know, of a
-     * control group above or below. If none does, the kernel has no such option.
+     * The socket was not marked here, perhaps because it was marked before this program was
+     * attached. A program of a cgroup above or below may know it. If none does, the kernel says
+     * that it has no such option.
      */
     if (!mark)
         return ctx->optname == SHUNT_SPEAK ? REFUSED : ALLOWED;
@@ -438,24 +447,25 @@ int odb_setsockopt(struct bpf_sockopt *ctx)
     } else if (!on_agreed(ctx, sk, mark)) {
         return REFUSED;
     }
-    ctx->optlen = -1; /* all done: the kernel need not look */
+    ctx->optlen = -1; /* handled: the kernel skips its own setsockopt */
     return ALLOWED;
 }
 
-/* What was left with a connection goes to whoever asks first. */
+/* SHUNT_CARRY: gives the account that was left with a connection to the first program that asks. */
 SEC("cgroup/getsockopt")
 int odb_getsockopt(struct bpf_sockopt *ctx)
 {
     struct bpf_sock *sk = ctx->sk;
 
-    /* 0: what the kernel has told the program stays. Of an error, that is how much room it would
-     * take (SO_PEERGROUPS). */
+    /* 0: the kernel's answer stays unchanged. On an error, optlen may be the room that the value
+     * needs (SO_PEERGROUPS). */
     if (ctx->level != SHUNT_SOL || ctx->optname != SHUNT_CARRY) {
         if (ctx->retval || ctx->optlen > VISIBLE_BYTES)
             ctx->optlen = 0;
         return ALLOWED;
     }
-    /* As in odb_setsockopt: a group's below has answered, or one's above may know. */
+    /* Either a program of a cgroup below has answered already, or one of a cgroup above may know
+     * the socket (see odb_setsockopt). */
     if (ctx->retval == 0 || !sk || !mark_of(sk, false))
         return ALLOWED;
     struct carried *to = ctx->optval;
@@ -467,15 +477,17 @@ int odb_getsockopt(struct bpf_sockopt *ctx)
         return REFUSED;
     keeps(sk);
     ctx->optlen = sizeof(*to);
-    barrier(); /* the kernel takes no store of both as one */
+    barrier(); /* the verifier refuses one store to both fields */
     ctx->retval = 0;
     return ALLOWED;
 }
 
-/* The token of a segment's option; false: it has none, or one of another form. */
+/* Reads the token of a segment's option. Returns false where there is none, or one of another
+ * form. */
 static __always_inline bool load_token(struct bpf_sock_ops *ctx, __u64 where, __u64 *token)
 {
-    /* To look for: the length counts the ExID alone (bpf-helpers(7), bpf_load_hdr_opt). */
+    /* The option to look for. Its length counts the ExID alone (bpf-helpers(7),
+     * bpf_load_hdr_opt). */
     struct option found = {OPTION_KIND, 6, bpf_htonl(OPTION_EXID), 0};
 
     if (bpf_load_hdr_opt(ctx, &found, sizeof(found), where) != OPTION_BYTES)
@@ -484,7 +496,7 @@ static __always_inline bool load_token(struct bpf_sock_ops *ctx, __u64 where, __
     return true;
 }
 
-/* The numbers of the segment that came, or is being made. */
+/* Reads the numbers of the received segment, or of the one being made. */
 static __always_inline bool load_numbers(struct bpf_sock_ops *ctx, __u32 *seq, __u32 *ack)
 {
     struct tcphdr *tcp = ctx->skb_data;
@@ -496,8 +508,8 @@ static __always_inline bool load_numbers(struct bpf_sock_ops *ctx, __u32 *seq, _
     return true;
 }
 
-/* The client's initial sequence number, at the server. The header's rest is not needed, and said to
- * be left out (ENOSPC). */
+/* Reads the client's initial sequence number, at the server. The rest of the SYN's header does not
+ * fit and is not needed, so ENOSPC is no error. */
 static __always_inline bool load_client_isn(struct bpf_sock_ops *ctx, __u32 *isn)
 {
     struct tcphdr syn = {};
@@ -507,7 +519,7 @@ static __always_inline bool load_client_isn(struct bpf_sock_ops *ctx, __u32 *isn
     return syn.syn && (got > 0 || got == -ENOSPC);
 }
 
-/* Whether the SYN that this connection began with is of a machine of the service. */
+/* Whether this connection's SYN comes from a machine of the service. */
 static __always_inline bool is_syn_proven(struct bpf_sock_ops *ctx, __u32 *client_isn)
 {
     __u64 said, token;
@@ -524,15 +536,15 @@ static __always_inline void load_told(struct bpf_sock_ops *ctx, __u32 client_isn
     told->client_isn = client_isn;
 }
 
-/* What is said first holds: a client goes by the first answer that it gets, and others repeat it.
- */
+/* Notes an answer to a client. The first one stays: the client goes by the first answer that it
+ * gets, and later SYN-ACKs repeat it. */
 static __always_inline void note_answer(const struct told *told, __u8 speaks)
 {
     bpf_map_update_elem(&answered, told, &speaks, BPF_NOEXIST);
 }
 
-/* Whether the client of this connection has been told so; else, where that is forgotten among very
- * many, whether it would be now. */
+/* Whether the client of this connection was told that this end speaks. Where the map has lost that,
+ * because of very many clients, answers as a SYN-ACK would now. */
 static __always_inline bool was_told(struct bpf_sock_ops *ctx)
 {
     struct told told = {};
@@ -549,7 +561,7 @@ static __always_inline bool was_told(struct bpf_sock_ops *ctx)
     return was;
 }
 
-/* Whether the SYN-ACK that came is. */
+/* Whether the received SYN-ACK comes from a machine of the service. */
 static __always_inline bool is_syn_ack_proven(struct bpf_sock_ops *ctx)
 {
     __u64 said, token;
@@ -559,7 +571,7 @@ static __always_inline bool is_syn_ack_proven(struct bpf_sock_ops *ctx)
            make_token(ctx, true, ack - 1, seq, TOKEN_SYN_ACK, &token) && said == token;
 }
 
-/* Whether the segment that is being made is one of the handshake that has the option. */
+/* Whether the segment being made gets the option: only segments of the handshake do. */
 static __always_inline bool takes_option(struct bpf_sock_ops *ctx)
 {
     __u32 flags = ctx->skb_tcp_flags;
@@ -634,7 +646,8 @@ static __always_inline void agree(struct bpf_sock_ops *ctx)
         *mark = AGREED;
 }
 
-/* A socket may have had another connection before (connect(2) with AF_UNSPEC). */
+/* Resets a socket's mark and account. The socket may have had a connection before (connect(2) with
+ * AF_UNSPEC). */
 static __always_inline void forget_connection(struct bpf_sock_ops *ctx)
 {
     struct bpf_sock *sk = ctx->sk;
@@ -662,7 +675,8 @@ int odb_handshake(struct bpf_sock_ops *ctx)
         break;
     case BPF_SOCK_OPS_TCP_LISTEN_CB:
         forget_connection(ctx);
-        /* It listens again, was told to say no more, and has the flags of before. */
+        /* The socket listens anew, but was told to speak no more, and still has its flags of
+         * before. */
         if (has_mark(ctx, SILENT))
             write_options(ctx, false);
         if (is_marked(ctx) && !bpf_setsockopt(ctx, IPPROTO_TCP, TCP_SAVE_SYN, &one, sizeof(one)))
@@ -685,8 +699,9 @@ int odb_handshake(struct bpf_sock_ops *ctx)
         break;
     case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
         /*
-         * A listener's child has its flags, which tell also where this program was attached later
-         * than that, and its mark, which tells also where another one has cleared the flags.
+         * A listener's child inherits the listener's flags and mark. The flags are right also where
+         * this program was attached after the listener got them; the mark is right also where
+         * another program has cleared the flags.
          */
         if ((ctx->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG) || is_marked(ctx)) {
             write_options(ctx, false);

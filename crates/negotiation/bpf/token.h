@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * What proves that a SYN, or a SYN-ACK, comes from a machine of the service: SipHash-2-4 (Aumasson
- * and Bernstein 2012) over both ends' addresses and ports and the initial sequence numbers (RFC
- * 9293, 3.4), under the key of the session between the two machines' agents.
+ * Token that proves that a SYN or a SYN-ACK comes from a machine of the service. It is SipHash-2-4
+ * (Aumasson and Bernstein 2012) under the key of the session between the two machines' agents. Its
+ * input is both ends' addresses and ports and the initial sequence numbers (RFC 9293, 3.4).
  *
  *   kind 254   length 14   ExID "ShOB" (RFC 6994)   token, 8 bytes
  *
  *   token of a SYN       addresses, ports, the client's number
  *   token of a SYN-ACK   the same, and the server's number
  *
- * A stranger has to guess one of 2^64, and a repeated token is of the same connection. Whatever
- * changes an address, a port or a number on the way (NAT, a balancer that ends connections, a
- * firewall with sequence numbers of its own) makes the token wrong, and both ends send real bytes.
+ * A stranger has to guess one of 2^64 values, and a repeated token is valid for its own connection
+ * only. Something on the path may change an address, a port or a number: NAT, a balancer that ends
+ * connections, a firewall with sequence numbers of its own. Then the token is wrong, and both ends
+ * send real bytes.
  */
 #ifndef TOKEN_H
 #define TOKEN_H
@@ -39,7 +40,7 @@ struct option {
 
 _Static_assert(sizeof(struct option) == OPTION_BYTES, "what the wire has");
 
-/* An IPv4 address is a mapped one (RFC 4291, 2.5.5.2). */
+/* An address. IPv4 is mapped (RFC 4291, 2.5.5.2). */
 struct end_address {
     __be32 words[4];
 };
@@ -48,8 +49,9 @@ struct end_key {
     __u64 words[2];
 };
 
-/* Machines of the service by their addresses: the key of the session with the agent that has named
- * the address, or this machine's own, which stays on it, for ::1 and its other addresses. */
+/* Keys of the service's machines, by address. An address that a peer's agent has named has the key
+ * of the session with that agent. This machine's own addresses, and ::1, have a key that never
+ * leaves it. */
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(map_flags, BPF_F_NO_PREALLOC);
@@ -58,7 +60,7 @@ struct {
     __type(value, struct end_key);
 } ends SEC(".maps");
 
-/* What a token is made of: 48 bytes. */
+/* Input of a token: 48 bytes. */
 struct connection {
     __u16 what; /* TOKEN_* */
     __u16 client_port;
@@ -67,7 +69,7 @@ struct connection {
     struct end_address client;
     struct end_address server;
     __u32 client_isn;
-    __u32 server_isn; /* 0 in a SYN's */
+    __u32 server_isn; /* 0 for a SYN */
 };
 
 #define TOKEN_SYN     1
@@ -130,7 +132,7 @@ static __always_inline bool is_loopback(const struct end_address *address)
     return is_ipv4 && (bpf_ntohl(address->words[3]) >> 24) == 127;
 }
 
-/* The key that is shared with the machine of this address; NULL: none of the service's. */
+/* The key shared with the machine at an address, or NULL where that is not of the service. */
 static __always_inline struct end_key *key_of(const struct end_address *address)
 {
     struct end_address own = {{0, 0, 0, bpf_htonl(1)}};
@@ -140,7 +142,7 @@ static __always_inline struct end_key *key_of(const struct end_address *address)
 
 static __always_inline void put_ipv4(struct end_address *address, __be32 ipv4)
 {
-    barrier_var(ipv4); /* the verifier takes no field of the context at a place that is computed */
+    barrier_var(ipv4); /* the verifier allows no context field at a computed offset */
     *address = (struct end_address){{0, 0, bpf_htonl(0xffff), ipv4}};
 }
 
@@ -164,7 +166,7 @@ static __always_inline void load_local(struct bpf_sock_ops *ctx, struct end_addr
         address->words[i] = ctx->local_ip6[i];
 }
 
-/* The key towards the other end, where it is a machine of the service. */
+/* The key shared with the other end, or NULL where that is not a machine of the service. */
 static __always_inline struct end_key *key_towards(struct bpf_sock_ops *ctx)
 {
     struct end_address remote;
@@ -173,7 +175,8 @@ static __always_inline struct end_key *key_towards(struct bpf_sock_ops *ctx)
     return key_of(&remote);
 }
 
-/* Token of a segment of the client's, or of the server's; false: the other end is a stranger. */
+/* Makes the token of a segment of the client, or of the server. Returns false where the other end
+ * is not a machine of the service. */
 static __always_inline bool make_token(struct bpf_sock_ops *ctx, bool is_client, __u32 client_isn,
                                        __u32 server_isn, __u16 what, __u64 *token)
 {

@@ -1,17 +1,18 @@
-//! Machines of the service by their addresses, as the programs of bpf/token.h look for them: the key that is shared with each.
+//! Machines of the service, by address: the key that this machine shares with each. The programs of bpf/token.h look
+//! addresses up here.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
-/// Key of the tokens of two machines' handshakes.
+/// Key of the tokens in handshakes between two machines.
 pub type Key = [u8; 16];
 
-/// The address that stands for all loopback addresses of this machine.
+/// Address that stands for all loopback addresses of this machine.
 pub const LOOPBACK: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
-/// Of one negotiation. There is room for 16,384 addresses.
+/// Map from address to key of one negotiation. It has room for 16,384 addresses.
 #[derive(Debug)]
 pub struct Ends(MapHandle);
 
@@ -27,26 +28,27 @@ impl Ends {
         MapHandle::try_from(map).map(Self)
     }
 
-    /// Those that [`crate::keep`] has pinned in this directory.
+    /// Opens the map that [`crate::keep`] has pinned in this directory.
     ///
     /// # Errors
-    /// The kernel's: there are none.
+    /// Returns the kernel's error of bpf(2): nothing is pinned there.
     pub fn open(pins: &Path) -> libbpf_rs::Result<Self> {
         MapHandle::from_pinned_path(pins.join("ends")).map(Self)
     }
 
-    /// Connections with this address are between programs under Shunt, where the other machine has the same key.
+    /// Sets the key for an address. Programs under Shunt negotiate with that address from now on, if its machine has
+    /// the same key.
     ///
     /// # Errors
-    /// The kernel's: there is no room.
+    /// Returns the kernel's error of bpf(2): the map is full.
     pub fn set(&self, address: IpAddr, key: &Key) -> libbpf_rs::Result<()> {
         self.0.update(&bytes_of(address), key, MapFlags::ANY)
     }
 
-    /// No new connection with this address is, from now on.
+    /// Removes an address: no new connection with it is negotiated from now on.
     ///
     /// # Errors
-    /// The kernel's. That there is no such address is none.
+    /// Returns the kernel's error of bpf(2). An address that is not in the map is no error.
     pub fn remove(&self, address: IpAddr) -> libbpf_rs::Result<()> {
         match self.0.delete(&bytes_of(address)) {
             Err(error) if error.kind() == libbpf_rs::ErrorKind::NotFound => Ok(()),
@@ -54,16 +56,16 @@ impl Ends {
         }
     }
 
-    /// The key towards an address.
+    /// Returns the key for an address; `None` where there is none.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of bpf(2).
     pub fn key(&self, address: IpAddr) -> libbpf_rs::Result<Option<Key>> {
         let found = self.0.lookup(&bytes_of(address), MapFlags::ANY)?;
         Ok(found.and_then(|key| key.try_into().ok()))
     }
 
-    /// All addresses.
+    /// All addresses that have a key.
     #[must_use]
     pub fn addresses(&self) -> Vec<IpAddr> {
         let address = |key: Vec<u8>| <[u8; 16]>::try_from(key).ok();

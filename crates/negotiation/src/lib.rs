@@ -1,5 +1,6 @@
-//! Which connections lie between two programs under Shunt: the BPF programs that settle it in the handshake, loaded and
-//! attached. How, and what a program asks: bpf/negotiation.bpf.c and include/shunt.h, SHUNT_SPEAK.
+//! Negotiation of on-demand buffers: BPF programs find out in the TCP handshake whether programs under Shunt are at
+//! both ends of a connection. This crate loads and attaches them. bpf/negotiation.bpf.c says how they work, and
+//! include/shunt.h (SHUNT_SPEAK) how a program uses them.
 
 mod ends;
 
@@ -20,26 +21,26 @@ mod bpf {
     include!(concat!(env!("OUT_DIR"), "/negotiation.skel.rs"));
 }
 
-/// Why it cannot be had.
+/// Reasons why the negotiation cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum NegotiationError {
-    /// No such cgroup.
+    /// The cgroup cannot be opened.
     #[error("cannot open cgroup {path}: {source}")]
     Cgroup { path: PathBuf, source: io::Error },
-    /// The kernel does not take the programs.
+    /// The kernel refuses the programs.
     #[error("cannot {what} the programs that negotiate on-demand buffers; it needs root and Linux 5.10: {source}")]
     Kernel { what: &'static str, source: libbpf_rs::Error },
-    /// What is to outlive the process cannot.
+    /// Programs or maps cannot be pinned.
     #[error(transparent)]
     Pins(#[from] SteeringError),
 }
 
-/// Whose programs may have their handshakes say that they are under Shunt, by number. Root's always may.
+/// Users and groups whose programs may negotiate. Root's programs always may.
 #[derive(Clone, Debug, Default)]
 pub struct Speakers {
-    /// uids.
+    /// User ids (uid).
     pub users: Vec<u32>,
-    /// gids: of processes whose real group that is (bpf_get_current_uid_gid).
+    /// Group ids (gid). They are compared with a process's real group (bpf_get_current_uid_gid).
     pub groups: Vec<u32>,
 }
 
@@ -58,7 +59,7 @@ impl Speakers {
     }
 }
 
-/// What there is under the pins.
+/// Names of all pinned programs and maps.
 const PINNED: [&str; 13] = [
     "odb_setsockopt",
     "odb_getsockopt",
@@ -74,15 +75,16 @@ const PINNED: [&str; 13] = [
     "silent",
     ENDED,
 ];
-/// In place of `over` at agents before: it did not say for whom.
+/// Name of the map that older agents had in place of `over`. It did not tell users apart.
 const ENDED: &str = "ended";
 
-/// The same as [`Negotiation::attach`], for good: what is pinned in the directory `pins` of a BPF file system outlives this
-/// process, and a later one takes it over. So connections never find only one of their ends' programs looking for
-/// frames because an agent has ended in between. Which machines it is for, the [`Ends`] say, which are kept, too.
+/// Attaches the programs as [`Negotiation::attach`] does, but permanently: they are pinned in the directory `pins` of a
+/// BPF file system, and outlive this process. A later process takes them over. So an agent that ends between a SYN and
+/// its answer cannot make only one end look for frames. The returned [`Ends`] hold the machines to negotiate with; they
+/// are pinned, too.
 ///
 /// # Errors
-/// There is no such cgroup or directory, or the kernel refuses.
+/// Returns an error where cgroup or directory do not exist, or the kernel refuses the programs.
 pub fn keep(cgroup: &Path, pins: &Path, speakers: &Speakers) -> Result<Ends, NegotiationError> {
     pins::prepare(pins)?;
     let failed = |what| move |source| NegotiationError::Kernel { what, source };
@@ -106,10 +108,10 @@ pub fn keep(cgroup: &Path, pins: &Path, speakers: &Speakers) -> Result<Ends, Neg
     Ends::new(&loaded.maps.ends).map_err(failed("look into the maps of"))
 }
 
-/// Has the kernel check the programs, and forgets them: nothing is attached or pinned.
+/// Has the kernel verify the programs, then unloads them: nothing is attached or pinned.
 ///
 /// # Errors
-/// The kernel refuses.
+/// Returns an error where the kernel refuses the programs.
 pub fn load_and_forget() -> Result<(), NegotiationError> {
     let failed = |what| move |source| NegotiationError::Kernel { what, source };
     let mut object = MaybeUninit::uninit();
@@ -118,10 +120,11 @@ pub fn load_and_forget() -> Result<(), NegotiationError> {
     Ok(())
 }
 
-/// Ends what [`keep`] began: connections that are agreed on stay so, and their programs no longer know it.
+/// Removes everything that [`keep`] has pinned. Connections keep what they have negotiated, but their programs can no
+/// longer ask about it.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of unlink(2) or rmdir(2). Missing files are no error.
 pub fn detach(pins: &Path) -> io::Result<()> {
     let gone = |removed: io::Result<()>| match removed {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -131,8 +134,7 @@ pub fn detach(pins: &Path) -> io::Result<()> {
     gone(std::fs::remove_dir(pins))
 }
 
-/// Programs in a cgroup settle by themselves, while this lives, which of their connections have programs under Shunt at
-/// both ends.
+/// Programs attached to a cgroup. While this lives, they negotiate for the processes in the cgroup.
 #[derive(Debug)]
 pub struct Negotiation {
     _links: [Link; 4],
@@ -140,10 +142,10 @@ pub struct Negotiation {
 }
 
 impl Negotiation {
-    /// Attaches to a cgroup (version 2) and all below it, for programs of root.
+    /// Attaches to a cgroup (version 2) and all groups below it. Only programs of root may negotiate.
     ///
     /// # Errors
-    /// There is no such cgroup, or the kernel refuses.
+    /// Returns an error where the cgroup does not exist, or the kernel refuses the programs.
     pub fn attach(cgroup: &Path) -> Result<Self, NegotiationError> {
         let directory =
             File::open(cgroup).map_err(|source| NegotiationError::Cgroup { path: cgroup.into(), source })?;
@@ -165,7 +167,7 @@ impl Negotiation {
         Ok(Self { _links: links, ends })
     }
 
-    /// Which machines it is for. None at first.
+    /// Machines to negotiate with; none at first.
     #[must_use]
     pub fn ends(&self) -> &Ends {
         &self.ends

@@ -1,4 +1,4 @@
-//! Real handshakes in a cgroup of the test's own: who agrees, and what goes over the wire for everybody else.
+//! Real handshakes in a cgroup of each test: which ends agree, and what other connections look like on the wire.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -13,7 +13,7 @@ use shunt_negotiation::{Ends, LOOPBACK, Negotiation, Speakers};
 use shunt_sys::odb;
 use shunt_testbed::Group;
 
-/// A negotiation for this machine's programs among each other.
+/// Negotiates between this machine's programs only.
 fn negotiate(group: &std::path::Path) -> Negotiation {
     let negotiation = Negotiation::attach(group).unwrap();
     negotiation.ends().set(LOOPBACK, &[7; 16]).unwrap();
@@ -35,7 +35,7 @@ fn listening(marked: bool) -> (OwnedFd, SocketAddr) {
     (listener, address)
 }
 
-/// A marked socket, connected.
+/// Makes a marked socket and connects it.
 fn speaking(address: SocketAddr) -> OwnedFd {
     let client = tcp();
     odb::speak(&client).unwrap();
@@ -43,7 +43,8 @@ fn speaking(address: SocketAddr) -> OwnedFd {
     client
 }
 
-/// Whether each end of a new connection says that both speak: the connecting one, the accepting one.
+/// Makes a connection whose ends are marked or not. Returns whether each end says that both agree: the connecting one,
+/// the accepting one.
 fn connection(connecting: bool, accepting: bool) -> (bool, bool) {
     let (listener, address) = listening(accepting);
     let client = tcp();
@@ -63,7 +64,8 @@ fn connection(connecting: bool, accepting: bool) -> (bool, bool) {
     answers
 }
 
-/// A control group of its own for a test, into which that moves the whole process: one at a time, which is the last to end. `None`: it takes root.
+/// Makes a control group for one test, and moves this process into it. Tests hold a lock, because the whole process
+/// moves. `None`: the test needs root.
 fn alone(name: &str) -> Option<(MutexGuard<'static, ()>, Group)> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let alone = ONE_AT_A_TIME.lock().unwrap();
@@ -88,7 +90,7 @@ fn both_ends_agree_or_neither_does() {
     ends_once_with_its_last_descriptor();
     an_account_is_begun_once_and_goes_by_the_socket();
 
-    // What was not marked before its connect stays out, and so does a socket that is not TCP.
+    // A socket that was marked only after its connect does not agree, and one that is not TCP cannot be marked.
     let (listener, address) = listening(true);
     let late = TcpStream::connect(address).unwrap();
     odb::speak(&late).unwrap();
@@ -97,7 +99,7 @@ fn both_ends_agree_or_neither_does() {
     let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     assert_eq!(odb::speak(&datagrams).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
 
-    // Other options are the kernel's, however long.
+    // All other socket options go to the kernel, however long their values are.
     let plain = TcpListener::bind("127.0.0.1:0").unwrap();
     shunt_sys::sockopt::set_i32(&plain, 1, 8, 100_000).unwrap();
     let long = [0u8; 8192];
@@ -107,7 +109,7 @@ fn both_ends_agree_or_neither_does() {
     assert_eq!(connection_without(), (false, false));
 }
 
-/// Two agents may negotiate for one program, and one may come and go: both ends say the same all the time.
+/// Two agents may negotiate for one program, and the inner one may come and go: both ends agree all the time.
 fn one_above_the_other(group: &Group) {
     let below = group.path.join("below");
     fs::create_dir(&below).unwrap();
@@ -120,7 +122,7 @@ fn one_above_the_other(group: &Group) {
     };
     both_say(true);
     let second = negotiate(&below);
-    // The listener was marked before this one was there.
+    // The listener was marked before the inner negotiation existed.
     both_say(true);
     assert_eq!(connection(true, true), (true, true));
     assert_eq!(connection(false, true), (false, false));
@@ -144,7 +146,8 @@ fn ends_once_with_its_last_descriptor() {
     assert!(!odb::ended(&asking, cookies[1]), "the other end lives");
 }
 
-/// Programs of several users need that one of them begins an account, and that one other gets what it leaves.
+/// With programs of several users, exactly one begins an account of a connection, and exactly one takes an account that
+/// was left.
 fn an_account_is_begun_once_and_goes_by_the_socket() {
     let (listener, address) = listening(true);
     let client = tcp();
@@ -162,14 +165,14 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
         assert_eq!(odb::take(&copy).unwrap(), [turn + 10; odb::CARRIED_BYTES]);
         assert!(odb::take(&client).is_err() && odb::take(&server).is_err());
     }
-    // Each of the accounts that there may be hears of the end.
+    // The end of the connection is reported once for each account of it.
     let (asking, cookie) = (tcp(), rustix::net::sockopt::socket_cookie(&client).unwrap());
     drop((client, copy));
     assert!(!as_user(1234, 1234, || odb::ended(tcp(), cookie)), "another user hears nothing, and takes nothing away");
     let heard = (0..10).take_while(|_| odb::ended(&asking, cookie)).count();
     assert_eq!(heard, 3, "who has begun it, and two who have taken it");
-    // A user who finds that another keeps the account, and gets none, is told of the end too. Of a connection whose account
-    // nobody keeps, nobody is told.
+    // A user who finds that another user keeps the account, and who gets none, also hears of the end. The end of a
+    // connection without any account is reported to no program.
     let (client, other) = (speaking(address), accept(&listener).unwrap());
     let cookie = rustix::net::sockopt::socket_cookie(&client).unwrap();
     drop(other);
@@ -183,7 +186,7 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
     let cookie = rustix::net::sockopt::socket_cookie(&unused).unwrap();
     drop(unused);
     assert!(!odb::ended(&asking, cookie), "nobody has adopted it");
-    // One begins the account, and another user goes on with it.
+    // One user begins the account, and another user takes it over.
     let (client, other) = (speaking(address), accept(&listener).unwrap());
     let cookie = rustix::net::sockopt::socket_cookie(&client).unwrap();
     assert!(odb::adopt(&client));
@@ -198,7 +201,8 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
     assert!(odb::carry(&plain, &[1; odb::CARRIED_BYTES]).is_err() && odb::take(&plain).is_err());
     let short = shunt_sys::sockopt::set(&server, 0x5348_5554, 20, &[1u8; 16][..]);
     assert!(short.is_err() && odb::take(&server).is_err(), "an account of another length");
-    // Whatever is asked of other sockets, the kernel answers: also more than a page of it, and how much it would be.
+    // Options of other sockets are answered by the kernel, also where the value is longer than a page, or only its
+    // length fits.
     assert_eq!(told_of_three_groups(), (Some(libc::ERANGE), 12));
     rustix::net::sockopt::set_socket_keepalive(&plain, true).unwrap();
     assert!(rustix::net::sockopt::socket_keepalive(&plain).unwrap());
@@ -211,11 +215,12 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
     assert!(asked == 0 && (100..4096).contains(&length), "{asked} {length}");
 }
 
-/// What SO_PEERGROUPS says of a thread with three groups to who has no room for them: an error, and the room that it takes.
+/// Asks for SO_PEERGROUPS of a thread with three groups, with too little room. Returns the error and the length that
+/// would be needed.
 fn told_of_three_groups() -> (Option<i32>, libc::socklen_t) {
     let asks = || {
         let groups = [1u32, 2, 3];
-        // SAFETY: three groups are there; the system call's are the calling thread's alone.
+        // SAFETY: the array has three groups, and the bare system call changes only the calling thread's.
         let became = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
         assert_eq!(became, 0, "{}", io::Error::last_os_error());
         let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -230,7 +235,7 @@ fn told_of_three_groups() -> (Option<i32>, libc::socklen_t) {
     std::thread::spawn(asks).join().unwrap()
 }
 
-/// Two agents by mistake, one for a part of the other's programs: both ends still agree, or neither does.
+/// Two agents run by mistake, one for a part of the other's programs: still either both ends agree, or neither does.
 #[test]
 fn a_negotiation_within_another_changes_nothing() {
     let Some((_alone, outer)) = alone("negotiation-outer") else { return };
@@ -245,27 +250,28 @@ fn a_negotiation_within_another_changes_nothing() {
         let (connecting, accepting) = connection(marked.0, marked.1);
         assert_eq!((connecting, accepting), (marked == (true, true), marked == (true, true)), "{marked:?}");
     }
-    // The program that has marked a listener hears of its silence, whichever is asked first.
+    // A listener that was told to be silent is silent, whichever of the two negotiations its program's request reaches
+    // first.
     let (both_marked, both_address) = listening(true);
     odb::speak_no_more(&both_marked);
     assert!(!odb::speaks(speaking(both_address)) && !odb::speaks(accept(&both_marked).unwrap()));
     odb::speak_no_more(&before);
     assert!(!odb::speaks(speaking(before_address)) && !odb::speaks(accept(&before).unwrap()));
-    // From the inner group to a listener of the outer one.
+    // The client is in the inner group, and the listener in the outer one.
     let client = speaking(address);
     assert_eq!(odb::speaks(&client), odb::speaks(accept(&listener).unwrap()));
     fs::write(outer.path.join("cgroup.procs"), "0").unwrap();
     fs::remove_dir(&inner).unwrap();
 }
 
-/// The word of a SYN-ACK holds, though the session may have ended before the connection is accepted: the other end frames from
-/// then on.
+/// What a SYN-ACK has said stays valid, even if the agents' session ends before the connection is accepted: the client
+/// frames from then on.
 #[test]
 fn what_was_answered_holds_without_the_key() {
     let Some((_alone, group)) = alone("negotiation-answered") else { return };
     let negotiation = negotiate(&group.path);
     let (listener, address) = listening(true);
-    // No connection is there for the server before the client's first bytes.
+    // The server gets no connection before the client's first bytes.
     shunt_sys::sockopt::set_i32(&listener, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 60).unwrap();
     for other_key in [None, Some([8; 16])] {
         negotiation.ends().set(LOOPBACK, &[7; 16]).unwrap();
@@ -278,14 +284,14 @@ fn what_was_answered_holds_without_the_key() {
         rustix::io::write(&client, b"framed").unwrap();
         assert!(odb::speaks(accept(&listener).unwrap()), "its client frames");
     }
-    // Once: a client that says the same again has to prove it again.
+    // The answer was remembered for one connection: the next one needs the key again.
     negotiation.ends().remove(LOOPBACK).unwrap();
     let client = speaking(address);
     rustix::io::write(&client, b"plain").unwrap();
     assert!(!odb::speaks(&client) && !odb::speaks(accept(&listener).unwrap()));
 }
 
-/// A socket's second connection has nothing of its first.
+/// A socket's second connection inherits nothing from its first.
 #[test]
 fn a_socket_that_is_connected_again_has_agreed_on_nothing() {
     let Some((_alone, group)) = alone("negotiation-again") else { return };
@@ -301,7 +307,7 @@ fn a_socket_that_is_connected_again_has_agreed_on_nothing() {
     assert!(!odb::speaks(&client) && odb::take(&client).is_err());
 }
 
-/// An agent that is started again takes over what the one before has agreed on.
+/// An agent that is started again takes over what its predecessor has negotiated.
 #[test]
 fn what_is_agreed_on_stays_so_while_agents_come_and_go() {
     let Some((_alone, group)) = alone("negotiation-kept") else { return };
@@ -320,12 +326,12 @@ fn what_is_agreed_on_stays_so_while_agents_come_and_go() {
     shunt_negotiation::detach(&pins).unwrap();
     shunt_negotiation::detach(&pins).unwrap();
     assert!(!pins.exists());
-    // The kernel takes a link's program off when nobody looks at it any more (bpf_link_put), which may be later.
+    // The kernel detaches a link's program when its last reference is gone (bpf_link_put), which may be later.
     let ended = shunt_testbed::eventually(|| odb::speak(tcp()).err().ok_or("connections are still marked"));
     ended.unwrap();
 }
 
-/// Marking fails once nobody negotiates any more, and connections go on as ever.
+/// Makes a connection where no programs are attached: marking fails, and the connection works as usual.
 fn connection_without() -> (bool, bool) {
     let (listener, address) = listening(false);
     let client = tcp();
@@ -334,7 +340,8 @@ fn connection_without() -> (bool, bool) {
     (odb::speaks(&client), odb::speaks(accept(&listener).unwrap()))
 }
 
-/// What a machine of the service, and a stranger, sees of a listener: whether each end says that both speak.
+/// Connects from one address to a listener at another, both sockets marked. Returns whether each end says that both
+/// agree.
 fn between(from: &str, to: &str) -> (bool, bool) {
     let (listener, client) = (tcp_of(to), tcp_of(from));
     for end in [&listener, &client] {
@@ -348,8 +355,8 @@ fn between(from: &str, to: &str) -> (bool, bool) {
     (odb::speaks(&client), odb::speaks(&server))
 }
 
-/// A program that has a listener can have it say no more: its clients are told so, at its own address or at all. Other listeners speak,
-/// and so do those that come to its place.
+/// A listener can be silenced: its clients then get no agreement, whether it listens at one address or at all. Other
+/// listeners still agree, and so do those that later listen at its address.
 #[test]
 fn a_listener_that_says_no_more_is_spoken_to_plainly() {
     let Some((_alone, group)) = alone("negotiation-silent") else { return };
@@ -385,7 +392,8 @@ fn a_listener_that_says_no_more_is_spoken_to_plainly() {
         };
         let place = to(&listener);
         assert_eq!(both(&listener, place), (true, true), "{at}");
-        // By a user who may not say it, too, and once for all who have it.
+        // A user who may not mark sockets may silence one, too. A second call, on a copy of the descriptor, changes
+        // nothing.
         as_user(1234, 1234, || odb::speak_no_more(&listener));
         odb::speak_no_more(listener.try_clone().unwrap());
         for _ in 0..2 {
@@ -399,13 +407,13 @@ fn a_listener_that_says_no_more_is_spoken_to_plainly() {
     shunt_negotiation::detach(&pins).unwrap();
 }
 
-/// Both ends go by the first answer, also where it comes a second time, after the listener was told to say no more.
+/// Both ends go by the first SYN-ACK, also where it is sent again after the listener was silenced.
 #[test]
 fn an_answer_that_is_repeated_is_the_same() {
     let Some((_alone, group)) = alone("negotiation-repeated") else { return };
     let _negotiation = negotiate(&group.path);
     let (listener, address) = listening(true);
-    // For a second no connection is there for the server; then the kernel answers once more, and takes the ACK of that.
+    // For a second the server gets no connection. Then the kernel repeats the SYN-ACK, and accepts the ACK of that.
     shunt_sys::sockopt::set_i32(&listener, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 1).unwrap();
     let client = speaking(address);
     assert!(odb::speaks(&client));
@@ -414,7 +422,7 @@ fn an_answer_that_is_repeated_is_the_same() {
     assert!(!odb::speaks(speaking(address)) && !odb::speaks(accept(&listener).unwrap()));
 }
 
-/// One that has been told to say no more, shut down, and has others at its place by another name.
+/// A silenced listener that is shut down and listens again agrees only if it was marked again in between.
 #[test]
 fn a_listener_that_listens_again_says_what_it_is_marked_with() {
     let Some((_alone, group)) = alone("negotiation-relistens") else { return };
@@ -447,7 +455,7 @@ fn ends_are(ends: &Ends, expected: &[&str]) {
     assert_eq!(all, expected);
 }
 
-/// Two control groups are two machines here: a client's, and a server's, each with its own keys.
+/// Two control groups stand for two machines, the client's and the server's, each with its own keys.
 #[test]
 fn who_does_not_have_the_key_is_spoken_to_plainly() {
     let Some((_alone, group)) = alone("negotiation-keys") else { return };
@@ -456,7 +464,7 @@ fn who_does_not_have_the_key_is_spoken_to_plainly() {
     let negotiations = machines.each_ref().map(|path| Negotiation::attach(path).unwrap());
     let [client, server] = &negotiations;
     let move_to = |path: &PathBuf| fs::write(path.join("cgroup.procs"), "0").unwrap();
-    // The listener's socket belongs to the server's control group, the client's to the other.
+    // The listener's socket belongs to the server's control group, the client's socket to the client's.
     let connect_to = |listener: &OwnedFd, from: &str| {
         move_to(&machines[0]);
         let client = tcp();
@@ -472,9 +480,9 @@ fn who_does_not_have_the_key_is_spoken_to_plainly() {
     let keys = [[1; 16], [2; 16]];
     for (ours, theirs, expected) in [
         (None, None, false),
-        (Some(0), None, false), // a stranger says it, and is not answered so
+        (Some(0), None, false), // a client without a session sends the option, and gets none back
         (None, Some(0), false),
-        (Some(0), Some(1), false), // he has another key
+        (Some(0), Some(1), false), // the client has another key
         (Some(0), Some(0), true),
     ] {
         for (negotiation, key) in [(client, ours), (server, theirs)] {
@@ -512,7 +520,7 @@ fn only_towards_addresses_that_were_named() {
     assert_eq!(ends.key(LOOPBACK).unwrap(), None);
 }
 
-/// A dual-stack socket, and one of IPv4 alone, are the same end.
+/// An IPv4 address and its mapped IPv6 form are the same end.
 #[test]
 fn an_ipv4_address_is_the_same_in_ipv6_clothes() {
     let Some((_alone, group)) = alone("negotiation-mapped") else { return };
@@ -533,7 +541,7 @@ fn an_ipv4_address_is_the_same_in_ipv6_clothes() {
     }
 }
 
-/// Only those whose word a machine gives for.
+/// Only users and groups that the machine's list names may mark sockets.
 #[test]
 fn a_user_who_is_in_no_list_cannot_say_it() {
     let Some((_alone, group)) = alone("negotiation-users") else { return };
@@ -547,7 +555,7 @@ fn a_user_who_is_in_no_list_cannot_say_it() {
     shunt_negotiation::detach(&pins).unwrap();
 }
 
-/// In a thread that has another user, which the kernel knows of one thread alone.
+/// Runs `work` in a thread with another user, which the kernel changes for that thread alone.
 fn as_user<T: Send>(user: u32, group: u32, work: impl FnOnce() -> T + Send) -> T {
     use rustix::thread::{Gid, Uid, set_thread_gid, set_thread_uid};
     std::thread::scope(|scope| {
@@ -560,8 +568,9 @@ fn as_user<T: Send>(user: u32, group: u32, work: impl FnOnce() -> T + Send) -> T
     })
 }
 
-/// Next packet of a connection's handshake with exactly these flags: its sequence and ACK numbers, and the option's token. Others
-/// on this machine may send so much that the kernel drops copies: then it comes not, for a second, or is another connection's.
+/// Returns the next handshake packet between these ports with exactly these flags: its sequence number, its ACK number
+/// and the token in its option. Under load the kernel may drop copies of packets. Then this returns `None` after a
+/// second, or a packet of another connection with the same ports.
 fn captured(packets: &OwnedFd, ports: [u16; 2], flags: u8) -> Option<(u32, u32, u64)> {
     let mut bytes = [0; 2048];
     let began = std::time::Instant::now();
@@ -583,7 +592,7 @@ fn captured(packets: &OwnedFd, ports: [u16; 2], flags: u8) -> Option<(u32, u32, 
     }
 }
 
-/// What the programs put into the two segments, against another implementation of SipHash.
+/// Compares the tokens in SYN and SYN-ACK with another implementation of SipHash.
 #[test]
 fn tokens_are_siphash_of_both_ends_and_their_numbers() {
     const SYN: u8 = 2;

@@ -1,6 +1,7 @@
-//! Which addresses of a process stand for which bytes of which payload (the paper's RZM, Figures 4.3, 4.7, 4.8).
+//! Absent memory of a process: which addresses stand for which bytes of which payload (the paper's RZM, Figures 4.3,
+//! 4.7, 4.8).
 //!
-//! A fault in the middle of a piece makes two of it; both keep the share of the payload that the piece had.
+//! A fault in the middle of a piece divides it into two. Both parts keep the share of the payload that the piece had.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,17 +11,17 @@ use smallvec::SmallVec;
 
 use crate::hold::Hold;
 
-/// Addresses in a row that stand for bytes in a row.
+/// Contiguous addresses that stand for contiguous bytes.
 #[derive(Clone, Debug)]
 pub struct Piece {
     pub addresses: Range<usize>,
     pub hold: Arc<Hold>,
-    /// The payload's byte that the first address stands for.
+    /// Offset in the payload of the byte that the first address stands for.
     pub offset: u64,
 }
 
 impl Piece {
-    /// The part of it that lies in `addresses`, which it meets.
+    /// Returns the part of the piece that lies in `addresses`, which have to overlap it.
     fn cut(&self, addresses: &Range<usize>) -> Self {
         let start = self.addresses.start.max(addresses.start);
         let end = self.addresses.end.min(addresses.end);
@@ -28,32 +29,32 @@ impl Piece {
         Self { addresses: start..end, hold: Arc::clone(&self.hold), offset }
     }
 
-    /// Whether both stand for the same bytes at the same addresses.
+    /// Whether both pieces stand for the same bytes at the same addresses.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         self.addresses == other.addresses && self.offset == other.offset && Arc::ptr_eq(&self.hold, &other.hold)
     }
 }
 
-/// Some pieces, in order. Few, as a rule.
+/// Pieces in order. As a rule there are few.
 pub type Pieces = SmallVec<[Piece; 2]>;
 
 /// All absent memory of a process.
 #[derive(Debug, Default)]
 pub struct Absent {
-    /// By first address. They do not overlap, and none is empty.
+    /// Pieces by first address. They do not overlap, and none is empty.
     pieces: BTreeMap<usize, Piece>,
     bytes: usize,
 }
 
 impl Absent {
-    /// Bytes that are absent.
+    /// Number of absent bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Adds a piece. What was absent there before is forgotten.
+    /// Adds a piece, which replaces what was absent at its addresses.
     pub fn insert(&mut self, piece: Piece) {
         if piece.addresses.is_empty() {
             return;
@@ -63,7 +64,7 @@ impl Absent {
         self.pieces.insert(piece.addresses.start, piece);
     }
 
-    /// Forgets that some addresses are absent, and returns what they stood for, in order.
+    /// Forgets that some addresses are absent. Returns the pieces that covered them, in order.
     pub fn remove(&mut self, addresses: &Range<usize>) -> Pieces {
         let met: SmallVec<[usize; 2]> = self.meeting(addresses).map(|piece| piece.addresses.start).collect();
         let mut removed = Pieces::new();
@@ -81,7 +82,7 @@ impl Absent {
         removed
     }
 
-    /// What of some addresses is absent, in order.
+    /// Returns the pieces that cover some addresses, cut to them and in order.
     #[must_use]
     pub fn within(&self, addresses: &Range<usize>) -> Pieces {
         self.meeting(addresses).map(|piece| piece.cut(addresses)).collect()
@@ -93,18 +94,18 @@ impl Absent {
         self.meeting(addresses).next().is_some()
     }
 
-    /// The whole piece that an address is in.
+    /// Returns the whole piece that contains an address.
     #[must_use]
     pub fn around(&self, address: usize) -> Option<&Piece> {
         self.meeting(&(address..address + 1)).next()
     }
 
-    /// Every piece, in order.
+    /// All pieces, in order.
     pub fn all(&self) -> impl Iterator<Item = &Piece> {
         self.pieces.values()
     }
 
-    /// Memory was moved (mremap(2)): what stood at `from` stands at `to`.
+    /// Moves absent memory after mremap(2), from `from` to `to`.
     pub fn moved(&mut self, from: usize, to: usize, bytes: usize) {
         let pieces = self.remove(&(from..from + bytes));
         self.remove(&(to..to + bytes));

@@ -1,5 +1,5 @@
-//! One end of a connection between a reader and a store: bytes in order, in records of TLS between machines, plain on one
-//! machine (a pair of Unix sockets, which no other process has).
+//! One end of a connection between a reader and a store, which carries bytes in order. Between machines they are in TLS
+//! records. On one machine they are plain, in a pair of Unix sockets that no other process has.
 
 use std::io;
 use std::ops::Range;
@@ -13,20 +13,20 @@ use shunt_wire::tls::{MAX_CONTENT_BYTES, OVERHEAD_BYTES};
 
 use crate::records::{Broken, HEADER_BYTES, RECORD_BYTES, Records, Sealing, record_bytes};
 
-/// Records that are sealed, or opened, together: more of them leave the processor's nearest caches before the kernel copies
-/// them, fewer cost more system calls.
+/// Number of records that are sealed, or opened, together. More of them leave the processor's nearest caches before the
+/// kernel copies them; fewer cost more system calls.
 const RECORDS_AT_ONCE: usize = 4;
-/// Content of so many.
+/// Content bytes of that many records.
 pub const CONTENT_AT_ONCE: usize = RECORDS_AT_ONCE * MAX_CONTENT_BYTES as usize;
 
-/// Whether the other end of a connection with a store is still there, without asking it.
+/// Whether the other end of a connection with a store is still open. Checked without a message.
 pub(crate) fn is_served(socket: impl AsFd) -> bool {
     let mut ended = [PollFd::new(&socket, PollFlags::RDHUP)];
-    // A signal says nothing of it.
+    // An interrupted poll tells nothing, and counts as open.
     !matches!(poll(&mut ended, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
 }
 
-/// Where content is put together and sealed. One serves many connections.
+/// Buffer in which content is put together and sealed. One bench serves many connections in turn.
 #[derive(Debug)]
 pub struct Bench {
     place: Box<[u8]>,
@@ -34,44 +34,44 @@ pub struct Bench {
 }
 
 impl Default for Bench {
-    /// For [`CONTENT_AT_ONCE`].
+    /// A bench for [`CONTENT_AT_ONCE`].
     fn default() -> Self {
         Self { place: vec![0; RECORDS_AT_ONCE * RECORD_BYTES].into_boxed_slice(), used: 0 }
     }
 }
 
 impl Bench {
-    /// For so much content, in one record.
+    /// Makes a bench for this much content, in one record.
     #[must_use]
     pub fn of(bytes: usize) -> Self {
         Self { place: vec![0; bytes + OVERHEAD_BYTES as usize].into_boxed_slice(), used: 0 }
     }
 
-    /// Takes off what is on it: it is not to be sent after all, and the next that it serves is another connection.
+    /// Empties the bench without sending, so that it can serve another connection.
     pub fn clear(&mut self) {
         self.used = 0;
     }
 }
 
-/// One end.
+/// One end of a connection.
 #[derive(Debug)]
 pub struct Channel {
     socket: OwnFd,
     records: Option<Records>,
-    /// Whether calls wait for the other end, as long as the socket's timeouts say, or until a signal comes.
+    /// Whether calls wait for the other end: until the socket's timeout, or until a signal comes.
     waits: bool,
     received: Box<[u8]>,
-    /// Of `received`: content that was not taken yet.
+    /// Content in `received` that was not taken yet.
     content: Range<usize>,
-    /// Of `received`, behind it: what was not opened yet.
+    /// Bytes in `received`, after the content, that were not opened yet.
     sealed: Range<usize>,
-    /// Sealed, and not taken by the socket.
+    /// Sealed bytes that the socket has not taken.
     unsent: Vec<u8>,
-    /// Bytes that the socket has given, and taken.
+    /// Bytes that the socket has delivered and taken.
     moved: Moved,
 }
 
-/// How many bytes have gone either way.
+/// Numbers of bytes moved in each direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moved {
     pub(crate) received: u64,
@@ -83,18 +83,19 @@ fn broken(_: Broken) -> io::Error {
 }
 
 impl Channel {
-    /// An end that receives bodies, and waits for them, for moments: its caller looks how long nothing moves.
+    /// Makes an end that receives bodies. It waits for them for short times; its caller checks how long nothing has
+    /// moved.
     ///
     /// # Errors
-    /// These are no keys.
+    /// The keys are invalid.
     pub fn of_reader(socket: OwnedFd, sealing: &Sealing) -> io::Result<Self> {
         Self::new(socket, sealing, RECORDS_AT_ONCE * RECORD_BYTES, true)
     }
 
-    /// An end that receives small requests, and waits for nothing.
+    /// Makes an end that receives small requests, and never waits.
     ///
     /// # Errors
-    /// These are no keys.
+    /// The keys are invalid.
     pub fn of_store(socket: OwnedFd, sealing: &Sealing) -> io::Result<Self> {
         Self::new(socket, sealing, 4096, false)
     }
@@ -117,30 +118,31 @@ impl Channel {
         })
     }
 
-    /// Has calls wait, or not, from here on: whether they did.
+    /// Sets whether calls wait from now on. Returns whether they did before.
     pub(crate) fn waits(&mut self, waits: bool) -> bool {
         std::mem::replace(&mut self.waits, waits)
     }
 
-    /// How many bytes the socket has given and taken so far. As long as it gives more, the other end is there; what it takes may lie
-    /// in the kernel.
+    /// Bytes that the socket has delivered and taken so far. While it delivers more, the other end is alive. What it
+    /// has taken may still be in the kernel, and proves nothing.
     pub(crate) fn moved(&self) -> Moved {
         self.moved
     }
 
-    /// Whether what passes is encrypted: the other end is on another machine.
+    /// Whether the connection is encrypted, which means that the other end is on another machine.
     #[must_use]
     pub fn is_sealed(&self) -> bool {
         self.records.is_some()
     }
 
-    /// Puts content onto the bench, as records where there are any; `fill` writes a part of it, from a byte of it on.
+    /// Puts content onto the bench, in records where the connection is encrypted. `fill` writes a part of the content,
+    /// from the offset that it is given.
     ///
     /// # Errors
-    /// The keys have protected as much as they may.
+    /// The keys have reached their limit.
     ///
     /// # Panics
-    /// Beyond [`CONTENT_AT_ONCE`].
+    /// Panics where the bench has no room: beyond [`CONTENT_AT_ONCE`].
     pub fn put(&mut self, bench: &mut Bench, bytes: usize, mut fill: impl FnMut(usize, &mut [u8])) -> io::Result<()> {
         let Some(records) = &mut self.records else {
             fill(0, &mut bench.place[bench.used..][..bytes]);
@@ -157,10 +159,11 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends what is on the bench. False: the socket has not taken all, and the rest waits here for [`Self::flush`].
+    /// Sends the content of the bench. Returns false where the socket has not taken all of it; the rest waits here for
+    /// [`Self::flush`].
     ///
     /// # Errors
-    /// The connection's.
+    /// Returns the kernel's error of send(2).
     pub fn send(&mut self, bench: &mut Bench, more: bool) -> io::Result<bool> {
         let bytes = &bench.place[..std::mem::take(&mut bench.used)];
         let sent = if self.unsent.is_empty() { self.send_some(bytes, more)? } else { 0 };
@@ -168,10 +171,10 @@ impl Channel {
         Ok(self.unsent.is_empty())
     }
 
-    /// Sends what waits. False: some still does.
+    /// Sends the bytes that wait. Returns false where some still wait.
     ///
     /// # Errors
-    /// The connection's.
+    /// Returns the kernel's error of send(2).
     pub fn flush(&mut self) -> io::Result<bool> {
         if !self.unsent.is_empty() {
             let unsent = std::mem::take(&mut self.unsent);
@@ -201,10 +204,11 @@ impl Channel {
         Ok(sent)
     }
 
-    /// Takes content that the other end has sent: 0 where it has ended.
+    /// Takes content that the other end has sent. Returns 0 where the other end has closed the connection.
     ///
     /// # Errors
-    /// Nothing is there now, or comes in time; what came is not of this connection; and the connection's.
+    /// `WouldBlock` where nothing came in time, `InvalidData` where no valid record came, else the kernel's error of
+    /// recv(2).
     pub fn take(&mut self, into: &mut [u8]) -> io::Result<usize> {
         while self.content.is_empty() {
             if !self.open()? && self.receive()? == 0 {
@@ -217,7 +221,7 @@ impl Channel {
         Ok(now)
     }
 
-    /// Opens what has come as a whole. False: more must come first.
+    /// Opens the next record, if all of it has come. Returns false where more has to come first.
     fn open(&mut self) -> io::Result<bool> {
         let there = &mut self.received[self.sealed.clone()];
         let Some(records) = &mut self.records else {
@@ -240,7 +244,7 @@ impl Channel {
         self.content = 0..0;
         let room = &mut self.received[self.sealed.end..];
         if room.is_empty() {
-            return Err(broken(Broken)); // a record that is too long for this end
+            return Err(broken(Broken)); // the record is longer than this end accepts
         }
         let flags = if self.waits { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
         loop {

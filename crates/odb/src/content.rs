@@ -1,13 +1,13 @@
-//! The content type of a message, as far as its first bytes tell: HTTP/1 and FastCGI say it in the same words. Only a guess at
-//! what payloads have in common ([`crate::learnt`]), so nothing else of the message is understood.
+//! Content type of a message, as far as its first bytes show it. HTTP/1 and FastCGI write it in the same form. It
+//! serves only to guess which payloads are alike ([`crate::learnt`]), so no other part of the message is parsed.
 
-/// How far into a message it is looked for.
+/// Bytes at the start of a message that are searched.
 pub const LOOK_BYTES: usize = 1024;
 const NAME: &[u8] = b"content-type";
-/// The longest that is told from others.
+/// Longest type that is recognised, in bytes.
 const TYPE_BYTES: usize = 64;
 
-/// The type and subtype, as they are written. `None`: none is there, or not all of it.
+/// Returns the type and subtype as they are written. `None`: there is no content type, or only a part of it.
 #[must_use]
 pub fn content_type(message: &[u8]) -> Option<&[u8]> {
     let message = &message[..message.len().min(LOOK_BYTES)];

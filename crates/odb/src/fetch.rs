@@ -1,9 +1,9 @@
-//! Bytes from the stores that hold them, for one process. Payloads of this machine are copied from their segments, where the
-//! store lets this program map them; for others there is a connection to each holder, which this machine's agent makes,
-//! with one batch of fetches at a time on it.
+//! Fetching of payload bytes from the stores that hold them, for one process. Payloads of this machine are copied from
+//! their segments, where the store lets this program map them. For other payloads this machine's agent makes one
+//! connection to each holder, which carries one batch of fetches at a time.
 //!
-//! A holder that says nothing costs the process a second in all. From then on its bytes are lost, which is said at once, until
-//! a thread of the library has had an answer of it ([`tender`]). Nobody else waits for it meanwhile.
+//! A holder that says nothing costs the process a second in all. From then on it is lost, and fetches from it fail at
+//! once, until a thread of the library has had an answer from it ([`tender`]). No other thread waits for it meanwhile.
 
 mod introducers;
 mod line;
@@ -37,61 +37,62 @@ pub use tender::Threads;
 use tender::{Task, Tasks};
 use way::{Asks, Way};
 
-/// How often a connection may break under the same fetch before that fails: an agent that reads its certificates again ends
-/// all of them, and may do so many times in a row. Each that is made anew within a second is a sign of life.
+/// Number of times that a connection may break during one fetch before the fetch fails. An agent that reads its
+/// certificates again ends all connections, and may do so many times in a row. Each new connection within a second is a
+/// sign of life.
 const RETRIES: u32 = 20;
-/// From the third try on a fetch waits first, each time so much longer: for a second in all.
+/// Pause before each try of a fetch from the third on, times the number of the try; about a second in all.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// How long after the store let this process have no connections it is asked for them again.
+/// Time in which a store that has refused this process is not asked again, in milliseconds.
 const ASK_AGAIN_MS: u64 = 1000;
 
-/// What is in a file of this machine is read there for so long after it was sent; later the store is asked, which keeps
-/// what is asked for.
+/// Age of a payload up to which the bytes of its file are read here, in milliseconds. Later the store is asked, so that
+/// it learns that they are still read, and keeps them.
 const READ_HERE_MS: u64 = 10_000;
 
-/// A reader's ways to all stores.
+/// Access of a reader to all stores.
 #[derive(Debug)]
 pub struct Holders(Arc<Shared>);
 
-/// What its threads have in common. No lock of it is held while anybody waits for an agent or a store, and no two at a time.
+/// State that the threads share. No lock is held while a thread waits for an agent or a store, and no thread holds two.
 #[derive(Debug)]
 struct Shared {
-    /// Where the store of this machine listens.
+    /// Path of the socket on which this machine's store listens.
     path: PathBuf,
-    /// Told of each connection to that store.
+    /// Called with each new connection to that store.
     connected: fn(&Connection),
     threads: Threads,
     own: Own,
     ways: Mutex<HashMap<Holder, Arc<Way>>>,
     introducers: Introducers,
-    /// When the store let this process have no connections, in milliseconds of [`now_ms`].
+    /// Time at which the store refused this process, in milliseconds of [`now_ms`]; 0: it did not.
     refused_ms: AtomicU64,
     tasks: Mutex<Tasks>,
     changed: Condvar,
 }
 
-/// Some bytes of a payload, and where they are to be: as long as the reference.
+/// Bytes to fetch, and the buffer for them, which is as long as the reference.
 #[derive(Debug)]
 pub struct Wanted<'a> {
-    /// Which.
+    /// Bytes to fetch.
     pub reference: Reference,
-    /// Where to.
+    /// Buffer to fill.
     pub into: &'a mut [u8],
 }
 
-/// Why bytes cannot be had.
+/// Reasons why bytes cannot be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// Its lease has ended, or somebody has given back more than there was.
+    /// The payload's lease has ended, or more weight than it had was given back.
     #[error("{0:?} is gone: its lease has ended")]
     Gone(PayloadId),
-    /// The machine, its agent or the way to it: broken, or silent for a second.
+    /// The holder's machine, its agent or the connection to it is broken, or was silent for a second.
     #[error("{0:?} cannot be asked: {1}")]
     Holder(Holder, #[source] io::Error),
 }
 
-/// What the store of this machine has answered; `None`: there is none.
+/// Converts an answer of this machine's store. `None`: there is no store.
 fn spoken<T>(payload: &PayloadId, answer: Result<T, NoAnswer>) -> Result<Option<T>, FetchError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
@@ -104,13 +105,14 @@ fn spoken<T>(payload: &PayloadId, answer: Result<T, NoAnswer>) -> Result<Option<
 }
 
 impl Holders {
-    /// For a program of the machine whose store listens at `path`.
+    /// Makes the access for a program of the machine whose store listens at `path`. `connected` is called with each new
+    /// connection to that store.
     #[must_use]
     pub fn new(path: PathBuf, connected: fn(&Connection)) -> Self {
         Self::with_threads(path, connected, Threads::default())
     }
 
-    /// The same, with threads of the caller's making.
+    /// The same as [`Self::new`], with threads that the caller starts.
     #[must_use]
     pub fn with_threads(path: PathBuf, connected: fn(&Connection), threads: Threads) -> Self {
         Self(Arc::new(Shared {
@@ -126,19 +128,20 @@ impl Holders {
         }))
     }
 
-    /// Has the thread run that makes connections, before somebody needs one. False: there can be no more threads.
+    /// Starts the thread that makes connections, before one is needed. Returns false where no thread can be started.
     pub fn start(&self) -> bool {
         self.0.start_tender()
     }
 
-    /// Has that thread look at what there is to do ([`Threads::tick`]). Waits for nothing.
+    /// Makes that thread call [`Threads::tick`] soon. Does not wait.
     pub fn wake(&self) {
         self.0.wake();
     }
 
-    /// Whether this process can fetch: it has all connections to its machine's store that this takes, and so it goes on to,
-    /// whatever user it becomes and in whatever root directory. Who is not ready must not have references sent to it. Takes a
-    /// second for each connection, where the agent is stopped, and nothing for a second after it was not ready.
+    /// Whether this process can fetch: it has all connections to its machine's store that a fetch takes. It keeps them,
+    /// and so stays able to fetch, even if it becomes another user or changes its root directory. A process that is not
+    /// ready must not be sent references. Where the agent is stopped, this takes a second per connection. After a
+    /// failure it returns false at once for a second.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         let Shared { path, introducers, refused_ms, .. } = &*self.0;
@@ -152,35 +155,36 @@ impl Holders {
         is_ready
     }
 
-    /// Has a connection by which the bytes of a reference can be fetched: before memory stands for them, so that a reference to
-    /// nobody ends its connection and no process. Waits for a second at most, and asks nobody about the payload.
+    /// Makes sure that the bytes of a reference can be fetched: opens a connection to its holder. To be called before
+    /// memory stands for these bytes. Then a reference whose holder does not exist ends only its connection, not the
+    /// process. Waits for a second at most. The payload itself is not asked for.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no connection.
     pub fn reach(&self, reference: &Reference) -> Result<(), FetchError> {
         self.0.reach_for(reference)
     }
 
-    /// Whether programs at that end can fetch from that store: else it gets bytes. Asks this machine's store the first time, and
-    /// once a second where that does not say.
+    /// Whether programs at that end can fetch from that store. If not, they have to be sent the bytes themselves. The
+    /// first call asks this machine's store, and where the store has no answer, one call per second does so again.
     #[must_use]
     pub fn is_source(&self, end: End, store: &Holder) -> bool {
         self.0.sources().is_some_and(|sources| sources.have(end, store))
     }
 
-    /// Fetches the bytes of a reference, all of them: `into` is as long as the reference.
+    /// Fetches all bytes of a reference into `into`, which is as long as the reference.
     ///
     /// # Errors
-    /// They cannot be had, now or later.
+    /// The bytes cannot be fetched, now or later.
     pub fn fetch(&self, reference: &Reference, into: &mut [u8]) -> Result<(), FetchError> {
         self.fetch_all(&mut [Wanted { reference: *reference, into }], &|| ())
     }
 
-    /// Fetches the first bytes of a reference, as a rule all of them: how many. Where the call has taken long and may end, they are
-    /// fewer, or none: then the others have to be asked for again.
+    /// Fetches the first bytes of a reference, as a rule all of them, and returns how many. A call that has taken long
+    /// and may end gets fewer or none, and has to ask for the others again.
     ///
     /// # Errors
-    /// They cannot be had, now or later.
+    /// The bytes cannot be fetched, now or later.
     pub fn fetch_some(&self, reference: &Reference, into: &mut [u8], call: &Call<'_>) -> Result<usize, FetchError> {
         let mut wanted = Wanted { reference: *reference, into };
         let Some(remote) = self.0.copy(&mut wanted)? else { return Ok(reference.length as usize) };
@@ -190,11 +194,11 @@ impl Holders {
         fetched.ok_or(FetchError::Gone(reference.payload))
     }
 
-    /// Fetches the bytes of some references, those of one holder in a row together. `tell` hears, perhaps more than once, that
-    /// this takes long.
+    /// Fetches the bytes of several references; consecutive ones of one holder are fetched together. `tell` is called,
+    /// perhaps more than once, when this takes long.
     ///
     /// # Errors
-    /// Some cannot be had, now or later.
+    /// Some of the bytes cannot be fetched, now or later.
     pub fn fetch_all(&self, wanted: &mut [Wanted<'_>], tell: &dyn Fn()) -> Result<(), FetchError> {
         let mut remote = Vec::new();
         for wanted in wanted {
@@ -211,21 +215,22 @@ impl Holders {
         Ok(())
     }
 
-    /// Until the value is dropped nobody opens or closes connections: before a fork, so that the child can
-    /// [`Still::forget`].
+    /// Prevents that connections are opened or closed until the value is dropped. To be held during a fork, so that the
+    /// child can call [`Still::forget`].
     #[must_use]
     pub fn hold_still(&self) -> Still<'_> {
         let Shared { own, ways, introducers, tasks, .. } = &*self.0;
         Still { own: own.lock(), ways: ways.lock(), introducers: introducers.lock(), tasks: tasks.lock() }
     }
 
-    /// Sends back the shares that nobody has a use for, as far as that takes no waiting. Those whose holder is lost end with
-    /// their lease. True: some wait for a connection, and go the next time.
+    /// Sends unused shares back to their holders, as far as that takes no waiting. Shares of lost holders are dropped;
+    /// their weight ends with the payload's lease. Returns true where some shares wait for a connection; the next call
+    /// sends them.
     pub fn send_returns(&self, returns: &Returns) -> bool {
         self.0.send_returns(returns)
     }
 
-    /// Closes files that were not read for a while: somebody may have deleted them to make room.
+    /// Closes files that were not read for a while, because they may have been deleted to free disk space.
     pub fn close_idle_files(&self) {
         self.0.own.lock().forget_files();
     }
@@ -238,7 +243,7 @@ impl Drop for Holders {
 }
 
 impl Shared {
-    /// Copies from this machine's memory; gives back what is not there.
+    /// Copies bytes from this machine's memory. Returns `wanted` where they have to be fetched from the store.
     fn copy<'a, 'b>(self: &Arc<Self>, wanted: &'a mut Wanted<'b>) -> Result<Option<&'a mut Wanted<'b>>, FetchError> {
         debug_assert_eq!(wanted.into.len() as u64, wanted.reference.length);
         let segment = wanted.reference.payload.segment;
@@ -246,15 +251,16 @@ impl Shared {
         if mapped.copy(&wanted.reference, wanted.into) || self.read_file(&mapped, wanted) {
             return Ok(None);
         }
-        // A file that is to be had from the store, after a while: so it knows that somebody still reads there.
+        // The payload is in a file, and too old to be read here. The store is asked, so that it knows that the file is
+        // still read.
         if !mapped.is_still_there(&wanted.reference) {
-            // Gone, or of a store before this one: the store says.
+            // The payload is gone, or the segment belongs to an earlier store. The store's answer tells.
             self.own.lock().mapped.remove(&segment);
         }
         Ok(Some(wanted))
     }
 
-    /// Reads from a file of this machine. False: it is not to be had so, or has changed.
+    /// Reads bytes from a file of this machine. False: the file cannot be read here, or has changed.
     fn read_file(self: &Arc<Self>, mapped: &Mapped, wanted: &mut Wanted<'_>) -> bool {
         let reference = &wanted.reference;
         let Some((number, from)) = mapped.in_file(reference, READ_HERE_MS) else { return false };
@@ -308,7 +314,7 @@ impl Shared {
             let mut local = self.own.lock();
             match &local.sources {
                 Some(sources) if sources.are_kept() => return Some(Arc::clone(sources)),
-                // Its agent is stopped, and true again when it goes on.
+                // The store's agent is stopped. What it has said becomes valid again when it continues.
                 Some(_) if !local.is_cut_off() => return None,
                 _ => {}
             }
@@ -323,7 +329,7 @@ impl Shared {
         sources
     }
 
-    /// Asks the store of this machine.
+    /// Asks this machine's store a question.
     fn ask<T>(self: &Arc<Self>, question: impl FnOnce(&Connection) -> io::Result<T>) -> Result<T, NoAnswer> {
         let (answer, is_new) = self.own.ask(|| self.open(), question);
         if is_new {
@@ -332,9 +338,10 @@ impl Shared {
         answer
     }
 
-    /// See [`Holders::reach`].
+    /// See [`Holders::reach`] for the public form.
     fn reach_for(self: &Arc<Self>, reference: &Reference) -> Result<(), FetchError> {
-        // All descriptors that a fetch takes are there then: a program may come to have as many as it may.
+        // Mapping now opens all descriptors that a later fetch takes. By then the program may have reached its limit of
+        // descriptors.
         if self.mapped(&reference.payload)?.is_some_and(|mapped| mapped.is_still_there(reference)) {
             return Ok(());
         }
@@ -344,7 +351,7 @@ impl Shared {
         way.open(reference, make, &|| ()).map_err(|error| FetchError::Holder(holder, error))
     }
 
-    /// The way to a holder that somebody needs now.
+    /// State of the connection to a holder that a thread needs now.
     fn way_to_ask(self: &Arc<Self>, holder: Holder) -> Arc<Way> {
         let way = self.way(holder);
         way.came(self.sources().map_or(0, |sources| sources.came(&holder)));
@@ -362,8 +369,8 @@ impl Shared {
         gone.map_or(Ok(()), |payload| Err(FetchError::Gone(payload)))
     }
 
-    /// Asks a holder, as often as the connection breaks under the question. `ended` is the answer where a call ends before there is
-    /// a connection.
+    /// Asks a holder, and repeats the question while the connection breaks. Returns `ended` where the call ends before
+    /// there is a connection.
     fn by_way<T>(
         self: &Arc<Self>,
         about: &Reference,
@@ -392,8 +399,8 @@ impl Shared {
                     self.begin_later(reach(turn.lose()));
                     return Err(FetchError::Holder(holder, error));
                 }
-                // A connection that could be had and then broke: the store may have been started again, have closed an idle
-                // one, or its agent all of them, because it has read its certificates again.
+                // The connection was made and then broke. The store may have been started again, or have closed an idle
+                // connection. Or its agent has ended all connections, because it has read its certificates again.
                 Err(error) => broken = error,
             }
         }
@@ -404,7 +411,7 @@ impl Shared {
     }
 }
 
-/// [`Holders::hold_still`].
+/// Locks held by [`Holders::hold_still`].
 #[derive(Debug)]
 pub struct Still<'a> {
     own: MutexGuard<'a, Local>,
@@ -414,7 +421,7 @@ pub struct Still<'a> {
 }
 
 impl Still<'_> {
-    /// In the child: the connections and the threads are the parent's.
+    /// Forgets all state, in the child of a fork: connections and threads belong to the parent.
     pub fn forget(&mut self) {
         self.ways.clear();
         self.introducers.forget();

@@ -1,4 +1,4 @@
-//! One direction of a connection: frames of real bytes and of references. No I/O.
+//! Frames of one direction of a connection: real bytes and references. No I/O.
 //!
 //! ```text
 //!   preamble (16)   once, where a direction is framed
@@ -7,15 +7,17 @@
 //!     REFERENCE  a reference (REFERENCE_BYTES), standing for as many bytes as it says, and whether it counts (1)
 //! ```
 //!
-//! The states are plain values without pointers, because processes share them (crates/process/src/connections/states.rs): any
-//! bytes are a valid state.
+//! The states of both ends are plain values without pointers, because processes share them
+//! (crates/process/src/connections/states.rs). Any bytes are a valid state.
 //!
-//! A real frame's length is a promise of a count, not of a write: where the kernel takes less, the writes that follow
-//! make it up, whatever they are. So a direction that has carried only short writes for long promises more than it has
-//! ([`Sending::short`]): the next ones need no header, and their receiver need not look for one. A reference is no promise:
-//! where the kernel takes a part of one, the program is told that nothing was written, so it may go on with other bytes, or
-//! none. Then the reference's last byte says that it does not count. So nobody ever has to wait until all of it is in the
-//! socket.
+//! The length of a REAL frame promises a number of bytes, not a write. Where the kernel takes fewer bytes of a write,
+//! later writes complete the frame, whatever they contain. So a direction that has carried only short writes for long
+//! promises more than the current write has ([`Sending::short`]). The next writes then need no header, and their
+//! receiver need not look for one.
+//!
+//! A REFERENCE frame is no such promise. Where the kernel takes only a part of one, the program is told that nothing
+//! was written, and may go on with other bytes or none. Then the frame's last byte says that the reference does not
+//! count. So no write has to wait until a whole reference is in the socket.
 
 use std::mem::offset_of;
 
@@ -23,18 +25,18 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::reference::{REFERENCE_BYTES, Reference, Weight};
 
-/// What a framed direction begins with. Random, so that no protocol begins with it.
+/// First bytes of a framed direction. They are random, so that no protocol begins with them.
 pub const PREAMBLE: [u8; 16] =
     [0xd6, 0x1f, 0x8b, 0x42, 0x93, 0x5e, 0xa7, 0x0c, 0xf1, 0x64, 0x2d, 0xb8, 0x7a, 0x90, 0xc3, 0x01];
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 8;
-/// The most that one real frame promises.
+/// Largest number of bytes that one real frame promises.
 pub const REAL_MAX: usize = u32::MAX as usize;
 
 const REAL: u8 = 1;
 const REFERENCE: u8 = 2;
 
-/// A reference and whether it counts.
+/// Bytes of a REFERENCE frame's body: a reference, and whether it counts.
 const REFERENCE_FRAME_BYTES: usize = REFERENCE_BYTES + 1;
 const VOID: u8 = 0;
 const COUNTS: u8 = 1;
@@ -44,38 +46,38 @@ fn header(kind: u8, length: u32) -> [u8; HEADER_BYTES] {
     [kind, 0, 0, 0, a, b, c, d]
 }
 
-/// The peer has sent what is no frame. Only a broken or hostile peer does.
+/// The peer has sent something that is no frame. Only a broken or hostile peer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the other end of the connection sent something that is not a frame")]
 pub struct NotAFrame;
 
-/// What a receiver needs from the socket next.
+/// Next step of a receiver: bytes to take from the socket or to look at, and the method to call with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// To look at, without taking them, as many as are there of this many bytes: [`Receiving::saw_preamble`].
+    /// Look at up to this many bytes without taking them, then call [`Receiving::saw_preamble`].
     Preamble(usize),
-    /// To take at most this many: [`Receiving::took_header`].
+    /// Take at most this many bytes, then call [`Receiving::took_header`].
     Header(usize),
-    /// To take at most this many for the program: [`Receiving::took_real`].
+    /// Take at most this many bytes for the program, then call [`Receiving::took_real`].
     Real(u64),
-    /// To take at most this many: [`Receiving::took_reference_part`].
+    /// Take at most this many bytes, then call [`Receiving::took_reference_part`].
     ReferencePart(usize),
-    /// To look at one byte, the last of a reference's frame: [`Receiving::saw_reference`].
+    /// Look at one byte without taking it, the last of a REFERENCE frame, then call [`Receiving::saw_reference`].
     Reference,
-    /// Nothing of ours: the direction is not framed.
+    /// Take nothing: the direction is not framed, and all its bytes are the program's.
     Plain,
-    /// The direction is of no use any more.
+    /// Take nothing: the direction is broken.
     Broken,
 }
 
-/// What the first bytes of a direction turned out to be.
+/// Result of looking at the first bytes of a direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beginning {
-    /// The preamble: take it from the socket, all [`PREAMBLE`] of it.
+    /// The preamble. The caller takes all of [`PREAMBLE`] from the socket.
     Framed,
-    /// Something else, which is the program's.
+    /// Other bytes, which belong to the program.
     Plain,
-    /// Too little to tell.
+    /// Too few bytes to tell.
     Undecided,
 }
 
@@ -86,37 +88,37 @@ const WANT_REFERENCE: u32 = 3;
 const IS_PLAIN: u32 = 4;
 const IS_BROKEN: u32 = 5;
 
-/// In place of the number of a reference's bytes that are there.
+/// Value of `Receiving::reference_bytes` once the frame's last byte was seen, and says that the reference counts.
 const REFERENCE_KNOWN: u32 = REFERENCE_FRAME_BYTES as u32;
 
-/// The receiving end of a direction. Zeros: before its first byte.
+/// State of the receiving end of a direction. All zeros before the first byte.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Receiving {
     stage: u32,
-    /// Bytes of `header` that are there.
+    /// Number of bytes in `header` so far.
     header_bytes: u32,
     header: [u8; HEADER_BYTES],
-    /// Of a real frame: bytes that are still to come.
+    /// REAL frame: bytes that are still to come.
     left: u64,
-    /// Of a reference: bytes that the program has had.
+    /// REFERENCE frame: bytes of the payload that the program has got.
     taken: u64,
-    /// Of a reference that is partly taken: what is left of its weight, which need be no power of two.
+    /// REFERENCE frame that is partly used: what is left of its weight, in units. It need not be a power of two.
     units: u64,
-    /// Bytes of `reference` that are there. The byte behind them, which says whether it counts, stays in the socket,
-    /// which is readable by it, until the program has had all. No more than that one: a kernel whose receive buffer is
-    /// nearly full sends no window for the rest of a reference while its beginning is not taken. [`REFERENCE_KNOWN`]: it
-    /// was seen, and the reference counts.
+    /// Number of bytes in `reference` so far, or [`REFERENCE_KNOWN`]. The byte after them says whether the reference
+    /// counts. It stays in the socket, and keeps it readable, until the program has got all bytes of the reference.
+    /// Only this one byte stays: a kernel whose receive buffer is nearly full opens no window for the end of a frame
+    /// while its beginning is not taken.
     reference_bytes: u32,
     reference: [u8; REFERENCE_BYTES],
 }
 
-/// The state of a direction's end, which as a rule is no more than its first bytes.
+/// State of one end of a direction. As a rule only its first bytes hold anything.
 pub trait End: Default + FromBytes + IntoBytes + Immutable {
-    /// Bytes of it that say all, unless [`End::is_more`].
+    /// Number of leading bytes that hold the whole state, unless [`End::is_more`].
     const HEAD_BYTES: usize;
 
-    /// Whether what is behind those says something, too.
+    /// Whether the bytes after [`End::HEAD_BYTES`] are part of the state now.
     fn is_more(&self) -> bool;
 }
 
@@ -138,23 +140,25 @@ impl End for Sending {
     }
 }
 
-/// What has become of a reference by a read ([`Receiving::took_reference`]).
+/// Result of a read of some of a reference's bytes ([`Receiving::took_reference`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Took {
-    /// The share of the payload that goes with the bytes that were read. `None`: what is left cannot be divided; then have
-    /// the bytes fetched.
+    /// Share of the payload's weight for the bytes that were read. `None`: the rest of the weight cannot be divided, so
+    /// the caller has to fetch these bytes.
     pub share: Option<Weight>,
-    /// What is left over when the reference is used up, to be given back.
+    /// Units of weight that are left once the reference is used up. The caller gives them back to the holder.
     pub over: u64,
-    /// Whether it is: then its last byte is taken from the socket.
+    /// Whether the reference is used up. Then the caller takes its last byte from the socket.
     pub used_up: bool,
 }
 
-/// Of a reference that so many reads as long as this one take, each gets half of what is left: then nothing is left over.
+/// Number of reads of equal length below which each read of a reference gets half of the weight that is left. Then the
+/// last read gets all of it, and nothing is left over.
 const FEW_READS: u64 = 16;
 
-/// What a read of some of a reference's bytes gets of its weight. Of a long one as many reads as there are bytes can get
-/// some: each gets at least a quarter of what is its due.
+/// Share of a reference's weight for a read of `bytes` of its last `of` bytes, where `units` are left. For long
+/// references the share is proportional, so that even reads of one byte can get some: at least a quarter of their
+/// proportion.
 fn share(units: u64, bytes: u64, of: u64) -> Option<Weight> {
     let due = match of / bytes.max(1) {
         0..FEW_READS => units / 2,
@@ -179,13 +183,13 @@ impl Default for Receiving {
 }
 
 impl Receiving {
-    /// A direction that is not framed, and never will be.
+    /// State of a direction that is not framed, and never will be.
     #[must_use]
     pub fn plain() -> Self {
         Self { stage: IS_PLAIN, ..Self::default() }
     }
 
-    /// What is needed next.
+    /// Returns the next step.
     #[must_use]
     #[inline]
     pub fn want(&self) -> Want {
@@ -207,7 +211,7 @@ impl Receiving {
         }
     }
 
-    /// The first bytes that are in the socket.
+    /// Looks at the first bytes in the socket.
     pub fn saw_preamble(&mut self, bytes: &[u8]) -> Beginning {
         let expected = &PREAMBLE[..bytes.len().min(PREAMBLE.len())];
         if !bytes.starts_with(expected) {
@@ -221,10 +225,10 @@ impl Receiving {
         Beginning::Framed
     }
 
-    /// Bytes of a header, as many as [`Want::Header`] asked for or less.
+    /// Takes bytes of a header, at most as many as [`Want::Header`] asked for.
     ///
     /// # Errors
-    /// The direction is broken from here on.
+    /// The bytes are no header; the direction is broken from now on.
     #[inline]
     pub fn took_header(&mut self, bytes: &[u8]) -> Result<(), NotAFrame> {
         let have = self.header_bytes as usize;
@@ -255,7 +259,7 @@ impl Receiving {
         }
     }
 
-    /// The program has got `bytes` real bytes, at most what [`Want::Real`] said.
+    /// Notes that the program has got `bytes` real bytes, at most as many as [`Want::Real`] said.
     #[inline]
     pub fn took_real(&mut self, bytes: u64) {
         debug_assert!(self.stage == WANT_REAL && bytes <= self.left);
@@ -265,10 +269,10 @@ impl Receiving {
         }
     }
 
-    /// Bytes of a reference, as many as [`Want::ReferencePart`] asked for or less.
+    /// Takes bytes of a reference, at most as many as [`Want::ReferencePart`] asked for.
     ///
     /// # Errors
-    /// The direction is broken from here on.
+    /// The bytes are more than were asked for; the direction is broken from now on.
     pub fn took_reference_part(&mut self, bytes: &[u8]) -> Result<(), NotAFrame> {
         let have = self.reference_bytes as usize;
         let end = have.saturating_add(bytes.len());
@@ -280,11 +284,11 @@ impl Receiving {
         Ok(())
     }
 
-    /// What is left of the reference whose last byte is in the socket: these bytes, with this weight. `None`: it does
-    /// not count; then [`Self::took_void`].
+    /// Returns the unused rest of the reference whose last byte, `last`, is in the socket: the bytes and the weight
+    /// that are left. `None`: the reference does not count; the caller takes that byte and calls [`Self::took_void`].
     ///
     /// # Errors
-    /// The direction is broken from here on.
+    /// The bytes are no reference; the direction is broken from now on.
     pub fn saw_reference(&mut self, last: u8) -> Result<Option<Reference>, NotAFrame> {
         match last {
             COUNTS => self.reference_bytes = REFERENCE_KNOWN,
@@ -303,22 +307,24 @@ impl Receiving {
         }
     }
 
-    /// What [`Self::saw_reference`] has said already, as long as some of it is left.
+    /// Returns what [`Self::saw_reference`] would return, without another look at the socket. `None` where no reference
+    /// is partly used.
     ///
     /// # Errors
-    /// The direction is broken from here on.
+    /// The state is invalid; the direction is broken from now on.
     pub fn known_reference(&mut self) -> Result<Option<Reference>, NotAFrame> {
         let known = self.stage == WANT_REFERENCE && self.reference_bytes == REFERENCE_KNOWN;
         if known { self.saw_reference(COUNTS) } else { Ok(None) }
     }
 
-    /// Whether the reference that is next comes straight from its payload's writer: whoever passes one on halves its share.
+    /// Whether the next reference comes straight from its payload's writer. A program that passes a reference on halves
+    /// its weight.
     #[must_use]
     pub fn is_from_writer(&self) -> bool {
         Reference::parse(&self.reference).is_some_and(|reference| reference.weight == Weight::WHOLE)
     }
 
-    /// The program has got the first `bytes` of what [`Self::saw_reference`] said was left.
+    /// Notes that the program has got the first `bytes` of `left`, the rest that [`Self::saw_reference`] has returned.
     pub fn took_reference(&mut self, left: &Reference, bytes: u64) -> Took {
         debug_assert!(self.stage == WANT_REFERENCE && bytes <= left.length);
         let units = if self.taken == 0 { left.weight.units() } else { self.units };
@@ -334,8 +340,8 @@ impl Receiving {
         Took { share, over: 0, used_up: false }
     }
 
-    /// The same for whoever has a share of this payload already: what is left keeps all of the weight, which is left over
-    /// once the reference is used up.
+    /// The same as [`Self::took_reference`] for a program that has a share of this payload already. The read gets no
+    /// weight. All of it is left over once the reference is used up.
     pub fn took_more(&mut self, left: &Reference, bytes: u64) -> Took {
         if bytes >= left.length {
             let Took { share, over, used_up } = self.took_reference(left, bytes);
@@ -348,14 +354,14 @@ impl Receiving {
         Took { share: None, over: 0, used_up: false }
     }
 
-    /// The last byte of a reference that does not count was taken from the socket.
+    /// Notes that the last byte of a reference that does not count was taken from the socket.
     pub fn took_void(&mut self) {
         debug_assert!(self.stage == WANT_REFERENCE);
         self.stage = WANT_HEADER;
         self.taken = 0;
     }
 
-    /// The direction is of no use any more: what the socket has does not begin where this state ends.
+    /// Marks the direction as broken: the bytes in the socket do not follow those that this state has seen.
     pub fn break_off(&mut self) {
         self.broken();
     }
@@ -366,14 +372,14 @@ impl Receiving {
     }
 }
 
-/// Room for what a direction may owe the socket: a preamble, a header and a reference.
+/// Most bytes that a direction may owe the socket: a preamble, a header and a REFERENCE frame's body.
 const OWED_MAX: usize = 88;
 
-/// The sending end of a framed direction. Zeros: before its first byte.
+/// State of the sending end of a framed direction. All zeros before the first byte.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Sending {
-    /// Of the real frame that is open: bytes that are still to be sent.
+    /// Bytes of the open REAL frame that are still to be sent.
     left: u64,
     flags: u32,
     /// Bytes of `owed` that the socket has not taken.
@@ -384,16 +390,17 @@ pub struct Sending {
     owed: [u8; OWED_MAX],
 }
 
-/// Of the bytes of short writes in a row, so many are promised ahead: one part, no fewer and no more.
+/// Divisor for the bytes promised ahead: an eighth of the bytes of the short writes in a row. With less than
+/// [`AHEAD_MIN`] nothing is promised ahead, and never more than [`AHEAD_MAX`].
 const AHEAD_PART: u32 = 8;
 const AHEAD_MIN: u32 = 4 << 10;
 const AHEAD_MAX: u32 = 64 << 10;
 
-/// The preamble is sent, or owed.
+/// Flag: the preamble was sent, or is owed.
 const BEGAN: u32 = 1;
-/// What is owed ends with the end of a reference.
+/// Flag: the bytes owed end with the end of a REFERENCE frame.
 const OWES_REFERENCE: u32 = 2;
-/// Nothing can be sent any more.
+/// Flag: nothing can be sent any more.
 const BROKEN: u32 = 4;
 
 impl Default for Sending {
@@ -403,14 +410,15 @@ impl Default for Sending {
 }
 
 impl Sending {
-    /// Prepares for `bytes` real bytes, at least 1, and says how many of them may follow [`Self::owed`] in one write.
+    /// Prepares for `bytes` real bytes, at least 1. Returns how many of them may follow [`Self::owed`] in one write.
     #[inline]
     pub fn real(&mut self, bytes: usize) -> usize {
         self.promise(bytes, bytes)
     }
 
-    /// The same of a write that is short. After many of those, and none that is long ([`Self::wrote`]), the frame promises
-    /// more than this one has: what comes next is as short, or loses a part in [`AHEAD_PART`] of what was saved before.
+    /// The same as [`Self::real`] for a short write. After many short writes in a row ([`Self::wrote`]), the frame
+    /// promises more bytes than this write has, because the next writes are likely short, too. If a long one comes
+    /// instead, some of its bytes have to be real: at most 1/[`AHEAD_PART`] as many as the short writes had.
     #[inline]
     pub fn short(&mut self, bytes: usize) -> usize {
         let ahead = (self.short_bytes / AHEAD_PART).min(AHEAD_MAX) as usize;
@@ -428,30 +436,30 @@ impl Sending {
         usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes)
     }
 
-    /// So many of a write's bytes have gone; `is_short`: the write was short, and all of it real.
+    /// Notes that `bytes` of a write have been sent. `is_short`: the write was short, and all of its bytes were real.
     #[inline]
     pub fn wrote(&mut self, bytes: usize, is_short: bool) {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.short_bytes = if is_short { self.short_bytes.saturating_add(bytes) } else { 0 };
     }
 
-    /// Bytes of the real frame that is open, which only real bytes can make up.
+    /// Bytes that the open REAL frame still promises. Only real bytes can complete it.
     #[must_use]
     #[inline]
     pub fn promised(&self) -> u64 {
         self.left
     }
 
-    /// Whether a reference may come next: no real frame is open, and nothing is owed.
+    /// Whether a reference may come next: no real frame is open, and no bytes are owed.
     #[must_use]
     pub fn takes_reference(&self) -> bool {
         self.left == 0 && self.owed_bytes == 0
     }
 
-    /// Puts a reference into what is owed.
+    /// Adds a REFERENCE frame to the bytes owed.
     ///
     /// # Panics
-    /// Where none may come ([`Self::takes_reference`]).
+    /// Panics where no reference may come ([`Self::takes_reference`]).
     pub fn reference(&mut self, reference: &Reference) {
         assert!(self.takes_reference(), "a reference inside a real frame");
         let mut frame = [COUNTS; HEADER_BYTES + REFERENCE_FRAME_BYTES];
@@ -461,7 +469,8 @@ impl Sending {
         self.flags |= OWES_REFERENCE;
     }
 
-    /// The reference that is owed in part stands for nothing: the program is told that it was not written.
+    /// Makes a reference that the socket has taken only in part stand for nothing, because the program is told that it
+    /// was not written.
     pub fn void_reference(&mut self) {
         if self.flags & OWES_REFERENCE != 0 && self.owed_bytes > 0 {
             let last = self.owed().len() - 1;
@@ -470,7 +479,7 @@ impl Sending {
         self.flags &= !OWES_REFERENCE;
     }
 
-    /// Nobody knows any more what the socket has taken.
+    /// Marks the direction as broken: it is not known which bytes the socket has taken.
     pub fn break_off(&mut self) {
         self.flags |= BROKEN;
     }
@@ -492,20 +501,21 @@ impl Sending {
 
     fn owe(&mut self, bytes: &[u8]) {
         let from = self.owed_bytes as usize;
-        // There is room, unless another user has made this state up.
+        // There is room, unless a program of another user has forged this state.
         let Some(room) = self.owed.get_mut(from..from.saturating_add(bytes.len())) else { return self.break_off() };
         room.copy_from_slice(bytes);
         self.owed_bytes += bytes.len() as u32;
     }
 
-    /// What goes into the socket before anything else.
+    /// Bytes that go into the socket before any others.
     #[must_use]
     #[inline]
     pub fn owed(&self) -> &[u8] {
         &self.owed[..(self.owed_bytes as usize).min(OWED_MAX)]
     }
 
-    /// The socket took `bytes` of [`Self::owed`] and the real bytes behind them. Returns how many of those were real.
+    /// Notes that the socket has taken `bytes` of [`Self::owed`] and the real bytes after it. Returns how many of them
+    /// were real.
     #[inline]
     pub fn sent(&mut self, bytes: usize) -> usize {
         let owed = self.owed().len();

@@ -1,4 +1,4 @@
-//! The shares of payloads that a process has, and their way back.
+//! Shares of payloads that a process has, and their return to the holders.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use crate::reference::{PayloadId, Reference, Weight};
 use crate::segment::now_ms;
 use crate::touched::{Touched, Touching};
 
-/// A share that goes back, and what whoever had it needed of the payload.
+/// A share that goes back, and which bytes of the payload its owner needed.
 #[derive(Clone, Copy, Debug)]
 pub struct Return {
     pub payload: PayloadId,
@@ -17,22 +17,22 @@ pub struct Return {
     pub touched: Touched,
 }
 
-/// Shares that nobody has a use for any more, until somebody sends them to their holders.
+/// Unused shares that wait to be sent to their holders.
 #[derive(Debug, Default)]
 pub struct Returns(Mutex<Vec<Return>>);
 
 impl Returns {
-    /// Takes a share back of which nobody needed anything.
+    /// Returns a share of which no byte was needed.
     pub fn give(&self, payload: PayloadId, weight: Weight) {
         self.give_touched(payload, weight, Touched::default());
     }
 
-    /// Takes a share back.
+    /// Returns a share.
     pub fn give_touched(&self, payload: PayloadId, weight: Weight, touched: Touched) {
         self.0.lock().push(Return { payload, weight, touched });
     }
 
-    /// Takes back so many units of a payload's weight, as shares, and what whoever had them needed.
+    /// Returns `units` of a payload's weight as shares, and which bytes their owner needed.
     pub fn give_units(&self, payload: PayloadId, mut units: u64, mut touched: Touched) {
         while let Some(weight) = Weight::most_of(units) {
             self.give_touched(payload, weight, std::mem::take(&mut touched));
@@ -40,54 +40,55 @@ impl Returns {
         }
     }
 
-    /// All that has come, for sending.
+    /// Takes all shares that wait, for sending.
     pub fn take(&self) -> Vec<Return> {
         std::mem::take(&mut self.0.lock())
     }
 
-    /// Until the value is dropped nobody else changes it: before a fork, so that the child can [`Still::forget`].
+    /// Prevents changes until the value is dropped. To be held during a fork, so that the child can call
+    /// [`Still::forget`].
     #[must_use]
     pub fn hold_still(&self) -> Still<'_> {
         Still(self.0.lock())
     }
 
-    /// How many wait.
+    /// Number of shares that wait.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.0.lock().len()
     }
 }
 
-/// [`Returns::hold_still`].
+/// Lock held by [`Returns::hold_still`].
 #[derive(Debug)]
 pub struct Still<'a>(MutexGuard<'a, Vec<Return>>);
 
 impl Still<'_> {
-    /// In the child: the parent gives these back.
+    /// Drops the shares, in the child of a fork: the parent returns them.
     pub fn forget(&mut self) {
         self.0.clear();
     }
 }
 
-/// A share of a payload. What is left of it goes back when this is dropped.
+/// A share of a payload. Dropping it returns what is left of its weight.
 #[derive(Debug)]
 pub struct Hold {
     payload: PayloadId,
-    /// What is left of the weight.
+    /// Units of the weight that are left.
     units: AtomicU64,
-    /// How often some of it was passed on.
+    /// How often some of the weight was passed on.
     passed_on: AtomicU32,
     of_bytes: AtomicU64,
     since_ms: u64,
-    /// Where it has come straight from the payload's writer, who sends for real what is needed here. To others a payload
-    /// has passed by somebody, and its reference was worth it, whatever they do.
+    /// Bytes needed here, recorded only if the share came straight from the payload's writer, who then sends them as
+    /// real bytes. A payload that another program has passed on was worth its reference, whatever is needed here.
     touching: Option<Touching>,
     is_excused: AtomicBool,
     returns: Arc<Returns>,
 }
 
 impl Hold {
-    /// A share that came in a reference to so many bytes.
+    /// Makes a share that came in a reference to `of_bytes` bytes.
     #[must_use]
     pub fn new(payload: PayloadId, weight: Weight, of_bytes: u64, returns: &Arc<Returns>) -> Self {
         let (units, passed_on, of_bytes) =
@@ -97,7 +98,7 @@ impl Hold {
         Self { payload, units, passed_on, of_bytes, since_ms, touching: None, is_excused, returns }
     }
 
-    /// The same, straight from the payload's writer.
+    /// The same as [`Self::new`] for a share straight from the payload's writer.
     #[must_use]
     pub fn from_writer(payload: PayloadId, weight: Weight, of_bytes: u64, returns: &Arc<Returns>) -> Self {
         let mut hold = Self::new(payload, weight, of_bytes, returns);
@@ -105,54 +106,55 @@ impl Hold {
         hold
     }
 
-    /// These bytes of the payload are needed here.
+    /// Records that these bytes of the payload are needed here.
     pub fn touch(&self, offset: u64, bytes: u64) {
         self.touching.iter().for_each(|touching| touching.touch(offset, bytes));
     }
 
-    /// So many bytes are fetched because the memory that they are for cannot be absent, whoever looks at them.
+    /// Records that `bytes` bytes are fetched because their memory cannot be absent, without regard to who reads them.
     pub fn fetched(&self, bytes: u64) {
         self.touching.iter().for_each(|touching| touching.fetched(bytes));
     }
 
-    /// So long, in quarters of a microsecond, a fetch of what is needed took ([`crate::times`]).
+    /// Records the duration of a fetch of needed bytes, in quarters of a microsecond ([`crate::times`]).
     pub fn waited(&self, quarters: u32) {
         self.touching.iter().for_each(|touching| touching.waited(quarters));
     }
 
-    /// What of this payload is fetched, others like it would not be: it is not told of.
+    /// Suppresses the report, because the bytes of this payload are fetched for a reason that does not hold for others
+    /// like it.
     pub fn excuse(&self) {
         self.is_excused.store(true, Ordering::Relaxed);
     }
 
-    /// How much of the payload the process has heard of: what it has of that is a part.
+    /// Number of the payload's leading bytes that this process has references to; it may have only a part of them.
     #[must_use]
     pub fn of_bytes(&self) -> u64 {
         self.of_bytes.load(Ordering::Relaxed)
     }
 
-    /// Another reference reaches so far.
+    /// Records that another reference reaches up to `bytes`.
     pub fn reaches(&self, bytes: u64) {
         self.of_bytes.fetch_max(bytes, Ordering::Relaxed);
     }
 
-    /// When this process got it, by the clock of [`now_ms`].
+    /// Time at which this process got the share, by the clock of [`now_ms`].
     #[must_use]
     pub fn since_ms(&self) -> u64 {
         self.since_ms
     }
 
-    /// Of which payload.
+    /// Payload of the share.
     #[must_use]
     pub fn payload(&self) -> PayloadId {
         self.payload
     }
 
-    /// A reference to some of its bytes for somebody else, with half of the share, or, of one that is passed on in many
-    /// parts, with less. `None` when it cannot be divided any more.
+    /// Makes a reference to some of the bytes for another program. It gets half of the weight that is left, or less
+    /// after the weight was divided often. `None` where the weight cannot be divided any more.
     #[must_use]
     pub fn refer(&self, offset: u64, length: u64) -> Option<Reference> {
-        /// With so many halves nothing is left over that takes more than one message to give back.
+        /// Number of halvings up to which the rest of the weight takes only one message to give back.
         const HALVES: u32 = 8;
         let part = if self.passed_on.fetch_add(1, Ordering::Relaxed) < HALVES { 2 } else { 64 };
         let share = |units: u64| Weight::most_of((units / part).max(1)).filter(|_| units > 1);

@@ -1,13 +1,13 @@
-//! What a writer has learnt of its receivers: how much of a kind of payloads they look at. That much is sent for real, and
-//! where they look at nearly all, everything is. No I/O: random numbers come as arguments.
+//! Knowledge of a writer about its receivers: how much they read of each kind of payload. Bytes that they read are sent
+//! as real bytes; where they read nearly all of a payload, all of it is. No I/O: random numbers come as arguments.
 //!
 //! ```text
-//!   plan    how the next payload of a kind goes: for real, or by reference between a head and a tail that are real
-//!   learn   what became of one that went by reference
+//!   plan    decides how the next payload of a kind is sent: real, or by reference between a real head and a real tail
+//!   learn   takes in what became of a payload that was sent by reference
 //! ```
 //!
-//! What is kept of a kind is eight bytes of which any are valid, in memory that processes share ([`Table`]): who
-//! changes them, a process that was killed or a peer that lies, makes guesses worse and nothing else.
+//! The knowledge about a kind is eight bytes, of which any are valid, in memory that processes share ([`Table`]). A
+//! process that was killed or a peer that lies can only make guesses worse.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,58 +17,62 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::touched::Touched;
 
-/// What may be sent for real before a reference, and behind it. A tail is a page at least: real bytes in the same page
-/// as absent ones have the page fetched, and where the receiver's pages begin only the receiver knows.
+/// Lengths of the real bytes before a reference, and after it. A tail is at least a page: real bytes that share a page
+/// with absent ones cause that page to be fetched, and only the receiver knows where its pages begin.
 const HEADS: [usize; 4] = [0, 512, 4096, 16 << 10];
 const TAILS: [usize; 2] = [0, 4096];
-/// Less than this between them does not go by reference.
+/// Fewest bytes between head and tail that are sent by reference.
 pub const REFERENCE_MIN: usize = 4096;
 
-/// While a kind goes for real, one payload in so many goes by reference, to see what becomes of it; more where it is close.
+/// Interval between probes. While a kind is sent as real bytes, one payload in this many is sent by reference, to see
+/// what becomes of it. Probes are more frequent where references nearly pay.
 pub const PROBE_EVERY: u8 = 64;
-/// Above this, [`Learnt::until_probe`] says how many come one after the other.
+/// Values of [`Learnt::until_probe`] above this count down probes that follow each other directly.
 const IN_A_ROW: u8 = 0xf0;
 
-/// In quarters of a microsecond: the first guess, until it is known. One payload that is read whole outweighs it.
+/// First guess of what a reference saves, in quarters of a microsecond. One payload that is read as a whole outweighs
+/// it.
 const GUESS: i16 = 32;
-/// Reports that count as much as all before them together, nearly.
+/// Divisor for the step that the newest report moves the mean by. This many newest reports count nearly as much as all
+/// earlier ones.
 const MEMORY: u8 = 16;
-/// Reports in a row of a head or tail that is touched, until more of it is sent for real; and of one that is not, until less.
+/// Reports in a row of a touched head or tail after which it grows.
 const MISSED: u8 = 2;
+/// Reports in a row without a touch after which head and tail shrink.
 const CALM: u8 = 64;
-/// What a touch at an end is: no further in than this.
+/// Touches within this many bytes of a payload's beginning or end count as touches of its head or tail.
 const END_BYTES: u32 = 8192;
 
-/// How a payload goes.
+/// How a payload is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// All of it, because it would be touched.
+    /// As real bytes, because the receiver would read it.
     Real,
-    /// By reference, but for so many bytes at its beginning and its end.
+    /// By reference, except for some bytes at the beginning and at the end.
     Reference {
-        /// Bytes.
+        /// Length of the real head, in bytes.
         head: usize,
-        /// Bytes.
+        /// Length of the real tail, in bytes.
         tail: usize,
-        /// To tell what becomes of it by.
+        /// Head and tail, to be returned with the report.
         sent: Sent,
-        /// Only to see whether it is still touched.
+        /// Whether this is only a probe.
         probe: bool,
     },
 }
 
-/// How a payload was sent: which of the heads and tails.
+/// Head and tail with which a payload was sent, as indices of their lengths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
     head: u8,
     tail: u8,
 }
 
-/// What is known of a kind of payloads.
+/// Knowledge about a kind of payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Learnt {
-    /// What a reference has saved, as a mean, in quarters of a microsecond.
+    /// Mean of what a reference has saved, in quarters of a microsecond.
     saved: i16,
     reports: u8,
     until_probe: u8,
@@ -79,15 +83,16 @@ pub struct Learnt {
 }
 
 impl Learnt {
-    /// Nothing. `begins`: the payloads begin what one end says to the other. Nobody passes on what he has not seen the
-    /// beginning of; and where that is in one piece with the rest, the protocol's own bytes follow behind it, too.
+    /// Makes empty knowledge. `begins`: the payloads are the first bytes of a direction. A program that passes such
+    /// bytes on reads their beginning first. Where beginning and rest are in one piece, bytes of the protocol follow at
+    /// its end, too.
     #[must_use]
     pub fn new(begins: bool) -> Self {
         let end = u8::from(begins);
         Self { saved: GUESS, reports: 0, until_probe: PROBE_EVERY, head: end, tail: end, missed: 0, calm: 0 }
     }
 
-    /// How a payload of so many bytes goes.
+    /// Decides how a payload of `bytes` bytes is sent.
     pub fn plan(&mut self, bytes: usize, random: u8) -> Plan {
         let sent = Sent { head: self.head.min(HEADS.len() as u8 - 1), tail: self.tail.min(TAILS.len() as u8 - 1) };
         let (head, tail) = (HEADS[usize::from(sent.head)], TAILS[usize::from(sent.tail)]);
@@ -103,24 +108,24 @@ impl Learnt {
         }
     }
 
-    /// Whether a payload is one that goes by reference only to see.
+    /// Whether a payload is to be a probe.
     fn is_due(&mut self, bytes: usize, random: u8) -> bool {
         if self.until_probe > IN_A_ROW {
             self.until_probe -= 1;
             return true;
         }
         if self.saved >= 0 && self.reports == 0 {
-            // None was long enough yet, and none was touched.
+            // No payload was long enough for a reference yet, and none was touched: there is nothing to probe.
             return false;
         }
         let every = self.probe_every(bytes);
         let left = self.until_probe.min(every).checked_sub(1);
-        // More or less: a rhythm of the program's own shall not meet ours.
+        // Varied at random, so that the interval does not coincide with a rhythm of the program's own.
         self.until_probe = left.unwrap_or(every - every / 4 + random % (every / 2));
         left.is_none()
     }
 
-    /// The closer it is, the sooner is looked again.
+    /// Interval between probes: shorter the closer references are to paying.
     fn probe_every(&self, bytes: usize) -> u8 {
         const OFTEN: i64 = 4;
         if self.saved >= 0 {
@@ -131,7 +136,7 @@ impl Learnt {
         every.clamp(OFTEN, i64::from(PROBE_EVERY)) as u8
     }
 
-    /// What became of a payload of which so many bytes were a reference.
+    /// Takes in what became of a payload, of which `bytes` bytes were sent by reference.
     pub fn learn(&mut self, bytes: u32, sent: Sent, touched: &Touched) {
         let touched = Touched { bytes: touched.bytes.min(bytes), end: touched.end.min(bytes), ..*touched };
         if touched.is_nothing() {
@@ -142,13 +147,14 @@ impl Learnt {
         }
         self.weigh(bytes, &touched);
         if self.saved < 0 && touched.is_nothing() {
-            // Something may have changed: the next ones tell, and count more than those before.
+            // The receiver may have changed: the next payloads are probes, and count more than the earlier ones.
             self.until_probe = IN_A_ROW + 3;
             self.reports = self.reports.min(3);
         }
     }
 
-    /// A touch of nothing but an end, which sending more of it for real can avoid, is not held against references.
+    /// Whether only an end was touched, which a longer head or tail can avoid. Such a touch does not count against
+    /// references.
     fn misses(&mut self, bytes: u32, sent: Sent, touched: &Touched) -> bool {
         let Touched { first, end, .. } = *touched;
         let (at_head, at_tail) = (first < END_BYTES / 2, end > bytes.saturating_sub(END_BYTES / 2));
@@ -164,7 +170,7 @@ impl Learnt {
         let head_can_grow = at_head && usize::from(self.head) + 1 < HEADS.len();
         let tail_can_grow = at_tail && usize::from(self.tail) + 1 < TAILS.len();
         self.calm = 0;
-        // Of payloads that were sent before it grew, there may be many reports.
+        // Many reports may still come about payloads that were sent before the head or tail grew.
         if (sent.head, sent.tail) != (self.head, self.tail) || !head_can_grow && !tail_can_grow {
             return sent.head < self.head || sent.tail < self.tail;
         }
@@ -177,7 +183,8 @@ impl Learnt {
         true
     }
 
-    /// Where no more than what was sent for real is looked at for long, perhaps less is.
+    /// Where nothing more than the real bytes is read for long, head and tail become shorter: perhaps even less is
+    /// read.
     fn count_calm(&mut self, sent: Sent) {
         let is_less = sent.head < self.head || sent.tail < self.tail;
         self.calm = self.calm.saturating_add(if is_less { CALM / 4 } else { 1 });
@@ -188,7 +195,8 @@ impl Learnt {
         }
     }
 
-    /// A page that nobody looks at saves two microseconds, one that is fetched costs one, and the fetch itself what it took.
+    /// Updates the mean. A page that is not read saves two microseconds, and a page that is fetched costs one; a fetch
+    /// costs the time that it took.
     fn weigh(&mut self, bytes: u32, touched: &Touched) {
         let saved = i64::from(bytes - touched.bytes) / 512;
         let cost = i64::from(touched.waited) + i64::from(touched.bytes) / 1024;
@@ -202,47 +210,47 @@ impl Learnt {
     }
 }
 
-/// What a writer keeps with a payload until it knows what has become of it.
+/// Note that a writer keeps with a payload until it learns what has become of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Note {
-    /// Which kind it is of.
+    /// Kind of the payload.
     pub kind: u64,
-    /// How it was sent.
+    /// Head and tail with which it was sent.
     pub sent: Sent,
 }
 
-/// What has become of a payload.
+/// Report on what has become of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// What its writer has noted.
+    /// The writer's note.
     pub note: Note,
-    /// Bytes of it.
+    /// Length of the payload's reference, in bytes.
     pub bytes: u32,
-    /// Of these.
+    /// Bytes of it that were needed.
     pub touched: Touched,
 }
 
-/// Kinds that are kept, and bytes for each: which, and what is known of it.
+/// Number of kinds that a table holds. Each has an entry of its number and the knowledge about it.
 const KINDS: usize = 1024;
 const ENTRY_BYTES: usize = 16;
 /// Bytes of a [`Table`].
 pub const TABLE_BYTES: usize = KINDS * ENTRY_BYTES;
 const PROBES: usize = 8;
 
-/// What is known of all kinds, at the end of some memory that processes share. Where there are too many, a newer one takes
-/// an older one's place.
+/// Knowledge about all kinds, at the end of memory that processes share. Where there are too many kinds, a new one
+/// replaces an old one.
 #[derive(Debug)]
 pub struct Table(Arc<SharedMemory>);
 
 impl Table {
-    /// At the end of this memory.
+    /// Uses the last [`TABLE_BYTES`] of this memory. `None` where it is too small, or its length is no multiple of 8.
     #[must_use]
     pub fn new(memory: impl Into<Arc<SharedMemory>>) -> Option<Self> {
         let memory = memory.into();
         (memory.len() >= TABLE_BYTES && memory.len().is_multiple_of(8)).then_some(Self(memory))
     }
 
-    /// Where a kind is, or may be.
+    /// Offset of a kind's entry, or of the entry that it may take.
     fn entry(&self, kind: u64) -> usize {
         let base = self.0.len() - TABLE_BYTES;
         let at = |probe: usize| base + (kind as usize).wrapping_add(probe) % KINDS * ENTRY_BYTES;
@@ -250,7 +258,7 @@ impl Table {
         is(kind).or_else(|| is(0)).unwrap_or_else(|| at((kind >> 32) as usize % PROBES))
     }
 
-    /// Changes what is known of a kind.
+    /// Changes the knowledge about a kind, in one atomic step.
     fn change<T>(&self, kind: u64, begins: bool, mut change: impl FnMut(&mut Learnt) -> T) -> T {
         let kind = kind.max(1);
         let entry = self.entry(kind);
@@ -269,13 +277,13 @@ impl Table {
         }
     }
 
-    /// How a payload of a kind goes ([`Learnt::new`], [`Learnt::plan`]).
+    /// Decides how a payload of a kind is sent ([`Learnt::new`], [`Learnt::plan`]).
     #[must_use]
     pub fn plan(&self, kind: u64, begins: bool, bytes: usize, random: u8) -> Plan {
         self.change(kind, begins, |learnt| learnt.plan(bytes, random))
     }
 
-    /// What has become of one.
+    /// Takes in a report, unless its kind has been replaced.
     pub fn learn(&self, report: &Report) {
         let Report { note, bytes, touched } = report;
         if self.0.long(self.entry(note.kind.max(1))).load(Ordering::Acquire) == note.kind.max(1) {

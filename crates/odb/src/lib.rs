@@ -1,17 +1,17 @@
-//! On-demand buffers: what a body is while nobody has looked at it.
+//! On-demand buffers: a body is left where it is until a program reads it.
 //!
-//! * [`reference`]: where its bytes are, and a share of the right to have them;
+//! * [`reference`]: place of a payload's bytes, and a share of the right to fetch them;
 //! * [`frame`]: references and real bytes in a connection;
-//! * [`absent`]: which memory of a process stands for which bytes;
-//! * [`hold`]: the shares that a process has, and their return;
-//! * [`touched`], [`learnt`], [`content`]: what receivers have looked at, what writers send for real because of that, and what
-//!   they go by;
-//! * [`place`]: a range of memory or of a file, where the bytes of a reference are;
-//! * [`segment`], [`store`], [`fetch`]: where the bytes are kept, who serves them, and how they are had;
+//! * [`absent`]: memory of a process that stands for bytes of payloads;
+//! * [`hold`]: shares of payloads that a process has, and their return;
+//! * [`touched`], [`learnt`], [`content`]: what receivers read of payloads, which bytes writers therefore send as real
+//!   bytes, and how they tell kinds of payloads apart;
+//! * [`place`]: a range of memory or of a file that holds a reference's bytes;
+//! * [`segment`], [`store`], [`fetch`]: memory for payloads, the store that serves them, and fetching from it;
 //! * [`states`]: memory for the states of connections;
-//! * [`sources`]: which machines' programs can fetch from which stores;
-//! * [`link`]: how a program has other machines send to its clients;
-//! * [`channel`], [`records`]: what readers and stores speak over, encrypted between machines.
+//! * [`sources`]: stores that each machine's programs can fetch from;
+//! * [`link`]: handoff of a program's clients to other machines;
+//! * [`channel`], [`records`]: connections between readers and stores, encrypted between machines.
 //!
 //! Nothing here touches a program's memory or its sockets: crates/process does.
 #![forbid(unsafe_code)]

@@ -1,5 +1,5 @@
-//! A program's connection with its agent, by which it has other machines send to its clients (include/shunt.h): who is
-//! there, what the kernel says of a connection, and what agents say of handoffs.
+//! A program's connection with its agent, by which other machines send to its clients (include/shunt.h). It tells which
+//! machines can send, what the kernel reports about a connection, and what agents report about handoffs.
 
 mod standing;
 
@@ -32,36 +32,36 @@ use crate::reference::Holder;
 pub use standing::Standing;
 use standing::Standings;
 
-/// How long the agent may take to answer.
+/// Longest time that the agent may take to answer.
 const SILENCE: Duration = Duration::from_secs(2);
-/// `shunt_board_peer.state`.
+/// Value of `shunt_board_peer.state` for a peer with a session.
 const UP: u32 = 1;
-/// No ring: `shunt_welcome.ring`.
+/// Value of `shunt_welcome.ring` where the agent has no ring left.
 const NO_RING: u32 = u32::MAX;
 
-/// What became of a handoff.
+/// Outcome of a handoff.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The client has all of it.
+    /// The client has all of the payload.
     Complete,
     /// The client has reset its connection.
     Reset,
-    /// Nobody sends it.
+    /// No machine sends the payload any more.
     Ended {
-        /// Why.
+        /// Why the handoff ended.
         reason: Reason,
-        /// Which peer says so; [`NO_PEER`]: this machine's agent.
+        /// Peer that reported it; [`NO_PEER`]: this machine's agent.
         by: u32,
     },
-    /// It waits until its machine can send more.
+    /// The handoff waits until its machine can send more.
     Waits {
-        /// Which peer says so.
+        /// Peer that reported it.
         by: u32,
     },
 }
 
 impl Outcome {
-    /// Whether it can be the outcome of a handoff that `peer` was to send: another has no say in it.
+    /// Whether this can be the outcome of a handoff to `peer`. Reports from other peers do not count.
     #[must_use]
     pub fn concerns(self, peer: u32) -> bool {
         match self {
@@ -79,7 +79,7 @@ pub struct Sender {
     epoch: u32,
 }
 
-/// One connection. It lives as long as the process hands off.
+/// Connection with the agent. It lives as long as the process hands off.
 #[derive(Debug)]
 pub struct Link {
     socket: OwnFd,
@@ -87,21 +87,22 @@ pub struct Link {
     counters: SharedMemory,
     ring: RingBuffer,
     number: u32,
-    /// Upper half of its handoffs' names.
+    /// Upper half of the names of its handoffs.
     worker: u32,
     made: u32,
-    /// By index on the board.
+    /// Stores of the peers, by index on the board.
     holders: Vec<Holder>,
-    /// What came while an answer was looked for.
+    /// Outcomes that were read while an answer was awaited.
     outcomes: Vec<(u64, Outcome)>,
     standings: Standings,
 }
 
 impl Link {
-    /// Of a connection that the agent has given (`store::client::Connection::agent`).
+    /// Opens a link on a connection that the agent has given (`store::client::Connection::agent`).
     ///
     /// # Errors
-    /// The kernel's, or that the agent does not answer as one that steers.
+    /// Returns the kernel's error of a system call, or an error where the agent does not answer, or has no steering
+    /// programs loaded.
     pub fn open(socket: OwnedFd) -> io::Result<Self> {
         let blocking = rustix::fs::fcntl_getfl(&socket)? - rustix::fs::OFlags::NONBLOCK;
         rustix::fs::fcntl_setfl(&socket, blocking)?;
@@ -113,7 +114,8 @@ impl Link {
         if welcome.ring == NO_RING {
             return Err(io::Error::other("the agent has no completion ring left"));
         }
-        // Another agent numbers its servers anew: names of handoffs that outlive one shall not come again.
+        // Counts from a random number: an agent that was started again numbers its servers anew, and names of handoffs
+        // that outlived the old agent must not be used again.
         let mut first = [0; 4];
         rustix::rand::getrandom(&mut first, rustix::rand::GetRandomFlags::empty())?;
         let mut link = Self {
@@ -132,7 +134,7 @@ impl Link {
         Ok(link)
     }
 
-    /// How many entries the board has for machines.
+    /// Number of the board's entries for peers.
     fn peers(&self) -> io::Result<usize> {
         let (at, bytes) =
             (self.board_word(offset_of!(BoardHead, peers_at)), self.board_word(offset_of!(BoardHead, peer_bytes)));
@@ -147,12 +149,13 @@ impl Link {
         self.word(at) as usize
     }
 
-    /// Where an entry begins, as the agent has it: it may know of more than this library.
+    /// Offset of a peer's entry, with the agent's entry size: a newer agent may have longer entries than this library
+    /// knows.
     fn peer_at(&self, index: usize) -> usize {
         self.board_word(offset_of!(BoardHead, peers_at)) + index * self.board_word(offset_of!(BoardHead, peer_bytes))
     }
 
-    /// Names never change.
+    /// Name of a peer's store. Names of peers never change.
     fn name(&self, index: usize) -> Holder {
         let mut name = [0; shunt_wire::local::NAME_BYTES];
         self.board.read(self.peer_at(index) + offset_of!(BoardPeer, name), &mut name);
@@ -164,13 +167,13 @@ impl Link {
         self.board.word(at).load(Ordering::Acquire)
     }
 
-    /// Whether the agent is there.
+    /// Whether the agent is running.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         self.word(offset_of!(BoardHead, alive)) == 1
     }
 
-    /// Who sends what is in that store; `None`: nobody does now. A machine that has a store may be none that sends.
+    /// Machine that sends the bytes of this store; `None`: none does now. A machine may have a store and not send.
     #[must_use]
     pub fn sender(&self, holder: Holder) -> Option<Sender> {
         let index = self.holders.iter().position(|known| *known == holder)?;
@@ -182,10 +185,11 @@ impl Link {
         (is_up && can_send && !is_closed && self.is_alive()).then_some(Sender { index: index as u32, epoch })
     }
 
-    /// Whether a machine sends to a client in the name of its server here. Asks it, where that is not known.
+    /// Whether a machine sends to clients in the name of this connection's server. Asks the machine where that is not
+    /// known.
     ///
     /// # Errors
-    /// The kernel's: not a connection, or the agent is gone.
+    /// Returns the kernel's error: `socket` is not connected, or the agent is gone.
     pub fn standing(&mut self, socket: impl AsFd, sender: Sender) -> io::Result<Standing> {
         let server = Endpoint::from(SocketAddr::try_from(getsockname(&socket)?)?);
         match self.standings.of(sender, server.socket_addr()) {
@@ -209,17 +213,17 @@ impl Link {
         self.tell(ask.as_bytes())
     }
 
-    /// A handoff waits: its machine gets no more for a while.
+    /// Notes that a handoff waits: its machine is given no more handoffs for a while.
     pub fn hold_back(&mut self, handoff: &Handoff) {
         let sender = Sender { index: handoff.peer, epoch: handoff.epoch };
         self.standings.hold_back(sender, handoff.flow.server().socket_addr());
     }
 
-    /// Begins a region of so many bytes of `socket`'s connection, behind what was written there.
+    /// Begins a region of `length` bytes on the socket's connection, after the bytes that were written there.
     ///
     /// # Errors
-    /// The kernel's: this connection cannot be handed off, or not now. `WouldBlock`: there is no proof yet that its packets
-    /// pass the steering programs (bpf/proof.h).
+    /// Returns the kernel's error: this connection cannot be handed off, or not now. `WouldBlock`: there is no proof
+    /// yet that its packets pass the steering programs (bpf/proof.h).
     pub fn begin(&mut self, socket: impl AsFd, sender: Sender, length: u64) -> io::Result<Handoff> {
         self.made = self.made.wrapping_add(1);
         let handoff = u64::from(self.worker) << 32 | u64::from(self.made);
@@ -236,40 +240,40 @@ impl Link {
         Ok(Handoff::of(&state, sender.index, sender.epoch, length))
     }
 
-    /// Makes the region of a handoff longer that was begun last on its connection, by so many bytes.
+    /// Extends the region of the last handoff of its connection by `bytes` bytes.
     ///
     /// # Errors
-    /// The kernel's: something was written behind it.
+    /// Returns the kernel's error: something was written behind the region.
     pub fn grow(&self, socket: impl AsFd, handoff: &Handoff, bytes: u64) -> io::Result<()> {
         let (peer, ring, name) = (handoff.peer, self.number, handoff.handoff);
         odb::append(socket, &Begin { peer, ring, handoff: name, length: bytes })?;
         Ok(())
     }
 
-    /// Has the agents send what has begun.
+    /// Has the agents send the payload of a handoff that was begun.
     ///
     /// # Errors
-    /// The kernel's: the agent is gone, or does not listen.
+    /// Returns the kernel's error of send(2): the agent is gone, or does not read.
     pub fn claim(&self, handoff: &Handoff, parts: &Parts) -> io::Result<()> {
         let mut packet = handoff.emit_with(parts);
         let told = self.tell(&packet);
-        // It may have keys.
+        // The packet may contain keys.
         packet.zeroize();
         told
     }
 
-    /// The connection of a handoff that nobody sends is not ours any more.
+    /// Reports a handoff that no machine sends, and whose connection this program does not have any more.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of send(2).
     pub fn cancel(&self, handoff: u64) -> io::Result<()> {
         self.tell(Cancel { header: Cancel::HEADER, handoff }.as_bytes())
     }
 
-    /// Nobody is there any more for what a machine sends.
+    /// Gives a handoff up: its machine need not send any more.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of send(2).
     pub fn abort(&self, handoff: u64) -> io::Result<()> {
         self.tell(Abort { header: Abort::HEADER, handoff }.as_bytes())
     }
@@ -279,7 +283,7 @@ impl Link {
         Ok(())
     }
 
-    /// A handoff is over.
+    /// Notes that a handoff is over.
     pub fn over(&self, handoff: &Handoff) {
         self.count(handoff.peer, u32::MAX);
     }
@@ -289,7 +293,7 @@ impl Link {
         self.counters.word(at).fetch_add(by, Ordering::Relaxed);
     }
 
-    /// Reads the ring. What it says of `handoff`'s connection, if it does.
+    /// Reads the ring. Returns the state of `handoff`'s connection, if it is there.
     fn look(&mut self, handoff: u64) -> Option<State> {
         let (mut found, outcomes) = (None, &mut self.outcomes);
         self.ring.drain(|record| {
@@ -306,8 +310,8 @@ impl Link {
         found
     }
 
-    /// What the kernel has said when a region began. It is in the ring, perhaps behind what another processor is just writing
-    /// there, for which this one may have to wait.
+    /// Returns the state that the kernel wrote into the ring when the region began. Records that other processors are
+    /// still writing may precede it; then this waits for them.
     fn answer(&mut self, handoff: u64) -> Option<State> {
         const LOOKS: u32 = 10_000;
         (0..LOOKS).find_map(|look| {
@@ -318,13 +322,13 @@ impl Link {
         })
     }
 
-    /// What the kernel has said meanwhile: no system call.
+    /// Takes the outcomes that the kernel and the agents have reported. Makes no system call.
     pub fn outcomes(&mut self) -> Vec<(u64, Outcome)> {
         self.look(0);
         std::mem::take(&mut self.outcomes)
     }
 
-    /// What agents have said meanwhile.
+    /// Reads what agents have reported meanwhile.
     ///
     /// # Errors
     /// The agent is gone.
@@ -382,7 +386,7 @@ fn receive_welcome(socket: &OwnedFd) -> io::Result<(Welcome, Descriptors)> {
     Ok((welcome, descriptors.into_iter()))
 }
 
-/// Whether a reason says that not a byte was sent.
+/// Whether a reason means that not a byte was sent.
 #[must_use]
 pub fn is_refusal(reason: Reason) -> bool {
     use Reason::{Busy, Limit, Malformed, NotAllowed, UnknownOffer, Unreachable};

@@ -1,7 +1,7 @@
-//! Where the bytes of a reference are: a range of a segment, or of a file that a program has sent (sendfile(2)).
+//! Place of a reference's bytes: a range of a segment, or of a file that a program has sent (sendfile(2)).
 //!
-//! A file is not copied. So before anybody goes by bytes that were read from it, it is compared with what it was when the
-//! reference was made ([`Version`]): a body is whole, or visibly not.
+//! A file is not copied. So after its bytes were read, and before they are used, the file is compared with its state
+//! when the reference was made ([`Version`]). A body is therefore either whole, or visibly cut off.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use shunt_sys::shared::SharedMemory;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What a file was, as far as fstat(2) tells.
+/// State of a file, as far as fstat(2) tells.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Version {
@@ -32,16 +32,16 @@ pub struct Version {
     zero: U32,
 }
 
-/// Time stamps are as coarse as two seconds (vfat). A file that was changed within one of them may change once more and
-/// look the same.
+/// Time since a file's last change after which it counts as settled. Time stamps are as coarse as two seconds (vfat),
+/// so that a file which changes twice within one of them may look the same.
 const SETTLED_AFTER: Duration = Duration::from_secs(3);
 
 impl Version {
-    /// Of an open file. `None`: its bytes are not a file's, or may be made up when they are read (proc(5) has files
-    /// without a block): nobody could tell whether they are still the same.
+    /// Reads the state of an open file. `None`: it is no regular file, or its bytes may be made up when they are read
+    /// (proc(5) has files without blocks). Then nothing tells whether the bytes are still the same.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of fstat(2).
     pub fn of(file: impl AsFd) -> io::Result<Option<Self>> {
         let now = fstat(file)?;
         if FileType::from_raw_mode(now.st_mode) != FileType::RegularFile || now.st_blocks == 0 {
@@ -63,13 +63,13 @@ impl Version {
         }))
     }
 
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size.get()
     }
 
-    /// Whether every change from now on will be seen.
+    /// Whether every change from now on will change the state, too.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let now = clock_gettime(ClockId::RealtimeCoarse);
@@ -77,8 +77,9 @@ impl Version {
         now_ns.checked_sub(self.changed_ns.get()).is_some_and(|ago| u128::from(ago) > SETTLED_AFTER.as_nanos())
     }
 
-    /// Whether the file that is now `other` still has the bytes that it had as `self`. Its own time of change tells what a
-    /// modification time that was set by hand does not (utimensat(2)); but links and permissions may change.
+    /// Whether a file whose state is now `other` still has the bytes that it had in the state `self`. A modification
+    /// time can be set by hand (utimensat(2)), but then the time of the inode's change tells. Links and permissions may
+    /// have changed.
     #[must_use]
     pub fn has_bytes_of(&self, other: &Self) -> bool {
         let bytes = |version: &Self| (version.device, version.inode, version.size, version.modified_ns);
@@ -87,12 +88,12 @@ impl Version {
     }
 }
 
-/// A file's bytes are not what they were, or cannot be read.
+/// The bytes of a file are not what they were, or cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a file has changed since it was sent")]
 pub struct Changed;
 
-/// A file that a program has sent, open to be read, and what it was then.
+/// A file that a program has sent, open for reading, with its state at that time.
 #[derive(Debug)]
 pub struct SentFile {
     descriptor: OwnFd,
@@ -100,15 +101,15 @@ pub struct SentFile {
 }
 
 impl SentFile {
-    /// As it is now.
+    /// Takes an open file with its present state.
     ///
     /// # Errors
-    /// It is not open for reading alone, is no file that can be kept ([`Version::of`]), or is of a file system that may
-    /// have its readers wait for a program (fuse(8)); and the kernel's.
+    /// `Unsupported` where the descriptor is not read-only, the file cannot be kept ([`Version::of`]), or its file
+    /// system may make readers wait for a program (fuse(8)). Otherwise the kernel's error of fcntl(2) or fstat(2).
     pub fn new(descriptor: OwnedFd) -> io::Result<Self> {
         let flags = fcntl_getfl(&descriptor)?;
         let reads = flags & (OFlags::RWMODE | OFlags::PATH | OFlags::DIRECT) == OFlags::RDONLY;
-        // First, and without asking the file system for anything.
+        // Checked first, because it asks the file system for nothing.
         if !reads || !answers_at_once(&descriptor) {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -116,28 +117,28 @@ impl SentFile {
         Ok(Self { descriptor: OwnFd::new(descriptor), version })
     }
 
-    /// From the store, which has looked at it.
+    /// Takes a file from the store, which has checked it.
     #[must_use]
     pub(crate) fn of(descriptor: OwnedFd, version: Version) -> Self {
         Self { descriptor: OwnFd::new(descriptor), version }
     }
 
-    /// What it was.
+    /// State of the file when it was sent.
     #[must_use]
     pub fn version(&self) -> &Version {
         &self.version
     }
 
-    /// Whether it has the bytes that it had.
+    /// Whether the file still has the bytes that it had then.
     #[must_use]
     pub fn is_unchanged(&self) -> bool {
         matches!(Version::of(&self.descriptor), Ok(Some(now)) if self.version.has_bytes_of(&now))
     }
 
-    /// Fills `into` with the bytes from `from` on. They count once [`Self::is_unchanged`] has been asked after it.
+    /// Fills `into` with the bytes from `from` on. They are valid if [`Self::is_unchanged`] returns true afterwards.
     ///
     /// # Errors
-    /// It is shorter, or cannot be read.
+    /// [`Changed`] where the file is shorter, or cannot be read.
     pub fn read(&self, mut from: u64, mut into: &mut [u8]) -> Result<(), Changed> {
         while !into.is_empty() {
             match pread(&self.descriptor, &mut *into, from) {
@@ -159,16 +160,17 @@ impl AsFd for SentFile {
     }
 }
 
-/// Whether the kernel itself has the file's bytes, or gets them from a disk: such file systems say what is in memory
-/// without waiting (preadv2(2), RWF_NOWAIT). So does memory itself (tmpfs), but not by that.
+/// Whether the kernel itself has the file's bytes, or reads them from a disk. Such file systems tell without waiting
+/// what is in memory (preadv2(2), RWF_NOWAIT). tmpfs does not support that flag, but is in memory; it is recognised by
+/// its support of seals (fcntl(2), F_GET_SEALS).
 pub(crate) fn answers_at_once(file: impl AsFd) -> bool {
     let mut byte = [0];
     let read = preadv2(&file, &mut [io::IoSliceMut::new(&mut byte)], 0, ReadWriteFlags::NOWAIT);
     matches!(read, Ok(_) | Err(Errno::AGAIN)) || fcntl_get_seals(file).is_ok()
 }
 
-/// Where some bytes are. As long as the store keeps them there ([`crate::store::Store::pin`]), any number of copies of this
-/// may be read.
+/// Place of some bytes. Copies of this may be read as long as the store keeps the bytes there
+/// ([`crate::store::Store::pin`]).
 #[derive(Clone, Debug)]
 pub struct Place {
     source: Source,
@@ -183,55 +185,56 @@ enum Source {
 }
 
 impl Place {
-    /// A range of a segment, inside it.
+    /// Makes a range of a segment, which has to be inside it.
     pub(crate) fn of_segment(memory: &Arc<SharedMemory>, from: u64, length: u64) -> Self {
         Self { source: Source::Segment(Arc::clone(memory)), from, length }
     }
 
-    /// A range of a file.
+    /// Makes a range of a file.
     pub(crate) fn of_file(file: &Arc<SentFile>, from: u64, length: u64) -> Self {
         Self { source: Source::File(Arc::clone(file)), from, length }
     }
 
-    /// The first byte, in the file that [`Self::as_fd`] is open to.
+    /// Offset of the first byte in the file that [`Self::as_fd`] returns.
     #[must_use]
     pub fn from(&self) -> u64 {
         self.from
     }
 
-    /// How many there are.
+    /// Number of bytes.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Fills `into` with the bytes from byte `at` of the range on. They count once [`Self::is_unchanged`] has been asked
-    /// after it.
+    /// Fills `into` with the bytes from byte `at` of the range on. They are valid if [`Self::is_unchanged`] returns
+    /// true afterwards.
     ///
     /// # Errors
-    /// As [`SentFile::read`].
+    /// As for [`SentFile::read`].
     ///
     /// # Panics
-    /// Beyond the range.
+    /// Panics where the bytes are not inside the range.
     pub fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Changed> {
         assert!(at <= self.length && into.len() as u64 <= self.length - at);
         match &self.source {
-            // It lies in memory that is mapped: see `Reader::find`.
+            // Inside the mapped memory, as `Reader::find` has checked.
             Source::Segment(memory) => memory.read((self.from + at) as usize, into),
             Source::File(file) => file.read(self.from + at, into)?,
         }
         Ok(())
     }
 
-    /// Gives a socket some of the file that [`Self::as_fd`] is open to, from `from` on: how many bytes it took. A segment's are
-    /// copied, because their place is used again; of a file the kernel sends the pages themselves. They were right when
-    /// [`Self::is_unchanged`] has been asked after it. 0: they have changed before.
+    /// Sends bytes on a socket, from offset `from` of the file that [`Self::as_fd`] returns. Returns how many the
+    /// socket took; 0: the file had changed before. Bytes of a segment are copied, because their pages are used again.
+    /// Of a file the kernel sends the pages themselves; they were valid if [`Self::is_unchanged`] returns true
+    /// afterwards.
     ///
     /// # Errors
-    /// The kernel's: `WouldBlock` where it takes nothing.
+    /// Returns the kernel's error of send(2) or sendfile(2): `WouldBlock` where the socket takes nothing.
     ///
     /// # Panics
-    /// Beyond a segment.
+    /// Panics where the bytes are outside the segment.
     pub fn send(&self, mut from: u64, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize> {
         match &self.source {
             Source::Segment(memory) => memory.send(usize::try_from(from).map_err(io::Error::other)?, bytes, socket),
@@ -240,7 +243,7 @@ impl Place {
         }
     }
 
-    /// Whether what has been read until now, by whatever way, is what the reference stands for.
+    /// Whether all bytes that were read until now, by any method, are those that the reference stands for.
     #[must_use]
     pub fn is_unchanged(&self) -> bool {
         match &self.source {

@@ -1,16 +1,17 @@
-//! A word by which a store says that it is there, in memory that it shares with programs: when it was there last, four times a second.
+//! A word of shared memory that tells programs whether a store is alive: the time at which the store was last there,
+//! written four times a second.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// In place of a time: the store has ended.
+/// Value of the word after the store has ended.
 const ENDED: u64 = 0;
-/// A store that was not seen for so long is taken for lost.
+/// Age of the word after which a store is taken for lost, in milliseconds.
 const LOST_AFTER_MS: u64 = 2_000;
 
-/// Milliseconds of a clock that all processes of a machine share.
+/// Current time in milliseconds, of a clock that all processes of a machine share.
 #[must_use]
 pub fn now_ms() -> u64 {
     let now = clock_gettime(ClockId::MonotonicCoarse);
@@ -18,17 +19,17 @@ pub fn now_ms() -> u64 {
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The store is there, at `now_ms`.
+/// Writes that the store is there at `now_ms`.
 pub(crate) fn seen(word: &AtomicU64, now_ms: u64) {
     word.store(now_ms.max(1), Ordering::Relaxed);
 }
 
-/// The store ends.
+/// Writes that the store has ended.
 pub(crate) fn end(word: &AtomicU64) {
     word.store(ENDED, Ordering::Relaxed);
 }
 
-/// Whether the store has said that it ends. One that was killed has not.
+/// Whether the store has written that it has ended. A store that was killed has not.
 pub(crate) fn has_ended(word: &AtomicU64) -> bool {
     word.load(Ordering::Relaxed) == ENDED
 }

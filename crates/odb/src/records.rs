@@ -1,5 +1,5 @@
-//! Records of TLS 1.3 (RFC 8446, 5.2), under keys that an agent has agreed on with another agent's: what readers and stores say to
-//! each other between machines. The handshake is the agents'; nothing but application data follows it here.
+//! TLS 1.3 records (RFC 8446, 5.2) between readers and stores on different machines, under keys that two agents have
+//! agreed on. The agents make the handshake; only application data follows here.
 
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use shunt_wire::tls::{Keys, MAX_CONTENT_BYTES, OVERHEAD_BYTES, Suite};
@@ -9,39 +9,39 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Bytes of a record's header.
 pub const HEADER_BYTES: usize = 5;
 const TAG_BYTES: usize = 16;
-/// The longest record that there is.
+/// Longest record, in bytes.
 pub const RECORD_BYTES: usize = MAX_CONTENT_BYTES as usize + OVERHEAD_BYTES as usize;
 const APPLICATION_DATA: u8 = 23;
 
 const _: () = assert!(HEADER_BYTES + 1 + TAG_BYTES == OVERHEAD_BYTES as usize);
 
-/// How one end of a connection goes on after its handshake, as a message between an agent and its programs has it.
+/// State of one end of a connection after its handshake, as messages between an agent and its programs carry it.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Sealing {
-    /// A [`Suite`]; 0: the connection is not encrypted, and all of the rest is 0.
+    /// Number of a [`Suite`]; 0: the connection is not encrypted, and all other fields are 0.
     pub suite: U16,
     pub zero: [u8; 6],
     /// Number of the next record that this end sends.
     pub send_next: U64,
-    /// Number of the next one that it receives.
+    /// Number of the next record that this end receives.
     pub receive_next: U64,
     pub send: Keys,
     pub receive: Keys,
 }
 
-/// The connection is of no use any more: the other end, or somebody on the way, has sent what is no record of it, or its
-/// keys have protected as much as they may.
+/// The connection cannot be used any more: something was received that is no record of it, or its keys have reached
+/// their limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the connection's records end here")]
 pub struct Broken;
 
-/// One direction.
+/// Key and record number of one direction.
 struct Direction {
     key: LessSafeKey,
     iv: [u8; NONCE_LEN],
     next: u64,
-    /// No record has this number or a later one (RFC 8446, 5.5).
+    /// Limit of the key: no record has this number or a later one (RFC 8446, 5.5).
     end: u64,
 }
 
@@ -56,7 +56,7 @@ impl Direction {
         Some(Self { key: LessSafeKey::new(key), iv: keys.iv, next, end: suite.max_records() })
     }
 
-    /// The nonce of the next record, once.
+    /// Returns the nonce of the next record, and counts that record as used.
     fn nonce(&mut self) -> Result<Nonce, Broken> {
         if self.next >= self.end {
             return Err(Broken);
@@ -76,7 +76,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// `None` where these are no keys.
+    /// Makes both directions; `None` where the suite or the keys are invalid.
     #[must_use]
     pub fn new(sealing: &Sealing) -> Option<Self> {
         let suite = Suite::from_number(sealing.suite.get())?;
@@ -84,13 +84,13 @@ impl Records {
         Some(Self { send, receive: Direction::new(suite, &sealing.receive, sealing.receive_next.get())? })
     }
 
-    /// Seals a record where it is: room for the header, the content, and room for type and tag.
+    /// Seals a record in place: space for the header, the content, then space for the content type and the tag.
     ///
     /// # Errors
-    /// The keys have protected as much as they may.
+    /// The keys have reached their limit.
     ///
     /// # Panics
-    /// Where it is longer than [`RECORD_BYTES`].
+    /// Panics where the record is longer than [`RECORD_BYTES`].
     pub fn seal(&mut self, record: &mut [u8]) -> Result<(), Broken> {
         assert!(record.len() <= RECORD_BYTES);
         let nonce = self.send.nonce()?;
@@ -106,33 +106,33 @@ impl Records {
         Ok(())
     }
 
-    /// Opens a whole record where it is: how many bytes of content follow its header.
+    /// Opens a whole record in place. Returns the number of content bytes after its header.
     ///
     /// # Errors
-    /// It is none of this connection.
+    /// The bytes are no valid record of this connection.
     pub fn open(&mut self, record: &mut [u8]) -> Result<usize, Broken> {
         let (header, body) = record.split_at_mut_checked(HEADER_BYTES).ok_or(Broken)?;
         let nonce = self.receive.nonce()?;
         let inner = self.receive.key.open_in_place(nonce, Aad::from(&*header), body).map_err(|_| Broken)?;
-        // Alerts and handshakes end the connection as well: there is nothing to agree on anew.
+        // Alerts and handshake messages end the connection, too: nothing can be negotiated again here.
         let end = inner.iter().rposition(|byte| *byte != 0).ok_or(Broken)?;
         if inner[end] == APPLICATION_DATA { Ok(end) } else { Err(Broken) }
     }
 }
 
-/// How long the record is that begins here. `None`: its header is not whole.
+/// Returns the length of the record that begins here. `None`: its header is not complete.
 ///
 /// # Errors
-/// It is no record of application data.
+/// The bytes are no record of application data.
 pub fn record_bytes(bytes: &[u8]) -> Result<Option<usize>, Broken> {
     let Some([kind, _, _, high, low]) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
     let body = usize::from(u16::from_be_bytes([*high, *low]));
-    // 256 bytes more than ours may be any record's (RFC 8446, 5.2), but only ours are sent here.
+    // RFC 8446, 5.2 allows 256 bytes more, but only records made here are received.
     let good = *kind == APPLICATION_DATA && body > TAG_BYTES && body <= RECORD_BYTES - HEADER_BYTES;
     if good { Ok(Some(HEADER_BYTES + body)) } else { Err(Broken) }
 }
 
-/// Not the keys.
+/// Hides the keys.
 impl std::fmt::Debug for Records {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "records {} and {}", self.send.next, self.receive.next)
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Both ends of one connection.
+    /// Makes both ends of one connection.
     fn ends(suite: Suite, next: u64) -> (Records, Records) {
         let keys = |byte| Keys { iv: [byte; 12], key: [byte; 32] };
         let sealing = |send, receive| Sealing {

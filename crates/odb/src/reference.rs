@@ -1,8 +1,8 @@
-//! A reference: where some bytes of a payload can be had, and a share of the right to have them.
+//! A reference: the place of some bytes of a payload, and a share of the right to fetch them.
 //!
-//! The share is a weight, a power of two. A payload begins with [`Weight::WHOLE`] in one reference; two are made of one
-//! by halving; the holder frees the payload when the whole has come back. So forwarding needs no message to the
-//! holder, and nobody can free what somebody else still has a reference to.
+//! The share is a weight, a power of two. A new payload has one reference with [`Weight::WHOLE`]. To make two
+//! references of one, its weight is halved. The holder frees the payload when the whole weight has come back. So
+//! forwarding needs no message to the holder, and a payload is never freed while a reference to it exists.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -11,53 +11,53 @@ use siphasher::sip128::{Hasher128, SipHasher24};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// A share of a payload, as a power of two.
+/// Share of a payload: a power of two.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Weight(u8);
 
 impl Weight {
-    /// All of it.
+    /// Weight of a new payload.
     pub const WHOLE: Self = Self(62);
 
-    /// `None` where it is no weight.
+    /// Returns the weight 2^`log2`; `None` where that is more than [`Self::WHOLE`].
     #[must_use]
     pub const fn from_log2(log2: u8) -> Option<Self> {
         if log2 <= Self::WHOLE.0 { Some(Self(log2)) } else { None }
     }
 
-    /// The largest that is not more than so many units; `None` of none.
+    /// Largest weight of at most `units` units; `None` for 0.
     #[must_use]
     pub fn most_of(units: u64) -> Option<Self> {
         units.checked_ilog2().map(|log2| Self(Self::WHOLE.0.min(log2 as u8)))
     }
 
-    /// Its binary logarithm.
+    /// Binary logarithm of the weight.
     #[must_use]
     pub fn log2(self) -> u8 {
         self.0
     }
 
-    /// As a number: what a holder adds up.
+    /// The weight as a number of units, which a holder adds up.
     #[must_use]
     pub fn units(self) -> u64 {
         1 << self.0
     }
 
-    /// Each of its halves; `None` when it is the smallest.
+    /// Half of the weight; `None` where it is the smallest.
     #[must_use]
     pub fn half(self) -> Option<Self> {
         self.0.checked_sub(1).map(Self)
     }
 }
 
-/// Whose store: a digest of the name of the agent that has it, the same on every machine. Where that agent is, and
-/// whether it may be asked, a reader's own agent knows.
+/// Name of a store: a digest of the name of the agent that has it, the same on every machine. A reader's own agent
+/// knows where the store's agent is, and whether it may be asked.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
 pub struct Holder([u8; 16]);
 
 impl Holder {
-    /// The store of the agent of that name.
+    /// Name of the store of the agent with this name.
     #[must_use]
     pub fn named(name: &str) -> Self {
         let mut hasher = SipHasher24::new();
@@ -84,16 +84,16 @@ impl fmt::Debug for Holder {
     }
 }
 
-/// Which payload: unguessable, and never another one's again.
+/// Identity of a payload. It cannot be guessed, and is never used again for another payload.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PayloadId {
-    /// Whose store has it.
+    /// Store that holds the payload.
     pub holder: Holder,
-    /// The segment of the holder's store.
+    /// Number of the segment in the store.
     pub segment: u32,
-    /// The slot in the segment.
+    /// Number of the slot in the segment.
     pub slot: u32,
-    /// Who has this may read the payload.
+    /// Secret that allows its owner to read the payload.
     pub secret: u64,
 }
 
@@ -103,14 +103,14 @@ impl fmt::Debug for PayloadId {
     }
 }
 
-/// Some bytes of a payload.
+/// Reference to some bytes of a payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reference {
     pub payload: PayloadId,
     pub weight: Weight,
-    /// The first byte of the payload that is meant.
+    /// Offset of the first byte in the payload.
     pub offset: u64,
-    /// How many; at least 1.
+    /// Number of bytes, at least 1.
     pub length: u64,
 }
 
@@ -131,7 +131,7 @@ struct Layout {
 }
 
 impl Reference {
-    /// As it goes through a connection.
+    /// Serializes the reference for a connection.
     #[must_use]
     pub fn emit(&self) -> [u8; REFERENCE_BYTES] {
         let layout = Layout {
@@ -147,7 +147,7 @@ impl Reference {
         zerocopy::transmute!(layout)
     }
 
-    /// `None` where no [`Self::emit`] has made these bytes.
+    /// Parses the bytes of [`Self::emit`]; `None` where they are not such bytes.
     #[must_use]
     pub fn parse(bytes: &[u8; REFERENCE_BYTES]) -> Option<Self> {
         let layout: Layout = zerocopy::transmute!(*bytes);

@@ -1,22 +1,22 @@
-//! A segment: memory of the store that one program writes payloads into (the paper's odb_buff).
+//! A segment: memory of the store into which one program writes payloads (the paper's odb_buff).
 //!
 //! ```text
 //!   head      one page: whether the store that leased it is still there, and which files it has open
-//!   slots     SLOTS times 64 bytes: which payloads there are
-//!   data      their bytes, each payload from a page's start on
+//!   slots     SLOTS times 64 bytes: the payloads of the segment
+//!   data      their bytes; each payload begins at the start of a page
 //! ```
 //!
-//! A slot is the program's while FREE, and the store's from USED to RETURNED. So neither waits for the other, and
-//! neither has to tell the other anything: the store looks into a slot when somebody asks for it by reference.
+//! A slot belongs to the program while it is FREE, and to the store from USED to RETURNED. So neither waits for the
+//! other, and neither has to tell the other anything. The store looks into a slot when a reader asks for its payload.
 //!
-//! A payload may also be in a file that the program has given to the store ([`crate::place`]): then its slot has the file's
-//! number, and the place is one in that file.
+//! A payload may also be in a file that the program has given to the store ([`crate::place`]). Then its slot has the
+//! file's number and the offset in that file.
 //!
-//! The store believes nothing that is written here but the payload's own place, which it checks: a program can only
-//! spoil its own payloads.
+//! Of what the program writes here, the store relies only on a payload's place, and checks it. So a program can spoil
+//! only its own payloads.
 //!
-//! A store that ends says so in the head; one that is killed no longer says that it is there. Either way the program
-//! soon writes no more payloads that nobody could have.
+//! A store that ends says so in the head; one that is killed stops updating the head. Either way the program soon
+//! writes no more payloads that could not be fetched.
 
 mod files;
 mod writer;
@@ -36,23 +36,24 @@ use crate::touched::Touched;
 pub use files::Way;
 pub use writer::Writer;
 
-/// Payloads of a segment.
+/// Number of payloads of a segment.
 pub const SLOTS: usize = 1024;
 const SLOT_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;
-/// Where data begins.
+/// Offset at which the data begins.
 pub const DATA_BYTES_FROM: usize = PAGE_BYTES + SLOTS * SLOT_BYTES;
 
-/// In the head: a word of [`crate::presence`].
+/// Head: word of [`crate::presence`].
 const SEEN: usize = 0;
 
-/// In the head: a word for each place of a file.
+/// Head: one word for each place of a file, with the number of the open file there.
 const FILES_AT: usize = 64;
-/// Files of one segment. A file's number tells its place, and is never another's again.
+/// Number of places for files in a segment. A file's number modulo this is its place. A number is never used for
+/// another file.
 pub const FILES: u32 = 256;
-/// In place of a file's number: the store has closed it.
+/// Value in place of a file's number: the store has closed the file.
 const CLOSED: u32 = 0;
-/// In a slot: the payload is in the segment.
+/// Value of [`FILE`] in a slot whose payload is in the segment itself.
 const NO_FILE: u32 = 0;
 
 fn file_at(file: u32) -> usize {
@@ -65,11 +66,11 @@ const SECRET: usize = 8;
 const OFFSET: usize = 16;
 const LENGTH: usize = 24;
 const BORN_MS: usize = 32;
-/// What was needed of the payload: written by the store before RETURNED. [`UNKNOWN`]: not said.
+/// Slot: which bytes of the payload were needed. The store writes this before RETURNED; [`UNKNOWN`]: nothing is known.
 const TOUCHED: [usize; 2] = [40, 48];
 const UNKNOWN: u64 = u64::MAX;
-/// The stream that the payload is a part of, as a number of its writer's: who reads a stream slowly shows that by its other parts.
-/// 0: it is a part of none.
+/// Slot: number that the writer has given to the stream that the payload is a part of; 0: none. A slow reader of a
+/// stream shows by reading other parts that it is still there.
 const STREAM: usize = 56;
 
 const FREE: u32 = 0;
@@ -80,47 +81,47 @@ fn slot_at(slot: usize) -> usize {
     PAGE_BYTES + slot * SLOT_BYTES
 }
 
-/// Where a payload's bytes are, as its slot says.
+/// Place of a payload's bytes, as its slot says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// In the segment.
+    /// In the segment, at these offsets.
     Here(Range<usize>),
-    /// In the file of that number.
+    /// In the file with that number, at these offsets.
     InFile { number: u32, bytes: Range<u64> },
 }
 
-/// A slot in use.
+/// Contents of a slot in use.
 #[derive(Clone, Copy, Debug)]
 pub struct Used {
     pub slot: u32,
-    /// The payload's.
+    /// Secret of the payload.
     pub secret: u64,
-    /// When it came into use ([`now_ms`]).
+    /// Time at which the slot came into use, in milliseconds of [`now_ms`].
     pub born_ms: u64,
-    /// The file that the payload is in.
+    /// Number of the file that the payload is in.
     pub file: Option<u32>,
-    /// The stream that it is a part of; 0: none.
+    /// Stream that the payload is a part of; 0: none.
     pub stream: u64,
 }
 
-/// The store's end of a segment.
+/// Segment as the store uses it.
 #[derive(Debug)]
 pub struct Reader(Arc<SharedMemory>);
 
 impl Reader {
-    /// Of memory that the store leases to a program.
+    /// Uses memory that the store leases to a program.
     #[must_use]
     pub fn new(memory: SharedMemory) -> Self {
         Self(Arc::new(memory))
     }
 
-    /// The memory.
+    /// Memory of the segment.
     #[must_use]
     pub fn memory(&self) -> &Arc<SharedMemory> {
         &self.0
     }
 
-    /// Where the bytes of a reference are. `None`: there is no such payload, or not so many bytes of it.
+    /// Returns the place of a reference's bytes. `None`: there is no such payload, or it has fewer bytes.
     #[must_use]
     pub fn find(&self, reference: &Reference) -> Option<Found> {
         let used = self.slot(reference.payload.slot)?;
@@ -149,28 +150,29 @@ impl Reader {
         Some(Used { slot, secret: field(SECRET), born_ms: field(BORN_MS), file, stream: field(STREAM) })
     }
 
-    /// The stream that the payload in a slot is a part of; 0: none.
+    /// Stream that the payload in a slot is a part of; 0: none.
     #[must_use]
     pub fn stream(&self, slot: u32) -> u64 {
         self.slot(slot).map_or(0, |used| used.stream)
     }
 
-    /// When the payload of a reference came into use.
+    /// Time at which a reference's payload came into use, in milliseconds of [`now_ms`].
     #[must_use]
     pub fn born_ms(&self, reference: &Reference) -> Option<u64> {
         self.slot(reference.payload.slot).map(|used| used.born_ms)
     }
 
-    /// The store has a file under that number: the program may refer to it.
+    /// Announces that the store has a file under this number, so that the program may refer to it.
     pub fn open_file(&self, number: u32) {
         self.0.word(file_at(number)).store(number, Ordering::SeqCst);
     }
 
-    /// Has the program refer no more to a file that no slot refers to. False: one does by now, and it stays open.
+    /// Closes a file to which no slot refers, and tells the program by the head. Returns false where a slot refers to
+    /// it meanwhile; then it stays open.
     pub fn close_file(&self, number: u32) -> bool {
         let word = self.0.word(file_at(number));
         word.store(CLOSED, Ordering::SeqCst);
-        // A slot that was filled before the program could see that is seen here: see `Writer::refer_to_file`.
+        // Detects a slot that the program filled before it could see the closed word (see `Writer::refer_to_file`).
         fence(Ordering::SeqCst);
         let is_used = self.used().any(|used| used.file == Some(number));
         if is_used {
@@ -179,17 +181,17 @@ impl Reader {
         !is_used
     }
 
-    /// The store is there, at `now_ms`, and the program may go on.
+    /// Tells the program that the store was there at `now_ms`, so that it may go on.
     pub fn seen(&self, now_ms: u64) {
         presence::seen(self.0.long(SEEN), now_ms);
     }
 
-    /// The store ends.
+    /// Tells the program that the store ends.
     pub fn end(&self) {
         presence::end(self.0.long(SEEN));
     }
 
-    /// What was needed of a payload, before its slot is free.
+    /// Writes into a slot which bytes of its payload were needed. Called before [`Self::free`].
     pub fn report(&self, slot: u32, touched: Touched) {
         let slot = slot as usize;
         if slot < SLOTS {
@@ -198,7 +200,7 @@ impl Reader {
         }
     }
 
-    /// The program may use the slot again.
+    /// Returns a slot to the program.
     pub fn free(&self, slot: u32) {
         let slot = slot as usize;
         if slot < SLOTS {
@@ -206,25 +208,25 @@ impl Reader {
         }
     }
 
-    /// Slots in use.
+    /// All slots in use.
     pub fn used(&self) -> impl Iterator<Item = Used> {
         (0..SLOTS as u32).filter_map(|slot| self.slot(slot))
     }
 }
 
-/// A reader's end of a segment of its own machine: nothing here can be written.
+/// Segment of this machine as a reader uses it. The memory is read-only.
 #[derive(Debug)]
 pub struct Mapped(Reader);
 
 impl Mapped {
-    /// Of memory that the store has given for reading.
+    /// Uses memory that the store has given for reading.
     #[must_use]
     pub fn new(memory: SharedMemory) -> Self {
         Self(Reader::new(memory))
     }
 
-    /// Copies the bytes of a reference that are in the segment. False: they are not here, or not any more, and `into`
-    /// holds anything.
+    /// Copies the bytes of a reference from the segment. Returns false where they are not there, or were replaced
+    /// meanwhile; then `into` has unspecified contents.
     #[must_use]
     pub fn copy(&self, reference: &Reference, into: &mut [u8]) -> bool {
         let Some(Found::Here(place)) = self.0.find(reference) else { return false };
@@ -235,15 +237,15 @@ impl Mapped {
         self.is_still_there(reference)
     }
 
-    /// Whether what was read meanwhile, here or in a file, is the payload's. Had the lease ended meanwhile, and the pages
-    /// been used again, then that came before whatever was copied of it.
+    /// Whether the bytes that were just read, from the segment or from a file, are the payload's. If the lease had
+    /// ended and the pages had been used again, the slot would have changed before any of the bytes that were read.
     #[must_use]
     pub fn is_still_there(&self, reference: &Reference) -> bool {
         fence(Ordering::Acquire);
         self.0.find(reference).is_some()
     }
 
-    /// The file that the bytes of a reference are in, and where, if the payload is not older than `age_ms`.
+    /// File number and offset of a reference's bytes, if they are in a file and the payload is younger than `age_ms`.
     #[must_use]
     pub fn in_file(&self, reference: &Reference, age_ms: u64) -> Option<(u32, u64)> {
         match self.0.find(reference)? {
@@ -254,7 +256,8 @@ impl Mapped {
         }
     }
 
-    /// Whether the store may still lease its pages out: a reader that maps it longer keeps them from everybody.
+    /// Whether the store may still lease the segment's pages. A reader that keeps an ended segment mapped keeps its
+    /// pages from all others.
     #[must_use]
     pub fn is_live(&self) -> bool {
         !presence::has_ended(self.0.0.long(SEEN))

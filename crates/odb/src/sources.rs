@@ -1,17 +1,19 @@
-//! Sources of a machine: the stores that its programs can fetch from. A reference to any other store is a body that ends in the
-//! middle there, so whoever has one for that machine sends the bytes in its place.
+//! Sources of a machine: the stores that its programs can fetch from. A program there that got a reference to any other
+//! store would have to break its connection in the middle of the body. So a program that has such a reference sends the
+//! bytes instead.
 //!
-//! Each agent tells its peers its sources (SOURCES, shunt_wire::sources), and keeps what it knows of all machines in memory that its
-//! programs read: no message, and no system call for each reference.
+//! Each agent tells its peers its sources (SOURCES, shunt_wire::sources). It keeps what it knows of all machines in
+//! memory that its programs read. So a check takes no message and no system call.
 //!
 //! ```text
 //!  0         8    4096                        6144 .. 8192
 //!  +---------+----+---------------------------+-----+---------------------------------+
-//!  | seen    |    | 128 sources of this one:  |     | 8,192 rows of 8 pairs           |
-//!  |         |    | name, how often it came   |     | of an end and a store, or zeros |
+//!  | seen    |    | 128 sources of this       |     | 8,192 rows of 8 pairs           |
+//!  |         |    | machine: name, arrivals   |     | of an end and a store, or zeros |
 //!  +---------+----+---------------------------+-----+---------------------------------+
 //! ```
-//! A pair is in the row that its lowest bits say. Where that is full, those who ask for it send bytes.
+//! The lowest bits of a pair give its row. A pair for which its row has no room is not found, and bytes are sent for
+//! it.
 
 use std::collections::HashSet;
 use std::hash::Hasher;
@@ -28,7 +30,7 @@ use zerocopy::IntoBytes;
 use crate::presence::{self, now_ms};
 use crate::reference::Holder;
 
-/// A word of [`crate::presence`].
+/// Offset of the word of [`crate::presence`].
 const SEEN: usize = 0;
 const OWN: usize = 4096;
 const OWN_MAX: usize = 128;
@@ -37,7 +39,7 @@ const ROWS_MAX: u64 = 8192;
 const PAIRS_OF_A_ROW: usize = 8;
 const BYTES: usize = ROWS + ROWS_MAX as usize * PAIRS_OF_A_ROW * size_of::<u64>();
 
-/// Other machines' addresses, and this one's, as numbers. All of the latter's loopback addresses are one.
+/// A machine, as a number made from one of its addresses. All loopback addresses of this machine give one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End(u64);
 
@@ -53,13 +55,13 @@ impl End {
         Self(digest(&octets))
     }
 
-    /// For where it is kept: never 0.
+    /// The number, for storing it: never 0.
     #[must_use]
     pub fn to_long(self) -> u64 {
         self.0
     }
 
-    /// What [`Self::to_long`] said.
+    /// Makes an end from the number that [`Self::to_long`] has returned.
     #[must_use]
     pub fn from_long(long: u64) -> Self {
         Self(long)
@@ -67,7 +69,8 @@ impl End {
 
     fn and(self, store: &Holder) -> u64 {
         let (low, high) = name(store);
-        // Odd numbers of no meaning: all bits of the product's upper half depend on all of both.
+        // Odd constants without further meaning: each bit of the product's upper half depends on all bits of both
+        // inputs.
         let mixed = (self.0 ^ low).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ high;
         (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93).max(1)
     }
@@ -79,7 +82,7 @@ fn digest(bytes: &[u8]) -> u64 {
     hasher.finish().max(1)
 }
 
-/// A store's name as two numbers: names are digests.
+/// A store's name as two numbers. They are as good as a hash, because names are digests.
 fn name(store: &Holder) -> (u64, u64) {
     let (low, high) = store.as_bytes().split_at(8);
     let number = |half: &[u8]| half.iter().fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte));
@@ -95,7 +98,7 @@ fn own() -> impl Iterator<Item = usize> {
     (0..OWN_MAX).map(|place| OWN + place * 2 * size_of::<u64>())
 }
 
-/// The agent's end. Its machine's programs can always fetch from its own store.
+/// The table as the agent writes it. Its machine's programs can always fetch from its own store.
 #[derive(Debug)]
 pub struct Known {
     memory: Arc<SharedMemory>,
@@ -104,18 +107,19 @@ pub struct Known {
     own: HashSet<Holder>,
 }
 
-/// The store's, which says that it is there.
+/// The table as the store keeps it: it says that the table is up to date.
 #[derive(Debug)]
 pub struct Kept {
     memory: Arc<SharedMemory>,
-    /// For programs: whoever has become another user since could open it no more.
+    /// Read-only descriptor for programs. It is opened early, because a process that has become another user could not
+    /// open it.
     to_read: OwnedFd,
 }
 
-/// For the agent whose store that is, and for the store.
+/// Makes a table, for the agent of `store` and for the store itself.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of creating or opening the memory.
 pub fn new(store: Holder) -> io::Result<(Known, Kept)> {
     let memory = Arc::new(SharedMemory::create("shunt-sources", BYTES)?);
     let kept = Kept { to_read: memory.read_only()?, memory: Arc::clone(&memory) };
@@ -126,7 +130,8 @@ pub fn new(store: Holder) -> io::Result<(Known, Kept)> {
 }
 
 impl Known {
-    /// Programs at these addresses can fetch from these stores, and no others: how many pairs there was no room for.
+    /// Sets the pairs: programs at these addresses can fetch from these stores, and from no others. Returns the number
+    /// of pairs for which there was no room.
     pub fn are(&mut self, all: impl IntoIterator<Item = (IpAddr, Holder)>) -> usize {
         let this = (IpAddr::V6(Ipv6Addr::LOCALHOST), self.store);
         let pairs = all.into_iter().chain([this]).map(|(address, store)| End::of(address).and(&store));
@@ -154,7 +159,8 @@ impl Known {
             .for_each(|place| place.store(by, Ordering::Relaxed));
     }
 
-    /// This machine's programs can fetch from these stores now. Whoever could not a moment ago may try again.
+    /// Sets the stores that this machine's programs can fetch from. For each new one, its number of arrivals grows, and
+    /// programs that had lost it try it again.
     pub fn own_are(&mut self, stores: &HashSet<Holder>) {
         for store in stores.difference(&self.own) {
             let (name, _) = name(store);
@@ -176,7 +182,7 @@ impl Kept {
         self.to_read.as_fd()
     }
 
-    /// It is kept, at `now_ms`.
+    /// Says that the table was up to date at `now_ms`.
     pub fn seen(&self, now_ms: u64) {
         presence::seen(self.memory.long(SEEN), now_ms);
     }
@@ -188,33 +194,33 @@ impl Drop for Kept {
     }
 }
 
-/// A program's end: nothing here can be written.
+/// The table as a program uses it. The memory is read-only.
 #[derive(Debug)]
 pub struct Sources(SharedMemory);
 
 impl Sources {
-    /// Of memory that the store has given for reading.
+    /// Uses memory that the store has given for reading.
     ///
     /// # Errors
-    /// It is another version's.
+    /// `InvalidData` where the memory has the size of another version.
     pub fn new(memory: SharedMemory) -> io::Result<Self> {
         if memory.len() == BYTES { Ok(Self(memory)) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
-    /// Whether anybody sees to it that it is true.
+    /// Whether the table is kept up to date.
     #[must_use]
     pub fn are_kept(&self) -> bool {
         presence::is_there(self.0.long(SEEN))
     }
 
-    /// Whether programs at that end can fetch from that store.
+    /// Whether programs at this end can fetch from this store.
     #[must_use]
     pub fn have(&self, end: End, store: &Holder) -> bool {
         let pair = end.and(store);
         row(pair).any(|at| self.0.long(at).load(Ordering::Relaxed) == pair)
     }
 
-    /// How often that store has become one that this machine's programs can fetch from.
+    /// How often this store has become one that this machine's programs can fetch from.
     #[must_use]
     pub fn came(&self, store: &Holder) -> u64 {
         let (name, _) = name(store);

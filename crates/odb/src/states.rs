@@ -1,5 +1,5 @@
-//! Memory for the states of a program's connections, with what it has learnt of its peers behind them ([`crate::learnt`]):
-//! `shunt run` makes the first, and a process that becomes another user's the next (crates/process).
+//! Memory for the states of a program's connections, followed by the knowledge about its peers ([`crate::learnt`]).
+//! `shunt run` makes the first one. A process that becomes another user makes a new one (crates/process).
 
 use std::io;
 
@@ -8,17 +8,17 @@ use shunt_sys::shared::SharedMemory;
 
 use crate::learnt::TABLE_BYTES;
 
-/// Bytes of a state: a cookie, two locks, and what another user's process gets of it.
+/// Bytes of a state: a cookie, two locks, and the account that another user's process can take over.
 pub const STATE_BYTES: usize = 16 + CARRIED_BYTES;
-/// Connections that a program and those that it starts may have with others under Shunt.
+/// Most connections that a program and its child processes may have with others under Shunt.
 const STATES: usize = 65_536;
-/// Bytes of the memory. A library that lays states out otherwise makes it of another size.
+/// Size of the memory in bytes. A library with another layout of the states uses another size.
 pub const BYTES: usize = STATES * STATE_BYTES + TABLE_BYTES;
 
-/// New memory, of this process's user.
+/// Makes new memory, owned by this process's user.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of memfd_create(2), ftruncate(2), fcntl(2) or mmap(2).
 pub fn new() -> io::Result<SharedMemory> {
     SharedMemory::create("shunt-connections", BYTES)
 }

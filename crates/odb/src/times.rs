@@ -1,6 +1,6 @@
-//! How long fetches take besides the copying: a mean for each holder, because it is a turn of a thread where its payloads are mapped,
-//! and a way through the network and back elsewhere. What a payload's writer learns goes by it ([`crate::learnt`]). All in
-//! quarters of a microsecond.
+//! Time that fetches take besides the copying, as a mean for each holder. It differs between holders: for mapped
+//! payloads it is a switch between threads, for those of other machines a round trip through the network. It is
+//! reported to the payload's writer ([`crate::learnt`]). All times are in quarters of a microsecond.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,36 +9,37 @@ use zerocopy::IntoBytes;
 
 use crate::reference::Holder;
 
-/// Holders whose means are kept at a time: one more takes another's place.
+/// Number of holders whose means are kept. One more takes the place of another.
 const PLACES: usize = 32;
-/// The mean of a holder of which nothing is known yet.
+/// Mean of a holder without any fetch yet.
 const FIRST: u32 = 60;
-/// The newest fetch counts as one of so many.
+/// Weight of the mean and the newest fetch together: the newest counts for one part in this many.
 const OF: u32 = 8;
-/// It counts as so many means at most: who did not run for a while, or made a connection first, has not waited for bytes alone.
+/// Largest multiple of the mean that a fetch counts as. A thread that did not run for a while, or had to connect first,
+/// has not waited only for bytes.
 const MOST: u32 = 8;
-/// The longest mean that is kept.
+/// Longest mean that is kept.
 const LONGEST: u32 = 4 * 100_000;
-/// As in [`crate::learnt`]: a page is copied in a microsecond.
+/// Bytes that are copied in a quarter of a microsecond. As in [`crate::learnt`], copying a page takes one microsecond.
 const BYTES_A_QUARTER: u64 = 1024;
 
-/// By place: which holder, and above that its mean.
+/// One word per place: the holder in the lower half, its mean in the upper half.
 #[derive(Debug, Default)]
 pub struct Times([AtomicU64; PLACES]);
 
 impl Times {
-    /// A fetch of so many bytes took so long: the holder's mean with it.
+    /// Takes in a fetch of `bytes` bytes that took `time`. Returns the holder's new mean.
     pub fn took(&self, holder: &Holder, time: Duration, bytes: u64) -> u32 {
         let all = u64::try_from(time.as_nanos() / 250).unwrap_or(u64::MAX);
         let quarters = u32::try_from(all.saturating_sub(bytes / BYTES_A_QUARTER)).unwrap_or(u32::MAX);
-        // Names are hashes: any part of one is as good.
+        // Names are digests, so any part of one serves as a hash.
         let which = holder.as_bytes().iter().take(4).fold(0, |sum, byte| sum << 8 | u32::from(*byte));
         let place = &self.0[which as usize % PLACES];
         let known = place.load(Ordering::Relaxed);
         let mean = if known as u32 == which && known != 0 { (known >> 32) as u32 } else { FIRST };
         let newest = quarters.clamp(1, mean.saturating_mul(MOST));
         let mean = ((mean * (OF - 1)).saturating_add(newest) / OF).clamp(1, LONGEST);
-        // Where two threads tell it at a time, one of them is forgotten.
+        // If two threads do this at the same time, one of the fetches is not counted.
         place.store(u64::from(mean) << 32 | u64::from(which), Ordering::Relaxed);
         mean
     }
@@ -66,7 +67,7 @@ mod tests {
     fn copying_is_no_wait_and_one_that_did_not_run_counts_little() {
         let (times, holder) = (Times::default(), Holder::named("be1"));
         for _ in 0..100 {
-            // A MiB in 261 us, of which the copy is 256.
+            // 1 MiB in 261 us, of which 256 us are the copy.
             times.took(&holder, Duration::from_micros(261), 1 << 20);
         }
         let usual = times.took(&holder, NEAR, 0);

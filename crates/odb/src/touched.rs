@@ -1,20 +1,21 @@
-//! How much of a payload whoever its writer sent it to has needed itself: by a touch, by a call, or because its memory could
-//! not be absent. Told with each share that comes back, summed by the store, read by the writer ([`crate::learnt`]).
+//! Bytes of a payload that its first receiver needed itself, the program that the writer sent it to. It touched them,
+//! or a call needed them, or their memory could not be absent. Each share that comes back reports such bytes. The store
+//! adds the reports up, and the writer reads the sum ([`crate::learnt`]).
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What of a payload was needed. Whatever a peer says here makes a bad guess at most.
+/// Bytes of a payload that were needed. A peer that lies here can only cause bad guesses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
-    /// The first byte that was touched, and the end of the last; the same where none was.
+    /// First byte that was touched, and the end of the last one. Both are equal where none was touched.
     pub first: u32,
     pub end: u32,
-    /// Bytes that were fetched.
+    /// Number of bytes that were fetched.
     pub bytes: u32,
-    /// The time that the fetches took besides the copying, in quarters of a microsecond ([`crate::times`]).
+    /// Time of the fetches besides the copying, in quarters of a microsecond ([`crate::times`]).
     pub waited: u32,
 }
 
@@ -25,12 +26,12 @@ impl Touched {
         self.bytes == 0
     }
 
-    /// Whether a place is known.
+    /// Whether the place of the touched bytes is known.
     fn is_somewhere(&self) -> bool {
         self.first < self.end
     }
 
-    /// What two shares say together.
+    /// Adds the reports of two shares.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         let (first, end) = match (self.is_somewhere(), other.is_somewhere()) {
@@ -46,20 +47,20 @@ impl Touched {
         }
     }
 
-    /// As two numbers.
+    /// Converts to two numbers.
     #[must_use]
     pub fn to_longs(self) -> [u64; 2] {
         [u64::from(self.first) | u64::from(self.end) << 32, u64::from(self.bytes) | u64::from(self.waited) << 32]
     }
 
-    /// Back from there: any are good.
+    /// Converts from the numbers of [`Self::to_longs`]. Any numbers are valid.
     #[must_use]
     pub fn from_longs([place, amount]: [u64; 2]) -> Self {
         Self { first: place as u32, end: (place >> 32) as u32, bytes: amount as u32, waited: (amount >> 32) as u32 }
     }
 }
 
-/// The same in a message.
+/// [`Touched`] in a message.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct TouchedLayout([U32; 4]);
@@ -76,7 +77,7 @@ impl From<TouchedLayout> for Touched {
     }
 }
 
-/// The same while it is found out, by several threads.
+/// [`Touched`] while several threads record it.
 #[derive(Debug)]
 pub struct Touching {
     first: AtomicU32,
@@ -97,24 +98,25 @@ fn short(value: u64) -> u32 {
 }
 
 impl Touching {
-    /// These bytes of the payload are fetched because somebody looks at them.
+    /// Records that these bytes of the payload are fetched because they are touched.
     pub fn touch(&self, offset: u64, bytes: u64) {
         self.first.fetch_min(short(offset), Ordering::Relaxed);
         self.end.fetch_max(short(offset.saturating_add(bytes)), Ordering::Relaxed);
         self.fetched(bytes);
     }
 
-    /// So many are fetched for a reason that says nothing of their place: memory that cannot be absent.
+    /// Records that `bytes` bytes are fetched for a reason that says nothing about their place: memory that cannot be
+    /// absent.
     pub fn fetched(&self, bytes: u64) {
         self.bytes.fetch_add(short(bytes), Ordering::Relaxed);
     }
 
-    /// So long, in quarters of a microsecond, a fetch of some took.
+    /// Records the duration of a fetch, in quarters of a microsecond.
     pub fn waited(&self, quarters: u32) {
         self.waited.fetch_add(quarters, Ordering::Relaxed);
     }
 
-    /// What has been found.
+    /// Returns what was recorded.
     #[must_use]
     pub fn found(&self) -> Touched {
         let load = |value: &AtomicU32| value.load(Ordering::Relaxed);

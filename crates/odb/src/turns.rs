@@ -1,7 +1,8 @@
-//! Which of a few threads leads, where each may be held up by somebody who says nothing: then another one leads, and what comes
-//! for the same somebody waits until the first is through. So each who is silent holds up one thread at most.
+//! Roles of a few threads, one of which leads and may be held up by a peer that is silent. Then another thread leads.
+//! What arrives for the silent peer waits until the first thread is done. So each silent peer holds up at most one
+//! thread.
 //!
-//! tests/turns.rs has loom try the orders of their steps (scripts/loom).
+//! tests/turns.rs tests all orders of the threads' steps with loom (scripts/loom).
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -10,12 +11,12 @@ use std::time::{Duration, Instant};
 use shunt_sys::lock::atomic::{AtomicBool, Ordering};
 use shunt_sys::lock::{Condvar, Mutex};
 
-/// `K`: whom a thread waits for. `V`: what comes.
+/// Roles of the threads. `K`: the peer that a thread waits for. `V`: what arrives for it.
 #[derive(Debug)]
 pub struct Turns<K, V> {
     roles: Mutex<Roles<K, V>>,
     changed: Condvar,
-    /// Whether anybody is waited for: nearly always, nobody is.
+    /// Whether a thread waits for a peer. As a rule none does.
     any_slow: AtomicBool,
 }
 
@@ -24,7 +25,7 @@ struct Roles<K, V> {
     is_led: bool,
     is_tended: bool,
     tended: Instant,
-    /// Everybody whom a thread waits for, and what came for each meanwhile.
+    /// Peers that a thread waits for, and what has arrived for each meanwhile.
     slow: HashMap<K, Vec<V>>,
 }
 
@@ -36,7 +37,8 @@ impl<K, V> Default for Turns<K, V> {
 }
 
 impl<K: Copy + Eq + Hash, V> Turns<K, V> {
-    /// Waits until nobody leads: from then on this thread does. Meanwhile one of those that wait calls `tend` that often.
+    /// Waits until no thread leads; from then on this thread does. Meanwhile one of the waiting threads calls `tend` at
+    /// the interval `every`.
     pub fn wait_to_lead(&self, every: Duration, mut tend: impl FnMut()) {
         let mut roles = self.roles.lock();
         while roles.is_led {
@@ -55,11 +57,12 @@ impl<K: Copy + Eq + Hash, V> Turns<K, V> {
             roles.is_tended = false;
         }
         roles.is_led = true;
-        // Another one tends.
+        // Another waiting thread is to tend from now on.
         self.changed.notify_all();
     }
 
-    /// Has another thread lead, and what comes for `slow` wait for this one, which calls [`Self::kept`] until there is no more.
+    /// Lets another thread lead. What arrives for `slow` is kept for this thread, which calls [`Self::kept`] until
+    /// nothing is left.
     pub fn hand_over(&self, slow: Option<K>) {
         let mut roles = self.roles.lock();
         roles.is_led = false;
@@ -70,13 +73,13 @@ impl<K: Copy + Eq + Hash, V> Turns<K, V> {
         self.changed.notify_all();
     }
 
-    /// Whether anybody is waited for.
+    /// Whether a thread waits for a peer.
     #[inline]
     pub fn any_slow(&self) -> bool {
         self.any_slow.load(Ordering::Acquire)
     }
 
-    /// Whether a thread waits for `slow`: that one gets it.
+    /// Keeps `what` for the thread that waits for `slow`. Returns false where no thread does.
     pub fn keep(&self, slow: K, what: V) -> bool {
         let mut roles = self.roles.lock();
         let Some(kept) = roles.slow.get_mut(&slow) else { return false };
@@ -84,7 +87,8 @@ impl<K: Copy + Eq + Hash, V> Turns<K, V> {
         true
     }
 
-    /// Takes what was kept for the thread that has waited for `slow`. Where that is nothing, nobody waits for `slow` from here on.
+    /// Takes what was kept for the thread that has waited for `slow`. Where that is nothing, the thread no longer waits
+    /// for `slow`.
     pub fn kept(&self, slow: K) -> Vec<V> {
         let mut roles = self.roles.lock();
         let kept = roles.slow.get_mut(&slow).map(std::mem::take).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Any sequence of writes, cut anywhere by the sending and by the receiving kernel, comes out as the same bytes.
+//! Any sequence of writes arrives as the same bytes, wherever the sending and the receiving kernel cut it.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use shunt_odb::frame::{Beginning, HEADER_BYTES, NotAFrame, PREAMBLE, Receiving, 
 use shunt_odb::reference::{Holder, PayloadId, Reference, Weight};
 use zerocopy::IntoBytes;
 
-/// A write of a program: real bytes, or a reference that stands for as many.
+/// A program's write: real bytes, or a reference that stands for as many bytes.
 #[derive(Clone, Debug)]
 enum Write {
     Real(usize),
@@ -19,7 +19,7 @@ fn writes() -> impl Strategy<Value = Vec<Write>> {
     proptest::collection::vec(write, 1..20)
 }
 
-/// Kernel and network: takes and gives any number of bytes at a time, as `cuts` says.
+/// Kernel and network: a socket that takes and delivers any number of bytes at a time, as `cuts` says.
 struct Socket {
     bytes: VecDeque<u8>,
     cuts: VecDeque<usize>,
@@ -48,12 +48,12 @@ impl Socket {
     }
 }
 
-/// The byte of the stream at `position`: both ends know it, so that every byte is compared.
+/// Byte of the stream at `position`. Both ends can compute it, so that every byte is compared.
 fn byte(position: u64) -> u8 {
     (position.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// What each reference is sent with; small enough that the sum of many fits.
+/// Weight with which each reference is sent; small enough that the sum of many fits into a u64.
 const SHARE: Weight = match Weight::from_log2(40) {
     Some(weight) => weight,
     None => panic!(),
@@ -64,8 +64,8 @@ fn reference(offset: u64, length: u64) -> Reference {
     Reference { payload, weight: SHARE, offset, length }
 }
 
-/// Sends as much of the writes as the socket takes at once. A reference that it takes in part is void. A reference's offset is its place in the stream. Returns how
-/// many references it began.
+/// Sends as much of the writes as the socket takes at once. A reference's offset is its position in the stream. A
+/// reference of which the socket takes only a part does not count. Returns the number of references begun.
 fn send(socket: &mut Socket, sending: &mut Sending, writes: &mut VecDeque<Write>, position: &mut u64) -> u64 {
     let Some(write) = writes.front_mut() else {
         let owed = sending.owed().to_vec();
@@ -81,7 +81,7 @@ fn send(socket: &mut Socket, sending: &mut Sending, writes: &mut VecDeque<Write>
             let sent = socket.send(&whole);
             sending.sent(sent);
             if sent < whole.len() {
-                // Nothing was written, as far as the program knows.
+                // The program is told that nothing was written.
                 if sent == 0 {
                     *sending = before;
                 } else {
@@ -93,20 +93,22 @@ fn send(socket: &mut Socket, sending: &mut Sending, writes: &mut VecDeque<Write>
             writes.pop_front();
             1
         }
-        // Inside an open frame what would be a reference goes as real bytes.
+        // Inside an open REAL frame the reference's bytes are sent as real bytes.
         Write::Reference(length) => {
             *write = Write::Real(usize::try_from(*length).unwrap());
             0
         }
         Write::Real(bytes) => {
-            // No more than the socket takes: kernels that cut at every byte would have all of them made for each.
+            // At most 4096, because kernels that cut at every byte would otherwise have all bytes generated again for
+            // each cut.
             let is_short = *bytes % 2 == 1;
             let now = if is_short { sending.short(*bytes) } else { sending.real(*bytes) }.min(4096);
             let mut all = sending.owed().to_vec();
             all.extend((0..now as u64).map(|at| byte(*position + at)));
             let sent = socket.send(&all);
             let real = sending.sent(sent);
-            // A share of them as if each stood for many.
+            // Counts each byte as a hundred, so that a short stream reaches the promises ahead, too. Only some of the
+            // long writes count as long.
             sending.wrote(real * 100, is_short || !position.is_multiple_of(7));
             *position += real as u64;
             *bytes -= real;
@@ -118,7 +120,7 @@ fn send(socket: &mut Socket, sending: &mut Sending, writes: &mut VecDeque<Write>
     }
 }
 
-/// Receives at most `room` bytes and checks them. Returns how many, and the weight units that came with them.
+/// Receives at most `room` bytes and checks them. Returns how many, and the units of weight that came with them.
 fn receive(socket: &mut Socket, receiving: &mut Receiving, room: u64, position: &mut u64) -> (u64, u64) {
     match receiving.want() {
         Want::Preamble(bytes) => {
@@ -160,7 +162,7 @@ fn receive(socket: &mut Socket, receiving: &mut Receiving, room: u64, position: 
             };
             assert_eq!(left.offset, *position);
             let now = left.length.min(room);
-            // Whoever has got a part of it already needs no more of the weight.
+            // Some readers already have a share of the payload, and take no more of the weight.
             let Took { share, over, used_up } = if left.offset.is_multiple_of(3) {
                 receiving.took_more(&left, now)
             } else {
@@ -244,7 +246,7 @@ proptest! {
     }
 }
 
-/// A file of a GiB is one reference, which is read in small pieces, passed on, and read in small pieces once more.
+/// A file of 1 GiB is one reference, which is read in small pieces, passed on, and read in small pieces once more.
 #[test]
 fn every_read_of_a_long_reference_gets_a_share_that_can_be_divided_as_often_again() {
     const GIB: u64 = 1 << 30;
@@ -262,7 +264,7 @@ fn every_read_of_a_long_reference_gets_a_share_that_can_be_divided_as_often_agai
     in_pieces(next, |_| 1, |_, _| {});
 }
 
-/// Reads a reference in pieces; `each` gets what was read and its share.
+/// Reads a reference in pieces. `each` gets each piece and its share.
 fn in_pieces(whole: Reference, piece: impl Fn(u64) -> u64, mut each: impl FnMut(&Reference, Weight)) {
     let (mut sending, mut receiving) = (Sending::default(), Receiving::default());
     sending.reference(&whole);
@@ -316,7 +318,7 @@ fn every_header_that_is_none_breaks_the_direction() {
     }
 }
 
-/// Writes so many bytes, all of which the socket takes. Returns how many headers that took.
+/// Writes `bytes` bytes in short writes, all of which the socket takes. Returns the number of headers.
 fn short(sending: &mut Sending, mut bytes: usize) -> usize {
     let (all, mut headers) = (bytes, 0);
     while bytes > 0 {
@@ -336,7 +338,7 @@ fn many_short_writes_need_few_headers_until_a_long_one_comes() {
     assert_eq!(first, 100, "nothing is known yet");
     let later: usize = (0..1000).map(|_| short(&mut sending, 300)).sum();
     assert!((300_000 / 65_836..60).contains(&later), "{later} headers");
-    // At most this of what is long has to be real, for all that was short before.
+    // After all the short writes, at most this many bytes of a long write have to be real.
     assert!(sending.promised() <= 1100 * 300 / 8);
     let owed = sending.promised() as usize;
     assert_eq!(sending.real(1 << 20), owed, "what is promised, and then a reference may come");

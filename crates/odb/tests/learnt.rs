@@ -1,5 +1,5 @@
-//! What writers learn of receivers of all kinds, who are simulated here: each payload goes as the plan says, and what the
-//! receiver does to it comes back as a report.
+//! Tests of what writers learn about simulated receivers. Each payload is sent as the plan says, and the receiver's
+//! reads come back as a report.
 
 use std::collections::VecDeque;
 
@@ -11,19 +11,19 @@ use zerocopy::{FromBytes, IntoBytes};
 
 const LONG: usize = 64 << 10;
 
-/// What a receiver looks at of a payload.
+/// Parts of a payload that a receiver reads.
 #[derive(Clone, Copy, Debug)]
 enum Looks {
     Nowhere,
     Everywhere,
-    /// At so many bytes at its beginning, and at its end.
+    /// This many bytes at its beginning, and at its end.
     Ends(usize, usize),
 }
 
-/// In quarters of a microsecond: what a fetch took on the machine of design.md.
+/// Time of a fetch in quarters of a microsecond, as measured on the machine of design.md.
 const FETCH: u32 = 60;
 
-/// What is fetched where a receiver looks like that, of a payload of `bytes` whose ends were real.
+/// Bytes that are fetched when a receiver reads like that, of a payload of `bytes` bytes with real ends.
 fn touched(looks: Looks, bytes: usize, head: usize, tail: usize) -> Touched {
     let length = bytes - head - tail;
     let page = length.min(4096) as u32;
@@ -43,7 +43,7 @@ fn touched(looks: Looks, bytes: usize, head: usize, tail: usize) -> Touched {
     }
 }
 
-/// Sends a payload: whether it went by reference, and the report, if there is one.
+/// Sends a payload. Returns its report if it was sent by reference.
 fn send(learnt: &mut Learnt, looks: Looks, bytes: usize, random: u8) -> Option<(u32, Sent, Touched)> {
     match learnt.plan(bytes, random) {
         Plan::Real => None,
@@ -53,7 +53,7 @@ fn send(learnt: &mut Learnt, looks: Looks, bytes: usize, random: u8) -> Option<(
     }
 }
 
-/// Sends so many, each told of at once: those that went by reference, and those of them that were touched.
+/// Sends payloads, each reported at once. Returns how many were sent by reference, and how many of those were touched.
 fn send_all(learnt: &mut Learnt, looks: Looks, bytes: usize, payloads: usize) -> (usize, usize) {
     let (mut references, mut faults) = (0, 0);
     for turn in 0..payloads {
@@ -92,7 +92,7 @@ fn a_receiver_that_changes_is_followed() {
             let (references, _) = send_all(&mut learnt, Looks::Everywhere, bytes, 100);
             assert!(references <= 20, "{references} payloads of {bytes} bytes were fetched before it was known");
             send_all(&mut learnt, Looks::Everywhere, bytes, 500);
-            // A probe has to come, and a few behind it.
+            // A probe has to come first, and then a few payloads directly after it.
             send_all(&mut learnt, Looks::Nowhere, bytes, 100);
             let (references, _) = send_all(&mut learnt, Looks::Nowhere, bytes, 100);
             assert_eq!(references, 100, "of {bytes} bytes");
@@ -115,7 +115,7 @@ fn the_beginning_of_a_message_is_known_to_be_looked_at() {
     assert_eq!(send_all(&mut Learnt::new(true), Looks::Ends(200, 8), 12 << 10, 50), (50, 0));
     let Plan::Reference { head, tail, .. } = Learnt::new(true).plan(12 << 10, 0) else { panic!("by reference") };
     assert_eq!((head, tail), (512, 4096));
-    // Too little is left of a shorter one, and nobody has to find that out.
+    // Too little is left between head and tail of a shorter payload. It is sent as real bytes without a trial.
     assert_eq!(send_all(&mut Learnt::new(true), Looks::Ends(200, 8), 8 << 10, 1000), (0, 0));
 }
 
@@ -128,7 +128,7 @@ fn ends_that_nobody_looks_at_any_more_go_by_reference_again() {
     assert_eq!((head, tail), (0, 0));
 }
 
-/// What sending costs, in microseconds, as it was measured: design.md and the brief that this was built to.
+/// Cost of sending a payload in microseconds, as measured for design.md.
 fn cost(bytes: usize, report: Option<&Touched>) -> f64 {
     let pages = |bytes: usize| bytes as f64 / 4096.0;
     match report {
@@ -139,8 +139,8 @@ fn cost(bytes: usize, report: Option<&Touched>) -> f64 {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
-    /// Reports come some payloads late, and some of the payloads are looked at: in the long run that costs little more than
-    /// the better of the two ways.
+    /// Reports come some payloads late, and a part of the payloads is read. In the long run this costs little more than
+    /// the better of the two methods.
     #[test]
     fn what_is_mixed_settles_on_what_is_cheaper(
         percent in 0u32..=100, bytes in 12usize..1000, late in 0usize..12, seed in any::<u64>(),
@@ -189,18 +189,18 @@ proptest! {
             learnt.learn(length, sent, &Touched::from_longs(said));
         }
         prop_assert_eq!(learnt.as_bytes().len(), 8);
-        // However it began, and whatever it was told: an honest receiver is believed in the end.
+        // Whatever the state was, and whatever was reported: in the end an honest receiver is believed.
         send_all(&mut learnt, Looks::Nowhere, LONG, 8000);
         prop_assert_eq!(send_all(&mut learnt, Looks::Nowhere, LONG, 100), (100, 0));
     }
 }
 
 fn table() -> Table {
-    // Behind something else, as in the memory that programs share.
+    // The table lies behind other data, as in the memory that programs share.
     Table::new(SharedMemory::create("learnt", 4096 + TABLE_BYTES).unwrap()).unwrap()
 }
 
-/// Has a kind go for real.
+/// Reports reads of a kind until it is sent as real bytes.
 fn teach(table: &Table, kind: u64) {
     while let Plan::Reference { head, tail, sent, .. } = table.plan(kind, false, LONG, 0) {
         let bytes = (LONG - head - tail) as u32;

@@ -1,4 +1,4 @@
-//! Every order in which a few threads may take their turns (loom): scripts/loom runs this.
+//! Tests of the roles of a few threads in every order of their steps (loom). scripts/loom runs them.
 #![cfg(loom)]
 
 use std::time::Duration;
@@ -8,7 +8,7 @@ use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use shunt_odb::turns::Turns;
 
-/// An event: for whom it is, and whether it takes long.
+/// An event: the peer that it is for, and whether serving it takes long.
 type Event = (char, bool);
 
 struct World {
@@ -23,14 +23,14 @@ impl World {
         self.served[at].fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Takes a thread's turns until no event is left.
+    /// Runs a thread until no event is left.
     fn run(&self) {
         loop {
             self.turns.wait_to_lead(Duration::ZERO, loom::thread::yield_now);
             loop {
                 let at = self.next.fetch_add(1, Ordering::SeqCst);
                 let Some((whom, is_slow)) = self.events.lock().unwrap().get(at).copied() else {
-                    // The next one looks, too, and ends.
+                    // The next leader finds no event either, and ends.
                     return self.turns.hand_over(None);
                 };
                 if self.turns.any_slow() && self.turns.keep(whom, at) {
@@ -58,7 +58,7 @@ impl World {
 fn all_are_served_once(threads: usize, events: &[Event]) {
     let events = events.to_vec();
     let mut model = loom::model::Builder::new();
-    // Three threads have too many orders: those with so many switches where none has to be.
+    // Three threads have too many orders; only those with at most two preemptions are tried.
     model.preemption_bound = (threads > 2).then_some(2);
     model.check(move || {
         let served = events.iter().map(|_| AtomicUsize::new(0)).collect();
@@ -92,7 +92,7 @@ fn of_one_who_is_silent_again() {
     all_are_served_once(2, &[('a', true), ('a', true), ('a', false)]);
 }
 
-/// One leads, one tends, and one waits.
+/// One thread leads, one tends, and one waits.
 #[test]
 fn of_three_threads() {
     all_are_served_once(3, &[('a', true), ('a', false)]);

@@ -1,5 +1,5 @@
-//! The library's own allocator. Not glibc's, whose locks a faulting thread may hold; and with a lock that costs next to
-//! nothing where nobody else holds it, because nobody does, as a rule.
+//! The library's own allocator. It does not use glibc's heap, whose locks a faulting thread may hold. Its own lock
+//! costs next to nothing, because other threads rarely hold it.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
@@ -13,8 +13,8 @@ use shunt_process::system::scarce;
 use shunt_sys::lock::{Mutex, MutexGuard};
 use shunt_sys::userfaultfd::PAGE_BYTES;
 
-/// Memory for the allocator, by the kernel's own calls. libc's are interposed: they would ask for locks of the library,
-/// whose holders allocate.
+/// Source of memory for the allocator, by system calls that are not interposed. libc's are: they would ask for locks of
+/// the library, whose holders allocate.
 struct Kernel;
 
 impl Kernel {
@@ -24,7 +24,7 @@ impl Kernel {
     }
 
     fn is_unmapped(at: *mut u8, bytes: usize) -> bool {
-        // SAFETY: memory of the allocator's that it has no use for any more.
+        // SAFETY: memory of the allocator that it does not use any more.
         unsafe { kernel::call(libc::SYS_munmap, [at as usize, bytes, 0, 0, 0, 0]) }.is_ok()
     }
 }
@@ -68,7 +68,7 @@ type Heap = Dlmalloc<Kernel>;
 pub struct Allocator(Mutex<Heap>);
 
 thread_local! {
-    /// While this thread forks. Without a destructor: to enter one, memory is allocated.
+    /// Held lock of the heap while this thread forks. It has no destructor, because registering one allocates memory.
     static HELD: Cell<Option<ManuallyDrop<MutexGuard<'static, Heap>>>> = const { Cell::new(None) };
 }
 
@@ -82,25 +82,27 @@ impl Allocator {
     }
 }
 
-/// Before a fork, after everything else: no other thread is in the middle of an allocation when the child begins.
+/// Takes the allocator's lock before a fork, after all other locks: no other thread is in the middle of an allocation
+/// when the child begins.
 pub fn before_fork() {
     HELD.set(Some(ManuallyDrop::new(crate::ALLOCATOR.lock())));
 }
 
-/// In both, before everything else.
+/// Releases the lock in the parent and in the child, before all other locks.
 pub fn after_fork() {
     drop(HELD.take().map(ManuallyDrop::into_inner));
 }
 
-/// Rust aborts a process that gets no memory, and says so by what takes some.
+/// Asks for memory until there is some; ends the process if there is none for too long. Rust would abort the process
+/// with a message that itself takes memory.
 fn patiently(ask: impl Fn() -> *mut u8) -> *mut u8 {
     scarce::patiently(|| NonNull::new(ask())).map_or_else(|| scarce::end(), NonNull::as_ptr)
 }
 
-// SAFETY: dlmalloc's, one call at a time.
+// SAFETY: the memory is dlmalloc's, which is called under a lock.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promises are dlmalloc's, here and below.
+        // SAFETY: the caller's promises are what dlmalloc needs, here and below.
         patiently(|| unsafe { self.lock().malloc(layout.size(), layout.align()) })
     }
 

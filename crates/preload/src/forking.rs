@@ -1,5 +1,5 @@
-//! A fork with the library's allocator held: the last thing before it, because all others allocate, and the first to be given up
-//! after it.
+//! Forks with the library's allocator held. Its lock is taken last, because everything else here allocates, and
+//! released first.
 
 use shunt_process::forks;
 

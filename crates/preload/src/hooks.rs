@@ -1,11 +1,11 @@
-//! The interposed symbols: each only says which of the library's functions it means, or that it is glibc's.
+//! The interposed symbols. Each only calls the function of the library that it stands for, or glibc's.
 
-/// Other names of the same functions.
+/// Defines other names of the same functions.
 macro_rules! same {
     ($($name:ident is $of:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
-            // SAFETY: as above: another name of the same function.
+            // SAFETY: as for the function that this is another name of.
             unsafe { $of($($argument),*) }
         }
     )*};
@@ -32,7 +32,7 @@ use shunt_process::descriptors;
 use shunt_process::system::kernel::Errno;
 use shunt_process::system::real::{self, errno, set_errno};
 
-/// What glibc's calls return: a count, or -1 and errno.
+/// Returns an outcome as glibc's functions do: a count, or -1 with errno set.
 fn returned(outcome: Result<usize, Errno>) -> isize {
     match outcome {
         Ok(count) => count as isize,

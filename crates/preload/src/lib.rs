@@ -1,8 +1,8 @@
-//! The library of `shunt run`: calls of glibc, replaced by ones that know on-demand buffers (crates/process).
+//! The library of `shunt run`. It replaces functions of glibc by ones that know on-demand buffers (crates/process).
 //!
-//! * [`hooks`]: the symbols, and nothing but which function each means;
-//! * [`load`]: what the process has of Shunt, found when the library is loaded;
-//! * [`allocator`]: memory of the library's own; [`forking`]: a fork, with that held.
+//! * [`hooks`]: the symbols, which only choose the function that each stands for;
+//! * [`load`]: sets up the process's state when the library is loaded;
+//! * [`allocator`]: the library's own heap; [`forking`]: forks, with that heap's lock held.
 
 mod allocator;
 mod forking;

@@ -1,4 +1,5 @@
-//! When the library is loaded: what the process has of Shunt, from what `shunt run` left in the environment; and its end.
+//! Sets up the process's state when the library is loaded, from the environment that `shunt run` has left; and gives
+//! back shares when the process ends.
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -30,8 +31,8 @@ static AT_LOAD: extern "C" fn() = at_load;
 extern "C" fn at_load() {
     let environment = std::env::var(ENVIRONMENT).unwrap_or_default();
     if let Some(runtime) = runtime::begin(from_environment(&environment)) {
-        // SAFETY: handlers that live as long as the process; what runs in the child between fork and return only
-        // stores into atomics and replaces what the parent's threads may hold.
+        // SAFETY: the handlers live as long as the process. In the child, between fork and return, they only store into
+        // atomics and replace what the parent's threads may hold.
         unsafe {
             libc::pthread_atfork(Some(forking::before), Some(forking::after_in_parent), Some(forking::after_in_child))
         };
@@ -51,9 +52,9 @@ extern "C" fn at_load() {
 #[unsafe(link_section = ".fini_array")]
 static AT_EXIT: extern "C" fn() = at_exit;
 
-/// A process that ends gives back what it has let go of.
+/// Gives back the shares that the process has let go of, when it ends.
 extern "C" fn at_exit() {
-    // Not where a signal's handler ends the process in the middle of the library.
+    // Not if a signal handler ends the process in the middle of the library.
     if process::is_own()
         && let Some(runtime) = runtime()
         && let Some(_inside) = Inside::enter()
@@ -62,7 +63,7 @@ extern "C" fn at_exit() {
     }
 }
 
-/// A field of [`ENVIRONMENT`].
+/// Value of a field of [`ENVIRONMENT`].
 fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.split(';').find_map(|field| field.split_once('=').filter(|(key, _)| *key == name)).map(|(_, value)| value)
 }
@@ -81,13 +82,14 @@ fn tend() {
 fn from_environment(text: &str) -> Option<Runtime> {
     let descriptor = |name: &str| value(text, name)?.parse::<i32>().ok().filter(|fd| *fd >= 0);
     let (number, faults_number) = (descriptor("table")?, descriptor("faults")?);
-    // SAFETY: `shunt run` left it open for us; a copy is taken, and a number that is not open makes that fail.
+    // SAFETY: `shunt run` left the descriptor open for this library. It is only copied, which fails if the number is
+    // not open.
     let table: OwnedFd = rustix::io::fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(number) }, 512).ok()?;
     let asking =
         rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).map(OwnFd::new);
     entries::keep(number);
     entries::keep(faults_number);
-    // SAFETY: as above; it stays open, because programs that this one executes inherit it.
+    // SAFETY: as above. It stays open, because programs that this one executes inherit it.
     let faults = unsafe { OwnedFd::from_raw_fd(faults_number) };
     let cookie: Option<u64> = value(text, "cookie").and_then(|cookie| cookie.parse().ok());
     let is_entrance = |fd: &i32| rustix::net::sockopt::socket_cookie(kernel::borrow(*fd)).ok() == cookie;
@@ -109,8 +111,9 @@ fn from_environment(text: &str) -> Option<Runtime> {
     })
 }
 
-/// The memory that was inherited, or new memory where that is another user's, for who has started this program did not
-/// say that it became one; or where another version of this library has made it.
+/// Returns the inherited memory of the connections' states, or new memory in two cases. Either the inherited memory is
+/// another user's, because the program that started this one has become another user's unnoticed. Or another version of
+/// this library has made it.
 fn own_table(inherited: OwnedFd, number: RawFd) -> Option<SharedMemory> {
     let bytes = usize::try_from(rustix::fs::fstat(&inherited).ok()?.st_size).ok()?;
     if bytes == states::BYTES && !users::is_of_another(inherited.as_fd()) {

@@ -1,16 +1,18 @@
-//! Absent bytes that a program writes to a client: their holder's agent sends them, on the client's own connection, and they
-//! come no nearer than their references (ARCHITECTURE.md, "On-demand buffers").
+//! Handoffs of absent bytes that a program writes to a client. The agent of the bytes' holder sends them on the
+//! client's own connection, so this machine never has them, only their references (ARCHITECTURE.md, "On-demand
+//! buffers"). The range of sequence numbers that the agent sends is a *region*.
 //!
-//! The program's socket stays what it was. What is written behind such bytes waits in it, as the kernel has it
-//! (SHUNT_APPEND); so nothing is queued here, and EAGAIN, poll, close and the end of the process are the kernel's.
+//! The program's socket stays what it was. Bytes that are written behind absent ones wait in it, by the kernel's doing
+//! (SHUNT_APPEND). So nothing is queued here, and EAGAIN, poll, close and the end of the process are the kernel's.
 //!
 //! ```text
 //!   write ---> a region begins, or grows (setsockopt)         the program's turn ends: it waits for events
 //!                   |                                                    |
-//!                   +-- not here: fetched and written (outside.rs)       +--> one message to the agent for each region
+//!                   +-- refused: fetched and written (outside.rs)        +--> one message to the agent for each region
 //! ```
 //!
-//! [`handings`] knows what is under way; [`sealed`] is for TLS connections; [`rescue`] does what is left where it fails.
+//! [`handings`] keeps the handoffs under way. [`sealed`] begins those of TLS connections. [`rescue`] does what is left
+//! to do when one fails.
 
 mod handing;
 mod handings;
@@ -43,25 +45,26 @@ use handing::bytes;
 pub use handings::Handings;
 pub use sealed::{Client, Turn, can_begin, seal};
 
-/// What is fetched all the same for a client that others send to: while they do, its socket takes little, and what was fetched
-/// in vain cannot be handed off any more.
+/// Bytes that are fetched at a time for a client that another machine sends to. While that machine sends, the client's
+/// socket takes little. Bytes that were fetched in vain cannot be handed off any more.
 const BESIDE_AT_ONCE: usize = 32 << 10;
 
-/// By descriptor, what is known of it as a client's.
+/// What is known of each descriptor as a client's connection.
 static CLIENTS: [AtomicU8; 1 << 20] = [const { AtomicU8::new(UNKNOWN) }; 1 << 20];
 const UNKNOWN: u8 = 0;
 /// A TCP connection.
 const POSSIBLE: u8 = 1;
-/// One that has been handed off before ([`prepare`]).
+/// A connection that was prepared for handoffs ([`prepare`]).
 const PREPARED: u8 = 2;
-/// Not a client's connection, or none that another machine could send on.
+/// Not a client's connection, or one that no other machine can send on.
 const NEVER: u8 = 3;
-/// One that the kernel has refused for want of proof: once, and each time more is one more.
+/// First of the values for a connection whose handoff the kernel has refused for want of proof that the client's
+/// packets pass the steering programs. Each further refusal adds 1.
 const UNPROVEN: u8 = 4;
-/// As often as that, it is not asked for again: then its packets take another way.
+/// At one more refusal than this, no handoff is asked for again: the connection's packets take another path.
 const UNPROVEN_LAST: u8 = UNPROVEN + 15;
 
-/// Regions that have begun and that no agent has been told of: nearly always, there are none.
+/// Number of regions that have begun and that no agent has been told of. It is nearly always 0.
 static BEGUN: AtomicUsize = AtomicUsize::new(0);
 
 /// The handoffs under way.
@@ -75,7 +78,7 @@ struct Cut {
 }
 
 impl Cut {
-    /// `None`: nothing of it is absent.
+    /// Returns `None` if nothing of the write is absent.
     fn of(runtime: &Runtime, iov: &[iovec]) -> Option<Self> {
         let mut cut = Self { before: Parts::new(), run: SmallVec::new(), behind: Parts::new() };
         for part in iov.iter().filter(|part| part.iov_len > 0) {
@@ -107,7 +110,7 @@ impl Cut {
         }
     }
 
-    /// The run's memory, and all behind it.
+    /// Memory of the run, and of everything behind it.
     fn rest(&self) -> Parts {
         self.run.iter().map(|piece| of(&piece.addresses)).chain(self.behind.iter().copied()).collect()
     }
@@ -117,19 +120,19 @@ fn lock() -> Held<'static, Handings> {
     HANDINGS.lock()
 }
 
-/// `None`: another thread has them.
+/// Returns `None` if another thread has the lock.
 fn try_lock() -> Option<Held<'static, Handings>> {
     HANDINGS.try_lock()
 }
 
-/// Until the value is dropped nothing changes: before a fork, when all that has begun is told.
+/// Tells the agent of all that has begun, and holds the lock for a fork: nothing changes until the value is dropped.
 pub fn hold_still() -> Held<'static, Handings> {
     let mut handings = lock();
     handings.tell_all();
     handings
 }
 
-/// Writes, as `emit` does, memory that may be absent to what may be a client.
+/// Writes memory that may be absent to a descriptor that may be a client's. `emit` makes the system call.
 pub fn write(
     runtime: &'static Runtime,
     fd: RawFd,
@@ -159,7 +162,8 @@ pub fn write(
     }
     match outside::write(&runtime.memory, &rest, at_once, call, emit) {
         Ok(sent) => Ok(done + sent),
-        // What cannot be had any more is said at once: nothing else would wake a program that waits for room.
+        // Bytes that cannot be fetched any more are reported at once: nothing else would wake a program that waits for
+        // room.
         Err(errno) if done > 0 && errno != libc::ECONNRESET => Ok(done),
         Err(errno) => Err(errno),
     }
@@ -182,7 +186,7 @@ fn may_be_client(fd: RawFd) -> bool {
     client.load(Ordering::Relaxed) != NEVER
 }
 
-/// The number stands for something else from here on.
+/// Forgets a descriptor: its number stands for another file from now on.
 pub fn forget(fd: RawFd) {
     if let Some(client) = client(fd)
         && client.load(Ordering::Relaxed) != UNKNOWN
@@ -191,21 +195,23 @@ pub fn forget(fd: RawFd) {
     }
 }
 
-/// Before connect(2): who is there is a server. Its packets may come in where none are steered.
+/// Notes before connect(2) that the other end is a server. Its packets may come in by an interface where none are
+/// steered.
 pub fn connecting(fd: RawFd) {
     if let Some(client) = client(fd) {
         client.store(NEVER, Ordering::Relaxed);
     }
 }
 
-/// After dup(2) and its like.
+/// Copies what is known of a descriptor, after dup(2) and its like.
 pub fn duplicated(from: RawFd, to: RawFd) {
     if let (Some(from), Some(to)) = (client(from), client(to)) {
         to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 }
 
-/// Nobody else can send on this connection, unless it is only not the time for it: bytes of its own have not left yet.
+/// Notes that no other machine can send on this connection. Does nothing if its own bytes have not all left: then a
+/// later handoff may succeed.
 fn refuse(fd: RawFd) {
     if let Some(client) = client(fd)
         && !unsent(fd)
@@ -214,7 +220,7 @@ fn refuse(fd: RawFd) {
     }
 }
 
-/// The kernel knows too little of this connection: what passes until the next write may be enough.
+/// Notes that the kernel has refused for want of proof. The packets that pass until the next write may be proof enough.
 fn refuse_for_now(fd: RawFd) {
     if let Some(client) = client(fd) {
         let next = match client.load(Ordering::Relaxed) {
@@ -226,28 +232,28 @@ fn refuse_for_now(fd: RawFd) {
     }
 }
 
-/// Before the first handoff of a connection. What is written leaves at once, where the client has room: a header that waited
-/// for an ACK would keep a handoff from beginning. And there is room for more only when all has left: so that a program that
-/// is faster than its client comes back when the next handoff can begin, and not in the middle.
+/// Prepares a connection for its first handoff. TCP_NODELAY: bytes leave at once if the client has room, because a
+/// header that waited for an ACK would keep a handoff from beginning. TCP_NOTSENT_LOWAT: there is room for more only
+/// when all has left. So a program that is faster than its client comes back when the next handoff can begin, and not
+/// earlier.
 fn prepare(fd: RawFd) {
     let Some(client) = client(fd).filter(|client| client.load(Ordering::Relaxed) == POSSIBLE) else { return };
     let _ = rustix::net::sockopt::set_tcp_nodelay(borrow(fd), true);
-    // From here on there is room only when all has left.
     let _ = sockopt::set_i32(borrow(fd), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 1);
     client.store(PREPARED, Ordering::Relaxed);
 }
 
-/// Bytes that were written and that the kernel has not sent yet.
+/// Whether bytes were written that the kernel has not sent yet.
 fn unsent(fd: RawFd) -> bool {
-    /// <linux/sockios.h>
+    /// Defined in <linux/sockios.h>.
     const SIOCOUTQNSD: usize = 0x894b;
     let mut bytes: libc::c_int = 0;
-    // SAFETY: writes one int, which lives in this frame.
+    // SAFETY: the call writes one int, which lives in this frame.
     let asked = unsafe { kernel::call(libc::SYS_ioctl, [fd as usize, SIOCOUTQNSD, &raw mut bytes as usize, 0, 0, 0]) };
     asked.is_err() || bytes > 0
 }
 
-/// The program is about to wait, or to end: what has begun is told to the agent.
+/// Tells the agent of what has begun. Called when the program is about to wait, or to end.
 #[inline]
 pub fn turn_ends() {
     if BEGUN.load(Ordering::Relaxed) > 0 {
@@ -264,7 +270,7 @@ fn tell() {
     }
 }
 
-/// Several times a second: what agents have said, and what nobody has looked at for a while.
+/// Handles what agents have said, and handoffs that no call has looked at for a while. Called several times a second.
 pub fn tend(runtime: &'static Runtime) {
     let Some(mut handings) = try_lock() else { return };
     let failed = handings.tend(runtime);
@@ -273,9 +279,9 @@ pub fn tend(runtime: &'static Runtime) {
     runtime.memory.return_shares();
 }
 
-/// Before the program writes to a descriptor, by a call with such flags: waits where a rescue is under way on its connection, as
-/// the program's own call would for room. True: it is under way, and this program does not wait (EAGAIN). When it is over, the program is
-/// told that there is room.
+/// Called before the program writes to a descriptor, by a call with `flags`. If a rescue is under way on the
+/// connection, waits for its end, as the program's own call would for room. Returns true if the rescue goes on and the
+/// program's call does not wait (EAGAIN). When the rescue is over, the program is told that there is room.
 #[inline]
 pub fn is_full_of_rescue(fd: RawFd, flags: i32) -> bool {
     rescue::any() && rescue::is_full(fd, flags)

@@ -1,12 +1,12 @@
-//! Connections between programs under Shunt. From the lowest up:
+//! Connections between programs under Shunt. From the lowest module up:
 //!
-//! * [`entries`]: which descriptor is which; [`states`]: the state of each, which processes share; [`runtime`]: what all of a
-//!   process's have in common;
-//! * [`users`]: what a process lets go of that becomes another user's;
-//! * `learning`: what of a write is not left in the store, because it would be looked at;
-//! * [`waiting`]: the program's own waits; `ahead`: what is in a socket;
-//! * [`reading`]: a read under way; `peek`, [`receive`], [`available`]: a look (MSG_PEEK), a read, FIONREAD;
-//! * [`send`]: a write; [`pipe`]: splice(2), both ways.
+//! * [`entries`]: which descriptor is which; [`states`]: the state of each connection, which processes share;
+//!   [`runtime`]: state that all connections of a process have in common;
+//! * [`users`]: state that a process gives up when it becomes another user's;
+//! * `learning`: which bytes of a write are sent inline, not by reference, because the receiver would look at them;
+//! * [`waiting`]: waits in place of the program's own; `ahead`: a walk through bytes seen in a socket;
+//! * [`reading`]: a read under way; `peek`, [`receive`], [`available`]: MSG_PEEK, recv(2) and FIONREAD;
+//! * [`send`]: writes; [`pipe`]: splice(2) in both directions.
 
 mod ahead;
 pub mod available;

@@ -1,4 +1,4 @@
-//! Which of the process's descriptors lead to connections that both ends know to be between programs under Shunt.
+//! Keeps account of the descriptors whose connections lie between two programs under Shunt, as both ends know.
 
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
@@ -15,13 +15,13 @@ use crate::system::kernel;
 use crate::system::program;
 use crate::system::real::{self, errno, set_errno};
 
-/// The place of the state of a connection between programs under Shunt. `None`: all calls are the kernel's.
+/// Place of the state of a connection between programs under Shunt. `None`: all calls are the kernel's.
 #[inline]
 pub fn place(runtime: &Runtime, fd: RawFd) -> Option<u32> {
     match entry(fd)?.load(Ordering::Relaxed) {
         FOREIGN | LISTENING | KEPT => None,
-        // In a signal's handler that has interrupted the library, whose thread may have the locks that this takes: its caller,
-        // who goes by no place there, has the program come again.
+        // A signal handler has interrupted the library, and its thread may have the locks that are needed here. The
+        // caller uses no place in this case, but has the program try again.
         CONNECTING if is_inside() => Some(u32::MAX),
         CONNECTING => {
             let before = errno();
@@ -41,37 +41,39 @@ pub fn place(runtime: &Runtime, fd: RawFd) -> Option<u32> {
     }
 }
 
-/// Asks, once a connection is made, whether the other end speaks. Before, there is nothing to read or to write, and
-/// nobody may: what is written between the question and the kernel's answer to the handshake would not be framed.
+/// Asks the kernel, once a connection is made, whether the other end is under Shunt. Before that there is nothing to
+/// read, and nothing may be written. Bytes written between the question and the kernel's answer to the handshake would
+/// not be framed.
 #[cold]
 fn settle(runtime: &Runtime, fd: RawFd) -> Option<u32> {
     let socket = kernel::borrow(fd);
     let waits = rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| !flags.contains(rustix::fs::OFlags::NONBLOCK));
     loop {
-        // In this order: who is connected has settled.
+        // In this order: once the socket is connected, the handshake has settled it.
         let connected = rustix::net::getpeername(socket).is_ok();
         if odb::speaks(socket) {
             return adopt(runtime, fd, true, true);
         }
         if connected {
-            // From here on it is the kernel's; that this end has connected is not forgotten (crate::bypass).
+            // From here on the descriptor is the kernel's. It is not forgotten that this end has connected
+            // (crate::bypass).
             closing(fd);
             return None;
         }
         let mut ready = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
         let patience = Timespec { tv_sec: 0, tv_nsec: 0 };
         match poll(&mut ready, if waits { None } else { Some(&patience) }) {
-            // The kernel's call says that there is no connection, or not yet: EAGAIN needs no bytes.
+            // There is no connection, or none yet. The kernel's own call says so, and moves no bytes (EAGAIN).
             Ok(0) => return None,
             Ok(_) if ready[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) => return None,
             Ok(_) => {}
-            // A signal, for the call to see.
+            // A signal, which the kernel's call handles.
             Err(_) => return None,
         }
     }
 }
 
-/// Enters a connection that is agreed on. `connected`: by this end, so that it frames what it sends.
+/// Enters a connection whose ends have agreed on frames. `connected`: this end has made it, so it frames what it sends.
 /// `waits`: see [`crate::connections::states::Connections::enter`].
 fn adopt(runtime: &Runtime, fd: RawFd, connected: bool, waits: bool) -> Option<u32> {
     let socket = kernel::borrow(fd);
@@ -79,8 +81,8 @@ fn adopt(runtime: &Runtime, fd: RawFd, connected: bool, waits: bool) -> Option<u
         refuse(fd);
         return None;
     };
-    // A reference is a small segment for many bytes: one that waits for another's ACK (RFC 896) would hold up what the
-    // program has sent as large ones.
+    // A reference is a small segment that stands for many bytes. If it waited for the ACK of another one (RFC 896), it
+    // would hold up bytes that the program has sent in large segments.
     let _ = rustix::net::sockopt::set_tcp_nodelay(socket, true);
     match entry(fd) {
         Some(entry) => entry.store(place + FIRST_PLACE, Ordering::Relaxed),
@@ -89,12 +91,13 @@ fn adopt(runtime: &Runtime, fd: RawFd, connected: bool, waits: bool) -> Option<u
     Some(place)
 }
 
-/// The other end will frame, and this one has no room to keep track of it: better no connection than wrong bytes.
+/// Shuts down a connection for whose state this end has no room. The other end will send frames, and no connection is
+/// better than wrong bytes.
 fn refuse(fd: RawFd) {
     let _ = rustix::net::shutdown(kernel::borrow(fd), rustix::net::Shutdown::Both);
 }
 
-/// Before connect(2). References are to come only where they can be fetched.
+/// Marks a socket before connect(2), if this process can fetch. A process that cannot must get no references.
 pub fn connecting(runtime: &Runtime, fd: RawFd) {
     if let Some(entry) = entry(fd)
         && entry.load(Ordering::Relaxed) == FOREIGN
@@ -107,10 +110,10 @@ pub fn connecting(runtime: &Runtime, fd: RawFd) {
     }
 }
 
-/// TCP_FASTOPEN_CONNECT: the first bytes leave before anybody can have agreed.
+/// Whether TCP_FASTOPEN_CONNECT is set. Then the first bytes leave before the ends can have agreed on frames.
 fn writes_into_syn(fd: RawFd) -> bool {
     let (mut value, mut length) = (0i32, size_of::<i32>() as libc::socklen_t);
-    // SAFETY: the value and its length, which are written.
+    // SAFETY: the value and its length are writable during the call.
     let asked = unsafe {
         let value = (&raw mut value).cast();
         real::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT, value, &raw mut length)
@@ -118,9 +121,9 @@ fn writes_into_syn(fd: RawFd) -> bool {
     asked == 0 && value != 0
 }
 
-/// Before listen(2).
+/// Marks a socket before listen(2).
 pub fn listening(fd: RawFd) {
-    // Where nobody hands off now, the first handoff says it.
+    // If no handoffs are possible now, the first handoff later has the handshakes noted.
     let _ = odb::watch(kernel::borrow(fd));
     if let Some(entry) = entry(fd)
         && entry.load(Ordering::Relaxed) == FOREIGN
@@ -130,8 +133,9 @@ pub fn listening(fd: RawFd) {
     }
 }
 
-/// Before execve(2) of the program of this file. Into some the library does not come, and who connects to their listeners would
-/// speak to nobody: these say nothing more of Shunt, also where this process goes on to accept there.
+/// Called before execve(2) of the program that `file` returns. The library does not get into some programs, and clients
+/// of their listeners would send frames that nobody understands. So the listeners that such a program inherits lose
+/// their mark, even if this process goes on to accept from them.
 pub fn executing(file: impl FnOnce() -> Option<OwnedFd>) {
     let mut listeners = entries::listening().filter(|fd| is_inherited(*fd)).peekable();
     if listeners.peek().is_some() && file().is_some_and(|file| !program::is_covered(file)) {
@@ -144,7 +148,7 @@ fn is_inherited(fd: RawFd) -> bool {
     flags.is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
 }
 
-/// After accept(2).
+/// Notes a new connection, after accept(2).
 pub fn accepted(runtime: &Runtime, listener: RawFd, fd: RawFd) {
     forget_entry(fd);
     let is_ours = entry(listener).is_none_or(|entry| entry.load(Ordering::Relaxed) == LISTENING);
@@ -153,12 +157,12 @@ pub fn accepted(runtime: &Runtime, listener: RawFd, fd: RawFd) {
     }
 }
 
-/// A descriptor that has come from another process.
+/// Notes a descriptor that has come from another process.
 pub fn arrived(runtime: &Runtime, fd: RawFd) {
     came(runtime, fd, true);
 }
 
-/// A descriptor that has come from elsewhere: passed, or inherited through exec.
+/// Notes a descriptor that was passed to this process, or inherited through exec. `waits`: see [`adopt`].
 fn came(runtime: &Runtime, fd: RawFd, waits: bool) {
     if is_kept(fd) {
         return;
@@ -169,7 +173,8 @@ fn came(runtime: &Runtime, fd: RawFd, waits: bool) {
         return;
     }
     if odb::speaks(socket) {
-        // Of one that nobody has used yet it is not known who has connected: what is sent is framed once the other end frames.
+        // If nobody has used the connection yet, it is not known which end has made it. What this end sends is framed
+        // once the other end frames.
         adopt(runtime, fd, false, waits);
     } else if rustix::net::sockopt::socket_domain(socket)
         .is_ok_and(|domain| matches!(domain, AddressFamily::INET | AddressFamily::INET6))
@@ -183,17 +188,17 @@ fn came(runtime: &Runtime, fd: RawFd, waits: bool) {
     }
 }
 
-/// When the library is loaded: descriptors that were open before.
+/// Notes the descriptors that are open when the library is loaded.
 pub fn adopt_inherited(runtime: &Runtime) {
     let Ok(open) = std::fs::read_dir("/proc/self/fd") else { return };
     let numbers: Vec<RawFd> = open.filter_map(|file| file.ok()?.file_name().to_str()?.parse().ok()).collect();
     for fd in numbers {
-        // The program that has executed this one has left its states by now, or never will.
+        // Without waiting: the program that has executed this one has left its states by now, or never will.
         came(runtime, fd, false);
     }
 }
 
-/// After dup(2) and its like.
+/// Copies what is known of a descriptor, after dup(2) and its like.
 pub fn duplicated(from: RawFd, to: RawFd) {
     if from == to {
         return;
@@ -209,7 +214,8 @@ pub fn duplicated(from: RawFd, to: RawFd) {
     }
 }
 
-/// A descriptor is about to be closed or replaced: from here on it is the kernel's. Its place is for [`closed`].
+/// Notes that a descriptor is about to be closed or replaced: it is the kernel's from now on. Returns its place, for
+/// [`closed`].
 pub fn closing(fd: RawFd) -> Option<u32> {
     let entry = entry(fd)?;
     if entry.load(Ordering::Relaxed) == FOREIGN {
@@ -224,28 +230,30 @@ pub fn closing(fd: RawFd) -> Option<u32> {
     Some(place)
 }
 
-/// A descriptor is about to be passed to another process, which may be another user's.
+/// Leaves a descriptor's state with its socket, before the descriptor is passed to another process, which may be
+/// another user's.
 pub fn passing(runtime: &Runtime, fd: RawFd) {
     if let Some(place) = known(fd) {
         runtime.connections.leave(kernel::borrow(fd), place);
     }
 }
 
-/// After a descriptor was closed or replaced.
+/// Frees the state at a place if its socket has ended. Called after a descriptor was closed or replaced.
 pub fn closed(runtime: &Runtime, place: Option<u32>) {
     if let Some(place) = place {
         runtime.connections.closed(place);
     }
 }
 
-/// The socket of a descriptor has no connection any more, and may get another.
+/// Notes that the socket of a descriptor has no connection any more, and may get another.
 pub fn dissolved(runtime: &Runtime, fd: RawFd) {
     if let Some(place) = closing(fd) {
         runtime.connections.dissolved(place);
     }
 }
 
-/// A descriptor is new, whatever its number stood for: glibc closes some by itself.
+/// Forgets what a descriptor's number stood for, because the descriptor is new: glibc closes some descriptors by
+/// itself.
 pub fn forget_entry(fd: RawFd) {
     bypass::forget(fd);
     entries::forget(fd);

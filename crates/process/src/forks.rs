@@ -1,4 +1,4 @@
-//! Forks: the child finds nothing in the middle of a change, and knows what is its parent's.
+//! Forks. A child finds no state in the middle of a change, and knows which state is its parent's.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ use crate::system::inside::{Held, Inside};
 use crate::system::{counts, process};
 use crate::tls;
 
-/// What a fork finds in order, and holds so: no thread of the parent is in the middle of anything that the child uses.
+/// Locks that are held during a fork: no thread of the parent is changing anything that the child uses.
 struct Still {
     _keys: locked::Still,
     rescues: Held<'static, BTreeSet<u64>>,
@@ -32,7 +32,7 @@ thread_local! {
 pub fn before() {
     if let Some(runtime) = runtime() {
         let _inside = Inside::enter();
-        // Others may need the locks while this waits for a holder.
+        // Before the locks are taken: other threads may need them while this one waits for a holder.
         runtime.memory.fetch_for_fork();
         let _connections = runtime.connections.hold_still();
         let (_tls, bypass, store) = (tls::hold_still(), bypass::hold_still(), runtime.store.hold_still());

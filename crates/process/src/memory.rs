@@ -1,12 +1,14 @@
-//! The process's absent memory: made absent when a reference is read into it, fetched when somebody needs it.
+//! Absent memory of the process. A read of a reference makes memory absent. Such memory *stands for* bytes of a payload
+//! that its holder has: a store on this or another machine. A touch, or a call that needs the bytes, has them fetched.
+//! Bytes that are in memory are called *real*.
 //!
-//! `absent` and the kernel are changed together under one lock, which is never held while bytes are fetched or memory is
-//! touched that may be absent. Bytes are fetched into memory of our own, and only then put into place, if the memory
-//! still stands for them.
+//! `State::absent` and the kernel's registration change together under one lock. That lock is never held while
+//! bytes are fetched, or while memory is touched that may be absent. Bytes are fetched into memory of the library's
+//! own. They are put into place afterwards, if the program's memory still stands for them.
 //!
-//! Of two kinds: large blocks of malloc are ours ([`blocks`]), so that we know of each page what the kernel has for
-//! it ([`block`]); of any other memory only whole pages are absent, and only as long as they stand for something
-//! ([`elsewhere`]).
+//! There are two kinds of absent memory. The library allocates large blocks of malloc itself ([`blocks`]), so it knows
+//! what the kernel has for each of their pages ([`block`]). Of any other memory only whole pages are absent, and only
+//! as long as they stand for something ([`elsewhere`]).
 
 mod block;
 pub mod blocks;
@@ -41,24 +43,26 @@ use crate::system::ranks::Rank;
 use crate::system::threads;
 use scratch::Scratch;
 
-/// The most that is fetched at a time.
+/// Most bytes that are fetched at a time.
 const FETCH_BYTES: usize = 1 << 20;
-/// What a touch takes besides its fetch, in quarters of a microsecond: the kernel's word to the thread that serves it, and back.
+/// Cost of a touch besides its fetch, in quarters of a microsecond: the kernel tells the serving thread, and wakes the
+/// faulting one.
 const FAULT_QUARTERS: u32 = 20;
-/// Shares that wait to go back before they are sent: few, because what they are of may be long, and its store is small.
+/// Number of waiting shares at which they are sent back. It is small because a share may be of a long payload, and the
+/// payload's store may be small.
 const RETURNS_AT_ONCE: usize = 16;
 
-/// Bytes that are absent, for a look without the lock: nearly always, there are none.
+/// Number of absent bytes, to be read without the lock. It is nearly always 0.
 static ABSENT_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Whether a page of a block has ever been registered: before that, nothing has to be looked up.
+/// Whether a page of a block has ever been registered with userfaultfd. Before that, no page state has to be looked up.
 static ANY_BLOCKS: AtomicBool = AtomicBool::new(false);
 /// Whether the program has more than one thread.
 static THREADS: AtomicBool = AtomicBool::new(false);
 
-/// Forks under way: until they are done nothing becomes absent.
+/// Number of forks under way. While it is not 0, no memory becomes absent.
 static FORKING: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether any memory of the process is absent, or registered.
+/// Whether any memory of the process is absent or registered.
 #[inline]
 pub fn any_absent() -> bool {
     any_bytes_absent() || ANY_BLOCKS.load(Ordering::Relaxed)
@@ -70,13 +74,13 @@ pub fn any_bytes_absent() -> bool {
     ABSENT_BYTES.load(Ordering::Acquire) != 0
 }
 
-/// From here on: another thread may write beside what this one reads into.
+/// Notes that the program has several threads: another one may write beside the memory that this one reads into.
 pub fn has_threads() {
     THREADS.store(true, Ordering::Relaxed);
 }
 
 pub struct Memory {
-    /// /dev/userfaultfd, open.
+    /// Open descriptor of /dev/userfaultfd.
     device: OwnedFd,
     tend: fn(),
     state: Lock<State>,
@@ -90,26 +94,26 @@ pub struct Memory {
 #[derive(Default)]
 struct State {
     absent: Absent,
-    /// By page of a block that is missing: what it holds beside what it stands for.
+    /// Real bytes of missing pages in blocks, by page: bytes that a page holds beside those that it stands for.
     saved: BTreeMap<usize, Box<[u8; PAGE_BYTES]>>,
     touches: Touches,
-    /// Of this process: made when memory first becomes absent, with the threads that serve its faults.
+    /// This process's userfaultfd. It is made when memory first becomes absent, with the threads that serve its faults.
     faults: Option<Arc<Userfaultfd>>,
-    /// There will never be one.
+    /// Whether making `faults` has failed; it is not tried again.
     refused: bool,
 }
 
-/// Where the program touches absent memory.
+/// Where the program last touched absent memory. The next fetch's length depends on it.
 #[derive(Default)]
 struct Touches {
-    /// Behind what was fetched last.
+    /// End of the bytes that were fetched last.
     next: usize,
     window: usize,
 }
 
 impl Touches {
-    /// How much is fetched for a touch of a page: who looks at a header rarely looks at what follows it, and who goes on
-    /// looks at all.
+    /// Number of bytes to fetch for a touch of a page. A program that looks at a header rarely looks at what follows
+    /// it, and one that continues with the next page usually looks at everything.
     fn window(&mut self, page: usize) -> usize {
         const MOST_BYTES: usize = 256 << 10;
         self.window = if page == self.next { (self.window * 4).min(MOST_BYTES) } else { PAGE_BYTES };
@@ -117,29 +121,29 @@ impl Touches {
     }
 }
 
-/// Memory of ours that holds bytes of the program's for one call.
+/// Copies of program bytes in the library's own memory, for one call.
 pub type Copies = Vec<Vec<u8>>;
 
-/// What others have these threads do.
+/// Functions of upper layers that the threads of this one call.
 pub struct Calls {
-    /// In the thread that makes connections: sends back shares.
+    /// Sends back shares, in the thread that makes connections. Returns whether it is to be called again soon.
     pub tick: fn() -> bool,
-    /// Several times a second, in a thread that serves faults.
+    /// Called several times a second, in a thread that serves faults.
     pub tend: fn(),
 }
 
-/// A thread that waits for agents and stores, so that none of the program's has to.
+/// Starts a thread that waits for agents and stores, so that no thread of the program has to.
 fn start(name: &'static str, work: Box<dyn FnOnce() + Send>) -> bool {
     threads::start(name, work)
 }
 
-/// The whole pages of a range.
+/// The pages that lie wholly in a range.
 pub fn whole_pages(range: &Range<usize>) -> Range<usize> {
     let start = range.start.checked_next_multiple_of(PAGE_BYTES).unwrap_or(range.end / PAGE_BYTES * PAGE_BYTES);
     start..(range.end / PAGE_BYTES * PAGE_BYTES).max(start)
 }
 
-/// All pages that a range meets.
+/// All pages that overlap a range.
 pub fn pages_around(range: &Range<usize>) -> Range<usize> {
     let end = range.end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX / PAGE_BYTES * PAGE_BYTES);
     range.start / PAGE_BYTES * PAGE_BYTES..end
@@ -163,10 +167,10 @@ impl Memory {
         self.state.lock()
     }
 
-    /// A share of a payload that this process keeps from here on. `from_writer`: see [`Hold::from_writer`].
+    /// Keeps a share of a payload for this process. `from_writer`: see [`Hold::from_writer`].
     pub fn hold(&self, reference: &Reference, share: Weight, from_writer: bool) -> Arc<Hold> {
         let new = if from_writer { Hold::from_writer } else { Hold::new };
-        // Of the whole payload up to there: what was taken before came in the same reference.
+        // Length of the payload up to the reference's end: bytes taken earlier came in the same reference.
         let of_bytes = reference.offset + reference.length;
         let hold = Arc::new(new(reference.payload, share, of_bytes, &self.returns));
         if let Some(mut recent) = self.recent.try_lock() {
@@ -175,16 +179,16 @@ impl Memory {
         hold
     }
 
-    /// The last share that this process got, if it is of that payload and not given up: a body that is read in parts
-    /// takes one.
+    /// The share that this process got last, if it is of `payload` and not given up yet. So a body that is read in
+    /// parts takes only one share.
     pub fn recent_hold(&self, payload: &PayloadId) -> Option<Arc<Hold>> {
-        // Not waited for: in the child of a fork, whoever has it may be gone.
+        // Without waiting: in the child of a fork, the thread that holds the lock may not exist.
         let hold = self.recent.try_lock()?.upgrade()?;
         (hold.payload() == *payload).then_some(hold)
     }
 
-    /// What of a range may be absent. Of a block also parts of pages, where no other thread can write beside them while
-    /// they become so.
+    /// The part of a range that may be absent. In a block this includes parts of pages, if no other thread can write
+    /// beside them while they become absent.
     pub fn can_be_absent(&self, range: &Range<usize>) -> Range<usize> {
         if blocks::contains(range.start) && !THREADS.load(Ordering::Relaxed) {
             range.clone()
@@ -193,8 +197,8 @@ impl Memory {
         }
     }
 
-    /// Makes memory stand for a payload's bytes from `offset` on, in place of what it holds: all or a part of what
-    /// [`Self::can_be_absent`]. False: this memory cannot be absent, and what it held may be lost.
+    /// Makes memory stand for a payload's bytes from `offset` on, in place of what it holds. `addresses` lies in what
+    /// [`Self::can_be_absent`] returned. Returns false if this memory cannot be absent; its contents may be lost then.
     pub fn make_absent(&'static self, addresses: Range<usize>, hold: &Arc<Hold>, offset: u64) -> bool {
         let bytes = addresses.len();
         let made = self.stand_for(addresses, hold, offset);
@@ -204,14 +208,14 @@ impl Memory {
         made
     }
 
-    /// The same, for whatever reason.
+    /// Does the work of [`Self::make_absent`], without counting received bytes.
     fn stand_for(&'static self, addresses: Range<usize>, hold: &Arc<Hold>, offset: u64) -> bool {
         let mut state = self.lock();
         if FORKING.load(Ordering::Acquire) > 0 {
             return false;
         }
         let Some(faults) = state.faults(self) else { return false };
-        // Entered first: whoever touches it from the moment on that it is absent gets these bytes.
+        // Entered first: a thread that touches the memory as soon as it is absent gets these bytes.
         state.absent.insert(Piece { addresses: addresses.clone(), hold: Arc::clone(hold), offset });
         let made = if blocks::contains(addresses.start) {
             ANY_BLOCKS.store(true, Ordering::Relaxed);
@@ -226,7 +230,7 @@ impl Memory {
         made
     }
 
-    /// Whether any of a range is absent, or may not be touched without waiting.
+    /// Whether some of a range is absent, or in a page whose touch has to wait.
     pub fn meets(&self, range: &Range<usize>) -> bool {
         any_absent()
             && !range.is_empty()
@@ -234,7 +238,7 @@ impl Memory {
                 || any_bytes_absent() && self.lock().absent.meets(range))
     }
 
-    /// What of a range is absent, in order, as the kernel sees it now.
+    /// The absent pieces of a range, in order, as the kernel has them now.
     pub fn absent_within(&self, range: &Range<usize>) -> Pieces {
         if !any_bytes_absent() {
             return Pieces::new();
@@ -246,15 +250,15 @@ impl Memory {
         pieces
     }
 
-    /// A range without what of it is in pages that stand for something else beside it: that comes as a copy, because a touch
-    /// would have the page fetched. In order.
+    /// Calls `each` with memory that has the bytes of a range, in order. The range itself stands for nothing. Where its
+    /// page stands for other bytes, `each` gets a copy, because a touch would have the page fetched.
     pub fn readable(&self, range: &Range<usize>, copies: &mut Copies, mut each: impl FnMut(Range<usize>)) {
         let mut at = range.start;
         if ANY_BLOCKS.load(Ordering::Relaxed)
             && blocks::contains(range.start)
             && blocks::any(&pages_around(range), blocks::PageState::Missing)
         {
-            // Not in the loop's head, where the lock would be held while a page is touched whose fault needs it.
+            // Not in the loop's head: there the lock would be held while a page is touched whose fault needs it.
             let saved = self.lock().saved_within(range);
             for (place, bytes) in saved {
                 each(at..place.start);
@@ -267,7 +271,7 @@ impl Memory {
         each(at..range.end);
     }
 
-    /// The program has no more use for what a range holds.
+    /// Forgets what a range stands for: the program has no more use for its contents.
     pub fn forget(&self, range: &Range<usize>) {
         if !any_bytes_absent() {
             return;
@@ -281,7 +285,7 @@ impl Memory {
         self.return_shares();
     }
 
-    /// The kernel is about to write somewhere in a range: what was absent need not be fetched first.
+    /// Prepares a range that the kernel is about to write into: absent bytes there need not be fetched first.
     pub fn overwriting(&self, range: &Range<usize>) {
         if !self.meets(range) {
             return;
@@ -297,8 +301,8 @@ impl Memory {
         self.return_shares();
     }
 
-    /// How many bytes from an address on are in a page that stands for something before it; they can be written
-    /// ([`Self::write`]), but not touched.
+    /// Number of bytes from an address to the end of its page, if the page is missing; 0 at a page's start. They can be
+    /// written by [`Self::write`], but a touch would have the page fetched.
     pub fn behind_absent(&self, address: usize) -> usize {
         let inside = address % PAGE_BYTES;
         let is_shared = inside > 0
@@ -308,10 +312,10 @@ impl Memory {
         if is_shared { PAGE_BYTES - inside } else { 0 }
     }
 
-    /// Puts bytes into the program's memory, in place of what it stands for.
+    /// Writes bytes to the program's memory, in place of what that memory stands for.
     ///
     /// # Safety
-    /// As for a write of these bytes there, but that memory may be absent.
+    /// As for a write of these bytes to `at`, except that the memory may be absent.
     pub unsafe fn write(&self, at: usize, bytes: &[u8]) {
         let range = at..at + bytes.len();
         if blocks::contains(at) && blocks::any(&pages_around(&range), blocks::PageState::Missing) {
@@ -330,20 +334,20 @@ impl Memory {
             if !blocks::contains(at) {
                 self.forget(&range);
             }
-            // SAFETY: the caller's promise; a bad address faults as memcpy would where the kernel would say EFAULT.
+            // SAFETY: the caller's promise; a bad address faults as in memcpy, where the kernel would return EFAULT.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at as *mut u8, bytes.len()) };
         }
     }
 
-    /// Has all absent bytes of a range fetched and in place.
+    /// Fetches all absent bytes of a range into place.
     ///
     /// # Errors
-    /// They cannot be had.
+    /// Returns an error if they cannot be fetched.
     pub fn fetch_range(&self, range: &Range<usize>) -> Result<(), FetchError> {
         self.fetch_ranges(std::slice::from_ref(range))
     }
 
-    /// The same for several ranges: what they stand for is asked for together.
+    /// Fetches all absent bytes of several ranges into place, and asks for them together.
     ///
     /// # Errors
     /// As [`Self::fetch_range`].
@@ -351,7 +355,8 @@ impl Memory {
         self.fetch_all(ranges, true)
     }
 
-    /// Has the absent bytes of a range in place, or the first of them, where the call has taken long and may end: whether all are.
+    /// Fetches the absent bytes of a range into place; only the first of them if the call has taken long and may end.
+    /// Returns whether all are in place.
     ///
     /// # Errors
     /// As [`Self::fetch_range`].
@@ -367,7 +372,7 @@ impl Memory {
             });
             let (got, waited) = match fetched {
                 Ok(fetched) => fetched,
-                // Gone meanwhile: then nobody needs it.
+                // The memory no longer stands for these bytes, so nobody needs them.
                 Err(_) if !self.lock().absent.meets(&piece.addresses) => continue,
                 Err(error) => return Err(error),
             };
@@ -387,8 +392,9 @@ impl Memory {
         Ok(true)
     }
 
-    /// Of the first bytes of a reference, `got` are there: fetches up to the end of a page, and says how many are there of whole ones.
-    /// Elsewhere than in blocks pages come as a whole. Where there is none yet that takes as long as it takes.
+    /// Continues a fetch that has got the first `got` bytes of a reference, to the end of their last page. Returns how
+    /// many bytes of whole pages are there. Outside blocks, only whole pages can be put into place. While there is no
+    /// whole page yet, the fetch may not end early.
     fn fetch_page_end(&self, reference: &Reference, got: usize, bytes: &mut [u8]) -> Result<usize, FetchError> {
         let (whole, end) = (got / PAGE_BYTES * PAGE_BYTES, got.next_multiple_of(PAGE_BYTES).min(bytes.len()));
         if end == got {
@@ -399,12 +405,13 @@ impl Memory {
         match self.fetch_some(&rest, &mut bytes[got..end], &Call::new(&may_end)) {
             Ok((more, _)) if got + more == end => Ok(end),
             Err(error) if whole == 0 => Err(error),
-            // Those are asked for again.
+            // The bytes of the incomplete page are asked for again.
             _ => Ok(whole),
         }
     }
 
-    /// `needed`: by somebody who looks at it.
+    /// Fetches all absent bytes of some ranges into place. `needed`: the program looks at them, so they count as
+    /// touched.
     fn fetch_all(&self, ranges: &[Range<usize>], needed: bool) -> Result<(), FetchError> {
         if !any_bytes_absent() {
             return Ok(());
@@ -427,11 +434,11 @@ impl Memory {
         }
     }
 
-    /// Has all of a range in place, in as few mappings as the program has made: the kernel splits one where a part of it
-    /// may be absent.
+    /// Fetches a range into place and unregisters it. It then has as few mappings as the program has made: the kernel
+    /// splits a mapping where only a part of it may be absent.
     ///
     /// # Errors
-    /// The bytes cannot be had.
+    /// Returns an error if the bytes cannot be fetched.
     pub fn make_ordinary(&self, range: &Range<usize>) -> Result<(), FetchError> {
         let Some(faults) = self.lock().faults.clone() else { return Ok(()) };
         self.fetch_range(range)?;
@@ -439,13 +446,13 @@ impl Memory {
         Ok(())
     }
 
-    /// What of some ranges is absent, as much of it as is fetched at a time.
+    /// The absent pieces of some ranges, up to the length of one fetch.
     fn some_within(&self, ranges: &[Range<usize>]) -> Pieces {
         let state = self.lock();
         let mut room = FETCH_BYTES;
         let mut some = Pieces::new();
         for range in ranges {
-            // Pages come as a whole. Ranges that follow each other may share one.
+            // Pages are fetched as a whole. Ranges that follow each other may share a page.
             let Range { start: first, end } = pages_around(range);
             let before = some.last().map(|piece| &piece.addresses).filter(|before| before.contains(&first));
             let around = before.map_or(first, |before| before.end)..end;
@@ -469,21 +476,22 @@ impl Memory {
         some
     }
 
-    /// Fetches the bytes of a reference into memory of ours: how long that took ([`Times`]).
+    /// Fetches the bytes of a reference into memory of the library's own. Returns the holder's mean fetch time with
+    /// this fetch ([`Times`]).
     ///
     /// # Errors
-    /// They cannot be had.
+    /// Returns an error if they cannot be fetched.
     pub fn fetch(&self, reference: &Reference, into: &mut [u8]) -> Result<u32, FetchError> {
         let began = Instant::now();
         self.holders.fetch(reference, into)?;
         Ok(self.times.took(&reference.payload.holder, began.elapsed(), reference.length))
     }
 
-    /// The same of the first bytes of a reference, fewer than all only where the call may end ([`Holders::fetch_some`]): how many, and
-    /// how long that took.
+    /// Fetches the first bytes of a reference, all of them unless the call may end ([`Holders::fetch_some`]). Returns
+    /// how many, and the holder's mean fetch time as [`Self::fetch`] does.
     ///
     /// # Errors
-    /// As above.
+    /// Returns an error if they cannot be fetched.
     pub fn fetch_some(
         &self,
         reference: &Reference,
@@ -498,8 +506,8 @@ impl Memory {
         Ok((got, self.times.took(&reference.payload.holder, began.elapsed(), got as u64)))
     }
 
-    /// Fetches what pieces stand for, and fills their addresses, where they still stand for it: how long that takes for each of
-    /// them ([`Times`]). `tell` hears that it takes long.
+    /// Fetches what pieces stand for, and fills their addresses where they still stand for it. Returns the holder's
+    /// mean time of such a fetch, for one piece ([`Times`]). `tell` is called when the fetch takes long.
     fn fetch_pieces(&self, pieces: &[Piece], tell: &dyn Fn()) -> Result<u32, FetchError> {
         let mut bytes = self.scratch.buffer(FETCH_BYTES);
         let total: usize = pieces.iter().map(|piece| piece.addresses.len()).sum();
@@ -517,7 +525,7 @@ impl Memory {
         let each = began.elapsed() / u32::try_from(pieces.len()).unwrap_or(1).max(1);
         let needed = match &fetched {
             Ok(()) => self.fill(pieces, &bytes),
-            // Gone meanwhile: then nobody needs it.
+            // If no memory stands for them any more, nobody needs them.
             Err(_) => pieces.iter().any(|piece| self.lock().absent.meets(&piece.addresses)),
         };
         match (fetched, pieces.first()) {
@@ -529,7 +537,7 @@ impl Memory {
         }
     }
 
-    /// Puts bytes where pieces still stand for them: whether any did.
+    /// Puts bytes where pieces still stand for them. Returns whether any did.
     fn fill(&self, pieces: &[Piece], bytes: &[u8]) -> bool {
         let mut state = self.lock();
         let Some(faults) = state.faults.clone() else { return false };
@@ -543,7 +551,7 @@ impl Memory {
                         let placed = state.place(now.addresses.start, bytes);
                         debug_assert!(placed.rest.is_empty(), "pages that stand for something are missing");
                     } else {
-                        // Where it fails, the memory has been unmapped, and the event about it is on its way.
+                        // If this fails, the memory has been unmapped, and the kernel's event about that is on its way.
                         let _ = filling::fill(&faults, now.addresses.start, bytes);
                         state.absent.remove(&now.addresses);
                     }
@@ -556,17 +564,17 @@ impl Memory {
         needed
     }
 
-    /// Whose bytes the page of an address stands for: the first of them.
+    /// Holder of the first bytes that the page of an address stands for.
     pub fn holder_at(&self, address: usize) -> Option<Holder> {
         let page = address / PAGE_BYTES * PAGE_BYTES;
         Some(self.lock().absent.within(&(page..page + PAGE_BYTES)).first()?.hold.payload().holder)
     }
 
-    /// Serves a fault: the page, and where touches go on from page to page, ever more of what is absent behind it. `tell` hears
-    /// that it takes long.
+    /// Serves a fault: fetches the page that was touched. Where touches move from page to page, it also fetches absent
+    /// bytes behind it, more each time. `tell` is called when that takes long.
     ///
     /// # Errors
-    /// The bytes cannot be had.
+    /// Returns an error if the bytes cannot be fetched.
     pub fn serve_fault(&self, faults: &Userfaultfd, address: usize, tell: &dyn Fn()) -> Result<(), FetchError> {
         let page = address / PAGE_BYTES * PAGE_BYTES;
         let whole = page..page + PAGE_BYTES;
@@ -578,10 +586,10 @@ impl Memory {
                     if blocks::contains(page) {
                         state.fill_meaningless(faults, page);
                     } else {
-                        // Registered memory that stands for nothing, or that was filled a moment ago.
+                        // Registered memory that stands for nothing, or a page that was filled a moment ago.
                         let _ = filling::fill_zeros(faults, whole.clone());
                     }
-                    // Whoever waits looks again, whatever has become of the page.
+                    // The waiting thread looks at the page again, whatever has become of it.
                     let _ = faults.wake(whole);
                     return Ok(());
                 };
@@ -597,7 +605,8 @@ impl Memory {
             let served = self.fetch_pieces(&pieces, tell);
             let served = served.map(|waited| pieces[0].hold.waited(waited + FAULT_QUARTERS));
             drop(pieces);
-            // Once the page is there, whoever waited goes on, and may wait for us to read what it does to its memory.
+            // Once the page is there, the faulting thread runs on. It may then unmap or move memory, and wait until
+            // this thread reads the event about that.
             if served.is_err() || !blocks::contains(page) || blocks::state(page) != blocks::PageState::Missing {
                 let _ = faults.wake(whole);
                 self.return_shares();
@@ -606,7 +615,7 @@ impl Memory {
         }
     }
 
-    /// The kernel says that memory was unmapped. Only where it is not there again, absent, by now.
+    /// Handles the kernel's event that memory was unmapped. Pieces that are absent there again by now are kept.
     pub fn unmapped(&self, faults: &Userfaultfd, range: &Range<usize>) {
         let mut state = self.lock();
         let gone: Vec<Range<usize>> = (state.absent.within(range).into_iter())
@@ -619,15 +628,15 @@ impl Memory {
         drop(dropped);
     }
 
-    /// The kernel says that memory was moved.
+    /// Handles the kernel's event that memory was moved (mremap(2)).
     pub fn moved(&self, from: usize, to: usize, bytes: usize) {
         let mut state = self.lock();
         state.absent.moved(from, to, bytes);
         state.publish();
     }
 
-    /// Before a fork, and before locks are held for it: all is fetched, because a child would read zeros, and from here on
-    /// nothing else becomes absent. What cannot be had stays absent here.
+    /// Prepares a fork, before locks are held for it: fetches everything, because a child would read zeros. From here
+    /// on nothing becomes absent. Bytes that cannot be fetched stay absent in this process.
     pub fn fetch_for_fork(&self) {
         FORKING.fetch_add(1, Ordering::AcqRel);
         if self.fetch_range(&(0..usize::MAX - PAGE_BYTES)).is_err() {
@@ -636,19 +645,21 @@ impl Memory {
         }
     }
 
-    /// Then, until the value is dropped nothing changes.
+    /// Takes this layer's locks for a fork: nothing changes until the value is dropped.
     pub fn hold_still(&'static self) -> Still {
-        // In this order: whoever makes memory absent may have threads started.
+        // The state is locked first: a thread that makes memory absent holds that lock, and may then have `holders`
+        // start threads.
         let mut state = self.lock();
         state.fill_saved();
         let holders = self.holders.hold_still();
         Still { state, returns: self.returns.hold_still(), holders }
     }
 
-    /// Fetches what has been absent for long: its holder keeps it only for so long, and a program that uses a buffer again
-    /// which it read minutes ago must not end by that.
+    /// Fetches bytes that have been absent for long, because their holder keeps them only for a limited time. A program
+    /// that uses a buffer again which it read minutes ago must not end because of that.
     pub fn fetch_old(&self) {
-        /// A quarter of what stores keep payloads for, if they are not told otherwise.
+        /// Age in milliseconds from which bytes are old: a quarter of the time for which stores keep payloads by
+        /// default.
         const OLD_MS: u64 = 30_000;
         const TRIED_FOR_MS: u64 = 10_000;
         if !any_absent() {
@@ -660,12 +671,12 @@ impl Memory {
         let old: Vec<Range<usize>> =
             self.lock().absent.all().filter(is_old).map(|piece| piece.addresses.clone()).collect();
         for addresses in old {
-            // Where it cannot be had now, a touch may still find it.
+            // If it cannot be fetched now, a later touch may still get it.
             let _ = self.fetch_all(std::slice::from_ref(&addresses), false);
         }
     }
 
-    /// Has shares sent back that nobody has a use for, if there are many. Waits for nothing: it is a part of free(3).
+    /// Has unused shares sent back, if there are many. It does not wait, because it is a part of free(3).
     pub fn return_shares(&self) {
         if self.returns.waiting() >= RETURNS_AT_ONCE {
             self.holders.wake();
@@ -673,7 +684,7 @@ impl Memory {
     }
 }
 
-/// [`Memory::hold_still`].
+/// The locks that [`Memory::hold_still`] takes.
 pub struct Still {
     state: Held<'static, State>,
     returns: hold::Still<'static>,
@@ -681,18 +692,19 @@ pub struct Still {
 }
 
 impl Still {
-    /// In the child, which has no absent memory, no threads that serve faults, and none of the parent's connections.
-    /// What could not be fetched before nobody reads as zeros.
+    /// Forgets the parent's state in the child, which has no absent memory, no threads that serve faults, and none of
+    /// the parent's connections. Bytes that could not be fetched before the fork are made inaccessible, so that nobody
+    /// reads zeros.
     pub fn forget(&mut self) {
         for piece in self.state.absent.all() {
             let pages = pages_around(&piece.addresses);
             // SAFETY: memory that the program has read into, and whose bytes are lost.
             let _ = unsafe { mprotect(pages.start as *mut _, pages.len(), MprotectFlags::empty()) };
         }
-        // The parent's, with their shares.
+        // Not dropped: the pieces' shares are the parent's, and would be given back.
         let parents = std::mem::ManuallyDrop::new(std::mem::take(&mut *self.state));
         if let Some(faults) = &parents.faults {
-            // SAFETY: whoever else has it is a thread of the parent's.
+            // SAFETY: only threads of the parent use it, and they do not exist in this process.
             unsafe { faults.close_parents() };
         }
         self.returns.forget();
@@ -701,7 +713,7 @@ impl Still {
         ANY_BLOCKS.store(false, Ordering::Relaxed);
         THREADS.store(false, Ordering::Relaxed);
         blocks::after_fork();
-        // Forks of other threads are not this process's.
+        // Only this fork counts here. Forks of other threads are the parent's.
         FORKING.store(1, Ordering::Release);
     }
 }
@@ -719,7 +731,8 @@ impl State {
 
     fn faults(&mut self, memory: &'static Memory) -> Option<Arc<Userfaultfd>> {
         if self.faults.is_none() && !self.refused {
-            // SAFETY: `Memory` discards only what a program has given a read to overwrite, and what it has saved.
+            // SAFETY: `Memory` discards only memory that a program has given to a read to overwrite, and bytes that it
+            // has saved.
             let made = unsafe { Userfaultfd::new(memory.device.as_fd()) };
             let starts = |faults: &Arc<_>| memory.holders.start() && faults::start(memory, Arc::clone(faults));
             self.faults = made.ok().map(Arc::new).filter(starts);

@@ -1,4 +1,5 @@
-//! Where this process leaves what it writes: a segment of the machine's store, leased when it is first needed.
+//! The segment where this process leaves the bytes that it writes. It is leased from the machine's store when first
+//! needed.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -13,10 +14,10 @@ use shunt_odb::store::client::{Connection, QUICK};
 use crate::system::inside::{Held, Lock};
 use crate::system::ranks::Rank;
 
-/// After the store refused, or was not there: how long until it is asked again.
+/// Pause after the store refused or was absent, before it is asked again.
 const RETRY_MS: u64 = 1000;
 
-/// The most that one reference stands for: of a copy, and of a file.
+/// Most bytes that one reference stands for: of a copy in the segment, and of a file.
 pub const COPIED_MAX: usize = 1 << 20;
 const REFERRED_MAX: usize = 1 << 30;
 
@@ -27,7 +28,7 @@ pub struct Store {
 
 #[derive(Default)]
 struct Leased {
-    /// While this is open the store knows that the segment's program lives.
+    /// Connection to the store. While it is open, the store knows that the segment's program lives.
     connection: Option<Connection>,
     writer: Option<Writer>,
     asked_ms: u64,
@@ -43,13 +44,14 @@ impl Store {
         &self.path
     }
 
-    /// Whose store it is, where something can be left in it. `None`: there is no room now, or no store; send bytes.
+    /// Name of the store, if something can be left in it. `None` if there is no room now, or no store: then bytes are
+    /// sent inline, not by reference.
     pub fn holder(&self) -> Option<Holder> {
         self.leased.lock().writer(&self.path).map(|writer| writer.holder())
     }
 
-    /// Keeps a copy of some bytes, a part of what goes over the connection with that cookie. `None`: there is no room now; send
-    /// them.
+    /// Copies bytes into the segment. `stream`: cookie of the connection that they go over. Returns `None` if there is
+    /// no room now: then the bytes are sent inline.
     pub fn put(&self, bytes: &[IoSlice<'_>], stream: u64) -> Option<Reference> {
         let mut leased = self.leased.lock();
         let writer = leased.writer(&self.path)?;
@@ -58,8 +60,8 @@ impl Store {
         Some(reference)
     }
 
-    /// Keeps a file's bytes from `from` on: by reference to the file, or a copy of some. `None`: there is no room now, or
-    /// the file has nothing there.
+    /// Keeps a file's bytes from `from` on: by reference to the file, or a copy of the first of them. Returns `None` if
+    /// there is no room now, or the file has nothing there.
     pub fn put_file(&self, file: BorrowedFd<'_>, from: u64, bytes: usize, stream: u64) -> Option<Reference> {
         let version = Version::of(file).ok().flatten();
         let mut leased = self.leased.lock();
@@ -71,7 +73,7 @@ impl Store {
         Some(reference)
     }
 
-    /// Asks to be told what becomes of a payload.
+    /// Attaches a note to a payload: a later report says what has become of it.
     pub fn note(&self, reference: &Reference, note: Note) {
         let mut leased = self.leased.lock();
         if let Some(writer) = &mut leased.writer {
@@ -79,13 +81,13 @@ impl Store {
         }
     }
 
-    /// Tells what has become of some.
+    /// Calls `tell` with the reports that have come about noted payloads.
     pub fn reports(&self, tell: impl FnMut(Report)) {
         let mut leased = self.leased.lock();
         leased.writer.iter_mut().flat_map(Writer::reports).for_each(tell);
     }
 
-    /// Takes back what was not sent.
+    /// Withdraws a payload that was not sent.
     pub fn withdraw(&self, reference: &Reference) {
         let mut leased = self.leased.lock();
         if let Some(writer) = &mut leased.writer {
@@ -93,7 +95,7 @@ impl Store {
         }
     }
 
-    /// Until the value is dropped nobody else uses it: before a fork, so that the child can [`Still::forget`].
+    /// Locks the store for a fork, until the value is dropped. The child then calls [`Still::forget`].
     pub fn hold_still(&self) -> Still<'_> {
         Still(self.leased.lock())
     }
@@ -102,21 +104,22 @@ impl Store {
 pub struct Still<'a>(Held<'a, Leased>);
 
 impl Still<'_> {
-    /// In the child: the segment is the parent's.
+    /// Forgets the segment in the child: it is the parent's.
     pub fn forget(&mut self) {
         *self.0 = Leased::default();
     }
 }
 
 impl Leased {
-    /// Not so often where the last answer was none.
+    /// Whether the store may be asked: not within [`RETRY_MS`] of an answer that gave nothing.
     fn may_ask(&self) -> bool {
         self.asked_ms == 0 || now_ms() >= self.asked_ms + RETRY_MS
     }
 
     fn writer(&mut self, path: &Path) -> Option<&mut Writer> {
         if self.writer.as_ref().is_some_and(|writer| !writer.is_served()) {
-            // The agent has ended, and perhaps begun again: what is left in that segment, those get who map it.
+            // The agent has ended, and has perhaps started again. Only readers that map that segment still get what is
+            // left in it.
             *self = Self::default();
         }
         if self.writer.is_none() {
@@ -140,7 +143,7 @@ impl Leased {
         Ok(())
     }
 
-    /// Takes a second at most, where the agent is stopped.
+    /// Leases a segment. Takes a second at most, if the agent is stopped.
     fn lease(&mut self, path: &Path) -> io::Result<Option<Writer>> {
         if self.connection.is_none() {
             self.open(path)?;
@@ -153,7 +156,7 @@ impl Leased {
         match connection.refer_to_file(writer, file, version, from, most as u64) {
             Ok(reference) => reference,
             Err(_) => {
-                // Nobody knows what it would answer next.
+                // The connection is in an unknown state: its next answer could be any.
                 *self = Self { asked_ms: now_ms(), ..Self::default() };
                 None
             }

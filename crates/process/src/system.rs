@@ -1,5 +1,5 @@
-//! The kernel, glibc and the process, as the rest of the library finds them: system calls that no symbol stands between, glibc's
-//! own functions, locks, memory and threads of the library's own.
+//! Access to the kernel, glibc and the process for the rest of the library. System calls that are not interposed,
+//! glibc's own functions, and the library's own locks, memory and threads are here.
 
 pub mod counts;
 pub mod ending;

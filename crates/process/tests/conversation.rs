@@ -1,6 +1,8 @@
-//! Two programs that speak over a connection on which both are under Shunt, in one process and with nothing preloaded: whatever they
-//! do to it and to their memory, each gets the bytes that the other has sent, in order, and its memory holds what it was given.
-//! The kernel's part is real: what the two agree on in the handshake (shunt-negotiation), sockets, userfaultfd.
+//! Two programs under Shunt exchange bytes over a connection, both in this process and with nothing preloaded. Whatever
+//! they do to it and to their memory, each gets the bytes that the other has sent, in order. Its memory holds the bytes
+//! that it was given.
+//!
+//! The kernel's part is real: the agreement in the handshake (shunt-negotiation), sockets, userfaultfd.
 
 mod bed;
 
@@ -22,15 +24,15 @@ use shunt_process::system::kernel::borrow;
 use shunt_process::system::parts;
 use shunt_testbed::may_run;
 
-/// Nothing takes so long.
+/// Longer than any step takes.
 const PATIENCE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 const FILE_BYTES: usize = 200_000;
 
-/// One end, and what it has said.
+/// One end, and the bytes that it has sent.
 struct End {
     socket: Socket,
     said: Vec<u8>,
-    /// How much of what the other has said it has taken.
+    /// Number of the other end's bytes that this one has taken.
     heard: usize,
 }
 
@@ -46,12 +48,12 @@ enum Step {
     /// One end writes some memory.
     Writes(usize, Vec<Part>),
     SendsFile(usize, u16, u16),
-    /// By way of a pipe.
+    /// The bytes go through a pipe.
     SplicesIn(usize, Part),
     Reads(usize, Vec<Part>),
     Peeks(usize, Part),
     SplicesOut(usize, usize),
-    /// How much is there to be read?
+    /// Asks how many bytes there are to read (FIONREAD).
     Asks(usize),
     Loads(Part),
     Stores(Part, u8),
@@ -98,7 +100,7 @@ impl Conversation {
         Self { ends: connected(tight).map(End::new), regions, file }
     }
 
-    /// What some memory holds; it is made up where nobody knows.
+    /// The contents of some memory. Bytes that the model does not know are written first.
     fn bytes(&mut self, part: Part) -> Vec<u8> {
         let (region, range) = (&mut self.regions[part.0], part.range());
         for at in range.clone() {
@@ -116,12 +118,12 @@ impl Conversation {
         parts.iter().map(|part| parts::of(&self.regions[part.0].addresses(&part.range()))).collect()
     }
 
-    /// What an end has not taken yet.
+    /// Bytes that have been sent to an end, and that it has not taken yet.
     fn left(&self, end: usize) -> &[u8] {
         &self.ends[1 - end].said[self.ends[end].heard..]
     }
 
-    /// One end reads into some memory, and takes it, or only looks.
+    /// One end reads into some memory, or only looks (MSG_PEEK).
     fn read(&mut self, end: usize, into: &[Part], flags: i32) {
         let (runtime, fd, place) = (process().runtime, self.ends[end].socket.number(), self.ends[end].socket.place);
         let got = match receive::read(runtime, fd, place, &self.memory(into), flags | libc::MSG_DONTWAIT) {
@@ -161,7 +163,7 @@ impl Conversation {
         let runtime = process().runtime;
         match step {
             Step::Writes(end, parts) => {
-                // A part may be there twice, and what is made up once is known then.
+                // A part may occur twice: bytes that are written for the first are known for the second.
                 let bytes: Vec<u8> = parts.iter().flat_map(|part| self.bytes(*part)).collect();
                 let memory = self.memory(parts);
                 self.ends[*end].write(&bytes, |fd, place| send::write(runtime, fd, place, &memory, libc::MSG_DONTWAIT));
@@ -188,7 +190,7 @@ impl Conversation {
                     pipe::into_connection(runtime, out.as_raw_fd(), fd, place, there, flags)
                 });
             }
-            // Of memory that is named twice nobody knows what it holds then.
+            // After a read into memory that is named twice, its contents are unknown.
             Step::Reads(end, parts) if !overlap(parts) => self.read(*end, parts, 0),
             Step::Reads(end, parts) => self.read(*end, &parts[..1], 0),
             Step::Peeks(end, part) => self.read(*end, &[*part], libc::MSG_PEEK),
@@ -216,7 +218,7 @@ impl Conversation {
         }
     }
 
-    /// Each takes what is left, and hears that it was all.
+    /// Both ends take what is left, and then see the end of the stream.
     fn end(mut self) {
         for end in [0, 1] {
             let mut buffer = vec![0; 30_000];
@@ -249,7 +251,7 @@ impl Conversation {
         }
     }
 
-    /// Until the kernel says that there is something to read.
+    /// Waits until the kernel reports that there is something to read.
     fn wait(&self, end: usize) {
         let mut ready = [PollFd::new(&self.ends[end].socket, PollFlags::IN)];
         assert_eq!(poll(&mut ready, Some(&PATIENCE)), Ok(1), "{} bytes are left", self.left(end).len());
@@ -261,7 +263,7 @@ fn address_range(buffer: &mut [u8]) -> Range<usize> {
     start..start + buffer.len()
 }
 
-/// Whether two of some parts are of the same memory.
+/// Whether two of some parts overlap.
 fn overlap(parts: &[Part]) -> bool {
     let meets = |one: &Part, other: &Part| {
         let (a, b) = (one.range(), other.range());

@@ -1,9 +1,9 @@
-//! The layers of the library, held against its code: a module knows of itself and of those before it here.
+//! Checks the layers of the library against its code: a module uses itself and those before it in the lists here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// From the lowest up. A module that is in no list of its own is one with the module around it.
+/// Modules from the lowest layer up. A module without a place in these lists counts as a part of the module around it.
 const LAYERS: [&str; 8] = ["system", "memory", "store", "connections", "bypass", "tls", "descriptors", "forks"];
 const SYSTEM: [&str; 13] = [
     "kernel", "ending", "real", "parts", "stack", "process", "program", "scarce", "signals", "counts", "ranks",
@@ -25,7 +25,7 @@ const CONNECTIONS: [&str; 13] = [
     "pipe",
 ];
 
-/// Where a module is in its list, or what is wrong.
+/// Index of a module in its list, or a message if it is in none.
 fn place(list: &[&str], name: &str) -> Result<usize, String> {
     list.iter().position(|known| *known == name).ok_or_else(|| format!("{name} is in no list of layers"))
 }
@@ -36,7 +36,7 @@ fn sources(directory: &Path) -> Vec<PathBuf> {
     entries.flat_map(of).filter(|path| path.extension().is_some_and(|kind| kind == "rs")).collect()
 }
 
-/// The code, without what comments say.
+/// The code without comments.
 fn without_comments(code: &str) -> String {
     code.lines()
         .map(|line| line.split(" //").next().unwrap_or_default())
@@ -48,7 +48,7 @@ fn without_comments(code: &str) -> String {
         })
 }
 
-/// The paths that begin here: one, or all of a group in braces.
+/// The paths that begin here: a single one, or all of a group in braces.
 fn expand(text: &str) -> Vec<Vec<String>> {
     let end = text.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').unwrap_or(text.len());
     let words: Vec<String> = text[..end].split("::").filter(|word| !word.is_empty()).map(str::to_owned).collect();
@@ -69,7 +69,7 @@ fn expand(text: &str) -> Vec<Vec<String>> {
     inner.map(|path| [words.clone(), path].concat()).collect()
 }
 
-/// What a module's code names of this crate, each from the crate's root.
+/// Paths of this crate that a module's code names, each from the crate's root.
 fn named(module: &[&str], code: &str) -> Vec<Vec<String>> {
     let code = without_comments(code);
     let after = |root: &'static str| {
@@ -85,7 +85,7 @@ fn named(module: &[&str], code: &str) -> Vec<Vec<String>> {
     of_root.chain(of_super).filter(|path: &Vec<String>| !path.is_empty()).collect()
 }
 
-/// What a file knows of that is above it.
+/// What a module names that is above it.
 fn upward(module: &[&str], code: &str) -> Vec<String> {
     let inner = match module[0] {
         "system" => &SYSTEM[..],

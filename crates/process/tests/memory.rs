@@ -1,5 +1,5 @@
-//! Absent memory as a program uses it: whatever is done to it, in whatever order, it reads as if it had never been absent.
-//! All is real: the kernel's userfaultfd, the threads that serve its faults, a store, forks.
+//! Absent memory as a program uses it. Whatever is done to it, in any order, it reads as if it had never been absent.
+//! The kernel's userfaultfd, the threads that serve its faults, the store and the forks are real.
 
 mod bed;
 
@@ -17,16 +17,16 @@ use shunt_testbed::may_run;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// A reference is read into it.
+    /// A reference is read into memory.
     Receives(Part, u8),
     Loads(Part),
     Stores(Part, u8),
-    /// The kernel is given all of it, and writes half of it.
+    /// The kernel is given memory to read into, and writes half of it.
     Reads(Part, u8),
-    /// The library puts bytes there.
+    /// The library puts bytes into memory.
     Puts(Part, u8),
     Forgets(Part),
-    /// It goes to somebody who takes no references, and at first only so many bytes.
+    /// Memory is written to a receiver that takes no references. The first write takes only so many bytes.
     Sends(Part, usize),
     Copies(Part, Part),
     Fetches(Part),
@@ -150,7 +150,7 @@ unsafe fn slice<'a>(range: &Range<usize>) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(range.start as *mut u8, range.len()) }
 }
 
-/// A child has all that its parent has.
+/// Checks that a child has all bytes that its parent has.
 fn fork(regions: &[Region]) {
     let memory = process().memory;
     memory.fetch_for_fork();
@@ -165,7 +165,7 @@ fn fork(regions: &[Region]) {
             });
             here.zip(&region.model).all(|(byte, model)| model.is_none_or(|model| model == byte))
         };
-        // SAFETY: ends this process, without anything of the parent's.
+        // SAFETY: ends this process, without any clean-up of the parent's state.
         unsafe { libc::_exit(i32::from(!regions.iter().all(is_same))) };
     }
     drop(still);

@@ -1,4 +1,4 @@
-//! The order of the library's locks, checked: who breaks it ends, with a sentence.
+//! The order of the library's locks, checked: a thread that breaks it ends the process, with a message.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -9,10 +9,10 @@ use shunt_process::system::ranks::{self, Rank};
 static SEGMENT: Lock<u32> = Lock::new(Rank::Segment, 0);
 static ABSENT: Lock<u32> = Lock::new(Rank::Absent, 0);
 
-/// Says which of the wrong steps below this process is to take, where it was started for one.
+/// Environment variable that has a process take the wrong step of the test that it runs.
 const WRONG: &str = "SHUNT_WRONG_STEP";
 
-/// Runs this test in a process of its own, which is to end; what it says.
+/// Runs a test in another process, which is to end by SIGBUS. Returns what it wrote to stderr.
 fn ends_with(test: &str) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let output = command.args(["--exact", test, "--nocapture"]).env(WRONG, "1").output().unwrap();

@@ -1,5 +1,5 @@
-//! A program between two others, with a thread for each direction, while the process forks: all bytes come through, in order, by
-//! calls that wait as a program's do.
+//! A relay between two other programs, with a thread for each direction, while the process forks. All bytes come
+//! through in order, by calls that wait as a program's do.
 //!
 //! ```text
 //!   source ==> | relay | ==> sink        long bodies
@@ -34,13 +34,13 @@ impl Block {
         Self { start: blocks::allocate(bytes).unwrap(), bytes }
     }
 
-    /// Some of it.
+    /// A random part of the block.
     fn part(&self, random: &mut Random) -> std::ops::Range<usize> {
         let from = if random.below(2) == 0 { 0 } else { random.below(self.bytes) };
         self.start + from..self.start + from + 1 + random.below(self.bytes - from)
     }
 
-    /// The bytes there are those of the stream from `at` on.
+    /// Checks that a part holds the bytes of the stream from `at` on.
     fn check(part: &std::ops::Range<usize>, at: usize) {
         // SAFETY: memory of this block.
         let wrong = part
@@ -64,7 +64,7 @@ fn write_all(to: &Socket, mut part: std::ops::Range<usize>) {
     }
 }
 
-/// So many bytes, or fewer, at the end none.
+/// Reads at most the length of `part`. Returns 0 at the end.
 fn read(from: &Socket, part: &std::ops::Range<usize>, flags: i32) -> usize {
     receive::read(process().runtime, from.number(), from.place, &[parts::of(part)], flags)
         .expect("the other end writes")
@@ -83,7 +83,7 @@ fn say(to: &Socket, bytes: usize, longest: usize, mut random: Random) {
     rustix::net::shutdown(to, Shutdown::Write).unwrap();
 }
 
-/// Passes on what comes, some of which it looks at.
+/// Passes on the bytes that come, and looks at some of them.
 fn relay(from: &Socket, to: &Socket, longest: usize, mut random: Random) {
     let (all, mut at) = ([(); 3].map(|()| Block::new(longest)), 0);
     loop {
@@ -119,7 +119,7 @@ fn listen(from: &Socket, bytes: usize, longest: usize, mut random: Random) {
     assert_eq!(heard, bytes);
 }
 
-/// As the library does it around a fork(2).
+/// Forks again and again, as the library does around fork(2).
 fn fork_on(over: &AtomicBool) {
     while !over.load(Ordering::Relaxed) {
         forks::before();

@@ -1,5 +1,5 @@
-//! A holder whose bytes come slowly, and a program with many clients, which waits for no call: it writes what has come, and the rest
-//! when it is told that there is room.
+//! A holder that gives its bytes slowly, and a program with many clients, which waits in no call. It writes what has
+//! come, and the rest when it is told that there is room.
 
 mod bed;
 
@@ -26,7 +26,8 @@ use shunt_testbed::{PATIENCE, eventually, may_run};
 
 const BYTES: usize = 1 << 20;
 
-/// Both ends of a connection of which one never waits, and what tells of changes there.
+/// Both ends of a connection, the first of which is nonblocking, and an epoll descriptor that reports changes of that
+/// end.
 fn connection() -> (TcpStream, TcpStream, rustix::fd::OwnedFd) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -52,7 +53,7 @@ fn who_is_told_to_come_again_hears_of_room_and_who_waits_in_his_calls_is_not_tol
     assert!(ready() && !ready(), "there is room, and nothing changes");
     assert!(comes_again(ours.as_raw_fd(), 0));
     assert!(ready() && !ready());
-    // Where there is none it hears later.
+    // If there is no room, the program hears of it later.
     while rustix::io::write(&ours, &[0; 65536]).is_ok() {}
     assert!(comes_again(ours.as_raw_fd(), 0) && !ready());
     theirs.read_exact(&mut vec![0; 1 << 16]).unwrap();
@@ -68,7 +69,7 @@ fn who_is_told_to_come_again_hears_of_room_and_who_waits_in_his_calls_is_not_tol
     assert!(!comes_again(local.as_raw_fd(), libc::MSG_DONTWAIT), "nobody could tell its program");
 }
 
-/// Memory that stands for a body of a holder's, in so many payloads.
+/// Memory that stands for a body at a holder, in a number of payloads.
 fn absent(holder: &str, sent: &[u8], payloads: usize, kind: Kind) -> Range<usize> {
     let process = process();
     let memory = std::mem::ManuallyDrop::new(Region::new((kind, BYTES))).memory.clone();
@@ -83,7 +84,7 @@ fn absent(holder: &str, sent: &[u8], payloads: usize, kind: Kind) -> Range<usize
         let absent = process.memory.can_be_absent(&range);
         let real = absent.end - memory.start..range.end - memory.start;
         assert!(absent.start == range.start && process.memory.make_absent(absent, &hold, offset));
-        // SAFETY: memory of the test's; this much of it is no whole page.
+        // SAFETY: memory of the test; these bytes are in no whole page, and so not absent.
         unsafe {
             let to = (memory.start + real.start) as *mut u8;
             std::ptr::copy_nonoverlapping(sent[real.clone()].as_ptr(), to, real.len());
@@ -92,17 +93,17 @@ fn absent(holder: &str, sent: &[u8], payloads: usize, kind: Kind) -> Range<usize
     memory
 }
 
-/// The store hears of all wishes in one place.
+/// Held while a holder gives bytes, because the store receives all wishes for connections in one place.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Does something while a holder gives the body that it is asked for, slowly.
+/// Does something while a holder slowly gives the body that it is asked for.
 fn while_given<T>(holder: &str, sent: &[u8], what: impl FnOnce() -> T) -> (T, Given) {
     let _alone = ALONE.lock();
     std::thread::scope(|scope| {
         let (tell, told) = mpsc::channel();
         let giving = scope.spawn(move || {
             let bed = process().bed.lock();
-            // Shares go back to the holders of tests before.
+            // Earlier wishes are for shares that go back to the holders of other tests.
             let (program, holder) = std::iter::repeat_with(|| bed.wishes.recv_timeout(PATIENCE).unwrap())
                 .find(|(_, wished)| *wished == Holder::named(holder))
                 .unwrap();
@@ -117,7 +118,7 @@ fn while_given<T>(holder: &str, sent: &[u8], what: impl FnOnce() -> T) -> (T, Gi
     })
 }
 
-/// All of it, in more than one write, none of more bytes than `most`.
+/// Checks that all of a body is written, in several writes, none of more than `most` bytes.
 fn is_written_in_parts(holder: &str, payloads: usize, most: usize) {
     let (process, sent) = (process(), body(9, BYTES));
     let memory = absent(holder, &sent, payloads, Kind::Block);
@@ -161,7 +162,7 @@ fn a_client_gets_all_in_many_writes_whose_program_is_told_each_time() {
     }
 }
 
-/// Each of them is there before anybody would end for it.
+/// Each payload is there before a call would end for that one alone.
 #[test]
 fn a_write_of_many_payloads_ends_for_what_they_take_together() {
     if may_run("a_write_of_many_payloads_ends_for_what_they_take_together") {
@@ -202,17 +203,17 @@ fn a_tier_that_fetches_for_the_next_one_writes_what_has_come() {
         })
     });
     assert!(got == sent && calls > 2, "{calls}");
-    // One for each payload, when all of it is in place: none is taken for what is not passed on.
+    // One share for each payload, when all of it is in place. None is taken for bytes that are not passed on.
     assert!(given.returns <= 3, "{given:?} in {calls}");
 }
 
-/// As a tier does before it writes to one that cannot fetch there.
+/// As a tier does before it writes to a program that cannot fetch from the holder.
 #[test]
 fn what_is_to_be_in_place_comes_in_many_calls() {
     if !may_run("what_is_to_be_in_place_comes_in_many_calls") {
         return;
     }
-    // Of a mapping whole pages alone can be.
+    // In a mapping, only whole pages can be absent.
     for (holder, payloads, kind) in [("slow-in-block", 3, Kind::Block), ("slow-in-mapping", 4, Kind::Mapping)] {
         let sent = body(5, BYTES);
         let memory = absent(holder, &sent, payloads, kind);
@@ -222,7 +223,7 @@ fn what_is_to_be_in_place_comes_in_many_calls() {
         });
         assert!(turns > 2, "{turns}");
         assert!(given.bytes < BYTES * 9 / 8, "{given:?}");
-        // SAFETY: memory of the test's, and all of it in place.
+        // SAFETY: memory of the test, all of which is in place.
         assert!(unsafe { std::slice::from_raw_parts(memory.start as *const u8, BYTES) } == sent);
     }
 }

@@ -1,4 +1,4 @@
-//! What is a thread's stack, also where a coroutine runs on another.
+//! Which memory is a thread's stack, even while a coroutine runs on another stack.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +7,8 @@ use shunt_process::system::stack::is_own;
 
 const BYTES: usize = 256 << 10;
 
-/// What the coroutine asks about, and what it was told, as bits: of a variable of its own, and of that address.
+/// An address that the coroutine asks about, and the answers as bits: for one of its own variables, and for that
+/// address.
 static ADDRESS: AtomicUsize = AtomicUsize::new(0);
 static TOLD: AtomicUsize = AtomicUsize::new(0);
 
@@ -22,11 +23,11 @@ extern "C" fn coroutine() {
     TOLD.store(ask(), Ordering::Relaxed);
 }
 
-/// Runs it on another stack, and comes back.
+/// Runs the coroutine on another stack, until it has ended.
 fn on_another(stack: &mut [u8]) {
     let (mut back, mut there) = (MaybeUninit::<libc::ucontext_t>::uninit(), MaybeUninit::<libc::ucontext_t>::uninit());
-    // SAFETY: both contexts are filled before they are used; the stack lives until the coroutine has ended, which goes on behind
-    // swapcontext then.
+    // SAFETY: both contexts are filled before they are used. The stack lives until the coroutine has ended, and
+    // execution continues behind swapcontext(3) then.
     unsafe {
         assert_eq!(libc::getcontext(there.as_mut_ptr()), 0);
         let context = there.assume_init_mut();
@@ -38,7 +39,7 @@ fn on_another(stack: &mut [u8]) {
     }
 }
 
-/// A stack of a coroutine's in a mapping of its own.
+/// Stack for a coroutine, in a separate mapping.
 fn mapping(bytes: usize) -> Vec<u8> {
     vec![0u8; bytes]
 }
@@ -49,22 +50,22 @@ fn ask_all(stack: &mut [u8]) {
     assert_eq!(ask(), 0b01, "on the thread's own");
     on_another(stack);
     assert_eq!(TOLD.load(Ordering::Relaxed) & 0b01, 0b01, "on the coroutine's");
-    // The library runs on the thread's own again later.
+    // The library will run on the thread's own stack again.
     ADDRESS.store(&raw const on_own as usize, Ordering::Relaxed);
     on_another(stack);
     assert_eq!(TOLD.load(Ordering::Relaxed), 0b11, "on the coroutine's");
 }
 
-/// Mappings lie below each other in the order in which they are made, as a rule.
+/// Mappings usually lie below each other in the order in which they are made.
 #[test]
 fn a_coroutines_stack_is_a_stack() {
-    // Far above the coroutine's.
+    // This one lies far above the coroutine's stack.
     let other = mapping(64 << 20);
     let mut stack = mapping(BYTES);
     ask_all(&mut stack);
     ADDRESS.store(other.as_ptr() as usize + other.len() - 1, Ordering::Relaxed);
     on_another(&mut stack);
     assert_eq!(TOLD.load(Ordering::Relaxed), 0b01, "what lies between two stacks");
-    // Above its thread's.
+    // The coroutine's stack lies above this thread's.
     std::thread::spawn(move || ask_all(&mut stack)).join().unwrap();
 }

@@ -1,5 +1,5 @@
-//! Threads touch memory while another one makes it absent again and again: each finds what was there before, or what is there
-//! since, and nothing else, and nobody waits for ever.
+//! Threads touch memory while another one makes it absent again and again. Each finds the bytes that were there before,
+//! or those that are there since, and no others. No thread waits for ever.
 
 mod bed;
 
@@ -17,12 +17,12 @@ use shunt_sys::userfaultfd::PAGE_BYTES;
 use shunt_testbed::may_run;
 
 const PAGES: usize = 24;
-/// A page's bytes are all its generation.
+/// End of the generations. Each byte of a page is the page's generation.
 const GENERATIONS: u8 = 250;
 
 struct Shared {
     memory: Range<usize>,
-    /// Of each page: the generation that it is about to get, and the one that it has for certain.
+    /// By page: the generation that it is about to get, and the newest one that it has for certain.
     begun: [AtomicU8; PAGES],
     done: [AtomicU8; PAGES],
     over: AtomicBool,
@@ -39,7 +39,7 @@ impl Shared {
         self.memory.start + pages.start * PAGE_BYTES..self.memory.start + pages.end * PAGE_BYTES
     }
 
-    /// Looks at pages as `how` does, and compares what it gets with what they may hold.
+    /// Reads pages by `how`, and compares the result with what they may hold.
     fn look(&self, pages: &Range<usize>, how: impl FnOnce(&Range<usize>) -> Vec<u8>) {
         let before: Vec<u8> = pages.clone().map(|page| self.done[page].load(Ordering::SeqCst)).collect();
         let got = how(&self.part(pages));
@@ -70,13 +70,13 @@ impl Shared {
     }
 }
 
-/// By the program's own instructions.
+/// Reads by the program's own instructions.
 fn loaded(range: &Range<usize>) -> Vec<u8> {
-    // SAFETY: memory of the test's.
+    // SAFETY: memory of the test.
     range.clone().map(|address| unsafe { (address as *const u8).read_volatile() }).collect()
 }
 
-/// To somebody who takes no references.
+/// Reads by a write to a receiver that takes no references.
 fn sent(range: &Range<usize>) -> Vec<u8> {
     let got = std::cell::RefCell::new(Vec::new());
     let wrote = outside::write(process().memory, &[parts::of(range)], AT_ONCE, &Call::new(&|| false), |iov| {
@@ -88,12 +88,12 @@ fn sent(range: &Range<usize>) -> Vec<u8> {
     got.into_inner()
 }
 
-/// By way of a copy that may be absent, too.
+/// Reads a copy, which may be absent, too.
 fn copied(range: &Range<usize>) -> Vec<u8> {
     let memory = process().memory;
     let target = blocks::allocate(range.len()).unwrap();
     let target = target..target + range.len();
-    // SAFETY: memory of the test's, and a block that nobody else has.
+    // SAFETY: memory of the test, and a block that is not used elsewhere.
     if !unsafe { memory.copy(range, target.start) } {
         memory.overwriting(&target);
         // SAFETY: as above.
@@ -126,7 +126,7 @@ fn receive_again_and_again(shared: &Shared, random: &mut Random) {
 
 fn test(start: usize, seed: u64) {
     let shared = Shared::new(start);
-    // SAFETY: memory of the test's, which nobody else uses yet.
+    // SAFETY: memory of the test, which is not used elsewhere yet.
     unsafe { std::ptr::write_bytes(start as *mut u8, 0, PAGES * PAGE_BYTES) };
     println!("seed {seed}");
     std::thread::scope(|scope| {

@@ -1,43 +1,44 @@
-//! glibc's calls that move bytes, make or end descriptors, give and take memory, or start programs: what the library of
-//! `shunt run` does about each. tests/calls.rs holds this against the library and against glibc.
+//! Table of glibc's calls that move bytes, make or close descriptors, allocate or free memory, or start programs. It
+//! says what the library of `shunt run` does about each. tests/calls.rs compares it with the library and with glibc.
 
-/// What is done about a call.
+/// What the library does about a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Replaced: reads or writes, and knows frames, references and absent memory.
+    /// Replaced: the call reads or writes, and the replacement handles frames, references and absent memory.
     Moves,
-    /// Replaced: writes elsewhere; absent memory is fetched before, at once.
+    /// Replaced: the call writes elsewhere than to a connection. All absent memory is fetched before.
     FetchesFirst,
-    /// Replaced: copies memory; what is absent is fetched before, with what is behind it.
+    /// Replaced: the call copies memory. Absent memory is fetched before, together with what lies behind it.
     Copies,
-    /// Replaced: makes, copies or ends descriptors.
+    /// Replaced: the call makes, copies or closes descriptors.
     Descriptors,
-    /// Replaced: asks or says something about a connection.
+    /// Replaced: the call reads or sets a property of a connection.
     Asks,
-    /// Replaced: waits, or ends the process. What a program has written until then and another machine is to send, the agent
-    /// is told before.
+    /// Replaced: the call waits, or ends the process. Before, the agent is told of what the program has written and
+    /// another machine is to send.
     Turns,
-    /// Replaced: gives and takes memory, which may be absent.
+    /// Replaced: the call allocates or frees memory, which may be absent.
     Memory,
-    /// Replaced: notes that others may write into memory from here on.
+    /// Replaced: the library notes that other threads may write into memory from here on.
     Threads,
-    /// Replaced: starts a program, which is under Shunt too, or a process, whose memory must be whole.
+    /// Replaced: the call starts a program, which is under Shunt too, or a process, whose memory must be whole.
     Programs,
-    /// Replaced: may make the process another user's, who gets memory of its own for what the library keeps.
+    /// Replaced: the call may change the process's user. The library then moves its data to memory of the new user.
     Users,
-    /// Replaced: not glibc's; absent memory that goes to TLS clients.
+    /// Replaced: a call of OpenSSL's, not glibc's. Absent memory goes to TLS clients by it.
     Openssl,
-    /// Replaced: fails, as on a kernel without it.
+    /// Replaced: the call fails, as on a kernel that lacks it.
     Refused,
-    /// Not replaced: the kernel's own is right. Bytes, end and errors are in the real socket, and absent memory is
-    /// fetched when the kernel touches it.
+    /// Not replaced: the kernel's own call is right. Bytes, end of file and errors are in the real socket, and absent
+    /// memory is fetched when the kernel touches it.
     Kernels,
-    /// Not replaced: glibc's own is right, because it ends in calls that are replaced, or in handlers of ours.
+    /// Not replaced: glibc's own call is right, because it ends in calls that are replaced, or in handlers of the
+    /// library.
     Glibcs,
 }
 
 impl Class {
-    /// Whether the library has the symbol.
+    /// Returns whether the library has the symbol.
     #[must_use]
     pub fn is_replaced(self) -> bool {
         !matches!(self, Self::Kernels | Self::Glibcs)
@@ -49,22 +50,22 @@ use Class::{
     Turns, Users,
 };
 
-/// Every name, with its twins: checked (`_chk`), 64-bit (`64`), internal (`__`), and its successors (`2`, `4`).
+/// All names, with their twins: checked (`_chk`), 64-bit (`64`), internal (`__`), and their successors (`2`, `4`).
 pub const CALLS: &[(Class, &[&str])] = &[
     // Reading.
     (Moves, &["read", "__read", "__read_chk", "readv", "preadv2", "preadv64v2"]),
     (Moves, &["recv", "__recv_chk", "recvfrom", "__recvfrom_chk", "recvmsg", "recvmmsg"]),
-    // Sockets have no offset (ESPIPE).
+    // Sockets have no offset, so these fail with ESPIPE.
     (Kernels, &["pread", "pread64", "__pread64", "__pread_chk", "__pread64_chk", "preadv", "preadv64"]),
     // Writing.
     (Moves, &["write", "__write", "writev", "pwritev2", "pwritev64v2"]),
     (Moves, &["send", "__send", "sendto", "sendmsg", "sendmmsg"]),
     (FetchesFirst, &["pwrite", "pwrite64", "__pwrite64", "pwritev", "pwritev64"]),
     (Moves, &["dprintf", "__dprintf_chk", "vdprintf", "__vdprintf_chk"]),
-    // Between descriptors.
+    // Moving bytes between descriptors.
     (Moves, &["sendfile", "sendfile64", "splice"]),
     (Kernels, &["tee", "vmsplice", "copy_file_range"]),
-    // By number.
+    // System calls by number.
     (Moves, &["syscall"]),
     // Descriptors.
     (Descriptors, &["socket", "socketpair", "connect", "__connect", "listen", "accept", "accept4"]),
@@ -73,9 +74,9 @@ pub const CALLS: &[(Class, &[&str])] = &[
     (Descriptors, &["pidfd_getfd"]),
     (Descriptors, &["fdopen", "_IO_fdopen", "fclose", "_IO_fclose"]),
     (Kernels, &["bind", "shutdown", "getsockname", "getpeername", "sockatmark", "isfdtype"]),
-    // Streams on what is not a connection.
+    // Streams on descriptors that are no connections.
     (Glibcs, &["_IO_popen", "freopen", "freopen64", "fcloseall", "popen", "pclose", "fopencookie"]),
-    // Questions.
+    // Properties of connections.
     (Asks, &["ioctl", "getsockopt", "setsockopt"]),
     // Readiness.
     (Turns, &["poll", "__poll", "__poll_chk", "ppoll", "__ppoll_chk", "select", "__select", "pselect"]),
@@ -87,10 +88,10 @@ pub const CALLS: &[(Class, &[&str])] = &[
     (Copies, &["memcpy", "__memcpy_chk", "memmove", "__memmove_chk"]),
     (Copies, &["mempcpy", "__mempcpy", "__mempcpy_chk", "memset", "__memset_chk"]),
     (Copies, &["bzero", "__bzero"]),
-    // The kernel tells what is unmapped; it fetches what is read.
+    // The kernel reports unmapped memory, and fetches absent memory that it reads.
     (Kernels, &["munmap", "mmap", "mmap64", "brk", "sbrk", "__sbrk", "mlock", "mlock2", "mlockall"]),
     (Kernels, &["process_vm_readv", "process_vm_writev", "process_madvise", "posix_madvise"]),
-    // Processes. What glibc's fork needs is done by pthread_atfork's handlers.
+    // Processes. pthread_atfork's handlers do what glibc's fork needs.
     (Glibcs, &["fork", "__fork", "forkpty", "login_tty", "system"]),
     (Threads, &["pthread_create", "thrd_create"]),
     (Programs, &["vfork", "__vfork", "clone", "__clone"]),
@@ -98,16 +99,16 @@ pub const CALLS: &[(Class, &[&str])] = &[
     (Programs, &["posix_spawn", "posix_spawnp"]),
     (Users, &["setuid", "seteuid", "setreuid", "setresuid"]),
     (Kernels, &["setfsuid", "setgid", "setegid", "setregid", "setresgid", "setgroups", "initgroups"]),
-    // Reads and writes at an offset, which sockets have not.
+    // Reads and writes at an offset, which sockets do not have.
     (Kernels, &["aio_read", "aio_read64", "aio_write", "aio_write64", "lio_listio", "lio_listio64"]),
-    // OpenSSL's, for those who have it.
+    // Calls of OpenSSL's, for programs that use it.
     (Openssl, &["SSL_write", "SSL_write_ex", "SSL_get_error", "SSL_CTX_new", "SSL_CTX_new_ex"]),
     (Openssl, &["SSL_set_msg_callback", "SSL_callback_ctrl", "SSL_clear"]),
-    // Rings would read and write connections where frames are bytes as any others.
+    // Rings would read and write connections without the library, and take frames for ordinary bytes.
     (Refused, &["io_uring_setup", "io_uring_queue_init", "io_uring_queue_init_params", "io_uring_queue_init_mem"]),
 ];
 
-/// What is done about a call; `None`: it is about nothing of this.
+/// Returns what is done about a call, or `None` for a call that the library has nothing to do with.
 #[must_use]
 pub fn class(name: &str) -> Option<Class> {
     CALLS.iter().find(|(_, names)| names.contains(&name)).map(|(class, _)| *class)

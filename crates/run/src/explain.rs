@@ -1,4 +1,4 @@
-//! `shunt run --explain PROGRAM`: what of a program the library will see, from its file, without running it.
+//! `shunt run --explain PROGRAM`: says what the library will see of a program, from its file, without running it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,20 +13,21 @@ use crate::calls::CALLS;
 /// What the library can do for a program.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Coverage {
-    /// All of these calls go through glibc, where they are interposed.
+    /// The calls that the program imports from glibc, and that the library interposes.
     Calls(Vec<String>),
     /// The library is never loaded, for this reason.
     None(&'static str),
 }
 
-/// To which clients the machine that has a body sends it in the program's place.
+/// Clients to which the machine that has a body can send it in the program's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clients {
-    /// Those over TCP. Of TLS the program itself knows nothing.
+    /// Clients over TCP. The program itself uses no TLS.
     Tcp,
-    /// Those over TLS 1.3, too: it writes by OpenSSL, to sockets.
+    /// Clients over TCP, and over TLS 1.3: the program writes by OpenSSL, to sockets.
     Tls,
-    /// Over TLS it fetches: OpenSSL writes to a BIO of the program's own.
+    /// Clients over TCP. For those over TLS the program fetches bodies, because OpenSSL writes to a BIO of the
+    /// program's own.
     OwnBio,
 }
 
@@ -50,18 +51,18 @@ impl fmt::Display for Clients {
     }
 }
 
-/// What is known of a program's file.
+/// What a program's file tells about it.
 #[derive(Debug)]
 pub struct Explanation {
     program: PathBuf,
     pub coverage: Coverage,
-    /// How bodies that it does not look at reach clients that are not under Shunt.
+    /// Clients outside Shunt to which bodies that the program does not look at can be sent past it.
     pub clients: Clients,
     /// What the library does not see, and what that means.
     pub remarks: Vec<&'static str>,
 }
 
-/// Calls that lead around the library, and what happens then.
+/// Calls that bypass the library, and what happens then.
 const AROUND: [(&str, &str); 5] = [
     (
         "io_uring_setup",
@@ -76,10 +77,10 @@ const AROUND: [(&str, &str); 5] = [
     ("syscall", "makes some system calls by number; those through syscall(2) are seen, machine code of its own is not"),
 ];
 
-/// Looks at a program's file.
+/// Reads a program's file.
 ///
 /// # Errors
-/// It cannot be read, or is no program for this machine.
+/// Returns an error where the file cannot be read, or is no 64-bit ELF program.
 pub fn explain(program: &Path) -> Result<Explanation> {
     let bytes = std::fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     let file: ElfFile64 = ElfFile64::parse(&*bytes).with_context(|| {

@@ -1,6 +1,6 @@
-//! `shunt run -- PROGRAM`: the program with the library preloaded, and with what the library needs: the table of
-//! connections and /dev/userfaultfd, open, because workers without privileges need both, and so do programs
-//! that it executes; and a connection to the store, for those that change their root directory.
+//! `shunt run -- PROGRAM`: runs a program with the library preloaded, and with the open descriptors that the library
+//! needs. These are the table of connections and /dev/userfaultfd, because workers without privileges need both, and so
+//! do programs that it executes. A connection to the store is for programs that change their root directory.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -23,11 +23,11 @@ use shunt_sys::userfaultfd;
 
 use crate::explain::explain;
 
-/// Where the configuration of this machine's agent is, if it is not elsewhere.
+/// Usual path of the agent's configuration.
 const CONFIG: &str = "/etc/shunt/shuntd.toml";
-/// The library's file.
+/// File name of the library.
 pub const LIBRARY: &str = "libshunt_preload.so";
-/// Our descriptors are out of the way of a program that counts on low numbers.
+/// Lowest number of our descriptors, out of the way of a program that counts on low numbers.
 const DESCRIPTORS_FROM: i32 = 700;
 
 #[derive(Debug, Args)]
@@ -53,10 +53,10 @@ pub struct RunCommand {
 }
 
 impl RunCommand {
-    /// Becomes the program.
+    /// Replaces this process by the program.
     ///
     /// # Errors
-    /// What is missing, and what to do about it.
+    /// Returns what is missing, and what to do about it.
     pub fn run(&self) -> Result<()> {
         let [program, arguments @ ..] = &self.program[..] else { bail!("no program was given") };
         if self.explain {
@@ -96,14 +96,14 @@ impl RunCommand {
         match Config::read(&self.config) {
             Ok(Config { store: Some(store), .. }) => Ok(store.socket),
             Ok(_) => bail!("{} has no [store]: its agent keeps nothing for programs", self.config.display()),
-            // A user may start programs who may not read the agent's configuration.
+            // The user who starts programs may not be allowed to read the agent's configuration.
             Err(ConfigError::Read { .. }) if self.config == Path::new(CONFIG) => Ok(STORE_SOCKET.into()),
             Err(error) => Err(error.into()),
         }
     }
 }
 
-/// Where the shell would find a program.
+/// Returns the file that the shell would run for a program's name.
 fn in_path(program: &OsStr) -> Result<PathBuf> {
     if Path::new(program).components().count() > 1 {
         return Ok(program.into());
@@ -113,7 +113,7 @@ fn in_path(program: &OsStr) -> Result<PathBuf> {
     found.with_context(|| format!("{} is not in PATH", program.display()))
 }
 
-/// The library, beside this program or where packages put it.
+/// Returns the library's path: beside this program, or where packages put it.
 fn library() -> Result<PathBuf> {
     let own = env::current_exe().context("where is this program?")?;
     let beside = own.parent().map(|directory| directory.join(LIBRARY));
@@ -122,7 +122,8 @@ fn library() -> Result<PathBuf> {
     found.with_context(|| format!("{LIBRARY} is neither beside {} nor in ../lib/shunt", own.display()))
 }
 
-/// What programs under Shunt need from their start on. Those of one user share the states of their connections.
+/// Descriptors and environment that programs under Shunt need from their start on. Programs of one launch and one user
+/// share the states of their connections.
 #[derive(Debug)]
 pub struct Launch {
     store: PathBuf,
@@ -132,10 +133,10 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// For programs that keep what they write in the store at `store`.
+    /// Prepares a launch of programs whose store is at `store`.
     ///
     /// # Errors
-    /// The kernel's: no userfaultfd for this user, foremost.
+    /// Returns the kernel's error, most often because this user has no access to userfaultfd.
     pub fn new(store: &Path, library: &Path) -> Result<Self> {
         let faults = userfaultfd::open_device().context(
             "cannot open /dev/userfaultfd; run this as root, or let the user read and write that file (Linux 6.1)",
@@ -152,10 +153,11 @@ impl Launch {
         Ok(Self { store: store.to_owned(), environment, preload, _inherited: vec![table, faults] })
     }
 
-    /// Keeps a connection to the store open, by which programs reach it that will not find its socket (chroot(2)).
+    /// Opens a connection to the store and keeps it. A program that cannot find the store's socket any more (chroot(2))
+    /// reaches the store by it.
     ///
     /// # Errors
-    /// There is no agent's store, or it is of another version.
+    /// Returns an error where there is no agent's store, or where it has another version.
     pub fn enter(&mut self) -> Result<()> {
         let entrance = inherited(entrance(&self.store)?)?;
         let cookie = rustix::net::sockopt::socket_cookie(&entrance)?;
@@ -164,17 +166,17 @@ impl Launch {
         Ok(())
     }
 
-    /// Large blocks of programs' memory begin elsewhere than at a page.
+    /// Has large blocks of programs' memory begin elsewhere than at a page.
     pub fn unaligned(&mut self) {
         self.environment.push_str(";malloc=unaligned");
     }
 
-    /// A program ends that takes the library's locks out of their order.
+    /// Has a program end that takes the library's locks out of their order.
     pub fn check_locks(&mut self) {
         self.environment.push_str(";locks=checked");
     }
 
-    /// A program under Shunt, to be started while this lives.
+    /// Returns a command that runs a program under Shunt. It is to be started while this launch lives.
     #[must_use]
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
@@ -183,7 +185,7 @@ impl Launch {
     }
 }
 
-/// A copy that programs inherit.
+/// Returns a copy of a descriptor that programs inherit.
 fn inherited(fd: impl AsFd) -> Result<OwnedFd> {
     let copy = fcntl_dupfd_cloexec(fd, DESCRIPTORS_FROM).context("no more descriptors: raise the limit (ulimit -n)")?;
     fcntl_setfd(&copy, FdFlags::empty())?;

@@ -1,4 +1,4 @@
-//! `shunt run`: programs that nobody changes, under on-demand buffers.
+//! `shunt run`: runs unmodified programs with on-demand buffers.
 #![forbid(unsafe_code)]
 
 pub mod calls;

@@ -1,4 +1,4 @@
-//! The table of calls (src/calls.rs) against the library that was built and the glibc that is here.
+//! Compares the table of calls (src/calls.rs) with the library that was built and this machine's glibc.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use object::elf;
 use object::read::elf::{ElfFile64, Sym as _};
 use shunt_run::calls::{CALLS, Class, class};
 
-/// What programs may link to.
+/// Returns the symbols that programs may link to.
 fn exports(library: &Path) -> BTreeSet<String> {
     let bytes = std::fs::read(library).unwrap_or_else(|error| panic!("{}: {error}", library.display()));
     let file: ElfFile64 = ElfFile64::parse(&*bytes).unwrap();
@@ -26,13 +26,13 @@ fn exports(library: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// The library that was built with this test.
+/// Returns the symbols of the library that was built with this test.
 fn ours() -> BTreeSet<String> {
     let own = std::env::current_exe().unwrap();
     exports(&own.ancestors().nth(2).unwrap().join(shunt_run::launch::LIBRARY))
 }
 
-/// The C library that this process runs on.
+/// Returns the symbols of the C library that this process runs on.
 fn glibc() -> BTreeSet<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.ends_with("/libc.so.6"));

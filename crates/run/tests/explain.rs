@@ -1,4 +1,4 @@
-//! What is said of real programs.
+//! Explanations of real programs.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,5 @@
-//! A few files of other projects' suites say the same under Shunt as without: suites/run.py, which runs all of them.
+//! Runs a few files of other projects' test suites, which must give the same results under Shunt as without.
+//! suites/run.py runs all of them.
 
 use std::process::Command;
 

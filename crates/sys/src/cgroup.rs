@@ -6,10 +6,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where the hierarchy is mounted.
+/// Returns the directory where the hierarchy is mounted.
 ///
 /// # Errors
-/// The kernel's, or that it is not mounted.
+/// Returns the kernel's error of reading /proc/self/mounts, or an error where no hierarchy is mounted.
 pub fn root() -> io::Result<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mounts")?;
     let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
@@ -17,14 +17,14 @@ pub fn root() -> io::Result<PathBuf> {
     roots.next().ok_or_else(|| io::Error::other("no cgroup v2 hierarchy is mounted"))
 }
 
-/// Has `command` start as a member of the group in directory `group`.
+/// Makes `command` start as a member of the group in directory `group`.
 ///
 /// # Errors
-/// The kernel's: there is no such group, or it may not be changed.
+/// Returns the kernel's error of open(2): there is no such group, or this process may not change it.
 pub fn start_in(command: &mut Command, group: &Path) -> io::Result<()> {
     let members: File = OpenOptions::new().write(true).open(group.join("cgroup.procs"))?;
-    // SAFETY: between fork and exec the closure makes one write(2), which is async-signal-safe, and allocates nothing:
-    // "0" is whoever writes it.
+    // SAFETY: between fork and exec the closure makes one write(2), which is async-signal-safe, and allocates nothing.
+    // In cgroup.procs, "0" means the writing process.
     unsafe { command.pre_exec(move || (&members).write_all(b"0")) };
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! Memory that forgets: values that are overwritten before their memory is anybody else's.
+//! Values that are overwritten before their memory is used for anything else.
 //!
-//! Libraries of ciphers and of TLS leave expanded keys and decrypted messages in memory that they free:
-//! [`ErasingAllocator`] is for those. Rust moves values by copying them, so that a key is in every stack frame that it
-//! went through: [`wipe_stack`] is for those.
+//! Libraries for ciphers and TLS leave expanded keys and decrypted messages in memory that they free;
+//! [`ErasingAllocator`] overwrites it. Rust moves values by copying them, so that a key remains in every stack frame
+//! that it passed through; [`wipe_stack`] overwrites these.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt;
@@ -14,27 +14,27 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use crate::locked;
 
-/// A value in locked memory ([`locked`]) that is overwritten with zeros when this is dropped. It stays where it is:
-/// moving this moves a pointer.
+/// A value in locked memory ([`locked`]), overwritten with zeros when this is dropped. The value keeps its address:
+/// moving this moves only a pointer.
 pub struct Erased<T> {
     place: NonNull<T>,
     value: PhantomData<T>,
 }
 
-// SAFETY: the value is this one's alone, and its memory belongs to no thread.
+// SAFETY: the value belongs to this alone, and its memory is not tied to a thread.
 unsafe impl<T: Send> Send for Erased<T> {}
-// SAFETY: through `&Erased<T>` there is only `&T`.
+// SAFETY: `&Erased<T>` gives only `&T`.
 unsafe impl<T: Sync> Sync for Erased<T> {}
 
 impl<T> Erased<T> {
-    /// Takes a value that has nothing to free.
+    /// Stores a value that owns nothing that would have to be freed.
     pub fn new(value: T) -> Self {
         const {
             assert!(!needs_drop::<T>(), "overwriting a value that owns something would leak it");
             assert!(size_of::<T>() <= locked::PLACE_BYTES && align_of::<T>() <= locked::PLACE_BYTES);
         }
         let place = locked::take().cast::<T>();
-        // SAFETY: a place is ours alone, large enough and aligned.
+        // SAFETY: the place belongs to this alone, and is large enough and aligned, as asserted above.
         unsafe { place.write(value) };
         Self { place, value: PhantomData }
     }
@@ -44,7 +44,7 @@ impl<T> Deref for Erased<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: initialised by `new`, and only `drop` ends that.
+        // SAFETY: `new` has initialised the value, and only `drop` ends that.
         unsafe { self.place.as_ref() }
     }
 }
@@ -57,11 +57,11 @@ impl<T> DerefMut for Erased<T> {
 }
 
 impl<T> Erased<T> {
-    /// Leaves zeros where the value was.
+    /// Overwrites the value with zeros.
     fn erase(&mut self) {
         let bytes = self.place.cast::<u8>();
         for at in 0..size_of::<T>() {
-            // SAFETY: inside the value; volatile, so that the compiler does not take it for a dead store.
+            // SAFETY: inside the value. Volatile, because the compiler would remove the write as a dead store.
             unsafe { bytes.add(at).write_volatile(0) };
         }
         compiler_fence(Ordering::SeqCst);
@@ -71,55 +71,57 @@ impl<T> Erased<T> {
 impl<T> Drop for Erased<T> {
     fn drop(&mut self) {
         self.erase();
-        // SAFETY: taken by `new`, and gone with this.
+        // SAFETY: taken by `new`, and not used after this.
         unsafe { locked::give_back(self.place.cast()) };
     }
 }
 
-/// Not the value.
+/// Hides the value.
 impl<T> fmt::Debug for Erased<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("(erased at its end)")
     }
 }
 
-/// The system's allocator, for a program through which keys of others go: what is freed is overwritten with zeros first.
+/// The system's allocator, which overwrites memory with zeros before it frees it. For programs that handle keys of
+/// other programs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ErasingAllocator;
 
-// SAFETY: the system's allocator, whose contract is the same; memory is written to only before it is given back, within
-// its layout. `realloc` is the trait's own, which copies and frees, so that nothing stays where it was.
+// SAFETY: every call goes to the system's allocator, which has the same contract. Memory is written to only before it
+// is given back, and within its layout. `realloc` is the trait's default, which copies and frees, so that nothing stays
+// in the old memory.
 unsafe impl GlobalAlloc for ErasingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's promise is the one that this call needs.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's promise is the one that this call needs.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: `layout.size()` bytes at `at` are the caller's until this call ends.
+        // SAFETY: `layout.size()` bytes at `at` belong to the caller until this call ends.
         unsafe {
             at.write_bytes(0, layout.size());
             compiler_fence(Ordering::SeqCst);
-            // The compiler knows that nobody reads freed memory, unless it is told that somebody might.
+            // Without this the compiler may remove the writes, because nothing reads freed memory.
             std::hint::black_box(at);
             System.dealloc(at, layout);
         }
     }
 }
 
-/// Bytes of stack that [`wipe_stack`] clears: more than any path of a key needs.
+/// Bytes of stack that [`wipe_stack`] overwrites: more than any call path with a key uses.
 pub const WIPED_STACK_BYTES: usize = 32 << 10;
 
-/// Overwrites the stack below the caller's frame: whatever the calls that it made before left there.
+/// Overwrites the stack below the caller's frame, with whatever its earlier calls have left there.
 #[inline(never)]
 pub fn wipe_stack() {
     let mut below = [0u8; WIPED_STACK_BYTES];
-    // The compiler must believe that somebody reads it.
+    // Makes the compiler keep the array: it must assume that the array is read.
     std::hint::black_box(&mut below);
 }
 
@@ -138,8 +140,8 @@ mod tests {
     #[test]
     fn freed_memory_is_zero() {
         let layout = Layout::array::<u8>(64).unwrap();
-        // SAFETY: allocated and freed with the same layout. What the allocator wrote into the freed memory is looked at
-        // through a second allocation of the same size, which glibc serves from the same place.
+        // SAFETY: allocated and freed with the same layout. The test reads what is left through a second allocation of
+        // the same size, because glibc serves that from the same memory.
         unsafe {
             let at = ErasingAllocator.alloc(layout);
             at.write_bytes(0x5a, 64);

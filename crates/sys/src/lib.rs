@@ -1,4 +1,4 @@
-//! The one home of raw kernel interfaces that no library wraps.
+//! Raw kernel interfaces that no library wraps, all in one place.
 
 pub mod cgroup;
 pub mod erase;

@@ -1,5 +1,6 @@
-//! A mutex and a condition variable: by futex(2) calls of our own, and where loom tries every order of steps (scripts/loom), its.
-//! It tries our own as well, on words that it knows of (tests/lock_orders.rs).
+//! Mutex and condition variable, built on direct futex(2) calls. Under loom, which tries every order of steps
+//! (scripts/loom), they are loom's own. Loom also tests the futex-based ones, on words that it can follow
+//! (tests/lock_orders.rs).
 
 #[cfg(not(loom))]
 mod futex;

@@ -1,7 +1,9 @@
-//! Memory for keys: locked (mlock(2)), so that it is never swapped to a disk, and in no core dump (MADV_DONTDUMP).
+//! Memory for keys. It is locked (mlock(2)), so that it is never swapped to disk, and left out of core dumps
+//! (MADV_DONTDUMP).
 //!
-//! Places of one size in chunks that are never given back: as many as were in use at one time. Where the kernel locks
-//! no more (RLIMIT_MEMLOCK), what is beyond is left out of dumps only; [`Locked::unlocked_bytes`] says how much.
+//! Places have one size, and lie in chunks that are never freed: there are as many places as were in use at one time.
+//! Where the kernel refuses to lock more (RLIMIT_MEMLOCK), further chunks are only left out of dumps;
+//! [`Locked::unlocked_bytes`] counts them.
 
 use std::io;
 use std::ptr::NonNull;
@@ -11,66 +13,67 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap_anonymous};
 
 use crate::lock::{Mutex, MutexGuard};
 
-/// Bytes of a place. A multiple of any alignment that keys of ciphers have.
+/// Bytes of a place. It is a multiple of any alignment that cipher keys have.
 pub(crate) const PLACE_BYTES: usize = 1024;
-/// Places that are locked with one call: 64 KiB.
+/// Places in a chunk, which one call locks: 64 KiB.
 const PLACES_AT_ONCE: usize = 64;
 
-/// The places of this process.
+/// Places of this process.
 static LOCKED: LazyLock<Mutex<Locked>> = LazyLock::new(Mutex::default);
 
-/// Places that nobody uses, and how many there are.
+/// Free places, and the number of bytes that are not locked.
 #[derive(Debug, Default)]
 pub struct Locked {
     free: Vec<NonNull<u8>>,
     unlocked_bytes: usize,
 }
 
-// SAFETY: the places belong to no thread, and each is in the list once.
+// SAFETY: the places are not tied to a thread, and each is in the list at most once.
 unsafe impl Send for Locked {}
 
 impl Locked {
-    /// Bytes for keys of this process that the kernel has refused to lock.
+    /// Bytes in this process, meant for keys, that the kernel has refused to lock.
     pub fn unlocked_bytes() -> usize {
         places().unlocked_bytes
     }
 
     fn add_chunk(&mut self) -> io::Result<()> {
         let bytes = PLACES_AT_ONCE * PLACE_BYTES;
-        // SAFETY: new memory at an address of the kernel's choice, never unmapped.
+        // SAFETY: a new mapping at an address of the kernel's choice; it is never unmapped.
         let base = unsafe {
             mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         }?;
-        // SAFETY: the mapping just made; neither call changes what is in it.
+        // SAFETY: the range is the mapping just made, and neither call changes its contents.
         let locked = unsafe { madvise(base, bytes, Advice::LinuxDontDump).and_then(|()| mlock(base, bytes)) };
         if locked.is_err() {
             self.unlocked_bytes += bytes;
         }
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mmap gave address 0"))?;
-        // SAFETY: each place is inside the mapping.
+        // SAFETY: each place is inside the mapping just made.
         self.free.extend((0..PLACES_AT_ONCE).rev().map(|place| unsafe { base.add(place * PLACE_BYTES) }));
         Ok(())
     }
 }
 
-/// [`hold_still`].
+/// Holds the lock of [`hold_still`].
 #[derive(Debug)]
 pub struct Still(#[allow(dead_code, reason = "it is held")] MutexGuard<'static, Locked>);
 
-/// Until the value is dropped no key gets a place or gives one back: before a fork, so that the child can.
+/// Prevents that places are taken or given back until the value is dropped. To be held during a fork, so that the child
+/// finds the lock free.
 pub fn hold_still() -> Still {
     Still(places())
 }
 
 fn places() -> MutexGuard<'static, Locked> {
-    // Nothing here panics between two writes that belong together.
+    // The lock is never poisoned: no code under it panics between two writes that belong together.
     LOCKED.lock()
 }
 
-/// A place of [`PLACE_BYTES`], aligned to them: the caller's alone until [`give_back`].
+/// Takes a place of [`PLACE_BYTES`], aligned to its size. It belongs to the caller until [`give_back`].
 ///
 /// # Panics
-/// Where there is no memory, as other allocations.
+/// Panics where the kernel has no memory, as other allocations do.
 pub(crate) fn take() -> NonNull<u8> {
     let mut places = places();
     if places.free.is_empty() {
@@ -79,10 +82,10 @@ pub(crate) fn take() -> NonNull<u8> {
     places.free.pop().expect("a chunk has places")
 }
 
-/// Whoever took it has overwritten it.
+/// Returns a place, whose bytes the caller has overwritten.
 ///
 /// # Safety
-/// `place` is from [`take`], and nobody uses it any more.
+/// `place` comes from [`take`], and is not used any more.
 pub(crate) unsafe fn give_back(place: NonNull<u8>) {
     places().free.push(place);
 }
@@ -91,7 +94,7 @@ pub(crate) unsafe fn give_back(place: NonNull<u8>) {
 mod tests {
     use super::*;
 
-    /// The flags of the mapping that an address is in (proc_pid_smaps(5)).
+    /// Flags of the mapping that contains an address (proc_pid_smaps(5)).
     fn flags_at(address: usize) -> String {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut inside = false;
@@ -114,7 +117,7 @@ mod tests {
         let flags = flags_at(place.as_ptr() as usize);
         assert!(flags.contains(" dd "), "{flags}");
         assert!(flags.contains(" lo ") || Locked::unlocked_bytes() > 0, "{flags}");
-        // SAFETY: just taken.
+        // SAFETY: taken above, and not used after this.
         unsafe { give_back(place) };
     }
 
@@ -123,7 +126,7 @@ mod tests {
         let mut taken: Vec<_> = (0..3 * PLACES_AT_ONCE).map(|_| take()).collect();
         taken.sort();
         assert!(taken.windows(2).all(|two| two[0].as_ptr() as usize + PLACE_BYTES <= two[1].as_ptr() as usize));
-        // SAFETY: each was taken once.
+        // SAFETY: each place was taken once, and is not used after this.
         taken.into_iter().for_each(|place| unsafe { give_back(place) });
     }
 }

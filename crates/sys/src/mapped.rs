@@ -1,4 +1,4 @@
-//! A BPF array map (`BPF_F_MMAPABLE`, kernel/bpf/arraymap.c) as memory: written without a system call.
+//! A BPF array map (`BPF_F_MMAPABLE`, kernel/bpf/arraymap.c), mapped as memory: reads and writes take no system call.
 
 use std::io;
 use std::marker::PhantomData;
@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// An array of `T`, shared with the kernel's programs.
+/// Array of `T` that BPF programs and this process share.
 #[derive(Debug)]
 pub struct MappedArray<T> {
     base: NonNull<T>,
@@ -16,14 +16,15 @@ pub struct MappedArray<T> {
     values: PhantomData<T>,
 }
 
-// SAFETY: the memory belongs to no thread; writes go through `&mut self`.
+// SAFETY: the memory is not tied to a thread, and writes go through `&mut self`.
 unsafe impl<T: Send> Send for MappedArray<T> {}
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy> MappedArray<T> {
     /// Maps a whole array map of `entries` values.
     ///
     /// # Errors
-    /// The kernel's, or that `T` is not as long as an element is in the map (a multiple of 8).
+    /// Returns the kernel's error of mmap(2), or an error where the size of `T` is not that of a map element, a
+    /// multiple of 8.
     pub fn new(map: impl AsFd, entries: usize) -> io::Result<Self> {
         if !size_of::<T>().is_multiple_of(8) || align_of::<T>() > 8 {
             return Err(io::Error::other("the element of a mapped array is a multiple of 8 bytes"));
@@ -36,46 +37,47 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> MappedArray<T> {
         Ok(Self { base, entries, values: PhantomData })
     }
 
-    /// Reads one element. Programs on other cores may be writing a part of it.
+    /// Reads one element. BPF programs on other cores may be writing it meanwhile, so the value may be a mixture of old
+    /// and new.
     ///
     /// # Panics
-    /// Where `index` is out of bounds.
+    /// Panics where `index` is out of bounds.
     pub fn read(&self, index: usize) -> T {
         assert!(index < self.entries, "index {index} of {}", self.entries);
-        // SAFETY: inside the mapping, aligned (pages are); any bytes make a `T`, and a volatile read makes no assumption
-        // about other writers.
+        // SAFETY: inside the mapping, and aligned, because pages are. Any bytes make a `T`, and a volatile read assumes
+        // nothing about other writers.
         unsafe { self.base.as_ptr().add(index).read_volatile() }
     }
 
-    /// Writes one element. Programs on other cores may see a part of it.
+    /// Writes one element. BPF programs on other cores may see it half written.
     ///
     /// # Panics
-    /// Where `index` is out of bounds.
+    /// Panics where `index` is out of bounds.
     pub fn write(&mut self, index: usize, value: &T) {
         assert!(index < self.entries, "index {index} of {}", self.entries);
-        // SAFETY: inside the mapping, aligned (pages are); other writers are the kernel's programs, and a volatile
-        // write makes no assumption about what they do.
+        // SAFETY: inside the mapping, and aligned, because pages are. Other writers are BPF programs, and a volatile
+        // write assumes nothing about what they do.
         unsafe { self.base.as_ptr().add(index).write_volatile(*value) }
     }
 
-    /// Writes a field of one element, `offset` bytes into it. The rest may be changed by programs meanwhile, and is not
-    /// touched.
+    /// Writes one field of an element, `offset` bytes into it. The other fields are not touched, because BPF programs
+    /// may change them meanwhile.
     ///
     /// # Panics
-    /// Where that is out of bounds, or not aligned.
+    /// Panics where `index` or the field is out of bounds, or `offset` is not aligned.
     pub fn write_field<F: IntoBytes + Immutable + Copy>(&mut self, index: usize, offset: usize, field: F) {
         assert!(index < self.entries, "index {index} of {}", self.entries);
         let is_inside = offset.checked_add(size_of::<F>()).is_some_and(|end| end <= size_of::<T>());
         assert!(is_inside && offset.is_multiple_of(align_of::<F>()), "no field at {offset}");
-        // SAFETY: inside the element, which is inside the mapping, and aligned: elements are a multiple of 8 bytes. Other
-        // writers are the kernel's programs, and a volatile write makes no assumption about what they do.
+        // SAFETY: inside the element, which is inside the mapping, and aligned, because elements are a multiple of 8
+        // bytes. Other writers are BPF programs, and a volatile write assumes nothing about what they do.
         unsafe { self.base.as_ptr().add(index).byte_add(offset).cast::<F>().write_volatile(field) }
     }
 }
 
 impl<T> Drop for MappedArray<T> {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and whole; nothing points into it any more.
+        // SAFETY: the whole mapping belongs to this value, and no pointer into it is left.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.entries * size_of::<T>()) };
     }
 }

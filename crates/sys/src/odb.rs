@@ -1,5 +1,5 @@
-//! A program's questions about its own connections (include/shunt.h, SHUNT_SPEAK), as the programs of
-//! crates/negotiation answer them.
+//! Requests of a program about its own connections, made by setsockopt(2) and getsockopt(2) (include/shunt.h,
+//! SHUNT_SPEAK). BPF programs answer them: those of crates/negotiation, and for handoffs those of crates/handoff.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -16,7 +16,7 @@ const SHUNT_ADOPT: i32 = 19;
 const SHUNT_ADOPT_TOO: u32 = 2;
 const SHUNT_CARRY: i32 = 20;
 
-/// Of an account of a connection's frames.
+/// Length in bytes of the account of a connection's frames.
 pub const CARRIED_BYTES: usize = 304;
 
 const SHUNT_CANCEL: i32 = 2;
@@ -24,94 +24,97 @@ const SHUNT_APPEND: i32 = 5;
 const SHUNT_UNDO: i32 = 6;
 const SHUNT_WATCH: i32 = 7;
 
-/// Has another machine send the next bytes of a connection: `begin` is a struct shunt_begin.
+/// Hands off the next bytes of a connection: another machine sends them. `begin` is a struct shunt_begin.
 ///
 /// # Errors
-/// Why not: `PermissionDenied`, where this one must.
+/// Returns why the handoff is refused. On `PermissionDenied` this machine has to send the bytes itself.
 pub fn append<T: IntoBytes + Immutable>(socket: impl AsFd, begin: &T) -> io::Result<()> {
     sockopt::set(socket, SHUNT_SOL, SHUNT_APPEND, begin)
 }
 
-/// Takes back what [`append`] has begun, where nobody has sent any of it.
+/// Takes back a handoff begun by [`append`], of which nothing has been sent.
 ///
 /// # Errors
-/// The client has some of it, or something was written behind it.
+/// Returns an error where the client has some of its bytes, or something was written behind it.
 pub fn undo(socket: impl AsFd, handoff: u64) -> io::Result<()> {
     sockopt::set(socket, SHUNT_SOL, SHUNT_UNDO, &handoff)
 }
 
-/// Has the handshakes of clients of a socket that listens noted, so that their first responses may be handed off.
+/// Has the handshakes of a listening socket's clients noted, so that their first responses can be handed off.
 ///
 /// # Errors
-/// Nobody hands off here, or the socket is none of TCP.
+/// Returns an error where no handoffs are possible on this machine, or the socket is not a TCP socket.
 pub fn watch(socket: impl AsFd) -> io::Result<()> {
     sockopt::set(socket, SHUNT_SOL, SHUNT_WATCH, &1u32)
 }
 
-/// Ends what [`append`] has begun, in the middle: then only a reset may follow.
+/// Ends a handoff begun by [`append`] in the middle. After that only a reset may follow on the connection.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of setsockopt(2).
 pub fn cancel(socket: impl AsFd) -> io::Result<()> {
     sockopt::set(socket, SHUNT_SOL, SHUNT_CANCEL, &1u32)
 }
 
-/// Ends a connection at once, and has whoever has it hear of that (connect(2) with AF_UNSPEC).
+/// Ends a connection at once, in a manner that all processes with a descriptor of it notice (connect(2) with
+/// AF_UNSPEC).
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of connect(2).
 pub fn disconnect(socket: impl AsFd) -> io::Result<()> {
     Ok(rustix::net::connect_unspec(socket)?)
 }
 
-/// Has a TCP socket that is neither connected nor listening say in its handshakes that its program is under Shunt.
+/// Marks a TCP socket that is neither connected nor listening: its handshakes say that its program is under Shunt.
 ///
 /// # Errors
-/// Nobody negotiates here.
+/// Returns an error where no negotiation program is loaded.
 pub fn speak(socket: impl AsFd) -> io::Result<()> {
     sockopt::set(socket, SHUNT_SOL, SHUNT_SPEAK, &1u32)
 }
 
-/// Has a listener say no more that its program is under Shunt: connections that are made from now on are not framed.
+/// Takes back the mark of a listener: connections made from now on are not framed.
 pub fn speak_no_more(socket: impl AsFd) {
     let _ = sockopt::set(socket, SHUNT_SOL, SHUNT_SPEAK, &0u32);
 }
 
-/// Whether the programs at both ends of a connection are under Shunt. No, where nobody has said yes.
+/// Whether the programs at both ends of a connection are under Shunt. False where no program has answered.
 pub fn speaks(socket: impl AsFd) -> bool {
     sockopt::set(socket, SHUNT_SOL, SHUNT_SPEAKS, &1u32).is_ok()
 }
 
-/// Whether a connection on which both ends spoke has been closed by all processes that had it, asked through any TCP
-/// socket. Yes, once for each [`adopt`] and [`take`] of the caller's user.
+/// Whether all processes have closed a connection on which both ends were under Shunt. `asking` is any TCP socket.
+/// Returns true once for each [`adopt`] and [`take`] by the caller's user.
 pub fn ended(asking: impl AsFd, cookie: u64) -> bool {
     sockopt::set(asking, SHUNT_SOL, SHUNT_ENDED, &cookie).is_ok()
 }
 
-/// Of a connection on which both ends spoke: whether the caller is the first who keeps account of its frames. Yes, too, where
-/// nobody knows, which is under programs of an older agent.
+/// Whether the caller is the first to keep account of the frames of a connection whose ends are both under Shunt. Also
+/// true where the kernel cannot tell, because an older agent has loaded its programs.
 pub fn adopt(socket: impl AsFd) -> bool {
     let asked = sockopt::set(socket, SHUNT_SOL, SHUNT_ADOPT, &1u32);
     asked.map_or_else(|error| error.kind() != io::ErrorKind::PermissionDenied, |()| true)
 }
 
-/// The caller keeps something of a connection that it did not adopt, nor take: it will be told of the end, too ([`ended`]).
+/// Registers the caller for the end of a connection ([`ended`]) that it has neither adopted nor taken, but of which it
+/// has state.
 pub fn adopt_too(socket: impl AsFd) {
     let _ = sockopt::set(socket, SHUNT_SOL, SHUNT_ADOPT, &SHUNT_ADOPT_TOO);
 }
 
-/// Leaves the account of a connection's frames with it, for whoever has it next: [`take`].
+/// Leaves the account of a connection's frames with its socket. The next process that uses the connection gets it by
+/// [`take`].
 ///
 /// # Errors
-/// Not a connection on which both ends spoke.
+/// Returns an error where not both ends of the connection are under Shunt.
 pub fn carry(socket: impl AsFd, account: &[u8; CARRIED_BYTES]) -> io::Result<()> {
     sockopt::set(socket, SHUNT_SOL, SHUNT_CARRY, account)
 }
 
-/// Takes what [`carry`] has left. One of those who ask at the same time gets it.
+/// Takes the account that [`carry`] has left. Of several callers at the same time only one gets it.
 ///
 /// # Errors
-/// Nothing is there.
+/// Returns an error where no account is left there.
 pub fn take(socket: impl AsFd) -> io::Result<[u8; CARRIED_BYTES]> {
     sockopt::get(socket, SHUNT_SOL, SHUNT_CARRY)
 }

@@ -1,11 +1,11 @@
-//! Standard output, of which it is said where it cannot be written: `println!` panics.
+//! Standard output whose errors are returned: `println!` panics on them.
 
 use std::io::{self, Write};
 
-/// Writes text. Whoever reads may have had enough (`| head`): that is no error.
+/// Writes text. A reader that has closed the pipe (`| head`) is no error.
 ///
 /// # Errors
-/// The kernel's, with a word of where.
+/// Returns the kernel's error of write(2), with a message that names standard output.
 pub fn write(text: &str) -> io::Result<()> {
     let mut output = io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {

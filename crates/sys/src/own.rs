@@ -1,10 +1,12 @@
-//! Descriptors of a library that lives in somebody else's program: out of the way of its low numbers, and known, so that
-//! what it closes without having opened it can be told from what is its own (crates/preload).
+//! Descriptors of a library that runs inside another program. They have high numbers, so that they do not take the low
+//! ones that programs count on. They are recorded, so that crates/preload can tell when a program closes a descriptor
+//! of the library by mistake.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Programs that count on low numbers, or wait by select(2), do so below this.
+/// Lowest number of an own descriptor. Programs that count on low numbers, or wait with select(2), use numbers below
+/// this.
 const FROM: RawFd = 512;
 const NUMBERS: usize = 1 << 20;
 
@@ -15,19 +17,19 @@ fn place(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     Some((OWN.get(number / 64)?, 1 << (number % 64)))
 }
 
-/// Whether a number is that of an [`OwnFd`].
+/// Whether this number is that of an [`OwnFd`].
 #[must_use]
 #[inline]
 pub fn is_own(fd: RawFd) -> bool {
     place(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
 }
 
-/// One of them.
+/// A descriptor of the library.
 #[derive(Debug)]
 pub struct OwnFd(OwnedFd);
 
 impl OwnFd {
-    /// Moves it away and keeps it; where no such number is free, it stays where it is.
+    /// Moves a descriptor to a high number and records it. Where no high number is free, it keeps its number.
     #[must_use]
     pub fn new(fd: OwnedFd) -> Self {
         let fd = rustix::io::fcntl_dupfd_cloexec(&fd, FROM).unwrap_or(fd);
@@ -37,13 +39,14 @@ impl OwnFd {
         Self(fd)
     }
 
-    /// Closes it where it cannot be dropped: in a child of fork(2), where threads of the parent's have it, too.
+    /// Closes the descriptor where this value cannot be dropped: in a child of fork(2), where copies of the
+    /// parent's data still refer to it.
     ///
     /// # Safety
-    /// In this process it is not dropped. Its number may be another's from here on.
+    /// The caller does not drop this value in this process. From now on the number may belong to another descriptor.
     pub unsafe fn close_for_good(&self) {
         self.forget_number();
-        // SAFETY: open, and by the caller's promise not closed a second time.
+        // SAFETY: the descriptor is open, and the caller promises that it is not closed a second time.
         unsafe { rustix::io::close(self.0.as_raw_fd()) };
     }
 

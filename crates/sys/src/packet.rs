@@ -1,5 +1,5 @@
-//! Packets of a Unix socket with who sent them (SCM_CREDENTIALS, unix(7)). rustix takes a process's id for one that is never
-//! 0, which the kernel says of a process of another PID namespace.
+//! Packets of a Unix socket with the credentials of their sender (SCM_CREDENTIALS, unix(7)). rustix cannot be used for
+//! this: it takes a process id for nonzero, but the kernel reports 0 for a process of another PID namespace.
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};
@@ -7,34 +7,37 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::sockopt::PeerCredentials;
 
-/// Room for what may come with a packet: more descriptors than one, so that each that the kernel has opened is closed.
+/// Bytes for control messages. There is room for more than one descriptor, so that every descriptor that the kernel has
+/// opened gets closed.
 const ANCILLARY_BYTES: usize = 256;
 
-/// A packet.
+/// A received packet.
 #[derive(Debug)]
 pub struct Packet {
-    /// How long it is; what did not fit is gone.
+    /// Length of the packet. Bytes that did not fit into the buffer are lost.
     pub bytes: usize,
-    /// The first descriptor that came with it; others are closed.
+    /// First descriptor that came with the packet; the others are closed.
     pub descriptor: Option<OwnedFd>,
-    /// Descriptors came with it that this process did not get: it may have no more (RLIMIT_NOFILE), as a rule.
+    /// Descriptors came with the packet that this process did not get, as a rule because it may open no more
+    /// (RLIMIT_NOFILE).
     pub is_cut: bool,
-    /// The process that has sent it, with its real user and group; 0: one of another PID namespace, or one that sent before
-    /// this socket asked for it (SO_PASSCRED). `None`: it does not ask, or this is no packet but the other side's end.
+    /// Process that has sent the packet, with its real user and group. Its id is 0 where it is in another PID
+    /// namespace, or sent before this socket asked for credentials (SO_PASSCRED). `None` where the socket does not ask,
+    /// or where this is no packet but the end of the stream.
     pub sender: Option<PeerCredentials>,
 }
 
 #[repr(C, align(8))]
 struct Ancillary([u8; ANCILLARY_BYTES]);
 
-/// Takes the next packet, with MSG_ flags. Descriptors are closed on exec.
+/// Receives the next packet, with these MSG_ flags. Its descriptors are closed on exec.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of recvmsg(2).
 pub fn receive(socket: impl AsFd, into: &mut [u8], flags: i32) -> io::Result<Packet> {
     let mut ancillary = Ancillary([0; ANCILLARY_BYTES]);
     let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-    // SAFETY: all zero is a message without anything.
+    // SAFETY: all zeros are a valid message header without buffers.
     let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
     (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
     (message.msg_control, message.msg_controllen) = ((&raw mut ancillary).cast(), ANCILLARY_BYTES);
@@ -43,11 +46,11 @@ pub fn receive(socket: impl AsFd, into: &mut [u8], flags: i32) -> io::Result<Pac
     let bytes = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
     let mut packet =
         Packet { bytes, descriptor: None, is_cut: message.msg_flags & libc::MSG_CTRUNC != 0, sender: None };
-    // SAFETY: the kernel has filled the message in, and its parts lie in `ancillary`.
+    // SAFETY: the kernel has filled in the message, and its control messages lie in `ancillary`.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
-    // SAFETY: null, or a part.
+    // SAFETY: the pointer is null, or points to a control message in `ancillary`.
     while let Some(header) = unsafe { next.as_ref() } {
-        // SAFETY: as above; the header's length is the kernel's.
+        // SAFETY: `next` points to a control message, whose length the kernel has set.
         let (data, length) = unsafe {
             let data = libc::CMSG_DATA(next);
             (data, header.cmsg_len - (data as usize - next as usize))
@@ -55,19 +58,19 @@ pub fn receive(socket: impl AsFd, into: &mut [u8], flags: i32) -> io::Result<Pac
         match (header.cmsg_level, header.cmsg_type) {
             (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
                 for at in 0..length / size_of::<RawFd>() {
-                    // SAFETY: a descriptor that the kernel has opened for us, which nobody else closes.
+                    // SAFETY: a descriptor that the kernel has opened for this process, and that nothing else closes.
                     let descriptor = unsafe { OwnedFd::from_raw_fd(data.cast::<RawFd>().add(at).read_unaligned()) };
                     packet.descriptor.get_or_insert(descriptor);
                 }
             }
             (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if length >= size_of::<libc::ucred>() => {
-                // SAFETY: as long as that, and any bytes are one.
+                // SAFETY: the data is at least as long as a `ucred`, for which any bytes are valid.
                 let libc::ucred { pid, uid, gid } = unsafe { data.cast::<libc::ucred>().read_unaligned() };
                 packet.sender = Some(PeerCredentials { pid, uid, gid });
             }
             _ => {}
         }
-        // SAFETY: a part of the same message.
+        // SAFETY: `next` is a control message of this message.
         next = unsafe { libc::CMSG_NXTHDR(&raw const message, next) };
     }
     Ok(packet)
@@ -106,7 +109,7 @@ mod tests {
             assert_eq!(sender, asks.then_some(own));
             rustix::io::write(packet.descriptor.unwrap(), b"x").unwrap();
             assert_eq!(rustix::io::read(&given.0, &mut [0; 2]).unwrap(), 1);
-            // Nobody has kept its other end open.
+            // No copy of the second pipe's write end is left open.
             assert_eq!(rustix::io::read(&other.0, &mut [0; 2]).unwrap(), 0);
         }
     }

@@ -1,14 +1,15 @@
-//! TCP_REPAIR (net/ipv4/tcp.c, `tcp_repair_options_est` and around; CRIU's soccr for the order of the calls): a
-//! kernel TCP socket that is ESTABLISHED without a handshake.
+//! TCP_REPAIR: makes a kernel TCP socket that is ESTABLISHED without a handshake. Sources: net/ipv4/tcp.c,
+//! `tcp_repair_options_est` and the functions around it; CRIU's soccr for the order of the calls.
 //!
 //! The calls, in the order that works:
 //!
-//! 1. `TCP_REPAIR` on, **before** bind: under repair a socket takes a port unasked (SK_FORCE_REUSE). SO_REUSEADDR in its
-//!    place has the kernel look at every socket of that port (inet_bhash2_conflict), 0.3 ms with some thousand;
-//! 2. `bind`, and `TCP_MAXSEG` **before** connect, else `snd_mss` stays at 524 whatever the options say;
-//! 3. each queue's sequence number;
-//! 4. `connect`: no packet leaves, the socket is ESTABLISHED;
-//! 5. options, timestamp; the window after the receive sequence number, which it is checked against;
+//! 1. `TCP_REPAIR` on, **before** bind: a socket under repair may take any port (SK_FORCE_REUSE). With SO_REUSEADDR
+//!    instead, the kernel checks every socket of that port (inet_bhash2_conflict), which takes 0.3 ms with some
+//!    thousand of them;
+//! 2. `bind`, and `TCP_MAXSEG` **before** connect: otherwise `snd_mss` stays at 524, whatever the options say;
+//! 3. the sequence number of each queue;
+//! 4. `connect`: no packet leaves, and the socket is ESTABLISHED;
+//! 5. options and timestamp; then the window, because the kernel checks it against the receive sequence number;
 //! 6. `TCP_REPAIR` off with -1, which sends no window probe.
 
 use std::io;
@@ -28,39 +29,39 @@ const TCPOPT_WINDOW: u32 = 3;
 const TCPOPT_SACK_PERM: u32 = 4;
 const TCPOPT_TIMESTAMP: u32 = 8;
 
-/// A connection as its new owner needs it. Sequence numbers are those of the socket that is made.
+/// State of a connection for the socket that continues it. Sequence numbers are in the new socket's sequence space.
 #[derive(Clone, Copy, Debug)]
 pub struct Restored {
-    /// Where the socket is bound: an address of this machine.
+    /// Address and port of this machine that the socket is bound to.
     pub local: SocketAddr,
-    /// The client.
+    /// The client's address and port.
     pub remote: SocketAddr,
-    /// Next byte to send.
+    /// Sequence number of the next byte to send.
     pub snd_nxt: u32,
-    /// Next byte expected.
+    /// Sequence number of the next byte expected from the client.
     pub rcv_nxt: u32,
     /// The client's window in bytes.
     pub snd_wnd: u32,
-    /// Window in bytes that the client believes it has.
+    /// Window that the client was last told to have, in bytes.
     pub rcv_wnd: u32,
-    /// Largest segment without options, bytes.
+    /// Maximum segment size without options, in bytes.
     pub mss: u16,
-    /// Shifts of the client's and our window fields, where negotiated (RFC 7323).
+    /// Shifts of the client's window field and of ours, where window scaling was negotiated (RFC 7323).
     pub window_scale: Option<(u8, u8)>,
-    /// Selective acknowledgements (RFC 2018).
+    /// Whether selective acknowledgments were negotiated (RFC 2018).
     pub sack: bool,
-    /// Our timestamp clock now, where negotiated (RFC 7323). Even: since Linux 6.7 the lowest bit of TCP_TIMESTAMP asks
-    /// for a clock in microseconds.
+    /// Value of our timestamp clock now, where timestamps were negotiated (RFC 7323). It must be even: since Linux 6.7
+    /// the lowest bit of TCP_TIMESTAMP asks for a clock in microseconds.
     pub tsval: Option<u32>,
 }
 
-/// What failed: the call's name, and the kernel's answer.
+/// A system call that failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{call}: {errno}")]
 pub struct RepairError {
-    /// The system call, with its option.
+    /// Name of the call, with its option.
     pub call: &'static str,
-    /// The kernel's answer.
+    /// The kernel's error.
     pub errno: io::Error,
 }
 
@@ -68,11 +69,11 @@ fn at<T, E: Into<io::Error>>(call: &'static str, result: Result<T, E>) -> Result
     result.map_err(|errno| RepairError { call, errno: errno.into() })
 }
 
-/// Makes the socket: non-blocking, ESTABLISHED, able to send at once. With it comes the offset of its timestamp clock
-/// from [`clock_ms`], 0 without timestamps.
+/// Makes a nonblocking, ESTABLISHED socket that can send at once. Also returns the offset of its timestamp clock from
+/// [`clock_ms`], 0 without timestamps.
 ///
 /// # Errors
-/// The first call that failed. Needs CAP_NET_ADMIN.
+/// Returns the first call that failed. Needs CAP_NET_ADMIN.
 pub fn restore(connection: &Restored) -> Result<(OwnedFd, u32), RepairError> {
     let family = if connection.remote.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -93,18 +94,19 @@ pub fn restore(connection: &Restored) -> Result<(OwnedFd, u32), RepairError> {
     Ok((socket, offset))
 }
 
-/// The kernel's `tcp_clock_ms`: every connection's timestamp clock is this plus an offset of its own.
+/// The kernel's `tcp_clock_ms`, in milliseconds. A connection's timestamp clock is this plus an offset that each
+/// connection chooses.
 pub fn clock_ms() -> u32 {
     let now = clock_gettime(ClockId::Monotonic);
     (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000) as u32
 }
 
-/// Lets the timestamp clock go on from `now`, and returns its offset.
+/// Sets the timestamp clock to `now`, and returns its offset from [`clock_ms`].
 fn timestamps_from(socket: &OwnedFd, now: u32) -> Result<u32, RepairError> {
     loop {
         let before = clock_ms();
         tcp(socket, "setsockopt(TCP_TIMESTAMP)", libc::TCP_TIMESTAMP, now as i32)?;
-        // Once more where a millisecond began in between: the kernel may have used either.
+        // If a millisecond began meanwhile, the kernel may have used either value: tries again.
         if clock_ms() == before {
             return Ok(now.wrapping_sub(before));
         }
@@ -120,7 +122,7 @@ fn sequence(socket: &OwnedFd, queue: i32, number: u32) -> Result<(), RepairError
     tcp(socket, "setsockopt(TCP_QUEUE_SEQ)", libc::TCP_QUEUE_SEQ, number as i32)
 }
 
-/// Only what was negotiated: an option that the client never saw would be a protocol error.
+/// Sets only the negotiated options: one that the client never saw would be a protocol error.
 fn options(socket: &OwnedFd, connection: &Restored, mss: u32) -> Result<(), RepairError> {
     let mut list = vec![[TCPOPT_MSS, mss]];
     if let Some((client, ours)) = connection.window_scale {
@@ -139,27 +141,30 @@ fn window(socket: &OwnedFd, connection: &Restored) -> Result<(), RepairError> {
     repair_window(socket, connection.rcv_nxt, connection.snd_wnd, connection.rcv_wnd)
 }
 
-/// `struct tcp_repair_window`: snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup. The first bounds which later segments
-/// may change the window (RFC 9293, 3.10.7.4). The kernel goes on to predict the window field of before, and an ACK that has
-/// it changes nothing: no ACK that the kernel can have predicted may reach such a socket (crates/handoff/bpf/backend.bpf.c).
+/// Sets `struct tcp_repair_window`: snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup. The first decides which later
+/// segments may change the window (RFC 9293, 3.10.7.4).
+///
+/// The kernel still predicts the old window field (tcp_rcv_established), and ignores the window of an ACK that matches
+/// the prediction. So no ACK that the kernel may have predicted may reach such a socket
+/// (crates/handoff/bpf/backend.bpf.c).
 fn repair_window(socket: &OwnedFd, rcv_nxt: u32, snd_wnd: u32, rcv_wnd: u32) -> Result<(), RepairError> {
     let window = [rcv_nxt, snd_wnd, snd_wnd.max(1), rcv_wnd, rcv_nxt];
     at("setsockopt(TCP_REPAIR_WINDOW)", set(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_WINDOW, window.as_slice()))
 }
 
-/// Tells a socket that has nothing outstanding what its peer's window is now.
+/// Tells a socket that has nothing outstanding its peer's current window.
 ///
 /// # Errors
-/// The first call that failed. Needs CAP_NET_ADMIN.
+/// Returns the first call that failed. Needs CAP_NET_ADMIN.
 pub fn set_window(socket: &OwnedFd, rcv_nxt: u32, snd_wnd: u32, rcv_wnd: u32) -> Result<(), RepairError> {
     tcp(socket, "setsockopt(TCP_REPAIR, on)", libc::TCP_REPAIR, 1)?;
     repair_window(socket, rcv_nxt, snd_wnd, rcv_wnd)?;
     tcp(socket, "setsockopt(TCP_REPAIR, off)", libc::TCP_REPAIR, TCP_REPAIR_OFF_NO_WP)
 }
 
-/// Ends a socket without a word to the client: nothing that is still queued is sent, and no FIN or RST.
+/// Closes a socket without notice to the client: it sends neither queued bytes nor a FIN or RST.
 pub fn close_silently(socket: OwnedFd) {
-    // Where the kernel refuses, an ordinary close follows, whose FIN the egress program drops.
+    // If the kernel refuses, an ordinary close follows, whose FIN the egress program drops.
     let _ = set_i32(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, 1);
     drop(socket);
 }

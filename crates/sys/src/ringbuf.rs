@@ -1,13 +1,13 @@
-//! The reading side of a BPF ring buffer (kernel/bpf/ringbuf.c), for processes that may not use bpf(2):
+//! Reading side of a BPF ring buffer (kernel/bpf/ringbuf.c), for processes that may not use bpf(2):
 //!
 //! ```text
-//!   page 0      consumer position, ours to write
-//!   page 1      producer position, the kernel's
+//!   page 0      consumer position, written by this process
+//!   page 1      producer position, written by the kernel
 //!   from 2      the records, mapped twice in a row, so that none ever wraps
 //! ```
 //!
-//! A record is a 32-bit length (bit 31: still being written, bit 30: discarded), a 32-bit page offset, then the data, padded
-//! to 8 bytes.
+//! A record is a 32-bit length (bit 31: still being written, bit 30: discarded), a 32-bit page offset, then the data,
+//! padded to 8 bytes.
 
 use std::fs::read_to_string;
 use std::io;
@@ -21,10 +21,10 @@ const PAGE_BYTES: usize = 4096;
 const BUSY: u32 = 1 << 31;
 const DISCARDED: u32 = 1 << 30;
 const HEADER_BYTES: usize = 8;
-/// BPF_MAP_TYPE_RINGBUF.
+/// Number of the map type BPF_MAP_TYPE_RINGBUF.
 const RINGBUF: u64 = 27;
 
-/// One ring. Nobody else reads it.
+/// A ring buffer with this process as its only reader.
 #[derive(Debug)]
 pub struct RingBuffer {
     consumer: NonNull<u8>,
@@ -32,19 +32,19 @@ pub struct RingBuffer {
     bytes: usize,
 }
 
-// SAFETY: the mappings belong to no thread; reading takes `&mut self`.
+// SAFETY: the mappings are not tied to a thread, and reading takes `&mut self`.
 unsafe impl Send for RingBuffer {}
 
-/// A field of what /proc says of a descriptor.
+/// Returns a numeric field of /proc/self/fdinfo.
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok())
 }
 
 impl RingBuffer {
-    /// Of a map's descriptor.
+    /// Maps the ring buffer that a map's descriptor stands for.
     ///
     /// # Errors
-    /// The kernel's, or that it is none.
+    /// Returns the kernel's error of mmap(2) or of reading /proc, or an error where the descriptor is no ring buffer.
     pub fn new(map: impl AsFd) -> io::Result<Self> {
         let text = read_to_string(format!("/proc/self/fdinfo/{}", map.as_fd().as_raw_fd()))?;
         let bytes = field(&text, "max_entries").and_then(|bytes| usize::try_from(bytes).ok());
@@ -52,12 +52,12 @@ impl RingBuffer {
         let bytes = bytes.ok_or_else(|| io::Error::other("a descriptor that is no BPF ring buffer"))?;
         let (both, own) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         let nowhere = std::ptr::null_mut();
-        // SAFETY: new mappings at addresses of the kernel's choice; it refuses lengths beyond the map's.
+        // SAFETY: a new mapping at an address of the kernel's choice; the kernel refuses lengths beyond the map's.
         let consumer = unsafe { mmap(nowhere, PAGE_BYTES, both, own, &map, 0) }?;
-        // SAFETY: as above.
+        // SAFETY: as for the first mapping.
         let producer = unsafe { mmap(nowhere, PAGE_BYTES + 2 * bytes, ProtFlags::READ, own, &map, PAGE_BYTES as u64) };
         let producer = producer.inspect_err(|_| {
-            // SAFETY: the mapping that was just made.
+            // SAFETY: the mapping that was just made, which nothing uses yet.
             let _ = unsafe { munmap(consumer, PAGE_BYTES) };
         })?;
         let pointer = |at: *mut libc::c_void| NonNull::new(at.cast()).ok_or_else(|| io::Error::other("mmap gave 0"));
@@ -65,17 +65,18 @@ impl RingBuffer {
     }
 
     fn position(page: &NonNull<u8>) -> &AtomicU64 {
-        // SAFETY: the first 8 bytes of a page that is mapped as long as `self`; others change them as atomics.
+        // SAFETY: the first 8 bytes of a page that is mapped as long as `self` lives; all other access to them is
+        // atomic.
         unsafe { page.cast().as_ref() }
     }
 
-    /// Hands out each record that is there.
+    /// Calls `record` for each record that is complete, in order, and consumes it.
     pub fn drain(&mut self, mut record: impl FnMut(&[u8])) {
         let consumer = Self::position(&self.consumer);
         let mut at = consumer.load(Ordering::Relaxed);
         while at != Self::position(&self.producer).load(Ordering::Acquire) {
             let offset = PAGE_BYTES + (at as usize & (self.bytes - 1));
-            // SAFETY: inside the mapping: records lie 8 bytes aligned before twice the ring's size.
+            // SAFETY: inside the mapping: records are aligned to 8 bytes, and begin before twice the ring's size.
             let header: &AtomicU32 = unsafe { self.producer.add(offset).cast().as_ref() };
             let length = header.load(Ordering::Acquire);
             if length & BUSY != 0 {
@@ -86,8 +87,8 @@ impl RingBuffer {
                 return;
             }
             if length & DISCARDED == 0 {
-                // SAFETY: a record that the kernel has finished, and does not touch until it is consumed; not longer
-                // than the ring, which is mapped twice.
+                // SAFETY: the kernel has finished this record, and does not touch it until it is consumed. It is not
+                // longer than the ring, which is mapped twice.
                 record(unsafe { std::slice::from_raw_parts(self.producer.add(offset + HEADER_BYTES).as_ptr(), bytes) });
             }
             at += (bytes + HEADER_BYTES).next_multiple_of(8) as u64;
@@ -98,7 +99,7 @@ impl RingBuffer {
 
 impl Drop for RingBuffer {
     fn drop(&mut self) {
-        // SAFETY: mappings that are ours and whole.
+        // SAFETY: both mappings belong to this value as a whole, and no reference into them is left.
         unsafe {
             let _ = munmap(self.consumer.as_ptr().cast(), PAGE_BYTES);
             let _ = munmap(self.producer.as_ptr().cast(), PAGE_BYTES + 2 * self.bytes);

@@ -1,4 +1,5 @@
-//! Memory that processes share (memfd_create(2)): read and written by copying, because others change it meanwhile.
+//! Memory shared between processes (memfd_create(2)). It is read and written by copying, because other processes change
+//! it meanwhile.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::own::OwnFd;
 
-/// A whole memfd, mapped for reading and writing.
+/// A memfd, mapped as a whole.
 #[derive(Debug)]
 pub struct SharedMemory {
     file: OwnFd,
@@ -23,17 +24,17 @@ pub struct SharedMemory {
     shared: PhantomData<AtomicU64>,
 }
 
-// SAFETY: the mapping belongs to no thread, and all access is by copies or atomics.
+// SAFETY: the mapping is not tied to a thread, and all access is by copies or atomics.
 unsafe impl Send for SharedMemory {}
-// SAFETY: as above; racing copies give unspecified bytes, never undefined behaviour of Rust's: they go through the
-// kernel or through `ptr::copy` on memory that no reference covers.
+// SAFETY: as for `Send`. Racing copies yield unspecified bytes but no undefined behaviour in Rust: they are made by the
+// kernel, or by `ptr::copy` on memory that no reference covers.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// New memory, all zeros, whose size is fixed: nobody that it is shared with can make an access fault (SIGBUS).
+    /// Creates memory of zeros. Its size is fixed, so that no process that shares it can make an access fault (SIGBUS).
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of memfd_create(2), ftruncate(2), fcntl(2) or mmap(2).
     pub fn create(name: &str, bytes: usize) -> io::Result<Self> {
         let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, bytes as u64)?;
@@ -41,26 +42,27 @@ impl SharedMemory {
         Self::map(file, true)
     }
 
-    /// Memory that another process made.
+    /// Maps memory that another process created.
     ///
     /// # Errors
-    /// The kernel's, or that its size can be changed.
+    /// Returns the kernel's error of fcntl(2) or mmap(2), or an error where the memory can still shrink.
     pub fn open(file: OwnedFd) -> io::Result<Self> {
         Self::sealed(file, true)
     }
 
-    /// The same, only to be read. What writes would abort the process: no method that does may be called.
+    /// Maps memory that another process created, for reading only. Methods that write must not be called: they panic,
+    /// or the write is a fault (SIGSEGV).
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// As for [`Self::open`].
     pub fn open_to_read(file: OwnedFd) -> io::Result<Self> {
         Self::sealed(file, false)
     }
 
-    /// A descriptor that only reads this memory, and that nobody but its owner can turn into another.
+    /// Opens a second, read-only descriptor of this memory. Only the owner of the memory can make it writable again.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of fchmod(2) or open(2).
     pub fn read_only(&self) -> io::Result<OwnedFd> {
         fchmod(&self.file, Mode::RUSR)?;
         Ok(File::open(format!("/proc/self/fd/{}", self.file.as_fd().as_raw_fd()))?.into())
@@ -83,47 +85,50 @@ impl SharedMemory {
         Ok(Self { file: OwnFd::new(file), base, bytes, writable, shared: PhantomData })
     }
 
-    /// Becomes other memory of the same size, at the same address: the memory of before is not mapped here any more.
+    /// Maps other memory of the same size in place of this, at the same address. This process has the old memory mapped
+    /// no longer.
     ///
     /// # Errors
-    /// The kernel's. Then some of it may be what it was.
+    /// Returns the kernel's error of mmap(2) or dup3(2). Then parts of the mapping may be unchanged.
     ///
     /// # Panics
-    /// The sizes differ.
+    /// Panics where the sizes differ, or one of the two is mapped only for reading.
     pub fn replace(&self, by: &Self) -> io::Result<()> {
         assert!(self.bytes == by.bytes && self.writable && by.writable);
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: in the place of our own mapping, which all access to goes by copies or atomics.
+        // SAFETY: replaces this value's own mapping, which is accessed only by copies and atomics.
         unsafe { mmap(self.base.as_ptr().cast(), self.bytes, access, flags, &by.file, 0) }?;
-        // SAFETY: the number of a descriptor of ours, which stays one; it is not dropped twice.
+        // SAFETY: the number of a descriptor that this value owns and keeps; `ManuallyDrop` prevents a second close.
         let mut own = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(self.file.as_fd().as_raw_fd()) });
         Ok(rustix::io::dup3(&by.file, &mut own, rustix::io::DupFlags::CLOEXEC)?)
     }
 
-    /// Becomes new memory, all zeros, without a file: where a process may open none any more. Nobody else can have it.
+    /// Maps new private memory of zeros in place of this. It needs no file, because a process may be unable to open
+    /// more. No other process can get this memory.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of mmap(2).
     ///
     /// # Safety
-    /// It is not dropped, and its descriptor, whose number may be another's from here on, is only asked about.
+    /// The caller does not drop this value. Its descriptor number may belong to another descriptor from now on, so the
+    /// caller only asks whether it does.
     pub unsafe fn replace_by_own(&self) -> io::Result<()> {
         assert!(self.writable);
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: as above.
+        // SAFETY: replaces this value's own mapping, which is accessed only by copies and atomics.
         unsafe { mmap_anonymous(self.base.as_ptr().cast(), self.bytes, access, flags) }?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises not to drop this value.
         unsafe { self.file.close_for_good() };
         Ok(())
     }
 
-    /// Bytes of it.
+    /// Size in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether there is none.
+    /// Whether the size is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
@@ -132,34 +137,35 @@ impl SharedMemory {
     #[inline]
     fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
         assert!(offset <= self.bytes && bytes <= self.bytes - offset, "{bytes} bytes at {offset} of {}", self.bytes);
-        // SAFETY: inside the mapping.
+        // SAFETY: the offset is inside the mapping, as asserted above.
         unsafe { self.base.as_ptr().add(offset) }
     }
 
-    /// Copies in.
+    /// Copies `bytes` into the memory at `offset`.
     ///
     /// # Panics
-    /// Outside the memory, as all of these do.
+    /// Panics where the range is outside the memory, as all these methods do, or where the memory is mapped only for
+    /// reading.
     #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(self.writable);
         let to = self.at(offset, bytes.len());
-        // SAFETY: `bytes.len()` bytes at `to` are mapped, and no reference of ours covers them.
+        // SAFETY: `bytes.len()` bytes at `to` are mapped, and no reference of this process covers them.
         unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) };
     }
 
-    /// Copies out.
+    /// Copies bytes from `offset` on into `into`.
     #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) {
         let from = self.at(offset, into.len());
-        // SAFETY: as in `write`.
+        // SAFETY: `into.len()` bytes at `from` are mapped, and no reference of this process covers them.
         unsafe { std::ptr::copy(from, into.as_mut_ptr(), into.len()) };
     }
 
-    /// Has the kernel read a file into it (pread(2)), without another copy.
+    /// Reads a part of a file into the memory (pread(2)), without another copy. Returns the number of bytes read.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of pread(2).
     pub fn read_file(&self, offset: usize, bytes: usize, file: BorrowedFd<'_>, from: u64) -> io::Result<usize> {
         assert!(self.writable);
         let to = self.at(offset, bytes);
@@ -169,10 +175,11 @@ impl SharedMemory {
         usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Gives a socket a copy of some of it (send(2)), as much as it takes now: how many bytes.
+    /// Sends a range of the memory on a socket (send(2)), as much as the socket takes now. Returns the number of bytes
+    /// sent.
     ///
     /// # Errors
-    /// The kernel's: `WouldBlock` where it takes nothing.
+    /// Returns the kernel's error of send(2): `WouldBlock` where the socket takes nothing.
     pub fn send(&self, offset: usize, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize> {
         let from = self.at(offset, bytes);
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -181,27 +188,27 @@ impl SharedMemory {
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 
-    /// A word of it. To be loaded only, where the memory is only to be read.
+    /// The 4 bytes at `offset` as an atomic. Where the memory is mapped only for reading, the caller may only load it.
     ///
     /// # Panics
-    /// Outside the memory, or where `offset` is not a multiple of 4.
+    /// Panics where the range is outside the memory, or `offset` is not a multiple of 4.
     #[must_use]
     #[inline]
     pub fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4));
-        // SAFETY: mapped for as long as `self`, aligned, and an atomic has no invalid values.
+        // SAFETY: mapped for as long as `self` lives, and aligned; an atomic has no invalid values.
         unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }
     }
 
-    /// Two words of it, as above.
+    /// The 8 bytes at `offset` as an atomic. Where the memory is mapped only for reading, the caller may only load it.
     ///
     /// # Panics
-    /// Outside the memory, or where `offset` is not a multiple of 8.
+    /// Panics where the range is outside the memory, or `offset` is not a multiple of 8.
     #[must_use]
     #[inline]
     pub fn long(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8));
-        // SAFETY: as in `word`.
+        // SAFETY: mapped for as long as `self` lives, and aligned; an atomic has no invalid values.
         unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
     }
 }
@@ -214,7 +221,7 @@ impl AsFd for SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and whole; all references into it are bound to `self`.
+        // SAFETY: the whole mapping belongs to this value, and all references into it borrow `self`.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }

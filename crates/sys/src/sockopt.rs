@@ -1,14 +1,14 @@
-//! Socket options and requests that no library wraps.
+//! Socket options and ioctls that no library wraps.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// `setsockopt` with any plain value.
+/// Sets a socket option to a plain value.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of setsockopt(2).
 pub fn set<T: IntoBytes + Immutable + ?Sized>(socket: impl AsFd, level: i32, option: i32, value: &T) -> io::Result<()> {
     let bytes = value.as_bytes();
     // SAFETY: pointer and length are those of one live slice, which the kernel only reads.
@@ -24,18 +24,18 @@ pub fn set<T: IntoBytes + Immutable + ?Sized>(socket: impl AsFd, level: i32, opt
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// `setsockopt` with an `int`.
+/// Sets a socket option of type `int`.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of setsockopt(2).
 pub fn set_i32(socket: impl AsFd, level: i32, option: i32, value: i32) -> io::Result<()> {
     set(socket, level, option, &value)
 }
 
-/// `getsockopt` of an `int`.
+/// Returns a socket option of type `int`.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of getsockopt(2).
 pub fn get_i32(socket: impl AsFd, level: i32, option: i32) -> io::Result<i32> {
     let (mut value, mut length): (libc::c_int, _) = (0, size_of::<libc::c_int>() as libc::socklen_t);
     // SAFETY: the kernel writes one int and its length, which live in this frame.
@@ -46,46 +46,48 @@ pub fn get_i32(socket: impl AsFd, level: i32, option: i32) -> io::Result<i32> {
     if status == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Upper bound of what the kernel sends a second on this connection, by its own pacing (tcp_output.c); `None`: no bound.
+/// Limits the rate at which the kernel sends on this connection, by its own pacing (tcp_output.c); `None`: no limit.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of setsockopt(2).
 pub fn set_max_pacing_rate(socket: impl AsFd, bytes_per_second: Option<u64>) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &bytes_per_second.unwrap_or(u64::MAX))
 }
 
-/// Send buffer in bytes that a TCP socket begins with, over all limits of the machine. It grows from there as the
-/// congestion window does (tcp_input.c, `tcp_sndbuf_expand`), which SO_SNDBUF alone would end. Needs CAP_NET_ADMIN.
+/// Sets the initial send buffer of a TCP socket, in bytes, above all limits of the machine. From there it grows with
+/// the congestion window (tcp_input.c, `tcp_sndbuf_expand`); SO_SNDBUF alone would fix its size. Needs CAP_NET_ADMIN.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of setsockopt(2).
 pub fn begin_with_send_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
-    /// Linux 5.15; 0: neither buffer's size is fixed.
+    /// Since Linux 5.15. With 0 the size of neither buffer is fixed.
     const SO_BUF_LOCK: i32 = 72;
     rustix::net::sockopt::set_socket_send_buffer_size_force(&socket, bytes)?;
     set_i32(socket, libc::SOL_SOCKET, SO_BUF_LOCK, 0)
 }
 
-/// Largest segment, in bytes with TCP's options, that a socket asks its peer for when it connects (`TCP_MAXSEG`).
+/// Sets the largest segment that a socket asks its peer for when it connects, in bytes with TCP's options
+/// (`TCP_MAXSEG`).
 ///
 /// # Errors
-/// The kernel's: below 88 it takes none.
+/// Returns the kernel's error of setsockopt(2), which refuses values below 88.
 pub fn set_max_segment(socket: impl AsFd, bytes: u16) -> io::Result<()> {
     set_i32(socket, libc::IPPROTO_TCP, libc::TCP_MAXSEG, bytes.into())
 }
 
-/// Bytes of a full segment that a connected socket sends now, without TCP's header and options (`TCP_MAXSEG`).
+/// Returns the size of a full segment that a connected socket sends now, in bytes without TCP's header and options
+/// (`TCP_MAXSEG`).
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of getsockopt(2).
 pub fn segment_bytes(socket: impl AsFd) -> io::Result<u32> {
     get_i32(socket, libc::IPPROTO_TCP, libc::TCP_MAXSEG).map(|bytes| bytes.max(0) as u32)
 }
 
-/// Bytes that are queued and not yet acknowledged (`SIOCOUTQ`, tcp(7)).
+/// Returns the number of bytes that are queued and not yet acknowledged (`SIOCOUTQ`, tcp(7)).
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of ioctl(2).
 pub fn unacknowledged(socket: impl AsFd) -> io::Result<u32> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: SIOCOUTQ (TIOCOUTQ) writes one int, which lives in this frame.
@@ -93,22 +95,22 @@ pub fn unacknowledged(socket: impl AsFd) -> io::Result<u32> {
     if status == 0 { Ok(bytes.max(0) as u32) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What a connection may have outstanding, and how it feels.
+/// Congestion state of a connection, from `TCP_INFO`.
 #[derive(Clone, Copy, Debug)]
 pub struct CongestionWindow {
-    /// `snd_cwnd`, in segments.
+    /// Congestion window, `snd_cwnd`, in segments.
     pub segments: u32,
-    /// Bytes of a segment.
+    /// Maximum segment size in bytes.
     pub mss: u32,
-    /// Nothing is being recovered and nothing suspected (TCP_CA_Open).
+    /// Nothing is being recovered, and no loss is suspected (TCP_CA_Open).
     pub open: bool,
-    /// Segments that were sent again, since the connection began.
+    /// Segments retransmitted since the connection began.
     pub retransmitted: u32,
-    /// Segments that were sent and are not acknowledged.
+    /// Segments sent and not yet acknowledged.
     pub in_flight: u32,
 }
 
-/// The first part of `struct tcp_info` (linux/tcp.h), as long as it is needed here.
+/// First part of `struct tcp_info` (linux/tcp.h), up to the last field that is needed here.
 #[derive(FromBytes, IntoBytes)]
 #[repr(C)]
 struct TcpInfo {
@@ -125,10 +127,10 @@ struct TcpInfo {
     total_retrans: u32,
 }
 
-/// Of a TCP connection (`TCP_INFO`, tcp(7)).
+/// Returns the congestion state of a TCP connection (`TCP_INFO`, tcp(7)).
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of getsockopt(2).
 pub fn congestion_window(socket: impl AsFd) -> io::Result<CongestionWindow> {
     let info: TcpInfo = get(socket, libc::IPPROTO_TCP, libc::TCP_INFO)?;
     Ok(CongestionWindow {
@@ -140,48 +142,49 @@ pub fn congestion_window(socket: impl AsFd) -> io::Result<CongestionWindow> {
     })
 }
 
-/// The namespace's cookie (`SO_NETNS_COOKIE`), as BPF programs see it.
+/// Returns the cookie of the socket's network namespace (`SO_NETNS_COOKIE`), as BPF programs see it.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of getsockopt(2).
 pub fn netns_cookie(socket: impl AsFd) -> io::Result<u64> {
     get(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)
 }
 
-/// Index of the interface that a socket is bound to, such as the VRF that `ip vrf exec` puts sockets into; 0: none.
+/// Returns the index of the interface that a socket is bound to, such as the VRF into which `ip vrf exec` puts sockets;
+/// 0: none.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of getsockopt(2).
 pub fn bound_interface(socket: impl AsFd) -> io::Result<u32> {
     get(socket, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX)
 }
 
-/// Who is at the other end of a Unix socket (`struct ucred`): as it was when it connected.
+/// Credentials of the process at the other end of a Unix socket, as they were when it connected (`struct ucred`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes)]
 #[repr(C)]
 pub struct PeerCredentials {
-    /// Process; 0: of another PID namespace.
+    /// Process id; 0 for a process of another PID namespace.
     pub pid: i32,
-    /// Effective user.
+    /// Effective user id.
     pub uid: u32,
-    /// Effective group.
+    /// Effective group id.
     pub gid: u32,
 }
 
-/// `SO_PEERCRED`, unix(7).
+/// Returns the credentials of the process at the other end (`SO_PEERCRED`, unix(7)).
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of getsockopt(2).
 pub fn peer_credentials(socket: impl AsFd) -> io::Result<PeerCredentials> {
     get(socket, libc::SOL_SOCKET, libc::SO_PEERCRED)
 }
 
-/// Supplementary groups of the process at the other end of a Unix socket (`SO_PEERGROUPS`, Linux 4.13).
+/// Returns the supplementary groups of the process at the other end of a Unix socket (`SO_PEERGROUPS`, Linux 4.13).
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of getsockopt(2).
 pub fn peer_groups(socket: impl AsFd) -> io::Result<Vec<u32>> {
-    // NGROUPS_MAX is 65,536, but few processes are in many; the kernel says how many there are.
+    // NGROUPS_MAX is 65,536, but few processes have many groups. On ERANGE the kernel reports the number needed.
     let mut groups = vec![0u32; 64];
     loop {
         let mut length = size_of_val(groups.as_slice()) as libc::socklen_t;

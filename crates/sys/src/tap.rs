@@ -1,24 +1,24 @@
-//! TAP devices: a network device whose other end is a descriptor (Documentation/networking/tuntap.rst).
+//! TAP devices: network devices whose other end is a descriptor (Documentation/networking/tuntap.rst).
 //!
-//! One request is all that is needed of what TUN/TAP libraries wrap.
+//! No TUN/TAP library is used, because one ioctl is all that Shunt needs of it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-/// A TAP device. What the kernel sends on it is read here, one Ethernet frame a read; what is written here the kernel
-/// receives on it. It has neither checksum nor segmentation offload, so frames are whole and fit its MTU. The device
-/// is gone when this is dropped.
+/// A TAP device. Frames that the kernel sends on the device are read here, one Ethernet frame per read; frames written
+/// here are received by the kernel. The device has neither checksum nor segmentation offload, so frames are complete
+/// and fit its MTU. Dropping this removes the device.
 #[derive(Debug)]
 pub struct Tap(File);
 
 impl Tap {
-    /// Makes the device in the **calling thread's** network namespace. It is down.
+    /// Makes the device in the **calling thread's** network namespace. The device is down.
     ///
     /// # Errors
-    /// The kernel's: without CAP_NET_ADMIN or TUN/TAP, or where the name is taken; `InvalidInput` where the name is too
-    /// long for one.
+    /// Returns the kernel's error of open(2) or TUNSETIFF: no CAP_NET_ADMIN, no TUN/TAP, or the name is taken.
+    /// `InvalidInput` where the name is too long for a device.
     pub fn make(name: &str) -> io::Result<Self> {
         let mut request = libc::ifreq {
             ifr_name: [0; libc::IFNAMSIZ],
@@ -38,10 +38,10 @@ impl Tap {
         if status == 0 { Ok(Self(file)) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// The next frame that the kernel sends: how long it is in `buffer`. `None`: there is none yet.
+    /// Receives the next frame into `buffer`, and returns its length. `None`: there is none yet.
     ///
     /// # Errors
-    /// The kernel's: the device was deleted.
+    /// Returns the kernel's error of read(2): the device was deleted.
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         match (&self.0).read(buffer) {
             Ok(length) => Ok(Some(length)),
@@ -50,10 +50,10 @@ impl Tap {
         }
     }
 
-    /// Has the kernel receive a frame.
+    /// Sends a frame, which the kernel receives on the device.
     ///
     /// # Errors
-    /// The kernel's: the device is down, or was deleted.
+    /// Returns the kernel's error of write(2): the device is down, or was deleted.
     pub fn send(&self, frame: &[u8]) -> io::Result<()> {
         (&self.0).write(frame).map(drop)
     }

@@ -1,14 +1,16 @@
-//! userfaultfd(2) for missing pages of this process: absent memory. include/uapi/linux/userfaultfd.h; libc has the
-//! system call only.
+//! userfaultfd(2) for missing pages of this process: absent memory. The layouts are those of
+//! include/uapi/linux/userfaultfd.h, because libc has only the system call.
 //!
-//! A descriptor made through /dev/userfaultfd (Linux 6.1) serves faults of system calls, too, and needs no privilege but
-//! that file; it belongs to the memory of the process that asked for it, so that each process makes its own.
+//! A descriptor made through /dev/userfaultfd (Linux 6.1) also serves faults inside system calls, and needs no
+//! privilege but access to that file. It belongs to the memory of the process that made it, so each process makes its
+//! own.
 //!
-//! Memory and events are handled by system calls of our own (rustix), not libc's: crates/preload interposes those, and
-//! calls this with its locks held.
+//! This module calls the kernel through rustix for memory and events, not through libc. The reason is that
+//! crates/preload interposes libc's calls, and calls this module with its locks held.
 //!
-//! While memory is being unmapped or moved the kernel fills no page (EAGAIN), until somebody has read the event about it. So
-//! whoever fills pages takes events in, too: the thread that handles them may wait for a lock that the other has.
+//! While memory is being unmapped or moved, the kernel fills no page (EAGAIN) until the event about the change has been
+//! read. So a thread that fills pages also reads events: the thread that handles them may be waiting for a lock that
+//! the filling thread holds.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -23,7 +25,7 @@ use zerocopy::FromBytes;
 use crate::lock::{Mutex, MutexGuard};
 use crate::own::OwnFd;
 
-/// Bytes of a page. Shunt runs on x86_64 only.
+/// Bytes of a page. Shunt runs only on x86_64.
 pub const PAGE_BYTES: usize = 4096;
 
 const UFFDIO: libc::c_ulong = 0xaa;
@@ -36,17 +38,17 @@ const EVENT_PAGEFAULT: u8 = 0x12;
 const EVENT_REMAP: u8 = 0x14;
 const EVENT_UNMAP: u8 = 0x16;
 
-/// `_IOWR(UFFDIO, number, T)`.
+/// Encodes the number of an ioctl request: `_IOWR(UFFDIO, number, T)`.
 const fn iowr<T>(number: libc::c_ulong) -> libc::c_ulong {
     3 << 30 | (size_of::<T>() as libc::c_ulong) << 16 | UFFDIO << 8 | number
 }
 
-/// `_IOR(UFFDIO, number, T)`.
+/// Encodes the number of an ioctl request: `_IOR(UFFDIO, number, T)`.
 const fn ior<T>(number: libc::c_ulong) -> libc::c_ulong {
     2 << 30 | (size_of::<T>() as libc::c_ulong) << 16 | UFFDIO << 8 | number
 }
 
-/// `struct uffdio_api`.
+/// Argument of UFFDIO_API (`struct uffdio_api`).
 #[repr(C)]
 struct UffdioApi {
     api: u64,
@@ -54,7 +56,7 @@ struct UffdioApi {
     ioctls: u64,
 }
 
-/// `struct uffdio_range`.
+/// Range of addresses, an argument of several ioctls (`struct uffdio_range`).
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct UffdioRange {
@@ -62,7 +64,7 @@ struct UffdioRange {
     len: u64,
 }
 
-/// `struct uffdio_register`.
+/// Argument of UFFDIO_REGISTER (`struct uffdio_register`).
 #[repr(C)]
 struct UffdioRegister {
     range: UffdioRange,
@@ -70,7 +72,7 @@ struct UffdioRegister {
     ioctls: u64,
 }
 
-/// `struct uffdio_copy`.
+/// Argument of UFFDIO_COPY (`struct uffdio_copy`).
 #[repr(C)]
 struct UffdioCopy {
     dst: u64,
@@ -80,7 +82,7 @@ struct UffdioCopy {
     copy: i64,
 }
 
-/// `struct uffdio_zeropage`.
+/// Argument of UFFDIO_ZEROPAGE (`struct uffdio_zeropage`).
 #[repr(C)]
 struct UffdioZeropage {
     range: UffdioRange,
@@ -88,7 +90,7 @@ struct UffdioZeropage {
     zeropage: i64,
 }
 
-/// `struct uffd_msg`, which is packed in the kernel to be the same for 32 bits.
+/// `struct uffd_msg`, which the kernel packs so that 32-bit and 64-bit programs see the same layout.
 #[derive(Clone, Copy, FromBytes)]
 #[repr(C)]
 struct UffdMsg {
@@ -97,44 +99,45 @@ struct UffdMsg {
     arguments: [u64; 3],
 }
 
-/// What the kernel says of registered memory.
+/// Event on registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Somebody waits for the page with this address.
+    /// A thread waits for the page that holds this address.
     Fault(usize),
     /// mremap(2) has moved memory.
     Remap { from: usize, to: usize, bytes: usize },
-    /// It is not mapped any more. Whoever unmapped it goes on when this has been read.
+    /// The memory is no longer mapped. The thread that unmapped it continues when this event has been read.
     Unmap { start: usize, end: usize },
 }
 
-/// The right to have userfaultfds, for a process and whoever inherits it.
+/// Opens /dev/userfaultfd: the right to make userfaultfds, which child processes inherit with the descriptor.
 ///
 /// # Errors
-/// The kernel's: no such file before Linux 6.1, or not readable and writable for this user.
+/// Returns the kernel's error of open(2): the file does not exist before Linux 6.1, or this user may not read and write
+/// it.
 pub fn open_device() -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open("/dev/userfaultfd")
 }
 
-/// The missing pages of this process.
+/// Userfaultfd of this process, through which its missing pages are filled.
 #[derive(Debug)]
 pub struct Userfaultfd {
     fd: OwnFd,
-    /// Events that were read by who filled pages.
+    /// Events read by threads that fill pages, for the thread that handles events.
     taken: Mutex<VecDeque<Event>>,
-    /// Readable when there are such.
+    /// Eventfd that is readable while `taken` holds events.
     any_taken: OwnFd,
 }
 
 impl Userfaultfd {
-    /// One for the calling process, nonblocking, from the open /dev/userfaultfd.
+    /// Makes a nonblocking userfaultfd for the calling process from the open /dev/userfaultfd.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of ioctl(2) or eventfd(2).
     ///
     /// # Safety
-    /// Through this value memory of the process loses its contents ([`Self::discard`]) and pages that are absent are
-    /// filled. The caller gives it only memory whose owner expects just that.
+    /// This value discards the contents of memory ([`Self::discard`]) and fills absent pages. The caller passes only
+    /// memory whose owner expects that.
     pub unsafe fn new(device: BorrowedFd<'_>) -> io::Result<Self> {
         // USERFAULTFD_IOC_NEW is _IO(UFFDIO, 0).
         // SAFETY: takes flags by value and returns a descriptor.
@@ -142,7 +145,7 @@ impl Userfaultfd {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just made it for us.
+        // SAFETY: the kernel has just opened this descriptor for this process, and nothing else owns it.
         let fd = OwnFd::new(unsafe { OwnedFd::from_raw_fd(fd) });
         let any_taken = OwnFd::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let this = Self { fd, taken: Mutex::default(), any_taken };
@@ -151,10 +154,11 @@ impl Userfaultfd {
         Ok(this)
     }
 
-    /// In a child of fork(2): it is of the parent's memory, which the child shall not change.
+    /// Closes the descriptors in a child of fork(2). The userfaultfd belongs to the parent's memory, which the child
+    /// must not change.
     ///
     /// # Safety
-    /// In this process it is not used again, nor dropped.
+    /// The caller neither uses this value again in this process, nor drops it.
     pub unsafe fn close_parents(&self) {
         // SAFETY: the caller's promise.
         unsafe { (self.fd.close_for_good(), self.any_taken.close_for_good()) };
@@ -168,34 +172,34 @@ impl Userfaultfd {
         }
     }
 
-    /// Makes whole pages absent: whoever touches them waits until they are filled. What they held is lost.
+    /// Makes whole pages absent. Their contents are lost, and a thread that touches one waits until it is filled.
     ///
     /// # Errors
-    /// Where the memory is anything but private, anonymous, unlocked and mapped, or registered elsewhere. Then it may
-    /// have lost its contents, but reads as ordinary memory.
+    /// Returns an error where the memory is not private, anonymous, unlocked and mapped, or is registered elsewhere.
+    /// The memory may have lost its contents then, but reads as ordinary memory.
     pub fn discard(&self, pages: Range<usize>) -> io::Result<()> {
-        // MADV_FREE is refused for files and shared memory, whose pages MADV_DONTNEED would leave in the cache: they
-        // would be back, not missing. Locked memory is refused by both.
+        // MADV_FREE is refused for files and shared memory. MADV_DONTNEED would leave their pages in the page cache,
+        // where a touch finds them again. Locked memory is refused by both.
         Self::advise(&pages, Advice::LinuxFree)?;
-        // Registered first, so that nobody who touches a page from here on finds zeros in it.
+        // Registers first: a thread that touches a page after it was emptied must wait, not read zeros.
         self.register(pages.clone())?;
         self.empty(pages)
     }
 
-    /// Registers private anonymous memory: from here on pages that are missing are ours to fill.
+    /// Registers private anonymous memory: from now on this process fills its missing pages.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of UFFDIO_REGISTER.
     pub fn register(&self, pages: Range<usize>) -> io::Result<()> {
         let range = UffdioRange { start: pages.start as u64, len: pages.len() as u64 };
         let mut register = UffdioRegister { range, mode: REGISTER_MODE_MISSING, ioctls: 0 };
         self.ioctl(iowr::<UffdioRegister>(0x00), &mut register)
     }
 
-    /// Takes their contents from pages that are registered: they are missing.
+    /// Drops the contents of registered pages, so that they are missing.
     ///
     /// # Errors
-    /// The kernel's, of locked memory.
+    /// Returns the kernel's error of madvise(2), for example for locked memory.
     pub fn empty(&self, pages: Range<usize>) -> io::Result<()> {
         Self::advise(&pages, Advice::LinuxDontNeed)
     }
@@ -205,10 +209,11 @@ impl Userfaultfd {
         Ok(unsafe { madvise(pages.start as *mut std::ffi::c_void, pages.len(), advice) }?)
     }
 
-    /// Whether the page at `at` is registered here and absent now, whatever has happened to the address space since.
+    /// Whether the page at `at` is registered here and absent now, even if the mapping there has changed since.
     #[must_use]
     pub fn is_absent(&self, at: usize) -> bool {
-        // The kernel looks at the page before it reads the source, and nothing is mapped at the source.
+        // The kernel checks the destination page before it reads the source. Nothing is mapped at this source address,
+        // so EFAULT means that the page is absent.
         const NOWHERE: u64 = 1 << 16;
         loop {
             let mut copy = UffdioCopy { dst: at as u64, src: NOWHERE, len: PAGE_BYTES as u64, mode: 0, copy: 0 };
@@ -219,23 +224,24 @@ impl Userfaultfd {
         }
     }
 
-    /// Ordinary memory again: pages that are absent read as zeros.
+    /// Turns pages back into ordinary memory: absent ones read as zeros.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of UFFDIO_UNREGISTER.
     pub fn unregister(&self, pages: Range<usize>) -> io::Result<()> {
         let mut range = UffdioRange { start: pages.start as u64, len: pages.len() as u64 };
         self.ioctl(ior::<UffdioRange>(0x01), &mut range)
     }
 
-    /// Fills absent pages from `at` on with `bytes`, a multiple of [`PAGE_BYTES`], and lets those go on that wait for them.
-    /// A page that is there already stays as it is.
+    /// Fills absent pages from `at` on with `bytes`, whose length is a multiple of [`PAGE_BYTES`], and wakes the
+    /// threads that wait for them. A page that is present keeps its contents.
     ///
     /// # Errors
-    /// The kernel's: the memory is not registered any more.
+    /// Returns the kernel's error of UFFDIO_COPY, for example where the memory is not registered any more.
     pub fn fill(&self, at: usize, bytes: &[u8]) -> io::Result<()> {
         let mut done = 0;
-        // As much at a time as lies in one mapping: the kernel says ENOENT for more, also where all of it is registered.
+        // Length of the next copy. The kernel says ENOENT for a range of more than one mapping, even if all of it is
+        // registered. Then copies are one page long.
         let mut at_once = bytes.len();
         while done < bytes.len() {
             let left = &bytes[done..(done + at_once).min(bytes.len())];
@@ -259,10 +265,10 @@ impl Userfaultfd {
         Ok(())
     }
 
-    /// Fills absent pages with zeros, as [`Self::fill`] does.
+    /// Fills absent pages with zeros, as [`Self::fill`] does with bytes.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of UFFDIO_ZEROPAGE.
     pub fn fill_zeros(&self, pages: Range<usize>) -> io::Result<()> {
         let mut at = pages.start;
         while at < pages.end {
@@ -276,8 +282,8 @@ impl Userfaultfd {
         Ok(())
     }
 
-    /// How far a copy to `at` got that failed: the kernel stops at a page that is there (EEXIST) and where the address space
-    /// changes under it (EAGAIN), and says how many bytes it did.
+    /// Bytes by which a failed copy to `at` has advanced. The kernel stops at a page that is present (EEXIST), or where
+    /// the address space is changing (EAGAIN), and reports how many bytes it has copied.
     fn progress(&self, error: &io::Error, did: i64, at: usize) -> io::Result<usize> {
         match error.raw_os_error() {
             Some(libc::EEXIST) => self.wake(at..at + PAGE_BYTES).map(|()| PAGE_BYTES),
@@ -292,7 +298,8 @@ impl Userfaultfd {
         }
     }
 
-    /// Has those go on that unmap or move memory: they wait until the event about it has been read.
+    /// Reads events, so that threads that unmap or move memory can continue: they wait until the event about it has
+    /// been read.
     fn let_change(&self) {
         let mut taken = self.taken();
         let before = taken.len();
@@ -302,7 +309,7 @@ impl Userfaultfd {
         if taken.len() > before {
             let _ = rustix::io::write(&self.any_taken, &1u64.to_ne_bytes());
         } else {
-            // They are not so far that there is an event, or were told and have not run yet.
+            // Those threads have not sent their event yet, or their event was read and they have not run since.
             rustix::thread::sched_yield();
         }
     }
@@ -311,26 +318,26 @@ impl Userfaultfd {
         self.taken.lock()
     }
 
-    /// Lets those go on that wait for pages; a page that is still absent faults again.
+    /// Wakes threads that wait for pages. A thread whose page is still absent faults again.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of UFFDIO_WAKE.
     pub fn wake(&self, pages: Range<usize>) -> io::Result<()> {
         let mut range = UffdioRange { start: pages.start as u64, len: pages.len() as u64 };
         self.ioctl(ior::<UffdioRange>(0x02), &mut range)
     }
 
-    /// Waits for an event. False: none came in time.
+    /// Waits for an event, at most for `patience`. Returns false where none came.
     #[must_use]
     pub fn wait(&self, patience: Timespec) -> bool {
         let mut wanted = [PollFd::new(&self.fd, PollFlags::IN), PollFd::new(&self.any_taken, PollFlags::IN)];
         poll(&mut wanted, Some(&patience)) != Ok(0)
     }
 
-    /// The next event; `None` when there is none.
+    /// Returns the next event; `None` when there is none.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of read(2).
     pub fn next_event(&self) -> io::Result<Option<Event>> {
         let mut taken = self.taken();
         if let Some(event) = taken.pop_front() {
@@ -352,7 +359,7 @@ impl Userfaultfd {
         let message: UffdMsg = zerocopy::transmute!(bytes);
         let [first, second, third] = message.arguments.map(|argument| argument as usize);
         match message.event {
-            // flags, address, thread
+            // Arguments: flags, address, thread id.
             EVENT_PAGEFAULT => Ok(Some(Event::Fault(second))),
             EVENT_REMAP => Ok(Some(Event::Remap { from: first, to: second, bytes: third })),
             EVENT_UNMAP => Ok(Some(Event::Unmap { start: first, end: second })),
@@ -373,7 +380,7 @@ mod tests {
 
     const SECOND: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-    /// Pages of a mapping of their own, absent.
+    /// Makes a new mapping whose pages are absent.
     fn absent(faults: &Userfaultfd, pages: usize) -> Range<usize> {
         let (access, bytes) = (ProtFlags::READ | ProtFlags::WRITE, pages * PAGE_BYTES);
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -382,7 +389,7 @@ mod tests {
         at..at + bytes
     }
 
-    /// Whoever handles events may wait for a lock that a thread holds while it fills pages.
+    /// The thread that handles events may be waiting for a lock that the filling thread holds.
     #[test]
     fn pages_are_filled_while_others_are_unmapped_that_nobody_handles() {
         let Ok(device) = open_device() else {
@@ -393,11 +400,11 @@ mod tests {
             );
             return;
         };
-        // SAFETY: only memory that this test has mapped for it.
+        // SAFETY: this test passes only memory that it has mapped for this purpose.
         let faults = Arc::new(unsafe { Userfaultfd::new(device.as_fd()) }.unwrap());
         let (stays, leaves) = (absent(&faults, 4), [absent(&faults, 2), absent(&faults, 2)]);
         let unmapping = leaves.clone().map(|pages| {
-            // SAFETY: memory that nobody touches any more.
+            // SAFETY: the pages are not touched any more.
             std::thread::spawn(move || unsafe { munmap(pages.start as *mut _, pages.len()) }.unwrap())
         });
         assert!(faults.wait(SECOND), "the kernel tells of what is unmapped");

@@ -1,4 +1,4 @@
-//! Every order of the steps of a few threads that use our locks (loom): scripts/loom runs this.
+//! Tests of our locks in every order of the steps of a few threads (loom). scripts/loom runs them.
 #![cfg(loom)]
 
 use loom::cell::UnsafeCell;
@@ -6,25 +6,25 @@ use loom::sync::Arc;
 use loom::thread;
 use shunt_sys::lock::futex::{Condvar, Mutex};
 
-/// Loom finds out where two threads have it at a time.
+/// A value whose accesses loom watches: it reports two threads that have access at the same time.
 struct Value(UnsafeCell<u32>);
 
-// SAFETY: as long as the lock under test keeps threads apart, which loom checks.
+// SAFETY: the lock under test keeps threads apart, which loom checks.
 unsafe impl Sync for Value {}
 
 impl Value {
     fn add(&self) {
-        // SAFETY: as above.
+        // SAFETY: the caller holds the lock under test; loom reports it where another thread has access.
         self.0.with_mut(|value| unsafe { *value += 1 });
     }
 
     fn get(&self) -> u32 {
-        // SAFETY: as above.
+        // SAFETY: the caller holds the lock under test; loom reports it where another thread has access.
         self.0.with(|value| unsafe { *value })
     }
 }
 
-/// A thread is stopped in the middle of something so often at most: a mistake rarely takes more.
+/// Runs `steps` in every order, with at most 3 preemptions per run: a mistake rarely needs more.
 fn model(steps: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
@@ -63,7 +63,7 @@ fn who_only_tries_waits_for_nobody() {
     });
 }
 
-/// `late`: the change is told of once the lock is given up.
+/// Checks that all waiters hear of a change. With `late`, the change is reported after the lock was given up.
 fn all_hear_of_a_change(waiters: usize, late: bool) {
     model(move || {
         let shared = Arc::new((Mutex::new(Value(UnsafeCell::new(0))), Condvar::new()));

@@ -1,4 +1,4 @@
-//! Which numbers are own descriptors', in a process that has no others: a number is the next one's as soon as it is free.
+//! Test of `is_own`, alone in its process: another test could open a descriptor whose number this one has just freed.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 

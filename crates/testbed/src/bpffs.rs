@@ -1,15 +1,15 @@
-//! The file system that BPF objects are pinned in, which not every machine mounts when it starts.
+//! The file system in which BPF objects are pinned. Not every machine mounts it at boot.
 
 use std::io;
 use std::process::Command;
 
-/// Where BPF objects are pinned.
+/// Directory in which BPF objects are pinned.
 pub const BPFFS: &str = "/sys/fs/bpf";
 
-/// Mounts a BPF file system at [`BPFFS`], where none is.
+/// Mounts a BPF file system at [`BPFFS`], where none is mounted.
 ///
 /// # Errors
-/// When the mounts cannot be read, or mount(8) fails: it needs root.
+/// When the list of mounts cannot be read, or mount(8) fails. Mounting needs root.
 pub fn mount_bpffs() -> io::Result<()> {
     let mounts = std::fs::read_to_string("/proc/self/mounts")?;
     if mounts.lines().any(|line| line.split(' ').nth(1) == Some(BPFFS)) {

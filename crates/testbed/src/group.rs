@@ -1,11 +1,12 @@
-//! A control group of a test's own.
+//! A control group for one test.
 
 use std::fs;
 use std::path::PathBuf;
 
 use crate::of_process;
 
-/// The calling process is in it while this lives. Not for two tests of a process at a time.
+/// Control group that the calling process is in as long as this value exists. Two tests of one process must not use it
+/// at the same time.
 #[derive(Debug)]
 pub struct Group {
     pub path: PathBuf,
@@ -13,10 +14,10 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes one, and moves the process there.
+    /// Makes a control group, and moves the process there.
     ///
     /// # Panics
-    /// There is no cgroup of version 2, or the process may not make one.
+    /// When there is no cgroup v2, or the process may not make a group.
     #[must_use]
     pub fn enter(name: &str) -> Self {
         let root = shunt_sys::cgroup::root().unwrap();

@@ -1,4 +1,4 @@
-//! Names of what a lab or a test makes on this machine: they say which process it belongs to.
+//! Names of everything that a lab or a test makes on this machine. They say which process it belongs to.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,21 +8,21 @@ use shunt_sys::cgroup;
 use crate::bpffs::BPFFS;
 use crate::proc::stat;
 
-/// Every name begins with this.
+/// Prefix of every name.
 const PREFIX: &str = "shunt-";
 
-/// The file in a lab's directory that tells its owner from a later process of the same number.
+/// File in a lab's directory that tells its owner from a later process with the same process ID.
 pub(crate) const OWNER: &str = "owner";
 
-/// The file in the directory of a lab whose files are to stay.
+/// File in the directory of a lab whose files are kept.
 pub(crate) const KEPT: &str = "kept";
 
-/// Names one lab: the owner's process number and a count.
+/// Identity of one lab: the owner's process ID and a count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LabId(String);
 
 impl LabId {
-    /// One that no lab has; what a dead process of the same number left may still have its name.
+    /// Returns an id that no lab has. It skips names that a dead process with the same process ID has left.
     #[must_use]
     pub fn fresh() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -34,13 +34,13 @@ impl LabId {
         }
     }
 
-    /// `NUMBER.COUNT`, as it stands in names.
+    /// The id as names contain it, `PID.COUNT`.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Reads `NUMBER.COUNT`.
+    /// Parses `PID.COUNT`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (pid, count) = text.split_once('.')?;
@@ -48,7 +48,7 @@ impl LabId {
         Some(Self(text.to_owned()))
     }
 
-    /// What the names of this lab's namespaces begin with.
+    /// Beginning of the names of this lab's namespaces.
     #[must_use]
     pub fn namespace_prefix(&self) -> String {
         format!("{PREFIX}{}-", self.0)
@@ -60,25 +60,25 @@ impl LabId {
         std::env::temp_dir().join(format!("{PREFIX}lab-{}", self.0))
     }
 
-    /// What the paths of this lab's pinned BPF objects begin with, a directory for each agent.
-    /// That file system allows no dot in a name.
+    /// Beginning of the paths of this lab's pinned BPF objects; each agent has a directory. A BPF file system allows no
+    /// dot in a name.
     #[must_use]
     pub fn pins_prefix(&self) -> String {
         format!("{BPFFS}/{PREFIX}lab-{}-", self.0.replace('.', "-"))
     }
 
-    /// The control group of one host, below where the hierarchy is mounted.
+    /// Control group of one host, below the mount point of the hierarchy.
     #[must_use]
     pub fn cgroup(&self, root: &Path, host: &str) -> PathBuf {
         root.join(format!("{PREFIX}lab-{}-{host}", self.0))
     }
 
-    /// What the paths of this lab's control groups begin with.
+    /// Beginning of the paths of this lab's control groups.
     pub(crate) fn cgroup_prefix(&self) -> Option<PathBuf> {
         cgroup::root().ok().map(|root| self.cgroup(&root, ""))
     }
 
-    /// The id within the name of a namespace, if a lab made that.
+    /// The id in the name of a namespace, if a lab made that namespace.
     pub(crate) fn of_namespace(name: &str) -> Option<Self> {
         Self::parse(name.strip_prefix(PREFIX)?.split_once('-')?.0)
     }
@@ -98,16 +98,16 @@ impl LabId {
         Self::parse(&format!("{pid}.{count}"))
     }
 
-    /// Whether the process that made the lab still runs; a later process of the same number does not count.
+    /// Whether the process that made the lab still runs. A later process with the same process ID does not count.
     #[must_use]
     pub fn owner_lives(&self) -> bool {
         let pid = self.0.split('.').next().unwrap_or_default();
         let running = owner_mark(pid);
-        // Without the file the lab is being built or removed.
+        // Where the file is missing, the lab is being built or removed.
         running.is_some_and(|mark| std::fs::read_to_string(self.dir().join(OWNER)).map_or(true, |made| made == mark))
     }
 
-    /// Whether its files are to stay when it has gone.
+    /// Whether the lab's files are kept after its end.
     pub(crate) fn is_kept(&self) -> bool {
         self.dir().join(KEPT).exists()
     }
@@ -119,7 +119,7 @@ impl std::fmt::Display for LabId {
     }
 }
 
-/// A process's number and start time (field 22 of proc_pid_stat(5)).
+/// Process ID and start time of a process (field 22 of proc_pid_stat(5)).
 pub(crate) fn owner_mark(pid: &str) -> Option<String> {
     let (number, fields) = stat(&Path::new("/proc").join(pid))?;
     Some(format!("{number} {}\n", fields.get(19)?))

@@ -1,5 +1,5 @@
-//! Tests and labs on a machine that others use, too: whose something is, and that it goes with its process; how tests
-//! wait, and how they say that they cannot run here.
+//! Support for tests and labs on a machine that others use, too. Names say which process something belongs to, and it
+//! is removed when that process ends. Tests wait for conditions, and report where they cannot run.
 #![forbid(unsafe_code)]
 
 mod bpffs;

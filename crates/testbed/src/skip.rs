@@ -1,15 +1,15 @@
-//! Tests that cannot run on a machine say so, and why, on standard error.
+//! Reports, on standard error, of tests that cannot run on a machine, and why.
 
 use std::io::Write as _;
 
-/// Says that `test` does not run here, and why.
+/// Reports that `test` does not run here, and why.
 ///
-/// Written past the test harness, which shows nothing of what a passing test prints by a macro.
+/// The report bypasses the test harness, which hides what a passing test prints by a macro.
 pub fn skipped(test: &str, why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
 }
 
-/// Whether this is root; says that `test` is skipped if not.
+/// Whether this process is root. If not, reports that `test` is skipped.
 #[must_use]
 pub fn may_run(test: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
@@ -19,7 +19,7 @@ pub fn may_run(test: &str) -> bool {
     root
 }
 
-/// The same for the test whose thread asks: the harness names threads after their tests.
+/// Whether the test of the calling thread may run, as [`may_run`]: the harness names threads after their tests.
 #[must_use]
 pub fn root() -> bool {
     may_run(std::thread::current().name().unwrap_or("a test"))

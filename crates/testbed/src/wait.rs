@@ -1,4 +1,4 @@
-//! Waits for conditions: each has a deadline for machines that are busy with other things, and none a fixed length.
+//! Waits for conditions. Each wait has a deadline for busy machines, and none has a fixed length.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -8,21 +8,21 @@ use crate::proc::stat;
 /// Deadline for conditions that hold within a second or so on an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Time between two looks.
+/// Time between two checks.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Looks until `look` succeeds, and returns what it found.
+/// Calls `look` until it succeeds. Returns what it found.
 ///
 /// # Errors
-/// That of the last look, once [`PATIENCE`] has passed.
+/// Returns the error of the last call, once [`PATIENCE`] has passed.
 pub fn eventually<T, E>(look: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     within(PATIENCE, look)
 }
 
-/// The same for so long: for what may also rightly not come to be.
+/// Calls `look` until it succeeds, for at most `time`: for conditions that may rightly never hold.
 ///
 /// # Errors
-/// That of the last look, once that time has passed.
+/// Returns the error of the last call, once that time has passed.
 pub fn within<T, E>(time: Duration, mut look: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     let deadline = Instant::now() + time;
     loop {
@@ -34,23 +34,23 @@ pub fn within<T, E>(time: Duration, mut look: impl FnMut() -> Result<T, E>) -> R
     }
 }
 
-/// Waits until a process that was sent SIGSTOP has stopped: its other threads go on until one of them has taken the signal.
-/// One that ends meanwhile counts as stopped.
+/// Waits until a process that was sent SIGSTOP has stopped: its other threads continue until one of them has taken the
+/// signal. A process that ends meanwhile counts as stopped.
 ///
 /// # Errors
-/// It has not within [`PATIENCE`].
+/// When it has not stopped within [`PATIENCE`].
 pub fn until_stopped(pid: u32) -> std::io::Result<()> {
     let process = Path::new("/proc").join(pid.to_string());
     eventually(|| is_stopped(&process))
 }
 
-/// The same for all processes of a group.
+/// Waits like [`until_stopped`], for all processes of a group.
 ///
 /// # Errors
-/// One of them has not within [`PATIENCE`].
+/// When one of them has not stopped within [`PATIENCE`].
 pub fn until_group_stopped(group: u32) -> std::io::Result<()> {
     let group = group.to_string();
-    // Field 5 of proc_pid_stat(5).
+    // The process group is field 5 of proc_pid_stat(5).
     let is_member = |process: &PathBuf| stat(process).is_some_and(|(_, fields)| fields.get(2) == Some(&group));
     eventually(|| entries(Path::new("/proc")).filter(is_member).try_for_each(|process| is_stopped(&process)))
 }
@@ -58,7 +58,7 @@ pub fn until_group_stopped(group: u32) -> std::io::Result<()> {
 fn is_stopped(process: &Path) -> std::io::Result<()> {
     for (thread, fields) in entries(&process.join("task")).filter_map(|thread| stat(&thread)) {
         let state = fields.first().map_or("", String::as_str);
-        // Stopped, traced, ended.
+        // Stopped (T), traced (t), ended (Z and X).
         if !matches!(state, "T" | "t" | "Z" | "X") {
             let process = process.display();
             return Err(std::io::Error::other(format!("thread {thread} of {process} is {state}, not stopped")));
@@ -67,7 +67,7 @@ fn is_stopped(process: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// A directory's entries: none, where it has gone.
+/// Entries of a directory; none where it does not exist any more.
 fn entries(directory: &Path) -> impl Iterator<Item = PathBuf> {
     std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path())
 }

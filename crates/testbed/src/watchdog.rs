@@ -1,12 +1,12 @@
-//! Nothing that a lab or a test makes on this machine outlives its process.
+//! Watchdog: nothing that a lab or a test makes on this machine outlives its process.
 //!
-//! A shell, the *watchdog*, waits for the end of a pipe whose other end the process holds. That end comes when the
-//! [`Watchdog`] is dropped, and also when the process ends by a panic, a signal or SIGKILL; the watchdog then kills what
-//! runs in the lab's namespaces and control groups, and removes these, the lab's pins and its files. So there is one way to
-//! clean up, and each lab tests it.
+//! A shell, the *watchdog*, waits for the end of a pipe whose other end the process holds. The pipe ends when the
+//! [`Watchdog`] is dropped, and also when the process ends by a panic, a signal or SIGKILL. The watchdog then kills
+//! what runs in the lab's namespaces and control groups, and removes these, the lab's pins and its files. So there is
+//! only one procedure for cleaning up, and each lab tests it.
 //!
-//! The end of a container or a CI job kills watchdogs, too. So the first watchdog that a process starts is preceded by a
-//! sweep of what dead processes have left.
+//! The end of a container or a CI job also kills watchdogs. So before a process starts its first watchdog, it removes
+//! what dead processes have left.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,8 +21,9 @@ use shunt_sys::netns::NAMED;
 use crate::bpffs::{BPFFS, mount_bpffs};
 use crate::id::{KEPT, LabId, OWNER, owner_mark};
 
-/// `$1`: the namespaces' common prefix; `$2`: the lab's directory, or nothing to keep it; `$3`: its pins' common prefix;
-/// `$4`: its control groups'. A file system in the lab's directory whose server has ended can only be taken away.
+/// Script of the shell. `$1`: common prefix of the namespaces; `$2`: the lab's directory, or nothing to keep it; `$3`:
+/// common prefix of its pins; `$4`: common prefix of its control groups. A file system in the lab's directory whose
+/// server has ended can only be unmounted.
 const SCRIPT: &str = r#"
 trap '' INT TERM HUP QUIT
 # A member of no group that is to go.
@@ -64,7 +65,7 @@ fn script(name: &str, id: &LabId, keep_files: bool) -> Command {
     shell
 }
 
-/// The child that cleans up after its lab.
+/// Child process that cleans up after its lab.
 #[derive(Debug)]
 pub struct Watchdog {
     shell: Child,
@@ -72,7 +73,7 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Makes the lab's directory and starts the watchdog: before anything else is made.
+    /// Makes the lab's directory and starts the watchdog. Must be called before anything else is made.
     ///
     /// # Errors
     /// When the directory cannot be made or the shell cannot be started.
@@ -101,8 +102,8 @@ impl Drop for Watchdog {
     }
 }
 
-/// The id for what tests make without a lab, on a machine with a BPF file system. A watchdog removes what is left of that
-/// when the process ends.
+/// The id for what tests make without a lab, on a machine with a BPF file system. A watchdog removes what is left when
+/// the process ends.
 ///
 /// # Panics
 /// When the watchdog cannot be started, or root cannot mount a BPF file system.
@@ -141,7 +142,7 @@ pub fn labs() -> io::Result<BTreeSet<LabId>> {
     Ok(labs)
 }
 
-/// Removes what labs of dead owners left, but files that were to be kept.
+/// Removes what labs of dead owners have left, except files that are kept.
 ///
 /// # Errors
 /// When the labs cannot be listed or the shell cannot be started.
@@ -149,7 +150,7 @@ pub fn sweep() -> io::Result<()> {
     labs()?.iter().filter(|lab| !lab.owner_lives()).try_for_each(|lab| remove(lab, lab.is_kept()))
 }
 
-/// Removes what labs of dead owners left, kept files included, and returns which those were.
+/// Removes what labs of dead owners have left, including kept files. Returns these labs.
 ///
 /// # Errors
 /// When the labs cannot be listed or the shell cannot be started.

@@ -1,4 +1,4 @@
-//! Addresses as every layout of Shunt has them: 16 bytes, IPv4 mapped into IPv6 (RFC 4291, 2.5.5.2).
+//! Addresses in every layout of Shunt: 16 bytes, IPv4 mapped into IPv6 (RFC 4291, 2.5.5.2).
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -14,7 +14,7 @@ impl Address {
     /// All zero: no address.
     pub const NONE: Self = Self([0; 16]);
 
-    /// The address as the standard library has it, IPv4 unmapped.
+    /// Converts to the standard library's type, with IPv4 unmapped.
     pub fn ip(self) -> IpAddr {
         Ipv6Addr::from(self.0).to_canonical()
     }
@@ -38,20 +38,20 @@ impl fmt::Debug for Address {
 /// One end of a TCP connection. The port is in network order, as in the packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Endpoint {
-    /// Where.
+    /// IP address.
     pub address: Address,
-    /// TCP port, network order.
+    /// TCP port, in network order.
     pub port_be: [u8; 2],
 }
 
 impl Endpoint {
-    /// As the standard library has it.
+    /// Converts to the standard library's type.
     pub fn socket_addr(self) -> SocketAddr {
         SocketAddr::new(self.address.ip(), u16::from_be_bytes(self.port_be))
     }
 }
 
-/// Messages that name both ends of a client's connection.
+/// Adds accessors to messages that name both ends of a client's connection.
 macro_rules! with_ends {
     ($($name:ident),*) => {$(
         impl $name {
@@ -65,7 +65,7 @@ macro_rules! with_ends {
                 $crate::Endpoint { address: self.server_address, port_be: self.server_port }
             }
 
-            /// Whether there can be such a connection: ports, and one IP version.
+            /// Whether such a connection can exist: both ports are set, and both addresses have one IP version.
             pub fn has_ends(&self) -> bool {
                 self.client_port != [0; 2]
                     && self.server_port != [0; 2]

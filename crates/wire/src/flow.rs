@@ -1,22 +1,22 @@
-//! A client's connection, as whoever sends on it for another has to know it. The kernel says it (`struct shunt_flow`), a
-//! server passes it on to its agent, and that to the backend's.
+//! State of a client's connection that another machine needs in order to send on it. The kernel reports it
+//! (`struct shunt_flow`). A server passes it on to its agent, and that agent to the backend's.
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::address::{Address, with_ends};
 
-/// The same fields in the machine's order and in the order of the wire.
+/// Defines the same fields twice: in the machine's byte order, and in the wire's.
 macro_rules! in_both_orders {
     ($($(#[$doc:meta])* $field:ident: $native:ty, $wire:ty;)*) => {
-        /// As it was when a region began, or moved, on this machine (`struct shunt_flow`).
+        /// State of a connection when a region began, or moved to another peer, on this machine (`struct shunt_flow`).
         #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
         #[repr(C)]
         pub struct FlowState {
             $($(#[$doc])* pub $field: $native,)*
         }
 
-        /// The same between agents, little-endian.
+        /// [`FlowState`] in messages between agents, little-endian.
         #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
         #[repr(C)]
         pub struct WireFlowState {
@@ -36,68 +36,68 @@ in_both_orders! {
     client_address: Address, Address;
     /// The frontend's end, as the client knows it.
     server_address: Address, Address;
-    /// Network order.
+    /// The client's port, in network order.
     client_port: [u8; 2], [u8; 2];
-    /// Network order.
+    /// The frontend's port, in network order.
     server_port: [u8; 2], [u8; 2];
-    /// Client-visible sequence number of the first byte that its peer sends.
+    /// Client-visible sequence number of the first payload byte that the backend sends.
     start: u32, U32;
-    /// What the payload's segments acknowledge.
+    /// Acknowledgment number that the payload's segments carry.
     rcv_nxt: u32, U32;
-    /// The frontend's timestamp clock, not behind what the client has echoed.
+    /// Value of the frontend's timestamp clock, not behind what the client has echoed (TSval, RFC 7323).
     tsval: u32, U32;
-    /// The client's newest timestamp.
+    /// Newest timestamp of the client, to be echoed.
     ts_recent: u32, U32;
-    /// Bytes that the client takes from `start` on.
+    /// The client's window in bytes, from `start` on.
     snd_wnd: u32, U32;
-    /// Segments.
+    /// Congestion window in segments.
     snd_cwnd: u32, U32;
-    /// Segments.
+    /// Slow-start threshold in segments.
     snd_ssthresh: u32, U32;
-    /// Microseconds, 0: no sample.
+    /// Smoothed RTT in microseconds; 0: no sample yet.
     srtt_us: u32, U32;
-    /// Payload bytes between the ACKs that go to the backend, 0: each goes. What holds for this flow now.
+    /// Payload bytes between the ACKs that go to the backend, as set for this flow now; 0: every ACK goes.
     ack_spacing: u32, U32;
-    /// Bytes from `start` on that the client may have already, from a backend that is lost.
+    /// Bytes from `start` on that the client may already have from a backend that was lost.
     ahead: u32, U32;
-    /// Of the connection: packets that the frontend steers prove by it where they come from.
+    /// Random token of the connection, by which packets that the frontend steers prove their origin.
     token: u32, U32;
-    /// Maximum segment size without options, bytes.
+    /// Maximum segment size in bytes, without options.
     mss: u16, U16;
-    /// Shift of the client's window field.
+    /// Shift of the client's window field (RFC 7323, 2).
     snd_wscale: u8, u8;
-    /// Shift of ours.
+    /// Shift of the frontend's window field.
     rcv_wscale: u8, u8;
-    /// Bits of `SHUNT_OPTION_*`.
+    /// Options of the connection: bits of `SHUNT_OPTION_*`.
     options: u8, u8;
-    /// 1: the first handoff of this connection. Any older socket for it is stale.
+    /// 1: the first handoff of this connection, so that any older socket of the backend for it is stale.
     first: u8, u8;
-    /// Zero.
+    /// Reserved, zero.
     pad: [u8; 2], [u8; 2];
 }
 
 with_ends!(FlowState, WireFlowState);
 
 impl FlowState {
-    /// `SHUNT_OPTION_TIMESTAMPS`.
+    /// Both ends send timestamps (`SHUNT_OPTION_TIMESTAMPS`).
     pub const TIMESTAMPS: u8 = 1;
-    /// `SHUNT_OPTION_SACK`.
+    /// Both ends send selective acknowledgments (`SHUNT_OPTION_SACK`).
     pub const SACK: u8 = 2;
-    /// `SHUNT_OPTION_WSCALE`.
+    /// Both ends scale their windows (`SHUNT_OPTION_WSCALE`).
     pub const WSCALE: u8 = 4;
-    /// `SHUNT_OPTION_DIGEST`.
+    /// The frontend asks for the digest of the payload's file (`SHUNT_OPTION_DIGEST`).
     pub const DIGEST: u8 = 8;
-    /// `SHUNT_OPTION_WORD`.
+    /// The region completes only after DELIVERED from the backend's agent (`SHUNT_OPTION_WORD`).
     pub const WORD: u8 = 16;
 
-    /// Whether there can be such a connection.
+    /// Whether such a connection can exist.
     pub(crate) fn is_possible(&self) -> bool {
         WireFlowState::from(*self).is_possible()
     }
 }
 
 impl WireFlowState {
-    /// Whether there can be such a connection.
+    /// Whether such a connection can exist.
     pub(crate) fn is_possible(&self) -> bool {
         self.has_ends() && self.snd_wscale <= 14 && self.rcv_wscale <= 14 && self.mss.get() > 0
     }

@@ -1,21 +1,21 @@
-//! The tag of an offer.
+//! Tag of an offer: proof that the backend made the offer for this request.
 //!
-//! SipHash-2-4 with 128-bit output (Aumasson and Bernstein 2012), keyed with the backend's key for that frontend,
-//! over the request's nonce, the offer's number and the payload's length. A frontend checks it before it sends the header:
-//! a forged, foreign, replayed or stretched offer then ends as a clean 502.
+//! SipHash-2-4 with 128-bit output (Aumasson and Bernstein 2012), keyed with the backend's key for that frontend. Its
+//! input is the request's nonce, the offer's number and the payload's length. A frontend checks the tag before it sends
+//! the header. So an offer that is forged, replayed, or made for another frontend or length ends as a clean 502.
 
 use std::hash::Hasher;
 
 use siphasher::sip128::{Hasher128, SipHasher24};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// 128 bits that only the two agents of a session, and the servers that they serve, can compute.
+/// 128 bits that only the two agents of a session, and their servers, can compute.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
 pub struct Tag(pub [u8; 16]);
 
 impl Tag {
-    /// The tag for one payload.
+    /// Computes the tag for one payload.
     pub fn compute(key: &[u8; 16], nonce: &[u8; 16], offer: u64, length: u64) -> Self {
         let mut hasher = SipHasher24::new_with_key(key);
         let mut input = [0u8; 32];
@@ -27,7 +27,7 @@ impl Tag {
     }
 }
 
-/// In constant time: a peer learns nothing from how long a comparison takes.
+/// Compares in constant time, so that the time of a comparison tells a peer nothing.
 impl PartialEq for Tag {
     fn eq(&self, other: &Self) -> bool {
         let differing = self.0.iter().zip(&other.0).fold(0, |all, (a, b)| all | (a ^ b));
@@ -37,7 +37,7 @@ impl PartialEq for Tag {
 
 impl Eq for Tag {}
 
-/// Not the bits: a tag is a secret until it is used.
+/// Hides the bits: a tag is a secret until it is used.
 impl std::fmt::Debug for Tag {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Tag(..)")

@@ -1,18 +1,19 @@
-//! TLS 1.3 as far as two tiers have to agree on it: the cipher suites, and how many bytes on the wire a payload becomes
-//! (RFC 8446, 5.2). The frontend needs that number before the first record exists, for the region that it hands off.
+//! Parameters of TLS 1.3 that two tiers have to agree on: the cipher suites, and the bytes on the wire that a payload
+//! becomes (RFC 8446, 5.2). The frontend needs that number before the first record exists, for the region that it hands
+//! off.
 
 use std::fmt;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a record around its content: header 5, inner content type 1, tag 16 (all three suites have that).
+/// Bytes of a record beside its content: header 5, inner content type 1, tag 16 (the same in all three suites).
 pub const OVERHEAD_BYTES: u64 = 22;
-/// Most content of a record (RFC 8446, 5.1).
+/// Most content bytes of a record (RFC 8446, 5.1).
 pub const MAX_CONTENT_BYTES: u16 = 1 << 14;
-/// Least that a peer may ask for (RFC 8449, 4: 64, which counts the inner content type).
+/// Smallest record content that a peer may ask for, in bytes (RFC 8449, 4: 64, which includes the inner content type).
 pub const MIN_CONTENT_BYTES: u16 = 63;
 
-/// A cipher suite by its number at IANA.
+/// A cipher suite, with its number at IANA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Suite {
@@ -22,15 +23,15 @@ pub enum Suite {
 }
 
 impl Suite {
-    /// All that can be handed over.
+    /// All suites that can be handed over.
     pub const ALL: [Suite; 3] = [Suite::Aes128GcmSha256, Suite::Aes256GcmSha384, Suite::ChaCha20Poly1305Sha256];
 
-    /// From its number.
+    /// Returns the suite with this number.
     pub fn from_number(number: u16) -> Option<Self> {
         Self::ALL.into_iter().find(|suite| *suite as u16 == number)
     }
 
-    /// Of its key.
+    /// Length of the suite's key in bytes.
     pub fn key_bytes(self) -> usize {
         match self {
             Suite::Aes128GcmSha256 => 16,
@@ -38,8 +39,8 @@ impl Suite {
         }
     }
 
-    /// Records that one key may protect (RFC 8446, 5.5): 2^24.5 for AES-GCM, here 2^24. For ChaCha20-Poly1305 the
-    /// sequence number ends before its limit does; 2^48 is further than any connection comes.
+    /// Most records that one key may protect (RFC 8446, 5.5). For AES-GCM that is 2^24.5, rounded down to 2^24. For
+    /// ChaCha20-Poly1305 the sequence number ends before the limit does; no connection reaches 2^48.
     pub fn max_records(self) -> u64 {
         match self {
             Suite::Aes128GcmSha256 | Suite::Aes256GcmSha384 => 1 << 24,
@@ -48,43 +49,44 @@ impl Suite {
     }
 }
 
-/// Key and IV of one generation (RFC 8446, 7.3). Whoever has them keeps them no longer than it takes to use them or to
-/// pass them on, and then overwrites them.
+/// Key and IV of one generation (RFC 8446, 7.3). Code that has them uses them or passes them on at once, and then
+/// overwrites them.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Keys {
-    /// See RFC 8446, 5.3.
+    /// IV of the write direction (RFC 8446, 5.3).
     pub iv: [u8; 12],
-    /// The suite says how many bytes of it count.
+    /// Key, of which the first [`Suite::key_bytes`] count.
     pub key: [u8; 32],
 }
 
-/// Not the keys.
+/// Hides the keys.
 impl fmt::Debug for Keys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("(secret)")
     }
 }
 
-/// What a generation is used for, as a message has it.
+/// Parameters of one generation of write keys, as messages have them.
 #[derive(Clone, Copy, Debug)]
 pub struct Generation {
-    /// See [`Suite`]; 0: the connection is not encrypted.
+    /// Number of a [`Suite`]; 0: the connection is not encrypted.
     pub suite: u16,
-    /// Most content of a record: what the client has asked for (RFC 6066, RFC 8449), or [`MAX_CONTENT_BYTES`].
+    /// Most content bytes of a record: the client's limit (RFC 6066, RFC 8449), or [`MAX_CONTENT_BYTES`].
     pub content_bytes: u16,
-    /// Bytes of the first record on the wire that the client has from another sender.
+    /// Leading bytes of the first record, on the wire, that the client already has from another sender.
     pub skip: u16,
     /// Number of the payload's first record.
     pub record: u64,
 }
 
 impl Generation {
-    /// Bytes on the wire of a payload; `None` where the message makes no sense, or the suite's limit would be passed.
+    /// Bytes on the wire of a payload. `None` where the parameters are inconsistent, or the suite's limit of records
+    /// would be exceeded.
     pub fn region_bytes(self, payload_bytes: u64) -> Option<u64> {
         let Self { suite: 0, content_bytes: 0, skip: 0, record: 0 } = self else {
             let (suite, records) = self.records(payload_bytes)?;
-            // One more for the frontend's KeyUpdate.
+            // The frontend's KeyUpdate takes one more record number.
             let end = self.record.checked_add(records.count())?.checked_add(1)?;
             let in_first = u64::from(self.skip) < records.content_bytes(0) as u64 + OVERHEAD_BYTES;
             return (end <= suite.max_records() && in_first).then(|| records.wire_bytes() - u64::from(self.skip));
@@ -92,41 +94,41 @@ impl Generation {
         Some(payload_bytes)
     }
 
-    /// The payload in records, where the connection is encrypted.
+    /// The payload's suite and records. `None` where the connection is not encrypted, or the parameters are invalid.
     pub fn records(self, payload_bytes: u64) -> Option<(Suite, Records)> {
         Some((Suite::from_number(self.suite)?, Records::of(payload_bytes, self.content_bytes)?))
     }
 }
 
-/// A payload cut into records.
+/// A payload, divided into records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Records {
     /// Bytes of the payload, at least 1.
     payload_bytes: u64,
-    /// Of each record but the last.
+    /// Content bytes of each record but the last.
     content_bytes: u64,
 }
 
 impl Records {
-    /// Of a payload, where a record may hold `content_bytes`. `None` where that is no size of a record, or the payload
-    /// is empty or longer than a file can be.
+    /// Divides a payload into records of at most `content_bytes`. `None` where a record cannot have that size, or the
+    /// payload is empty or longer than a file can be.
     pub fn of(payload_bytes: u64, content_bytes: u16) -> Option<Self> {
         let good = (MIN_CONTENT_BYTES..=MAX_CONTENT_BYTES).contains(&content_bytes)
             && (1..=i64::MAX as u64 / 2).contains(&payload_bytes);
         good.then_some(Self { payload_bytes, content_bytes: content_bytes.into() })
     }
 
-    /// How many there are.
+    /// Number of records.
     pub fn count(&self) -> u64 {
         self.payload_bytes.div_ceil(self.content_bytes)
     }
 
-    /// Bytes of the payload in the record at `index`.
+    /// Payload bytes in the record at `index`.
     pub fn content_bytes(&self, index: u64) -> usize {
         self.payload_bytes.saturating_sub(index * self.content_bytes).min(self.content_bytes) as usize
     }
 
-    /// Where in the payload the record at `index` begins.
+    /// Offset in the payload at which the record at `index` begins.
     pub fn payload_offset(&self, index: u64) -> u64 {
         (index * self.content_bytes).min(self.payload_bytes)
     }

@@ -1,17 +1,17 @@
-//! The trace-id of a request (W3C Trace Context, 3.2.2.3): it stands in the logs of every tier that had a part in it.
+//! The trace-id of a request (W3C Trace Context, 3.2.2.3). It is in the logs of every tier that handled the request.
 
 use std::fmt;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// 16 bytes that a client or the first tier has chosen, zeros where there is none. Whoever sent the request chose
-/// them: a label, and no proof of anything.
+/// 16 bytes that the client or the first tier has chosen; zeros where there is none. It is a label, and proves nothing,
+/// because the sender of a request can choose any value.
 #[derive(Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
 pub struct TraceId(pub [u8; 16]);
 
 impl TraceId {
-    /// `None` where the request had none, so that a log line can leave it out.
+    /// The trace-id, or `None` where the request had none, so that a log line can leave it out.
     pub fn known(self) -> Option<Self> {
         (self != Self::default()).then_some(self)
     }

@@ -1,4 +1,4 @@
-//! `include/shunt.h` and `shunt_wire::local` are the same layout: the C compiler is asked.
+//! Checks with the C compiler that `include/shunt.h` and `shunt_wire::local` have the same layouts.
 
 use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};

@@ -1,4 +1,4 @@
-//! This machine.
+//! Checks of this machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,11 +19,11 @@ use crate::steer::chain;
 /// linux/magic.h
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 const CGROUP2_SUPER_MAGIC: i64 = 0x6367_7270;
-/// So long before its end a certificate is a fault.
+/// Time before a certificate's end from which on it is a fault.
 const SOON: Duration = Duration::from_secs(3 * 24 * 3600);
 const OLDEST_KERNEL: (u32, u32) = (5, 15);
 
-/// Checks that there is a certificate, its name, and its dates.
+/// Checks the certificate: that it can be read, its name, and its dates.
 pub(super) fn certificate(config: &Config, now: SystemTime) -> Vec<Finding> {
     let path = config.tls.certificate.display();
     let credentials = match Credentials::read(&config.tls, &config.name) {
@@ -47,14 +47,14 @@ pub(super) fn certificate(config: &Config, now: SystemTime) -> Vec<Finding> {
     vec![Finding::of("certificate", about, advice)]
 }
 
-/// A time in its largest unit that is there at least twice.
+/// Returns a time in the largest unit of which it has at least two.
 fn in_words(seconds: u64) -> String {
     let units = [(24 * 3600, "days"), (3600, "hours"), (60, "minutes")];
     let unit = units.iter().find(|(length, _)| seconds >= 2 * length);
     unit.map_or_else(|| format!("{seconds} s"), |(length, name)| format!("{} {name}", seconds / length))
 }
 
-/// Checks that each interface is there, takes programs, and is up.
+/// Checks that each interface exists, can have the programs, and is up.
 pub(super) fn interfaces(config: &Config) -> Vec<Finding> {
     let frontend = config.frontend.iter().map(|frontend| ("[frontend]", &frontend.interfaces));
     let backend = config.backend.iter().map(|backend| ("[backend]", &backend.interfaces));
@@ -76,7 +76,7 @@ fn is_up(role: &str, name: &str) -> Finding {
     Finding::of("interface", about, advice)
 }
 
-/// Checks that the agent that runs has its programs on each interface.
+/// Checks that the running agent has its programs on each interface.
 pub(super) fn programs(config: &Config) -> Vec<Finding> {
     let frontend = config.frontend.iter().flat_map(|frontend| frontend.interfaces.iter().map(|name| (true, name)));
     let backend = config.backend.iter().flat_map(|backend| backend.interfaces.iter().map(|name| (false, name)));
@@ -113,7 +113,7 @@ pub(super) fn pins(config: &Config) -> Finding {
     Finding::of("bpffs", about, (!is_bpf).then(|| advice.into()))
 }
 
-/// What the agent needs of the kernel, and of who runs this.
+/// Checks what the agent needs of the kernel, and of the user that runs this.
 pub(super) fn machine(config: &Config) -> Vec<Finding> {
     let mut findings = vec![kernel(), capabilities()];
     match probe::missing() {
@@ -129,7 +129,7 @@ pub(super) fn machine(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Whether this kernel's verifier takes what an agent of this configuration would load.
+/// Checks that this kernel's verifier accepts what an agent of this configuration would load.
 fn verified(config: &Config) -> Vec<Finding> {
     let frontend = config.frontend.as_ref().map(|_| probe::load_frontend().map_err(|error| chain(&error)));
     let ports = config.backend.as_ref().map(|backend| &backend.ports.0);
@@ -173,7 +173,7 @@ fn capabilities() -> Finding {
     Finding::of("capabilities", "what an agent starts with", (!missing.is_empty()).then(advice))
 }
 
-/// Checks that there is such a control group.
+/// Checks that the control group exists.
 pub(super) fn group(config: &Config) -> Finding {
     let (directory, about) = match &config.cgroup {
         Some(path) => (Ok(path.clone()), format!("cgroup = \"{}\"", path.display())),
@@ -194,7 +194,7 @@ pub(super) fn group(config: &Config) -> Finding {
     Finding::of("cgroup", about, advice)
 }
 
-/// Checks that nothing else takes the senders' ports.
+/// Checks that the kernel gives the senders' ports to no other connection.
 pub(super) fn ports(config: &Config) -> Option<Finding> {
     let ports = &config.backend.as_ref()?.ports.0;
     let of_peers = *ports.start()..=ports.start().saturating_add(config.peers.len().saturating_sub(1) as u16);
@@ -220,7 +220,7 @@ fn numbers(path: &str) -> Vec<u16> {
     text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 
-/// `61000-61063,62000`
+/// Returns whether a list such as `61000-61063,62000` has a port.
 fn is_reserved(list: &str, port: u16) -> bool {
     let covers = |part: &str| {
         let (low, high) = part.split_once('-').unwrap_or((part, part));
@@ -230,12 +230,12 @@ fn is_reserved(list: &str, port: u16) -> bool {
     list.trim().split(',').any(covers)
 }
 
-/// Checks that the agent runs, is the one that is configured, and has its peers.
+/// Checks that the agent runs, has this configuration, and has sessions with its peers.
 pub(super) fn agent(config: &Config, stats: &Result<Value, String>) -> Vec<Finding> {
     let about = format!("the agent at {}", config.socket.display());
     let stats = match stats {
         Ok(stats) => stats,
-        // It says by itself which unit to look at.
+        // This error names already which unit to look at.
         Err(error) if error.contains("systemctl") => return vec![Finding::fault("agent", about, error.as_str())],
         Err(error) => return vec![Finding::fault("agent", about, format!("{error}: `systemctl status shuntd`"))],
     };

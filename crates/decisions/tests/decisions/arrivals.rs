@@ -1,4 +1,4 @@
-//! Who gets which client packet: the table of decisions/arrivals.h, row by row.
+//! Tests of who gets which client packet: the table of decisions/arrivals.h, row by row.
 
 use shunt_decisions::*;
 
@@ -6,10 +6,10 @@ use super::connection::*;
 
 const START: u32 = 0xffff_ff00;
 const ROOM: u32 = 1 << 20;
-/// Short: complete by the client's word alone.
+/// Length of a short payload, which is complete by the client's word alone.
 const LENGTH: u64 = 100_000;
 
-/// With a region whose header is with the client, and whose server knows it.
+/// Makes a server with an active region. The client has the header, and the server's kernel knows that.
 fn active(length: u64) -> Server {
     let mut server = Server::with_region(START.wrapping_sub(100), ROOM, length);
     let header_acked = server.ack(server.start());
@@ -18,7 +18,7 @@ fn active(length: u64) -> Server {
     server
 }
 
-/// The same, after the first ACK inside.
+/// Makes a server with an active region, after the client's first ACK inside it.
 fn under_way(length: u64) -> Server {
     let mut server = active(length);
     let first = server.ack(START.wrapping_add(1000));
@@ -205,7 +205,7 @@ fn a_copy_has_its_own_region_and_no_more() {
     assert_eq!((copied.ack, copied.server_ack), (START.wrapping_add(2000), RCV_NXT));
     assert_eq!((copied.window, copied.token), (packet.window, 0x5678));
 
-    // Of an ACK before the region, the window ends where the client's room does.
+    // For an ACK before the region, the copy's window is reduced, so that it ends where the client's room does.
     let before = server.ack(START.wrapping_sub(512));
     let copied = copy(&mut server.flow, &before, index);
     assert_eq!((copied.ack, copied.window), (START, packet.window - 2));

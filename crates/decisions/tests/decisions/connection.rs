@@ -1,4 +1,4 @@
-//! One client connection of a frontend: its socket as the kernel would have it, and its flow.
+//! One client connection of a frontend: its socket as the kernel would describe it, and its flow.
 
 use shunt_decisions::*;
 
@@ -17,8 +17,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Whose next byte has the number `next`, and whose client has acknowledged all so far and has room for `room`
-    /// bytes, a multiple of 256.
+    /// Makes a server whose next byte has the number `next`. Its client has acknowledged all so far, and has room for
+    /// `room` bytes, a multiple of 256.
     pub fn new(next: u32, room: u32) -> Self {
         let socket = Socket {
             snd_una: next,
@@ -47,7 +47,7 @@ impl Server {
         Asked { socket: &self.socket, connection: &self.connection, seen_to_begin: true }
     }
 
-    /// Writes `bytes`, and has its kernel send them.
+    /// Writes `bytes` bytes, and has the server's kernel send them.
     pub fn send(&mut self, bytes: u32) -> Departure {
         let segment = self.segment(bytes);
         self.connection.write_seq = self.connection.write_seq.wrapping_add(bytes);
@@ -55,7 +55,7 @@ impl Server {
         self.depart(&segment)
     }
 
-    /// Its kernel's next segment.
+    /// Next segment of the server's kernel.
     pub fn segment(&self, bytes: u32) -> Packet {
         Packet {
             seq: self.socket.snd_nxt,
@@ -79,8 +79,8 @@ impl Server {
         result
     }
 
-    /// A flow whose region of `length` bytes is active, with a header of 100 bytes before it that the client has not
-    /// acknowledged yet.
+    /// Makes a server with an active region of `length` bytes. Before the region is a header of 100 bytes that the
+    /// client has not acknowledged yet.
     pub fn with_region(next: u32, room: u32, length: u64) -> Self {
         let mut server = Self::new(next, room);
         server.send(100);
@@ -88,7 +88,7 @@ impl Server {
         server
     }
 
-    /// First number of the newest region, as the client sees it.
+    /// First sequence number of the newest region, as the client sees it.
     pub fn start(&self) -> u32 {
         self.newest().start
     }
@@ -97,7 +97,7 @@ impl Server {
         self.flow.spaces.breaks[(self.flow.spaces.made.wrapping_sub(1) % BREAKS) as usize]
     }
 
-    /// A pure ACK of the client's, with the room that it had at first.
+    /// A pure ACK from the client, with the room that the client had at first.
     pub fn ack(&self, ack: u32) -> Packet {
         Packet {
             seq: self.socket.rcv_nxt,

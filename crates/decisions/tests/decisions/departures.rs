@@ -1,4 +1,4 @@
-//! What becomes of the segments of a frontend's kernel.
+//! Tests of what becomes of segments from a frontend's kernel.
 
 use shunt_decisions::*;
 
@@ -88,7 +88,7 @@ fn timestamps_do_not_go_back_behind_what_the_client_has_echoed() {
     assert_eq!(server.depart(&very_old).tsval, very_old.tsval, "made up: none is raised far");
 }
 
-/// A server that may write on: its kernel keeps what lies behind.
+/// Where a server may write on, its kernel keeps back what lies behind the payload.
 #[test]
 fn what_is_written_behind_a_growing_payload_waits() {
     let mut server = Server::new(START - 100, ROOM);

@@ -1,5 +1,5 @@
-//! Long histories of one connection: an honest client, a stranger who knows its addresses and guesses numbers near the
-//! true ones, and a server that hands off one payload after another.
+//! Tests with long histories of one connection. An honest client, a stranger, and a server that hands off one payload
+//! after another take part. The stranger knows the connection's addresses, and guesses numbers near the true ones.
 
 use std::collections::VecDeque;
 
@@ -12,17 +12,17 @@ const ROOM: u32 = 1 << 18;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// The server writes a header and hands a payload off, where it may.
+    /// The server writes a header and hands off a payload, if it may.
     Respond { header: u32, payload: u64 },
-    /// Whoever has the send side sends so much.
+    /// The owner of the send side sends this many bytes, if there is room.
     Send(u32),
-    /// The client takes what has come, and says so.
+    /// The client takes the bytes that have come, and sends an ACK.
     Acknowledge,
-    /// The n-th of its packets on their way arrives; all before it are lost or late.
+    /// The n-th of the client's packets on their way arrives. All before it are lost or late.
     Arrive(usize),
-    /// A stranger's packet, so far from the client's numbers.
+    /// A stranger's packet arrives, with numbers at this distance from the client's.
     Guess { seq: i32, ack: i32, flags: u8 },
-    /// The backend's word, where its socket has the ACK of the end.
+    /// The backend gives its word, if its socket has the ACK of the end.
     Deliver,
 }
 
@@ -42,17 +42,17 @@ fn step() -> impl Strategy<Value = Step> {
 struct History {
     server: Server,
     first: u32,
-    /// Bytes of the whole stream that have been sent.
+    /// Number of bytes of the whole stream that have been sent.
     sent: u64,
-    /// Where the newest payload ends.
+    /// Stream offset at which the newest payload ends.
     region_end: Option<u64>,
-    /// What the client has.
+    /// Number of bytes of the stream that the client has.
     taken: u64,
-    /// The same, in those of its packets that have not arrived.
+    /// Number of bytes that each of the client's packets on their way acknowledges.
     on_their_way: VecDeque<u64>,
-    /// The highest of its ACKs that has arrived.
+    /// Highest of the client's ACKs that has arrived.
     heard: u64,
-    /// Stream offsets and lengths.
+    /// Stream offset and length of each payload.
     payloads: Vec<(u64, u64)>,
 }
 
@@ -74,7 +74,7 @@ impl History {
         self.first.wrapping_add(offset as u32)
     }
 
-    /// How many of the first `offset` bytes are the frontend's.
+    /// Number of the frontend's own bytes among the first `offset` bytes of the stream.
     fn own(&self, offset: u64) -> u64 {
         offset - self.payloads.iter().map(|(at, length)| offset.saturating_sub(*at).min(*length)).sum::<u64>()
     }
@@ -104,7 +104,7 @@ impl History {
         }
     }
 
-    /// The client's packet, as it was sent when it had taken so much.
+    /// The client's packet, as it was sent when the client had `taken` bytes.
     fn packet(&self, taken: u64) -> Packet {
         self.server.ack(self.number(taken))
     }

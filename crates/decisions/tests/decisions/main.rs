@@ -1,5 +1,5 @@
-//! What the steering programs decide, without a kernel. That the programs decide the same in one is for
-//! crates/handoff/tests/steering.
+//! Tests of what the steering programs decide, without a kernel. The tests in crates/handoff/tests/steering check that
+//! the programs decide the same in a kernel.
 #![allow(missing_docs)]
 
 mod arrivals;

@@ -1,4 +1,4 @@
-//! What a server may ask for, and what its flow is then.
+//! Tests of the requests that a server may make, and of its flow afterwards.
 
 use shunt_decisions::*;
 
@@ -89,7 +89,7 @@ fn a_longer_payload_than_the_clients_room_needs_a_word() {
     assert_eq!(u32::from(describe(&server.flow).flow.options) & SHUNT_OPTION_WORD, SHUNT_OPTION_WORD);
 }
 
-/// Another backend goes on: what the client may have from the one before is said.
+/// A second backend continues, and is told how many bytes the client may have from the first one.
 #[test]
 fn another_backend_may_go_on() {
     let mut server = active();
@@ -113,12 +113,12 @@ fn a_server_may_take_the_rest_upon_itself() {
     let departure = server.send(10);
     assert_eq!((departure.fate, departure.seq), (Fate::TRANSLATED, START + 1000));
 
-    // Bytes that the lost backend had sent behind a hole: the client's ACK is ahead of its server's kernel.
+    // The lost backend had sent bytes behind a hole: the client's ACK is ahead of its server's kernel.
     let route = server.route(&server.ack(START + 3000));
     assert_eq!(route.ack, START + 10, "all that its kernel has sent");
 }
 
-/// SHUNT_UNDO: nobody has sent any of it.
+/// SHUNT_UNDO takes a region back while nobody has sent any of it.
 #[test]
 fn a_growing_payload_is_taken_back_where_the_client_has_nothing_of_it() {
     let mut server = Server::new(START - 100, ROOM);
@@ -138,7 +138,7 @@ fn a_growing_payload_is_taken_back_where_the_client_has_nothing_of_it() {
     assert_eq!(undo(&mut flow, HANDOFF, &server.connection), Counter::FE_REFUSED_ENDED);
 }
 
-/// Where no payload has come for 1 GiB, an anchor is what the client's numbers are compared with.
+/// If no payload has come for 1 GiB, the client's numbers are compared with an anchor instead of the last region.
 #[test]
 fn sequence_spaces_hold_behind_many_bytes_of_the_servers_own() {
     let mut server = active();

@@ -1,11 +1,11 @@
-//! What a backend's sender believes of the copies that it gets.
+//! Tests of what a backend's sender believes of the copies that it gets.
 
 use proptest::prelude::*;
 use shunt_decisions::*;
 
 const TOKEN: u32 = 0xabcd_1234;
 
-/// Of a socket whose next byte is `sent`, for a region at `start` of the client's numbers.
+/// Slot of a socket whose next byte is `sent`, for a region at `start` in the client's numbers.
 fn slot(start: u32, sent: u32) -> SenderSlot {
     SenderSlot {
         live: SENDER_LIVE as u16,
@@ -51,7 +51,7 @@ fn an_ack_before_the_region_says_no_more_than_its_start() {
     assert_eq!(take_ack(&mut slot, 1050), (57, false));
 }
 
-/// A backend that goes on for another: the client may have more than this one has sent.
+/// Where a backend continues for another, the client may have more than this backend has sent.
 #[test]
 fn an_ack_of_what_another_has_sent_is_one_of_all_that_this_one_has() {
     let mut slot = slot(1000, 7);
@@ -65,15 +65,15 @@ fn an_ack_of_what_another_has_sent_is_one_of_all_that_this_one_has() {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Send(u32),
-    /// Some way from what is acknowledged.
+    /// An ACK at this distance from the bytes that are acknowledged.
     Ack(i64),
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Over gigabytes: no ACK is taken of what has not been sent, none that is honest is refused, and what is
-    /// acknowledged does not go back.
+    /// Over gigabytes, no ACK of bytes that have not been sent is accepted, and no honest ACK is refused. The number of
+    /// acknowledged bytes never decreases.
     #[test]
     fn only_what_has_been_sent_is_acknowledged(
         start in any::<u32>(), first in any::<u32>(),
@@ -86,7 +86,7 @@ proptest! {
         let (mut sent, mut acked) = (0u64, 0u64);
         for step in steps {
             match step {
-                // No more is outstanding than the largest window (RFC 7323, 2.3).
+                // No more bytes are outstanding than the largest window (RFC 7323, 2.3).
                 Step::Send(bytes) if sent + u64::from(bytes) - acked <= 1 << 30 => {
                     note_sent(&mut slot, &segment(first.wrapping_add(sent as u32), bytes));
                     sent += u64::from(bytes);

@@ -1,9 +1,9 @@
-//! Sequence spaces against a model in 64-bit offsets.
+//! Tests of the sequence spaces against a model in 64-bit offsets.
 
 use proptest::prelude::*;
 use shunt_decisions::*;
 
-/// Bytes of the frontend, then a payload.
+/// One response: a header from the frontend, then a payload.
 #[derive(Clone, Copy, Debug)]
 struct Response {
     header: u64,
@@ -14,12 +14,12 @@ struct Response {
 struct Stream {
     first: u32,
     responses: Vec<Response>,
-    /// Of the newest payload, where it is not all with the client.
+    /// Number of bytes of the newest payload that the client has acknowledged. `None`: the payload is complete.
     reached: Option<u64>,
 }
 
 impl Stream {
-    /// Stream offset and own bytes before the n-th payload.
+    /// Stream offset of the n-th payload, and the number of the frontend's own bytes before it.
     fn payload_at(&self, n: usize) -> (u64, u64) {
         let before = &self.responses[..n];
         let header = self.responses[n].header;
@@ -28,7 +28,7 @@ impl Stream {
         (all + header, own + header)
     }
 
-    /// How many of the first `offset` bytes are the frontend's.
+    /// Number of the frontend's own bytes among the first `offset` bytes of the stream.
     fn own(&self, offset: u64) -> u64 {
         let mut at = 0;
         let mut own = 0;
@@ -59,13 +59,13 @@ impl Stream {
         spaces
     }
 
-    /// What the client has reached.
+    /// Stream offset that the client has reached.
     fn newest(&self) -> u64 {
         let last = self.responses.len() - 1;
         self.payload_at(last).0 + self.reached.unwrap_or(self.responses[last].payload)
     }
 
-    /// The first byte that is remembered: the header before the oldest break.
+    /// Stream offset of the first byte that is remembered: the start of the header before the oldest break.
     fn oldest(&self) -> u64 {
         let forgotten = self.responses.len().saturating_sub(BREAKS as usize);
         self.payload_at(forgotten).0 - self.responses[forgotten].header
@@ -86,7 +86,7 @@ fn streams() -> impl Strategy<Value = Stream> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(20_000))]
 
-    /// Whatever a client may say of what is not older than 1 GiB, its server hears the number of its own bytes in it.
+    /// A client's number, at most 1 GiB old, becomes the number of the server's own bytes before it.
     #[test]
     fn a_clients_number_is_the_count_of_the_servers_bytes(stream in streams(), back in -(1i64 << 30)..1i64 << 30) {
         let offset = stream.newest().saturating_add_signed(back).max(stream.oldest());
@@ -94,7 +94,8 @@ proptest! {
         prop_assert_eq!(to_local(&spaces, stream.number(offset)), stream.number(stream.own(offset)));
     }
 
-    /// A segment of the server's lies where its bytes do; one on both sides of a payload, nowhere.
+    /// A segment of the server's moves to the place of its bytes in the stream. A segment on both sides of a payload
+    /// has no place.
     #[test]
     fn a_servers_segment_is_where_its_bytes_are(stream in streams(), which in any::<prop::sample::Index>(),
                                                 from in 0u64..3000, bytes in 1u64..3000) {
@@ -109,7 +110,7 @@ proptest! {
         prop_assert_eq!(found, expected);
     }
 
-    /// Where a byte of the server's is with the client, the client's word of it is the server's own.
+    /// A number of the server's that is translated for the client, and back, is the same again.
     #[test]
     fn there_and_back_is_the_same(stream in streams(), from in 0u64..3000) {
         let stream = Stream { reached: None, ..stream };
@@ -121,7 +122,7 @@ proptest! {
     }
 }
 
-/// RFC 2018 has no block that begins at the ACK number: a lost header's block gives up its first byte.
+/// RFC 2018 has no block that begins at the ACK number. So the block behind a lost header gives up its first byte.
 #[test]
 fn a_block_at_the_ack_number_begins_behind_it() {
     let payload = Break { start: 1000, length: 500, ..Break::default() };

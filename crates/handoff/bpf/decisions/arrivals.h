@@ -9,24 +9,25 @@
  *   first ACK past the start                 yes, clamped to it         yes
  *   later pure ACKs inside                   no                         yes, each that it needs
  *   of these, probes                         yes, clamped: it answers   yes
- *   ACK at the end                           yes: complete, where its   yes
- *                                            backend's word is not
- *                                            needed, or there (claims.h)
- *   ACK past the end, or past what the       nobody: nobody sent that   no
- *   client had room for (claims.h)
+ *   ACK at the end                           yes: complete, unless its  yes
+ *                                            backend's confirmation is
+ *                                            missing (claims.h)
+ *   ACK past the end, or past the window     no: nobody sent that       no
+ *   that the client has had (claims.h)
  *   data, FIN, URG                           yes, ACK clamped           its ACK part
  *   RST at the next sequence number, or      yes, at the next           yes
  *   at the one that its backend knows
  *
- * Without one, all goes to the frontend, translated; a report of duplicates in an older region
- * (RFC 2883) also to that region's backend, which has missed the client's last ACK. Where the
- * server has left its client with half a response, each packet is answered by a reset (../reset.h).
+ * Without an active region, all packets go to the frontend, translated. A report of duplicates in
+ * an older region (RFC 2883) goes to that region's backend, too, which has missed the client's last
+ * ACK. Where the server has ended after half a response, each packet is answered by a reset
+ * (../reset.h).
  *
- * A backend whose window holds much needs few ACKs, and says so (ack_may_wait): the others end
+ * A backend with a large window needs few ACKs, and says so (ack_may_wait): the others are dropped
  * here.
  *
- * Packets with IP options, extension headers and first fragments are routed alike (../plain.h); of
- * a fragment, all behind the first belongs to the stack alone, which gets it as it is.
+ * Packets with IP options or extension headers, and first fragments, are routed alike (../plain.h).
+ * All fragments behind the first go to the stack unchanged.
  */
 #ifndef ARRIVALS_H
 #define ARRIVALS_H
@@ -39,26 +40,27 @@
 #include "packet.h"
 #include "spaces.h"
 
-/* A round trip and as long a silence between two ACKs, and a sender may have timed out: that takes
- * a round trip and 200 ms at least (RTO_MIN). Over a long way a round trip's silence is the rule:
- * the window is sent at once, and its ACKs come together. */
+/* Longest silence between two ACKs, beyond a round trip, in which no sender has timed out: a
+ * timeout takes a round trip and at least 200 ms (RTO_MIN). The round trip is added because a
+ * silence of that length is normal on a long path: the window is sent at once, and its ACKs come
+ * together. */
 #define SILENCE_NS 100000000
 
 struct route {
     bool server;    /* the frontend's stack gets it */
     bool nobody;    /* drop: acknowledges what nobody has sent */
-    bool clamped;   /* the frontend's ACK number is the region's start */
+    bool clamped;   /* its ACK number for the frontend is the region's start */
     bool late;      /* the copy is a report of late duplicates */
-    bool held;      /* nobody gets it: no news */
-    bool strange;   /* outside the client's window: the frontend's stack drops it */
-    bool ended;     /* nobody: its server has ended half a response, and a reset says so */
-    bool untouched; /* the frontend's stack gets it as it is: a socket that is gone answers so */
-    bool behind;    /* a reset at an older number: the frontend's stack takes it at its own */
+    bool held;      /* drop: a pure ACK that the backend does not need */
+    bool strange;   /* outside the window: the frontend's stack gets it, and drops it */
+    bool ended;     /* drop, and answer by a reset: the server has ended after half a response */
+    bool untouched; /* the stack gets it unchanged, and answers by the client's numbers */
+    bool behind;    /* a reset at an older number; the stack gets it at its own number */
     int copy;       /* index of the break whose backend gets a copy, or NO_BREAK */
-    __u32 ack;      /* for the frontend: LOCAL */
-    __u16 window;   /* for the frontend */
+    __u32 ack;      /* ACK number for the frontend, LOCAL space */
+    __u16 window;   /* window field for the frontend */
     __u32 ring;
-    struct shunt_event event; /* kind 0: none */
+    struct shunt_event event; /* kind 0: no event */
 };
 
 static __always_inline int break_index(const struct spaces *s, __u32 n)
@@ -76,9 +78,10 @@ static __always_inline void end_region(struct flow *flow, struct route *r, __u32
     r->ring = flow->ring;
 }
 
-/* Only the next sequence number that we expect makes a reset one (RFC 5961, 3.2). A client whose
- * socket is gone answers a backend's segment with what that acknowledges, which is what the newest
- * copies said: where it has closed since, a FIN's number less. */
+/* A reset counts only at the next expected sequence number (RFC 5961, 3.2). The numbers in the
+ * newest two copies count, too. A backend's segment acknowledges the number of the newest copy. A
+ * client whose socket is gone answers that segment with a reset at the number that it acknowledges.
+ * If the client has closed since, that is one less than the next number, because of the FIN. */
 static __always_inline void route_reset(struct flow *flow, const struct packet *p, struct route *r)
 {
     if (p->seq != flow->server_ack && p->seq != flow->copied[0] && p->seq != flow->copied[1])
@@ -91,7 +94,7 @@ static __always_inline void route_reset(struct flow *flow, const struct packet *
         end_region(flow, r, SHUNT_REGION_CANCELLED, SHUNT_EVENT_RESET);
 }
 
-/* A first block below the ACK number reports duplicates. */
+/* A first block below the ACK number reports duplicates (RFC 2883). */
 static __always_inline void route_late(const struct spaces *s, const struct packet *p,
                                        const struct sack *sack, struct route *r)
 {
@@ -114,14 +117,16 @@ static __always_inline bool reaches_region(const struct spaces *s, const struct 
 }
 
 /*
- * ACKs that only say that more has arrived are for a sender to go on with; one that may have many
- * times more outstanding than lies between two of them does not wait for each. ack_spacing is a
- * quarter of its congestion window at most, and a quarter of the client's window bounds it here.
- * What could be loss or congestion shrinks a congestion window, so from its first sign every ACK
- * goes. At least one goes in each tick of the coarse clock, which is a jiffy: the timers of a
- * sender that is paced are longer. One that pauses, for its disk, may miss the last ACK before the
- * pause and probe with a segment too many (RFC 8985, 7); the duplicate report of that is a sign
- * too.
+ * Whether a backend can do without an ACK. An ACK that only advances tells a sender to continue. A
+ * sender whose window is many times the distance of two ACKs need not wait for each. ack_spacing is
+ * at most a quarter of its congestion window; here it is also bounded by a quarter of the client's
+ * window.
+ *
+ * Signs of loss or congestion shrink a congestion window, so from the first sign on every ACK goes
+ * to the backend. At least one ACK goes in each tick of the coarse clock, which is a jiffy: the
+ * timers of a paced sender are longer. A sender that pauses, for its disk, may miss the last ACK
+ * before the pause, and probe with a segment that was not needed (RFC 8985, 7). The client's report
+ * of that duplicate is a sign of loss, too.
  */
 static __always_inline bool ack_may_wait(struct flow *flow, const struct packet *p,
                                          const struct sack *sack, __u64 at, __u64 now)
@@ -135,7 +140,7 @@ static __always_inline bool ack_may_wait(struct flow *flow, const struct packet 
            now == flow->passed_ns;
 }
 
-/* Of an ACK that its backend gets. */
+/* Notes an ACK that goes to its backend. */
 static __always_inline void note_passed(struct flow *flow, const struct packet *p, __u64 at,
                                         __u64 now)
 {
@@ -146,8 +151,9 @@ static __always_inline void note_passed(struct flow *flow, const struct packet *
 }
 
 /*
- * With the number before the next, a client asks whether the frontend is still there (RFC 9293,
- * 3.8.4) or has room again (3.8.6.1): only the frontend's stack has the answer.
+ * Whether a packet is a probe: its sequence number is the one before the next. So a client asks
+ * whether the frontend is still there (RFC 9293, 3.8.4) or has opened its window (3.8.6.1). Only
+ * the frontend's stack can answer.
  */
 static __always_inline bool is_probe(const struct flow *flow, const struct packet *p)
 {
@@ -155,10 +161,10 @@ static __always_inline bool is_probe(const struct flow *flow, const struct packe
 }
 
 /*
- * Of an ACK at the region's start: whether it gives a backend room that it waits for. A backend
- * knows of the window what the claim says; where that holds its first flight, or all, the ACKs of
- * those bytes tell the rest. Also each later ACK that says so, for the first may come before its
- * socket is there.
+ * Whether an ACK at the region's start opens a window that the backend waits for. A backend knows
+ * the window of the claim. Where that holds its first flight, or the whole payload, it learns the
+ * rest from the ACKs of those bytes. Each later ACK of this kind counts, too, as the first may come
+ * before the backend has its socket.
  */
 static __always_inline bool opens_window(const struct flow *flow, const struct packet *p)
 {
@@ -169,7 +175,7 @@ static __always_inline bool opens_window(const struct flow *flow, const struct p
     return window > flow->snd_wnd && flow->snd_wnd < length && flow->snd_wnd < flight;
 }
 
-/* `at`: the ACK's place in the region. */
+/* `at`: bytes of the region that the ACK acknowledges. */
 static __always_inline void route_active(struct flow *flow, const struct packet *p,
                                          const struct sack *sack, __s64 at, __u64 now,
                                          struct route *r)
@@ -205,7 +211,8 @@ static __always_inline void route_active(struct flow *flow, const struct packet 
     flow->flags |= FLOW_START_ACKED;
 }
 
-/* A connection without a region is its kernel's, which knows what has been sent. */
+/* Routes a packet that acknowledges too much. Without an open region the connection is its kernel's
+ * alone, which knows what has been sent. */
 static __always_inline void route_too_much(const struct flow *flow, struct route *r)
 {
     r->nobody = is_open(&flow->spaces);
@@ -232,10 +239,10 @@ static __always_inline void route_ack(struct flow *flow, const struct packet *p,
 }
 
 /*
- * Of a region that its server has taken (SHUNT_TAKE), the client may have bytes behind a hole, and
- * once that is filled, its ACK is ahead of what the frontend's kernel has sent, which would drop it
- * (RFC 9293, 3.10.7.4): it is one of all that has been sent. As be_in does it for a backend that
- * goes on for another.
+ * LOCAL ACK number for the frontend's kernel. After SHUNT_TAKE the client may already have bytes of
+ * the lost sender behind a hole. Once the hole is filled, its ACK is ahead of what the frontend's
+ * kernel has sent, and the kernel would drop it (RFC 9293, 3.10.7.4). So such an ACK becomes one of
+ * all that has been sent. be_in does the same for a backend that continues another's payload.
  */
 static __always_inline __u32 known_to_server(const struct flow *flow, __u32 ack)
 {
@@ -247,9 +254,9 @@ static __always_inline __u32 known_to_server(const struct flow *flow, __u32 ack)
     return is_ahead ? sent : local;
 }
 
-/* The window field of an ACK whose number is raised to a region's start: what the client has room
- * for ends where it did. Else a backend sends more than that, and fe_in drops the client's word of
- * it (claims_too_much), again and again. */
+/* Window field of an ACK whose number is raised to a region's start, so that the right edge of the
+ * window stays the same. Otherwise a backend would send beyond it, and fe_in would drop the
+ * client's ACKs of that (claims_too_much), again and again. */
 static __always_inline __u16 window_from(const struct packet *p, __u32 ack, __u8 scale)
 {
     __u32 room = (__u32) p->window << scale;
@@ -258,7 +265,7 @@ static __always_inline __u16 window_from(const struct packet *p, __u32 ack, __u8
     return room > raised ? (room - raised) >> scale : 0;
 }
 
-/* Who gets a client's packet. Notes in the flow what it says. */
+/* Decides who gets a client's packet. Notes in the flow what the packet says. */
 static __always_inline void route(struct flow *flow, const struct packet *p,
                                   const struct sack *sack, __u64 now, struct route *r)
 {
@@ -270,7 +277,7 @@ static __always_inline void route(struct flow *flow, const struct packet *p,
         r->server = true;
         route_reset(flow, p, r);
     } else if (!r->untouched && !is_acceptable(flow, p)) {
-        r->server = true; /* its kernel drops it, and says what it expects */
+        r->server = true; /* the kernel drops it, and answers with the number that it expects */
         r->strange = true;
     } else if (!r->untouched && claims_too_much(flow, p, sack)) {
         route_too_much(flow, r);
@@ -283,7 +290,7 @@ static __always_inline void route(struct flow *flow, const struct packet *p,
         r->window = window_before(flow, r->ack, p->window);
 }
 
-/* Of a copy for a backend: its numbers. */
+/* Numbers of a copy for a backend. */
 struct copy {
     struct region region;
     __u32 ack;
@@ -292,7 +299,8 @@ struct copy {
     __u16 token;
 };
 
-/* `index`: of the break, among the flow's. Notes the copy in the flow. */
+/* Makes the numbers of a copy, and notes them in the flow. `index`: of the copy's break in the
+ * flow. */
 static __always_inline void copy_for_backend(struct flow *flow, const struct packet *p, __u32 index,
                                              struct copy *copy)
 {
@@ -307,21 +315,22 @@ static __always_inline void copy_for_backend(struct flow *flow, const struct pac
     flow->copied[0] = copy->server_ack;
 }
 
-/* What of a client's blocks lies in a region, whose copy acknowledges `ack`. */
+/* Cuts a client's SACK blocks to a region. `ack`: ACK number of the region's copy. */
 static __always_inline void blocks_of_region(const struct region *region, __u32 ack,
                                              struct sack *sack)
 {
     for (int i = 0; i < SACK_BLOCKS_MAX; i++) {
         sack->left[i] = clamp_to(region, sack->left[i]);
         sack->right[i] = clamp_to(region, sack->right[i]);
-        /* A lost header leaves a block from the region's first byte on, where the ACK number is
-         * too. RFC 2018 has no such block and the kernel ignores one: give up its first byte. */
+        /* A lost header leaves a block that begins at the region's first byte, as the ACK number
+         * does. RFC 2018 has no such block, and the kernel ignores one. So its first byte is given
+         * up. */
         if (sack->left[i] == ack && is_before(ack, sack->right[i]))
             sack->left[i]++;
     }
 }
 
-/* A client's blocks, for the frontend's kernel. */
+/* Translates a client's SACK blocks for the frontend's kernel. */
 static __always_inline void blocks_to_local(const struct spaces *s, struct sack *sack)
 {
     for (int i = 0; i < SACK_BLOCKS_MAX; i++) {

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * What a client's packet claims, and how much of that is believed. A stranger has to guess as much
- * as with plain Linux (RFC 9293, 3.10.7.4; RFC 5961, 5):
+ * Claims of a client's packets, and how far they are believed. A stranger has to guess as much as
+ * with plain Linux (RFC 9293, 3.10.7.4; RFC 5961, 5):
  *
  *   sequence number    in the window that the frontend's kernel has offered, or the byte before it
- *   ACK, SACK blocks   no more than the client had offered to take before this packet
+ *   ACK, SACK blocks   not past the window that the client had offered before this packet
  *
- * The second is all that a frontend can know: how much of that has been sent, only the backend
- * knows, and drops what acknowledges more (be_in). So what is noted here are claims. The newest one
- * counts, and not the highest: a stranger's may lie ahead of the client's, but the client says more
- * than he does, and answers where it is asked.
+ * A frontend can check no more than that. Only the backend knows how much of the window has been
+ * sent, and drops what acknowledges more (be_in). So the fields noted here are claims. The newest
+ * claim counts, not the highest: a stranger's claim may lie ahead of the client's, but the client
+ * sends more packets than the stranger, and answers when it is asked.
  *
- * Claims may be walked forward by a window at a time. So only a payload of 1 MiB at most, within
- * the room that the client had when it began, is complete by a claim. A longer one needs the word
- * of its backend's agent, too, that its socket has had that ACK (fe_delivered), before or after.
+ * A forger can move claims forward by a window at a time. So a claim alone completes only a payload
+ * of at most 1 MiB that fitted the client's window when it began. For a longer one the backend's
+ * agent must confirm, before or after the claim, that its socket has had that ACK (fe_delivered).
  */
 #ifndef CLAIMS_H
 #define CLAIMS_H
@@ -23,29 +23,31 @@
 #include "packet.h"
 #include "spaces.h"
 
-/* What a backend's segments offer the client, whose packets the frontend's kernel judges: RCV_WND
- * of crates/handoff/src/sender/connection.rs. */
+/* Window that a backend's segments offer to the client (RCV_WND of
+ * crates/handoff/src/sender/connection.rs). The client's packets within it go to the frontend's
+ * kernel. */
 #define SENDER_WINDOW 65535
 
-/* How far before the server's newest ACK the last region may have begun: sequence numbers compare
- * over less than 2^31. */
+/* Largest distance of the last region's rcv_nxt behind the server's newest ACK. Sequence numbers
+ * compare over less than 2^31. */
 #define UPLOADED_MAX (1U << 30)
 
-/* First byte that the client has no room for, CLIENT space. */
+/* Right edge of the client's window, CLIENT space: the first byte that it has no room for. */
 static __always_inline __u32 client_edge(const struct flow *flow)
 {
     return flow->client_ack + ((__u32) flow->client_window << flow->snd_wscale);
 }
 
 /*
- * Whether a segment lies where the frontend's kernel takes one: it ends no earlier than what that
- * kernel has acknowledged, or by the one byte of a probe, and begins in the window that was
- * offered. All else is some stranger's guess, or very old. Neither may move a region on, nor reach
- * a backend, whose socket gets a sequence number that always fits.
+ * Whether the frontend's kernel would accept a segment. Such a segment ends no earlier than at what
+ * that kernel has acknowledged, or at the byte before that, as a probe does. It begins in the
+ * window that was offered. All other segments are guesses of strangers, or very old. They must not
+ * change a region, nor reach a backend, whose socket gets a sequence number that always fits.
  *
- * A client that uploads meanwhile has the window from two machines. Where the backend's is the
- * smaller one, and the frontend's newest ACK is still on its way, its own ACKs lie at that window's
- * end (tcp_acceptable_seq), which may be before what the frontend has acknowledged.
+ * A client that uploads meanwhile is offered a window by two machines. Where the backend's is
+ * smaller, and the frontend's newest ACK is still under way, the client's pure ACKs lie at the end
+ * of the smaller window (tcp_acceptable_seq). That may be before what the frontend has
+ * acknowledged.
  */
 static __always_inline bool is_acceptable(const struct flow *flow, const struct packet *p)
 {
@@ -56,8 +58,8 @@ static __always_inline bool is_acceptable(const struct flow *flow, const struct 
     return !is_before(p->seq + p->payload_bytes + 1, least) && !is_before(edge, p->seq);
 }
 
-/* The server's kernel has acknowledged so much. Where the client has uploaded very much since the
- * last region, all its packets would seem to lie before that one's. */
+/* Notes an ACK number of the server's kernel. Where no region is open, rcv_nxt follows it at a
+ * distance: after a very long upload, all of the client's packets would else compare as older. */
 static __always_inline void note_server_ack(struct flow *flow, __u32 ack)
 {
     if (is_before(flow->server_ack, ack))
@@ -66,7 +68,7 @@ static __always_inline void note_server_ack(struct flow *flow, __u32 ack)
         flow->rcv_nxt = later(flow->rcv_nxt, flow->server_ack - UPLOADED_MAX);
 }
 
-/* Whether a packet acknowledges what nobody can have sent: its client had no room for that. */
+/* Whether a packet acknowledges bytes beyond the client's window, which nobody can have sent. */
 static __always_inline bool claims_too_much(const struct flow *flow, const struct packet *p,
                                             const struct sack *sack)
 {
@@ -76,8 +78,9 @@ static __always_inline bool claims_too_much(const struct flow *flow, const struc
     return is_before(flow->edge, p->ack);
 }
 
-/* An ACK that is older than a window is none of the client's (RFC 5961, 5.2), but where it has been
- * asked: a stranger's claims may have gone on by more. */
+/* Whether a packet's numbers are noted. The client sends no ACK that is older than a window (RFC
+ * 5961, 5.2). Such an ACK is believed only as an answer to a probe, as a stranger's claims may have
+ * moved further ahead than that. */
 static __always_inline bool is_believed(const struct flow *flow, const struct packet *p)
 {
     __s32 back = flow->client_ack - p->ack;
@@ -85,11 +88,11 @@ static __always_inline bool is_believed(const struct flow *flow, const struct pa
     return back <= (__s64) (flow->edge - flow->client_ack) || flow->asked != flow->answered;
 }
 
-/* A client that wants to claim much offers much room. Payloads of more bytes always need a word,
- * which is nothing beside what it costs to send them. */
+/* Largest payload that a claim alone can complete: a client that wants to claim much can offer a
+ * large window. For longer payloads a confirmation costs nothing compared with sending them. */
 #define CLAIM_MAX (1u << 20)
 
-/* END_* of a region that begins. */
+/* END_* of a region that begins with `length` bytes. */
 static __always_inline __u32 end_of_new_region(const struct flow *flow, __u64 length)
 {
     __u32 room = is_before(flow->start, flow->edge) ? flow->edge - flow->start : 0;
@@ -102,7 +105,7 @@ static __always_inline bool is_delivered(const struct flow_break *b)
     return b->end & END_CLAIMED && (!(b->end & END_WORD) || b->end & END_DELIVERED);
 }
 
-/* Of a packet that acknowledges all of a region: whether that completes it. */
+/* Notes that a packet acknowledges all of a region. Returns whether that completes it. */
 static __always_inline bool claims_end(struct flow *flow)
 {
     struct flow_break *b = newest_break(&flow->spaces);
@@ -112,14 +115,14 @@ static __always_inline bool claims_end(struct flow *flow)
     return is_delivered(b);
 }
 
-/* How far the clock of a backend's segments may be before that of the frontend, in ticks of 1 ms.
- * Both begin as one with a region, and go by their machines' clocks: apart they are by what one of
- * these is wrong. Beyond, the frontend's next segments wait until its clock has caught up. */
+/* Largest lead of a backend's timestamp clock over the frontend's, in ticks of 1 ms. The two are
+ * equal when a region begins, and drift apart by the error of their machines' clocks. With a larger
+ * lead, the client drops the frontend's next segments until its clock has caught up. */
 #define CLOCK_APART 8192
 
-/* A timestamp of the frontend's that is not behind what the client has echoed, which a backend has
- * sent. A client drops what it takes for older (RFC 7323, 5.3). So it would everything, if a
- * timestamp that a stranger makes up reached it: none is raised far. */
+/* A timestamp of the frontend, raised to the backend's timestamp that the client has echoed. A
+ * client drops segments with a timestamp that it takes for older (RFC 7323, 5.3). The raise is
+ * limited: otherwise a timestamp that a stranger makes up would have the client drop everything. */
 static __always_inline __u32 not_behind_echo(const struct flow *flow, __u32 tsval)
 {
     __u32 behind = flow->client_tsecr - tsval;
@@ -145,7 +148,8 @@ static __always_inline void note_seen_in(struct flow *flow, __u32 ack)
     flow->flags |= FLOW_SEEN_IN;
 }
 
-/* Of a packet that claims no more than it may. `at`: what it acknowledges of an active region. */
+/* Notes a packet that does not claim too much. `at`: what it acknowledges of an active region, in
+ * bytes. */
 static __always_inline void note_client(struct flow *flow, const struct packet *p, __s64 at)
 {
     __u32 window = (__u32) p->window << flow->snd_wscale;
@@ -158,7 +162,7 @@ static __always_inline void note_client(struct flow *flow, const struct packet *
     if (!is_news)
         return;
     flow->answered = flow->asked;
-    /* Who takes nothing waits as long as it likes (behind.h). */
+    /* A client whose window is closed may wait as long as it likes (behind.h). */
     if ((__u32) flow->client_window << flow->snd_wscale < flow->mss)
         flow->idle_ns = 0;
     flow->client_ack = p->ack;

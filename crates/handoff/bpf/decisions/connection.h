@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
-/* A server's socket, as the programs find it (kernel.h, sockopt.h), when a region is asked for. */
+/* A server's socket when a region is requested on it (kernel.h, sockopt.h). */
 #ifndef CONNECTION_H
 #define CONNECTION_H
 
@@ -8,26 +8,26 @@
 #include "../steering.h"
 #include "numbers.h"
 
-/* Of a connection, at one moment. */
+/* State of a connection at one moment. */
 struct connection {
     __u32 write_seq;
     __u32 snd_wnd;
-    __u32 rcv_edge; /* first byte that the client was given no room for */
-    __u32 tsval;    /* our timestamp clock */
+    __u32 rcv_edge; /* right edge of the window that the socket has offered to the client */
+    __u32 tsval;    /* the socket's timestamp clock */
     __u32 ts_recent;
     __u8 snd_wscale;
     __u8 rcv_wscale;
     __u8 options; /* SHUNT_OPTION_* */
-    bool usable;  /* its timestamps tick in milliseconds, as the backend's will */
+    bool usable;  /* its timestamps tick in milliseconds, as the backend's do */
 };
 
-/* What a region needs to know of the socket that it is asked for on. */
+/* A request for a region: its connection, the socket's state, and the ring for the answer. */
 struct asked {
     struct flow_key key;
-    void *ring; /* where the caller waits */
+    void *ring; /* the caller's completion ring */
     struct bpf_tcp_sock *tcp;
     struct connection connection;
-    bool seen_to_begin; /* its flow is new, and its handshake is proof (proof.h) */
+    bool seen_to_begin; /* the flow is new, and the connection's handshake is proof (proof.h) */
 };
 
 #endif

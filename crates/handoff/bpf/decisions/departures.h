@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
  * Segments of the frontend's kernel on their way to a client: from LOCAL to CLIENT space. While a
- * region is open the frontend has nothing to send but headers again, pure ACKs, and a reset.
+ * region is open, the frontend sends nothing but repeated headers, pure ACKs, and a reset.
  */
 #ifndef DEPARTURES_H
 #define DEPARTURES_H
@@ -15,16 +15,16 @@
 #include "proof.h"
 #include "spaces.h"
 
-/* What becomes of a segment. */
+/* Outcomes for a segment. */
 enum fate {
     TRANSLATED,
-    ACK_MOVED,  /* a pure ACK: to the right edge of the client's window, never old, never data */
-    RST_MOVED,  /* to where the client takes it (reset.h) */
-    FIN_TO_RST, /* the server left its client with half a response: say so */
+    ACK_MOVED,  /* a pure ACK, moved to the right edge of the window: never old, never data */
+    RST_MOVED,  /* a reset, moved to the number where the client accepts it (reset.h) */
+    FIN_TO_RST, /* made a reset: the server has ended after half a response */
     ACK_HELD,   /* dropped, see may_acknowledge */
     UNTOUCHED,
     DROPPED,
-    WAITS, /* stays in the server's queue (behind.h) */
+    WAITS, /* kept in the server's queue (behind.h) */
 };
 
 #define ACK_AHEAD_BYTES 16384
@@ -32,13 +32,13 @@ enum fate {
 struct departure {
     enum fate fate;
     __u32 seq;
-    __u32 edge; /* of a reset: the first byte that the client has no room for */
+    __u32 edge; /* of a reset: right edge of the window; of a probe: the client's ACK number */
     __u32 tsval;
     bool cancelled;
     bool cut_fin;
-    bool unheard;  /* nothing has passed for a while */
-    bool asks;     /* a probe in its place */
-    bool given_up; /* the region: nobody sends it any more */
+    bool unheard;  /* neither side has sent a packet for UNHEARD_NS */
+    bool asks;     /* a probe is sent in its place */
+    bool given_up; /* nobody sends the region any more */
 };
 
 static __always_inline void cancel_region(struct flow *flow, struct departure *d)
@@ -53,10 +53,11 @@ static __always_inline void translate(struct flow *flow, __u32 seq, __u32 end, s
 }
 
 /*
- * The backend's first segments acknowledge what the frontend had when the region began. A client
- * takes an ACK that is older than its window for forged (RFC 5961, 5.2) and drops the payload with
- * it. So until the client has some of the payload, and with its ACK of that the backend learns the
- * newest number, the frontend acknowledges no more than what any window covers.
+ * Whether an ACK may leave. The backend's first segments acknowledge what the frontend had received
+ * when the region began. A client that has seen a newer ACK takes one that is older than its window
+ * for forged (RFC 5961, 5.2), and drops the payload with it. The backend learns the newest number
+ * from the client's first ACK of the payload. Until then the frontend acknowledges no more than any
+ * window covers.
  */
 static __always_inline bool may_acknowledge(const struct flow *flow, __u32 ack)
 {
@@ -64,7 +65,8 @@ static __always_inline bool may_acknowledge(const struct flow *flow, __u32 ack)
            !is_before(flow->rcv_nxt + ACK_AHEAD_BYTES, ack);
 }
 
-/* The next ACK of the client tells its kernel that there is no room. */
+/* Keeps a segment in the server's queue where it lies behind the region. The client's next ACK then
+ * tells the server's kernel that there is no window. */
 static __always_inline void depart_queueing(struct flow *flow, const struct packet *p, __u32 end,
                                             struct departure *d)
 {
@@ -80,10 +82,11 @@ static __always_inline void depart_queueing(struct flow *flow, const struct pack
 }
 
 /*
- * The kernel repeats a FIN only where the client has acknowledged what lies before it and has room:
- * else it repeats the header, or probes the window. After a cancel these are resets, too. What only
- * acknowledges stays what it is: a client that begins a new connection from the same port takes an
- * ACK for a sign that the old one is in its way, and ends that (RFC 9293, 3.5.2).
+ * A segment while the newest region is open. The kernel repeats a FIN only where the client has
+ * acknowledged what lies before it and has room: else it repeats the header, or probes the window.
+ * After a cancel these become resets, too. Pure ACKs stay what they are: a client that opens a new
+ * connection from the same port takes an ACK for a sign of the old connection, and resets that (RFC
+ * 9293, 3.5.2).
  */
 static __always_inline void depart_open(struct flow *flow, const struct packet *p, __u32 end,
                                         struct departure *d)
@@ -108,11 +111,13 @@ static __always_inline void depart_open(struct flow *flow, const struct packet *
             d->fate = DROPPED;
             return;
         }
-        /* The header again: the ACK that passed here has not come to its kernel. */
+        /* The kernel repeats the header: it has not got the client's ACK of it, which has passed
+         * here. */
         translate(flow, p->seq, end, d);
         flow->flags &= ~FLOW_START_ACKED;
     } else if (is_before(p->seq, local)) {
-        /* A keepalive probe: let the next ACK through, or the kernel takes its client for dead. */
+        /* A keepalive probe. The next ACK must reach the kernel, or it takes its client for
+         * dead. */
         translate(flow, p->seq, end, d);
         flow->flags &= ~FLOW_START_ACKED;
         flow->asked++;
@@ -122,7 +127,7 @@ static __always_inline void depart_open(struct flow *flow, const struct packet *
     }
 }
 
-/* What becomes of a segment, `now`. Notes in the flow what it says. */
+/* Decides what becomes of a segment at the time `now`. Notes in the flow what the segment says. */
 static __always_inline void depart(struct flow *flow, const struct packet *p, __u64 now,
                                    struct departure *d)
 {
@@ -140,7 +145,7 @@ static __always_inline void depart(struct flow *flow, const struct packet *p, __
     d->tsval = p->timestamps ? not_behind_echo(flow, p->tsval) : p->tsval;
 
     if (p->flags & TH_RST && flow->flags & FLOW_RESET) {
-        d->fate = UNTOUCHED; /* made from the client's own numbers, which fe_in let through */
+        d->fate = UNTOUCHED; /* it has the client's own numbers, from a packet that passed fe_in */
     } else if (is_open(&flow->spaces)) {
         depart_open(flow, p, end, d);
     } else {

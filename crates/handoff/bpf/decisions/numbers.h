@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Integer types, and sequence numbers (RFC 9293, 3.4): they wrap, and compare over less than 2^31
+ * Integer types, and sequence numbers (RFC 9293, 3.4): these wrap, and compare over less than 2^31
  * (RFC 1982).
  */
 #ifndef NUMBERS_H
@@ -11,12 +11,12 @@
 
 #include <linux/types.h>
 
-/* Always: what is under a BPF spin lock may call no function (kernel/bpf/verifier.c). */
+/* Forced: code under a BPF spin lock may call no function (kernel/bpf/verifier.c). */
 #undef __always_inline
 #define __always_inline inline __attribute__((always_inline))
 
-/* As libbpf has it: the compiler forgets what it knows of a value. The verifier takes no arithmetic
- * on some pointers' fields. */
+/* Makes the compiler forget what it knows of a value, as in libbpf. The verifier allows no
+ * arithmetic on fields of some pointers. */
 #ifndef barrier_var
 #define barrier_var(var) asm volatile("" : "+r"(var))
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * What a TCP packet says, for those who decide what becomes of it. parse.h fills it in, edit.h
- * changes the packet itself.
+ * A parsed TCP packet, as the decisions need it. parse.h fills it in; edit.h changes the packet
+ * itself.
  */
 #ifndef PACKET_H
 #define PACKET_H
@@ -18,14 +18,14 @@
 #define TH_ECE 0x40
 #define TH_CWR 0x80
 
-/* In the machine's order, addresses and ports excepted. */
+/* Numbers in the machine's order, addresses and ports in network order. */
 struct packet {
     __u32 source[4]; /* IPv4 mapped */
     __u32 destination[4];
     __be16 source_port;
     __be16 destination_port;
     __u32 transport;    /* offset of the TCP header in the frame */
-    __u32 header_bytes; /* of the TCP header, with options */
+    __u32 header_bytes; /* length of the TCP header, with options */
     __u32 payload_bytes;
     __u32 seq;
     __u32 ack;
@@ -40,13 +40,13 @@ struct packet {
     __u8 is_odd; /* IP options or extension headers, or a first fragment (plain.h) */
 };
 
-/* The blocks of a selective acknowledgement (RFC 2018). */
+/* Blocks of a selective acknowledgement (RFC 2018). */
 #define SACK_BLOCKS_MAX 4
 
 struct sack {
     __u32 blocks;
     __u32 left[SACK_BLOCKS_MAX];
-    __u32 right[SACK_BLOCKS_MAX]; /* first byte behind the block; not after `left`: empty */
+    __u32 right[SACK_BLOCKS_MAX]; /* first byte behind the block; not after `left`: empty block */
 };
 
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
-/* What proves that a client's packets pass here as its server's socket numbers them (../proof.h).
- */
+/* Proof that a client's packets pass here as its server's socket numbers them (../proof.h). */
 #ifndef DECISIONS_PROOF_H
 #define DECISIONS_PROOF_H
 
@@ -9,8 +8,9 @@
 #include "../steering.h"
 #include "numbers.h"
 
-/* Whether it is this socket's, answered within HANDSHAKE_SECONDS before `now`. The kernel keeps no
- * initial sequence numbers, but how many bytes have followed them. */
+/* Whether a handshake is this socket's, and was answered within HANDSHAKE_SECONDS before `now`. The
+ * kernel keeps no initial sequence numbers. It keeps the number of bytes that have followed
+ * them. */
 static __always_inline bool is_handshake_of(const struct handshake *seen,
                                             const struct bpf_tcp_sock *tcp, __u64 now)
 {
@@ -19,7 +19,8 @@ static __always_inline bool is_handshake_of(const struct handshake *seen,
            seen->server_isn + 1 + (__u32) tcp->bytes_acked == tcp->snd_una;
 }
 
-/* Under the flow's lock. `next`: the socket's next sequence number, CLIENT space. */
+/* Whether the flow's packets are proof. Under the flow's lock. `next`: the socket's next sequence
+ * number, CLIENT space. */
 static __always_inline bool is_proven(const struct flow *flow, const struct bpf_tcp_sock *tcp,
                                       __u32 next)
 {
@@ -30,7 +31,7 @@ static __always_inline bool is_proven(const struct flow *flow, const struct bpf_
     return (flow->flags & both) == both && acked && tcp->snd_nxt - flow->server_end <= outstanding;
 }
 
-/* Under the flow's lock: what passes from here on counts. */
+/* Begins to collect proof: only what passes from now on counts. Under the flow's lock. */
 static __always_inline void begin_proof(struct flow *flow, const struct bpf_tcp_sock *tcp)
 {
     flow->flags &= ~(FLOW_SEEN_IN | FLOW_SEEN_OUT);
@@ -38,7 +39,7 @@ static __always_inline void begin_proof(struct flow *flow, const struct bpf_tcp_
     flow->server_ack = tcp->rcv_nxt;
 }
 
-/* Under the flow's lock: a segment at fe_out, LOCAL space. */
+/* Notes a segment at fe_out; `end` is in LOCAL space. Under the flow's lock. */
 static __always_inline void note_segment(struct flow *flow, __u32 end)
 {
     if (!(flow->flags & FLOW_SEEN_OUT) || is_before(flow->server_end, end))

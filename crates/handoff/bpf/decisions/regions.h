@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * What becomes of a flow when its server asks for a region, for more of one, or for its end
- * (include/shunt.h), in terms of its socket. All under the flow's lock, and with the socket locked.
+ * Changes to a flow when its server asks for a region, for more of one, or for its end
+ * (include/shunt.h), in terms of its socket. All run under the flow's lock, with the socket locked.
  */
 #ifndef REGIONS_H
 #define REGIONS_H
@@ -19,7 +19,7 @@
 
 #define LENGTH_MAX (1ull << 48)
 
-/* A flow whose sequence spaces are still the same. */
+/* Makes a flow without regions, whose two sequence spaces are equal. */
 static __always_inline struct flow flow_of(const struct asked *a, __u32 token)
 {
     struct flow fresh = {
@@ -41,8 +41,8 @@ static __always_inline struct flow flow_of(const struct asked *a, __u32 token)
     return fresh;
 }
 
-/* Of the socket, brought up to date by what has passed by it: while a region is active its ACKs,
- * with window and timestamps, go to a backend. */
+/* Notes the socket's state, updated by packets that the socket has not got: while a region is
+ * active, the client's ACKs go to a backend, with their windows and timestamps. */
 static __always_inline void note_connection(struct flow *flow, const struct connection *c)
 {
     bool passed = flow->flags & FLOW_TIMESTAMPS;
@@ -64,19 +64,19 @@ static __always_inline void note_socket(struct flow *flow, const struct bpf_tcp_
     flow->snd_cwnd = tcp->snd_cwnd;
     flow->snd_ssthresh = tcp->snd_ssthresh;
     flow->srtt_us = tcp->srtt_us >> 3;
-    flow->mss =
-        tcp->mss_cache; /* bounded by the path: the backend hears of no router's complaint */
+    /* Bounded by the path MTU: routers have reported to this socket so far, not to the backend. */
+    flow->mss = tcp->mss_cache;
 }
 
-/* What the client has said to the socket. Later packets may have passed here, and earlier ones need
- * not have: what came in fragments went past fe_in. */
+/* Notes what the socket has got from the client. Newer packets may have passed fe_in already. Older
+ * ones may have missed it, because they came in fragments. */
 static __always_inline void note_client_of(struct flow *flow, const struct asked *a, __u32 start)
 {
     const struct connection *c = &a->connection;
     __u32 una = a->tcp->snd_una;
     __u32 acked = start;
 
-    barrier_var(una); /* the verifier takes no arithmetic on the socket's pointer */
+    barrier_var(una); /* the verifier allows no arithmetic on fields of the socket's pointer */
     to_client(&flow->spaces, una, una, &acked);
     if (flow->spaces.made == 0 || is_before(flow->client_ack, acked)) {
         flow->client_ack = acked;
@@ -85,7 +85,8 @@ static __always_inline void note_client_of(struct flow *flow, const struct asked
     flow->edge = later(flow->edge, later(start, acked + c->snd_wnd));
 }
 
-/* Whose completion `ring` hears of, and from where on its backend sends. */
+/* Notes a handoff: the ring that hears of its completion, where its backend begins to send, and the
+ * socket's state. */
 static __always_inline void note_handoff(struct flow *flow, __u64 handoff, __u32 ring, __u32 start,
                                          const struct asked *a)
 {
@@ -98,7 +99,7 @@ static __always_inline void note_handoff(struct flow *flow, __u64 handoff, __u32
     note_connection(flow, &a->connection);
 }
 
-/* Under the flow's lock. */
+/* Begins a region. Under the flow's lock. */
 static __always_inline enum steer_counter begin_region(struct flow *flow,
                                                        const struct shunt_begin *begin,
                                                        const struct asked *a, bool is_appended)
@@ -113,14 +114,15 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
         return FE_REFUSED_ACTIVE;
     if (s->status == SHUNT_REGION_CANCELLED || flow->flags & FLOW_RESET)
         return FE_REFUSED_ENDED;
-    /* What has been sent is sent again where it is lost. What waits for the client's window might
-     * wait for ever: a payload that fills its memory first leaves no window for what lies before.
-     */
+    /* Bytes that have been sent are sent again where they are lost. Bytes that still wait for the
+     * client's window might wait for ever: a payload that comes first may fill the client's memory
+     * and leave no window for the bytes before it. */
     if (local != tcp->snd_nxt)
         return FE_REFUSED_UNSENT;
 
     to_client(s, local, local, &start);
-    /* A packet that has passed since the flow was made may claim anything. */
+    /* Packets that have passed since the flow was made may be forged: they have to match the
+     * socket. */
     if (!a->seen_to_begin && !is_proven(flow, tcp, start)) {
         begin_proof(flow, tcp);
         flow->edge =
@@ -143,8 +145,9 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
     note_handoff(flow, begin->handoff, begin->ring, start, a);
     flow->ahead = 0;
     flow->flags &= ~(FLOW_START_ACKED | FLOW_QUEUES);
-    /* A server that writes on waits for the ACK of the end, which opens the window (behind.h). A
-     * client that makes it up loses its own bytes, and nobody keeps a record of those. */
+    /* A server that writes behind the region waits for the ACK of its end, which opens the window
+     * (behind.h). A client that forges that ACK loses its own bytes, and nobody records how many it
+     * got. So no confirmation is needed. */
     if (is_appended)
         flow->flags |= FLOW_QUEUES;
     else
@@ -154,7 +157,8 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
     return FE_BEGUN;
 }
 
-/* Under the flow's lock: the newest region, if it is that handoff's, and nothing lies behind it. */
+/* The newest region, if it is that handoff's and nothing lies behind it; else NULL. Under the
+ * flow's lock. */
 static __always_inline struct flow_break *open_end(struct flow *flow, __u64 handoff,
                                                    const struct connection *c)
 {
@@ -164,7 +168,7 @@ static __always_inline struct flow_break *open_end(struct flow *flow, __u64 hand
     return b->local == c->write_seq ? b : NULL;
 }
 
-/* Under the flow's lock. */
+/* Makes the newest region longer, or begins one. Under the flow's lock. */
 static __always_inline enum steer_counter
 append_region(struct flow *flow, const struct shunt_begin *begin, const struct asked *a)
 {
@@ -178,7 +182,8 @@ append_region(struct flow *flow, const struct shunt_begin *begin, const struct a
     return FE_APPENDED;
 }
 
-/* Under the flow's lock. A break of no bytes is an anchor (spaces.h). */
+/* Makes a region that no client has any of an anchor: a break of length 0 (spaces.h). Under the
+ * flow's lock. */
 static __always_inline enum steer_counter undo_region(struct flow *flow, __u64 handoff,
                                                       const struct connection *c)
 {
@@ -192,13 +197,13 @@ static __always_inline enum steer_counter undo_region(struct flow *flow, __u64 h
     return FE_UNDONE;
 }
 
-/* Of a sender that is lost the client may have bytes up to where it had room. */
+/* Notes how far the client may have bytes of a lost sender: up to the right edge of its window. */
 static __always_inline void note_ahead(struct flow *flow)
 {
     flow->ahead = is_before(flow->start, flow->edge) ? flow->edge - flow->start : 0;
 }
 
-/* Under the flow's lock. */
+/* Changes the sender of the active region. Under the flow's lock. */
 static __always_inline enum steer_counter
 move_region(struct flow *flow, const struct shunt_move *move, const struct asked *a)
 {
@@ -217,7 +222,8 @@ move_region(struct flow *flow, const struct shunt_move *move, const struct asked
     return FE_MOVED;
 }
 
-/* Under the flow's lock. A break of no bytes is an anchor (spaces.h). */
+/* Ends the active region at what the client has acknowledged. A break of length 0 is an anchor
+ * (spaces.h). Under the flow's lock. */
 static __always_inline enum steer_counter take_region(struct flow *flow, __u64 handoff, __u32 when)
 {
     struct spaces *s = &flow->spaces;
@@ -238,7 +244,7 @@ static __always_inline enum steer_counter take_region(struct flow *flow, __u64 h
     return FE_TAKEN;
 }
 
-/* Under the flow's lock. */
+/* Fills in the answer to a server. Under the flow's lock. */
 static __always_inline void describe_flow(const struct flow *flow, struct shunt_state *state)
 {
     state->handoff = flow->handoff;
@@ -268,7 +274,8 @@ static __always_inline void describe_flow(const struct flow *flow, struct shunt_
                   (__u32) flow->client_window << flow->snd_wscale < flow->mss;
 }
 
-/* Of a refused SHUNT_BEGIN; none: another one on that connection will do no better. */
+/* Status of a refused SHUNT_BEGIN. SHUNT_REGION_NONE: another one on that connection would be
+ * refused, too. */
 static __always_inline __u32 status_of(enum steer_counter refusal)
 {
     if (refusal == FE_REFUSED_UNPROVEN)

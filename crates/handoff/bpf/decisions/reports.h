@@ -4,11 +4,11 @@
  *
  *   the cited packet lies                         the report goes
  *   in the active region, and is outstanding      to its backend
- *   in a payload, and is not                      nowhere: late, or made up
+ *   in a payload, and is not outstanding          nowhere: it is late, or made up
  *   among the frontend's own bytes                to the frontend's stack, in LOCAL numbers
  *
  * Outstanding is what the client has not acknowledged and has room for. A stranger who knows a
- * flow's addresses would have to hit that, as with a connection that has no shortcut.
+ * flow's addresses has to guess a number in that range, as on a connection without a shortcut.
  */
 #ifndef REPORTS_H
 #define REPORTS_H
@@ -20,7 +20,7 @@
 
 enum cites { SERVERS_BYTE, OUTSTANDING_PAYLOAD, OTHER_PAYLOAD };
 
-/* Under the flow's lock. */
+/* Says where the cited packet lies. Under the flow's lock. */
 static __always_inline enum cites cites(const struct flow *flow, __u32 seq)
 {
     const struct spaces *s = &flow->spaces;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
-/* What becomes of a flow when an agent asks something of it (../requests.h). Under the flow's lock.
- */
+/* Changes to a flow that an agent asks for (../requests.h). Under the flow's lock. */
 #ifndef DECISIONS_REQUESTS_H
 #define DECISIONS_REQUESTS_H
 
@@ -11,7 +10,8 @@
 #include "numbers.h"
 #include "spaces.h"
 
-/* A backend's word on its ACKs: false where it does not send the newest region. */
+/* Notes how far apart a backend's ACKs may be. Returns false where it does not send the newest
+ * region. */
 static __always_inline bool space_acks(struct flow *flow, __u32 peer, __u32 bytes)
 {
     bool its_own = flow->spaces.made && nth_break(&flow->spaces, 0)->peer == peer;
@@ -21,8 +21,8 @@ static __always_inline bool space_acks(struct flow *flow, __u32 peer, __u32 byte
     return its_own;
 }
 
-/* A backend's word that its socket has heard the ACK of the end: false where that handoff is not
- * the active region's, or another's. */
+/* Notes a backend's confirmation that its socket has got the ACK of the end. Returns false where
+ * that handoff's region is not active, or another backend sends it. */
 static __always_inline bool deliver(struct flow *flow, __u32 peer, __u64 handoff, struct route *r)
 {
     struct flow_break *b = newest_break(&flow->spaces);
@@ -38,7 +38,7 @@ static __always_inline bool deliver(struct flow *flow, __u32 peer, __u64 handoff
     return true;
 }
 
-/* Nobody sends it any more: false where it is not active. */
+/* Cancels a handoff that nobody sends any more. Returns false where its region is not active. */
 static __always_inline bool cancel_handoff(struct flow *flow, __u64 handoff)
 {
     bool is_its_own = flow->handoff == handoff && flow->spaces.status == SHUNT_REGION_ACTIVE;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * A backend's sender: what its socket and its client have said, in whose sequence space, and what
- * of that is believed. Its slot (struct sender_slot) is written by the agent between two payloads.
+ * State of a backend's sender: what its socket and its client have sent, in which sequence space,
+ * and what of that is believed. The agent writes the sender's slot (struct sender_slot) between two
+ * payloads.
  */
 #ifndef SENDER_H
 #define SENDER_H
@@ -10,15 +11,16 @@
 #include "numbers.h"
 #include "packet.h"
 
-/* A socket that has been restored has no timestamp of its client until an ACK brings one, and one
- * that was parked has an old one. */
+/* TSecr of a segment. A restored socket has no timestamp of its client until an ACK brings one, and
+ * a parked one has an old timestamp. */
 static __always_inline __u32 tsecr_of(const struct packet *p, const struct sender_slot *slot)
 {
     bool stale = p->tsecr == 0 || is_before(p->tsecr, slot->ts_recent);
     return stale ? slot->ts_recent : p->tsecr;
 }
 
-/* A socket sends in order, and this runs in its sending: no two at once. */
+/* Notes a segment that leaves. A socket sends in order, and this runs as it sends, so no two calls
+ * for one socket overlap. */
 static __always_inline void note_sent(struct sender_slot *slot, const struct packet *p)
 {
     __u32 end = p->seq + p->payload_bytes;
@@ -30,24 +32,23 @@ static __always_inline void note_sent(struct sender_slot *slot, const struct pac
 }
 
 /*
- * An ACK number in the socket's own space. A parked socket's late ACK of an older payload lies in
- * front of the header between. In a payload of more than 2 GiB, `start` would come to lie ahead of
- * what is new: note_acked has it follow.
+ * Translates an ACK number to the socket's own space. A late ACK of a parked socket's older payload
+ * lies before the header that was sent in between, and is raised to `start`. In a payload of more
+ * than 2 GiB, new numbers would compare as before `start`, so note_acked moves it.
  */
 static __always_inline __u32 own_ack(const struct sender_slot *slot, __u32 ack)
 {
     return (is_before(ack, slot->start) ? slot->start : ack) - slot->seq_delta;
 }
 
-/* An ACK of what is older tells the socket nothing that it needs. That of an older payload, in
- * front of the header between, is not so old. */
+/* Distance behind the newest ACK from which an ACK tells the socket nothing that it needs. A late
+ * ACK of the payload before is nearer than that: only a header lies in between. */
 #define LATE_MAX (1u << 24)
 
 /*
- * Whether an ACK is of bytes that nobody has sent, `sent` being noted before a segment leaves, or
- * of bytes that were acknowledged long ago. A client that gets away with the first would be sent
- * more than its way can carry, and a stranger's would have this socket forget bytes that the client
- * has not got (RFC 5961, 5).
+ * Whether an ACK is of bytes that nobody has sent, or of bytes that were acknowledged long ago.
+ * `sent` is noted before a segment leaves. With such ACKs a client could get more than its path can
+ * carry. A stranger could make this socket forget bytes that the client has not got (RFC 5961, 5).
  */
 static __always_inline bool acknowledges_unsent(const struct sender_slot *slot,
                                                 const struct packet *p)
@@ -58,10 +59,10 @@ static __always_inline bool acknowledges_unsent(const struct sender_slot *slot,
 }
 
 /*
- * Where a sender's socket stands by an ACK, in its own space. Of a payload that another backend has
- * begun, the client may have more than the frontend knew: an ACK of what this one has not sent
- * would be ignored (RFC 9293, 3.10.7.4), but what has been sent is acknowledged by it. `ahead`:
- * whether it is one.
+ * An ACK number in the socket's own space, no further than the socket has sent. Where another
+ * backend has begun the payload, the client may have more of it than the frontend knew. The socket
+ * would ignore an ACK of bytes that it has not sent (RFC 9293, 3.10.7.4), but all that it has sent
+ * is acknowledged by it. Sets `ahead` for such an ACK.
  */
 static __always_inline __u32 ack_for_sender(const struct sender_slot *slot, __u32 ack, bool *ahead)
 {
@@ -71,7 +72,7 @@ static __always_inline __u32 ack_for_sender(const struct sender_slot *slot, __u3
     return *ahead ? slot->sent : own;
 }
 
-/* No ACK of a client's is older than the largest window, which is 2^30 (RFC 7323, 2.3). */
+/* Largest age of a client's ACK, in bytes: the largest window (RFC 7323, 2.3). */
 #define OLD_MAX (1u << 30)
 
 static __always_inline void note_acked(struct sender_slot *slot, __u32 own)
@@ -85,10 +86,10 @@ static __always_inline void note_acked(struct sender_slot *slot, __u32 own)
 }
 
 /*
- * The frontend puts its newest rcv_nxt into the sequence field, which moves on with what the client
- * sends meanwhile, and little from one copy to the next; and half of the flow's token into the
- * urgent pointer. Whoever makes up a packet has to guess both: the socket itself, whose sequence
- * numbers always fit, would take any.
+ * Checks of a steered packet. The frontend puts its newest rcv_nxt into the sequence field: it
+ * moves with what the client sends meanwhile, and little from one copy to the next. The urgent
+ * pointer has half of the flow's token. A forger has to guess both numbers. Without this check the
+ * socket would accept any packet, because it gets sequence numbers that always fit.
  */
 #define STEP_MAX       (1u << 24)
 #define STEP_MAX_RESET (1u << 20)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Sequence numbers between the LOCAL and the CLIENT space of a flow (steering.h).
+ * Translation of sequence numbers between the LOCAL and the CLIENT space of a flow (steering.h).
  *
- * Serial arithmetic (RFC 1982) tells before from after only within 2^31, and a region may be
- * longer than that. So a CLIENT number is compared with a point of the region that is known to be
- * near to it: its end, or what the client has acknowledged so far while it is active. And where a
- * flow goes on for 2^30 bytes behind its last region, an anchor, a break of length 0, takes that
- * region's place as the point to compare with.
+ * Serial arithmetic (RFC 1982) tells before from after only within 2^31, and a region may be longer
+ * than that. So a CLIENT number is compared with a point of the region that is known to be near:
+ * what the client has acknowledged while the region is active, later the region's end. Where a flow
+ * continues for 2^30 bytes behind its last region, an anchor takes that region's place as the point
+ * of comparison. An anchor is a break of length 0.
  */
 #ifndef SPACES_H
 #define SPACES_H
@@ -22,7 +22,7 @@ static __always_inline __u32 slot_of(const struct spaces *s, __u32 n)
     return (s->made - 1 - n) & (BREAKS - 1);
 }
 
-/* The n-th newest break. */
+/* The n-th newest break; 0 is the newest. */
 static __always_inline const struct flow_break *nth_break(const struct spaces *s, __u32 n)
 {
     return &s->breaks[slot_of(s, n)];
@@ -39,13 +39,14 @@ static __always_inline struct flow_break *next_break(struct spaces *s)
     return newest_break(s);
 }
 
-/* Whether the newest break's payload is not all with the client. */
+/* Whether the client does not have all of the newest break's payload. */
 static __always_inline bool is_open(const struct spaces *s)
 {
     return s->status != SHUNT_REGION_COMPLETE;
 }
 
-/* Where in a break's payload a CLIENT number lies: bytes from its start, negative before it. */
+/* Position of a CLIENT number in a break's payload: bytes from its start, negative before it.
+ * `reached`: a position near it. */
 static __always_inline __s64 position(const struct flow_break *b, __u64 reached, __u32 seq)
 {
     return (__s64) reached + (__s32) (seq - (b->start + (__u32) reached));
@@ -57,7 +58,8 @@ static __always_inline __s64 nth_position(const struct spaces *s, __u32 n, __u32
     return position(b, n == 0 && is_open(s) ? s->acked : b->length, seq);
 }
 
-/* CLIENT to LOCAL. All of a payload is one point in LOCAL space: where it was inserted. */
+/* Translates CLIENT to LOCAL. All of a payload is one point in LOCAL space: where it was
+ * inserted. */
 static __always_inline __u32 to_local(const struct spaces *s, __u32 seq)
 {
     __u32 delta = 0;
@@ -75,8 +77,8 @@ static __always_inline __u32 to_local(const struct spaces *s, __u32 seq)
 }
 
 /*
- * LOCAL to CLIENT, for a segment [seq, end) outside an open region. A segment that lies on both
- * sides of a break has no place in CLIENT space: false.
+ * Translates LOCAL to CLIENT, for a segment [seq, end) outside an open region. Returns false for a
+ * segment that lies on both sides of a break: it has no place in CLIENT space.
  */
 static __always_inline bool to_client(const struct spaces *s, __u32 seq, __u32 end, __u32 *client)
 {
@@ -96,7 +98,7 @@ static __always_inline bool to_client(const struct spaces *s, __u32 seq, __u32 e
     return true;
 }
 
-/* A region and a number in it, for a copy to its backend. */
+/* A region, and a position in it near which numbers are compared; for a copy to its backend. */
 struct region {
     struct flow_break payload;
     __u64 reached;
@@ -120,7 +122,7 @@ static __always_inline __u32 clamp_to(const struct region *r, __u32 seq)
     return r->payload.start + (__u32) at;
 }
 
-/* Which complete region, as the n-th newest, holds a block of bytes; NO_BREAK: none. */
+/* Which complete region holds a block of bytes: n of the n-th newest, or NO_BREAK. */
 static __always_inline int region_of(const struct spaces *s, __u32 left, __u32 right)
 {
     for (__u32 n = 0; n < BREAKS && n < s->made; n++) {
@@ -134,8 +136,8 @@ static __always_inline int region_of(const struct spaces *s, __u32 left, __u32 r
 }
 
 /*
- * See the head of this file. Told by the frontend's own segments, not by the client's ACKs: those
- * a stranger could make up.
+ * Makes an anchor where the flow has moved far behind its last region (see the head of this file).
+ * Only the frontend's own segments call it: a stranger could make up a client's ACKs.
  */
 static __always_inline void move_anchor(struct spaces *s, __u32 local, __u32 client)
 {

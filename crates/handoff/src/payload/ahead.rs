@@ -7,21 +7,21 @@ use crate::reading::Ticket;
 pub(super) enum Ahead {
     #[default]
     Nothing,
-    /// Of the range with that index.
+    /// Another thread reads, of the range with this index, from this offset in its file on.
     Asked(Ticket, usize, u64),
-    /// Of the range with that index, from that byte of its file on.
+    /// Bytes of the range with this index, from this offset in its file on.
     Here(usize, u64, Vec<u8>),
 }
 
 impl Ahead {
-    /// Keeps nothing that lies before.
+    /// Drops the bytes if they do not contain the one at `at`.
     pub(super) fn go_on(&mut self, range: usize, at: u64) {
         if matches!(self, Self::Here(..)) && self.bytes(range, at, 1).is_none() {
             *self = Self::Nothing;
         }
     }
 
-    /// What is here of a range from `at` on.
+    /// Returns the bytes that are here of a range, from `at` on, at most `most`.
     pub(super) fn bytes(&self, range: usize, at: u64, most: usize) -> Option<&[u8]> {
         let Self::Here(of, from, bytes) = self else { return None };
         let skip = usize::try_from(at.checked_sub(*from).filter(|_| *of == range)?).ok()?;

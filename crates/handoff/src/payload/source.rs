@@ -1,4 +1,4 @@
-//! Where a payload's bytes are, and what of them is in memory.
+//! The place of a payload's bytes, and how many of them are in memory.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,21 +14,21 @@ use crate::reading::{Reads, Wanted};
 
 #[derive(Debug)]
 pub(super) enum Source {
-    /// An offer's, with the modification time and the size that its header told the client. `None`: what is in front of the
-    /// range may be written to.
+    /// File of an offer, with the modification time and size that its header told the client. Without `mtime_ns`, bytes
+    /// before the range may be written to.
     Offered {
         file: Arc<OwnedFd>,
         mtime_ns: Option<i64>,
         size: u64,
-        /// As the first look found it.
+        /// The file's identity when it was first examined.
         first: Cell<Option<FileIdentity>>,
-        /// A later look found it otherwise: replaced by another, as a rule.
+        /// Whether a later look found another identity: the file was replaced by another, as a rule.
         has_changed: Cell<bool>,
-        /// What it must be, where others rely on its bytes.
+        /// Identity that the file must have, where others rely on its bytes.
         proven: Option<FileIdentity>,
-        /// The digest of its first state has been told, and not been withdrawn.
+        /// Whether the digest of the first identity has been told, and has not been withdrawn.
         is_told: Cell<bool>,
-        /// Whoever asks its file system for something may wait for others than a disk.
+        /// Whether calls to its file system may wait for something else than a disk.
         may_wait: Cell<bool>,
     },
     Kept(Box<dyn Kept>),
@@ -51,18 +51,18 @@ impl Source {
         }
     }
 
-    /// Notes what it is `now`.
+    /// Notes the file's present identity `now`, and returns whether it fits what the header told.
     pub(super) fn is_as_told(&self, now: FileIdentity) -> bool {
         let Self::Offered { mtime_ns, size, first, has_changed, proven, .. } = self else { return true };
         has_changed.set(has_changed.get() || first.get().is_some_and(|first| first != now));
         first.set(first.get().or(Some(now)));
-        // Logs, recordings and uploads grow while they are read: the client gets as much as its header told.
+        // Logs, recordings and uploads grow while they are read. The client gets as much as its header told.
         let is_longer = now.size > *size && mtime_ns.is_some();
         let as_told = is_longer || now.size == *size && mtime_ns.is_none_or(|then| then == now.mtime_ns);
         as_told && proven.is_none_or(|proven| proven == now)
     }
 
-    /// Whether others take it for what it was, and it is not.
+    /// Whether others have been told a digest of the file, and the file has changed since.
     pub(super) fn is_withheld(&self) -> bool {
         matches!(self, Self::Offered { is_told, has_changed, .. } if is_told.get() && has_changed.get())
     }
@@ -74,8 +74,8 @@ impl Source {
         }
     }
 
-    /// Whether its bytes are in memory though its file system does not tell. What is kept elsewhere than in memory is of a
-    /// file system that does.
+    /// Whether the bytes are in memory, for a file system that does not tell. Kept bytes count as in memory: where they
+    /// are in a file, its file system does tell.
     pub(super) fn is_memory(&self, reads: &Reads) -> bool {
         let Self::Offered { first, may_wait, .. } = self else { return true };
         let is_memory = first.get().is_some_and(|first| reads.is_memory(first.device));
@@ -83,7 +83,7 @@ impl Source {
         is_memory
     }
 
-    /// Bytes from `at` on that nobody waits for, at most `most`.
+    /// Number of bytes from `at` on that can be had without waiting, at most `most`.
     pub(super) fn in_memory(&self, at: u64, most: usize, reads: &Reads) -> usize {
         let file = if let Self::Offered { first, .. } = self { first.get() } else { None };
         let found = file.map_or(0, |file| reads.found(&file, at));
@@ -102,7 +102,7 @@ impl Source {
         }
     }
 
-    /// For another thread.
+    /// Describes a read for another thread.
     pub(super) fn wanted(&self, at: u64, bytes: usize) -> Result<Wanted, Reason> {
         let identity = self.identity().ok_or(Reason::Socket)?;
         let file = match self {
@@ -113,7 +113,7 @@ impl Source {
     }
 }
 
-/// What is left to send of one range.
+/// The part of one range that is left to send.
 #[derive(Debug)]
 pub(super) struct Range {
     pub(super) source: Source,
@@ -126,12 +126,12 @@ impl Range {
         self.end - self.offset
     }
 
-    /// How much of it one call sends.
+    /// Most bytes that one call sends.
     pub(super) fn most(&self) -> usize {
         usize::try_from(self.remaining()).unwrap_or(usize::MAX).min(1 << 30)
     }
 
-    /// Some of it.
+    /// Sends some bytes of the range. Returns how many the socket took.
     pub(super) fn send_to(&mut self, socket: BorrowedFd<'_>, most: usize) -> Result<usize, Errno> {
         match &self.source {
             Source::Offered { file, .. } => rustix::fs::sendfile(socket, file, Some(&mut self.offset), most),

@@ -1,4 +1,4 @@
-//! Payloads of files and of memory, with readers and without.
+//! Payloads from files and from memory, with reader threads and without.
 
 use super::*;
 use crate::in_memory::Untold;
@@ -75,7 +75,7 @@ fn what_was_sent_stays_as_it_was_when_its_place_is_used_again() {
     assert!(got.iter().all(|byte| *byte == b'a'));
 }
 
-/// Kept in a file of so many bytes, as long as it has them.
+/// Bytes kept in a file. They count as unchanged as long as the file has this size.
 #[derive(Debug)]
 struct InFile(File, u64);
 
@@ -129,7 +129,7 @@ fn reads_just_its_range_and_notices_a_change() {
 
 #[test]
 fn a_file_that_cannot_be_read_is_told_from_one_that_has_changed() {
-    // Nothing is mapped at 0: EIO.
+    // Nothing is mapped at address 0, so that a read fails with EIO.
     let mut unreadable = payload(&File::open("/proc/self/mem").unwrap(), 0, 5);
     assert_eq!(unreadable.read(&mut [0; 5]), Err(Reason::Socket));
     assert_eq!(unreadable.read_exactly(0, vec![&mut [0; 5]]), Err(Reason::Socket));
@@ -170,7 +170,7 @@ fn a_file_written_in_place_is_noticed() {
     assert_eq!(payload.send_to(&ours), Err(Reason::FileChanged));
 }
 
-/// As nginx does with the files of its cache when it revalidates.
+/// nginx does the same with the files of its cache when it revalidates.
 #[test]
 fn a_body_behind_a_header_that_is_rewritten_is_whole() {
     let file = file_of(b"header, body");
@@ -187,7 +187,8 @@ fn a_body_behind_a_header_that_is_rewritten_is_whole() {
     assert_eq!(body().read(&mut buffer), Err(Reason::FileChanged));
 }
 
-/// In memory (tmpfs), which does not tell so: the first of its bytes are read by a thread.
+/// Makes a file in memory (tmpfs). Its file system does not tell what is in memory, so that a thread reads its first
+/// bytes.
 fn untold(bytes: &[u8]) -> Option<File> {
     let mut file = tempfile::tempfile_in("/dev/shm").ok()?;
     file.write_all(bytes).unwrap();
@@ -206,7 +207,7 @@ fn readers() -> Reads {
     reads
 }
 
-/// What the read has ended with that a payload waits for.
+/// Waits until a read has ended, and returns its result.
 fn read(reads: &Reads) -> Done {
     shunt_testbed::eventually(|| reads.take_done().pop().ok_or("no read has ended")).unwrap()
 }
@@ -228,7 +229,7 @@ fn nobody_waits_for_bytes_that_a_thread_reads() {
     let other = Done { owner: Owner::Sender(3), id: u64::MAX, read: Err(Errno::IO) };
     assert_eq!(first.take_read(other), Ok(false), "somebody else's");
     assert_eq!(first.take_read(read(&reads)), Ok(true));
-    // From here the device is known.
+    // From here on the device is known to be memory.
     while !first.send_to(&ours).unwrap() {
         assert!(!first.is_reading());
     }

@@ -1,5 +1,5 @@
-//! Whether a new socket's client acknowledges anything: what its agent learns from, and offers that are given back where it
-//! does not.
+//! Whether the client of a new socket acknowledges anything. The agent learns from this which clients it can reach. An
+//! offer whose client acknowledges nothing is given back.
 
 use std::fs::File;
 use std::time::Instant;
@@ -12,32 +12,33 @@ use super::{Failure, SenderTable, Senders};
 use crate::body::Body;
 use crate::identity::FileIdentity;
 
-/// What a client has answered to the first payload that a socket was made for.
+/// Answer of a client to the first payload of a new socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FirstAnswer {
-    /// Index of the session's peer.
+    /// Number of the session's peer.
     pub peer: u32,
     /// The client.
     pub client: Endpoint,
-    /// As which server it was sent to.
+    /// Server in whose name the payload was sent.
     pub server: Endpoint,
-    /// Whether it acknowledges anything.
+    /// Whether the client acknowledges anything.
     pub acknowledges: bool,
 }
 
-/// An offer that was claimed, and of which nothing has reached its client.
+/// An offer that was claimed, but of which nothing has reached the client.
 #[derive(Debug)]
 pub struct Unsent {
-    /// As it was made.
+    /// The offer as it was made.
     pub offer: Offer,
-    /// Its file.
+    /// The offer's file.
     pub file: File,
-    /// What the file must be, where others rely on its bytes.
+    /// State that the file must be in, where others rely on its bytes.
     pub proven: Option<FileIdentity>,
 }
 
 impl<T: SenderTable> Senders<T> {
-    /// Notes what a new socket's client answers. One that acknowledges nothing ends there, where its offer can be given back.
+    /// Notes whether a new socket's client acknowledges anything. If it does not, and the offer can be given back, the
+    /// sender is ended.
     pub(super) fn hear(&mut self, index: usize, now: Instant) -> Option<Failure> {
         let sender = &mut self.slots[index];
         let word = sender.first_word(now)?;
@@ -61,12 +62,13 @@ impl<T: SenderTable> Senders<T> {
         }
     }
 
-    /// What clients have answered to the first payloads of their sockets, since the last call.
+    /// Takes the answers of clients to the first payloads of their sockets, since the last call.
     pub fn take_answers(&mut self) -> Vec<FirstAnswer> {
         std::mem::take(&mut self.answers)
     }
 
-    /// Offers that [`Failure`]s with [`Reason::Unreachable`] are of: whoever claimed them may have them otherwise.
+    /// Takes the offers of failures with [`Reason::Unreachable`]. Their claimants may get these payloads by other
+    /// means.
     pub fn take_unsent(&mut self) -> Vec<Unsent> {
         std::mem::take(&mut self.unsent)
     }

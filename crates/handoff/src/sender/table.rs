@@ -1,19 +1,19 @@
-//! What the steering programs know of senders.
+//! Records of senders, as the steering programs need them.
 
 use std::io;
 
 use shunt_wire::Endpoint;
 
-/// What identifies a sender's packets in its own machine: the client, and our port.
+/// Key of a sender's packets on its own machine: the client, and our port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SenderKey {
-    /// The client's end.
+    /// The client's endpoint.
     pub client: Endpoint,
-    /// Our port, host order.
+    /// Our port, in host order.
     pub port: u16,
 }
 
-/// What the steering programs need to know of one sender (`struct sender_slot`).
+/// Record of one sender for the steering programs (`struct sender_slot`).
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct Slot {
@@ -26,27 +26,29 @@ pub struct Slot {
     pub ack: u32,
     pub snd_cwnd: u32,
     pub ts_recent: u32,
-    /// Bytes from `start` on that the client may have from a sender before this one.
+    /// Number of bytes from `start` on that the client may have got from an earlier sender.
     pub ahead: u32,
 }
 
-/// Where the steering programs look senders up: BPF maps, or a table in a test.
+/// Table in which the steering programs look up senders: BPF maps, or a stand-in for tests.
 pub trait SenderTable {
     /// Writes a slot. The programs may read it at once.
     fn write_slot(&mut self, index: u32, slot: &Slot);
-    /// Window field of the newest ACK that a slot's sender got: its socket's idea of the client's window.
+    /// Window field of the newest ACK that the sender of a slot got. The sender's socket takes it for the client's
+    /// window.
     fn window(&self, index: u32) -> u32;
     /// Lets packets of `key` find the slot.
     ///
     /// # Errors
-    /// The kernel's, where the map is full.
+    /// Returns the kernel's error of bpf(2), as where the map is full.
     fn insert(&mut self, key: &SenderKey, index: u32) -> io::Result<()>;
-    /// From here packets of `key` are dropped.
+    /// Removes a key. From here on packets of `key` are dropped.
     fn remove(&mut self, key: &SenderKey);
-    /// From here an ACK up to `end`, in the socket's own sequence space, is reported.
+    /// Asks the programs to report, from here on, an ACK up to `end`, in the socket's own sequence space.
     fn await_end(&mut self, index: u32, end: u32);
-    /// What a slot's client has acknowledged to its socket, in that one's own sequence space.
+    /// Newest sequence number that a slot's client has acknowledged to its socket, in the socket's own sequence space.
     fn acked(&self, index: u32) -> u32;
-    /// Senders whose awaited end has been acknowledged since the last call; one may be there more than once.
+    /// Takes the senders whose awaited end has been acknowledged since the last call. A sender may be listed more than
+    /// once.
     fn take_reports(&mut self) -> Vec<SenderKey>;
 }

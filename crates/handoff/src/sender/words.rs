@@ -1,8 +1,9 @@
-//! What a frontend is told of a payload that is longer than its client had room for: that its end is acknowledged.
+//! The word to a frontend that the end of a payload is acknowledged, where the payload is longer than its client had
+//! room for.
 //!
-//! A frontend sees what the client acknowledges, and not what has been sent. So it waits for this word, and a client that
-//! waits for its next response waits, too. The ingress program reports the ACK of the end as it passes; where that
-//! report is lost, the next sweep finds the same.
+//! A frontend sees what the client acknowledges, but not what has been sent. So it waits for this word, and a client
+//! that waits for its next response waits too. The ingress program reports the ACK of the end as it passes. If that
+//! report is lost, the next sweep finds the ACK.
 
 use shunt_wire::Endpoint;
 use shunt_wire::peer::Delivered;
@@ -31,7 +32,7 @@ impl Sender {
 }
 
 impl<T: SenderTable> Senders<T> {
-    /// All of a payload is queued: the programs report the ACK of its end from here on.
+    /// Asks the programs to report the ACK of a payload's end, now that the whole payload is queued.
     pub(super) fn await_end(&mut self, index: usize) {
         let sender = &self.slots[index];
         if sender.word == Word::Owed {
@@ -40,7 +41,7 @@ impl<T: SenderTable> Senders<T> {
         }
     }
 
-    /// Reports of the programs: the ends of those senders' payloads may be acknowledged.
+    /// Takes the programs' reports. The payloads of these senders may be acknowledged up to their ends.
     pub fn on_reports(&mut self, reports: &[SenderKey]) {
         for key in reports {
             if let Some(&index) = self.by_key.get(key) {
@@ -49,7 +50,8 @@ impl<T: SenderTable> Senders<T> {
         }
     }
 
-    /// The word counts for what was promised: of a file that has changed none is given, and the next sweep says so.
+    /// Gives the word if the end is acknowledged. For a file that has changed no word is given, because the word
+    /// confirms the promised bytes. The next sweep reports the change.
     fn give_word_if_due(&mut self, index: usize) {
         let sender = &self.slots[index];
         let State::Draining(body) = &sender.state else { return };
@@ -58,7 +60,7 @@ impl<T: SenderTable> Senders<T> {
         }
     }
 
-    /// All is acknowledged.
+    /// Queues the word that all of a payload is acknowledged, if it is owed.
     pub(super) fn give_word(&mut self, index: usize) {
         let sender = &mut self.slots[index];
         if std::mem::replace(&mut sender.word, Word::Given) == Word::Owed {
@@ -66,12 +68,12 @@ impl<T: SenderTable> Senders<T> {
         }
     }
 
-    /// Words for frontends, and whose they are: indices of peers.
+    /// Takes the words for frontends, each with the number of its peer.
     pub fn take_words(&mut self) -> Vec<(u32, Delivered)> {
         std::mem::take(&mut self.words)
     }
 
-    /// Reports that the programs have made since the last call.
+    /// Takes the reports that the programs have made since the last call.
     pub fn take_reports(&mut self) -> Vec<SenderKey> {
         self.table.take_reports()
     }

@@ -1,30 +1,30 @@
-//! One generation of write keys: from the claim that brings them to the record that they seal.
+//! Write keys of one generation, and the sealing of records with them.
 
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use shunt_sys::erase::Erased;
 use shunt_wire::tls::{OVERHEAD_BYTES, Suite};
 
-/// Bytes of a record's header: type 23, version 3.3, length (RFC 8446, 5.2).
+/// Length of a record's header: type 23, version 3.3, length (RFC 8446, 5.2).
 pub(crate) const HEADER_BYTES: usize = 5;
 const TAG_BYTES: usize = 16;
 
-/// What a record really is, inside (RFC 8446, 5.2).
+/// Type of a record's content, which is encrypted together with the content (RFC 8446, 5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ContentType {
-    /// A KeyUpdate.
+    /// A KeyUpdate message.
     Handshake = 22,
-    /// The payload.
+    /// Bytes of the payload.
     ApplicationData = 23,
 }
 
-/// Seals records, each number once and in order. Its memory is overwritten when it is dropped.
+/// Seals records, each record number once and in order. Its memory is overwritten when it is dropped.
 #[derive(Debug)]
 pub struct Sealer {
     keys: Erased<Keys>,
     /// Number of the next record.
     next: u64,
-    /// No record has this number or a later one.
+    /// Record number behind the last one that may be sealed.
     end: u64,
 }
 
@@ -34,10 +34,11 @@ struct Keys {
 }
 
 impl Sealer {
-    /// For the records `first..first + count`; the one after them is the KeyUpdate of whoever had the keys. `None` where the key is not as long as the suite's, or the generation would
-    /// be used beyond its suite's limit.
+    /// Makes a sealer for the records `first..first + count`. The number after them belongs to the KeyUpdate of the
+    /// frontend that handed over the keys. Returns `None` if the key's length is not the suite's, or if the generation
+    /// would be used beyond its suite's limit.
     ///
-    /// What this leaves on the stack is the caller's to wipe (`shunt_sys::erase::wipe_stack`).
+    /// The caller has to wipe what this call leaves on the stack (`shunt_sys::erase::wipe_stack`).
     pub fn new(suite: Suite, key: &[u8], iv: &[u8; NONCE_LEN], first: u64, count: u64) -> Option<Self> {
         let algorithm = match suite {
             Suite::Aes128GcmSha256 => &AES_128_GCM,
@@ -49,10 +50,10 @@ impl Sealer {
         Some(Self { keys: Erased::new(Keys { key, iv: *iv }), next: first, end })
     }
 
-    /// Seals `record` where it is: room for the header, the content, and room for type and tag.
+    /// Seals `record` in place. It consists of room for the header, the content, and room for type and tag.
     ///
     /// # Panics
-    /// Where no number is left, or the record is longer than one can be.
+    /// If no record number is left, or if the record is longer than TLS allows.
     pub fn seal(&mut self, record: &mut [u8], content_type: ContentType) {
         assert!(self.next < self.end, "record {} of {}", self.next, self.end);
         let length = u16::try_from(record.len() - HEADER_BYTES).expect("a record has at most 2^14 + 256 bytes");
@@ -66,7 +67,7 @@ impl Sealer {
         tag_place.copy_from_slice(tag.expect("shorter than 2^36 bytes").as_ref());
     }
 
-    /// The IV with the record's number in its last 8 bytes (RFC 8446, 5.3).
+    /// Nonce of the next record: the IV, XORed with the record's number in its last 8 bytes (RFC 8446, 5.3).
     fn nonce(&self) -> Nonce {
         let mut nonce = self.keys.iv;
         for (byte, number) in nonce[NONCE_LEN - 8..].iter_mut().zip(self.next.to_be_bytes()) {

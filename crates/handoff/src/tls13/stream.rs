@@ -1,8 +1,10 @@
-//! A payload as a stream of sealed records, as much of it at a time as the socket takes.
+//! A payload as a stream of sealed records, sealed only as fast as the socket takes them.
 //!
-//! Some records are read from the file with one call, right to where they are sealed in place, and given to the socket
-//! with another. What the socket leaves of them waits as ciphertext. Bytes of a file that has changed are never sealed, nor
-//! those of one that has grown, while another backend may go on with the file that it was.
+//! A few records are read from the file with one call, to the place where they are sealed, and given to the socket with
+//! another. The part that the socket does not take is kept as ciphertext.
+//!
+//! Bytes of a file that has changed are never sealed. Bytes of a file that has grown are not sealed either, while
+//! another backend may continue with the file's earlier state.
 
 use std::os::fd::AsFd;
 
@@ -14,13 +16,13 @@ use shunt_wire::tls::{MAX_CONTENT_BYTES, OVERHEAD_BYTES, Records, Suite};
 use super::keys::{ContentType, HEADER_BYTES, Sealer};
 use crate::payload::{Payload, reason_of};
 
-/// Records that are sealed together. More of them leave the processor's nearest caches before the kernel copies them,
-/// fewer cost more system calls.
+/// Number of records that are sealed together. With more, they leave the processor's nearest caches before the kernel
+/// copies them. With fewer, there are more system calls.
 const RECORDS_AT_ONCE: usize = 4;
-/// After so many bytes the agent turns to others, though the socket takes more.
+/// Number of bytes after which the agent turns to other work, even if the socket takes more.
 const TURN_BYTES: u64 = 512 << 10;
 
-/// Where records are sealed: one for all streams of a thread. Nothing leaves it that is not sealed.
+/// Buffer in which records are sealed, one for all streams of a thread. Nothing leaves it unsealed.
 #[derive(Debug)]
 pub struct Workbench(Box<[u8]>);
 
@@ -31,47 +33,47 @@ impl Default for Workbench {
     }
 }
 
-/// A generation's keys as they come with a claim.
+/// Keys of one generation, as they come with a claim.
 #[derive(Clone, Copy)]
 pub struct Generation<'a> {
-    /// Of the connection.
+    /// Cipher suite of the connection.
     pub suite: Suite,
-    /// As long as the suite's.
+    /// Key, of the length that the suite has.
     pub key: &'a [u8],
-    /// See RFC 8446, 5.3.
+    /// IV of the generation (RFC 8446, 5.3).
     pub iv: &'a [u8; 12],
     /// Number of the first record.
     pub first_record: u64,
-    /// Most content of a record in bytes: what the client has asked for (RFC 8449, RFC 6066), or
+    /// Most content of a record, in bytes: the limit that the client has asked for (RFC 8449, RFC 6066), or
     /// [`MAX_CONTENT_BYTES`].
     pub content_bytes: u16,
-    /// Bytes of the first record on the wire that are not to be sent.
+    /// Number of bytes on the wire, at the front of the first record, that are not to be sent.
     pub skip: u16,
 }
 
-/// What is left to send of a payload.
+/// The part of an encrypted payload that is left to send.
 #[derive(Debug)]
 pub struct SealedPayload {
     payload: Payload,
     records: Records,
-    /// `None` once all is sealed: nobody needs the keys any more.
+    /// `None` once all records are sealed, because the keys are no longer needed.
     sealer: Option<Sealer>,
-    /// The next record to seal.
+    /// Index of the next record to seal.
     next: u64,
-    /// Bytes at the front of that record which are not to be sent: the client has them from another sender.
+    /// Number of bytes at the front of that record that are not to be sent: the client has them from another sender.
     skip: usize,
-    /// Sealed, not taken by the socket.
+    /// Bytes that are sealed, and that the socket has not taken.
     waiting: Vec<u8>,
-    /// Bytes on the wire that the kernel does not have yet.
+    /// Number of bytes on the wire that the kernel does not have yet.
     remaining: u64,
 }
 
 impl SealedPayload {
-    /// Encrypts `payload`, but for the first `skip` bytes on the wire: those of its first record that the client has
-    /// from another sender.
+    /// Encrypts `payload`. The first `skip` bytes on the wire are left out: the client has these bytes of the first
+    /// record from another sender.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] for keys and sizes that cannot be.
+    /// [`Reason::Malformed`] for impossible keys and sizes.
     pub fn new(payload: Payload, generation: Generation<'_>) -> Result<Self, Reason> {
         let Generation { suite, key, iv, first_record, content_bytes, skip } = generation;
         let records = Records::of(payload.remaining(), content_bytes).ok_or(Reason::Malformed)?;
@@ -84,17 +86,17 @@ impl SealedPayload {
         Ok(Self { payload, records, sealer, next: 0, skip, waiting: Vec::new(), remaining })
     }
 
-    /// Bytes on the wire that the kernel does not have yet.
+    /// Number of bytes on the wire that the kernel does not have yet.
     pub fn remaining(&self) -> u64 {
         self.remaining
     }
 
-    /// What is encrypted.
+    /// The payload that is encrypted.
     pub fn payload(&self) -> &Payload {
         &self.payload
     }
 
-    /// The same, for what it reads.
+    /// The payload that is encrypted, to set its reader or give it what was read.
     pub fn payload_mut(&mut self) -> &mut Payload {
         &mut self.payload
     }
@@ -104,11 +106,12 @@ impl SealedPayload {
         self.payload.is_unchanged()
     }
 
-    /// Gives the socket what it takes: `true` when it has everything; `false` also where it would take more, after a
-    /// fair share, or where its payload waits for a read or is withheld.
+    /// Gives the socket as many bytes as it takes. Returns `true` if it has all of them. Returns `false` if the socket
+    /// is full, and after a fair share. Also `false` if the payload waits for a read or is withheld.
     ///
     /// # Errors
-    /// [`Reason::FileChanged`] where the file is shorter or newer than its header said, else what the socket says.
+    /// [`Reason::FileChanged`] if the file is shorter or newer than its header said, else the reason that the socket's
+    /// error stands for.
     pub fn send_to(&mut self, socket: impl AsFd, workbench: &mut Workbench) -> Result<bool, Reason> {
         let enough = self.remaining.saturating_sub(TURN_BYTES);
         if !self.send_waiting(&socket)? {
@@ -119,7 +122,7 @@ impl SealedPayload {
                 return Ok(false);
             }
             let Some(sealed) = self.seal_some(&mut workbench.0)? else {
-                return Ok(false); // a read has to end first, or a digest to be withdrawn
+                return Ok(false); // a read has to end first, or a digest has to be withdrawn
             };
             let skip = std::mem::take(&mut self.skip);
             let sealed = &workbench.0[skip..sealed];
@@ -132,7 +135,7 @@ impl SealedPayload {
         Ok(true)
     }
 
-    /// `true`: nothing waits any more.
+    /// Sends sealed bytes that the socket did not take before. Returns whether none are left.
     fn send_waiting(&mut self, socket: impl AsFd) -> Result<bool, Reason> {
         if self.waiting.is_empty() {
             return Ok(true);
@@ -142,16 +145,16 @@ impl SealedPayload {
         self.waiting = waiting;
         self.waiting.drain(..taken);
         if self.waiting.is_empty() {
-            self.waiting = Vec::new(); // a stream may wait long for its next turn
+            self.waiting = Vec::new(); // frees the memory: a stream may wait long for its next turn
         }
         Ok(self.waiting.is_empty())
     }
 
-    /// How many bytes the socket took.
+    /// Sends sealed bytes. Returns how many of them the socket took.
     fn send_some(&mut self, socket: impl AsFd, bytes: &[u8]) -> Result<usize, Reason> {
         let mut taken = 0;
         while taken < bytes.len() {
-            // The kernel keeps a short segment back while more is about to come.
+            // With MSG_MORE the kernel keeps back a short segment, because more bytes are about to come.
             let last = self.remaining == (bytes.len() - taken) as u64;
             let more = if last { SendFlags::empty() } else { SendFlags::MORE };
             match send(&socket, &bytes[taken..], SendFlags::NOSIGNAL | SendFlags::DONTWAIT | more) {
@@ -167,8 +170,8 @@ impl SealedPayload {
         Ok(taken)
     }
 
-    /// Seals the next records: how many bytes they have on the workbench. `None`: their contents are not in memory, or
-    /// withheld ([`Payload::is_withheld`]).
+    /// Seals the next records. Returns how many bytes of the workbench they fill. `None`: their contents are not in
+    /// memory, or are withheld ([`Payload::is_withheld`]).
     fn seal_some(&mut self, workbench: &mut [u8]) -> Result<Option<usize>, Reason> {
         let indices = self.next..(self.next + RECORDS_AT_ONCE as u64).min(self.records.count());
         let mut places = Vec::with_capacity(RECORDS_AT_ONCE);
@@ -183,8 +186,8 @@ impl SealedPayload {
         if !self.payload.read_exactly(self.records.payload_offset(self.next), contents)? {
             return Ok(None);
         }
-        // After the read, before anything is sealed: another backend may have sealed the file's old bytes under these
-        // numbers, or will, and a sender may have waited long for its turn.
+        // Checked after the read and before anything is sealed. Another backend may have sealed the file's old bytes
+        // under these record numbers, or will. And a sender may have waited long for its turn.
         if !self.is_unchanged() {
             return Err(Reason::FileChanged);
         }
@@ -201,7 +204,7 @@ impl SealedPayload {
     }
 }
 
-/// What of a record is its content.
+/// Returns the part of a record that is its content.
 fn content(record: &mut [u8]) -> &mut [u8] {
     let end = record.len() - (OVERHEAD_BYTES as usize - HEADER_BYTES);
     &mut record[HEADER_BYTES..end]

@@ -1,4 +1,4 @@
-//! be_out and be_in: a sender's segments go out as the frontend's, and its client's ACKs come in.
+//! Tests of be_out and be_in: a sender's segments leave as the frontend's, and its client's ACKs come in.
 
 use super::host::root;
 use super::programs::*;
@@ -51,12 +51,12 @@ fn data(seq: u32) -> Segment {
     Segment::ack(us(), client(), seq, RCV_NXT).payload(b"payload").timestamps(50, 60)
 }
 
-/// As fe_in makes it: with half of the token.
+/// A copy as fe_in makes it: with half of the token in the urgent pointer.
 fn arriving(seq: u32, ack: u32) -> Segment {
     Segment { urgent: RCV_NXT as u16, ..Segment::ack(client(), us(), seq, ack) }
 }
 
-/// As its socket gets it: nothing that it may have predicted.
+/// The packet that the socket gets. CWR keeps the kernel's header prediction from matching it.
 fn steered(seq: u32, ack: u32) -> Segment {
     Segment::ack(client(), us(), seq, ack).flags(ACK | CWR)
 }
@@ -120,7 +120,7 @@ fn a_reserved_port_without_live_sender_is_silent_both_ways() {
     assert_eq!(be.counted(), [("be_drop_stray_out", 1), ("be_drop_stray_in", 2)].into());
 }
 
-/// What a socket's own segment comes back as.
+/// The reset that the socket gets in answer to its own segment.
 fn reset(seq: u32) -> Segment {
     Segment::ack(client(), us(), RCV_NXT, seq).flags(RST | ACK).timestamps(50, 60)
 }
@@ -250,7 +250,7 @@ fn the_ack_of_an_awaited_end_is_reported() {
     assert!(be.reports().is_empty(), "nobody waits for it");
 }
 
-/// Of payloads longer than half of it, too: the region's start is soon behind, and then ahead.
+/// This also covers payloads longer than half of the sequence space: the region's start is soon behind, and then ahead.
 #[test]
 fn acks_are_judged_over_the_whole_sequence_space() {
     let be = backend!();
@@ -293,7 +293,7 @@ fn a_packet_with_a_guessed_sequence_number_is_dropped() {
     assert_eq!(be.counted(), [("be_in_steered", 1), ("be_drop_strange", 7)].into());
 }
 
-/// All that a stranger who knows the ports can see of a connection's numbers is not enough.
+/// All numbers of a connection that a stranger who knows the ports can see are not enough.
 #[test]
 fn a_packet_without_the_token_is_dropped() {
     let mut be = backend!();
@@ -306,7 +306,8 @@ fn a_packet_without_the_token_is_dropped() {
     assert_eq!(be.counted(), [("be_drop_strange", 6)].into());
 }
 
-/// Else all that the socket sends would acknowledge what the client has not sent, and be dropped there, for good.
+/// Otherwise all the socket's segments would acknowledge bytes that the client has not sent, and the client would drop
+/// them for ever.
 #[test]
 fn a_made_up_number_is_gone_with_the_next_packet() {
     let be = backend!();

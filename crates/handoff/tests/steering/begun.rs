@@ -1,4 +1,4 @@
-//! The handoffs of its servers that an agent finds without a system call.
+//! Tests of how an agent finds the handoffs of its servers without a system call (`take_begun`).
 
 use std::net::TcpStream;
 
@@ -8,13 +8,13 @@ use shunt_sys::sockopt;
 use super::programs::key;
 use super::steered::*;
 
-/// Of the connection that SHUNT_BEGIN has just answered for.
+/// Key of the flow for which SHUNT_BEGIN has just answered.
 fn flow(steered: &Steered) -> FlowKey {
     let state = steered.answer();
     key(state.flow.client().socket_addr(), state.flow.server().socket_addr())
 }
 
-/// A connection with a region that has begun: the server's end, the client's, and its flow.
+/// Makes a connection with a region that has begun. Returns the server's end, the client's end, and the flow's key.
 fn begun(steered: &Steered, handoff: u64) -> (TcpStream, TcpStream, FlowKey) {
     let (server, client) = steered.connect_and_send_header();
     begin(&server, handoff, 1000).expect("SHUNT_BEGIN");

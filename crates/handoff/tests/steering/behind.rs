@@ -1,4 +1,5 @@
-//! A server that writes on, and closes, while another machine sends: its own kernel keeps that until its time has come.
+//! Tests of a server that writes on, and closes, while another machine sends. The server's own kernel keeps these bytes
+//! back until the payload is through.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -6,7 +7,7 @@ use std::time::Duration;
 
 use super::steered::*;
 
-/// What the server has written before the payload, and behind.
+/// One response: a payload, and what the server writes before and behind it.
 struct Response {
     header: Vec<u8>,
     payload: Vec<u8>,
@@ -24,7 +25,7 @@ impl Response {
     }
 }
 
-/// Begins a region behind a header.
+/// Writes a header, and begins a region behind it.
 fn begin_behind(steered: &Steered, server: &TcpStream, turn: u64, response: &Response) -> State {
     let mut header: &TcpStream = server;
     header.write_all(&response.header).expect("the header fits");
@@ -34,7 +35,7 @@ fn begin_behind(steered: &Steered, server: &TcpStream, turn: u64, response: &Res
     state
 }
 
-/// Writes as much as the kernel takes without waiting.
+/// Writes as much as the kernel takes without waiting. Returns the number of bytes.
 fn write_some(server: &mut TcpStream, bytes: &[u8]) -> usize {
     server.set_nonblocking(true).expect("non-blocking");
     let mut taken = 0;
@@ -49,7 +50,7 @@ fn write_some(server: &mut TcpStream, bytes: &[u8]) -> usize {
     taken
 }
 
-/// Responses whose footer is written before anybody sends the payload, and a close at the end.
+/// Serves responses whose footer is written before anybody sends the payload, and closes at the end.
 fn serve(steered: &mut Steered, wait: Duration, responses: &[(usize, usize)]) {
     let (mut server, mut client) = steered.connect();
     let responses: Vec<Response> = (1..).zip(responses).map(|(turn, (a, b))| Response::new(turn, *a, *b)).collect();
@@ -97,7 +98,7 @@ fn what_is_written_behind_a_payload_comes_behind_it() {
 fn it_waits_as_long_as_it_takes() {
     let Some(mut steered) = Steered::ipv6() else { return };
     serve(&mut steered, Duration::from_secs(3), &[(100_000, 5), (300_000, 500_000)]);
-    // Once its kernel knows that there is no room, it only probes.
+    // Once the server's kernel knows that there is no room, it only probes.
     assert!(steered.count("fe_out_waits") < 40, "{:?}", steered.counted());
 }
 

@@ -1,4 +1,4 @@
-//! Which claims of a client's packet are believed (bpf/decisions/claims.h).
+//! Tests of which claims of a client's packet are believed (bpf/decisions/claims.h).
 
 use super::programs::*;
 use super::segment::*;
@@ -7,9 +7,10 @@ use shunt_handoff::bpf::*;
 const START: u32 = 5_000;
 const LENGTH: u32 = 10_000_000;
 const RCV_NXT: u32 = 77_000;
-/// The frontend's kernel has room for so much.
+/// Room of the frontend's kernel, in bytes.
 const SERVER_WINDOW: u32 = 200_000;
-/// What the client has acknowledged, and has offered to take since.
+/// Number of payload bytes that the client has acknowledged. ROOM is the number of bytes that it has room for beyond
+/// them.
 const ACKED: u32 = 50_000;
 const ROOM: u32 = 64_000;
 const EDGE: u32 = START + ACKED + ROOM;
@@ -29,7 +30,7 @@ fn from_client(ack: u32) -> Segment {
     Segment { window: ROOM as u16, ..Segment::ack(client(), server(), RCV_NXT, ack) }
 }
 
-/// What a packet may change.
+/// Returns the fields of a flow that a client's packet may change.
 fn noted(flow: &Flow) -> (u64, u32, u16, u32, u32, u32) {
     (flow.spaces.acked, flow.client_ack, flow.client_window, flow.edge, flow.client_tsval, flow.client_tsecr)
 }
@@ -124,16 +125,16 @@ fn sequence_numbers_are_the_windows_as_the_kernel_has_it() {
             payload.len()
         );
     }
-    // A client that uploads may be told of two windows.
+    // A client that uploads may be told of two windows, the frontend's and the backend's.
     fe.set_flow(&Flow { rcv_nxt: RCV_NXT - 1000, ..under_way() });
     assert!(!strange(&mut fe, RCV_NXT - 1001, b"") && strange(&mut fe, RCV_NXT - 1002, b""));
     fe.set_flow(&Flow { rcv_nxt: RCV_NXT.wrapping_sub(1 << 30), ..under_way() });
     let least = RCV_NXT.wrapping_sub(SERVER_WINDOW + 1);
     assert!(!strange(&mut fe, least, b"") && strange(&mut fe, least.wrapping_sub(1), b""));
-    // What backends' segments offer counts, too.
+    // The window that a backend's segments offer counts, too.
     fe.set_flow(&Flow { server_edge: RCV_NXT, ..under_way() });
     assert!(!strange(&mut fe, RCV_NXT + 65_535, b"") && strange(&mut fe, RCV_NXT + 65_536, b""));
-    // And what the frontend's kernel says from now on.
+    // Each new window that the frontend's kernel offers counts, too.
     let says = Segment { window: 50_000, ..Segment::ack(server(), client(), START, RCV_NXT + 40_000) };
     fe.fe_out(&says);
     assert_eq!(fe.flow().server_edge, RCV_NXT + 90_000);
@@ -141,7 +142,7 @@ fn sequence_numbers_are_the_windows_as_the_kernel_has_it() {
     assert_eq!(fe.flow().server_edge, RCV_NXT + 90_000, "never back");
 }
 
-/// Sequence numbers compare over less than 2^31, and the last region may have begun longer ago.
+/// Sequence numbers compare over less than 2^31, and the client has sent more than that since the last region began.
 #[test]
 fn packets_are_noted_however_much_the_client_uploads_behind_a_payload() {
     let mut flow = under_way();
@@ -179,14 +180,14 @@ fn an_ack_that_is_older_than_a_window_is_not_noted() {
     assert_eq!((fe.flow().client_tsval, fe.flow().client_tsecr), (5000, 5000));
 }
 
-/// A payload that is longer than its client had room for.
+/// A flow whose payload is longer than its client had room for.
 fn needs_a_word() -> Flow {
     let mut flow = under_way();
     flow.spaces.breaks[0].end = END_WORD;
     flow
 }
 
-/// Claims all of it, a window at a time.
+/// Claims all of the payload in the client's name, a window at a time.
 fn walk(fe: &Frontend) -> Outcome {
     let end = START + LENGTH;
     while fe.flow().edge < end {
@@ -213,7 +214,7 @@ fn a_client_that_walks_its_claims_completes_nothing() {
     let flow = fe.flow();
     assert_eq!((flow.spaces.status, flow.spaces.acked), (ACTIVE, LENGTH.into()));
     assert!(fe.events().is_empty());
-    // Nor by the ACKs of what it really has.
+    // The ACKs of what the client really has complete nothing either.
     fe.fe_in(&from_client(START + LENGTH - 10));
     assert_eq!((fe.flow().spaces.status, fe.flow().spaces.acked), (ACTIVE, u64::from(LENGTH) - 10));
     assert!(fe.events().is_empty());
@@ -230,7 +231,7 @@ fn a_claim_and_the_word_of_its_backend_complete_a_payload() {
     assert_eq!((fe.events(), fe.flow().spaces.status), (completion(), COMPLETE));
     assert_eq!(fe.deliver(client(), PEER, needs_a_word().handoff), SHOT, "it is over");
     assert!(fe.events().is_empty());
-    // What the client says next is the frontend's.
+    // The client's next packet is for the frontend.
     let request = fe.fe_in(&from_client(START + LENGTH).payload(b"GET"));
     assert_eq!((request.verdict, request.segment().ack), (PASS, START));
 }
@@ -294,10 +295,10 @@ fn what_a_client_says_when_it_is_asked_counts_however_far_a_stranger_was_ahead()
     assert_eq!((fe.flow().asked, fe.flow().answered), (1, 1));
 }
 
-/// How many numbers in a row around `good` are taken.
+/// Number of consecutive values around `good` that `takes` accepts.
 fn width(good: u32, takes: impl Fn(u32) -> bool) -> u64 {
     assert!(takes(good));
-    // The first in that direction that is not, by halves: less than half of all numbers are taken.
+    // Distance of the last accepted value in one direction, by bisection: fewer than half of all numbers are accepted.
     let reach = |way: fn(u32, u32) -> u32| {
         let (mut taken, mut refused) = (0, 1 << 31);
         while refused - taken > 1 {
@@ -309,8 +310,9 @@ fn width(good: u32, takes: impl Fn(u32) -> bool) -> u64 {
     reach(u32::wrapping_add) + 1 + reach(u32::wrapping_sub)
 }
 
-/// Plain Linux takes a segment with a sequence number in the window that it has offered, or the one before (tcp_sequence),
-/// and with an ACK number from a window before the client's last up to what has been sent (tcp_ack), which is a window at most.
+/// Plain Linux accepts a sequence number in the window that it has offered, or one before it (tcp_sequence). It accepts
+/// an ACK number from a window before the client's last one up to the end of what has been sent (tcp_ack). That is a
+/// window at most.
 #[test]
 fn who_knows_no_number_has_to_guess_as_much_as_with_plain_linux() {
     let fe = frontend!(under_way());
@@ -328,7 +330,7 @@ fn who_knows_no_number_has_to_guess_as_much_as_with_plain_linux() {
     assert!(acks <= 2 * u64::from(ROOM) + 1, "{acks} ACK numbers");
 }
 
-/// Of a region that its server has taken, and goes on with.
+/// The server has taken its region back, and sends the rest itself.
 #[test]
 fn an_ack_of_what_a_server_has_not_sent_again_is_one_of_all_that_it_has() {
     let mut flow = under_way();

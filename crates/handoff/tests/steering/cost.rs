@@ -1,4 +1,5 @@
-//! What one packet costs, with all in the cache: `cargo test -p shunt-handoff --test steering -- --ignored --nocapture`.
+//! Cost of one packet, with all data in the cache: `cargo test -p shunt-handoff --test steering -- --ignored
+//! --nocapture`.
 
 use libbpf_rs::{ProgramInput, ProgramMut};
 use shunt_handoff::bpf::*;
@@ -28,7 +29,7 @@ fn of_each_program() {
     begin(&mut flow, 5000, 5000, 1_000_000, PEER);
     flow.flags |= FLOW_START_ACKED as u8;
     fe.set_flow(&flow);
-    // The packet that has been steered is steered again, to the same place.
+    // The runs are repeated on one packet: a packet that has been steered is steered again, to the same place.
     fe.set_flow_of(client(), peer(), &flow);
 
     let mut stranger = client();
@@ -46,7 +47,7 @@ fn of_each_program() {
     cost("fe_out, translated", &fe.skel.progs.fe_out, &data(client()));
 
     let be = Backend::new();
-    // Sent as the server's, which has the same address: the segment is found again.
+    // The server has the same address as the sender, so that a segment that was sent as the server's is found again.
     let us = Endpoint::from(peer());
     let (server_address, server_port) = (us.address.0, u16::from_ne_bytes(us.port_be));
     let slot = SenderSlot { live: 1, server_address, server_port, ts_delta: 1, ..Default::default() };

@@ -1,4 +1,4 @@
-//! fe_out: the frontend's own segments, from LOCAL to CLIENT space.
+//! Tests of fe_out: the frontend's own segments, moved from LOCAL to CLIENT space.
 
 use super::programs::*;
 use super::segment::*;
@@ -41,7 +41,8 @@ fn from_server(seq: u32) -> Segment {
 /// First byte that the client of [`active`] has no room for.
 const EDGE: u32 = START + 2000 + (700 << 3);
 
-/// Where a reset goes, in this order: to what the client has acknowledged last, and to both sides of its window's edge.
+/// Runs a segment that becomes resets. Returns them in this order: at what the client has acknowledged last, and at
+/// both sides of its window's edge.
 fn resets(fe: &Frontend, segment: &Segment) -> Vec<Segment> {
     let out = fe.fe_out(segment);
     assert_eq!((out.verdict, out.mark), (PASS, 0), "the original keeps its mark");
@@ -75,7 +76,8 @@ fn headers_sent_again_keep_the_delta_of_their_place() {
     }
 }
 
-/// The ACK of it passed fe_in and was lost behind: without another its kernel would repeat it, and give up in the end.
+/// The header's ACK passed fe_in and was lost behind it. Without another one the kernel would repeat the header, and
+/// give up in the end.
 #[test]
 fn a_header_that_is_sent_again_opens_the_way_for_its_ack() {
     let fe = frontend!(Flow { flags: FLOW_START_ACKED as u8, ..active() });
@@ -153,7 +155,8 @@ fn a_fin_during_a_handoff_becomes_a_reset() {
     assert_eq!(fe.counted(), once(&["fe_out_fin_to_rst"]));
 }
 
-/// RFC 5961, 3.2: a client that has more than it could say answers a reset elsewhere in its window by an ACK.
+/// A client that has more bytes than its ACKs have told answers a reset elsewhere in its window with an ACK (RFC 5961,
+/// 3.2).
 #[test]
 fn a_challenge_ack_draws_a_reset_at_its_very_number() {
     let mut fe = frontend!(active());
@@ -176,7 +179,7 @@ fn a_challenge_ack_draws_a_reset_at_its_very_number() {
     assert_eq!(fe.counted(), once(&["fe_in_both"]), "no reset for a reset");
 }
 
-/// The server has given the region up, and not its connection: what its client says is its kernel's.
+/// The server has given up the region, but not its connection: its client's packets go to the server's kernel.
 #[test]
 fn a_cancelled_region_alone_answers_nobody() {
     let mut fe = frontend!(cancelled());
@@ -193,7 +196,7 @@ fn a_reset_goes_where_the_client_takes_it_or_says_where_it_would() {
         assert_eq!(sent, at_each_place(&from_server(0).flags(RST | ACK)));
         assert_eq!(fe.counted(), once(counted));
         assert!(u32::from(fe.flow().flags) & FLOW_RESET != 0);
-        // The kernel answers what still comes with resets made of the client's own numbers.
+        // The kernel answers later packets with resets that are made from the client's own numbers.
         let answer = from_server(START + 3000).flags(RST);
         assert_eq!(fe.fe_out(&answer).segment(), answer);
     }
@@ -205,7 +208,7 @@ fn a_reset_after_completion_is_translated() {
     assert_eq!(fe.fe_out(&from_server(LOCAL + 10).flags(RST)).segment(), from_server(START + LENGTH + 10).flags(RST));
 }
 
-/// A header again, a window probe: whatever the kernel repeats, it is the reset that it repeats.
+/// Whatever the kernel repeats, a header or a window probe, leaves as the reset again.
 #[test]
 fn after_a_cancel_only_acks_and_resets_leave() {
     let mut fe = frontend!(cancelled());
@@ -244,7 +247,7 @@ fn timestamps_do_not_fall_behind_what_the_client_has_seen() {
     assert_eq!(fe.counted(), [("fe_out_translated", 3), ("fe_out_ts_raised", 1)].into());
 }
 
-/// A client that has taken one for new drops all that a backend sends after it (RFC 7323, 5.3).
+/// A client that has accepted such a timestamp drops all that a backend sends after it (RFC 7323, 5.3).
 #[test]
 fn a_made_up_echo_raises_no_timestamp_far() {
     let fe = frontend!(finished());
@@ -255,7 +258,8 @@ fn a_made_up_echo_raises_no_timestamp_far() {
     }
 }
 
-/// The server may write behind the region, and nobody misses its sender: that agent is gone, and the frontend's, too.
+/// The server may write behind the region, and nobody notices that its sender is gone: the backend's agent is gone, and
+/// so is the frontend's.
 #[test]
 fn a_client_that_gets_nothing_for_a_minute_is_reset_when_its_server_has_more_to_say() {
     let mut fe = frontend!(active());
@@ -269,7 +273,8 @@ fn a_client_that_gets_nothing_for_a_minute_is_reset_when_its_server_has_more_to_
         assert_eq!(fe.flow().spaces.status, CANCELLED);
     }
     fe.counted();
-    // Not where it has no room, where it got something since, where that is not known yet, or by another core's later clock.
+    // The client is not reset if it has no room, if it got something since, or if that is not known yet. Nor is it
+    // reset because another core's clock is ahead.
     let mut got = queues(long_ago);
     got.idle_acked = 1999;
     for flow in [Flow { client_window: 0, ..queues(long_ago) }, got, queues(0), queues(u64::MAX >> 1)] {
@@ -294,7 +299,7 @@ fn a_relayed_stream_longer_than_half_the_sequence_space_keeps_its_delta() {
         assert_eq!(fe.fe_out(&segment).segment(), Segment { seq, ..segment }, "{sent} bytes on");
         let ack = Segment::ack(client(), server(), 77_000, seq.wrapping_add(1));
         assert_eq!(fe.fe_in(&ack).segment(), Segment { ack: local.wrapping_add(1), ..ack });
-        // One that was late on its way.
+        // This ACK was late on its way.
         let behind = Segment::ack(client(), server(), 77_000, seq.wrapping_sub(1 << 20));
         let local = if sent == 0 { None } else { Some(local.wrapping_sub(1 << 20)) };
         if let Some(local) = local {

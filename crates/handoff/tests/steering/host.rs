@@ -1,7 +1,7 @@
-//! A network namespace for one test: a port towards clients, a port towards backends, and whatever leaves them.
+//! A network namespace for one test: a port towards clients, a port towards backends, and a view of what leaves them.
 //!
-//! The far ends of both ports are in the same namespace, up and without addresses: frames that leave arrive there,
-//! and a packet socket sees them.
+//! The far ends of both ports are in the same namespace. They are up and have no addresses: frames that leave arrive
+//! there, and a packet socket sees them.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -25,9 +25,9 @@ fn pins(number: u32, what: &str) -> PathBuf {
 
 static MADE: AtomicU32 = AtomicU32::new(0);
 
-/// The calling thread is in it from `new` to the thread's end.
+/// A network namespace. The calling thread is in it from `new` until the thread ends.
 pub struct Host {
-    /// Nobody else's.
+    /// Name of the namespace, which no other test has.
     pub name: String,
     number: u32,
     /// Index of the port towards clients.
@@ -47,7 +47,7 @@ impl Host {
         Netns::named(&name).and_then(|netns| netns.enter()).expect("the new namespace can be entered");
         for (port, far) in [("client0", "client1"), ("backend0", "backend1")] {
             ip(&["link", "add", port, "type", "veth", "peer", "name", far]);
-            // No router solicitations and the like: only what the tests send.
+            // Without duplicate address detection and the like, so that only the tests' packets are sent.
             for device in [port, far] {
                 std::fs::write(format!("/proc/sys/net/ipv6/conf/{device}/accept_dad"), "0").expect("sysctl");
                 ip(&["link", "set", device, "up"]);
@@ -66,12 +66,12 @@ impl Host {
         Self { name, number, client_port: ifindex("client0"), backend_port: ifindex("backend0"), wire: wire() }
     }
 
-    /// A directory of the BPF file system for these programs.
+    /// Path for a directory of the BPF file system, to pin these programs.
     pub fn pins(&self, what: &str) -> PathBuf {
         pins(self.number, what)
     }
 
-    /// TCP segments that have arrived at any port and that `wanted` picks, until there are `expected`.
+    /// Waits until `expected` TCP segments that `wanted` accepts have arrived at any port, and returns them.
     pub fn arrived(&self, expected: usize, wanted: impl Fn(&Segment) -> bool) -> Vec<Segment> {
         let until = Instant::now() + if expected == 0 { Duration::from_millis(30) } else { Duration::from_secs(30) };
         let mut segments = Vec::new();
@@ -92,7 +92,7 @@ impl Drop for Host {
     }
 }
 
-/// Runs `ip` in this thread's namespace.
+/// Runs `ip` in the calling thread's namespace.
 pub fn ip(arguments: &[&str]) {
     run("ip", arguments);
 }
@@ -103,7 +103,7 @@ fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Where cgroup v2 is mounted.
+/// Directory where cgroup v2 is mounted.
 pub fn cgroup() -> std::path::PathBuf {
     shunt_sys::cgroup::root().expect("cgroup v2 is mounted")
 }
@@ -113,7 +113,7 @@ pub fn ifindex(name: &str) -> u32 {
     netdevice::name_to_index(any, name).expect("the device is there")
 }
 
-/// Sees every frame that arrives, before any program does.
+/// Opens a packet socket that sees every frame that arrives, before any program does.
 fn wire() -> rustix::fd::OwnedFd {
     let protocol = Protocol::from_raw((ETH_P_ALL << 8).try_into().expect("not 0"));
     let wire = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, Some(protocol));
@@ -122,7 +122,7 @@ fn wire() -> rustix::fd::OwnedFd {
     wire
 }
 
-/// Three hosts: the calling thread is at the frontend, with a port towards clients and one towards backends.
+/// Three hosts. The calling thread is at the frontend, which has a port towards clients and one towards backends.
 pub struct Hosts {
     name: String,
     number: u32,
@@ -150,7 +150,7 @@ impl Hosts {
                 ip(&["-n", host, "link", "set", device, "up"]);
                 ip(&["-n", host, "link", "set", "lo", "up"]);
             }
-            // The backend's way to the client leads through the frontend's machine, which is a router for it.
+            // The backend's route to the client leads through the frontend's machine, which forwards for it.
             ip(&["-n", &far, "route", "add", "default", "via", &format!("10.{network}.0.1")]);
             ip(&["-n", &far, "-6", "route", "add", "default", "via", &format!("fd0{network}::1")]);
         }
@@ -172,26 +172,26 @@ impl Hosts {
         }
     }
 
-    /// The same hosts, by their other addresses.
+    /// Uses the IPv6 addresses of the same hosts.
     pub fn ipv6(mut self) -> Self {
         self.frontend_address = "fd00::1".parse().expect("an address");
         self.backend_address = "fd01::2".parse().expect("an address");
         self
     }
 
-    /// A directory of the BPF file system for one agent.
+    /// Path for a directory of the BPF file system, to pin the programs of one agent.
     pub fn pins(&self, role: &str) -> PathBuf {
         pins(self.number, role)
     }
 
-    /// The link to the client becomes slow, with a short queue: what a burst has too much is lost.
+    /// Makes the link to the client slow, with a short queue: what exceeds it in a burst is lost.
     pub fn congest(&self) {
         let shape =
             ["qdisc", "add", "dev", "clients", "root", "tbf", "rate", "100mbit", "burst", "20k", "limit", "40k"];
         run("tc", &shape);
     }
 
-    /// Packets that the slow link has lost.
+    /// Number of packets that the slow link has lost.
     pub fn lost(&self) -> u64 {
         let statistics = run("tc", &["-s", "qdisc", "show", "dev", "clients"]);
         let tbf = statistics.split("qdisc ").find(|qdisc| qdisc.starts_with("tbf")).expect("congest was called");
@@ -199,26 +199,27 @@ impl Hosts {
         dropped.and_then(|number| number.parse().ok()).expect("tc -s says how many")
     }
 
-    /// What the client sends is lost from here on, or arrives again. It gets what others send.
+    /// Drops the client's packets from here on, or delivers them again. The client gets the packets of others in both
+    /// cases.
     pub fn client_is_heard(&self, heard: bool) {
-        // A bucket that no packet fits into.
+        // A token bucket into which no packet fits.
         let add = ["add", "dev", "uplink", "root", "tbf", "rate", "1kbit", "burst", "10", "limit", "10"];
         let arguments = if heard { &["del", "dev", "uplink", "root"][..] } else { &add };
         self.client.run(|| run("tc", &[&["qdisc"], arguments].concat())).expect("setns");
     }
 
-    /// One packet for each segment.
+    /// Switches segmentation offload off, so that each segment is a packet.
     pub fn without_segmentation_offload(&self) {
         self.offload(&["tso", "off", "gso", "off", "gro", "off"]);
     }
 
-    /// VLAN tags are in the frames while these are on the wire, and not beside them.
+    /// Puts VLAN tags into the frames on the wire, and not beside them as metadata.
     pub fn tags_in_frames(&self) {
         self.offload(&["txvlan", "off"]);
     }
 
-    /// What leaves the frontend and the backend carries a finished checksum, which its receiver looks at; the client's
-    /// packets keep the promise of one (CHECKSUM_PARTIAL), as on any veth.
+    /// Finishes checksums in software for packets that leave the frontend and the backend, so that their receiver
+    /// verifies them. The client's packets keep a promised checksum (CHECKSUM_PARTIAL), as is normal on a veth.
     pub fn checksums_in_software(&self) {
         for (role, device) in [("frontend", "clients"), ("frontend", "backends"), ("backend", "uplink")] {
             self.ethtool(role, device, &["tx", "off"]);
@@ -238,7 +239,7 @@ impl Hosts {
         host.run(|| run("ethtool", &[&["-K", device], features].concat())).expect("setns");
     }
 
-    /// Segments with a wrong checksum that any of the three kernels has seen.
+    /// Number of segments with a wrong checksum that the three kernels have seen.
     pub fn checksum_errors(&self) -> u64 {
         let count = || {
             let snmp = std::fs::read_to_string("/proc/thread-self/net/snmp").expect("/proc");

@@ -1,4 +1,5 @@
-//! Routers' reports of a smaller path MTU: who gets which (bpf/decisions/reports.h, bpf/icmp.h), and with what in it.
+//! Tests of routers' reports of a smaller path MTU: who gets which (bpf/decisions/reports.h, bpf/icmp.h), and their
+//! contents.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,7 +14,7 @@ const LENGTH: u32 = 1_000_000;
 const ACKED: u32 = 100_000;
 const MTU: u16 = 1280;
 
-/// In the middle of a payload. The client has room for 60,000 bytes.
+/// A flow in the middle of a payload. The client has room for 60,000 bytes.
 fn flow() -> Flow {
     let mut flow = Flow { client_window: 60_000, ..Default::default() };
     begin(&mut flow, LOCAL, START, LENGTH.into(), PEER);
@@ -23,13 +24,13 @@ fn flow() -> Flow {
     flow
 }
 
-/// A report in a frame, from a router to the sender of the packet that it cites.
+/// A report from a router to the sender of the packet that it cites.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     by: IpAddr,
     to: IpAddr,
     mtu: u16,
-    /// Of the packet that was too big.
+    /// Source of the packet that was too big.
     from: SocketAddr,
     client: SocketAddr,
     seq: u32,
@@ -44,7 +45,7 @@ impl Report {
     pub fn to_frame(&self) -> Vec<u8> {
         let segment = Segment::ack(self.from, self.client, self.seq, 7).payload(&[5; 1400]);
         let big = segment.to_frame();
-        // RFC 1812 has routers cite more than the 64 bits of RFC 792.
+        // Routers cite more than the 64 bits of RFC 792, as RFC 1812 demands.
         let cited = &big[14..14 + if self.to.is_ipv4() { 20 } else { 40 } + 40];
         let mut icmp = if self.to.is_ipv4() { vec![3, 4, 0, 0, 0, 0] } else { vec![2, 0, 0, 0, 0, 0] };
         icmp.extend(self.mtu.to_be_bytes());
@@ -78,8 +79,10 @@ impl Report {
         frame
     }
 
+    /// Reads the report in a frame.
+    ///
     /// # Panics
-    /// Where a checksum is wrong.
+    /// If a checksum is wrong.
     fn from_frame(frame: &[u8]) -> Self {
         let v4 = frame[12..14] == [0x08, 0x00];
         let (icmp, inner) = if v4 { (34, 42) } else { (54, 62) };
@@ -88,7 +91,7 @@ impl Report {
             true => IpAddr::from(<[u8; 4]>::try_from(&frame[at..at + 4]).unwrap()),
             false => IpAddr::from(<[u8; 16]>::try_from(&frame[at..at + 16]).unwrap()),
         };
-        // Of the addresses in the header in front of `end`.
+        // Offsets of the addresses in an IP header, counted back from its end.
         let (source, destination) = if v4 { (8, 4) } else { (32, 16) };
         let (by, to) = (address(icmp - source), address(icmp - destination));
         if v4 {
@@ -115,7 +118,7 @@ fn report_to_frontend(fe: &Frontend, report: &Report) -> Outcome {
     run(&fe.skel.progs.fe_in, fe.host.client_port, &report.to_frame(), 0)
 }
 
-/// The ends of a connection in each IP version: client, frontend, and the backend's port.
+/// Endpoints of a connection in each IP version: the client's, the frontend's, and the backend's socket.
 fn ends() -> [[SocketAddr; 3]; 2] {
     let ipv6 = ["[fd00::2]:40000", "[fd00::1]:80", "[fd01::2]:7001"].map(|end| end.parse().unwrap());
     [[client(), server(), peer()], ipv6]
@@ -130,7 +133,7 @@ fn a_report_about_what_is_outstanding_goes_to_the_backend() {
             fe.set_flow_of(client, server, &flow());
             let out = report_to_frontend(&fe, &Report::new(server, client, START + at));
             assert_eq!(out.verdict, REDIRECT, "{at}");
-            // From the frontend: a router on the way takes nothing from itself.
+            // The source is the frontend: a router between the two would accept no packet from its own address.
             let expected = Report { by: server.ip(), ..Report::new(peer, client, START + at) };
             assert_eq!(Report::from_frame(&out.frame), expected);
             assert_eq!(fe.counted(), once(&["fe_in_too_big"]));

@@ -1,14 +1,14 @@
-//! fe_in: who gets which client packet (bpf/decisions/arrivals.h has the table), and in whose sequence space.
+//! Tests of fe_in: who gets which client packet (table in bpf/decisions/arrivals.h), and in whose sequence space.
 
 use super::programs::*;
 use super::segment::*;
 use shunt_handoff::bpf::*;
 
-/// LOCAL = CLIENT up to here: where the header ends and the payload begins.
+/// End of the header and start of the payload. LOCAL and CLIENT numbers are equal up to here.
 const START: u32 = 5_000;
 const LENGTH: u32 = 100_000;
 const END: u32 = START + LENGTH;
-/// Next byte expected from the client, as the frontend last said.
+/// Next byte expected from the client, as the frontend last acknowledged it.
 const RCV_NXT: u32 = 77_000;
 
 /// A flow whose first region has just begun.
@@ -23,7 +23,7 @@ fn active_at(start: u32, length: u64) -> Flow {
     flow
 }
 
-/// The same, with some of the payload acknowledged and the frontend told that its header arrived.
+/// A flow in the middle of a payload: some is acknowledged, and the frontend knows that its header arrived.
 fn under_way() -> Flow {
     let mut flow = active();
     flow.spaces.acked = 1000;
@@ -40,7 +40,7 @@ fn finished() -> Flow {
     flow
 }
 
-/// Two payloads, the second active: LOCAL 5000..5400 is the header between.
+/// A flow with two payloads, the second active. Bytes 5000..5400 in LOCAL numbers are the header between them.
 const SECOND: u32 = END + 400;
 fn second() -> Flow {
     let mut flow = finished();
@@ -53,7 +53,8 @@ fn from_client(ack: u32) -> Segment {
     Segment::ack(client(), server(), RCV_NXT, ack)
 }
 
-/// What the backend gets of it: without data, from the client, with the frontend's ACK number as sequence number.
+/// The copy that the backend gets of a client's packet: without data, from the client. Its sequence number is the
+/// frontend's ACK number.
 fn steered(ack: u32) -> Segment {
     Segment::ack(client(), peer(), RCV_NXT, ack)
 }
@@ -192,7 +193,7 @@ fn data_goes_to_the_frontend_and_its_ack_part_to_the_backend() {
 #[test]
 fn a_probe_is_answered_by_the_frontend() {
     let mut fe = frontend!(under_way());
-    // A keepalive probe (RFC 9293, 3.8.4), again, and with the byte that some send.
+    // A keepalive probe (RFC 9293, 3.8.4), the same again, and one with the data byte that some stacks send.
     let probe = Segment { seq: RCV_NXT - 1, ..from_client(START + 1000) };
     for probe in [probe.clone(), probe.clone(), probe.clone().payload(&[0])] {
         let out = fe.fe_in(&probe);
@@ -267,8 +268,8 @@ fn a_reset_at_the_next_sequence_number_ends_the_region_and_goes_to_both() {
     }
 }
 
-/// A client whose socket is gone answers a segment of the backend's with the number that this acknowledges. After a FIN, which
-/// the frontend has acknowledged and the backend not heard of, that is one less.
+/// A client whose socket is gone answers a backend's segment with a reset at the number that the segment acknowledges.
+/// After a FIN that number is one too low: the frontend has acknowledged the FIN, but the backend has not heard of it.
 #[test]
 fn a_reset_at_what_the_backend_acknowledges_is_one() {
     let fe = frontend!(under_way());
@@ -283,7 +284,8 @@ fn a_reset_at_what_the_backend_acknowledges_is_one() {
     }
 }
 
-/// Its server's next word would else reset it (decisions/behind.h), for it has acknowledged nothing for long.
+/// Otherwise its server's next segment would reset the client (decisions/behind.h), because it has acknowledged nothing
+/// for long.
 #[test]
 fn a_client_that_has_room_again_has_just_come_back() {
     let fe = frontend!(Flow { mss: 1448, client_window: 0, idle_ns: 1, idle_acked: 1000, ..under_way() });
@@ -325,7 +327,7 @@ fn sack_blocks_inside_the_region_go_to_the_backend() {
 #[test]
 fn a_lost_header_is_the_frontends_and_the_blocks_behind_it_the_backends() {
     let mut fe = frontend!(active());
-    // One block over the second half of the header and the payload's beginning, one in the payload.
+    // One block spans the second half of the header and the payload's beginning. The other lies in the payload.
     let blocks = [(START - 100, START + 3000), (START + 4000, START + 5000)];
     let out = fe.fe_in(&from_client(START - 200).sack(&blocks));
     assert_eq!(out.verdict, PASS);
@@ -338,8 +340,8 @@ fn a_lost_header_is_the_frontends_and_the_blocks_behind_it_the_backends() {
     assert_eq!(fe.flow().spaces.acked, 0);
 }
 
-/// With the header lost, the backend's room ends where its client's does, and not a header later: what is sent beyond would be
-/// acknowledged by a client that takes it, and nobody would believe that.
+/// If the header is lost, the room that the backend sees must end where its client's room ends, and not a header later.
+/// Otherwise the client would take and acknowledge bytes beyond its room, and the frontend would not believe that.
 #[test]
 fn a_raised_ack_number_makes_the_window_smaller() {
     for (scale, window, left) in [(0, 500, 300), (0, 200, 0), (0, 100, 0), (7, 500, 498), (7, 1, 0), (14, 84, 83)] {
@@ -374,7 +376,7 @@ fn a_sack_that_is_all_the_others_becomes_nops() {
 fn options_in_any_order_and_at_odd_offsets_are_found() {
     let fe = frontend!(active());
     let block = (START - 100, START + 3000);
-    // NOP, SACK at offset 21, timestamps at 31: fields at odd offsets.
+    // NOP, SACK option at offset 21, timestamps at offset 31: the fields are at odd offsets.
     let mut options = vec![1];
     options.extend(sack_option(&[block]));
     options.extend([8, 10, 0, 0, 1, 0, 0, 0, 2, 0, 0]);
@@ -489,7 +491,7 @@ fn a_syn_for_a_connection_that_is_gone_forgets_the_flow() {
     assert!(fe.find_flow().is_none() && fe.events().is_empty());
 }
 
-/// Nobody else would say any more what has become of it.
+/// Otherwise nobody would report any more how the region ended.
 #[test]
 fn the_region_of_a_flow_that_is_forgotten_has_ended() {
     let mut fe = frontend!(under_way());

@@ -1,4 +1,4 @@
-//! Loading, taking over, and taking out.
+//! Tests of loading the programs, of taking them over, and of taking them off.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,7 +28,7 @@ fn backend_config(host: &Host, pins: &Pins) -> BackendConfig {
     }
 }
 
-/// A frontend that is loaded, and the map of its flows.
+/// A loaded frontend, and the map of its flows.
 struct Loaded {
     flows: MapHandle,
     frontend: Frontend,
@@ -37,7 +37,7 @@ struct Loaded {
 }
 
 impl Loaded {
-    /// None where this is not root.
+    /// Loads a frontend. Returns None if the test does not run as root.
     fn new() -> Option<Self> {
         if !root() {
             return None;
@@ -50,20 +50,20 @@ impl Loaded {
     }
 }
 
-/// Since the machine began, which may have been a moment ago.
+/// Time since the machine started, in nanoseconds. It may be very short.
 fn monotonic_ns() -> u64 {
     Duration::try_from(rustix::time::clock_gettime(rustix::time::ClockId::Monotonic)).expect("after 0").as_nanos()
         as u64
 }
 
-/// As if the client had a connection from this port.
+/// Adds a flow, as if the client had a connection from this port.
 fn put(flows: &MapHandle, port: u16, flow: &Flow) {
     let mut at = client();
     at.set_port(port);
     flows.update(key(at, server()).as_bytes(), flow.as_bytes(), MapFlags::ANY).expect("update");
 }
 
-/// Interfaces that have a filter at this priority, and whether on both ways.
+/// Returns the interfaces that have a filter at this priority, and whether at ingress and at egress.
 fn attached(priority: u32) -> Vec<(u32, bool, bool)> {
     let any = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let found = |ifindex: u32, point| {
@@ -169,8 +169,8 @@ fn garbage_is_what_has_ended_or_nobody_knows_and_is_quiet() {
     };
     add(1, FLOW_RESET, 1);
     add(2, FLOW_CLIENT_FIN | FLOW_SERVER_FIN, 1);
-    add(3, 0, 1); // unknown to its owner
-    add(4, FLOW_CLIENT_FIN, 1); // known
+    add(3, 0, 1); // not known to be alive
+    add(4, FLOW_CLIENT_FIN, 1); // known to be alive
     add(5, FLOW_RESET, now); // late packets may come
     let mut asked = Vec::new();
     let collected = frontend.collect_garbage(Duration::from_nanos(now / 2), |key| {
@@ -190,9 +190,9 @@ fn garbage_is_what_has_ended_or_nobody_knows_and_is_quiet() {
 fn a_new_connection_from_the_port_of_an_ended_one_is_no_garbage() {
     let Some(Loaded { host: _host, pins, frontend, flows }) = Loaded::new() else { return };
     put(&flows, 1, &Flow { flags: FLOW_RESET as u8, last_seen_ns: 1, ..Default::default() });
-    put(&flows, 2, &Flow { last_seen_ns: 1, ..Default::default() }); // in doubt: asked for below
+    put(&flows, 2, &Flow { last_seen_ns: 1, ..Default::default() }); // makes the closure below run
     let collected = frontend.collect_garbage(Duration::from_nanos(monotonic_ns() / 2), |_| {
-        // After the table was read, before anything is taken out: the client comes again, and is handed off.
+        // Runs after the table was read and before anything is deleted: the client connects again, and is handed off.
         put(&flows, 1, &Flow { last_seen_ns: 2, handoff: 7, ..Default::default() });
         true
     });
@@ -272,7 +272,7 @@ fn senders_are_written_found_and_forgotten() {
     detach_all(&pins.0).expect("detach_all");
 }
 
-/// A control group of this test's own.
+/// A control group for this test alone.
 struct Group(PathBuf);
 
 impl Group {
@@ -314,7 +314,8 @@ fn two_agents_share_no_interface_and_take_out_their_own_alone() {
     assert_eq!(attached(FRONTEND_PRIORITY), []);
 }
 
-/// Each handoff of theirs would be begun by the one agent's program and refused by the other's.
+/// Otherwise one agent's program would begin each handoff of these servers, and the other agent's program would refuse
+/// it.
 #[test]
 fn the_servers_of_a_control_group_are_one_agents() {
     let Some(Loaded { host, pins, .. }) = Loaded::new() else { return };

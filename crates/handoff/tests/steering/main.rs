@@ -1,5 +1,5 @@
-//! The steering programs, packet by packet (bpf/), and their loader. All of it takes root; without, every test says
-//! so and ends.
+//! Tests of the steering programs (bpf/), packet by packet, and of their loader. They need root: without it, every test
+//! says so and ends.
 
 mod backend;
 mod begun;

@@ -1,8 +1,8 @@
-//! An independent model against the programs: one client stream of several senders, in 64-bit offsets, and no
-//! sequence arithmetic but a cast at the end.
+//! Tests of the programs against an independent model: one client stream from several senders, counted in 64-bit
+//! offsets. The model uses no sequence arithmetic, except for a cast at the end.
 //!
-//! The model knows which bytes of the stream are whose. From that alone follows what each kernel may see of a client's
-//! packet: how many of its own bytes are acknowledged, and which blocks of them are held.
+//! The model knows which bytes of the stream are whose. From that alone it derives each kernel's view of a client's
+//! packet: the kernel's own bytes that are acknowledged, and those that are held in blocks.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -15,45 +15,45 @@ use super::segment::*;
 
 const RCV_NXT: u32 = 4_000_000_000;
 const WSCALE: u8 = 14;
-/// A client with much room.
+/// Packet of a client with much room.
 const WIDE: Report = Report { progress: 0, window: u16::MAX, blocks: Vec::new(), data: false };
 
-/// One response: bytes of the frontend, then the payload.
+/// One response: a header from the frontend, then the payload.
 #[derive(Clone, Copy, Debug)]
 struct Response {
     header: u64,
     payload: u64,
 }
 
-/// A client's packet: an ACK some way into what is outstanding, and what it holds beyond.
+/// A client's packet: an ACK somewhere in the outstanding bytes, and blocks that the client holds beyond it.
 #[derive(Clone, Debug)]
 struct Report {
-    /// Of what may be acknowledged now, in 1/1000; some go back, and some claim too much.
+    /// Position of the ACK, in 1/1000 of the bytes that may be acknowledged now. Some go back, and some claim too much.
     progress: i32,
-    /// Its client's room, as the packet has it.
+    /// Window field of the packet.
     window: u16,
-    /// Distance from the block before, and length.
+    /// Blocks, each as its distance from the end of the block before, and its length.
     blocks: Vec<(u16, u16)>,
     data: bool,
 }
 
-/// The stream as a client sees it, and the first sequence number of it.
+/// The stream as a client sees it. `first` is its first sequence number.
 struct Model {
     first: u32,
     responses: Vec<Response>,
-    /// Stream offset that the client has acknowledged last, of what is believed.
+    /// Stream offset of the newest ACK that was believed.
     acked: u64,
-    /// The same of the newest payload.
+    /// The same, as an offset in the newest payload.
     position: u64,
-    /// Window field that came with it.
+    /// Window field of that ACK.
     window: u16,
-    /// Stream offset up to which the client has ever had room.
+    /// Highest stream offset up to which the client has ever had room.
     edge: u64,
-    /// The frontend was told that the newest header arrived.
+    /// Whether the frontend was told that the newest header arrived.
     told: bool,
-    /// Bytes between the ACKs that the backend needs; 0: it needs each.
+    /// Number of bytes between the ACKs that the backend needs. 0: it needs each ACK.
     spacing: u64,
-    /// Stream offset from which on the backend must be told.
+    /// Stream offset from which on the backend must get an ACK.
     due: u64,
 }
 
@@ -62,13 +62,13 @@ impl Model {
         self.first.wrapping_add(offset as u32)
     }
 
-    /// Stream offset where the n-th payload starts.
+    /// Stream offset at which the n-th payload starts.
     fn start(&self, n: usize) -> u64 {
         let before: u64 = self.responses[..n].iter().map(|response| response.header + response.payload).sum();
         before + self.responses[n].header
     }
 
-    /// How many of the first `offset` bytes of the stream are the frontend's.
+    /// Number of the frontend's own bytes among the first `offset` bytes of the stream.
     fn own(&self, offset: u64) -> u64 {
         let mut own = 0;
         let mut at = 0;
@@ -83,7 +83,7 @@ impl Model {
         self.first.wrapping_add(self.own(offset) as u32)
     }
 
-    /// Where the programs' memory ends. What is older has long been acknowledged.
+    /// Oldest stream offset that the programs remember. Older bytes have long been acknowledged.
     fn remembered(&self) -> u64 {
         let forgotten = self.responses.len().saturating_sub(BREAKS as usize);
         self.responses[..forgotten].iter().map(|response| response.header + response.payload).sum()
@@ -115,7 +115,7 @@ fn response() -> impl Strategy<Value = Response> {
         .prop_map(|(header, payload)| Response { header, payload })
 }
 
-/// What there is besides the client's ACK of a payload's end.
+/// When the backend's word comes, compared with the client's ACK of the payload's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Word {
     Unneeded,
@@ -137,12 +137,12 @@ fn case() -> impl Strategy<Value = Case> {
     (any::<u32>(), spacing, responses).prop_map(|(first, spacing, responses)| Case { first, spacing, responses })
 }
 
-/// Runs one packet and compares both kernels' views with the model's.
+/// Runs one packet and compares both kernels' views with those of the model.
 fn check(fe: &Frontend, model: &mut Model, report: &Report, complete: bool) -> Result<(), TestCaseError> {
     let newest = model.responses.len() - 1;
     let (start, length) = (model.start(newest), model.responses[newest].payload);
     let end = start + length;
-    // Serial numbers tell neighbours apart: an ACK goes forward by less than 2^30.
+    // Sequence numbers compare only over a limited distance, so an ACK goes forward by less than 2^30.
     let room = (end.min(model.edge).saturating_sub(model.acked)).min(1 << 29) as i64;
     let offset = model.acked as i64 + room * i64::from(report.progress) / 1000;
     let lowest = model.acked.saturating_sub(5000).max(model.remembered());
@@ -186,7 +186,7 @@ fn check(fe: &Frontend, model: &mut Model, report: &Report, complete: bool) -> R
         prop_assert_eq!(fe.flow().client_ack, before.client_ack);
         return Ok(());
     }
-    // A duplicate goes on, and ends the spacing.
+    // A duplicate is passed on, and ends the spacing.
     let news = offset != start + model.position || packet.window != model.window;
     if inside && (!blocks.is_empty() || !news) {
         model.spacing = 0;
@@ -224,7 +224,7 @@ fn check(fe: &Frontend, model: &mut Model, report: &Report, complete: bool) -> R
     };
     if let Some(seen) = copy {
         let ack = model.client(model.in_newest(offset));
-        // What the client has room for ends where it did, also where its ACK number is raised to the region's start.
+        // The client's room ends at the same byte, even where the copy's ACK number is raised to the region's start.
         let raised = ack.wrapping_sub(packet.ack) as i32;
         let room = (i64::from(packet.window) << WSCALE) - i64::from(raised.max(0));
         let window = (room.max(0) >> WSCALE) as u16;
@@ -237,7 +237,7 @@ fn check(fe: &Frontend, model: &mut Model, report: &Report, complete: bool) -> R
 }
 
 fn run_case(fe: &Frontend, case: &Case) -> Result<(), TestCaseError> {
-    // What a failed case has left, when proptest looks for a smaller one.
+    // Removes what a failed case has left, when proptest looks for a smaller one.
     fe.copies(0);
     fe.events();
     let mut model = Model {
@@ -255,7 +255,7 @@ fn run_case(fe: &Frontend, case: &Case) -> Result<(), TestCaseError> {
     flow.snd_wscale = WSCALE;
     flow.spaces.status = COMPLETE;
     for (response, reports, word) in &case.responses {
-        // The header goes out with the delta of all payloads before it.
+        // The header leaves with the delta of all payloads before it.
         let before: u64 = model.responses.iter().map(|response| response.header + response.payload).sum();
         fe.set_flow(&flow);
         let header = Segment::ack(server(), client(), model.local(before), 1).payload(b"header");
@@ -269,7 +269,7 @@ fn run_case(fe: &Frontend, case: &Case) -> Result<(), TestCaseError> {
         begin(&mut flow_now, model.local(start), model.client(start), response.payload, PEER);
         flow_now.ack_spacing = case.spacing;
         (model.spacing, model.due, model.position) = (case.spacing.into(), 0, 0);
-        // The header was sent into the client's room.
+        // The client had room for the header when it was sent.
         model.edge = model.edge.max(start);
         flow_now.edge = model.client(model.edge);
         if *word != Word::Unneeded {
@@ -281,7 +281,7 @@ fn run_case(fe: &Frontend, case: &Case) -> Result<(), TestCaseError> {
         for report in reports {
             check(fe, &mut model, report, false)?;
         }
-        // On to where one ACK may complete it.
+        // Walks on to where one ACK may complete the payload.
         let end = start + response.payload;
         while end - model.acked > 1 << 29 {
             check(fe, &mut model, &Report { progress: 999, ..WIDE }, false)?;

@@ -1,4 +1,5 @@
-//! That the programs decide in a kernel what crates/decisions says: any flow, any packet, both ways.
+//! Tests that the programs decide in a kernel as crates/decisions does, for any flow and any packet, in both
+//! directions.
 
 use proptest::prelude::*;
 use shunt_decisions as decisions;
@@ -9,7 +10,7 @@ use super::programs::*;
 use super::seeded::many;
 use super::segment::*;
 
-/// Around which all numbers of a case lie.
+/// Sequence numbers near which the numbers of most cases lie.
 const LOCAL: u32 = 4_294_960_000;
 const CLIENT: u32 = 5000;
 const RCV_NXT: u32 = 4_294_967_000;
@@ -39,7 +40,7 @@ fn flow() -> impl Strategy<Value = Flow> {
         let (flags, client_window, snd_wscale, ahead, asked, answered) = small;
         let mut flow =
             Flow { client_ack, furthest_ack, edge, server_ack, rcv_nxt, server_end, start, ..Flow::default() };
-        // No region without a break; of an open one, not more than it has.
+        // Without a break no region is open. `acked` is at most the length of the newest break.
         flow.spaces = Spaces { made, status: if made == 0 { COMPLETE } else { status }, acked: 0, breaks };
         flow.spaces.acked = (part * breaks[(made.wrapping_sub(1) % BREAKS) as usize].length as f64) as u64;
         (flow.flags, flow.client_window, flow.snd_wscale, flow.ahead) = (flags, client_window, snd_wscale, ahead);
@@ -111,11 +112,11 @@ impl Said {
 }
 
 fn native(flow: &Flow) -> decisions::Flow {
-    // SAFETY: both are the same C struct, of integers alone.
+    // SAFETY: both types are the same C struct, which consists of integers alone.
     unsafe { std::mem::transmute(*flow) }
 }
 
-/// What both have noted, but for clocks, which differ, and for copies, which a clone may not have noted yet.
+/// Clears fields that may differ: clocks, and notes of copies, which a clone may not have made yet.
 fn noted(mut flow: decisions::Flow) -> decisions::Flow {
     (flow.last_seen_ns, flow.passed_ns, flow.idle_ns, flow.copied) = (0, 0, 0, [0; 2]);
     flow

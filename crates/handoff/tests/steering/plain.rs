@@ -1,4 +1,4 @@
-//! Client packets with IP options or extension headers, and in fragments (bpf/plain.h).
+//! Tests of client packets with IP options or extension headers, and of fragments (bpf/plain.h).
 
 use std::io::Write;
 
@@ -32,7 +32,7 @@ fn from_client(ack: u32) -> Segment {
     Segment::ack(client(), server(), RCV_NXT, ack).timestamps(7, 8)
 }
 
-/// The same between addresses of IPv6.
+/// The same segment between IPv6 addresses.
 fn ipv6(segment: Segment) -> Segment {
     let [from, to] = [client_ipv6(), server_ipv6()];
     Segment { from, to, ..segment }
@@ -60,8 +60,8 @@ fn seal(frame: &mut [u8]) {
     ip[10..12].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// With these options (IPv4), a multiple of 4 bytes, or these extension headers (IPv6), a multiple of 8, the first of that
-/// kind.
+/// Adds options (IPv4, a multiple of 4 bytes) or extension headers (IPv6, a multiple of 8 bytes) to a frame. `kind` is
+/// the type of the first extension header.
 fn with_extra(frame: &[u8], kind: u8, extra: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
     let (header, length_at, added) = if is_ipv4(&frame) { (20, 2, extra.len()) } else { (40, 4, extra.len()) };
@@ -78,7 +78,7 @@ fn with_extra(frame: &[u8], kind: u8, extra: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// What `with_extra` has added, taken out.
+/// Removes what `with_extra` has added.
 fn without_extra(frame: &[u8], bytes: usize) -> Vec<u8> {
     let mut frame = frame.to_vec();
     let (header, length_at) = if is_ipv4(&frame) { (20, 2) } else { (40, 4) };
@@ -95,7 +95,7 @@ fn without_extra(frame: &[u8], bytes: usize) -> Vec<u8> {
     frame
 }
 
-/// Extra bytes, as (what they are, segment, kind of the first header, bytes).
+/// Extra bytes, each with a description, whether they are for IPv6, and the type of the first extension header.
 fn extras() -> Vec<(&'static str, bool, u8, Vec<u8>)> {
     let padded = |next: u8, eights: u8| {
         let mut bytes = vec![next, eights, 1, 4 + eights * 8, 0, 0, 0, 0];
@@ -138,13 +138,14 @@ fn what_lies_between_ip_and_tcp_header_changes_nothing() {
             let seen = Segment::from_frame(&without_extra(&out.frame, extra.len()));
             assert_eq!(seen, Segment { ack, ..segment.clone() }, "{what}");
         };
-        // Behind a payload: an upload, as it comes.
+        // Behind a payload, an upload is translated and otherwise unchanged.
         set(&fe, is_ipv6, &finished());
         let upload = version(from_client(START + LENGTH + 5).payload(&[3; 999]));
         translated(&upload, START + 5, what);
         assert!(fe.copies(0).is_empty());
 
-        // In it: the stack gets it as it came, translated, and the backend the TCP header alone.
+        // Inside a payload, the stack gets the packet translated and otherwise unchanged, and the backend gets the TCP
+        // header alone.
         set(&fe, is_ipv6, &flow());
         let data = version(from_client(START + 2000).payload(b"abc"));
         translated(&data, START, what);
@@ -155,7 +156,7 @@ fn what_lies_between_ip_and_tcp_header_changes_nothing() {
     }
 }
 
-/// The fragments of a frame whose IP payload is cut after `first` bytes, a multiple of 8.
+/// Cuts a frame's IP payload after `first` bytes, a multiple of 8, and returns the two fragments.
 fn fragments(frame: &[u8], first: usize) -> [Vec<u8>; 2] {
     let header = if is_ipv4(frame) { 20 } else { 40 };
     let (head, payload) = frame.split_at(ETHERNET + header);
@@ -181,7 +182,7 @@ fn fragments(frame: &[u8], first: usize) -> [Vec<u8>; 2] {
     [fragment(&payload[..first], 0, true), fragment(&payload[first..], first, false)]
 }
 
-/// `fragments` undone.
+/// Joins what `fragments` has cut.
 fn reassemble(first: &[u8], second: &[u8]) -> Vec<u8> {
     let mut frame = first.to_vec();
     if is_ipv4(first) {
@@ -221,7 +222,7 @@ fn of_fragments_the_first_is_translated_and_their_checksum_stays_good() {
             let expected = vec![Segment { to, ..version(from_client(ack)) }; copies];
             assert_eq!(fe.copies(copies), expected, "a whole packet without data");
         }
-        // It ends in the TCP header (RFC 1858): nobody's.
+        // This fragment ends in the TCP header (RFC 1858), and is not steered.
         let tiny = &fragments(&version(from_client(START + 3000).payload(&[0; 64])).to_frame(), 16)[0];
         fe.counted();
         let out = run(&fe.skel.progs.fe_in, fe.host.client_port, tiny, 0);
@@ -230,7 +231,7 @@ fn of_fragments_the_first_is_translated_and_their_checksum_stays_good() {
     }
 }
 
-/// Only whole and plain packets come from a frontend: any other would reach a sender's socket past all that be_in checks.
+/// Frontends send only whole and plain packets. Any other would reach a sender's socket without the checks of be_in.
 #[test]
 fn at_a_backend_none_of_them_reaches_a_sender() {
     if !super::host::root() {
@@ -260,7 +261,7 @@ fn a_window_that_opens_at_the_start_reaches_the_backend() {
         assert_eq!(fe.copies(copies), expected, "window {window}");
     }
     assert_eq!(fe.flow().spaces.acked, 0);
-    // A backend that has room for its first flight hears the rest from the ACKs of that.
+    // A backend that has room for its first flight learns of the rest by the ACKs of that flight.
     flow.snd_wnd = 14_480;
     fe.set_flow(&flow);
     fe.fe_in(&update(60_000));

@@ -1,5 +1,6 @@
-//! A sender's socket and its client's window. A kernel predicts the next ACK's window field, and takes an ACK that has it
-//! for one that says nothing new; TCP_REPAIR_WINDOW changes what it knows of the window, and not what it predicts.
+//! Tests of a sender's socket and its client's window. A kernel predicts the window field of the next ACK, and takes an
+//! ACK with that field for one without news. TCP_REPAIR_WINDOW changes the window that the kernel knows, but not its
+//! prediction.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,12 +18,12 @@ use super::segment::Segment;
 
 const PORT: u16 = 7001;
 const START: u32 = 70_000;
-/// The socket's own sequence number, constant.
+/// Receive sequence number of the socket, constant.
 const TOKEN: u32 = 400;
 const RCV_WND: u32 = 65_535;
 const SCALE: u8 = 10;
 
-/// A sender's socket, behind the programs that every backend has.
+/// A sender's socket, with the steering programs that every backend has.
 struct Bed {
     pins: Pins,
     _backend: Backend,
@@ -42,10 +43,10 @@ fn client() -> SocketAddr {
 impl Bed {
     fn new() -> Self {
         let host = Host::new();
-        // The frames' destination address. With the old one the kernel forgets what it knew of neighbours.
+        // Destination address of the tests' frames. With the change of the address the kernel forgets its neighbours.
         ip(&["link", "set", "backend0", "address", "02:00:00:00:00:01"]);
         ip(&["neigh", "replace", "10.1.0.2", "lladdr", "02:00:00:00:00:02", "nud", "permanent", "dev", "backend0"]);
-        // One that sends all that the window has room for.
+        // Reno sends as much as the window has room for.
         std::fs::write("/proc/sys/net/ipv4/tcp_congestion_control", "reno").expect("sysctl");
         let pins = Pins::new(&host, "predicted");
         let config = BackendConfig {
@@ -88,22 +89,23 @@ impl Bed {
         Self { pins, _backend: backend, socket, packets: packets.expect("a packet socket"), _host: host }
     }
 
-    /// Writes so many bytes; returns how many wait for room then.
+    /// Writes `bytes` bytes. Returns how many of them then wait for room.
     fn write(&self, bytes: usize) -> u32 {
         assert_eq!(send(&self.socket, &vec![7; bytes], SendFlags::DONTWAIT), Ok(bytes));
         self.unsent()
     }
 
-    /// The client acknowledges so many bytes of all, as fe_in passes it on; `left`: the bytes that it has not acknowledged then.
+    /// Delivers the client's ACK of the first `bytes` bytes, as fe_in passes it on. `left` is the number of bytes that
+    /// are then unacknowledged.
     fn acknowledge(&self, bytes: u32, window: u16, left: u32) {
         let ack = Segment::ack(client(), us(), 90_000, START + bytes).timestamps(60, clock_ms());
         let frame = Segment { window, urgent: TOKEN as u16, ..ack }.to_frame();
-        // SAFETY: zeros are a sockaddr_ll.
+        // SAFETY: zeros are a valid sockaddr_ll.
         let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         (to.sll_family, to.sll_ifindex) = (libc::AF_PACKET as u16, ifindex("backend1") as i32);
         let length = size_of_val(&to) as libc::socklen_t;
         let (from, to) = (self.packets.as_raw_fd(), (&raw const to).cast());
-        // SAFETY: the frame and the address are as long as is said.
+        // SAFETY: the frame and the address have the lengths that are passed.
         let sent = unsafe { libc::sendto(from, frame.as_ptr().cast(), frame.len(), 0, to, length) };
         assert_eq!(sent, frame.len() as isize, "{}", std::io::Error::last_os_error());
         let arrived = || match unacknowledged(&self.socket) {
@@ -113,9 +115,9 @@ impl Bed {
         eventually(arrived).expect("the ACK arrives");
     }
 
-    /// Bytes that wait for room.
+    /// Number of bytes that wait for room.
     fn unsent(&self) -> u32 {
-        // A call on the socket waits until an ACK that is being handled has had its bytes sent.
+        // This call on the socket waits until an ACK that is being handled has had its bytes sent.
         sockopt::tcp_nodelay(&self.socket).expect("TCP_NODELAY");
         let mut bytes: libc::c_int = 0;
         // SAFETY: SIOCOUTQNSD writes one int, which lives in this frame.
@@ -125,7 +127,7 @@ impl Bed {
     }
 }
 
-/// linux/sockios.h
+/// Request for the number of unsent bytes (linux/sockios.h).
 const SIOCOUTQNSD: libc::c_ulong = 0x894b;
 
 impl Drop for Bed {
@@ -134,7 +136,7 @@ impl Drop for Bed {
     }
 }
 
-/// A window that is told to a parked socket ends with the next ACK, also where that has the window of before.
+/// A window that was set on a parked socket ends with the next ACK, even if that ACK has the old window field.
 #[test]
 fn an_ack_with_the_window_of_before_is_believed_after_another_was_set() {
     if !root() {

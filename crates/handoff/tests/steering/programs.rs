@@ -1,4 +1,4 @@
-//! The programs in a namespace of their own, run one packet at a time (BPF_PROG_TEST_RUN).
+//! The programs in a network namespace of each test, run one packet at a time (BPF_PROG_TEST_RUN).
 
 use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
@@ -33,7 +33,7 @@ pub const OTHER_PEER: u32 = 6;
 pub const RING: u32 = 3;
 pub const COPY_MARK: u32 = 0x5348_0000;
 
-/// Offsets in struct __sk_buff (linux/bpf.h).
+/// Offsets of fields in struct __sk_buff (linux/bpf.h).
 const MARK: std::ops::Range<usize> = 8..12;
 const IFINDEX: std::ops::Range<usize> = 40..44;
 const SK_BUFF_BYTES: usize = 192;
@@ -51,7 +51,7 @@ pub fn other_peer() -> SocketAddr {
     "10.1.0.3:7001".parse().unwrap()
 }
 
-/// What a program did with a packet.
+/// Result of running a program with a packet.
 #[derive(Debug)]
 pub struct Outcome {
     pub verdict: i32,
@@ -87,7 +87,7 @@ pub fn run(program: &ProgramMut<'_>, ifindex: u32, frame: &[u8], mark: u32) -> O
     Outcome { verdict, frame: out, mark }
 }
 
-/// Counters that have grown since the last call, by how much.
+/// Returns the counters that have grown since the last call, and by how much.
 fn grown(map: &impl MapCore, before: &mut Vec<u64>) -> BTreeMap<&'static str, u64> {
     let mut grown = BTreeMap::new();
     before.resize(COUNTERS.len(), 0);
@@ -102,7 +102,7 @@ fn grown(map: &impl MapCore, before: &mut Vec<u64>) -> BTreeMap<&'static str, u6
     grown
 }
 
-/// A directory of the BPF file system that goes with the test.
+/// A directory of the BPF file system that is removed at the end of the test.
 pub struct Pins(pub PathBuf);
 
 impl Pins {
@@ -119,7 +119,7 @@ impl Drop for Pins {
     }
 }
 
-/// The frontend's programs, and fe_in on the client port, so that clones find their way on.
+/// The frontend's programs. fe_in is attached to the client port, so that clones are handled by it.
 pub struct Frontend {
     pub host: Host,
     pub skel: FrontendSkel<'static>,
@@ -195,14 +195,14 @@ impl Frontend {
         run(&self.skel.progs.fe_out, self.host.client_port, &segment.to_frame(), 0)
     }
 
-    /// A peer says that all of a handoff's payload is acknowledged; its flow is `client`'s.
+    /// Gives a peer's word that all of a handoff's payload is acknowledged. The flow is that of `client`.
     pub fn deliver(&self, client: SocketAddr, peer: u32, handoff: u64) -> i32 {
         let word = Delivery { flow: key(client, server()), peer, handoff };
         let frame = [&[0; 14], word.as_bytes()].concat();
         run(&self.skel.progs.fe_delivered, 1, &frame, 0).verdict
     }
 
-    /// Copies that have arrived behind the port towards backends.
+    /// Returns the copies that have arrived at the far end of the port towards backends.
     pub fn copies(&self, expected: usize) -> Vec<Segment> {
         self.host.arrived(expected, |segment| segment.to.port() == peer().port())
     }
@@ -211,13 +211,13 @@ impl Frontend {
         grown(&self.skel.maps.counters, &mut self.before)
     }
 
-    /// The events in the ring.
+    /// Returns the events in the ring.
     pub fn events(&self) -> Vec<(u64, u64, u32)> {
         records(&self.ring).iter().map(|record| event(record)).collect()
     }
 }
 
-/// The frontend's programs with one flow; ends the test where this is not root.
+/// Loads the frontend's programs with one flow. Ends the test if it does not run as root.
 macro_rules! frontend {
     ($flow:expr) => {{
         if !$crate::host::root() {
@@ -230,7 +230,7 @@ macro_rules! frontend {
 }
 pub(crate) use frontend;
 
-/// What is in a ring.
+/// Returns the records in a ring.
 fn records(ring: &dyn MapCore) -> Vec<Vec<u8>> {
     let mut records = Vec::new();
     {
@@ -245,7 +245,7 @@ fn records(ring: &dyn MapCore) -> Vec<Vec<u8>> {
     records
 }
 
-/// An event of the ring (`struct shunt_event`): handoff, bytes acknowledged, kind.
+/// Reads an event of the ring (`struct shunt_event`): handoff, bytes acknowledged, kind.
 pub fn event(bytes: &[u8]) -> (u64, u64, u32) {
     let u64_at = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
     (u64_at(0), u64_at(8), u32::from_ne_bytes(bytes[16..20].try_into().unwrap()))
@@ -263,7 +263,7 @@ pub fn key(client: SocketAddr, server: SocketAddr) -> FlowKey {
     FlowKey::of(client.into(), server.into())
 }
 
-/// What SHUNT_BEGIN does to a flow, for the tests that have no socket.
+/// Changes a flow as SHUNT_BEGIN does, for tests that have no socket.
 pub fn begin(flow: &mut Flow, local: u32, start: u32, length: u64, peer: u32) {
     let spaces = &mut flow.spaces;
     spaces.breaks[(spaces.made % BREAKS) as usize] = FlowBreak { local, start, length, peer, end: 0 };
@@ -285,7 +285,7 @@ pub fn complete(flow: &mut Flow) {
     flow.spaces.acked = flow.spaces.breaks[((flow.spaces.made - 1) % BREAKS) as usize].length;
 }
 
-/// The backend's programs. Ports 7000 to 7009 are the agent's.
+/// The backend's programs. Ports 7000 to 7009 belong to the agent.
 pub struct Backend {
     pub host: Host,
     pub skel: BackendSkel<'static>,
@@ -324,7 +324,7 @@ impl Backend {
         self.skel.maps.sender_slots.update(&index.to_ne_bytes(), slot.as_bytes(), MapFlags::ANY).unwrap();
     }
 
-    /// Senders whose ends the agent is told of.
+    /// Returns the senders whose acknowledged ends have been reported to the agent.
     pub fn reports(&self) -> Vec<SenderKey> {
         let reports = records(&self.skel.maps.words);
         reports.iter().map(|report| SenderKey::read_from_prefix(report).expect("a struct sender_key").0).collect()
@@ -348,7 +348,7 @@ impl Backend {
     }
 }
 
-/// Exactly these counters, once each.
+/// Returns exactly these counters, with the value 1 each.
 pub fn once(names: &[&'static str]) -> BTreeMap<&'static str, u64> {
     names.iter().map(|name| (*name, 1)).collect()
 }

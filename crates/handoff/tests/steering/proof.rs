@@ -1,5 +1,5 @@
-//! No handoff without proof that a client's packets pass the steering programs as its server's socket numbers them
-//! (bpf/proof.h).
+//! Tests of the proof that a handoff needs: a client's packets must pass the steering programs as its server's socket
+//! numbers them (bpf/proof.h).
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -16,13 +16,13 @@ use super::programs::*;
 use super::segment::*;
 use super::steered::{RING as STEERED_RING, SHUNT_SOL, SHUNT_STATE, Steered, begin, expect, payload};
 
-/// SHUNT_REGION_UNPROVEN.
+/// Status after a refusal for want of proof (SHUNT_REGION_UNPROVEN).
 const UNPROVEN: u32 = 4;
 
-// ---- what the programs note, packet by packet ----
+// ---- notes of the programs, packet by packet ----
 
-/// `struct handshake` of a connection between `client()` and `server()`: both numbers of the SYN that was answered, and
-/// whether one was.
+/// Reads the `struct handshake` of a connection between `client()` and `server()`. Returns the initial sequence numbers
+/// of the SYN that was answered and of the SYN-ACK, and 1 if a SYN was answered.
 fn handshake(fe: &Frontend) -> Option<[u32; 3]> {
     let key = key(client(), server());
     let bytes = fe.skel.maps.handshakes.lookup(key.as_bytes(), MapFlags::ANY).expect("lookup")?;
@@ -73,7 +73,7 @@ fn a_handshake_is_noted_on_both_ways_where_its_port_is_watched() {
     assert_eq!(fe.counted(), once(&["fe_handshake"]));
 }
 
-/// A connection that has a flow: what may be outstanding of each side moves on with its packets.
+/// Packets of a connection that has a flow move on what may be outstanding on each side.
 #[test]
 fn what_passes_of_a_flow_is_noted() {
     let seen = (FLOW_SEEN_IN | FLOW_SEEN_OUT) as u8;
@@ -95,13 +95,13 @@ fn what_passes_of_a_flow_is_noted() {
 
 // ---- real connections ----
 
-/// A connection on a port that nobody has said is watched.
+/// Makes a connection on a port for which nobody has called SHUNT_WATCH.
 fn connect_unwatched(steered: &Steered) -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind((steered.hosts.frontend_address, 0)).expect("listen");
     steered.connect_by(&listener, listener.local_addr().expect("bound"))
 }
 
-/// A request and its answer: both ends have the other's packets, and have said so.
+/// Sends a request and its answer. Afterwards each end has the other's packets, and has acknowledged them.
 pub fn exchange(server: &mut TcpStream, client: &mut TcpStream) {
     client.write_all(b"request").expect("a request");
     expect(server, b"request");
@@ -109,7 +109,7 @@ pub fn exchange(server: &mut TcpStream, client: &mut TcpStream) {
     expect(client, b"header");
 }
 
-/// SHUNT_BEGIN is refused for want of proof, says so in the ring, and leaves the connection as it is.
+/// Checks that SHUNT_BEGIN is refused for want of proof, that the ring says so, and that the connection still works.
 fn refused(steered: &Steered, server: &mut TcpStream, client: &mut TcpStream) {
     let before = steered.count("fe_refused_unproven");
     let error = begin(server, 9, 100).expect_err("no proof");
@@ -172,7 +172,7 @@ fn change_flow(steered: &Steered, server: &TcpStream, client: &TcpStream, change
     flows.update(key.as_bytes(), flow.as_bytes(), MapFlags::ANY).expect("update");
 }
 
-/// A network that changes the order of packets may bring an ACK of the last response behind the next request.
+/// A network that changes the order of packets may deliver an ACK of the last response after the next request.
 #[test]
 fn an_old_ack_that_comes_late_costs_no_proof() {
     let Some(mut steered) = Steered::new() else { return };
@@ -188,7 +188,7 @@ fn an_old_ack_that_comes_late_costs_no_proof() {
     }
 }
 
-/// Nobody has seen what its server has acknowledged since: more than sequence numbers compare over.
+/// The server has acknowledged, unseen, more bytes than sequence numbers can be compared over.
 #[test]
 fn a_flow_whose_last_region_began_long_ago_is_proven_anew() {
     let Some(mut steered) = Steered::new() else { return };
@@ -229,7 +229,7 @@ fn a_client_of_an_interface_that_is_not_listed_is_relayed_to() {
     }
 }
 
-/// Finds the `struct handshake` of a connection, in which map, and under which key.
+/// Returns the map of handshakes, the key of a connection in it, and the connection's `struct handshake`.
 fn noted(steered: &Steered, server: &TcpStream, client: &TcpStream) -> (MapHandle, FlowKey, Vec<u8>) {
     let map = steered.frontend_map("handshakes");
     let key = key(client.local_addr().expect("bound"), server.local_addr().expect("bound"));
@@ -237,7 +237,7 @@ fn noted(steered: &Steered, server: &TcpStream, client: &TcpStream) -> (MapHandl
     (map, key, noted)
 }
 
-/// A stranger who knows a connection's addresses and ports sends a SYN in its name, or in that of its next.
+/// A stranger who knows a connection's addresses and ports sends a SYN in its name, or in the name of its successor.
 #[test]
 fn a_handshake_of_other_numbers_is_no_proof() {
     let Some(mut steered) = Steered::new() else { return };
@@ -256,7 +256,7 @@ fn a_handshake_of_other_numbers_is_no_proof() {
     handed_off(&mut steered, &mut server, &mut client);
 }
 
-/// The socket's numbers are those of the handshake, and yet it may be another connection's by now.
+/// The numbers of the socket fit the handshake, and yet the socket may belong to a later connection by now.
 #[test]
 fn a_handshake_of_long_ago_is_no_proof() {
     let Some(mut steered) = Steered::new() else { return };
@@ -271,7 +271,7 @@ fn a_handshake_of_long_ago_is_no_proof() {
     seconds_ago(HANDSHAKE_SECONDS);
     refused(&steered, &mut server, &mut client);
     steered.forget(&key);
-    // The packets in between are others' numbers by now: the handshake is all that there is.
+    // The sequence numbers have moved on since, and the flow is forgotten: only the handshake can be proof.
     seconds_ago(0);
     exchange(&mut server, &mut client);
     handed_off(&mut steered, &mut server, &mut client);
@@ -302,7 +302,7 @@ fn a_handshake_that_has_aged_proves_again_when_its_server_has_answered() {
     assert!(answered() >= then, "its server has answered it");
 }
 
-/// So many SYNs that others' handshakes are forgotten cost those one shortcut, and no response.
+/// A flood of SYNs that pushes handshakes out of the map costs each of their connections one shortcut, and no response.
 #[test]
 fn a_forgotten_handshake_costs_a_shortcut_and_a_flood_none_to_whom_comes_later() {
     let Some(mut steered) = Steered::new() else { return };
@@ -315,7 +315,7 @@ fn a_forgotten_handshake_costs_a_shortcut_and_a_flood_none_to_whom_comes_later()
         other.client_address[8..12].copy_from_slice(&n.to_ne_bytes());
         map.update(other.as_bytes(), &[0; 24], MapFlags::ANY).expect("never full");
     }
-    // Which ones the map forgets is the kernel's business.
+    // The kernel decides which handshakes the map forgets, so this one is deleted here.
     let _ = map.delete(ours.as_bytes());
     refused(&steered, &mut server, &mut client);
     exchange(&mut server, &mut client);
@@ -337,7 +337,7 @@ fn watching_is_for_sockets_of_tcp() {
 
 // ---- netfilter ----
 
-/// Rules of nft(8) at the frontend. False, aloud: this machine cannot.
+/// Loads rules of nft(8) at the frontend. Returns false, and says why, if this machine cannot.
 fn nft(rules: &str) -> bool {
     let child = Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let Ok(mut child) = child else {
@@ -354,7 +354,7 @@ fn nft(rules: &str) -> bool {
     output.status.success()
 }
 
-/// Clients ask for a port that is not their server's: each response is relayed, and none is lost.
+/// Clients ask for another port than their server's. Each response is relayed, and none is lost.
 fn translated(steered: &Steered, listening: IpAddr, rules: impl Fn(SocketAddr) -> String) {
     let listener = TcpListener::bind((listening, 0)).expect("listen");
     odb::watch(&listener).expect("SHUNT_WATCH");
@@ -390,7 +390,7 @@ fn a_client_whose_address_is_translated_is_relayed_to() {
     });
 }
 
-/// The proxy answers the SYN itself, so that the server's numbers are others than its client sees.
+/// The proxy answers the SYN itself, so that the server's sequence numbers are not those that its client sees.
 #[test]
 fn a_client_behind_a_synproxy_is_relayed_to() {
     let Some(steered) = Steered::new() else { return };
@@ -406,7 +406,7 @@ fn a_client_behind_a_synproxy_is_relayed_to() {
                 tcp dport {port} ct state invalid drop; }}
          }}"
     );
-    // With 2, the server's own number would be the same cookie as its proxy's.
+    // With 2, the server's own number would be the same SYN cookie as its proxy's.
     std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "1").expect("sysctl");
     if !nft(&rules) {
         return;

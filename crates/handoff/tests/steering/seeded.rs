@@ -1,4 +1,4 @@
-//! Random cases whose seed is printed, and taken from SHUNT_SEED where that is set.
+//! Random cases. Their seed is printed, and is taken from SHUNT_SEED if that is set.
 
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -7,8 +7,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
+/// Runs `try_one` with `cases` random cases.
+///
 /// # Panics
-/// Where a case fails, with the smallest one like it.
+/// If a case fails, with the smallest similar case that fails.
 pub fn many<T: Debug>(cases: u32, of: impl Strategy<Value = T>, try_one: impl FnMut(&T) -> Result<(), TestCaseError>) {
     let seed = std::env::var("SHUNT_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(new_seed);
     println!("SHUNT_SEED={seed}");

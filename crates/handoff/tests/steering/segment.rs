@@ -1,4 +1,4 @@
-//! TCP segments as the tests write and read them. Parsing checks every length and checksum.
+//! TCP segments as the tests write and read them. Parsing verifies every length and checksum.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -12,7 +12,7 @@ pub const CWR: u8 = 0x80;
 
 const ETHERNET: usize = 14;
 
-/// A segment in an Ethernet frame.
+/// A TCP segment in an Ethernet frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     pub from: SocketAddr,
@@ -27,7 +27,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// A pure ACK.
+    /// Makes a pure ACK.
     pub fn ack(from: SocketAddr, to: SocketAddr, seq: u32, ack: u32) -> Self {
         let (options, payload) = (Vec::new(), Vec::new());
         Self { from, to, seq, ack, flags: ACK, window: 500, urgent: 0, options, payload }
@@ -49,7 +49,7 @@ impl Segment {
         self
     }
 
-    /// Behind two NOPs, as every stack sends them.
+    /// Adds timestamps behind two NOPs, as every stack sends them.
     pub fn timestamps(self, tsval: u32, tsecr: u32) -> Self {
         let mut option = vec![1, 1, 8, 10];
         option.extend(tsval.to_be_bytes());
@@ -57,7 +57,7 @@ impl Segment {
         self.options(&option)
     }
 
-    /// Behind two NOPs, as every stack sends them.
+    /// Adds SACK blocks behind two NOPs, as every stack sends them.
     pub fn sack(self, blocks: &[(u32, u32)]) -> Self {
         let mut option = vec![1, 1];
         option.extend(sack_option(blocks));
@@ -105,13 +105,15 @@ impl Segment {
         frame
     }
 
+    /// Reads the segment in a frame.
+    ///
     /// # Panics
-    /// Where a length or a checksum is wrong.
+    /// If a length or a checksum is wrong.
     pub fn from_frame(frame: &[u8]) -> Self {
         Self::read(frame).unwrap_or_else(|problem| panic!("{problem}: {frame:02x?}"))
     }
 
-    /// `Err` for what is not a TCP segment, or not a good one.
+    /// Reads the segment in a frame. `Err` if it is not a TCP segment, or has a wrong length or checksum.
     pub fn read(frame: &[u8]) -> Result<Self, &'static str> {
         let (from, to, tcp) = match frame.get(12..14) {
             Some([0x08, 0x00]) => {
@@ -161,7 +163,7 @@ impl Segment {
         })
     }
 
-    /// The SACK blocks, wherever the option is.
+    /// Returns the SACK blocks, wherever the option is.
     pub fn sack_blocks(&self) -> Vec<(u32, u32)> {
         let edge = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
         match self.option(5) {
@@ -170,7 +172,7 @@ impl Segment {
         }
     }
 
-    /// TSval and TSecr.
+    /// Returns TSval and TSecr.
     pub fn timestamp_values(&self) -> Option<(u32, u32)> {
         let value = self.option(8)?;
         let at = |at: usize| u32::from_be_bytes(value[at..at + 4].try_into().unwrap());
@@ -196,7 +198,7 @@ impl Segment {
     }
 }
 
-/// Kind, length, edges.
+/// Returns a SACK option: kind, length, edges.
 pub fn sack_option(blocks: &[(u32, u32)]) -> Vec<u8> {
     let mut option = vec![5, 2 + 8 * blocks.len() as u8];
     for (left, right) in blocks {
@@ -210,7 +212,7 @@ fn pseudo_header(from: IpAddr, to: IpAddr, tcp_bytes: usize) -> Vec<u8> {
     pseudo_header_of(6, from, to, tcp_bytes)
 }
 
-/// Of another protocol's packet of so many bytes.
+/// Pseudo-header for a packet of `bytes` bytes of any protocol.
 pub fn pseudo_header_of(protocol: u8, from: IpAddr, to: IpAddr, bytes: usize) -> Vec<u8> {
     let mut pseudo = Vec::new();
     for address in [from, to] {
@@ -224,7 +226,7 @@ pub fn pseudo_header_of(protocol: u8, from: IpAddr, to: IpAddr, bytes: usize) ->
     pseudo
 }
 
-/// The Internet checksum's sum, before its complement (RFC 1071). Each part but the last has an even length.
+/// Sum of the Internet checksum, before the complement (RFC 1071). Each part but the last must have an even length.
 pub fn folded(parts: &[&[u8]]) -> u16 {
     let words = parts.iter().flat_map(|part| part.chunks(2));
     let mut sum: u32 = words.map(|word| u32::from(word[0]) << 8 | u32::from(*word.get(1).unwrap_or(&0))).sum();

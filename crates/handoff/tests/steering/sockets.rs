@@ -1,7 +1,7 @@
-//! The whole steering with real sockets: three hosts, three kernels' worth of TCP, one client connection.
+//! The whole steering with real sockets: three hosts, each with its own kernel TCP, and one client connection.
 //!
 //! The frontend's server writes headers and footers. The payloads come from a socket that the backend restores from
-//! SHUNT_STATE, with none of the agent's code in between. The client reads one stream and compares every byte.
+//! SHUNT_STATE, without any code of the agent. The client reads one stream and compares every byte.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddrV6, TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 use super::host::{ifindex, ip};
 use super::steered::*;
 
-/// `lengths.len()` responses on one connection, each header, payload, footer.
+/// Serves `lengths.len()` responses on one connection, each made of header, payload and footer.
 pub fn serve(steered: &mut Steered, lengths: &[usize]) {
     let (mut server, mut client) = steered.connect();
     let expected: Vec<Vec<u8>> = lengths
@@ -80,14 +80,15 @@ fn they_arrive_whole_over_ipv6_whoever_finishes_checksums() {
     }
 }
 
-/// Whether SHUNT_BEGIN takes a connection to a server that listens at `listening` and is asked at `address`.
+/// Whether SHUNT_BEGIN accepts a connection to a server that listens at `listening`, made by a client that asks for
+/// `address`.
 fn takes(steered: &Steered, listening: &str, address: &str) -> bool {
     let (mut server, mut client) =
         steered.connect_to(listening.parse().expect("an address"), address.parse().expect("an address"));
     server.write_all(b"header").expect("header");
     expect(&mut client, b"header");
     let begun = begin(&server, 1, 100).is_ok();
-    // SHUNT_REGION_ACTIVE, SHUNT_REGION_FAMILY.
+    // Expected status: SHUNT_REGION_ACTIVE or SHUNT_REGION_FAMILY.
     assert_eq!(steered.answer().status, if begun { 1 } else { 7 });
     begun
 }
@@ -153,7 +154,7 @@ fn serve_with_few_acks(steered: &mut Steered) {
     steered.spacing = Some(8 * 1448);
     serve(steered, &[300_000, 3_000_000, 1, 50_000]);
     let (held, passed) = (steered.count("fe_in_held"), steered.count("fe_in_backend"));
-    // How many depends on the moment: an ACK that tells of a loss is not held.
+    // Their number depends on timing: an ACK that tells of a loss is not held.
     assert!(held > 0, "none held, {passed} passed on");
 }
 
@@ -194,7 +195,7 @@ fn checksums_are_good_whoever_finishes_them() {
     assert_eq!(steered.hosts.checksum_errors(), 0);
 }
 
-/// The client sends `upload` bytes from the header on, while it gets `download` bytes from the backend.
+/// Sends `upload` bytes from the client, from the header on, while the client gets `download` bytes from the backend.
 pub fn upload_during_a_handoff(steered: &mut Steered, upload: usize, download: usize) {
     let (mut server, mut client) = steered.connect_and_send_header();
     let body = payload(9, download);
@@ -257,7 +258,8 @@ fn a_server_that_leaves_in_the_middle_resets_its_client() {
     assert!(steered.count("fe_cancelled") == 1 && steered.count("fe_out_fin_to_rst") >= 1);
 }
 
-/// The client has more than the frontend was told: all its ACKs were lost, and nobody sends anything that draws another.
+/// The client has more bytes than the frontend knows: all its ACKs were lost, and nothing that anybody sends causes
+/// another.
 fn reset_after_lost_acks(end: impl FnOnce(TcpStream)) {
     let Some(mut steered) = Steered::new() else { return };
     let (mut server, mut client) = steered.connect_and_send_header();
@@ -289,7 +291,7 @@ fn a_client_whose_last_acks_were_lost_is_reset_by_a_reset() {
     });
 }
 
-/// The kernel repeats the header then, and not its FIN.
+/// In this case the kernel repeats the header, and not its FIN.
 #[test]
 fn a_client_whose_ack_of_the_header_was_lost_is_reset() {
     let Some(steered) = Steered::new() else { return };
@@ -299,7 +301,7 @@ fn a_client_whose_ack_of_the_header_was_lost_is_reset() {
     expect(&mut client, b"header");
     begin(&server, 1, 1000).expect("SHUNT_BEGIN");
     drop(server);
-    std::thread::sleep(Duration::from_millis(100)); // for the first FIN, and what it draws
+    std::thread::sleep(Duration::from_millis(100)); // for the first FIN, and its answer
     steered.hosts.client_is_heard(true);
     let error = ending(&mut client).expect_err("a part of a response");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
@@ -313,7 +315,7 @@ fn a_client_that_resets_is_reported() {
     server.read_exact(&mut [0; 10]).expect("the request");
     let sending = steered.hand_off(&server, 1, &payload(1, 3_000_000));
     client.read_exact(&mut [0; 1000]).expect("some of it");
-    drop(client); // with unread data: a reset
+    drop(client); // the client resets, because it has unread data
     let (handoff, acked, kind) = steered.event();
     assert_eq!((handoff, kind), (1, 2));
     assert!(acked < 3_000_000);
@@ -336,8 +338,8 @@ fn a_client_that_has_no_room_is_told_from_one_that_waits() {
     sending.finish();
 }
 
-/// The first sender is lost after `first` bytes, another goes on from `from`: what the client has had twice, it has
-/// acknowledged before the second sender has sent it.
+/// Loses the first sender after `first` bytes, and has another continue from `from`. Bytes that both senders send are
+/// already acknowledged by the client when the second one sends them.
 fn move_in_the_middle(first: usize, from: usize) {
     let Some(mut steered) = Steered::new() else { return };
     let (mut server, mut client) = steered.connect_and_send_header();
@@ -386,8 +388,8 @@ fn another_sender_goes_on_from_the_very_first_byte() {
     move_in_the_middle(0, 0);
 }
 
-/// The sender is lost when the client has a part of what it sent behind a hole. Once the server has filled that, the client
-/// acknowledges what the server's kernel has not sent.
+/// The sender is lost when the client has a part of its bytes behind a hole. Once the server has filled the hole, the
+/// client acknowledges bytes that the server's kernel has not sent.
 #[test]
 fn a_server_goes_on_though_the_client_has_bytes_behind_a_hole() {
     const HOLE: usize = 3_000;
@@ -415,7 +417,7 @@ fn a_server_goes_on_though_the_client_has_bytes_behind_a_hole() {
     client_end.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
-/// What a server takes back may be tied to what the client has of it.
+/// A server may take a region back on condition that its client has all of it, or none.
 #[test]
 fn a_region_is_taken_only_when_the_client_has_as_much_as_was_said() {
     const WHOLE: u32 = 1;
@@ -534,7 +536,7 @@ fn the_state_is_what_the_kernel_says_of_the_connection() {
     assert_eq!(state.flow.client().socket_addr(), client.local_addr().unwrap());
     assert_eq!(state.flow.server().socket_addr(), client.peer_addr().unwrap());
     let tsval = get::<u32>(&server, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP).expect("TCP_TIMESTAMP");
-    // The kernel's answer has its lowest bit cleared (Linux 6.7).
+    // The kernel's answer has its lowest bit cleared (since Linux 6.7).
     assert!((tsval | 1).wrapping_sub(state.flow.tsval) < 50, "{tsval} now, {} then", state.flow.tsval);
     assert_ne!(state.flow.ts_recent, 0);
     assert_eq!(state.flow.options, 7, "timestamps, SACK and window scaling");
@@ -568,7 +570,7 @@ fn another_namespaces_servers_are_not_answered() {
     assert_eq!(steered.count("fe_refused_argument"), 0);
 }
 
-/// Whether a payload of `length` bytes needs a word, and how much its client takes.
+/// Returns whether a payload of `length` bytes needs a word, and how many bytes its client has room for.
 fn needs_a_word(steered: &Steered, read_before: usize, length: u64) -> (bool, u64) {
     let (mut server, mut client) = steered.connect_and_send_header();
     let before = payload(1, read_before);

@@ -1,4 +1,5 @@
-//! Which ACKs a backend gets that has said how far apart they may be (`ack_may_wait` in bpf/decisions/arrivals.h).
+//! Tests of which ACKs a backend gets that has said how far apart they may be (`ack_may_wait` in
+//! bpf/decisions/arrivals.h).
 
 use rustix::time::{ClockId, clock_gettime};
 use shunt_handoff::bpf::*;
@@ -10,17 +11,17 @@ use super::segment::*;
 const START: u32 = 5_000;
 const LENGTH: u32 = 1_000_000;
 const RCV_NXT: u32 = 77_000;
-/// Payload bytes that are acknowledged already.
+/// Number of payload bytes that are acknowledged already.
 const ACKED: u32 = 100_000;
 const SPACING: u32 = 20_000;
 
-/// The clock of bpf_ktime_get_coarse_ns: it stands still for a jiffy.
+/// Current time of the clock of bpf_ktime_get_coarse_ns, which stands still for a jiffy.
 fn tick() -> u64 {
     let now = clock_gettime(ClockId::MonotonicCoarse);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// In the middle of a payload; ACKED was passed on in the clock's present tick.
+/// A flow in the middle of a payload. The ACK of the first ACKED bytes was passed on in the clock's present tick.
 fn spaced() -> Flow {
     let mut flow = Flow { server_ack: RCV_NXT, client_window: 60_000, snd_wscale: 2, ..Default::default() };
     begin(&mut flow, START, START, LENGTH.into(), PEER);
@@ -32,12 +33,12 @@ fn spaced() -> Flow {
     flow
 }
 
-/// An ACK of `bytes` of the payload.
+/// Makes an ACK of the first `bytes` bytes of the payload.
 fn ack_of(bytes: u32) -> Segment {
     Segment { window: 60_000, ..Segment::ack(client(), server(), RCV_NXT, START + bytes) }
 }
 
-/// Runs a packet in the tick in which the last ACK was passed on; again where the clock has ticked meanwhile.
+/// Runs a packet in the tick in which the last ACK was passed on. Repeats the run if the clock has ticked meanwhile.
 fn at_once(fe: &mut Frontend, flow: Flow, packet: &Segment) -> (Outcome, Flow) {
     loop {
         let passed_ns = tick();
@@ -164,7 +165,7 @@ fn a_silence_of_a_round_trip_says_nothing() {
     }
 }
 
-/// What the agent runs, as bytes.
+/// Returns the frame with which the agent runs fe_spacing, as bytes.
 fn spacing(peer: u32, bytes: u32, port: u16) -> Vec<u8> {
     let (client, server) = (Endpoint::from(client()), Endpoint::from(server()));
     let mut frame = vec![0; 14];

@@ -1,4 +1,5 @@
-//! Both sides' steering on three hosts, as two agents would have it, and what a server says to it by socket options.
+//! The steering of both sides on three hosts, as two agents would set it up, and the socket options by which a server
+//! uses it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -39,7 +40,7 @@ pub const PEER: u32 = 2;
 pub const RING: u32 = 0;
 const PORT: u16 = 7001;
 
-/// `struct shunt_move`.
+/// The argument of SHUNT_MOVE (`struct shunt_move`).
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Move {
@@ -49,7 +50,7 @@ pub struct Move {
     pub from: u64,
 }
 
-/// `struct shunt_take`.
+/// The argument of SHUNT_TAKE (`struct shunt_take`).
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Take {
@@ -61,7 +62,7 @@ pub struct Take {
 pub fn get<T: FromBytes + IntoBytes>(socket: &TcpStream, level: i32, option: i32) -> std::io::Result<T> {
     let mut value = T::new_zeroed();
     let mut length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes into `value`, which is that long, and any bytes make a T.
+    // SAFETY: the kernel writes at most `length` bytes into `value`, which is that long. Any bytes are a valid T.
     let status = unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut value).cast(), &mut length) };
     if status == 0 { Ok(value) } else { Err(std::io::Error::last_os_error()) }
 }
@@ -70,41 +71,41 @@ pub fn begin(socket: &TcpStream, handoff: u64, length: u64) -> std::io::Result<(
     sockopt::set(socket, SHUNT_SOL, SHUNT_BEGIN, &Begin { peer: PEER, ring: RING, handoff, length })
 }
 
-/// The same behind what the server has written, which may write on.
+/// Begins a region behind what the server has written. The server may write on (SHUNT_APPEND).
 pub fn append(socket: &TcpStream, handoff: u64, length: u64) -> std::io::Result<()> {
     sockopt::set(socket, SHUNT_SOL, SHUNT_APPEND, &Begin { peer: PEER, ring: RING, handoff, length })
 }
 
-/// The backend's socket for one payload, and who writes into it.
+/// The backend's socket for one payload, and the thread that writes into it.
 pub struct Sending {
     socket: OwnedFd,
     writer: JoinHandle<()>,
 }
 
 impl Sending {
-    /// All is acknowledged: the next socket may have the same addresses.
+    /// Closes the socket. To be called when all is acknowledged, because the next socket may have the same addresses.
     pub fn finish(self) {
         self.writer.join().expect("the writer is done");
         close_silently(self.socket);
     }
 }
 
-/// Bytes that say where in which stream they are.
+/// Returns bytes that depend on their stream and on their place in it.
 pub fn payload(handoff: u64, length: usize) -> Vec<u8> {
     (0..length as u64).map(|at| (at ^ at >> 8 ^ at >> 16).wrapping_add(handoff) as u8).collect()
 }
 
-/// The frontend's and the backend's steering on three hosts, as two agents would have it.
+/// The steering of the frontend and the backend on three hosts, as two agents would set it up.
 pub struct Steered {
     pub hosts: Hosts,
     pub frontend: Frontend,
     backend: RefCell<Backend>,
-    /// Payloads that the backend has to say a word on: the client's end, flow, handoff.
+    /// Payloads for which the backend owes a word: the client's endpoint, the flow, the handoff.
     owed: RefCell<Vec<(Endpoint, FlowKey, u64)>>,
     ring: OwnedFd,
     pub frontend_config: FrontendConfig,
     backend_config: BackendConfig,
-    /// What the backend says of each flow that it sends on: payload bytes between the ACKs that it needs.
+    /// Number of payload bytes between the ACKs that the backend asks for on each flow. `None`: it asks for nothing.
     pub spacing: Option<u32>,
 }
 
@@ -113,12 +114,13 @@ fn cookie() -> u64 {
 }
 
 impl Steered {
-    /// The calling thread is at the frontend from here on. `None` where this is not root.
+    /// Sets up the hosts over IPv4. From here on the calling thread is at the frontend. Returns `None` if the test does
+    /// not run as root.
     pub fn new() -> Option<Self> {
         root().then(|| Self::on(Hosts::new()))
     }
 
-    /// The same over IPv6.
+    /// Sets up the hosts over IPv6.
     pub fn ipv6() -> Option<Self> {
         root().then(|| Self::on(Hosts::new().ipv6()))
     }
@@ -153,12 +155,12 @@ impl Steered {
         Self { hosts, frontend, backend, owed, ring, frontend_config, backend_config, spacing: None }
     }
 
-    /// A connection: the frontend's end, and the client's.
+    /// Makes a connection. Returns the frontend's end and the client's.
     pub fn connect(&self) -> (TcpStream, TcpStream) {
         self.connect_to(self.hosts.frontend_address, self.hosts.frontend_address)
     }
 
-    /// A connection to a server that listens at another address than its client asks for.
+    /// Makes a connection to a server that listens at one address, from a client that asks for another.
     pub fn connect_to(&self, listening: IpAddr, address: IpAddr) -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind((listening, 0)).expect("listen");
         odb::watch(&listener).expect("SHUNT_WATCH");
@@ -166,7 +168,7 @@ impl Steered {
         self.connect_by(&listener, (address, port).into())
     }
 
-    /// A connection of `listener`'s, whose client asks for another address.
+    /// Makes a connection that `listener` accepts. The client connects to `at`.
     pub fn connect_by(&self, listener: &TcpListener, at: SocketAddr) -> (TcpStream, TcpStream) {
         let client = self.hosts.client.run(|| TcpStream::connect(at)).expect("netns").expect("connect");
         let (server, _) = listener.accept().expect("accept");
@@ -177,7 +179,7 @@ impl Steered {
         (server, client)
     }
 
-    /// A connection whose server has written the header of a response, and whose client has read that.
+    /// Makes a connection whose server has written the header of a response, and whose client has read it.
     pub fn connect_and_send_header(&self) -> (TcpStream, TcpStream) {
         let (mut server, mut client) = self.connect();
         server.write_all(b"header").expect("header");
@@ -185,7 +187,7 @@ impl Steered {
         (server, client)
     }
 
-    /// Hands `payload` off on `server`'s connection and sends it from the backend.
+    /// Hands `payload` off on `server`'s connection, and sends it from the backend.
     pub fn hand_off(&mut self, server: &TcpStream, handoff: u64, payload: &[u8]) -> Sending {
         let until = Instant::now() + PATIENCE;
         while let Err(error) = begin(server, handoff, payload.len() as u64) {
@@ -202,7 +204,7 @@ impl Steered {
         self.send(&state, payload)
     }
 
-    /// Sends as a struct shunt_state says.
+    /// Sends a payload from the backend as a `struct shunt_state` describes.
     pub fn send(&mut self, state: &State, payload: &[u8]) -> Sending {
         let socket = self.restore(state);
         if state.flow.options & FlowState::WORD != 0 {
@@ -215,7 +217,7 @@ impl Steered {
         let writer = std::thread::spawn(move || {
             let mut socket = TcpStream::from(sending);
             socket.set_nonblocking(false).expect("blocking");
-            // It fails where the client leaves.
+            // The write fails if the client leaves.
             let _ = socket.write_all(&payload);
         });
         Sending { socket, writer }
@@ -228,7 +230,7 @@ impl Steered {
             live: true,
             start: state.flow.start,
             seq_delta: 0,
-            // An odd clock would be one in microseconds.
+            // An odd timestamp would ask for a clock in microseconds.
             ts_delta: state.flow.tsval & 1,
             rcv_nxt: state.flow.token,
             ack: state.flow.rcv_nxt,
@@ -253,7 +255,8 @@ impl Steered {
         let until = Instant::now() + PATIENCE;
         loop {
             match self.hosts.backend.run(|| restore(&restored)).expect("netns") {
-                // Another test's thread starts a program: until that runs, it holds our last socket open, too.
+                // Another test's thread may be starting a program. Until the program runs, it holds our last socket
+                // open, too.
                 Err(error) if error.errno.kind() == ErrorKind::AddrNotAvailable && Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -262,30 +265,30 @@ impl Steered {
         }
     }
 
-    /// A map of the frontend's programs.
+    /// Opens a map of the frontend's programs.
     pub fn frontend_map(&self, name: &str) -> MapHandle {
         MapHandle::from_pinned_path(self.frontend_config.pin_dir.join(name)).expect("a pinned map")
     }
 
-    /// Nothing is known of that connection any more.
+    /// Deletes the flow of a connection.
     pub fn forget(&self, key: &FlowKey) {
         self.frontend_map("flows").delete(key.as_bytes()).expect("a flow");
     }
 
-    /// What SHUNT_BEGIN or SHUNT_STATE has left in the ring.
+    /// Returns the record that SHUNT_BEGIN or SHUNT_STATE has left in the ring.
     pub fn answer(&self) -> State {
         let record = self.record(Duration::ZERO);
         assert_eq!(event(&record).2, Event::STATE);
         State::read_from_bytes(&record).expect("a struct shunt_state")
     }
 
-    /// SHUNT_STATE.
+    /// Asks for the state of a connection (SHUNT_STATE).
     pub fn state(&self, server: &TcpStream) -> State {
         sockopt::set(server, SHUNT_SOL, SHUNT_STATE, &RING).expect("SHUNT_STATE");
         self.answer()
     }
 
-    /// The next event of the ring: handoff, bytes acknowledged, kind. The backend says its word meanwhile.
+    /// Waits for the next event of the ring: handoff, bytes acknowledged, kind. Meanwhile the backend gives its words.
     pub fn event(&self) -> (u64, u64, u32) {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -323,7 +326,7 @@ impl Steered {
             };
             builder.add(&map, read).expect("a ring");
             let ring = builder.build().expect("a ring");
-            // A record that was to wake nobody is not polled for.
+            // A record that does not wake the reader is not found by poll, so it is consumed directly.
             let look = || if wait.is_zero() { ring.consume() } else { ring.poll(wait) };
             while let Err(error) = look() {
                 assert_eq!(error.kind(), libbpf_rs::ErrorKind::Interrupted, "{error}");
@@ -332,7 +335,7 @@ impl Steered {
         records
     }
 
-    /// All counters that are not 0.
+    /// Returns all counters that are not 0.
     pub fn counted(&self) -> BTreeMap<&'static str, u64> {
         let mut counters = self.frontend.counters().expect("counters");
         counters.extend(self.backend.borrow().counters().expect("counters"));
@@ -358,7 +361,7 @@ fn one(mut records: Vec<Vec<u8>>, steered: &Steered) -> Vec<u8> {
     records.remove(0)
 }
 
-/// Reads what is expected and fails at the first byte that differs.
+/// Reads the expected bytes, and fails at the first one that differs.
 pub fn expect(client: &mut TcpStream, expected: &[u8]) {
     let mut read = vec![0; expected.len()];
     let mut at = 0;
@@ -373,7 +376,7 @@ pub fn expect(client: &mut TcpStream, expected: &[u8]) {
     }
 }
 
-/// Reads once of a connection that is to end: how many bytes come, or the error.
+/// Reads once from a connection that is about to end. Returns the number of bytes, or the error.
 pub fn ending(client: &mut TcpStream) -> std::io::Result<usize> {
     loop {
         match client.read(&mut [0]) {

@@ -1,4 +1,4 @@
-//! Very many senders at once, whose client never answers.
+//! A test with very many senders at once, whose clients never answer.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -17,13 +17,13 @@ use zerocopy::FromZeros;
 
 use super::host::{Host, root};
 
-/// Each has two descriptors.
+/// Number of senders. Each has two descriptors.
 const SENDERS: u16 = 8000;
-/// So many sweeps look at each.
+/// Number of sweeps that together examine each sender.
 const SWEEPS: u32 = 10;
 const PROGRESS: Duration = Duration::from_secs(60);
 
-/// Which senders packets would find.
+/// Keys of the senders that packets would find.
 #[derive(Default)]
 struct Table(HashSet<SenderKey>);
 
@@ -54,7 +54,7 @@ impl SenderTable for Table {
     }
 }
 
-/// The first bytes of this program.
+/// Payload of the first 1000 bytes of this program's file.
 fn payload() -> Payload {
     let file = File::open("/proc/self/exe").expect("this program");
     let metadata = file.metadata().expect("its size");

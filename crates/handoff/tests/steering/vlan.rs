@@ -1,4 +1,4 @@
-//! Packets with VLAN tags (IEEE 802.1Q), as a port sees them that carries VLANs of its own.
+//! Tests with VLAN tags (IEEE 802.1Q) on packets, as seen by a port that carries several VLANs.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,11 +18,11 @@ use super::segment::Segment;
 use super::sockets::{serve, upload_during_a_handoff};
 use super::steered::Steered;
 
-/// Before and after the steering programs (crates/handoff/src/attach.rs).
+/// Priorities before and after those of the steering programs (crates/handoff/src/attach.rs).
 const EARLY: u32 = 1;
 const LATE: u32 = 0xfff0;
 
-/// The programs of vlan.bpf.c, and their count.
+/// The programs of vlan.bpf.c, and the map in which they count frames.
 struct Tagging {
     programs: BTreeMap<String, OwnedFd>,
     frames: MapHandle,
@@ -48,7 +48,7 @@ impl Tagging {
         Self { programs, frames: MapHandle::try_from(&frames).expect("dup") }
     }
 
-    /// On a device of the calling thread's namespace.
+    /// Attaches a program to a device of the calling thread's namespace.
     fn attach(&self, program: &str, device: &str, point: TcAttachPoint, priority: u32) {
         attach(self.programs[program].as_fd(), device, point, priority);
     }
@@ -57,7 +57,7 @@ impl Tagging {
         host.run(|| attach(self.programs[program].as_fd(), device, point, priority)).expect("setns");
     }
 
-    /// Frames that `look` has seen without a tag, with one, and with two.
+    /// Number of frames that `look` has seen without a tag, with one, and with two.
     fn seen(&self) -> [u64; 3] {
         [0u32, 1, 2].map(|tags| {
             let bytes = self.frames.lookup(&tags.to_ne_bytes(), MapFlags::ANY).expect("lookup").expect("an array");
@@ -81,9 +81,9 @@ fn attach(program: std::os::fd::BorrowedFd<'_>, device: &str, point: TcAttachPoi
     hook.hook(point).create().and_then(|mut hook| hook.attach()).expect("the program is attached");
 }
 
-/// All frames between client and frontend carry the tag of VLAN 42, and all between frontend and backend that of VLAN
-/// 7, with the steering programs on the ports where they do. What the frontend sends towards the backend is counted
-/// before it gets its tag.
+/// Tags all frames between client and frontend with VLAN 42, and all frames between frontend and backend with VLAN 7.
+/// The steering programs are on ports where frames carry their tags. Frames from the frontend to the backend are
+/// counted before they get a tag.
 fn tag_both_links(steered: &Steered) -> Tagging {
     let tagging = Tagging::load();
     let hosts = &steered.hosts;
@@ -138,7 +138,7 @@ fn flow() -> Flow {
     flow
 }
 
-/// Tags, the outermost first, go between the addresses and the type.
+/// Inserts tags into a frame, between the addresses and the type. The first tag is the outermost.
 fn tagged(frame: &[u8], tags: &[(u16, u16)]) -> Vec<u8> {
     let tags = tags.iter().flat_map(|(kind, vlan)| [kind.to_be_bytes(), vlan.to_be_bytes()].concat());
     [frame[..12].to_vec(), tags.collect(), frame[12..].to_vec()].concat()

@@ -1,4 +1,4 @@
-//! A rustls client on a connection whose server hands its write keys over, again and again.
+//! Tests with a rustls client on a connection whose server hands over its write keys, again and again.
 
 use std::io::Read;
 use std::process::Command;
@@ -14,7 +14,7 @@ use shunt_wire::tls::Suite;
 
 use crate::sources::{Keys, bytes, file_of, payload, rest, sent};
 
-/// A certificate for localhost that is its own authority, by openssl(1).
+/// Makes a self-signed certificate for localhost with openssl(1).
 fn certificate() -> (CertificateDer<'static>, PrivateKeyDer<'static>) {
     let dir = tempfile::tempdir().unwrap();
     let at = |name| dir.path().join(name);
@@ -48,7 +48,7 @@ fn number(suite: Suite) -> CipherSuite {
     }
 }
 
-/// A client after its handshake, and the server's first application traffic secret.
+/// Connects a client. Returns it after its handshake, with the server's first application traffic secret.
 fn connected(suite: Suite) -> (ClientConnection, Vec<u8>) {
     let (certificate, key) = certificate();
     let mut provider = rustls::crypto::ring::default_provider();
@@ -87,7 +87,8 @@ fn expand_label(suite: Suite, secret: &[u8], label: &str, length: usize) -> Vec<
     hmac::sign(&hmac::Key::new(hash, secret), &info).as_ref()[..length].to_vec()
 }
 
-/// Keys of the generation that begins with `secret`, and the secret of the next one (RFC 8446, 7.2 and 7.3).
+/// Returns the keys of the generation that begins with `secret`, and the secret of the next one (RFC 8446, 7.2 and
+/// 7.3).
 fn generation(suite: Suite, secret: &[u8]) -> (Keys, Vec<u8>) {
     let key = expand_label(suite, secret, "key", suite.key_bytes());
     let iv = expand_label(suite, secret, "iv", 12).try_into().unwrap();
@@ -95,7 +96,7 @@ fn generation(suite: Suite, secret: &[u8]) -> (Keys, Vec<u8>) {
     (Keys { suite, key, iv, first_record: 0, content_bytes: 1 << 14, skip: 0 }, next)
 }
 
-/// What the client makes of bytes that come in steps.
+/// Gives the client bytes in steps, and returns the data that it decrypts.
 fn read(client: &mut ClientConnection, wire: &[u8], step: usize) -> Result<Vec<u8>, rustls::Error> {
     let mut data = Vec::new();
     for mut piece in wire.chunks(step) {
@@ -110,7 +111,7 @@ fn read(client: &mut ClientConnection, wire: &[u8], step: usize) -> Result<Vec<u
     Ok(data)
 }
 
-/// A record of the frontend's.
+/// Seals a record as the frontend does.
 fn record(keys: &Keys, number: u64, content_type: ContentType, content: &[u8]) -> Vec<u8> {
     let mut record = [&[0; 5], content, &[0; 17]].concat();
     let mut sealer = Sealer::new(keys.suite, &keys.key, &keys.iv, number, 1).unwrap();
@@ -118,12 +119,12 @@ fn record(keys: &Keys, number: u64, content_type: ContentType, content: &[u8]) -
     record
 }
 
-/// A response's header, the first record of its generation.
+/// Seals a response's header, the first record of its generation.
 fn header(keys: &Keys, content: &[u8]) -> Vec<u8> {
     record(keys, 0, ContentType::ApplicationData, content)
 }
 
-/// What ends a generation.
+/// Seals the KeyUpdate that ends a generation.
 fn key_update(keys: &Keys, number: u64) -> Vec<u8> {
     record(keys, number, ContentType::Handshake, &[24, 0, 0, 1, 0])
 }

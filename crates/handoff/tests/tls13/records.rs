@@ -1,4 +1,4 @@
-//! The stream's bytes: every record opened again, cut anywhere, begun anywhere.
+//! Tests of the stream's bytes: every record is opened again, for streams that are cut or begun anywhere.
 
 use std::io::{Read, Seek, Write};
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use shunt_wire::tls::Suite;
 
 use crate::sources::{Keys, bytes, file_of, payload, proven_payload, rest, sent};
 
-/// What is in the records of a stream.
+/// Opens the records of a stream, and returns their contents.
 fn opened(keys: &Keys, mut wire: &[u8]) -> Vec<u8> {
     let algorithm = match keys.suite {
         Suite::Aes128GcmSha256 => &AES_128_GCM,
@@ -96,8 +96,9 @@ fn what_a_claim_cannot_mean_is_malformed() {
     }
 }
 
-/// A file that is written while it is sent must not end in two plaintexts under one nonce: what was sealed once is sent
-/// as it is, or not at all, and another backend may have sealed what the file was under the numbers that are left.
+/// A file that is written while it is sent must not lead to two plaintexts under one nonce. Bytes that were sealed are
+/// sent as they are, or not at all. Another backend may have sealed the file's old bytes under the record numbers that
+/// are left.
 #[test]
 fn a_file_that_changes_ends_the_stream_before_a_changed_byte_is_sealed() {
     let before = bytes(1 << 20);
@@ -111,7 +112,7 @@ fn a_file_that_changes_ends_the_stream_before_a_changed_byte_is_sealed() {
         let mut workbench = Workbench::default();
         assert_eq!(stream.send_to(&ours, &mut workbench), Ok(false));
         let then = FileIdentity::of(&file.metadata().unwrap());
-        // Until its file system's clock has gone on.
+        // Writes until the clock of the file system has gone on.
         while FileIdentity::of(&file.metadata().unwrap()).ctime_ns == then.ctime_ns {
             file.rewind().unwrap();
             file.write_all(&[0; 1 << 20]).unwrap();
@@ -132,7 +133,7 @@ fn a_file_that_changes_ends_the_stream_before_a_changed_byte_is_sealed() {
     }
 }
 
-/// Reads all that a stream sends until it waits for something else than its socket.
+/// Reads all that a stream sends, until it waits for something other than its socket.
 fn sent_until_it_waits(stream: &mut SealedPayload, ours: &UnixStream, theirs: &mut UnixStream, all: &mut Vec<u8>) {
     let (mut workbench, mut step) = (Workbench::default(), vec![0; 1 << 20]);
     loop {
@@ -147,7 +148,8 @@ fn sent_until_it_waits(stream: &mut SealedPayload, ours: &UnixStream, theirs: &m
     }
 }
 
-/// Another backend may go on with the file that it was, under the same numbers, until it is known that the file has changed.
+/// Another backend may continue with the old file, under the same record numbers, until it is known that the file has
+/// changed.
 #[test]
 fn a_file_that_grows_after_its_digest_is_told_is_sealed_once_that_is_withdrawn() {
     let before = bytes(4 << 20);

@@ -12,7 +12,7 @@ use shunt_wire::local::Offer;
 use shunt_wire::tls::Suite;
 use zerocopy::FromZeros;
 
-/// Bytes without a period that a record or a buffer could have.
+/// Returns bytes whose pattern does not repeat at the length of a record or a buffer.
 pub fn bytes(length: usize) -> Vec<u8> {
     (0..length as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
@@ -23,12 +23,12 @@ pub fn file_of(bytes: &[u8]) -> File {
     file
 }
 
-/// All of a file from `offset` on.
+/// Payload of a file from `offset` on.
 pub fn payload(file: &File, offset: u64) -> Payload {
     Payload::new(file.try_clone().unwrap(), &offer(file, offset))
 }
 
-/// All of a file that others rely on, where `proven` says what it was.
+/// Payload of a whole file. `proven` is what the file was, where others rely on that.
 pub fn proven_payload(file: &File, proven: Option<FileIdentity>) -> Payload {
     Payload::proven(file.try_clone().unwrap(), &offer(file, 0), proven)
 }
@@ -64,8 +64,8 @@ impl Keys {
     }
 }
 
-/// What the socket of a sender carries, where its reader takes `step` bytes at a time out of a send buffer of the
-/// kernel's least.
+/// Returns what a sender's socket carries. Its reader takes `step` bytes at a time, and its send buffer is the smallest
+/// that the kernel allows.
 pub fn sent(mut stream: SealedPayload, step: usize) -> Vec<u8> {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     rustix::net::sockopt::set_socket_send_buffer_size(&ours, 1).unwrap();
@@ -77,7 +77,7 @@ pub fn sent(mut stream: SealedPayload, step: usize) -> Vec<u8> {
         while let Ok(taken @ 1..) = theirs.read(&mut step) {
             all.extend_from_slice(&step[..taken]);
             if !done && all.len() % 3 != 0 {
-                break; // the sender goes on with whatever room that made
+                break; // the sender continues with the room that this made
             }
         }
         if done {
@@ -88,7 +88,7 @@ pub fn sent(mut stream: SealedPayload, step: usize) -> Vec<u8> {
     }
 }
 
-/// For a sender that goes on after `wire` bytes of the records of a payload: where in the payload, and with which keys.
+/// Returns the payload offset and the keys for a sender that continues after `wire` bytes of a payload's records.
 pub fn rest(keys: &Keys, wire: usize) -> (u64, Keys) {
     let each = usize::from(keys.content_bytes) + 22;
     let (whole, skip) = ((wire / each) as u64, (wire % each) as u16);

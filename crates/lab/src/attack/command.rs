@@ -1,4 +1,4 @@
-//! `shunt bench attack`: the turns, and the verdict.
+//! `shunt bench attack`: runs the turns and gives the verdict.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::cli::ensure_use;
 use crate::random::seed_or_random;
 use crate::report::{Paint, Progress};
 
-/// How long one service is under attack before the other has its turn.
+/// Time that one service is under attack before the other has its turn.
 const TURN: Duration = Duration::from_secs(10);
 
 /// `shunt bench attack`
@@ -31,10 +31,10 @@ pub struct Attack {
 }
 
 impl Attack {
-    /// Attacks, prints what was found, and says whether all was well.
+    /// Attacks both services and prints the results. Returns whether all was well.
     ///
     /// # Errors
-    /// When a service cannot be started, or the file not be written.
+    /// When a service cannot be started, or the file cannot be written.
     pub fn run(&self) -> Result<bool> {
         let seed = seed_or_random(self.seed);
         eprintln!("seed {seed}: --seed {seed} draws the same packets, frames and requests");
@@ -48,7 +48,7 @@ impl Attack {
     }
 }
 
-/// Has both services attacked in turns for so many minutes in all.
+/// Attacks both services in turns, for `minutes` in total.
 fn attack(minutes: f64, seed: u64, progress: &Progress) -> Result<Outcome> {
     ensure_use(minutes > 0.0, || format!("--minutes {minutes}: nothing to do"))?;
     let labs = (build_lab(seed)?, build_lab(seed)?);
@@ -56,7 +56,7 @@ fn attack(minutes: f64, seed: u64, progress: &Progress) -> Result<Outcome> {
     let pairs = ((minutes * 60.0 / (2.0 * TURN.as_secs_f64())).round() as u64).max(1);
     let (shortcuts, mut turns) = (ours.shortcuts()?, Vec::new());
     for pair in 0..pairs {
-        // The same of everything, so far as it is not an answer.
+        // Both services get the same random choices, as far as these do not depend on answers.
         let seed = seed.wrapping_add(pair);
         let pair_of = (ours.turn(TURN, seed)?, plain.turn(TURN, seed)?);
         progress.step(&line(pair + 1, pairs, &pair_of));
@@ -64,7 +64,7 @@ fn attack(minutes: f64, seed: u64, progress: &Progress) -> Result<Outcome> {
     }
     progress.clear();
     let ended = [ours.ended()?, plain.ended()?];
-    // An agent that is gone has no counters.
+    // Where an agent is gone, it has no counters, and the difference is 0.
     let shortcuts = ours.shortcuts().unwrap_or(shortcuts).saturating_sub(shortcuts);
     let mut outcome = Outcome::of(seed, minutes, &turns, &ended, shortcuts);
     if !outcome.wrong.is_empty() {

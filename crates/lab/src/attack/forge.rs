@@ -1,4 +1,4 @@
-//! Packets that no kernel would send: IPv4 and what is in it, with numbers of chance.
+//! Forged packets that no kernel would send: IPv4 and its contents, with random numbers.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
@@ -13,13 +13,13 @@ use crate::random::Random;
 /// Bits of TCP's flags that segment.rs does not name.
 pub(super) const PSH: u8 = 0x08;
 pub(super) const URG: u8 = 0x20;
-/// IPPROTO_RAW: the IP header is ours.
+/// IPPROTO_RAW: the sender writes the IP header.
 const RAW: u32 = 255;
 const TCP: u8 = 6;
 const ICMP: u8 = 1;
 const MORE_FRAGMENTS: u16 = 0x2000;
 
-/// A segment that is to be.
+/// A segment to forge.
 #[derive(Debug, Clone)]
 pub(super) struct Forged {
     pub(super) source: SocketAddrV4,
@@ -28,7 +28,7 @@ pub(super) struct Forged {
     pub(super) ack: u32,
     pub(super) flags: u8,
     pub(super) window: u16,
-    /// In whole words of 4 bytes, 40 bytes at most.
+    /// TCP options, in whole words of 4 bytes, 40 bytes at most.
     pub(super) options: Vec<u8>,
     pub(super) data: Vec<u8>,
 }
@@ -57,12 +57,12 @@ impl Forged {
         tcp
     }
 
-    /// The whole of it in one packet, with these IP options.
+    /// The whole segment in one packet, with these IP options.
     pub(super) fn packet(&self, ip_options: &[u8]) -> Vec<u8> {
         ipv4(*self.source.ip(), *self.destination.ip(), TCP, 0, 0, ip_options, &self.tcp())
     }
 
-    /// In two fragments; the second may begin where the first has not ended.
+    /// The segment in two fragments. With `overlap` the second begins before the first ends.
     pub(super) fn fragments(&self, number: u16, overlap: bool) -> [Vec<u8>; 2] {
         let tcp = self.tcp();
         let ends = (*self.source.ip(), *self.destination.ip());
@@ -72,7 +72,7 @@ impl Forged {
         [first, ipv4(ends.0, ends.1, TCP, number, (from / 8) as u16, &[], &tcp[from..])]
     }
 
-    /// An ICMP error from somebody on the way about this segment: type 3, with this code and next-hop MTU.
+    /// An ICMP error about this segment, as from a router on the path: type 3, with this code and next-hop MTU.
     pub(super) fn unreachable(&self, from: Ipv4Addr, code: u8, mtu: u16) -> Vec<u8> {
         let cited = self.packet(&[]);
         let mut icmp = vec![3, code, 0, 0, 0, 0];
@@ -117,7 +117,7 @@ fn checksum(bytes: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// Options of a SYN as no client sends them: lengths that lie, values out of range, kinds that nobody knows.
+/// Options of a SYN that no client sends: wrong lengths, values out of range, unknown kinds.
 pub(super) fn syn_options(random: &mut Random) -> Vec<u8> {
     let mut options = Vec::new();
     for _ in 0..1 + random.below(5) {
@@ -128,7 +128,7 @@ pub(super) fn syn_options(random: &mut Random) -> Vec<u8> {
             3 => options.extend([8, 10, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1]),
             4 => options.extend([2, 0, 0, 0]),
             5 => options.extend([34, 2, 1, 0]),
-            // The shared experimental kinds (RFC 6994), with what may be anybody's.
+            // The shared experimental kinds (RFC 6994), with an identifier that may belong to anyone.
             6 => options.extend([253 + (random.next() & 1) as u8, 8, 0x53, 0x48, random.next() as u8, 0, 0, 0]),
             _ => options.extend([random.next() as u8, random.next() as u8, 0, 0]),
         }
@@ -137,7 +137,7 @@ pub(super) fn syn_options(random: &mut Random) -> Vec<u8> {
     options
 }
 
-/// SACK blocks at some place.
+/// A SACK option with these blocks.
 pub(super) fn sack(blocks: &[(u32, u32)]) -> Vec<u8> {
     let mut option = vec![1, 1, 5, 2 + 8 * blocks.len() as u8];
     for (left, right) in blocks {
@@ -146,10 +146,12 @@ pub(super) fn sack(blocks: &[(u32, u32)]) -> Vec<u8> {
     option
 }
 
-/// Where packets leave by.
+/// Raw socket that sends packets.
 pub(super) struct Sender(OwnedFd);
 
 impl Sender {
+    /// Opens the socket on a host.
+    ///
     /// # Errors
     /// When the host's kernel refuses.
     pub(super) fn of(host: &Host) -> Result<Self> {
@@ -158,14 +160,14 @@ impl Sender {
         Ok(Self(host.run(open)?.context("opening a raw socket")?))
     }
 
-    /// Sends a packet to where it is addressed.
+    /// Sends a packet to the address in its header.
     ///
     /// # Errors
-    /// When the kernel refuses for another reason than want of room or what the packet is.
+    /// When the kernel refuses for a reason other than lack of room or the packet's contents.
     pub(super) fn send(&self, packet: &[u8]) -> Result<()> {
         let to = Ipv4Addr::new(packet[16], packet[17], packet[18], packet[19]);
         match sendto(&self.0, packet, SendFlags::DONTWAIT, &std::net::SocketAddr::new(to.into(), 0)) {
-            // A kernel need not send what is nonsense to it.
+            // The kernel may refuse to send nonsense.
             Ok(_) | Err(Errno::AGAIN | Errno::NOBUFS | Errno::INVAL | Errno::PERM | Errno::MSGSIZE) => Ok(()),
             Err(error) => Err(error).context("sending a raw packet"),
         }

@@ -1,5 +1,5 @@
-//! A client behind a thin link that wants more than its share: it acknowledges what it has not got, talks nonsense on its
-//! own connections, and opens many that it does not read.
+//! A client behind a slow link that wants more than its share. It acknowledges what it has not received, sends nonsense
+//! on its own connections, and opens many connections that it does not read.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, TcpStream};
@@ -18,27 +18,27 @@ use crate::http::get_request;
 use crate::random::Random;
 use crate::segment::flag::{ACK, FIN, RST};
 
-/// Its connections live for so long at most: what has hung is begun anew.
+/// Longest life of a connection: one that hangs is then replaced.
 const LIFE: Duration = Duration::from_secs(4);
-/// Between two of its own segments on a connection.
+/// Pause between two forged segments on a connection.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Connections that it does not read, and how long it keeps them.
+/// Number of connections that are not read, and the time for which they are kept.
 const UNREAD: usize = 60;
 const UNREAD_LIFE: Duration = Duration::from_secs(8);
 const RECEIVE_BUFFER: usize = 16 << 10;
 
-/// What a client knows of its connection.
+/// Numbers of a connection, as its client knows them.
 #[derive(Debug, Clone, Copy)]
 struct Known {
     client: SocketAddrV4,
     server: SocketAddrV4,
-    /// The server's next sequence number, as far as has come.
+    /// Next sequence number of the server, as far as its segments have arrived.
     theirs: u32,
-    /// Its own, as the server has acknowledged it.
+    /// Next sequence number of the client, as far as the server has acknowledged it.
     own: u32,
 }
 
-/// Asks for `path` again and again, and acknowledges ahead of what comes, until the attack is over.
+/// Asks for `path` again and again, and acknowledges bytes that have not arrived, until the attack is over.
 pub(super) fn ack_ahead(
     host: &Host,
     server: SocketAddr,
@@ -54,7 +54,7 @@ pub(super) fn ack_ahead(
         (&stream).write_all(get_request(server, path, &[]).as_bytes()).context("asking greedily")?;
         let (begin, mut next, mut known) = (Instant::now(), Instant::now(), None);
         let (local, mut buffer) = (stream.local_addr()?, vec![0; 64 << 10]);
-        // Only ever ahead, or all the nonsense there is.
+        // On half of the connections the client only acknowledges ahead. On the others it sends all kinds of nonsense.
         let honest_numbers = random.below(2) == 0;
         while begin.elapsed() < LIFE && !hostile.over.load(Ordering::Relaxed) {
             if let Some(segment) = tap.next()?
@@ -66,7 +66,7 @@ pub(super) fn ack_ahead(
                     (SocketAddrV4::new(client, local.port()), SocketAddrV4::new(from, server.port()));
                 known = Some(Known { client, server, theirs, own: segment.acknowledgment });
             }
-            // The kernel takes what comes, and acknowledges that.
+            // The kernel receives the real data, and acknowledges it honestly.
             if matches!(reader.read(&mut buffer), Ok(0)) {
                 break;
             }
@@ -82,7 +82,7 @@ pub(super) fn ack_ahead(
     Ok(())
 }
 
-/// What it says on its own connection, whose numbers it knows.
+/// Forged segments of a client on its own connection, whose numbers it knows.
 fn ahead(known: Known, only_ahead: bool, random: &mut Random) -> Vec<Vec<u8>> {
     let mut forged = Forged::new(known.client, known.server, ACK);
     let jump = 1 << (10 + random.below(16));
@@ -104,7 +104,7 @@ fn ahead(known: Known, only_ahead: bool, random: &mut Random) -> Vec<Vec<u8>> {
 pub(super) fn read_nothing(host: &Host, server: SocketAddr, path: &str, hostile: &Hostile) -> Result<()> {
     while !hostile.over.load(Ordering::Relaxed) {
         let open = || -> Result<Vec<OwnedFd>> { (0..UNREAD).map(|_| unread(server, path)).collect() };
-        // Where it gets no connection it has done what it can.
+        // Where no connection can be made, the attack has done what it can.
         let held = host.run(open)?.unwrap_or_default();
         let begin = Instant::now();
         while begin.elapsed() < UNREAD_LIFE && !hostile.over.load(Ordering::Relaxed) {

@@ -1,4 +1,5 @@
-//! Honest clients: bodies of mixed lengths over plain connections and TLS, every byte compared, every latency noted.
+//! Honest clients: they ask for bodies of mixed lengths over plain connections and TLS, compare every byte, and note
+//! every latency.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -20,31 +21,31 @@ use crate::lab::Lab;
 use crate::random::Random;
 use crate::tls;
 
-/// Files by name and size, and of how many requests out of 100 each is what is asked for.
+/// Files: name, size in bytes, and number of requests out of 100 that ask for it.
 pub(super) const FILES: &[(&str, u64, usize)] =
     &[("1k", 1 << 10, 30), ("64k", 64 << 10, 35), ("256k", 256 << 10, 22), ("1m", 1 << 20, 10), ("4m", 4 << 20, 3)];
-/// At once.
+/// Number of clients at the same time.
 const CLIENTS: usize = 10;
-/// Most responses of one connection.
+/// Largest number of responses on one connection.
 const LONGEST: usize = 12;
-/// Nobody waits for longer.
+/// Longest wait for a connection, or for more bytes of a response.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A client that has waited so long has its connection looked at from both ends.
+/// Time without a byte after which the state of the client's connection is noted on each machine.
 const QUIET: Duration = Duration::from_secs(5);
 const THINK: Duration = Duration::from_millis(25);
 
-/// What all of them saw.
+/// Results of all honest clients.
 #[derive(Debug)]
 pub(super) struct Seen {
     pub(super) responses: u64,
     pub(super) bytes: u64,
-    /// Responses that were not whole, in words.
+    /// Responses that were not whole, each described in words.
     pub(super) wrong: Vec<String>,
-    /// From request to last byte, in nanoseconds.
+    /// Latency from request to last byte, in nanoseconds.
     pub(super) latency_ns: Histogram<u64>,
 }
 
-/// The service that clients ask, and the host that they ask from.
+/// The service that clients ask, and the host on which they run.
 struct Service<'a> {
     lab: &'a Lab,
     client: &'a Host,
@@ -54,7 +55,7 @@ struct Service<'a> {
     tls: Arc<ClientConfig>,
 }
 
-/// Loads the service of a lab for a time.
+/// Loads the service of a lab for `time`.
 pub(super) fn load(lab: &Lab, client: &Host, server: SocketAddr, time: Duration, seed: u64) -> Result<Seen> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(tls::tls_authority(lab.frontend()))?)?;
@@ -86,7 +87,7 @@ pub(super) fn load(lab: &Lab, client: &Host, server: SocketAddr, time: Duration,
     Ok(seen.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// One connection after the other.
+/// Asks on one connection after another until `over`.
 fn live(
     service: &Service<'_>,
     encrypted: bool,
@@ -134,7 +135,7 @@ fn live(
 }
 
 trait Stream: Read + Write {
-    /// The client's end and the server's.
+    /// Addresses of the client's end and of the server's end.
     fn ends(&self) -> io::Result<(SocketAddr, SocketAddr)>;
 }
 
@@ -162,7 +163,7 @@ fn connect(service: &Service<'_>, encrypted: bool) -> Result<Box<dyn Stream>> {
     }
     let name = ServerName::try_from(service.host.clone())?;
     let mut stream = StreamOwned::new(ClientConnection::new(service.tls.clone(), name)?, stream);
-    // The handshake is no part of a response's time.
+    // The handshake does not count as part of a response's time.
     while stream.conn.is_handshaking() {
         stream.conn.complete_io(&mut stream.sock).context("the TLS handshake")?;
     }
@@ -181,7 +182,7 @@ fn draw(random: &mut Random) -> (&'static str, u64) {
     (FILES[0].0, FILES[0].1)
 }
 
-/// Asks for a file. `looked`: its connection, where nothing came for a while.
+/// Asks for a file. Where nothing comes for a while, `looked` gets the state of the connection on each machine.
 fn ask(stream: &mut dyn Stream, service: &Service<'_>, file: &str, size: u64, looked: &mut String) -> Result<Ending> {
     let (mut answer, mut waited) = (Answer::of(file, size), Duration::ZERO);
     if stream

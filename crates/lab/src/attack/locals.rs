@@ -1,4 +1,4 @@
-//! Other users' processes on the service's machines: at the agent's Unix socket.
+//! Attack by other users' processes on the service's machines: they talk to the agent's Unix socket.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -17,21 +17,22 @@ use crate::chain::ShuntPart;
 use crate::host::Host;
 use crate::random::Random;
 
-/// Of no account.
+/// User and group ID of nobody.
 const NOBODY: u32 = 65534;
-/// Connections that it keeps open and says nothing on.
+/// Number of connections that are kept open in silence.
 const HELD: usize = 300;
 const PAUSE: Duration = Duration::from_millis(5);
-/// Its silent connections are made anew this often.
+/// Time after which the silent connections are replaced by new ones.
 const HELD_LIFE: Duration = Duration::from_secs(5);
-/// Larger than every message.
+/// Largest random body, in bytes: larger than every message.
 const MESSAGE_BYTES: usize = 8 << 10;
 
-/// Talks to a host's agent as a user who is in no list, until the attack is over.
+/// Talks to a host's agent as a user that the agent does not list, until the attack is over.
 pub(super) fn attack(host: &Host, mut random: Random, hostile: &Hostile) -> Result<()> {
     let socket = ShuntPart::agent_socket(host);
     host.run(|| {
-        // Of this thread alone, which ends with this: raw system calls, not libc's, which are the process's.
+        // The raw system calls change only this thread, which ends with this attack. libc's functions would change the
+        // whole process.
         let (user, group) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
         set_thread_res_gid(group, group, group).context("becoming another user's group")?;
         set_thread_res_uid(user, user, user).context("becoming another user")?;
@@ -55,7 +56,7 @@ pub(super) fn attack(host: &Host, mut random: Random, hostile: &Hostile) -> Resu
     })?
 }
 
-/// Where the agent lets it.
+/// Connects to the agent; `None` where that fails.
 fn connect(path: &Path) -> Option<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?;
@@ -63,7 +64,7 @@ fn connect(path: &Path) -> Option<OwnedFd> {
     Some(socket)
 }
 
-/// A message: whole, cut short, or of chance.
+/// A message: well-formed, cut short, or random.
 fn message(random: &mut Random) -> Vec<u8> {
     let body: Vec<u8> = (0..random.below(MESSAGE_BYTES)).map(|_| random.next() as u8).collect();
     let kind = match random.below(3) {

@@ -1,4 +1,4 @@
-//! What an attack showed: the table, the file, and what is otherwise than it is to be.
+//! Results of an attack: the table, the file, and the list of what is wrong.
 
 use std::fmt::Write as _;
 
@@ -9,15 +9,15 @@ use crate::bench::Machine;
 use crate::report::{Align, Paint, Sample, Table, number};
 use crate::soak::Case;
 
-/// The honest clients' p99 latency may be so many times plain nginx's.
+/// Largest allowed ratio of the honest clients' p99 latency to that with plain nginx.
 const P99_RATIO: f64 = 1.5;
-/// Bytes drawn per byte received, in the middle of the turns, may be so many times plain nginx's: what the greedy
-/// client's link loses is chance.
+/// Largest allowed ratio, to plain nginx, of the bytes drawn per byte received, as a median of the turns. The median
+/// counts because the losses on the greedy client's link are random.
 const DRAWN_RATIO: f64 = 1.1;
-/// Most lines about one thing that is wrong.
+/// Largest number of lines about what is wrong.
 const WORDS_SHOWN: usize = 12;
 
-/// An attack, over.
+/// Results of an attack.
 #[derive(Debug, Serialize)]
 pub(super) struct Outcome {
     bench: &'static str,
@@ -26,13 +26,13 @@ pub(super) struct Outcome {
     minutes: f64,
     cases: Vec<Case>,
     pub(super) wrong: Vec<String>,
-    /// The ends of logs and the counters, where something is wrong.
+    /// Ends of logs and the counters, where something is wrong.
     pub(super) explained: String,
     #[serde(skip)]
     rows: Vec<[String; 4]>,
 }
 
-/// The turns of one side, as one.
+/// The turns of one service, added up.
 struct Sum {
     responses: u64,
     wrong: Vec<String>,

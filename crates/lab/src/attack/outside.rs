@@ -1,5 +1,5 @@
-//! A stranger on the clients' network: packets in the name of clients, of the frontend and of nobody, with numbers that
-//! are guessed, at every address and port of the service that it may know.
+//! Attack by a stranger on the clients' network. It sends packets with guessed numbers in the name of clients, of the
+//! frontend and of nobody. They go to every address and port of the service that it may know.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::atomic::Ordering;
@@ -14,18 +14,18 @@ use crate::lab::Lab;
 use crate::random::Random;
 use crate::segment::flag::{ACK, FIN, RST, SYN};
 
-/// In one go, and between two: 1,000 a second.
+/// Number of attempts at once, and the pause after them: 1,000 attempts a second.
 const AT_ONCE: usize = 20;
 const PAUSE: Duration = Duration::from_millis(20);
-/// The connections of others, which it is told, change.
+/// Interval at which the stranger is told the current connections of the clients.
 const LOOK: Duration = Duration::from_millis(200);
-/// The ports of backends' senders.
+/// Ports of backends' senders: the first, and their number.
 const SENDER_PORTS: (u16, usize) = (61000, 64);
-/// The connections' server port.
+/// Server port of the clients' connections.
 const PORT: u16 = 80;
 const AGENTS_PORT: u16 = 7440;
 
-/// Sends until the attack is over.
+/// Sends forged packets until the attack is over.
 pub(super) fn attack(lab: &Lab, from: &Host, mut random: Random, hostile: &Hostile) -> Result<()> {
     let sender = Sender::of(from)?;
     let mut looked = Instant::now();
@@ -45,7 +45,7 @@ pub(super) fn attack(lab: &Lab, from: &Host, mut random: Random, hostile: &Hosti
     Ok(())
 }
 
-/// The clients' ends of connections to the frontend.
+/// Clients' addresses and ports, of all connections to the frontend.
 fn connections(frontend: &Host) -> Result<Vec<SocketAddrV4>> {
     let sockets = frontend.tcp_sockets()?;
     let ends = sockets.iter().filter(|socket| matches!(socket.local.port(), 80 | 443) && socket.remote.port() != 0);
@@ -59,7 +59,7 @@ fn v4(end: SocketAddr) -> Option<SocketAddrV4> {
     }
 }
 
-/// One attempt.
+/// Packets of one attempt.
 fn packets(lab: &Lab, from: &Host, clients: &[SocketAddrV4], random: &mut Random) -> Vec<Vec<u8>> {
     let anybody =
         SocketAddrV4::new(Ipv4Addr::new(10, 77, 0, 100 + random.below(100) as u8), random.next() as u16 | 1024);
@@ -84,7 +84,7 @@ fn packets(lab: &Lab, from: &Host, clients: &[SocketAddrV4], random: &mut Random
     match random.below(8) {
         0 => forged.fragments(random.next() as u16, random.below(2) == 0)[..1 + random.below(2)].to_vec(),
         1 => {
-            // As the frontend's packet would be cited by somebody on the way.
+            // An ICMP error that cites a packet of the opposite direction, as a router on the path would send it.
             let cited = Forged::new(forged.destination, forged.source, ACK);
             let cited = Forged { sequence: forged.sequence, ..cited };
             let code = [0, 1, 3, 4][random.below(4)];
@@ -95,12 +95,12 @@ fn packets(lab: &Lab, from: &Host, clients: &[SocketAddrV4], random: &mut Random
     }
 }
 
-/// A port of a backend's senders.
+/// Address with a random port of the backend's senders.
 fn senders(lab: &Lab, random: &mut Random) -> SocketAddrV4 {
     SocketAddrV4::new(lab.backend().address(), SENDER_PORTS.0 + random.below(SENDER_PORTS.1) as u16)
 }
 
-/// What kind of segment it is.
+/// Gives the segment random flags, options and data.
 fn dress(forged: &mut Forged, random: &mut Random) {
     match random.below(9) {
         0 => forged.flags = RST,

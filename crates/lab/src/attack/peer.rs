@@ -1,4 +1,5 @@
-//! A peer with a certificate of the service's authority, and of bad will: it speaks the agents' protocol, and floods.
+//! Attack by a hostile peer with a certificate of the service's authority: it speaks the agents' protocol, and floods
+//! them.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,31 +14,31 @@ use crate::impostor::Impostor;
 use crate::lab::Lab;
 use crate::random::Random;
 
-/// Its name sorts before the others': it dials them.
+/// Name of the hostile peer. It sorts before the agents' names, so the hostile peer dials them.
 pub(super) const NAME: &str = "adversary";
 const PAUSE: Duration = Duration::from_millis(30);
-/// Frames of one flood.
+/// Number of frames in one flood.
 const FLOOD: usize = 400;
-/// Connections in one go that say nothing.
+/// Number of silent connections made at once.
 const DIALS: usize = 12;
-/// Kinds of frames and the lengths of their bodies are of chance below these.
+/// Upper bounds of random kinds of frames, and of the random lengths of their bodies.
 const KINDS: usize = 32;
 const BODY_BYTES: usize = 600;
 
-/// What the agents' configuration says of it: a peer that may speak for nobody.
+/// Entry for the hostile peer in the agents' configuration: it may speak for its own address only.
 pub(super) const CONFIGURED: &str =
     "[[peer]]\nname = \"adversary\"\naddress = \"10.77.1.11:7440\"\nspeaks_for = [\"10.77.1.11\"]\n";
 
-/// Attacks the agents of `targets` until it is over.
+/// Attacks the agents of `targets` until the attack is over.
 pub(super) fn attack(lab: &Lab, from: &Host, targets: &[&Host], mut random: Random, hostile: &Hostile) -> Result<()> {
     let own = Impostor::with_certificate_of(lab, NAME)?;
     while !hostile.over.load(Ordering::Relaxed) {
         let target = targets[random.below(targets.len())];
         let flood = flood(&mut random);
         match random.below(4) {
-            // Dialled again and again: a session of its own ends the one before.
+            // Several connections: each new one ends the session of the one before.
             0 => drop((0..DIALS).map(|_| own.connect(from, target)).collect::<Vec<_>>()),
-            // One that begins with no HELLO.
+            // A connection that does not begin with HELLO.
             1 => {
                 if let Ok(mut connection) = own.connect(from, target) {
                     let _ = connection.send(&flood);
@@ -45,7 +46,7 @@ pub(super) fn attack(lab: &Lab, from: &Host, targets: &[&Host], mut random: Rand
             }
             _ => {
                 if let Ok(mut connection) = own.connect(from, target) {
-                    // The agent may close at any frame.
+                    // The agent may close the connection at any frame.
                     let sent = connection.send(&hello(&mut random)).and_then(|()| connection.send(&flood));
                     if sent.is_ok() {
                         std::thread::sleep(PAUSE);
@@ -68,7 +69,7 @@ fn hello(random: &mut Random) -> Vec<u8> {
     frame
 }
 
-/// Many frames of one sort.
+/// A flood of frames, all of one random sort.
 fn flood(random: &mut Random) -> Vec<u8> {
     let mut frames = Vec::new();
     let sort = random.below(6);
@@ -78,14 +79,14 @@ fn flood(random: &mut Random) -> Vec<u8> {
             2 => any(kind::CLAIM, random, &mut frames),
             3 => any(kind::ENDED, random, &mut frames),
             4 => any(random.below(KINDS) as u16, random, &mut frames),
-            // No frame at all.
+            // Random bytes that are no frame.
             _ => frames.extend(random.next().to_le_bytes()),
         }
     }
     frames
 }
 
-/// A frame of a kind, with bytes of chance.
+/// Appends a frame of this kind with a random body.
 fn any(kind: u16, random: &mut Random, frames: &mut Vec<u8>) {
     let length = match kind {
         kind::CLAIM => size_of::<shunt_wire::peer::Claim>(),

@@ -1,4 +1,4 @@
-//! One of the two services, and a turn of it under attack.
+//! One of the two services under attack, and one turn of the attack.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -16,30 +16,30 @@ use crate::link::Link;
 use crate::random::Random;
 use crate::service::{Options, Service, Settings};
 
-/// Who attacks and who does not, by the clients' names.
+/// Names of the clients: the honest one, the stranger and the greedy one.
 const HONEST: &str = "client1";
 const STRANGER: &str = "client2";
 const GREEDY: &str = "client3";
-/// What the greedy client's link carries, in bits a second, and has room for, in bytes.
+/// Link of the greedy client: rate in bits per second, and size of the queue in bytes.
 const THIN: (u64, usize) = (20_000_000, 64 << 10);
 const LONG_FILE: (&str, u64) = ("32m", 32 << 20);
-/// Nobody waits for so long.
+/// Longest wait for the first shortcut.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// What a turn showed.
+/// Results of one turn.
 #[derive(Debug)]
 pub(super) struct Turn {
     pub(super) seen: Seen,
     pub(super) packets: u64,
     pub(super) messages: u64,
     pub(super) frames: u64,
-    /// Bytes that the service sent towards the greedy client, and that reached it.
+    /// Bytes that the service sent towards the greedy client, and bytes that reached it.
     pub(super) drawn: u64,
     pub(super) received: u64,
 }
 
 impl Turn {
-    /// How much the greedy client made the service send, per byte that reached it.
+    /// Bytes that the greedy client made the service send, per byte that reached it.
     pub(super) fn drawn_per_received(&self) -> f64 {
         self.drawn as f64 / self.received.max(1) as f64
     }
@@ -53,18 +53,18 @@ pub(super) struct Side<'lab> {
     processes: BTreeSet<(String, &'static str, i32)>,
 }
 
-/// Builds the hosts of one.
+/// Builds the hosts of one service.
 pub(super) fn build_lab(seed: u64) -> Result<Lab> {
     let thin = Link::wan(Duration::from_millis(5)).rate(THIN.0, THIN.1).seed(seed);
     Lab::builder().clients(3).intermediates(1).backends(1).host_link(GREEDY, thin).build()
 }
 
 impl<'lab> Side<'lab> {
-    /// Starts it, with Shunt or without.
+    /// Starts a service, with Shunt or without.
     pub(super) fn start(lab: &'lab Lab, shunt: bool) -> Result<Self> {
         let files: Vec<(&str, u64)> = FILES.iter().map(|(name, size, _)| (*name, *size)).chain([LONG_FILE]).collect();
         let directory = lab.files(&files)?;
-        // Other users come as far as the sockets themselves.
+        // Lets other users reach the agents' sockets.
         for host in lab.tiers() {
             for directory in host.dir().ancestors().take_while(|directory| directory.starts_with(lab.dir())) {
                 let mode = std::fs::metadata(directory)?.permissions().mode() | 0o011;
@@ -76,7 +76,7 @@ impl<'lab> Side<'lab> {
             agent_frontend: peer::CONFIGURED,
             agent_backend: peer::CONFIGURED,
             tls: Some(""),
-            // The adversary is a peer, and no agent.
+            // The hostile peer is configured as a peer but runs no agent, so the agents never find it.
             apart: true,
             ..Settings::default()
         };
@@ -89,7 +89,7 @@ impl<'lab> Side<'lab> {
         Ok(side)
     }
 
-    /// Until bodies take the shortcut, where there is one.
+    /// Waits until bodies take the shortcut, where the service has one.
     fn wait_until_it_works(&self) -> Result<()> {
         let begin = Instant::now();
         loop {
@@ -103,7 +103,7 @@ impl<'lab> Side<'lab> {
         }
     }
 
-    /// How many the frontend's agent has counted.
+    /// Number of shortcuts that the frontend's agent has counted.
     pub(super) fn shortcuts(&self) -> Result<u64> {
         Ok(self.service.stats(self.lab.frontend())?.count("servers.shortcuts"))
     }
@@ -112,7 +112,7 @@ impl<'lab> Side<'lab> {
         self.lab.host(name)
     }
 
-    /// The honest clients' time under attack.
+    /// Loads the service by honest clients for `time`, and attacks it meanwhile.
     pub(super) fn turn(&self, time: Duration, seed: u64) -> Result<Turn> {
         let (lab, server) = (self.lab, self.service.chain().server());
         let (honest, stranger, greedy) = (self.host(HONEST)?, self.host(STRANGER)?, self.host(GREEDY)?);
@@ -155,7 +155,7 @@ impl<'lab> Side<'lab> {
         })
     }
 
-    /// What the switch has sent towards the greedy client, and what has reached it.
+    /// Bytes that the switch has sent towards the greedy client, and bytes that have reached it.
     fn greed(&self) -> Result<(u64, u64)> {
         let (host, switch) = (self.host(GREEDY)?, self.lab.switch());
         let port = &host.ports()[0].device;
@@ -164,7 +164,7 @@ impl<'lab> Side<'lab> {
         Ok((drawn, host.sysfs_number(&format!("class/net/{port}/statistics/rx_bytes"))?))
     }
 
-    /// The processes of the service that have ended since it began.
+    /// Processes of the service that have ended since it started.
     pub(super) fn ended(&self) -> Result<Vec<String>> {
         let now = processes(self.lab)?;
         let name = |(host, kind, pid): &(String, &str, i32)| format!("{kind} {pid} on {host}");

@@ -1,4 +1,4 @@
-//! The state of a connection on each of its machines, when a response comes no further.
+//! State of a connection on each of its machines, for a response that has stalled.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use crate::flow_table::FlowTable;
 use crate::host::Host;
 use crate::lab::Lab;
 
-/// The sockets of a client's connection, as the kernels of the client and of the tiers know them, and the frontend's flow.
+/// Describes a client's connection: its sockets in the kernels of the client and of the tiers, and the frontend's flow.
 pub(super) fn look(lab: &Lab, client: &Host, local: SocketAddr, server: SocketAddr) -> String {
     let port = local.port();
     let filter = format!("( sport = :{port} or dport = :{port} )");

@@ -1,4 +1,4 @@
-//! What passes a host's ports, as a client may look at its own packets.
+//! Reader of the packets that arrive at a host, as a client may look at its own.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -11,16 +11,18 @@ use rustix::net::{AddressFamily, Protocol, RawProtocol, RecvFlags, SocketFlags, 
 use crate::host::Host;
 use crate::segment::Segment;
 
-/// ETH_P_IP, in network order, as packet(7) wants it.
+/// ETH_P_IP in network byte order, as packet(7) requires.
 const IPV4: u32 = 0x0800_u16.to_be() as u32;
 
-/// Every IPv4 packet that a host gets; its own it does not need.
+/// Packet socket for every IPv4 packet that a host receives. Packets that the host sends are not needed.
 pub(super) struct Wiretap {
     socket: OwnedFd,
     buffer: Vec<u8>,
 }
 
 impl Wiretap {
+    /// Opens the socket on a host.
+    ///
     /// # Errors
     /// When the kernel refuses.
     pub(super) fn on(host: &Host) -> Result<Self> {
@@ -31,7 +33,7 @@ impl Wiretap {
         Ok(Self { socket, buffer: vec![0; 64 << 10] })
     }
 
-    /// The next TCP segment; `None` where none has come for a moment.
+    /// Returns the next TCP segment; `None` where none has come for a moment.
     ///
     /// # Errors
     /// When the socket fails.

@@ -1,5 +1,5 @@
-//! The labs that cases of one shape are measured in: baseline, ours and what stands beside them each have one, all
-//! on the same cores, so that nothing of one is on another's path. Those that are not loaded cost nothing.
+//! Labs in which the cases of one shape are measured. The baseline, Shunt and each other service have their own lab,
+//! all on the same cores, so that no part of one is on another's path. Labs that are not loaded cost nothing.
 
 use std::path::Path;
 use std::process::Command;
@@ -20,18 +20,18 @@ use crate::service::{Options, Service, Stats};
 use crate::tls::tls_authority;
 use crate::wrk::Wrk;
 
-/// Every body that a case asks for, and the empty one of a header-only response.
+/// Sizes of all bodies that cases ask for; 0 is the body of a header-only response.
 const SIZES: [u64; 8] = [0, 1 << 10, 3 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20];
 
-/// See [`Plan::background`].
+/// Factor for a busy core, see [`Plan::background`].
 const PATIENCE: u32 = 6;
 
-/// Who is loaded.
+/// Service that is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Baseline,
     Ours,
-    /// The baseline with an allocator that gives nothing back.
+    /// The baseline with an allocator that gives no memory back to the kernel.
     KeptHeap,
     Haproxy,
 }
@@ -42,29 +42,29 @@ pub(super) struct Bed<'lab> {
     baseline: Service<'lab>,
     ours: Service<'lab>,
     kept_heap: Service<'lab>,
-    /// Where some case wants it.
+    /// Present only where a case needs HAProxy.
     haproxy: Option<(&'lab Lab, Chain)>,
     background: Background,
 }
 
-/// What a bed is made of.
+/// Description of a bed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
     pub(super) shape: Shape,
     pub(super) ours: Options,
     pub(super) haproxy: bool,
-    /// How long to watch the measured core before any load; a busy one is given [`PATIENCE`] times that to settle.
+    /// Time for which the measured core is watched before any load. A busy core gets [`PATIENCE`] times that to settle.
     pub(super) background: Duration,
 }
 
 impl Plan {
-    /// Without HAProxy, for ours with what `options` say; the others are set up as ours, but for Shunt.
+    /// Plan without HAProxy. The services beside ours are set up by the same options, but without Shunt.
     pub(super) fn of(shape: Shape, ours: Options) -> Self {
         Self { shape, ours, haproxy: false, background: Duration::from_millis(500) }
     }
 }
 
-/// Builds the labs, checks that every service serves the right bytes, and works with them.
+/// Builds the labs, checks that every service serves the right bytes, and calls `work` with them.
 pub(super) fn with_bed<T>(plan: Plan, work: impl FnOnce(&mut Bed<'_>) -> Result<T>) -> Result<T> {
     let lab = || Lab::builder().intermediates(plan.shape.intermediates).wire(plan.shape.wire).build();
     let (baseline_lab, ours_lab, kept_heap_lab) = (lab()?, lab()?, lab()?);
@@ -114,30 +114,30 @@ impl Bed<'_> {
         }
     }
 
-    /// The sides that there are.
+    /// Sides that exist in this bed.
     fn sides(&self) -> impl Iterator<Item = (Side, &Lab, &Chain)> {
         let all = [Side::Baseline, Side::Ours, Side::KeptHeap, Side::Haproxy].into_iter();
         all.filter_map(|side| self.side(side).map(|(lab, chain)| (side, lab, chain)))
     }
 
-    /// Places every lab alike.
+    /// Places the hosts of every lab alike.
     pub(super) fn place(&self, placement: &Placement) -> Result<()> {
         self.sides().try_for_each(|(_, lab, _)| lab.place(placement))
     }
 
-    /// Where to ask one side, and from which lab.
+    /// Lab and chain of one side.
     pub(super) fn target(&self, side: Side) -> Result<(&Lab, &Chain)> {
         self.side(side).with_context(|| format!("no {side:?} in this bed"))
     }
 
-    /// Loads one side through all its tiers with `connections` for whole seconds.
+    /// Loads one side through all its tiers with `connections` connections, for `time` in whole seconds.
     pub(super) fn load(&self, side: Side, size: u64, connections: u32, time: Duration) -> Result<Cost> {
         let (_, chain) = self.target(side)?;
         let url = chain.url(&format!("/{}", size_name(size)));
         self.load_with(side, Wrk::new(url).connections(connections).duration(time))
     }
 
-    /// Loads one side so.
+    /// Loads one side with `load`.
     pub(super) fn load_with(&self, side: Side, load: Wrk) -> Result<Cost> {
         let (lab, _) = self.target(side)?;
         Cost::of(lab, &load).map_err(|error| {
@@ -155,18 +155,18 @@ impl Bed<'_> {
         Ok(cost.microseconds(&self.background))
     }
 
-    /// Loads the kept heap's backend, past its proxies.
+    /// Loads the backend of the kept-heap side directly, without its proxies.
     pub(super) fn load_direct(&self, size: u64, time: Duration) -> Result<Cost> {
         let (lab, chain) = self.target(Side::KeptHeap)?;
         Cost::of(lab, &Wrk::new(chain.direct_url(&format!("/{}", size_name(size)))).duration(time))
     }
 
-    /// The counters of ours; `None` in a run of plain nginx against itself.
+    /// Counters of our agents; `None` in a run of plain nginx against itself.
     pub(super) fn stats(&self) -> Option<Stats> {
         self.ours.all_stats().ok()
     }
 
-    /// Every body through every service: a benchmark of wrong bytes is worth nothing.
+    /// Fetches every body through every service and compares it: a benchmark with wrong bytes is worth nothing.
     fn check_bodies(&self, files: &Path) -> Result<()> {
         let paths = SIZES.map(|size| format!("/{}", size_name(size)));
         for (side, lab, chain) in self.sides() {
@@ -180,7 +180,7 @@ impl Bed<'_> {
         Ok(())
     }
 
-    /// The same on TLS, over one connection of curl.
+    /// Fetches and compares every body on TLS, over one connection of curl.
     fn check_bodies_on_tls(&self, files: &Path) -> Result<()> {
         for (side, lab, chain) in self.sides() {
             let directory = tempfile::tempdir()?;

@@ -1,4 +1,4 @@
-//! Cases in turn, each in a bed of its kind, and what came of them.
+//! Measures cases one after another, each in a bed of its kind.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -11,7 +11,8 @@ use super::outcome::{CaseOutcome, Outcome};
 use super::show;
 use crate::report::Progress;
 
-/// Measures the cases of a benchmark: those of one `kind` share a bed, which is made by the `plan` of any of them.
+/// Measures the cases of a benchmark. Cases of one `kind` share a bed, which is made by the `plan` of the first of
+/// them.
 pub(super) fn measure<C: Subject, K: PartialEq + Copy + Display>(
     bench: &'static str,
     choice: &Choice,

@@ -1,4 +1,4 @@
-//! What `shunt bench disc` measures, by names that never change.
+//! Cases of `shunt bench disc`, by names that never change.
 
 use super::choice::Subject;
 use super::target::Target;
@@ -22,10 +22,10 @@ pub(super) enum Tier {
     Intermediate,
 }
 
-/// A download over a long way.
+/// A download over a long path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Download {
-    /// 64 KiB, after as much on the same connection.
+    /// 64 KiB, after another 64 KiB on the same connection.
     SecondResponse,
     /// 4 MiB on a new connection.
     FourMib,
@@ -39,12 +39,12 @@ pub(super) enum Case {
         size: u64,
         wire: Wire,
     },
-    /// The whole service's CPU per response that has a connection of its own.
+    /// The whole service's CPU per response, each response on a new connection.
     Alone {
         size: u64,
         wire: Wire,
     },
-    /// What a shortcut costs above the physical limit.
+    /// CPU of a shortcut above the physical limit, per response.
     Handoff,
     TierCpu {
         tier: Tier,
@@ -60,13 +60,13 @@ pub(super) enum Case {
         quantile: Quantile,
         size: u64,
     },
-    /// Shunt is there and not used.
+    /// Bodies that are too short for a shortcut: Shunt is present and not used.
     Idle,
     IdleTail,
-    /// What a client gets a second over a way of 50 ms there and back.
+    /// Goodput of a client at 50 ms RTT.
     Wan {
         download: Download,
-        /// One frame of a hundred, in each direction.
+        /// Whether 1% of the frames get lost, in each direction.
         loss: bool,
     },
 }
@@ -151,7 +151,7 @@ impl Subject for Case {
 }
 
 impl Case {
-    /// The body that it asks for, in bytes.
+    /// Size of the body that the case asks for, in bytes.
     pub(super) fn size(self) -> u64 {
         match self {
             Self::Cpu { size, .. } | Self::Alone { size, .. } | Self::TierCpu { size, .. } => size,
@@ -164,7 +164,8 @@ impl Case {
         }
     }
 
-    /// The hosts and links that it needs: cases of one shape share their labs. `None` of a long way ([`super::wan`]).
+    /// Hosts and links that the case needs; cases of one shape share their labs. `None` for downloads over a long path
+    /// ([`super::wan`]).
     pub(super) fn shape(self) -> Option<Shape> {
         let (intermediates, wire) = match self {
             Self::Cpu { intermediates, wire, .. } => (intermediates, wire),

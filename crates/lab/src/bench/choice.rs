@@ -1,4 +1,4 @@
-//! What the benchmarks of ratios have in common: the choice of cases, and where the figures go.
+//! Common parts of the benchmarks that quote ratios: the choice of cases, and the output of the figures.
 
 use std::path::{Path, PathBuf};
 
@@ -14,20 +14,20 @@ use super::{page, show};
 use crate::cli::{WrongUse, ensure_use};
 use crate::report::{Paint, Unit};
 
-/// What the choice and the report have to know of a case.
+/// A case, as the choice and the report need to know it.
 pub(super) trait Subject: Copy {
     /// Every case, in the order of the report.
     fn all() -> Vec<Self>;
 
-    /// It never changes.
+    /// Name of the case. It never changes.
     fn name(self) -> String;
 
     fn unit(self) -> Unit;
 
-    /// What it must show, if anything.
+    /// Target of the case, if it has one.
     fn target(self) -> Option<Target>;
 
-    /// The case of a name.
+    /// Returns the case with a name.
     fn parse(name: &str) -> Option<Self> {
         Self::all().into_iter().find(|case| case.name() == name)
     }
@@ -57,7 +57,7 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// Does what they ask for: lists the cases, or has one profiled, or has them measured and written.
+    /// Does what the arguments ask for: lists the cases, profiles one, or measures them and writes the figures.
     pub(super) fn run<C: Subject>(
         &self,
         profile: impl FnOnce(C) -> Result<()>,
@@ -80,7 +80,7 @@ impl Choice {
         if self.quick { Effort::Quick } else { Effort::Full }
     }
 
-    /// The cases that match one of the globs; all where there is none.
+    /// Cases that match one of the globs; all cases where there is no glob.
     pub(super) fn cases<C: Subject>(&self) -> Result<Vec<C>> {
         let matchers = self.case.iter().map(|glob| {
             let matcher =
@@ -94,7 +94,7 @@ impl Choice {
         Ok(C::all().into_iter().filter(wanted).collect())
     }
 
-    /// The case to profile, if one is.
+    /// Case to profile, if the arguments name one.
     fn profiled<C: Subject>(&self) -> Result<Option<C>> {
         let parse = |name: &String| {
             C::parse(name).ok_or_else(|| WrongUse(format!("no case {name:?}; --list shows them")).into())
@@ -102,12 +102,13 @@ impl Choice {
         self.profile.as_ref().map(parse).transpose()
     }
 
-    /// Fails where a file cannot be written: before minutes of measuring, not after.
+    /// Fails where a file cannot be written, so that this shows before minutes of measuring.
     pub(super) fn check_files(&self) -> Result<()> {
         [&self.json, &self.html].into_iter().flatten().try_for_each(|file| write(file, ""))
     }
 
-    /// Prints the tables and writes the files: of one benchmark its figures, of several a list of those.
+    /// Prints the tables and writes the files. For one benchmark the JSON file has its figures, for several a list of
+    /// them.
     pub(super) fn write(&self, outcomes: &[Outcome]) -> Result<()> {
         for outcome in outcomes {
             output::write(&show::table(outcome, Paint::of(&std::io::stdout())))?;
@@ -136,7 +137,7 @@ fn write(file: &Path, text: &str) -> Result<()> {
     std::fs::write(file, text).with_context(|| format!("writing {}", file.display()))
 }
 
-/// Each of a list once, in its order.
+/// Returns each distinct element of a list once, in their order.
 pub(super) fn once<T: PartialEq>(list: impl Iterator<Item = T>) -> Vec<T> {
     let mut seen = Vec::new();
     for one in list {

@@ -46,7 +46,7 @@ impl Disc {
         })
     }
 
-    /// Every case.
+    /// Measures every case.
     pub(super) fn measure_all(&self) -> Result<Outcome> {
         self.measure(&self.choice.cases()?)
     }
@@ -88,7 +88,7 @@ impl Disc {
     }
 }
 
-/// Each shape once, in the order of the cases.
+/// Shapes of the cases, each once, in the order of the cases.
 fn shapes(cases: &[Case]) -> Vec<Shape> {
     once(cases.iter().filter_map(|case| case.shape()))
 }

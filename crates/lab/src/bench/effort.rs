@@ -1,11 +1,11 @@
-//! How often and how long each case is measured.
+//! Number and duration of the measurements of each case.
 
 use std::time::Duration;
 
 use super::case::Case;
 use super::target::Target;
 
-/// Quick covers every case within 3 minutes, full within 15.
+/// Effort of a run: quick covers every case within 3 minutes, full within 15.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effort {
     Quick,
@@ -13,9 +13,9 @@ pub(super) enum Effort {
 }
 
 impl Effort {
-    /// How many times baseline and ours are measured in turns.
+    /// Number of rounds, in each of which the baseline and ours are measured once.
     pub(super) fn rounds(self, case: Case) -> usize {
-        // Of the tiers' CPU, the growth from the smaller body is judged.
+        // The target of a tier's CPU is about the growth from the smaller body, so both bodies are judged.
         let tier = matches!(case, Case::TierCpu { .. });
         let judged = tier || Target::of(case).is_some();
         match self {
@@ -26,7 +26,7 @@ impl Effort {
         }
     }
 
-    /// The same of a case whose ratio has a target.
+    /// Number of rounds for a case whose ratio has a target.
     pub(super) fn judged_rounds(self) -> usize {
         match self {
             Self::Quick => 2,
@@ -34,7 +34,7 @@ impl Effort {
         }
     }
 
-    /// How many times what only stands beside a case is measured.
+    /// Number of runs of a service that is only shown beside a case.
     pub(super) fn side_rounds(self) -> usize {
         match self {
             Self::Quick => 1,
@@ -42,15 +42,15 @@ impl Effort {
         }
     }
 
-    /// Of one closed-loop load.
+    /// Duration of one closed-loop load.
     pub(super) fn load(self) -> Duration {
         Duration::from_secs(1) // short, so that both sides of a round meet the same machine
     }
 
-    /// Of one load at a constant rate.
+    /// Duration of one load at a constant rate.
     pub(super) fn rate(self, case: Case) -> Duration {
         match (self, case) {
-            // One response in a thousand must still be many.
+            // One response in a thousand must still be many responses.
             (Self::Quick, Case::IdleTail) => Duration::from_secs(2),
             (Self::Quick, _) => Duration::from_secs(1),
             (Self::Full, Case::IdleTail) => Duration::from_secs(6),
@@ -58,17 +58,17 @@ impl Effort {
         }
     }
 
-    /// Of watching the core without a load.
+    /// Time for which the core is watched without a load.
     pub(super) fn background(self) -> Duration {
         self.load() / 2
     }
 
-    /// Whether nginx with a kept heap stands beside this case.
+    /// Whether nginx with a kept heap is measured beside this case.
     pub(super) fn kept_heap(self, case: Case) -> bool {
         self == Self::Full || Target::of(case).is_some()
     }
 
-    /// Whether HAProxy stands beside this case.
+    /// Whether HAProxy is measured beside this case.
     pub(super) fn haproxy(self, case: Case) -> bool {
         self == Self::Full || case.size() == 64 << 10
     }

@@ -10,7 +10,7 @@ use super::runs::alternate;
 use crate::rate::{Rate, RateReport};
 use crate::report::number::size_name;
 
-/// Requests a second: about half of what the baseline's core can do on this wire.
+/// Requests per second: about half of what the baseline's core can serve on this wire.
 fn rate(size: u64) -> f64 {
     match size {
         size if size <= 4 << 10 => 8000.0,
@@ -19,7 +19,7 @@ fn rate(size: u64) -> f64 {
     }
 }
 
-/// Measures the cases, which ask for bodies of the same size, with the same requests.
+/// Measures cases that ask for bodies of the same size, all with the same requests.
 pub(super) fn measure(bed: &Bed, cases: &[Case], effort: Effort) -> Result<Vec<CaseOutcome>> {
     let Some(&first) = cases.first() else { return Ok(Vec::new()) };
     let (mut baseline, mut ours) = (Vec::new(), Vec::new());

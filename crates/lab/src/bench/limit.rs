@@ -1,5 +1,5 @@
-//! The physical limit: what a response costs when its header goes through every tier and its payload straight from
-//! the backend, and moving the payload from one to the other is free.
+//! The physical limit: the cost of a response whose header passes every tier and whose payload comes straight from the
+//! backend, as if the handoff were free.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,14 +16,14 @@ use crate::wire::Wire;
 /// Costs that several cases share, in microseconds of the service's core per response.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
-    /// A header-only response through the tiers: by their number.
+    /// Cost of a header-only response through the tiers, by number of intermediates and wire.
     chain: HashMap<(u8, Wire), f64>,
-    /// A response straight from the backend: by its size. The proxies beside it do not matter.
+    /// Cost of a response straight from the backend, by size and wire. The number of proxies does not matter.
     direct: HashMap<(u64, Wire), f64>,
 }
 
 impl Limits {
-    /// The limit of bodies of `size`, with the bed's tiers. The bed is placed for the whole service.
+    /// The limit for bodies of `size` bytes with the bed's tiers. The bed must be placed for the whole service.
     pub(super) fn of(&mut self, bed: &Bed, size: u64, effort: Effort) -> Result<f64> {
         let shape = bed.shape();
         let key = (shape.intermediates, shape.wire);
@@ -44,12 +44,12 @@ fn known_or<K: Eq + Hash>(known: &mut HashMap<K, f64>, key: K, measure: impl FnO
     })
 }
 
-/// One run of a header-only response through the tiers.
+/// Cost of a header-only response through the tiers, from one run.
 pub(super) fn chain_cost(bed: &Bed, effort: Effort) -> Result<f64> {
     Ok(bed.load(Side::KeptHeap, 0, CONNECTIONS, effort.load())?.microseconds(&bed.background()))
 }
 
-/// One run of a response straight from the backend.
+/// Cost of a response straight from the backend, from one run.
 pub(super) fn direct_cost(bed: &Bed, size: u64, effort: Effort) -> Result<f64> {
     Ok(bed.load_direct(size, effort.load())?.microseconds(&bed.background()))
 }

@@ -42,7 +42,7 @@ impl Odb {
         self.choice.run(profile, |cases| self.measure(cases))
     }
 
-    /// Every case.
+    /// Measures every case.
     pub(super) fn measure_all(&self) -> Result<Outcome> {
         self.measure(&self.choice.cases()?)
     }
@@ -61,7 +61,7 @@ fn plan(kind: Kind) -> Plan {
     Plan::of(kind.shape, Options { on_demand, settings, ..Options::default() })
 }
 
-/// A location of an intermediate that looks at every byte of a body and changes none.
+/// Location of an intermediate that looks at every byte of a body and changes none.
 fn touching(_: &Lab, host: &Host) -> String {
     if host.role() != Role::Intermediate {
         return String::new();
@@ -74,5 +74,5 @@ fn touching(_: &Lab, host: &Host) -> String {
 
 const TOUCHING: &str = "/touched";
 
-/// Words that no body has.
+/// Words that no body contains.
 const NOWHERE: &str = "no body has these words";

@@ -1,4 +1,4 @@
-//! The figures of a run, and the file that they are written to.
+//! Figures of a run, and the file that they are written to.
 
 use std::collections::BTreeMap;
 
@@ -9,27 +9,27 @@ use super::choice::Subject;
 use super::target::{Figure, Target};
 use crate::report::{Sample, Unit};
 
-/// One case, measured.
+/// Result of one case.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct CaseOutcome {
     pub(super) name: String,
     pub(super) unit: Unit,
     #[serde(skip)]
     pub(super) target: Option<Target>,
-    /// Medians of the runs.
+    /// Median of our runs. `baseline` is that of the baseline's runs.
     pub(super) ours: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) baseline: Option<f64>,
-    /// Ours to baseline: the median of the rounds' ratios, because what changes on the machine from minute to minute
-    /// changes both sides of a round alike. Ours itself where there is no baseline.
+    /// Ratio of ours to the baseline, or `ours` where there is no baseline. It is the median of the rounds' ratios,
+    /// because changes of the machine from minute to minute affect both sides of a round alike.
     pub(super) ratio: f64,
     pub(super) runs: Runs,
-    /// What stands beside it: HAProxy, the physical limit, utilisation...
+    /// Values shown beside it: HAProxy, the physical limit, utilisation...
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) extra: BTreeMap<&'static str, f64>,
 }
 
-/// Every run's value, in the order in which they ran.
+/// Values of all runs, in the order in which they ran.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Runs {
     pub(super) ours: Sample,
@@ -38,7 +38,7 @@ pub(super) struct Runs {
 }
 
 impl CaseOutcome {
-    /// Ours against a baseline.
+    /// Compares ours with a baseline.
     pub(super) fn compared(case: impl Subject, baseline: Sample, ours: Sample) -> Self {
         let (ours_median, baseline_median) = (ours.median(), baseline.median());
         let ratio = ours.ratios_to(&baseline).median();
@@ -54,7 +54,7 @@ impl CaseOutcome {
         }
     }
 
-    /// A value that has no baseline.
+    /// Result of a case that has no baseline.
     pub(super) fn alone(case: impl Subject, ours: Sample) -> Self {
         let median = ours.median();
         let runs = Runs { ours, baseline: None };
@@ -67,7 +67,7 @@ impl CaseOutcome {
         self
     }
 
-    /// Of what is quoted: the rounds' ratios, or ours where there is no baseline.
+    /// Spread of the quoted figure: the rounds' ratios, or ours where there is no baseline.
     pub(super) fn spread(&self) -> f64 {
         match &self.runs.baseline {
             Some(baseline) => self.runs.ours.ratios_to(baseline).spread(),
@@ -76,7 +76,7 @@ impl CaseOutcome {
     }
 }
 
-/// A target and what was measured of it.
+/// A target, and the figure that was measured for it.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct TargetOutcome {
     pub(super) name: String,
@@ -86,20 +86,20 @@ pub(super) struct TargetOutcome {
     pub(super) met: bool,
 }
 
-/// A benchmark, measured: what `--json` writes.
+/// Results of a benchmark, as `--json` writes them.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Outcome {
     pub(super) bench: &'static str,
     pub(super) machine: Machine,
     pub(super) quick: bool,
-    /// Of the labs that ran: the part of the measured core that was busy without a load.
+    /// For each kind of lab, the fraction of the measured core that was busy without a load.
     pub(super) background: BTreeMap<String, f64>,
     pub(super) cases: Vec<CaseOutcome>,
     pub(super) targets: Vec<TargetOutcome>,
 }
 
 impl Outcome {
-    /// What was measured here.
+    /// Results of cases that were measured on this machine.
     pub(super) fn new(
         bench: &'static str,
         quick: bool,
@@ -111,7 +111,7 @@ impl Outcome {
     }
 }
 
-/// Where it ran.
+/// Machine on which a benchmark ran.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Machine {
     pub(super) processor: String,
@@ -132,7 +132,7 @@ impl Machine {
     }
 }
 
-/// Holds each case against its target.
+/// Compares each case with its target.
 fn targets(cases: &[CaseOutcome]) -> Vec<TargetOutcome> {
     let judged = cases.iter().filter_map(|outcome| {
         let target = outcome.target?;

@@ -1,4 +1,4 @@
-//! The run as a page: targets first, then the plots, then every figure.
+//! Results as an HTML page: targets first, then the plots, then every figure.
 
 use super::case::{CPU_SIZES, Case};
 use super::choice::Subject;
@@ -10,7 +10,7 @@ use crate::report::html::{Look, Page};
 use crate::report::number::{self, size_name};
 use crate::wire::Wire;
 
-/// Of one benchmark after the other.
+/// Makes a page that shows the benchmarks one after another.
 pub(super) fn page(outcomes: &[Outcome]) -> Page {
     let mut page = Page::new("Shunt, measured");
     for outcome in outcomes {
@@ -85,7 +85,7 @@ fn find(outcome: &Outcome, case: Case) -> Option<&CaseOutcome> {
     outcome.cases.iter().find(|one| one.name == name)
 }
 
-/// A panel per wire, a row per size.
+/// Picture of the CPU cases, with a panel per wire and a row per size.
 fn cpu_picture(outcome: &Outcome, intermediates: u8) -> Option<Picture> {
     let panel = |wire: Wire| {
         let rows = CPU_SIZES.iter().filter_map(|&size| {
@@ -131,7 +131,7 @@ fn tier_panels(outcome: &Outcome) -> Vec<Panel> {
     panels.into_iter().filter(|panel| !panel.rows.is_empty()).collect()
 }
 
-/// Every ratio whose target is one, with that.
+/// Panels of every ratio that has a target, with the target marked.
 fn ratio_panels(outcome: &Outcome) -> Vec<Panel> {
     let row = |case: &CaseOutcome| {
         let target = case.target.filter(|target| target.figure == Figure::Ratio)?;

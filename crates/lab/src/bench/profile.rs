@@ -1,4 +1,4 @@
-//! `--profile CASE`: where ours spends the measured core's time.
+//! `--profile CASE`: shows where our service spends the measured core's time.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,10 +15,10 @@ use crate::report::Progress;
 
 const LOAD_TIME: Duration = Duration::from_secs(5);
 
-/// Virtual machines often have no hardware counters; the clock works everywhere.
+/// Event that perf samples. Virtual machines often have no hardware counters; the clock works everywhere.
 const EVENT: &str = "cpu-clock";
 
-/// Has `load` place the bed and load a side: once for a moment, to place it, and then under perf.
+/// Calls `load`, which places the bed and loads a side, twice: for a moment, so that the bed is placed, and under perf.
 pub(super) fn run(
     case: impl Subject,
     plan: Plan,
@@ -35,7 +35,7 @@ pub(super) fn run(
         record.arg(&data);
         progress.step(&format!("{}: loading ours under perf", case.name()));
         let mut perf = lab.switch().spawn(record).context("perf is not installed (Debian: linux-perf)")?;
-        // perf attaches its counters first.
+        // perf needs this time to attach its counters.
         std::thread::sleep(Duration::from_millis(500));
         perf.check_running()?;
         let cost = load(bed, Side::Ours, LOAD_TIME)?;

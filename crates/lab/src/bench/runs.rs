@@ -1,4 +1,4 @@
-//! How each case is measured.
+//! Measurement of each case.
 
 use std::time::Duration;
 
@@ -17,18 +17,18 @@ use crate::report::Sample;
 use crate::report::number::size_name;
 use crate::wrk::Wrk;
 
-/// wrk's, for everything but a saturated frontend.
+/// Number of wrk's connections, except for a saturated frontend.
 pub(super) const CONNECTIONS: u32 = 10;
 
-/// Enough that the frontend's core is never out of work.
+/// Number of connections that keeps the frontend's core busy all the time.
 const SATURATING_CONNECTIONS: u32 = 64;
 
-/// A tier's CPU may grow from this body, in bytes, to the case's by no more than its target.
+/// Size of the smaller body, in bytes: from it to the case's body, a tier's CPU may grow by no more than its target.
 const GROWTH_FROM: u64 = 64 << 10;
-/// Responses a second.
+/// Rate of requests when growth is measured at a constant rate, per second.
 const GROWTH_RATE: f64 = 500.0;
 
-/// Runs baseline and ours in turns.
+/// Runs the baseline and ours in turns.
 pub(super) fn alternate(rounds: usize, mut run: impl FnMut(Side) -> Result<()>) -> Result<()> {
     for _ in 0..rounds {
         run(Side::Baseline)?;
@@ -37,22 +37,22 @@ pub(super) fn alternate(rounds: usize, mut run: impl FnMut(Side) -> Result<()>) 
     Ok(())
 }
 
-/// What a run keeps from bed to bed.
+/// State that a run keeps from bed to bed.
 pub(super) struct Runner {
     pub(super) effort: Effort,
     pub(super) limits: Limits,
 }
 
-/// Baseline's and ours's costs, run by run.
+/// Costs of the baseline and of ours, run by run.
 pub(super) struct Costs {
     baseline: Vec<Cost>,
     ours: Vec<Cost>,
-    /// Shortcuts for each response of ours.
+    /// Shortcuts per response of ours.
     shortcuts: f64,
 }
 
 impl Costs {
-    /// Loads baseline and ours in turns.
+    /// Loads the baseline and ours in turns.
     pub(super) fn measure(bed: &Bed, rounds: usize, load: impl Fn(Side) -> Result<Cost>) -> Result<Self> {
         let before = bed.stats();
         let mut costs = Self { baseline: Vec::new(), ours: Vec::new(), shortcuts: 0.0 };
@@ -85,7 +85,7 @@ fn median(costs: &[Cost], of: impl Fn(&Cost) -> f64) -> f64 {
 }
 
 impl Runner {
-    /// How a case's hosts are placed.
+    /// Placement of the hosts for a case.
     pub(super) fn placement(bed: &Bed, case: Case) -> Result<Placement> {
         Ok(match case {
             Case::TierCpu { tier: Tier::Frontend, .. } | Case::Saturated { .. } => {
@@ -98,7 +98,7 @@ impl Runner {
         })
     }
 
-    /// Measures the first of `cases` and whichever of the others come with it; returns those.
+    /// Measures the first of `cases`, and those of the others that use the same requests. Returns all of these.
     pub(super) fn measure(&mut self, bed: &Bed, cases: &[Case]) -> Result<Vec<CaseOutcome>> {
         let Some(&first) = cases.first() else { return Ok(Vec::new()) };
         bed.place(&Self::placement(bed, first)?)?;
@@ -112,7 +112,7 @@ impl Runner {
             Case::Saturated { .. } => Ok(vec![self.saturated(bed, first)?]),
             Case::Idle => Ok(vec![self.idle(bed)?]),
             Case::Latency { .. } | Case::IdleTail => latency::measure(bed, &together, self.effort),
-            Case::Wan { .. } => Ok(Vec::new()), // not in a bed
+            Case::Wan { .. } => Ok(Vec::new()), // measured without a bed
         }
         .with_context(|| first.name())
     }
@@ -144,7 +144,7 @@ impl Runner {
         Ok(self.costs(bed, case, CONNECTIONS)?.compared(case, |cost| cost.microseconds(&background)))
     }
 
-    /// The limit's parts are measured again, in turns with ours: a difference of large numbers wants its own runs.
+    /// Measures the limit's parts again, in turns with ours: a difference of large numbers needs its own runs.
     fn handoff(&self, bed: &Bed) -> Result<CaseOutcome> {
         let (effort, background) = (self.effort, bed.background());
         let (mut above, mut limits) = (Sample::default(), Sample::default());
@@ -165,8 +165,8 @@ impl Runner {
         if case.size() == GROWTH_FROM { Ok(outcome) } else { self.growth(bed, case, outcome) }
     }
 
-    /// Beside the closed loop's figures: ours for both bodies at one rate. A closed loop asks for fewer long bodies a
-    /// second, and a core that is idle more often pays more to wake up, whatever it is asked for.
+    /// Adds our CPU for both bodies at one rate to the figures of the closed loop. A closed loop asks for fewer long
+    /// bodies per second, and a core that is idle more often pays more to wake up, whatever it serves.
     fn growth(&self, bed: &Bed, case: Case, outcome: CaseOutcome) -> Result<CaseOutcome> {
         let (mut short, mut long) = (Sample::default(), Sample::default());
         for _ in 0..self.effort.rounds(case) {
@@ -185,8 +185,8 @@ impl Runner {
         Ok(costs.compared(Case::IntermediateBytes, |cost| cost.tier_bytes(&tier)))
     }
 
-    /// The clients and the backend share the other core, which may be full first: what counts is what the frontend's
-    /// core would carry if it were busy all the time. What was answered in fact stands beside it.
+    /// Measures what the frontend's core would carry if it were busy all the time. The clients and the backend share
+    /// the other core, which may be full first. The measured rate of responses is shown beside that.
     fn saturated(&self, bed: &Bed, case: Case) -> Result<CaseOutcome> {
         let background = bed.background();
         let costs = self.costs(bed, case, SATURATING_CONNECTIONS)?;
@@ -214,14 +214,14 @@ impl Runner {
     }
 }
 
-/// One side as a case has it.
+/// Loads one side as a case requires.
 pub(super) fn load(bed: &Bed, case: Case, side: Side, connections: u32, time: Duration) -> Result<Cost> {
     let (_, chain) = bed.target(side)?;
     let wrk = Wrk::new(chain.url(&format!("/{}", size_name(case.size())))).connections(connections).duration(time);
     bed.load_with(side, if matches!(case, Case::Alone { .. }) { wrk.new_connections() } else { wrk })
 }
 
-/// Whether a case is read off the same requests as `first`.
+/// Whether a case is measured with the same requests as `first`.
 fn comes_with(case: Case, first: Case) -> bool {
     match (case, first) {
         (Case::Latency { size, .. }, Case::Latency { size: of_first, .. }) => size == of_first,

@@ -1,4 +1,4 @@
-//! The run in a terminal.
+//! Results as text in a terminal.
 
 use super::choice::Subject;
 use super::outcome::{CaseOutcome, Outcome, TargetOutcome};
@@ -6,7 +6,7 @@ use super::target::Figure;
 use crate::load::Background;
 use crate::report::{Align, Paint, Table, number};
 
-/// What is said of a case as soon as it is measured.
+/// Line about a case as soon as it is measured.
 pub(super) fn line(outcome: &CaseOutcome) -> String {
     let (name, unit) = (&outcome.name, outcome.unit);
     match outcome.baseline {
@@ -57,7 +57,7 @@ pub(super) fn table(outcome: &Outcome, paint: Paint) -> String {
     text
 }
 
-/// A warning where the figures are not to be trusted.
+/// Warning where the figures cannot be trusted.
 pub(super) fn noise(outcome: &Outcome) -> Option<String> {
     let worst = outcome.background.values().copied().fold(0.0, f64::max);
     (!Background(worst).is_quiet()).then(|| {
@@ -77,7 +77,7 @@ fn judged(target: &TargetOutcome, paint: Paint) -> String {
     if target.met { paint.good(&text) + &measured } else { paint.bad(&text) + &measured }
 }
 
-/// The cases and their targets.
+/// Table of the cases and their targets.
 pub(super) fn list(cases: &[impl Subject], paint: Paint) -> String {
     let mut table =
         Table::new(&[("case", Align::Left), ("unit", Align::Left), ("target, ours to baseline", Align::Left)]);

@@ -1,21 +1,21 @@
-//! What each case must show.
+//! Targets of the cases.
 
 use serde::Serialize;
 
 use super::case::Case;
 use super::choice::Subject;
 
-/// Which figure of a case is held against the target.
+/// Figure of a case that is compared with its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Figure {
-    /// Ours to baseline, or ours where there is no baseline.
+    /// Ratio of ours to the baseline, or ours where there is no baseline.
     Ratio,
-    /// Ours to ours at 64 KiB: does it grow with the body?
+    /// Ratio of ours to ours at 64 KiB: it shows whether the cost grows with the body.
     Growth,
 }
 
-/// One bound.
+/// A bound for one figure.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Target {
     pub(super) figure: Figure,
@@ -36,7 +36,7 @@ impl Target {
         Self { figure: Figure::Ratio, at_most: None, at_least: Some(bound) }
     }
 
-    /// That of a case, if it has one.
+    /// Target of a case, if it has one.
     pub(super) fn of(case: Case) -> Option<Self> {
         if let Case::TierCpu { size, .. } = case {
             return (size > 64 << 10).then_some(Self { figure: Figure::Growth, at_most: Some(1.2), at_least: None });
@@ -61,7 +61,7 @@ impl Target {
         Some(Self { figure: Figure::Ratio, at_most, at_least })
     }
 
-    /// Whether `value` keeps it; what is no number does not.
+    /// Whether `value` meets the target; NaN does not.
     pub(super) fn is_met(&self, value: f64) -> bool {
         self.at_most.is_none_or(|most| value <= most)
             && self.at_least.is_none_or(|least| value >= least)

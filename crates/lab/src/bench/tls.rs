@@ -1,7 +1,7 @@
-//! `shunt bench tls`: what [`super::disc`] is on plain HTTP, with clients that speak TLS 1.3.
+//! `shunt bench tls`: the comparison that [`super::disc`] makes on plain HTTP, with clients that speak TLS 1.3.
 //!
-//! Baseline and ours have the same frontend: nginx with one suite, the fastest here, whole records, and sessions kept.
-//! Clients keep their connections, but for handshakes.
+//! The baseline and ours have the same frontend: nginx with one cipher suite, the fastest here, with whole records, and
+//! with sessions kept. Clients keep their connections, except for handshakes.
 
 mod case;
 mod runs;
@@ -29,7 +29,7 @@ impl Tls {
         self.choice.run(profile, |cases| self.measure(cases))
     }
 
-    /// Every case.
+    /// Measures every case.
     pub(super) fn measure_all(&self) -> Result<Outcome> {
         self.measure(&self.choice.cases()?)
     }
@@ -45,8 +45,8 @@ fn plan(case: Case) -> Plan {
     Plan::of(case.shape(), ours)
 }
 
-/// A record of 16 KiB is the largest that there is, and AES-128 the cheapest cipher on processors that have
-/// instructions for it.
+/// TLS directives of every nginx that terminates TLS. A record of 16 KiB is the largest that exists, and AES-128 is the
+/// cheapest cipher on processors with instructions for it.
 pub(super) const TUNED: &str = "        ssl_conf_command Ciphersuites TLS_AES_128_GCM_SHA256;
         ssl_prefer_server_ciphers on;
         ssl_buffer_size 16k;

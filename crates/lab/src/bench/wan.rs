@@ -1,8 +1,8 @@
-//! Downloads over a long way: what a client gets a second from ours and from plain nginx.
+//! Downloads over a long path: a client's goodput with our service and with plain nginx.
 //!
-//! Both sides have links of the same kind. Before each download a link is given a seed, the same for both sides, so that
-//! the nth frame of a connection has the same fate: what differs then is what the senders make of it. Clients load
-//! together, because a download with losses takes long; each has a link to itself.
+//! Both sides have links of the same kind. Before each download a link gets a seed, the same for both sides, so that
+//! the nth frame of a connection has the same fate. The remaining difference is due to the senders. Several clients
+//! download at the same time, because a download with losses takes long; each has its own link.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -25,20 +25,20 @@ use crate::report::{Progress, Sample, number::size_name};
 use crate::service::{Options, Service};
 use crate::wire::Wire;
 
-/// One way: there and back it is the 50 ms of the cases' names.
+/// Delay in one direction; both directions make the 50 ms of the cases' names.
 const DELAY: Duration = Duration::from_millis(25);
 const LOSS: f64 = 0.01;
-/// Clients that download together where there is loss.
+/// Number of clients that download at the same time where there is loss.
 const LOSSY_CLIENTS: u8 = 8;
-/// Retransmissions that get lost are found by timeouts, and those double.
+/// Longest silence of a download. Lost retransmissions are found by timeouts, which double each time.
 const SILENCE_LIMIT: Duration = Duration::from_secs(60);
-/// Where the fates of the frames come from; the lab prints it.
+/// Seed of the links until the first download; the lab prints it.
 const SEED: u64 = 1;
 
-/// How often a case is measured.
+/// Number of times that a case is measured.
 struct Repeat {
     rounds: usize,
-    /// Downloads of each client in one round, one after the other.
+    /// Downloads of each client in one round, one after another.
     downloads: usize,
 }
 
@@ -54,14 +54,14 @@ impl Repeat {
     }
 }
 
-/// One side's service and clients.
+/// Service and clients of one side.
 struct Way<'lab> {
     lab: &'lab Lab,
     service: Service<'lab>,
     files: PathBuf,
 }
 
-/// Measures those of `cases` that are about long ways.
+/// Measures those of `cases` that download over a long path.
 pub(super) fn measure(cases: &[Case], ours: Options, effort: Effort, progress: &Progress) -> Result<Vec<CaseOutcome>> {
     let mut outcomes = Vec::new();
     for lossy in [false, true] {
@@ -92,7 +92,7 @@ pub(super) fn measure(cases: &[Case], ours: Options, effort: Effort, progress: &
     Ok(outcomes)
 }
 
-/// All of it on one core: between cores a veth pair reorders packets, and TCP retransmits what was only late.
+/// Builds a lab on one core. Between cores a veth pair reorders packets, and TCP retransmits what was only late.
 fn lab(lossy: bool) -> Result<Lab> {
     let link = Link::wan(DELAY).seed(SEED);
     let (link, clients) = if lossy { (link.loss(LOSS), LOSSY_CLIENTS) } else { (link, 1) };
@@ -100,7 +100,7 @@ fn lab(lossy: bool) -> Result<Lab> {
     builder.placement(Placement::WholeService).cores(Cores::ONE).build()
 }
 
-/// Kibibytes a second of both sides, baseline first, round by round.
+/// Goodput of both sides in KiB/s, the baseline's first, round by round.
 fn rounds(baseline: &Way, ours: &Way, download: Download, repeat: &Repeat) -> Result<(Sample, Sample)> {
     let (mut slow, mut fast) = (Sample::default(), Sample::default());
     let mut turns = 0;
@@ -125,12 +125,13 @@ impl<'lab> Way<'lab> {
         Ok(Self { lab, service: Service::start(lab, &files, options)?, files })
     }
 
-    /// 0 of plain nginx.
+    /// Number of shortcuts so far; 0 with plain nginx.
     fn shortcuts(&self) -> u64 {
         self.service.all_stats().map_or(0, |stats| stats.count("servers.shortcuts"))
     }
 
-    /// Every client downloads so often, each time with the next seed: kibibytes a second of one download.
+    /// Has every client download `count` times, each time with the next seed. Returns the mean goodput of a download in
+    /// KiB/s.
     fn round(&self, download: Download, first: usize, count: usize) -> Result<f64> {
         let server = self.service.chain().server();
         let expected = file_sha256(self.files.join(size_name(size_of(download))))?;
@@ -157,7 +158,7 @@ fn size_of(download: Download) -> u64 {
     Case::Wan { download, loss: false }.size()
 }
 
-/// Of a download: the last one counts.
+/// Number of responses in a download; only the last one is timed.
 fn responses(download: Download) -> usize {
     match download {
         Download::SecondResponse => 2,
@@ -165,7 +166,7 @@ fn responses(download: Download) -> usize {
     }
 }
 
-/// One download over a connection of its own: from its request to its last byte.
+/// Downloads over a new connection. Returns the time of the last response, from its request to its last byte.
 fn one(
     host: &Host,
     cable: &Cable,

@@ -1,4 +1,4 @@
-//! curl fetches every body over one connection, and each is compared with its file.
+//! Fetches every body by curl over one connection, and compares each with its file.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,10 +11,10 @@ use crate::lab::Lab;
 use crate::report::number::size_name;
 use crate::service::OFFER_MIN_LENGTH;
 
-/// 1 KiB to 64 MiB.
+/// Sizes of the bodies as powers of four: 1 KiB to 64 MiB.
 const SIZES: std::ops::RangeInclusive<u32> = 5..=13;
 
-/// A file and what it holds.
+/// A file, and the hash of its contents.
 #[derive(Debug, Clone)]
 pub(super) struct Body {
     pub(super) name: String,
@@ -29,7 +29,7 @@ impl Body {
     }
 }
 
-/// Makes the files: powers of four.
+/// Makes the files, whose sizes are powers of four.
 pub(super) fn make(lab: &Lab) -> Result<(PathBuf, Vec<Body>)> {
     let sizes: Vec<(String, u64)> =
         SIZES.map(|power| 4_u64.pow(power)).map(|bytes| (size_name(bytes), bytes)).collect();
@@ -39,7 +39,7 @@ pub(super) fn make(lab: &Lab) -> Result<(PathBuf, Vec<Body>)> {
     Ok((files, bodies))
 }
 
-/// Fetches all of them, forward and backward, over one keepalive connection; returns what was wrong.
+/// Fetches all bodies over one keepalive connection, forward and then backward. Returns what was wrong.
 pub(super) fn fetch_and_compare(lab: &Lab, chain: &Chain, bodies: &[Body]) -> Result<Vec<String>> {
     let got = tempfile::tempdir_in(lab.dir())?;
     let order = || bodies.iter().chain(bodies.iter().rev().skip(1));
@@ -67,7 +67,7 @@ pub(super) fn fetch_and_compare(lab: &Lab, chain: &Chain, bodies: &[Body]) -> Re
     Ok(faults)
 }
 
-/// How many bodies [`fetch_and_compare`] fetches that the backend should offer.
+/// Number of fetches of [`fetch_and_compare`] whose body the backend should offer.
 pub(super) fn long_fetches(bodies: &[Body]) -> u64 {
     bodies.iter().chain(bodies.iter().rev().skip(1)).filter(|body| body.is_long()).count() as u64
 }
@@ -76,7 +76,7 @@ fn file(dir: &Path, number: usize, body: &Body) -> PathBuf {
     dir.join(format!("{number}-{}", body.name))
 }
 
-/// The connections that curl made, by its `-w` lines.
+/// Number of connections that curl made, according to its `-w` lines.
 fn connections(log: &str) -> Result<u64> {
     let made = log.lines().filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
     let made: Vec<u64> = made.collect();

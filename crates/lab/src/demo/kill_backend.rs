@@ -1,4 +1,4 @@
-//! `shunt demo --kill-backend`: a download goes on after its backend has been killed.
+//! `shunt demo --kill-backend`: a download continues after its backend has been killed.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use crate::lab::Lab;
 use crate::report::{Paint, Progress, number};
 use crate::wire::Wire;
 
-/// When the backend is killed.
+/// Byte of the body at which the backend is lost.
 const AT: u64 = BODY_BYTES * 2 / 5;
 const EVERY: Duration = Duration::from_millis(100);
 
-/// Shows it, and says what was wrong, one sentence each.
+/// Shows such a download. Returns what was wrong, one sentence each.
 ///
 /// # Errors
 /// When something cannot be started.
@@ -66,13 +66,13 @@ fn others(lab: &Lab, lost: &str) -> String {
     backends.filter(|name| *name != lost).collect::<Vec<_>>().join(", ")
 }
 
-/// What has come so far, ten times a second.
+/// Prints how many bytes have arrived, ten times a second, until `done`.
 fn watch(got: &AtomicU64, done: &AtomicBool) {
     let begin = Instant::now();
     while !done.load(Ordering::Relaxed) {
         let bytes = got.load(Ordering::Relaxed);
         let bar = "#".repeat((bytes * 40 / BODY_BYTES) as usize);
-        // An output that cannot be written is said so at the next line.
+        // Where nothing can be written, the next line outside this loop reports it.
         let _ = say!("  {:4.1} s  {bar:40}  {}", seconds(begin.elapsed()), number::bytes(bytes as f64));
         std::thread::sleep(EVERY);
     }

@@ -13,13 +13,13 @@ use crate::report::{Progress, number};
 use crate::service::{Options, Service, Stats};
 use crate::wrk::Wrk;
 
-/// The bodies that wrk asks for.
+/// Bodies that wrk asks for: name, and size in bytes.
 pub(super) const LOADS: [(&str, u64); 2] = [("64k", 64 << 10), ("1m", 1 << 20)];
 
-/// Of each load, for each tier.
+/// Duration of each load. Each tier is loaded separately.
 const LOAD_TIME: Duration = Duration::from_secs(2);
 
-/// What a tier used for one response.
+/// Bytes and CPU that a tier used per response.
 #[derive(Debug, Clone)]
 pub(super) struct TierUse {
     pub(super) tier: String,
@@ -36,7 +36,7 @@ pub(super) struct LoadUse {
 pub(super) struct Phase {
     pub(super) name: &'static str,
     pub(super) loads: Vec<LoadUse>,
-    /// What was wrong, one sentence each.
+    /// Everything that was wrong, one sentence each.
     pub(super) faults: Vec<String>,
 }
 
@@ -104,7 +104,8 @@ fn shunt_stats(service: &Service, options: Options) -> Result<Option<Stats>> {
     options.shunt.then(|| service.all_stats()).transpose()
 }
 
-/// A shortcut counts when the frontend has seen the client's last acknowledgment: soon after curl ends.
+/// Waits until all shortcuts are counted. One counts when the frontend has seen the client's last acknowledgment, which
+/// is soon after curl ends. Returns what was wrong.
 fn wait_for_shortcuts(service: &Service, start: &Stats, wanted: u64) -> Result<Vec<String>> {
     let deadline = Instant::now() + Duration::from_secs(2);
     loop {
@@ -121,7 +122,7 @@ fn wait_for_shortcuts(service: &Service, start: &Stats, wanted: u64) -> Result<V
     }
 }
 
-/// Why long bodies went through the tiers, or failed, if any did.
+/// Reasons for which long bodies were relayed or fetched, or failed; `None` where all took the shortcut.
 fn long_way(end: &Stats, start: &Stats) -> Option<String> {
     let counts = |name: &str| {
         name != "relayed_too_small"

@@ -1,17 +1,17 @@
-//! The demo's table, its one line, and its picture.
+//! The demo's table, its summary in one line, and its picture.
 
 use super::phase::{LOADS, LoadUse, Phase};
 use crate::report::chart::{self, Panel, Picture, Row, Scale, Series};
 use crate::report::{Align, Paint, Table, number};
 use crate::wire::Wire;
 
-/// One of the two things that are shown of a tier.
+/// One of the two values that are shown for a tier.
 type Of = fn(&super::phase::TierUse) -> f64;
 
 const BYTES: Of = |tier| tier.bytes;
 const CPU: Of = |tier| tier.microseconds;
 
-/// Bytes and CPU of every tier, the phases beside each other.
+/// Table of the bytes and the CPU of every tier, with the phases side by side.
 pub(super) fn table(phases: &[Phase], paint: Paint) -> String {
     let names: Vec<String> = ["bytes", "CPU"]
         .iter()
@@ -38,7 +38,7 @@ pub(super) fn table(phases: &[Phase], paint: Paint) -> String {
     format!("For one response; bytes in and out of a tier's ports; CPU of a core.\n\n{}", table.show(paint))
 }
 
-/// The phases' values and how the last compares with the first.
+/// Cells with the phases' values, and with the change from the first phase to the second.
 fn cells(values: &[f64], show: fn(f64) -> String, paint: Paint) -> Vec<String> {
     let mut cells: Vec<String> = values.iter().map(|value| show(*value)).collect();
     cells.push(match values {
@@ -64,7 +64,7 @@ fn total(load: &LoadUse, of: Of) -> f64 {
     load.tiers.iter().map(of).sum()
 }
 
-/// One line: what a response of the larger body saved.
+/// Summary in one line: what a response of the larger body saved.
 pub(super) fn savings(plain: &Phase, ours: &Phase) -> String {
     let last = LOADS.len() - 1;
     let saved = |what: Of| {

@@ -1,4 +1,4 @@
-//! `shunt bench failover`.
+//! `shunt bench failover`: its arguments and its report.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::pace::Pace;
 use crate::report::{Paint, Progress};
 use crate::wire::Wire;
 
-/// Backends: one to lose, and one to go on.
+/// Number of backends: one to lose, and one that continues.
 const BACKENDS: u8 = 2;
 
 /// `shunt bench failover`
@@ -44,7 +44,7 @@ enum Hows {
 }
 
 impl FailoverBench {
-    /// Runs the downloads and prints what became of them: whether all is as it should be.
+    /// Runs the downloads and prints the results. Returns whether all is as it should be.
     ///
     /// # Errors
     /// When something cannot be started.

@@ -1,4 +1,4 @@
-//! Many downloads, each with its loss at a moment of chance.
+//! Many downloads, each with a loss at a random byte.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use crate::pace::Pace;
 use crate::random::{self, Random};
 use crate::report::Progress;
 
-/// What a loss may cost a client, in all (the project's target).
+/// Longest delay that a loss may cause for a client, in total (the project's target).
 pub const BOUND: Duration = Duration::from_secs(2);
 
-/// Downloads to know the undisturbed time by.
+/// Number of downloads that give the time without a loss.
 const UNDISTURBED: u32 = 3;
-/// In so many one is lost before its header.
+/// One in this many downloads loses its backend before the header.
 const BEFORE_HEADER: u64 = 10;
 
 /// One download.
@@ -30,24 +30,25 @@ pub struct Round {
 pub struct Whole {
     pub elapsed: Duration,
     pub longest_pause: Duration,
-    /// How often another backend went on; 0 where the lost one's kernel had the rest, or nothing had begun.
+    /// Number of times that another backend continued. 0 where the lost backend's kernel had the rest, or where nothing
+    /// had begun.
     pub failovers: u64,
 }
 
-/// All of them.
+/// Results of all downloads.
 #[derive(Debug)]
 pub struct Rounds {
     pub seed: u64,
-    /// The longest of some without a loss.
+    /// Longest of the downloads without a loss.
     pub undisturbed: Duration,
     pub rounds: Vec<Round>,
 }
 
 impl Rounds {
-    /// Downloads so often, and brings back each time what was lost. `hows`: taken in turn.
+    /// Runs `count` downloads, and brings back each time what was lost. `hows` are taken in turn.
     ///
     /// # Errors
-    /// When the service cannot be brought back. A download that is not whole is none.
+    /// When the service cannot be brought back. A download that is not whole is no error.
     pub fn run(failover: &mut Failover<'_>, count: u64, hows: &[How], seed: u64, progress: &Progress) -> Result<Self> {
         let undisturbed = failover.undisturbed(UNDISTURBED)?;
         let mut rounds = Vec::new();
@@ -69,7 +70,7 @@ impl Rounds {
         Ok(Self { seed, undisturbed, rounds })
     }
 
-    /// For [`Self::run`]: the environment's `SHUNT_SEED`, or a new one, printed.
+    /// Seed for [`Self::run`]: the environment's `SHUNT_SEED`, or a new one. Prints it.
     #[must_use]
     pub fn seed() -> u64 {
         let seed = random::seed_or_random(None);
@@ -77,12 +78,12 @@ impl Rounds {
         seed
     }
 
-    /// Those that are whole.
+    /// Downloads that are whole.
     pub fn whole(&self) -> impl Iterator<Item = Whole> {
         self.rounds.iter().filter_map(|round| round.outcome.as_ref().ok().copied())
     }
 
-    /// What is wrong with a download, one sentence each.
+    /// Faults of all downloads, one sentence each.
     #[must_use]
     pub fn faults(&self, pace: Pace) -> Vec<String> {
         let slow = |whole: &Whole| whole.elapsed > pace.bound(self.undisturbed + BOUND);

@@ -1,11 +1,11 @@
-//! The service that faults are injected into: two backends behind one frontend, ways to each of them, and timeouts so
-//! short that a cell of the table ends in seconds.
+//! The service that faults are injected into: two backends behind one frontend, and paths to each of them. Its timeouts
+//! are so short that a cell of the table ends in seconds.
 //!
 //! ```text
-//!  client --- frontend --- intermediate1 --- backend1      /t/...      the way that meets the fault
+//!  client --- frontend --- intermediate1 --- backend1      /t/...      the path that meets the fault
 //!               | \------------------------- backend2      /other/...  a bystander's shortcut
 //!               \--------------------------- backend2      /plain/...  a bystander that is relayed
-//!  client ---------------------------------- backend2      straight    a bystander past the whole frontend
+//!  client ---------------------------------- backend2      straight    a bystander that bypasses the frontend
 //! ```
 
 use std::collections::BTreeSet;
@@ -26,18 +26,18 @@ use crate::service::{ALONE_LENGTH, Options, Service, Settings};
 /// nginx's `send_timeout` and `proxy_read_timeout`, and the agents' `progress`.
 pub const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Files of the service, by name and size.
+/// Files of the service: name, and size in bytes.
 pub(super) const FILES: &[(&str, u64)] =
     &[(QUEUED_FILE.0, QUEUED_FILE.1), (LONG_FILE.0, LONG_FILE.1), ("64k", 64 << 10)];
 
-/// A directory of the service, of a file system of its own.
+/// Directory of the service with a separate file system.
 pub(crate) const DISK: &str = "disk";
-/// Fits into a sender's send buffer: an agent has queued it as a whole before the client reads.
+/// File that fits into a sender's send buffer: an agent has queued all of it before the client reads.
 pub(crate) const QUEUED_FILE: (&str, u64) = ("1m", 1 << 20);
-/// Does not.
+/// File that does not fit into a sender's send buffer.
 pub(crate) const LONG_FILE: (&str, u64) = ("24m", 24 << 20);
 
-/// Short timeouts, and what leads to either backend.
+/// Settings with short timeouts, and with locations that lead to either backend.
 pub(crate) fn settings() -> Settings {
     Settings {
         agent_frontend: "flow_quiet = \"1s\"\n",
@@ -48,7 +48,7 @@ pub(crate) fn settings() -> Settings {
     }
 }
 
-/// By name and size.
+/// Files of the service: name, and size in bytes.
 pub(crate) fn files() -> Vec<(String, u64)> {
     FILES.iter().map(|(name, size)| ((*name).to_owned(), *size)).collect()
 }
@@ -56,17 +56,18 @@ pub(crate) fn files() -> Vec<(String, u64)> {
 const SHORTCUTS: &str = "servers.shortcuts";
 const RECEIVED_ABSENT: &str = "store.by_program.nginx.received_absent";
 
-/// A process tries again a second after an attempt to reach a store that it has lost. Until then what comes by reference to that
-/// store's bodies is cut short.
+/// Time after a repair in which responses may still be cut short. A process that has lost a store tries again a second
+/// after its last attempt. Until then, bodies that arrive as references to that store are cut short.
 const STORE_SETTLES: Duration = Duration::from_secs(3);
-/// Nobody waits for so long.
+/// Longest wait for the service to work.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(20);
 
 fn locations(lab: &Lab, host: &Host) -> String {
     ways(lab, host, |second| way("/plain/", second, "            shunt off;\n"))
 }
 
-/// The lines that lead to either backend. What `more` says of the second is for the frontend alone.
+/// nginx locations that lead to either backend. Locations from `more` lead to the second one, and are for the frontend
+/// only.
 pub(crate) fn ways(lab: &Lab, host: &Host, more: impl FnOnce(Ipv4Addr) -> String) -> String {
     let backend = |number: usize| lab.hosts_of(Role::Backend).nth(number).map(Host::address);
     let (Some(first), Some(second)) = (backend(0), backend(1)) else { return String::new() };
@@ -81,19 +82,19 @@ fn way(path: &str, to: Ipv4Addr, more: &str) -> String {
     format!("        location {path} {{\n            proxy_pass http://{to}:80/;\n{PROXY_SETTINGS}{more}        }}\n")
 }
 
-/// Who else downloads while a fault is there, and how far from it.
+/// Path of a bystander, which downloads while a fault lasts: it says how far the bystander is from the fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
     /// A shortcut through the same frontend, from the other backend.
     Other,
-    /// Relayed by the same frontend, from the other backend: the frontend's agent is not in order.
+    /// Relayed by the same frontend, from the other backend: for faults of the frontend's agent.
     Plain,
-    /// From the other backend itself: the frontend is not in order.
+    /// Straight from the other backend: for faults of the frontend.
     Straight,
 }
 
 impl Way {
-    /// What a bystander has that notices nothing.
+    /// Description of the path, as docs/faults.md has it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -104,20 +105,20 @@ impl Way {
     }
 }
 
-/// A running service for faults.
+/// A running service that faults are injected into.
 pub struct Bed<'lab> {
     pub(super) lab: &'lab Lab,
     pub(crate) service: Service<'lab>,
-    /// By name and size.
+    /// Files of the service: name, and size in bytes.
     files: Vec<(String, u64)>,
     directory: PathBuf,
-    /// The counter of the frontend's agent that grows only where all works.
+    /// Counter of the frontend's agent that grows only where everything works.
     counter: &'static str,
-    /// So long after a repair a response may still be cut short.
+    /// Time after a repair in which a response may still be cut short.
     settles: Duration,
-    /// The same files on a disk that may fail, once that is needed: below [`DISK`].
+    /// Disk with the same files that may fail, mounted at [`DISK`] once it is needed.
     disk: Option<Disk>,
-    /// While a fault lasts that has used them up.
+    /// Listeners that use up the ports, while a fault lasts that needs this.
     pub(super) taken_ports: Vec<TcpListener>,
 }
 
@@ -138,7 +139,7 @@ impl<'lab> Bed<'lab> {
         Self::start_with(lab, files(), Options { settings: settings(), ..Options::shunt() })
     }
 
-    /// Starts one with other files and options: these keep [`Self::locations`].
+    /// Starts a service with other files and options. The options must keep [`Self::locations`].
     ///
     /// # Errors
     /// When a part does not start, or the service does not work.
@@ -154,7 +155,7 @@ impl<'lab> Bed<'lab> {
         Ok(bed)
     }
 
-    /// What leads to either backend.
+    /// nginx locations that lead to either backend.
     #[must_use]
     pub fn locations(lab: &Lab, host: &Host) -> String {
         locations(lab, host)
@@ -183,7 +184,7 @@ impl<'lab> Bed<'lab> {
         self.lab.intermediates()[0]
     }
 
-    /// The disk below [`DISK`].
+    /// The disk at [`DISK`], mounted if it is not yet.
     pub(crate) fn disk(&mut self) -> Result<&Disk> {
         let disk = match self.disk.take() {
             Some(disk) => disk,
@@ -192,13 +193,13 @@ impl<'lab> Bed<'lab> {
         Ok(self.disk.insert(disk))
     }
 
-    /// Where clients ask.
+    /// Address that clients send their requests to.
     #[must_use]
     pub fn server(&self) -> SocketAddr {
         self.service.chain().server()
     }
 
-    /// Where a bystander asks, and for what.
+    /// Address and path that a bystander asks for a file.
     pub(crate) fn bystander(&self, way: Way, file: &str) -> (SocketAddr, String) {
         match way {
             Way::Other => (self.server(), format!("/other/{file}")),
@@ -210,7 +211,7 @@ impl<'lab> Bed<'lab> {
         }
     }
 
-    /// Fetches every file on both ways, so that caches are as full before a cell as after it; all bytes are compared.
+    /// Fetches every file on both paths, so that caches are as full before a cell as after it. All bytes are compared.
     pub(crate) fn warm(&self) -> Result<()> {
         let disk = self.disk.as_ref().map(|_| format!("/t/{DISK}/"));
         for way in ["/t/", "/other/"].into_iter().chain(disk.as_deref()) {
@@ -224,10 +225,10 @@ impl<'lab> Bed<'lab> {
         Ok(())
     }
 
-    /// Waits until the service works as before a fault, and says how long that took.
+    /// Waits until the service works as before a fault. Returns how long that took.
     ///
     /// # Errors
-    /// When a part has ended, or does not find the others, or a response on a new connection is not whole.
+    /// When a part has ended or does not find the others, or when a response on a new connection is not whole.
     pub fn recover(&mut self) -> Result<Duration> {
         let begin = Instant::now();
         self.service.wait_for_agents()?;
@@ -236,7 +237,7 @@ impl<'lab> Bed<'lab> {
         Ok(begin.elapsed())
     }
 
-    /// Waits until new responses on both ways are shortcuts, or come absent. All are to be whole.
+    /// Waits until new responses on both paths are shortcuts, or arrive as absent memory. All must be whole.
     fn wait_until_it_works(&self) -> Result<()> {
         let (began, deadline) = (Instant::now(), Instant::now() + RECOVERY_LIMIT);
         let mut missing: BTreeSet<&str> = ["/t/", "/other/"].into();
@@ -274,10 +275,10 @@ impl<'lab> Bed<'lab> {
         Ok(count()? > before)
     }
 
-    /// How many the frontend's agent has counted.
+    /// Number of shortcuts that the frontend's agent has counted.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// When the agent does not answer.
     pub fn shortcuts(&self) -> Result<u64> {
         Ok(self.service.stats(self.frontend())?.count(SHORTCUTS))
     }

@@ -1,5 +1,5 @@
-//! One cell of the table: a response is taken to a step, the fault comes, and all that may and may not follow is looked
-//! at.
+//! One cell of the table: takes a response to a step, injects the fault, and checks everything that may or may not
+//! follow.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,36 +17,36 @@ use super::table;
 use crate::answer::Ending;
 use crate::pace::Pace;
 
-/// Longer than any bound of the table: what has not ended by then hangs.
+/// Longest wait for a response, longer than any bound of the table: a response that has not ended by then hangs.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// Until new responses on new connections are shortcuts again: the 5 seconds that workers and agents wait at most before
-/// they try again (docs/nginx.md, `shunt_agent`), and time for a machine that does other work.
+/// Longest time from the repair until new connections have shortcuts again. It is the 5 seconds that workers and agents
+/// wait at most before they try again (docs/nginx.md, `shunt_agent`), and time for a machine that does other work.
 const AGAIN_BOUND: Duration = Duration::from_secs(8);
-/// A bystander without a byte for so long has noticed something.
+/// A bystander that gets no byte for this time has noticed the fault.
 const BYSTANDER_PATIENCE: Duration = Duration::from_secs(3);
-/// A bystander reads a piece of 16 KiB, and waits so long: 24 MiB last longer than a cell.
+/// Pause of a bystander after each read of 16 KiB, so that 24 MiB last longer than a cell.
 const BYSTANDER_PAUSE: Duration = Duration::from_millis(10);
 
-/// What a cell showed.
+/// Result of a cell.
 #[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
     pub step: &'static str,
     pub fault: &'static str,
     pub expected: String,
-    /// How the response ended, in words.
+    /// Ending of the response, in words.
     pub ending: String,
-    /// From the fault to the response's end.
+    /// Time from the fault to the response's end.
     pub seconds: f64,
-    /// From the repair to a new shortcut on each way.
+    /// Time from the repair to a new shortcut on each path.
     pub again_seconds: f64,
-    /// What the service held afterwards that it did not before.
+    /// What the service held afterwards and not before, with counts.
     pub leaks: BTreeMap<String, u64>,
-    /// What was wrong; none where all was as it is to be.
+    /// Everything that was wrong; empty where all was right.
     pub faults_found: Vec<String>,
 }
 
 impl Outcome {
-    /// Of a cell that could not be run.
+    /// Result of a cell that could not be run.
     pub(super) fn broken(step: Step, fault: Fault, error: &anyhow::Error, explanation: &str) -> Self {
         Self {
             step: step.name(),
@@ -60,7 +60,7 @@ impl Outcome {
         }
     }
 
-    /// The ending without its numbers, for a narrow column.
+    /// Ending without its numbers, for a narrow column.
     pub(super) fn short_ending(&self) -> &str {
         self.ending.split(" after").next().unwrap_or_default()
     }
@@ -71,10 +71,10 @@ impl Outcome {
     }
 }
 
-/// Runs one cell. After an error the bed is of no more use.
+/// Runs one cell. After an error the bed cannot be used any more.
 ///
 /// # Errors
-/// When the step cannot be reached, the fault not be injected, or the service not be repaired.
+/// When the step cannot be reached, the fault cannot be injected, or the service cannot be repaired.
 pub fn run(bed: &mut Bed<'_>, step: Step, fault: Fault, pace: Pace) -> Result<Outcome> {
     fault.prepare(bed).with_context(|| format!("preparing {}", fault.name()))?;
     bed.warm()?;
@@ -93,7 +93,7 @@ pub fn run(bed: &mut Bed<'_>, step: Step, fault: Fault, pace: Pace) -> Result<Ou
     });
     let (ending, seconds) = seen?;
     let Ok(noticed) = noticed else { bail!("the bystander panicked") };
-    // After the bystander's last byte: repairing may take away what it did not miss until then.
+    // Repairs come after the bystander's last byte, because they may take away what the bystander uses.
     if fault.lasts().is_none() {
         fault.repair(bed).with_context(|| format!("repairing {}", fault.name()))?;
     }
@@ -112,7 +112,7 @@ pub fn run(bed: &mut Bed<'_>, step: Step, fault: Fault, pace: Pace) -> Result<Ou
     Ok(Outcome { step, fault, expected, ending, seconds, again_seconds, leaks, faults_found: found })
 }
 
-/// Takes a response through the fault: how it ended, and after how long.
+/// Takes a response through the fault. Returns how it ended, and after how many seconds.
 fn response(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<(Ending, f64)> {
     let Held { mut client, stopped } = step.reach(bed, fault.prefix())?;
     fault.inject(bed).with_context(|| format!("injecting {}", fault.name()))?;
@@ -138,7 +138,7 @@ fn response(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<(Ending, f64)
     Ok((ending, seconds))
 }
 
-/// Downloads slowly until the cell is over, then the rest at once; each response is to be whole.
+/// Downloads slowly until the cell is over, then reads the rest at once. Each response must be whole.
 fn stand_by(client: &mut Client, path: &str, over: &AtomicBool, patience: Duration) -> Result<()> {
     let (file, size) = LONG_FILE;
     let over = || over.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! A client that stops reading where it is told.
+//! A client that reads as far and as fast as it is told.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,17 +11,17 @@ use crate::answer::{Answer, Ending};
 use crate::host::Host;
 use crate::http::get_request;
 
-/// One connection with one request at a time.
+/// One connection, with one request at a time.
 pub struct Client {
     stream: TcpStream,
     server: SocketAddr,
     answer: Option<Answer>,
-    /// The request could not be written.
+    /// Whether the request could not be written.
     refused: bool,
     buffer: Vec<u8>,
 }
 
-/// What a read brought.
+/// Result of one read.
 enum Got {
     Bytes,
     Nothing,
@@ -29,7 +29,7 @@ enum Got {
 }
 
 impl Client {
-    /// Connects out of `host`, with a receive buffer of so many bytes where one is named.
+    /// Connects from `host`. The receive buffer has this many bytes where a number is given.
     ///
     /// # Errors
     /// When the server cannot be reached.
@@ -48,30 +48,30 @@ impl Client {
         Ok(Self { stream, server, answer: None, refused: false, buffer: vec![0; 128 << 10] })
     }
 
-    /// Asks for `path`, which is the file of this name and size. A connection that is gone shows when it is read.
+    /// Asks for `path`, whose body is the file of this name and length. A broken connection shows only when it is read.
     pub fn ask(&mut self, path: &str, file: &str, length: u64) {
         self.ask_with(&[], path, file, length);
     }
 
-    /// The same, with more header fields.
+    /// Asks like [`Self::ask`], with more header fields.
     pub fn ask_with(&mut self, fields: &[String], path: &str, file: &str, length: u64) {
         self.answer = Some(Answer::of(file, length));
         self.refused = self.stream.write_all(get_request(self.server, path, fields).as_bytes()).is_err();
     }
 
-    /// Bytes of the present body so far.
+    /// Number of bytes of the present body that have been read.
     pub fn body_bytes(&self) -> u64 {
         self.answer.as_ref().map_or(0, Answer::body_bytes)
     }
 
-    /// Reads until the header and so many bytes of the body are here.
+    /// Reads until the header and this many bytes of the body have arrived.
     ///
     /// # Errors
-    /// When the response ends before, or nothing comes for `limit`.
+    /// When the response ends earlier, or they do not arrive within `limit`.
     pub fn read_until(&mut self, body_bytes: u64, limit: Duration) -> Result<()> {
         let deadline = Instant::now() + limit;
         while self.status() == 0 || self.body_bytes() < body_bytes {
-            // In small pieces: what is read here opens the window for more.
+            // Reads in small pieces, because each read opens the window for more.
             match self.read(16 << 10, deadline)? {
                 Got::Bytes => {}
                 Got::Nothing => bail!("no header, or less than {body_bytes} bytes, within {limit:?}"),
@@ -82,10 +82,10 @@ impl Client {
         Ok(())
     }
 
-    /// Reads the rest of the response.
+    /// Reads the rest of the response. Returns how it ended.
     ///
     /// # Errors
-    /// When what comes is no HTTP.
+    /// When the bytes are no HTTP.
     pub fn finish(&mut self, limit: Duration) -> Result<Ending> {
         let deadline = Instant::now() + limit;
         loop {
@@ -97,7 +97,7 @@ impl Client {
         }
     }
 
-    /// Reads what comes next: how the response ended if it did.
+    /// Reads once. Returns how the response ended, if it did.
     ///
     /// # Errors
     /// As [`Self::finish`].
@@ -109,7 +109,7 @@ impl Client {
         }
     }
 
-    /// Reads on at about this pace until `stop` says so, and returns how the response ended if it did.
+    /// Reads 16 KiB at a time with a pause after each, until `stop` is true. Returns how the response ended, if it did.
     ///
     /// # Errors
     /// As [`Self::finish`].

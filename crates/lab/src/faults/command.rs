@@ -1,4 +1,4 @@
-//! `shunt bench faults`.
+//! `shunt bench faults`: its arguments and its report.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Runs the cells and prints the table: whether all was well.
+    /// Runs the cells and prints the table. Returns whether all was well.
     ///
     /// # Errors
     /// When no cell matches, or the lab cannot be built.
@@ -62,7 +62,7 @@ impl Faults {
     }
 }
 
-/// What `--json` writes, in the shape of every benchmark.
+/// Contents of the `--json` file, in the form that every benchmark has.
 #[derive(Serialize)]
 struct Report<'a> {
     bench: &'static str,
@@ -92,7 +92,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// Runs cells one after the other, each on a service that works.
+/// Runs cells one after another, each on a service that works.
 ///
 /// # Errors
 /// When the lab cannot be built.
@@ -110,7 +110,7 @@ pub fn run_cells(cells: &[(Step, Fault)], pace: Pace, progress: &Progress) -> Re
             let good = outcome.is_good();
             outcomes.push(outcome);
             if !usable || !good {
-                // What a cell left behind is not the next one's.
+                // The next cell gets a new lab, because this one may have left something behind.
                 break;
             }
         }
@@ -123,7 +123,7 @@ fn line(outcome: &Outcome) -> String {
     format!("{}/{}: {} after {:.1} s{found}", outcome.step, outcome.fault, outcome.ending, outcome.seconds)
 }
 
-/// Faults down, steps across.
+/// Formats the table: a row per fault, a column per step.
 fn show(outcomes: &[Outcome], paint: Paint) -> String {
     let heads: Vec<(&str, Align)> =
         [("fault", Align::Left)].into_iter().chain(Step::ALL.map(|step| (step.name(), Align::Left))).collect();
@@ -143,7 +143,7 @@ fn show(outcomes: &[Outcome], paint: Paint) -> String {
     format!("{}\n{good} of {} cells are as they are to be.\n", table.show(paint), outcomes.len())
 }
 
-/// The cells whose names match one of the globs; all where there is none.
+/// Cells whose names match one of the globs; all cells where there is no glob.
 fn choose(globs: &[String]) -> Result<Vec<(Step, Fault)>> {
     let all: Vec<(Step, Fault)> =
         Fault::ALL.into_iter().flat_map(|fault| Step::ALL.map(move |step| (step, fault))).collect();

@@ -1,4 +1,4 @@
-//! The faults: how each is brought about, and how an operator or a supervisor repairs what it broke.
+//! The faults: how each is injected, and how an operator or a supervisor repairs the damage.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -12,11 +12,11 @@ use super::step::Part;
 use crate::disk::Reads;
 use crate::host::Host;
 
-/// How long faults last that pass by themselves.
+/// Duration of the faults that pass by themselves.
 const WHILE: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// What goes wrong.
+/// A fault of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     BackendServerKilled,
@@ -106,7 +106,7 @@ impl Fault {
         }
     }
 
-    /// Below which path files are asked for.
+    /// Beginning of the paths that clients ask for.
     pub(super) fn prefix(self) -> &'static str {
         match self {
             Self::DiskReadError => "/t/disk/",
@@ -114,7 +114,7 @@ impl Fault {
         }
     }
 
-    /// How far away a bystander has to be.
+    /// Path of the bystander, which must be far enough from the fault.
     pub(super) fn bystander(self) -> Way {
         match self {
             Self::FrontendWorkerKilled | Self::FrontendServerKilled | Self::FrontendCut | Self::FrontendCutBriefly => {
@@ -128,7 +128,7 @@ impl Fault {
         }
     }
 
-    /// How long it lasts, where it is repaired before the response's end is known.
+    /// Duration of a fault that is repaired before the response's end is known.
     pub(crate) fn lasts(self) -> Option<Duration> {
         match self {
             Self::BackendAgentStopped | Self::FrontendAgentStopped => Some(WHILE),
@@ -137,7 +137,7 @@ impl Fault {
         }
     }
 
-    /// What has to be so before the response begins.
+    /// Prepares what the fault needs before the response begins.
     pub(super) fn prepare(self, bed: &mut Bed<'_>) -> Result<()> {
         match self {
             Self::FrontendServerUpgraded => daemonize(bed),
@@ -185,7 +185,7 @@ impl Fault {
         }
     }
 
-    /// Repairs what it broke.
+    /// Repairs what the fault broke.
     pub(crate) fn repair(self, bed: &mut Bed<'_>) -> Result<()> {
         let (frontend, backend) = (bed.frontend(), bed.backend());
         match self {
@@ -225,7 +225,7 @@ impl Fault {
 
 const SERVICE_PORT: &str = "service0";
 
-/// nginx's processes on a host: masters or workers.
+/// nginx's processes on a host, of one kind: master or worker. An empty `kind` means all.
 fn servers(host: &Host, kind: &str) -> Result<Vec<Pid>> {
     let of_kind = |pid: &i32| {
         std::fs::read(format!("/proc/{pid}/cmdline"))
@@ -246,7 +246,8 @@ fn kill_workers(host: &Host) -> Result<()> {
     signal_servers(host, "worker", Signal::KILL)
 }
 
-/// Has the frontend's nginx run as a daemon: one whose parent stays takes SIGUSR2 for a mistake (ngx_signal_handler).
+/// Restarts the frontend's nginx as a daemon. An nginx whose parent stays takes SIGUSR2 for a mistake
+/// (ngx_signal_handler).
 fn daemonize(bed: &mut Bed<'_>) -> Result<()> {
     let (frontend, address) = (bed.frontend(), bed.server());
     let server = bed.service.chain_mut().process(frontend.name()).context("the frontend has a server")?;
@@ -259,8 +260,8 @@ fn daemonize(bed: &mut Bed<'_>) -> Result<()> {
     frontend.wait_listening(address)
 }
 
-/// As nginx.org has it ("Upgrading Executable on the Fly"): the old master makes a new one and ends when its last
-/// request has.
+/// Upgrades nginx as nginx.org describes it ("Upgrading Executable on the Fly"): the old master starts a new one, and
+/// ends with its last request.
 fn upgrade(host: &Host) -> Result<()> {
     let old = servers(host, "master")?;
     ensure!(old.len() == 1, "{} nginx masters before the upgrade", old.len());
@@ -277,7 +278,7 @@ fn end_servers(host: &Host) -> Result<()> {
     wait_for("nginx to end", || Ok(servers(host, "")?.is_empty()))
 }
 
-/// Ends the connection between the agents of two hosts, as the kernel does when it has lost patience (sock_diag).
+/// Destroys the connection between the agents of two hosts (sock_diag), as the kernel does after a timeout.
 fn lose_session(one: &Host, other: &Host) -> Result<()> {
     let other = other.service_address().context("the backend is on the service network")?.to_string();
     let mut ss = Command::new("ss");

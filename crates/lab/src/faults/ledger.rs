@@ -1,4 +1,4 @@
-//! What a service holds, counted: before a fault and after it, to find what leaked.
+//! Counts of what a service holds, taken before and after a fault to find leaks.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,19 +10,19 @@ use crate::host::{Host, Role};
 use crate::service::Service;
 use crate::sockets::TcpSocket;
 
-/// After this everything is given back that a response used: parked sockets, flows that are quiet, offers that nobody
-/// claimed, and connections that ended in the middle.
+/// Time after which everything that a response used is given back: parked sockets, quiet flows, unclaimed offers, and
+/// connections that ended in the middle.
 const SETTLING: Duration = Duration::from_secs(15);
 
-/// What is there only while something is under way, or waits to be given back.
+/// Counters of what exists only while something is under way, or waits to be given back.
 const PASSING: [&str; 4] = ["frontend.flows", "agent.senders.now", "agent.offers_open", "backend.senders"];
 
-/// Counts by what is counted.
+/// Counts, by the name of what is counted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ledger(BTreeMap<String, u64>);
 
 impl Ledger {
-    /// Counts now.
+    /// Counts what the service holds now.
     ///
     /// # Errors
     /// When an agent does not answer or a host cannot be asked.
@@ -46,7 +46,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Counts when nothing is under way, or as it is after a while.
+    /// Counts what the service holds once nothing is under way, or after some time at the latest.
     ///
     /// # Errors
     /// As [`Self::of`].
@@ -75,7 +75,7 @@ impl Ledger {
         self.0.iter().all(|(name, count)| *count == 0 || !PASSING.iter().any(|what| name.ends_with(what)))
     }
 
-    /// What this has more of than `before`.
+    /// Counts that are larger than in `before`, with the difference.
     fn more_than(&self, before: &Self) -> BTreeMap<String, u64> {
         let grown = self.0.iter().filter_map(|(name, count)| {
             let more = count.saturating_sub(before.0.get(name).copied().unwrap_or(0));
@@ -84,7 +84,7 @@ impl Ledger {
         grown.collect()
     }
 
-    /// Waits until the service holds no more than before, and says what it still does.
+    /// Waits until the service holds no more than before. Returns what it still holds in addition.
     ///
     /// # Errors
     /// As [`Self::of`].
@@ -92,7 +92,7 @@ impl Ledger {
         Ok(Self::when(service, |now| now.more_than(before).is_empty())?.more_than(before))
     }
 
-    /// All of it.
+    /// All counts, by name.
     #[must_use]
     pub fn counts(self) -> BTreeMap<String, u64> {
         self.0

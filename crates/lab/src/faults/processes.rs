@@ -1,4 +1,4 @@
-//! The processes of a service: what they are, their memory, their descriptors.
+//! Processes of a service: their kind, their memory, their descriptors.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -10,20 +10,20 @@ use serde::Serialize;
 use crate::host::Host;
 use crate::sockets::TcpSocket;
 
-/// One process.
+/// Resources of one process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ProcessUse {
     pub host: String,
     pub kind: &'static str,
     pub pid: i32,
-    /// Resident, of its own: without what it maps of files (RssAnon of proc_pid_status(5)).
+    /// Resident memory without mapped files, in KiB (RssAnon of proc_pid_status(5)).
     pub memory_kib: u64,
-    /// Without connections between tiers, which come and go with nginx's pools.
+    /// Number of descriptors, without connections between tiers: these come and go with nginx's pools.
     pub descriptors: u64,
 }
 
 impl ProcessUse {
-    /// Of the service's processes on a host.
+    /// Resources of the service's processes on a host.
     ///
     /// # Errors
     /// When the host cannot be asked.
@@ -41,7 +41,7 @@ impl ProcessUse {
     }
 }
 
-/// A kept connection from one tier's server to the next one's.
+/// Whether a socket is a connection from one tier's server to the next tier's, which nginx keeps open.
 pub(super) fn is_between_tiers(socket: &TcpSocket) -> bool {
     let is_tier = |end: &SocketAddr| match end.ip() {
         IpAddr::V4(ip) => ip.octets()[..3] == [10, 77, 1],
@@ -51,7 +51,7 @@ pub(super) fn is_between_tiers(socket: &TcpSocket) -> bool {
     ends.iter().all(is_tier) && ends.iter().any(|end| end.port() == 80)
 }
 
-/// What a process is; `None` for what is no part of the service, or has ended.
+/// Kind of a process; `None` for one that is no part of the service, or has ended.
 fn kind_of(process: &Path) -> Option<&'static str> {
     let command = std::fs::read(process.join("cmdline")).ok()?;
     let command = String::from_utf8_lossy(&command);

@@ -1,4 +1,4 @@
-//! What a machine can run out of: descriptors and memory of an agent, local ports, room in the flow table.
+//! Resources that a machine can run out of: descriptors and memory of an agent, local ports, room in the flow table.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::Command;
@@ -9,18 +9,18 @@ use super::bed::Bed;
 use crate::flow_table::FlowTable;
 use crate::host::Host;
 
-/// What a lab's hosts choose local ports from (links.rs).
+/// Range of local ports that a lab's hosts use (links.rs).
 const PORTS: &str = "20000 60999";
 const LAST_PORT: u16 = 60999;
 
-/// Lets an agent open no more descriptors than it has.
+/// Limits an agent to the descriptors that it has.
 pub(super) fn take_descriptors(bed: &mut Bed<'_>, host: &Host) -> Result<()> {
     let pid = agent_pid(bed, host)?.context("the agent runs")?;
     let open = std::fs::read_dir(format!("/proc/{pid}/fd"))?.count();
     limit(pid, &format!("--nofile={open}:"))
 }
 
-/// Lets an agent have no more memory than it has.
+/// Limits an agent to the memory that it has.
 pub(super) fn take_memory(bed: &mut Bed<'_>, host: &Host) -> Result<()> {
     let pid = agent_pid(bed, host)?.context("the agent runs")?;
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -29,11 +29,11 @@ pub(super) fn take_memory(bed: &mut Bed<'_>, host: &Host) -> Result<()> {
     limit(pid, &format!("--data={}:", kib << 10))
 }
 
-/// Gives an agent back what it may have; starts one that has ended, as a supervisor would.
+/// Removes the limits of an agent. Starts an agent that has ended, as a supervisor would.
 pub(super) fn give_back(bed: &mut Bed<'_>, host: &Host) -> Result<()> {
     match agent_pid(bed, host)? {
         Some(pid) => {
-            // The hard limits are as they were.
+            // The hard limits have not been changed, so the soft limits return to them.
             let limits = std::fs::read_to_string(format!("/proc/{pid}/limits"))?;
             let open_files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).context("no limit")?;
             let most = open_files.split_whitespace().nth(1).context("no hard limit")?;
@@ -44,20 +44,20 @@ pub(super) fn give_back(bed: &mut Bed<'_>, host: &Host) -> Result<()> {
     }
 }
 
-/// `None` where it has ended.
+/// Process ID of a host's agent; `None` where the agent has ended.
 fn agent_pid(bed: &mut Bed<'_>, host: &Host) -> Result<Option<u32>> {
     let Some(process) = bed.service.agent_process(host)? else { return Ok(None) };
     Ok(process.try_wait()?.is_none().then(|| process.pid()))
 }
 
-/// The soft limit, which is the one that counts.
+/// Sets the soft limit of a process, which is the one that the kernel enforces.
 fn limit(pid: u32, what: &str) -> Result<()> {
     let status = Command::new("prlimit").args(["--pid", &pid.to_string(), what]).status().context("running prlimit")?;
     anyhow::ensure!(status.success(), "prlimit {what} of process {pid} failed");
     Ok(())
 }
 
-/// Leaves a host one port to connect from, and has that in use while what is returned lives.
+/// Leaves a host one port to connect from, and has that port in use as long as the returned listener exists.
 pub(super) fn take_ports(host: &Host) -> Result<TcpListener> {
     let listener = host.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, LAST_PORT)))?.context("binding a port")?;
     host.sysctls(&[("ipv4/ip_local_port_range", &format!("{LAST_PORT} {LAST_PORT}"))])?;
@@ -68,7 +68,7 @@ pub(super) fn give_ports(host: &Host) -> Result<()> {
     host.sysctls(&[("ipv4/ip_local_port_range", PORTS)])
 }
 
-/// Fills the frontend's flow table with flows that are never too old.
+/// Fills the frontend's flow table with flows that never get too old.
 pub(super) fn fill_flow_table(bed: &Bed<'_>) -> Result<()> {
     FlowTable::of(bed.lab())?.fill()
 }

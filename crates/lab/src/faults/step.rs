@@ -1,5 +1,5 @@
-//! The steps of a handoff at which faults are injected. Each is held from outside: who would go on is stopped
-//! (SIGSTOP), or the client does not read.
+//! Steps of a handoff at which faults are injected. Each step is held from outside: the process that would continue is
+//! stopped (SIGSTOP), or the client does not read.
 
 use std::time::{Duration, Instant};
 
@@ -11,14 +11,14 @@ use super::client::Client;
 use crate::answer::Ending;
 use crate::host::Host;
 
-/// How long a step may take to be reached, on a machine that does other work too.
+/// Longest time to reach a step, on a machine that also does other work.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Small, so that little of a body leaves before the client reads.
+/// Receive buffer of the client, in bytes: small, so that little of a body leaves before the client reads.
 const RECEIVE_BUFFER: usize = 32 << 10;
-/// Body bytes that a client in mid-payload has read.
+/// Number of body bytes that the client has read at a step in mid-payload.
 const READ_BYTES: u64 = 256 << 10;
 
-/// Where a response is when the fault comes.
+/// State of a response when the fault comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
     Asked,
@@ -31,7 +31,7 @@ pub enum Step {
     Next,
 }
 
-/// A part that a step stops.
+/// A process of the service that a step stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     BackendServer,
@@ -47,7 +47,7 @@ pub(super) struct Held {
     pub(super) stopped: Stopped,
 }
 
-/// Who was stopped for a step.
+/// Part that was stopped for a step, if any.
 pub(super) struct Stopped(Option<Part>);
 
 impl Step {
@@ -82,17 +82,17 @@ impl Step {
         }
     }
 
-    /// The file that is asked for.
+    /// File that the step asks for: name, and size in bytes.
     pub(super) fn file(self) -> (&'static str, u64) {
         if self == Self::Queued { QUEUED_FILE } else { LONG_FILE }
     }
 
-    /// Whether the frontend's agent is stopped while the step is held: no other shortcut gets on then.
+    /// Whether the frontend's agent is stopped while the step is held. No other shortcut continues then.
     pub(super) fn stops_frontend_agent(self) -> bool {
         self == Self::Begun
     }
 
-    /// Takes a response to this step, of files below `prefix`.
+    /// Takes a response to this step, for a file below `prefix`.
     pub(super) fn reach(self, bed: &mut Bed<'_>, prefix: &str) -> Result<Held> {
         let mut client = Client::connect(bed.lab.client(), bed.server(), Some(RECEIVE_BUFFER))?;
         let stopped =
@@ -153,7 +153,7 @@ impl Step {
     }
 }
 
-/// A whole response on the same connection.
+/// Fetches a whole response on the same connection.
 fn one_before(client: &mut Client, prefix: &str) -> Result<()> {
     let (file, size) = QUEUED_FILE;
     client.ask(&format!("{prefix}{file}"), file, size);
@@ -162,7 +162,7 @@ fn one_before(client: &mut Client, prefix: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether a connection to the server of `host` holds bytes that it has not read.
+/// Whether a connection to the host's server holds bytes that the server has not read.
 fn unread_requests(host: &Host) -> Result<bool> {
     Ok(host.tcp_sockets()?.iter().any(|socket| socket.local.port() == 80 && socket.unread_bytes > 0))
 }
@@ -185,7 +185,7 @@ impl Part {
         }
     }
 
-    /// Of a part that is not there, nothing happens.
+    /// Sends a signal to the part's process. Does nothing where the part does not run.
     pub(super) fn signal(self, bed: &mut Bed<'_>, signal: Signal) -> Result<()> {
         let host = self.host(bed);
         let process = match self {
@@ -202,7 +202,7 @@ impl Part {
 }
 
 impl Stopped {
-    /// Lets them go on.
+    /// Lets the stopped part continue.
     pub(super) fn release(self, bed: &mut Bed<'_>) -> Result<()> {
         self.0.map_or(Ok(()), |part| part.signal(bed, Signal::CONT))
     }

@@ -1,4 +1,4 @@
-//! The table: how a response ends after each fault at each step, and until when.
+//! The table: how a response ends after each fault at each step, and within what time.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use super::step::Step;
 use crate::answer::Ending;
 use crate::pace::Pace;
 
-/// How a client sees a response end. A wrong byte, a short body that looks complete, and a connection on which nothing
-/// more happens are never among these.
+/// Ending of a response, as the client sees it. A wrong byte, a short body that looks complete, and a connection on
+/// which nothing more happens are never allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// The whole body.
     Whole,
-    /// An error status in its place.
+    /// An error status in place of the body.
     Error,
     /// A reset, or a connection closed before the length that the header named.
     Broken,
-    /// None, on a connection that ends: as one may that was idle.
+    /// No response, on a connection that ends, as an idle one may.
     Unanswered,
 }
 
 impl End {
-    /// `None`: one that is never right.
+    /// `None` for an ending that is never allowed.
     fn of(ending: Ending) -> Option<Self> {
         match ending {
             Ending::Whole => Some(Self::Whole),
@@ -44,17 +44,18 @@ impl End {
     }
 }
 
-/// What may follow from a fault at a step: one of these ends, within this time.
+/// Allowed endings after a fault at a step, and the time within which one of them must come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
     pub ends: &'static [End],
     pub within: Duration,
 }
 
-/// Nobody waits for longer than four heartbeats, or than a fault lasts that passes, or than the rest is asked for (2.5 s);
-/// and time for a machine that does other work.
+/// Bound where no timeout decides. Nothing waits longer than four heartbeats, than a passing fault lasts, or than until
+/// the rest is asked for again (2.5 s). The bound adds time for a machine that does other work.
 const SOON: Duration = Duration::from_secs(4);
-/// A timeout decides: [`super::bed::TIMEOUT`], and a quarter (docs/nginx.md, `send_timeout`), after what is above.
+/// Bound where a timeout decides: [`super::bed::TIMEOUT`] and a quarter (docs/nginx.md, `send_timeout`), after the
+/// waits above.
 const LATE: Duration = Duration::from_secs(7);
 
 const fn soon(ends: &'static [End]) -> Expected {
@@ -65,30 +66,32 @@ const fn late(ends: &'static [End]) -> Expected {
     Expected { ends, within: LATE }
 }
 
-/// Whole.
+/// The whole body.
 const W: Expected = soon(&[End::Whole]);
-/// An error.
+/// An error status.
 const E: Expected = soon(&[End::Error]);
-/// Broken.
+/// A broken connection.
 const B: Expected = soon(&[End::Broken]);
-/// Not answered.
+/// No answer.
 const N: Expected = soon(&[End::Unanswered]);
-/// After a timeout.
+/// An error status after a timeout.
 const LE: Expected = late(&[End::Error]);
+/// A broken connection after a timeout.
 const LB: Expected = late(&[End::Broken]);
-/// Moments decide. A second is as long as four heartbeats: whether agents lose each other is open, and with that whether
-/// the rest can be asked for in time. So it is where a frontend's agent is back, and its server asks before the backend's
-/// is, too.
+/// Timing decides. A brief cut lasts a second, which is four heartbeats, so the agents may or may not lose each other.
+/// On that depends whether the rest can be asked for again in time. It is the same where a frontend's agent is back,
+/// and its server asks before the session with the backend's agent is back.
 const WE: Expected = late(&[End::Whole, End::Error]);
 const WB: Expected = late(&[End::Whole, End::Broken]);
-/// What is queued may be with the client before its reset.
+/// Queued payload may have reached the client before the reset.
 const BW: Expected = soon(&[End::Broken, End::Whole]);
-/// nginx closes idle connections when it is told to end, and the request may be on its way.
+/// nginx closes idle connections when it is told to end, and the request may be on its way then.
 const WN: Expected = soon(&[End::Whole, End::Unanswered]);
-/// Which allocation fails, and whether the agent ends of it, is open.
+/// It is open which allocation fails, and whether the agent ends because of that.
 const WEB: Expected = late(&[End::Whole, End::Error, End::Broken]);
 
-/// One for each of [`Step::ALL`], in that order: asked, offered, begun, claimed, sending, queued, parked, next.
+/// Expectations for one fault, one for each of [`Step::ALL`]: asked, offered, begun, claimed, sending, queued, parked,
+/// next.
 fn row(fault: Fault) -> [Expected; Step::ALL.len()] {
     use Fault::*;
     match fault {
@@ -112,21 +115,21 @@ fn row(fault: Fault) -> [Expected; Step::ALL.len()] {
     }
 }
 
-/// What follows from a fault at a step.
+/// Expected endings of a response after a fault at a step.
 #[must_use]
 pub fn expected(step: Step, fault: Fault) -> Expected {
     row(fault)[step as usize]
 }
 
 impl Expected {
-    /// In words.
+    /// Names of the allowed endings.
     #[must_use]
     pub fn name(&self) -> String {
         let ends: Vec<&str> = self.ends.iter().map(|end| end.name()).collect();
         ends.join(" or ")
     }
 
-    /// What is wrong with this ending, after so many seconds.
+    /// Says what is wrong with this ending after this many seconds, if anything is.
     pub(super) fn objection(&self, ending: Ending, seconds: f64, pace: Pace) -> Option<String> {
         if End::of(ending).is_none_or(|end| !self.ends.contains(&end)) {
             return Some(format!("the response was to be {}, and is: {ending}", self.name()));
@@ -136,7 +139,7 @@ impl Expected {
     }
 }
 
-/// The table as docs/faults.md has it.
+/// The table in the form of docs/faults.md.
 #[must_use]
 pub fn page() -> String {
     let mut page = "| fault |".to_owned();

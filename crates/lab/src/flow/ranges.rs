@@ -1,13 +1,13 @@
-//! Which bytes of a stream have come.
+//! Ranges of a stream that have arrived.
 
 use std::collections::BTreeMap;
 
-/// Disjoint ranges of offsets, neighbours joined.
+/// Disjoint ranges of offsets; adjacent ones are joined.
 #[derive(Debug, Default)]
 pub(super) struct Ranges(BTreeMap<u64, u64>);
 
 impl Ranges {
-    /// Adds a range and returns how much of it is new.
+    /// Adds a range. Returns how many of its bytes are new.
     pub(super) fn add(&mut self, start: u64, end: u64) -> u64 {
         let (mut from, mut to, mut known) = (start, end, 0);
         let touching: Vec<(u64, u64)> = self

@@ -1,23 +1,23 @@
-//! What is told of a connection.
+//! Report about one connection.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Why a client ignores a segment of the server's.
+/// Reason for which a client ignores a segment of the server's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ignored {
-    /// All its data was acknowledged before it came: a needless retransmission.
+    /// All its data had been acknowledged before it arrived: a needless retransmission.
     OldDuplicate,
-    /// Without data, with a sequence number below what the client acknowledged (RFC 9293 3.10.7.4): its
+    /// It has no data, and a sequence number below what the client has acknowledged (RFC 9293, 3.10.7.4): its
     /// acknowledgment is lost.
     StaleSequence,
     /// It ends beyond every window that the client advertised.
     BeyondWindow,
-    /// It acknowledges what the client never sent.
+    /// It acknowledges data that the client never sent.
     AckOfUnsent,
-    /// Its TSval is older than one before (PAWS, RFC 7323 5).
+    /// Its TSval is older than an earlier one (PAWS; RFC 7323, 5).
     OldTimestamp,
 }
 
@@ -33,15 +33,15 @@ impl fmt::Display for Ignored {
     }
 }
 
-/// What a capture shows of one connection.
+/// Report of what a capture shows about one connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowReport {
     pub client: SocketAddr,
     pub server: SocketAddr,
-    /// Segments from the server, of more than one packet where offloads join them.
+    /// Segments from the server. Where offloads join packets, a segment has more than one packet.
     pub server_segments: u64,
     pub client_segments: u64,
-    /// Server's data that arrived, each byte once.
+    /// Bytes of the server's data that arrived, each counted once.
     pub server_bytes: u64,
     pub client_bytes: u64,
     /// Server's segments with data that had arrived before.
@@ -49,17 +49,19 @@ pub struct FlowReport {
     /// Server's segments that filled a hole for the first time.
     pub out_of_order: u64,
     pub client_retransmissions: u64,
-    /// Client's segments with SACK blocks, and those of them whose first block tells of a duplicate (RFC 2883).
+    /// Client's segments with SACK blocks, and those whose first block reports a duplicate (RFC 2883).
     pub sacks: u64,
     pub duplicate_sacks: u64,
-    /// The server's acknowledgment went back. Harmless, but another sender would explain it.
+    /// Number of times that the server's acknowledgment number went back. This is harmless, but may show a second
+    /// sender.
     pub acks_gone_back: u64,
     pub zero_windows: u64,
     pub resets: u64,
     pub ignored: BTreeMap<Ignored, u64>,
-    /// The longest time between two segments.
+    /// Longest time between two segments.
     pub longest_silence: Duration,
-    /// What must not happen on any connection, in words. Resets and duplicates are for the reader to judge.
+    /// Everything that no connection may show, in words. Whether resets and duplicates are allowed is the caller's
+    /// decision.
     pub violations: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! The thread that carries frames over a link, between the host's device and the switch's, both TAP.
+//! Thread that carries frames over a link, between the host's TAP device and the switch's.
 
 use std::io::PipeWriter;
 use std::os::fd::AsFd;
@@ -15,13 +15,13 @@ use super::Link;
 use super::line::{Counts, Line};
 use crate::host::pin;
 
-/// Longest frame that is read: TAP devices of the lab have no larger MTU, and no segmentation offload.
+/// Longest frame that is read, in bytes. TAP devices of the lab have no larger MTU, and no segmentation offload.
 const FRAME_BYTES: usize = 64 << 10;
 
-/// Frames taken from one end before the other has its turn.
+/// Number of frames taken from one end before the other end has its turn.
 const TURN: usize = 64;
 
-/// From the host, and to it.
+/// Lines of a link: frames from the host, and frames to it.
 type Lines = Arc<Mutex<[Line; 2]>>;
 
 /// A link of a running lab. Dropping it ends its thread and deletes its two devices.
@@ -30,10 +30,10 @@ pub struct Cable {
     host: String,
     link: Link,
     seed: u64,
-    /// Of the lab's links.
+    /// Number of this link in the lab, from 0.
     number: u64,
     lines: Lines,
-    /// Closed, it tells the thread to end.
+    /// Write end of a pipe; closing it tells the thread to end.
     running: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
@@ -41,14 +41,14 @@ pub struct Cable {
 impl Cable {
     /// Starts to carry frames between the two `ends`, the host's first.
     ///
-    /// The thread stays on `core`: one that moves would spread frames over the cores' backlogs, and those reorder.
+    /// The thread stays on `core`. One that moves would spread frames over the cores' backlogs, which reorder them.
     pub(crate) fn start(host: &str, link: Link, seed: u64, number: u64, ends: [Tap; 2], core: usize) -> Result<Self> {
         let line = |direction| Line::new(link, seed, 2 * number + direction);
         let lines = Arc::new(Mutex::new([line(0), line(1)]));
         let (stop, running) = std::io::pipe().context("making a pipe")?;
         let shared = Arc::clone(&lines);
         let thread = std::thread::Builder::new().name(format!("link-{host}")).spawn(move || {
-            // Without its core it is slower, or reorders; the tests of what it carries tell.
+            // Where pinning fails, the thread is slower or reorders frames; tests of what it carries notice that.
             let _ = pin(None, Some(core));
             carry(&ends, &shared, stop);
         });
@@ -67,13 +67,13 @@ impl Cable {
         &self.link
     }
 
-    /// With this as `SHUNT_SEED` the frames have the same fates.
+    /// Seed of the frames' fates. The same seed in `SHUNT_SEED` repeats them.
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// From here on the fates are those of a new link of this seed.
+    /// Restarts the random numbers: later frames have the fates of a new link with this seed.
     pub fn reseed(&self, seed: u64) {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         for (line, direction) in lines.iter_mut().zip(0..) {
@@ -81,13 +81,13 @@ impl Cable {
         }
     }
 
-    /// Of the frames from the host.
+    /// Counts of the frames from the host.
     #[must_use]
     pub fn sent(&self) -> Counts {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)[0].counts()
     }
 
-    /// Of the frames to the host.
+    /// Counts of the frames to the host.
     #[must_use]
     pub fn received(&self) -> Counts {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)[1].counts()
@@ -103,7 +103,7 @@ impl Drop for Cable {
     }
 }
 
-/// Carries frames until `stop` is closed at its other end or a device is deleted.
+/// Carries frames until the other end of `stop` is closed or a device is deleted.
 fn carry(ends: &[Tap; 2], lines: &Lines, stop: impl AsFd) {
     let mut buffer = vec![0; FRAME_BYTES];
     loop {
@@ -131,20 +131,20 @@ fn carry(ends: &[Tap; 2], lines: &Lines, stop: impl AsFd) {
     }
 }
 
-/// Hands over what has arrived; returns when the next frame will have.
+/// Sends frames that have arrived to the devices at their ends. Returns when the next frame arrives.
 fn deliver(ends: &[Tap; 2], lines: &Lines) -> Option<Instant> {
     let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
     let now = Instant::now();
     for (line, to) in lines.iter_mut().zip([&ends[1], &ends[0]]) {
         while let Some(frame) = line.pop(now) {
-            // A device that is down receives nothing, and the network does not say so.
+            // A device that is down receives nothing, and the sender is not told, as on a network.
             let _ = to.send(&frame);
         }
     }
     lines.iter().filter_map(Line::next_due).min()
 }
 
-/// Takes what an end has sent.
+/// Takes frames that a device has sent into its line, [`TURN`] at most.
 fn collect(from: &Tap, lines: &Lines, direction: usize, buffer: &mut [u8]) -> std::io::Result<()> {
     for _ in 0..TURN {
         let Some(length) = from.receive(buffer)? else { break };

@@ -1,5 +1,5 @@
-//! What a link sees in a frame where it does more than carry it: a pure ACK, and the field for congestion marks. IPv4 and
-//! IPv6 without extension headers; all else is nothing to it.
+//! Parts of a frame that some links look at: pure ACKs, and the field for congestion marks. Only IPv4, and IPv6 without
+//! extension headers, are looked at; all other frames are only carried.
 
 use std::ops::Range;
 
@@ -7,22 +7,22 @@ const ETHERNET: usize = 14;
 const TCP: u8 = 6;
 const ACK: u8 = 0x10;
 
-/// An ACK without data, flags of its own, or a selective acknowledgement.
+/// Segment with ACK as its only flag, without data and without a selective acknowledgement.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PureAck<'a> {
-    /// Addresses and ports.
+    /// Addresses and ports, as the frame has them.
     connection: [&'a [u8]; 2],
     number: u32,
 }
 
 impl PureAck<'_> {
-    /// Whether `older` says nothing that this one does not.
+    /// Returns whether `older` is of the same connection and acknowledges less, so that it says nothing more.
     pub(super) fn covers(&self, older: &Self) -> bool {
         self.connection == older.connection && (self.number.wrapping_sub(older.number) as i32) > 0
     }
 }
 
-/// Where the addresses and the TCP segment are in a frame that holds one.
+/// Ranges of the addresses and of the TCP segment in a frame. `None` where the frame holds no TCP.
 fn parts(frame: &[u8]) -> Option<(Range<usize>, Range<usize>)> {
     match (frame.get(12..14)?, *frame.get(ETHERNET)?) {
         ([0x08, 0x00], 0x45) if frame.get(23) == Some(&TCP) => {
@@ -59,20 +59,21 @@ fn has_sack(mut options: &[u8]) -> bool {
     false
 }
 
-/// Marks a packet whose sender takes marks (ECT) as one that met congestion (CE, RFC 3168, 5): whether it did.
+/// Marks a packet as one that met congestion (CE), where its sender accepts marks (ECT; RFC 3168, 5). Returns whether
+/// it did.
 pub(super) fn mark_congestion(frame: &mut [u8]) -> bool {
     const CE: u8 = 3;
     match frame {
         [_, _, _, _, _, _, _, _, _, _, _, _, 0x08, 0x00, ip @ ..] if ip.len() >= 20 && ip[1] & CE != 0 => {
             let change = u16::from(CE - (ip[1] & CE));
             ip[1] |= CE;
-            // The sum grows by that, so its complement shrinks (RFC 1624).
+            // The checksum is the complement of a sum that grows by `change`, so it shrinks by that (RFC 1624).
             let sum = u16::from_be_bytes([ip[10], ip[11]]);
             let sum = sum.checked_sub(change).unwrap_or_else(|| sum.wrapping_sub(change).wrapping_sub(1));
             ip[10..12].copy_from_slice(&sum.to_be_bytes());
             true
         }
-        // The last two bits of the traffic class, which begins in the middle of the first byte.
+        // The ECN field is the last two bits of the traffic class, which begins in the middle of the first byte.
         [_, _, _, _, _, _, _, _, _, _, _, _, 0x86, 0xdd, _, class, ..] if *class & CE << 4 != 0 => {
             *class |= CE << 4;
             true
@@ -85,7 +86,7 @@ pub(super) fn mark_congestion(frame: &mut [u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// A frame of IPv4 from one port to another, its checksum right.
+    /// A frame of IPv4 from one port to another, with a valid header checksum.
     fn frame(number: u32, flags: u8, options: &[u8], payload: &[u8]) -> Vec<u8> {
         let mut tcp = vec![0x9c, 0x40, 0, 80, 0, 0, 0, 1];
         tcp.extend(number.to_be_bytes());

@@ -1,12 +1,14 @@
-//! One direction of a link, without I/O and without a clock: frames are pushed at a time and come out at theirs.
+//! One direction of a link, without I/O and without a clock: the caller gives the time with each frame that it pushes
+//! or pops.
 //!
 //! ```text
 //!  push -> queue of bytes, served at the rate -> lost? -> delay + jitter, after the one before -> pop
 //!            full: dropped                                 late? twice?
 //! ```
 //!
-//! The fate of the nth frame depends on the seed and n alone: every frame draws the same numbers, whatever becomes of
-//! it. (A burst also ends by time.) A run with real servers still has its own times, so the same fates may meet other segments.
+//! The fate of the nth frame depends on the seed and n alone: every frame draws the same number of random numbers,
+//! whatever becomes of it. (A burst also ends by time.) Real servers have other times in each run, so the same fates
+//! may meet other segments.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,42 +18,42 @@ use super::Link;
 use super::frame::{mark_congestion, pure_ack};
 use crate::random::Random;
 
-/// A direction of a link.
+/// One direction of a link.
 #[derive(Debug)]
 pub struct Line {
     link: Link,
     random: Random,
-    /// Since when a burst of losses is on.
+    /// Time at which the present burst of losses began, if there is one.
     bad: Option<Instant>,
-    /// When the last frame that was queued has left at the rate.
+    /// Time at which the last queued frame has left at the rate.
     free: Option<Instant>,
-    /// When the last frame that is not late arrives.
+    /// Arrival of the last frame, late ones not counted.
     last_due: Option<Instant>,
-    /// Of pure ACKs.
+    /// Beginning of the first slot for pure ACKs.
     first_slot: Option<Instant>,
     number: u64,
     waiting: BinaryHeap<Reverse<Waiting>>,
     counts: Counts,
 }
 
-/// What became of the frames of one direction.
+/// Counts of the frames of one direction, by what became of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     pub pushed: u64,
-    /// Arrived, second copies included.
+    /// Frames that arrived, second copies included.
     pub popped: u64,
     pub lost: u64,
-    /// Did not fit into the queue.
+    /// Frames that did not fit into the queue.
     pub overflowed: u64,
     pub late: u64,
     pub duplicated: u64,
     /// See [`Link::mark`].
     pub marked: u64,
-    /// Pure ACKs that a newer one made needless: see [`Link::ack_slot`].
+    /// Pure ACKs left out because of a newer one: see [`Link::ack_slot`].
     pub thinned: u64,
 }
 
-/// By time, then in the order in which they came.
+/// A frame on its way. Frames are ordered by time of arrival, then by the order in which they were pushed.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Waiting {
     due: Instant,
@@ -59,7 +61,7 @@ struct Waiting {
     frame: Vec<u8>,
 }
 
-/// What chance has for a frame.
+/// Random decisions about one frame.
 struct Fate {
     lost: bool,
     jitter: Duration,
@@ -69,7 +71,7 @@ struct Fate {
 }
 
 impl Line {
-    /// An empty line; lines of other `stream`s of one seed have other fates.
+    /// An empty line. Another `stream` of the same seed has other fates.
     #[must_use]
     pub fn new(link: Link, seed: u64, stream: u64) -> Self {
         Self {
@@ -85,13 +87,14 @@ impl Line {
         }
     }
 
-    /// From here on the fates are those of a new line of this seed; what is on its way goes on.
+    /// Restarts the random numbers: later frames have the fates of a new line with this seed. Frames on their way are
+    /// not affected.
     pub fn reseed(&mut self, seed: u64, stream: u64) {
         self.random = Random::new(seed, stream);
         self.bad = None;
     }
 
-    /// A frame comes in at one end. Times must not go backwards.
+    /// Takes a frame in at one end. Times must not go backwards.
     pub fn push(&mut self, now: Instant, mut frame: Vec<u8>) {
         self.counts.pushed += 1;
         let fate = self.fate(now);
@@ -123,7 +126,7 @@ impl Line {
         self.wait(due, frame);
     }
 
-    /// The next frame that has arrived at the other end.
+    /// Returns the next frame that has arrived at the other end, if any.
     pub fn pop(&mut self, now: Instant) -> Option<Vec<u8>> {
         self.next_due().filter(|due| *due <= now)?;
         let mut next = self.waiting.pop()?.0;
@@ -135,7 +138,7 @@ impl Line {
         Some(next.frame)
     }
 
-    /// Whether what leaves after it, at the same time, says all that it says.
+    /// Returns whether this frame is a pure ACK that the next frame makes needless, which leaves at the same time.
     fn is_needless(&self, frame: &Waiting) -> bool {
         let Some(Reverse(after)) = self.waiting.peek() else { return false };
         !self.link.ack_slot.is_zero()
@@ -143,14 +146,14 @@ impl Line {
             && pure_ack(&frame.frame).is_some_and(|ack| pure_ack(&after.frame).is_some_and(|newer| newer.covers(&ack)))
     }
 
-    /// The beginning of the slot in which something leaves that could at `due`.
+    /// Beginning of the first slot that is not before `due`.
     fn slot_after(&mut self, due: Instant) -> Instant {
         let (first, slot) = (*self.first_slot.get_or_insert(due), self.link.ack_slot);
         let slots = (due.saturating_duration_since(first)).as_nanos().div_ceil(slot.as_nanos());
         first + slot * u32::try_from(slots).unwrap_or(u32::MAX)
     }
 
-    /// When the next one arrives.
+    /// Time at which the next frame arrives.
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
         self.waiting.peek().map(|Reverse(waiting)| waiting.due)
@@ -166,12 +169,12 @@ impl Line {
         self.number += 1;
     }
 
-    /// When a frame of `bytes` has left at the rate; `None` where the queue is full.
+    /// Time at which a frame of `bytes` bytes has left at the rate; `None` where the queue is full.
     fn transmit(&mut self, now: Instant, bytes: usize) -> Option<Instant> {
         let Some(rate) = self.link.rate else { return Some(now) };
         let begin = self.free.map_or(now, |free| free.max(now));
         let queued = (begin - now).as_nanos() * u128::from(rate) / (8 * 1_000_000_000);
-        // One that meets nobody is sent whatever its size.
+        // A frame that finds the queue empty is sent whatever its size.
         if queued > 0 && queued + bytes as u128 > self.link.queue as u128 {
             return None;
         }
@@ -203,11 +206,11 @@ mod tests {
     use super::*;
     use crate::link::Burst;
 
-    /// Links at random, each with its seed.
+    /// Number of random links that a test tries, each with its own random numbers.
     const LINKS: u64 = 300;
     const FRAMES: u32 = 400;
 
-    /// What came out: when, and the number that the frame carries.
+    /// Frames that came out: time of arrival, and the number that the frame carries.
     type Arrivals = Vec<(Instant, u32)>;
 
     fn any_link(random: &mut Random) -> Link {
@@ -226,7 +229,7 @@ mod tests {
         link
     }
 
-    /// Pushes numbered frames at random times and pops at random times, then to the end.
+    /// Pushes numbered frames at random times, pops those that have arrived, and pops the rest at the end.
     fn run(line: &mut Line, start: Instant, random: &mut Random) -> Arrivals {
         let (mut now, mut arrivals) = (start, Vec::new());
         let pop_all = |line: &mut Line, now: Instant, arrivals: &mut Arrivals| {
@@ -250,7 +253,7 @@ mod tests {
         arrivals
     }
 
-    /// Calls `check` with many links, and what arrived over each.
+    /// Calls `check` with many random links, and with the frames that arrived over each.
     fn for_links(check: impl Fn(Link, &Line, &Arrivals)) {
         let base = Link::default().seed_or_random();
         println!("SHUNT_SEED={base}");
@@ -328,7 +331,7 @@ mod tests {
         assert!((990..=1000).contains(&arrivals.len()), "{} of 1000", arrivals.len());
         let counts = line.counts();
         assert!(counts.overflowed > 900 && line.next_due().unwrap() > arrivals[0], "{counts:?}");
-        // What waits is the queue's worth of time away.
+        // The last frame waits no longer than a full queue takes at the rate.
         let last = line.last_due.unwrap() - (start + Duration::from_micros(1999 * 500));
         assert!(last <= Duration::from_millis(20), "{last:?}");
     }

@@ -1,4 +1,4 @@
-//! Certificates, keys and clocks.
+//! Mistakes with certificates, keys and clocks.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -84,7 +84,7 @@ pub(super) fn rows() -> Vec<Mistake> {
     ]
 }
 
-/// The lab's authority, where a configuration has it.
+/// The lab's authority, found by a configuration's `ca`.
 fn authority(text: &str) -> Authority {
     Authority::open(Path::new(value(text, "ca")).parent().expect("a directory"))
 }
@@ -98,7 +98,8 @@ fn with_files(text: &str, certificate: &Path, key: &Path) -> String {
     set(&set(text, "certificate", &quoted(certificate)), "key", &quoted(key))
 }
 
-/// With a certificate of the lab's authority that is good from so many days from now until so many.
+/// Replaces the host's certificate by one of the lab's authority that is valid between two days, counted from now.
+/// Returns the text as it is.
 fn dated(text: &str, host: &Host, from: i64, until: i64) -> String {
     let now = SystemTime::now();
     let day = |days: i64| {
@@ -106,7 +107,7 @@ fn dated(text: &str, host: &Host, from: i64, until: i64) -> String {
         if days < 0 { now - away } else { now + away }
     };
     let own: Vec<PathBuf> = ["certificate", "key"].map(|key| PathBuf::from(value(text, key))).into();
-    // The authority overwrites nothing.
+    // The authority overwrites no file.
     own.iter().for_each(|path| std::fs::remove_file(path).expect("the lab's own"));
     let issued = authority(text).issue_between(&request(host.name()), day(from), day(until));
     issued.expect("a certificate of the lab's authority");

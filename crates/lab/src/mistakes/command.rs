@@ -1,4 +1,4 @@
-//! `shunt bench mistakes`.
+//! `shunt bench mistakes`: its arguments and its report.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -17,7 +17,7 @@ use crate::bench::Machine;
 use crate::cli::ensure_use;
 use crate::report::{Align, Paint, Progress, Table};
 
-/// Labs at once: a mistake mostly waits.
+/// Number of labs at the same time: a mistake mostly waits.
 const AT_ONCE: usize = 4;
 
 /// `shunt bench mistakes`
@@ -35,7 +35,7 @@ pub struct Mistakes {
 }
 
 impl Mistakes {
-    /// Makes the mistakes and prints what each did: whether all was as it is to be.
+    /// Makes the mistakes and prints what each did. Returns whether all was as it should be.
     ///
     /// # Errors
     /// When no row matches, or the file cannot be written.
@@ -62,7 +62,7 @@ struct Report<'a> {
     rows: &'a [Outcome],
 }
 
-/// Makes mistakes, a few at once, each in a lab of its own; outcomes are in the order of the rows.
+/// Makes mistakes, a few at the same time, each in a separate lab. The outcomes are in the order of the rows.
 #[must_use]
 pub fn run_all(rows: &[Mistake], progress: &Progress) -> Vec<Outcome> {
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));

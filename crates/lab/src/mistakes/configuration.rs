@@ -4,14 +4,14 @@ use super::text::{at, set, swap, value, without};
 use super::{Bodies, Mistake, Teller};
 use crate::host::Role::{Backend, Frontend, Intermediate};
 
-/// A port of no agent.
+/// Port at which no agent listens.
 const NOBODYS_PORT: &str = "7441";
 
 pub(super) fn rows() -> Vec<Mistake> {
     [agents(), peers(), servers()].concat()
 }
 
-/// What an agent says of its own machine.
+/// Mistakes in what an agent's configuration says about its own machine.
 fn agents() -> Vec<Mistake> {
     vec![
         Mistake::new("interface-missing", "the frontend's `interfaces` names one that does not exist")
@@ -86,7 +86,7 @@ fn agents() -> Vec<Mistake> {
     ]
 }
 
-/// What an agent says of others.
+/// Mistakes in what an agent's configuration says about other machines.
 fn peers() -> Vec<Mistake> {
     vec![
         Mistake::new(
@@ -139,7 +139,7 @@ fn peers() -> Vec<Mistake> {
     ]
 }
 
-/// What nginx is told.
+/// Mistakes in nginx's configuration.
 fn servers() -> Vec<Mistake> {
     vec![
         Mistake::new("trust-missing", "the frontend has `shunt on` and no `shunt_trust`")
@@ -225,13 +225,13 @@ fn servers() -> Vec<Mistake> {
     ]
 }
 
-/// nginx with the module, which it does nothing with.
+/// Loads the module in an nginx that does not use it.
 fn with_module(text: &str) -> String {
     let module = crate::service::module_file().expect("the module is built: other tiers have it");
     format!("load_module {};\n{text}", module.display())
 }
 
-/// Every body goes through a filter that leaves it as it is.
+/// Sends every body through a filter that leaves it as it is.
 fn filtering(text: &str) -> String {
     let lines =
         "    sub_filter_types *;\n    sub_filter 'no file has these words in it' 'nor these';\n    gunzip on;\n";

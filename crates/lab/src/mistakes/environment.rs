@@ -11,7 +11,7 @@ use crate::host::Role::{Backend, Frontend};
 use crate::lab::Lab;
 use crate::process::Process;
 
-/// The first port of `ports`, as shuntd has it by default.
+/// First port of `ports`, by shuntd's default.
 const SENDER_PORT: u16 = 61000;
 
 pub(super) fn rows() -> Vec<Mistake> {
@@ -54,7 +54,7 @@ pub(super) fn rows() -> Vec<Mistake> {
             .after(|running| {
                 let backend = running.lab.backend();
                 running.service.kill_agent(backend)?;
-                // By this name its log is an agent's.
+                // With this name of the program, its log counts as an agent's.
                 let program = backend.dir().join("shuntd");
                 std::os::unix::fs::symlink("/usr/bin/prlimit", &program).context("naming prlimit")?;
                 let mut command = Command::new(program);
@@ -79,7 +79,7 @@ pub(super) fn rows() -> Vec<Mistake> {
     ]
 }
 
-/// The configuration of an agent of another name, beside the first one.
+/// Configuration of a second agent beside the first, with another socket, address and directory of pins.
 fn another(text: &str) -> String {
     let text = swap(text, "agent.sock", "another.sock");
     let text = swap(&text, "10.77.1.1:7440", "10.77.1.1:7450");
@@ -88,7 +88,8 @@ fn another(text: &str) -> String {
 }
 
 impl super::Running<'_> {
-    /// Waits until each process beside the service's has ended, or has had time to: one that stays is to be refused.
+    /// Waits until each process beside the service has ended. Fails where one continues, because it should have been
+    /// refused.
     fn wait_for_others(&mut self) -> Result<()> {
         for other in &mut self.others {
             let ended = other.wait(std::time::Duration::from_secs(60));
@@ -98,7 +99,7 @@ impl super::Running<'_> {
     }
 }
 
-/// Lets every user come as far as the agents' sockets.
+/// Lets every user reach the agents' sockets.
 pub(super) fn open_way(lab: &Lab) -> Result<()> {
     for host in lab.tiers() {
         for directory in host.dir().ancestors().take_while(|directory| directory.starts_with(lab.dir())) {
@@ -109,7 +110,7 @@ pub(super) fn open_way(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Has a program of the backend listen at the port that payloads are to leave by.
+/// Starts a program on the backend that listens at a port from which payloads are sent.
 pub(super) fn take_sender_port(lab: &Lab) -> Result<Vec<Process>> {
     let script = format!(
         "import socket, time\ns = socket.socket()\ns.bind(('', {SENDER_PORT}))\ns.listen()\ntime.sleep(3600)\n"

@@ -1,14 +1,14 @@
-//! Rows of which it is known that they are not yet as they are to be.
+//! Rows that are known to fail.
 
 /// A row that fails, and why.
 #[derive(Debug, Clone, Copy)]
 pub struct Known {
     pub name: &'static str,
-    /// What is seen in place of what is to be.
+    /// What is seen instead of the expected outcome.
     pub seen: &'static str,
-    /// Whether it fails each time; one that only may is no news when it passes.
+    /// Whether it fails each time. A row that only may fail is allowed to pass.
     pub always: bool,
 }
 
-/// Rows that fail. One that passes is to be taken out: the test says so.
+/// Rows that fail. One that passes must be removed from this list: a test says so.
 pub const KNOWN: &[Known] = &[];

@@ -1,4 +1,4 @@
-//! Limits that are too small for what is asked.
+//! Limits that are too small for the load.
 
 use super::text::at;
 use super::{Bodies, Mistake, Teller};

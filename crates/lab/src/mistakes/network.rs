@@ -1,4 +1,4 @@
-//! Networks that are otherwise than the configuration takes them for.
+//! Networks that differ from what the configuration assumes.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use crate::host::Host;
 use crate::host::Role::{Backend, Frontend};
 use crate::lab::Lab;
 
-/// What clients of the service know it by, where that is no port's address.
+/// Address by which clients know the service, where that is no port's address.
 const PUBLIC: [u8; 4] = [10, 77, 200, 1];
 
 pub(super) fn rows() -> Vec<Mistake> {
@@ -73,7 +73,7 @@ fn ways() -> Vec<Mistake> {
                 commands.into_iter().try_for_each(|command| run(lab.backend(), "nft", &[command]))
             })
             .told(Teller::Agent(Backend), &["of [backend]", "10.77.0.1:80"])
-            // A body that one window holds arrives, and its client says so to the frontend.
+            // A body that fits into one window arrives, and its client acknowledges it to the frontend.
             .bodies(Bodies::Either),
         Mistake::new("backend-checks-sources", "the backend drops clients' ACKs, which come in on another port than its route to clients leaves by (rp_filter = 1)")
             .before(|lab| {
@@ -137,31 +137,31 @@ fn run(host: &Host, program: &str, arguments: &[&str]) -> Result<()> {
     host.check(command).map(drop)
 }
 
-/// Runs `ip` with these words on a host.
+/// Runs `ip` with these arguments on a host.
 fn ip(host: &Host, words: &str) -> Result<()> {
     run(host, "ip", &words.split(' ').collect::<Vec<_>>())
 }
 
-/// A port of a host that leads nowhere, and is up.
+/// Makes a port of a host that leads nowhere, and is up.
 fn spare(host: &Host) -> Result<()> {
     ip(host, "link add spare0 up type veth peer name spare1")?;
     ip(host, "link set spare1 up")
 }
 
-/// Rewrites the destinations of packets that come in.
+/// Rewrites the destinations of incoming packets.
 fn nat(host: &Host, rule: &[&str]) -> Result<()> {
     run(host, "nft", &["add", "table", "ip", "lab"])?;
     run(host, "nft", &["add chain ip lab in { type nat hook prerouting priority -100 ; }"])?;
     run(host, "nft", &[&["add", "rule", "ip", "lab", "in"], rule].concat())
 }
 
-/// Gives the frontend the public address on a device, and has clients find it there.
+/// Gives the frontend the public address on a device, and clients a route to it.
 fn public_on(lab: &Lab, device: &str) -> Result<()> {
     ip(lab.frontend(), &format!("addr add 10.77.200.1/32 dev {device}"))?;
     ip(lab.client(), "route add 10.77.200.1/32 via 10.77.0.1")
 }
 
-/// The frontend's nginx listens at the public address, too.
+/// Lets the frontend's nginx listen at the public address, too.
 fn listening_there(host: &Host, text: String) -> String {
     at(Frontend, host, text, |text| swap(text, "backlog=4096;\n", "backlog=4096;\n        listen 10.77.200.1:80;\n"))
 }

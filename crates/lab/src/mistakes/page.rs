@@ -1,10 +1,10 @@
-//! The table as docs/mistakes.md has it.
+//! The table in the form of docs/mistakes.md.
 
 use std::fmt::Write as _;
 
 use super::{KNOWN, Teller, all};
 
-/// Every mistake, what its operator reads, and what becomes of bodies.
+/// Table of every mistake, what its operator reads, and what becomes of bodies.
 #[must_use]
 pub fn page() -> String {
     let mut page =
@@ -21,7 +21,7 @@ pub fn page() -> String {
     page
 }
 
-/// Rows that are not yet as they are to be, and what is seen.
+/// List of the rows that fail, and what is seen instead.
 #[must_use]
 pub fn not_yet() -> String {
     KNOWN.iter().map(|known| format!("- {}: {}\n", known.name, known.seen)).collect()

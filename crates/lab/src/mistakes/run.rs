@@ -1,4 +1,4 @@
-//! One mistake, made: a lab with a service of its own, clients that download, and what was said.
+//! Makes one mistake, in a lab with a separate service: clients download, and the logs are searched for its message.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -15,42 +15,43 @@ use crate::lab::Lab;
 use crate::process::Process;
 use crate::service::{Options, Service, Stats};
 
-/// What each client asks for on its connection: lengths on either side of what is worth a shortcut.
+/// Files that each client asks for on its connection: name and size. Some are too short for a shortcut, others long
+/// enough.
 const FILES: &[(&str, u64)] =
     &[("1k", 1 << 10), ("64k", 64 << 10), ("1m", 1 << 20), ("3m", 3 << 20), ("80k", 80 << 10)];
-/// At once.
+/// Number of clients at the same time.
 const CLIENTS: usize = 4;
-/// No response takes longer, whatever is wrong: agents that say nothing cost a download 5 s at most, and this machine
-/// does other work.
+/// Longest wait for a response, whatever is wrong. Agents that say nothing delay a download by 5 s at most, and this
+/// machine also does other work.
 const PATIENCE: Duration = Duration::from_secs(12);
-/// For a message that comes after the responses.
+/// Longest wait for a message after the responses.
 const MESSAGE_LIMIT: Duration = Duration::from_secs(20);
-/// For the first shortcut, where there is to be one.
+/// Longest wait for the first shortcut, where one is expected.
 const SHORTCUT_LIMIT: Duration = Duration::from_secs(60);
-/// The levels of nginx's error log that Debian's default shows (`error`), as they stand in a line.
+/// Levels of nginx's error log that Debian's default (`error`) shows, as a line contains them.
 const SHOWN_LEVELS: [&str; 4] = ["[error]", "[crit]", "[alert]", "[emerg]"];
 
 /// A service with a mistake.
 pub struct Running<'lab> {
     pub lab: &'lab Lab,
     pub service: Service<'lab>,
-    /// Processes beside the service's.
+    /// Processes beside the service.
     pub others: Vec<Process>,
 }
 
-/// What a mistake did.
+/// Result of a mistake.
 #[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
     pub name: &'static str,
-    /// Responses that were asked for, and those that were whole.
+    /// Number of responses that were asked for, and of those that were whole.
     pub responses: u64,
     pub whole: u64,
     pub shortcuts: u64,
-    /// Of the slowest response.
+    /// Time of the slowest response.
     pub seconds: f64,
     /// The line that tells the operator.
     pub message: Option<String>,
-    /// What is otherwise than it is to be, in words.
+    /// Everything that is not as expected, in words.
     pub found: Vec<String>,
 }
 
@@ -66,7 +67,7 @@ impl Outcome {
     }
 }
 
-/// Makes the mistake and says what it did.
+/// Makes the mistake. Returns what it did.
 #[must_use]
 pub fn run(mistake: &Mistake) -> Outcome {
     in_a_lab(mistake).unwrap_or_else(|error| Outcome::broken(mistake.name, &error))
@@ -111,7 +112,7 @@ fn in_a_lab(mistake: &Mistake) -> Result<Outcome> {
 type Response = (&'static str, Ending, Duration);
 
 impl Running<'_> {
-    /// Has clients download, several at once and then one: how each response ended.
+    /// Has clients download, several at the same time and then one. Returns how each response ended.
     fn load(&self, server: SocketAddr, mistake: &Mistake) -> Result<Vec<Response>> {
         let client = self.lab.client();
         let mut all = Vec::new();
@@ -132,8 +133,8 @@ impl Running<'_> {
         Ok(all)
     }
 
-    /// Asks on until a body has taken the shortcut, where some are to, else until the mistake is told of: servers and agents
-    /// that have just started may not have found together.
+    /// Asks again until a body has taken the shortcut, where some should, or else until the mistake is reported.
+    /// Servers and agents that have just started may not have found each other.
     fn ask_on(&self, server: SocketAddr, mistake: &Mistake, responses: &mut Vec<Response>) -> Result<()> {
         let deadline = Instant::now() + SHORTCUT_LIMIT;
         let is_over = || match mistake.bodies {
@@ -149,27 +150,27 @@ impl Running<'_> {
             };
             responses.extend(more?);
         }
-        // What has been told of may have been learnt from, too.
+        // A part that has reported the mistake may behave otherwise from then on, so one more download follows.
         if mistake.bodies == Bodies::Relayed && whole(responses) {
             responses.extend(download(self.lab.client(), server)?);
         }
         Ok(())
     }
 
-    /// How many the frontend's agent has counted; none where it does not run.
+    /// Number of shortcuts that the frontend's agent has counted; 0 where it does not run.
     fn shortcuts(&self) -> u64 {
         let stats = self.service.stats(self.lab.frontend());
         stats.map(|stats| stats.count("servers.shortcuts")).unwrap_or(0)
     }
 
-    /// What servers did instead.
+    /// Counters of what the servers did instead.
     fn counted(&self) -> String {
         let counts =
             self.service.all_stats().map(|stats| stats.grown(&Stats::default(), "servers.")).unwrap_or_default();
         counts.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
     }
 
-    /// The line that tells the operator, waited for.
+    /// Waits for the line that tells the operator.
     fn message(&self, mistake: &Mistake) -> Option<String> {
         let deadline = Instant::now() + MESSAGE_LIMIT;
         loop {
@@ -181,7 +182,7 @@ impl Running<'_> {
         }
     }
 
-    /// The same, as far as it has been written.
+    /// The line that tells the operator, if it has been written.
     fn line(&self, mistake: &Mistake) -> Option<String> {
         let hosts = self.lab.tiers().filter(|host| match mistake.teller {
             Teller::Agent(role) | Teller::Server(role) => host.role() == role,
@@ -192,7 +193,7 @@ impl Running<'_> {
         hosts.flat_map(|host| lines(host, server)).find(|line| says(line, mistake.says))
     }
 
-    /// Runs `shuntd` once more on a host, with the configuration that its agent has, changed.
+    /// Runs `shuntd` once more on a host, with a changed copy of its agent's configuration.
     pub(super) fn shuntd(
         &mut self,
         host: &Host,
@@ -226,7 +227,7 @@ fn download(client: &Host, server: SocketAddr) -> Result<Vec<Response>> {
     Ok(responses)
 }
 
-/// What agents or servers of a host wrote, as far as their default levels show it.
+/// Log lines of a host's agents or servers, as far as the default levels show them.
 fn lines(host: &Host, server: bool) -> Vec<String> {
     let program = if server { "nginx-" } else { "shuntd-" };
     let logs = std::fs::read_dir(host.dir()).into_iter().flatten().flatten().filter(|entry| {
@@ -234,14 +235,14 @@ fn lines(host: &Host, server: bool) -> Vec<String> {
         name.starts_with(program) && name.ends_with(".log")
     });
     let text = logs.filter_map(|entry| Some(String::from_utf8_lossy(&std::fs::read(entry.path()).ok()?).into_owned()));
-    // What nginx says of its configuration stands on its standard error, whatever the log's level is.
+    // nginx reports problems of its configuration on standard error, whatever the log's level is.
     let of_configuration = |line: &str| line.starts_with("nginx: [");
     let shown =
         |line: &&str| !server || of_configuration(line) || SHOWN_LEVELS.iter().any(|level| line.contains(level));
     text.flat_map(|text| text.lines().filter(shown).map(str::to_owned).collect::<Vec<_>>()).collect()
 }
 
-/// Whether a line has these parts, in this order.
+/// Whether a line contains these parts in this order.
 fn says(line: &str, parts: &[&str]) -> bool {
     let mut rest = line;
     parts.iter().all(|part| match rest.find(part) {

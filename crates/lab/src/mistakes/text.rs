@@ -1,13 +1,13 @@
-//! Changes to the texts of configurations: those of agents and of nginx.
+//! Changes to the texts of agents' and nginx's configurations.
 
 use crate::host::{Host, Role};
 
-/// Changes the text of hosts of one role.
+/// Changes the text of a host with this role. Other texts stay as they are.
 pub(super) fn at(role: Role, host: &Host, text: String, change: impl FnOnce(&str) -> String) -> String {
     if host.role() == role { change(&text) } else { text }
 }
 
-/// The text with another value in each line `key = ...`.
+/// Returns the text with another value in each line `key = ...`.
 ///
 /// # Panics
 /// Where there is no such line: the row would make no mistake.
@@ -17,25 +17,25 @@ pub(super) fn set(text: &str, key: &str, value: &str) -> String {
     text.lines().map(|line| if is(&line) { format!("{key} = {value}\n") } else { format!("{line}\n") }).collect()
 }
 
-/// The text without lines that begin with a word.
+/// Returns the text without the lines that begin with a word.
 ///
 /// # Panics
-/// Where there is none.
+/// Where the text does not contain the word.
 pub(super) fn without(text: &str, word: &str) -> String {
     assert!(text.contains(word), "nothing to take out: {word}\n{text}");
     text.lines().filter(|line| !line.trim_start().starts_with(word)).map(|line| format!("{line}\n")).collect()
 }
 
-/// The text with one part in another's place.
+/// Returns the text with one part replaced by another.
 ///
 /// # Panics
-/// Where that is not there.
+/// Where the text does not contain the part.
 pub(super) fn swap(text: &str, from: &str, to: &str) -> String {
     assert!(text.contains(from), "nothing to replace: {from}\n{text}");
     text.replace(from, to)
 }
 
-/// The value of a line `key = "..."`.
+/// Returns the value of a line `key = "..."`.
 ///
 /// # Panics
 /// Where there is no such line.

@@ -10,7 +10,7 @@
 
 use std::fmt::Write as _;
 
-/// What a bar stands for.
+/// Series of bars, with its name and colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Series {
     pub name: &'static str,
@@ -22,15 +22,15 @@ pub const SHUNT: Series = Series { name: "Shunt", colour: "#0a7d74" };
 pub const HAPROXY: Series = Series { name: "HAProxy, splicing", colour: "#d8a13a" };
 pub const LIMIT: Series = Series { name: "physical limit", colour: "#c9d6df" };
 
-/// In the order of the legend.
+/// All series, in the order of the legend.
 const ALL: [Series; 4] = [PLAIN, HAPROXY, SHUNT, LIMIT];
 
-/// What a panel's longest bar is.
+/// Value of a panel's longest bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
-    /// The panel's largest value: rows compare with each other.
+    /// The panel's largest value: bars of different rows can be compared.
     Panel,
-    /// Each row's largest value: only the bars of a row compare.
+    /// Each row's largest value: only the bars of one row can be compared.
     Row,
 }
 
@@ -38,9 +38,9 @@ pub enum Scale {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     pub label: String,
-    /// Which series of the picture, and how much.
+    /// Series and value of each bar.
     pub bars: Vec<(Series, f64)>,
-    /// A line across the row: a target.
+    /// Value at which a line crosses the row: a target.
     pub mark: Option<f64>,
 }
 
@@ -50,7 +50,7 @@ pub struct Panel {
     pub title: String,
     pub rows: Vec<Row>,
     pub scale: Scale,
-    /// How values are written.
+    /// Function that formats values.
     pub show: fn(f64) -> String,
 }
 
@@ -59,7 +59,7 @@ pub struct Picture {
     pub title: String,
     pub subtitle: String,
     pub panels: Vec<Panel>,
-    /// Panels beside each other.
+    /// Number of panels side by side.
     pub columns: usize,
 }
 
@@ -76,7 +76,7 @@ const STYLE: &str = "text{font-family:system-ui,-apple-system,'Segoe UI',Helveti
     .label{font-size:12.5px}.value{font-size:11.5px;fill:#3c4957}";
 
 impl Picture {
-    /// The whole picture, a document of its own.
+    /// The whole picture as an SVG document.
     #[must_use]
     pub fn svg(&self) -> String {
         let columns = self.columns.clamp(1, self.panels.len().max(1));
@@ -112,7 +112,7 @@ impl Picture {
         ALL.into_iter().filter(move |series| rows().any(|row| row.bars.iter().any(|(one, _)| one == series)))
     }
 
-    /// At the right, on the title's line.
+    /// Draws the legend at the right end of the title's line.
     fn legend(&self, svg: &mut String, width: f64) {
         let mut right = width - MARGIN;
         for Series { name, colour } in self.series().rev() {
@@ -139,7 +139,7 @@ impl Row {
         BAR_HEIGHT * self.bars.len() as f64 + ROW_GAP
     }
 
-    /// `scale`: the length of a bar of 1.
+    /// Draws the row. `scale` is the length of a bar of value 1.
     fn draw(&self, svg: &mut String, left: f64, top: f64, scale: f64, show: fn(f64) -> String) {
         let bars_height = self.height() - ROW_GAP;
         let _ = writeln!(
@@ -206,7 +206,7 @@ impl Panel {
     }
 }
 
-/// Text for SVG and HTML.
+/// Escapes text for SVG and HTML.
 #[must_use]
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
@@ -223,7 +223,7 @@ mod tests {
         Picture { title: "x".to_owned(), subtitle: String::new(), panels: vec![panel], columns: 2 }
     }
 
-    /// Every tag that opens closes, in order.
+    /// Checks that every tag that opens also closes, in order.
     fn assert_balanced(svg: &str) {
         let mut open = Vec::new();
         for tag in svg.split('<').skip(1) {

@@ -1,17 +1,17 @@
-//! A page of its own: headings, tables and inline pictures, nothing loaded from anywhere.
+//! A self-contained page: headings, tables and inline pictures. It loads nothing.
 
 use std::fmt::Write as _;
 
 use super::chart::escape;
 
-/// A page that grows from the top.
+/// A page that parts are appended to.
 #[derive(Debug, Clone)]
 pub struct Page {
     title: String,
     body: String,
 }
 
-/// How a cell looks.
+/// Appearance of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Look {
     #[default]
@@ -42,7 +42,7 @@ impl Page {
         let _ = writeln!(self.body, "<p>{}</p>", escape(text));
     }
 
-    /// Takes SVG as it is.
+    /// Adds SVG without escaping it.
     pub fn picture(&mut self, svg: &str) {
         let _ = writeln!(self.body, "<figure style=\"margin:1em 0\">{svg}</figure>");
     }

@@ -1,11 +1,11 @@
-//! Numbers as people read them.
+//! Numbers formatted for people.
 
 use serde::Serialize;
 
-/// What a number counts.
+/// Unit of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Unit {
-    /// Microseconds of a core, for one response.
+    /// Microseconds of a core per response.
     #[serde(rename = "us/response")]
     MicrosecondsPerResponse,
     #[serde(rename = "us")]
@@ -16,7 +16,7 @@ pub enum Unit {
     BytesPerResponse,
     #[serde(rename = "KiB/s")]
     KibibytesPerSecond,
-    /// A part of the body's bytes, 0 to 1.
+    /// Fraction of the body's bytes, 0 to 1.
     #[serde(rename = "of the body")]
     OfTheBody,
 }
@@ -41,7 +41,7 @@ impl std::fmt::Display for Unit {
     }
 }
 
-/// Three significant digits, thousands apart: `0.12`, `3.45`, `67.8`, `1,234`.
+/// Formats a number with three significant digits and separated thousands: `0.12`, `3.45`, `67.8`, `1,234`.
 #[must_use]
 pub fn plain(value: f64) -> String {
     match value.abs() {
@@ -53,13 +53,13 @@ pub fn plain(value: f64) -> String {
     }
 }
 
-/// `0.12 us`, `1,234 us`.
+/// Formats microseconds: `0.12 us`, `1,234 us`.
 #[must_use]
 pub fn microseconds(value: f64) -> String {
     format!("{} us", plain(value))
 }
 
-/// A count in full, thousands apart.
+/// Formats a whole count, with separated thousands.
 #[must_use]
 pub fn count(value: u64) -> String {
     thousands(i64::try_from(value).unwrap_or(i64::MAX))
@@ -77,7 +77,7 @@ fn thousands(value: i64) -> String {
     if value < 0 { format!("-{text}") } else { text }
 }
 
-/// `512 B`, `64.0 KiB`, `1.50 MiB`.
+/// Formats a number of bytes: `512 B`, `64.0 KiB`, `1.50 MiB`.
 #[must_use]
 pub fn bytes(count: f64) -> String {
     if !count.is_finite() {
@@ -96,7 +96,7 @@ pub fn bytes(count: f64) -> String {
     }
 }
 
-/// `16k`, `1m`: as bodies are called in paths and cases.
+/// Name of a body's size in paths and cases: `16k`, `1m`.
 #[must_use]
 pub fn size_name(bytes: u64) -> String {
     match bytes {

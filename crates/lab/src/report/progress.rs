@@ -1,4 +1,4 @@
-//! One line of what is going on, on standard error: rewritten in place at a terminal, else one line a step.
+//! Progress on standard error: one line that is rewritten in place at a terminal, or else one line per step.
 
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
@@ -20,13 +20,13 @@ impl Progress {
         Self { begin: Instant::now(), paint: Paint::of(&stderr), terminal: stderr.is_terminal() }
     }
 
-    /// Seconds since it began.
+    /// Seconds since the progress began.
     #[must_use]
     pub fn seconds(&self) -> f64 {
         self.begin.elapsed().as_secs_f64()
     }
 
-    /// Says what begins now.
+    /// Prints what begins now.
     pub fn step(&self, what: &str) {
         let (before, after) = if self.terminal { ("\r\x1b[2K", "") } else { ("", "\n") };
         let time = self.paint.dim(&format!("{:5.1} s", self.seconds()));
@@ -34,7 +34,7 @@ impl Progress {
         let _ = std::io::stderr().flush();
     }
 
-    /// Says what was found, and keeps it.
+    /// Prints a result, and keeps its line.
     pub fn done(&self, what: &str) {
         self.step(what);
         if self.terminal {
@@ -42,7 +42,7 @@ impl Progress {
         }
     }
 
-    /// Takes the last step's line away, before other output.
+    /// Removes the last step's line, before other output.
     pub fn clear(&self) {
         if self.terminal {
             let _ = write!(std::io::stderr(), "\r\x1b[2K");

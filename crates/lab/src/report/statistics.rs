@@ -1,4 +1,4 @@
-//! The middle and the spread of a few runs.
+//! Median and spread of a few runs.
 
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ impl Sample {
         self.0.push(value);
     }
 
-    /// The middle one, or the mean of the middle two; NaN of none.
+    /// The middle value, or the mean of the middle two; NaN for an empty sample.
     #[must_use]
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
@@ -24,13 +24,13 @@ impl Sample {
         }
     }
 
-    /// Each value's ratio to the one of `others` that was measured beside it.
+    /// Ratio of each value to the value of `others` from the same round.
     #[must_use]
     pub fn ratios_to(&self, others: &Self) -> Self {
         self.0.iter().zip(&others.0).map(|(own, other)| own / other).collect()
     }
 
-    /// The distance from lowest to highest, as a part of the median.
+    /// Distance from the lowest to the highest value, as a fraction of the median.
     #[must_use]
     pub fn spread(&self) -> f64 {
         let low = self.0.iter().copied().fold(f64::INFINITY, f64::min);

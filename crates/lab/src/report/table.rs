@@ -1,4 +1,4 @@
-//! Tables for a terminal, with colour where that is wanted (https://no-color.org).
+//! Tables for a terminal, with colours where they are wanted (https://no-color.org).
 
 use std::fmt::Write as _;
 use std::io::IsTerminal;
@@ -8,7 +8,7 @@ use std::io::IsTerminal;
 pub struct Paint(bool);
 
 impl Paint {
-    /// Colour at a terminal, unless `NO_COLOR` is set to anything.
+    /// Colours at a terminal, unless `NO_COLOR` is set and not empty.
     #[must_use]
     pub fn of(stream: &impl IsTerminal) -> Self {
         let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -50,7 +50,7 @@ impl Paint {
     }
 }
 
-/// Which side a column's cells keep to.
+/// Alignment of a column's cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Align {
     Left,
@@ -70,7 +70,7 @@ impl Table {
         Self { columns: columns.iter().map(|(name, align)| ((*name).to_owned(), *align)).collect(), rows: Vec::new() }
     }
 
-    /// Adds a row; cells may hold colours.
+    /// Adds a row; cells may contain colours.
     ///
     /// # Panics
     /// When it has more or fewer cells than the table has columns.
@@ -104,7 +104,7 @@ impl Table {
     }
 }
 
-/// Characters that take a place: not those of a colour's escape sequence.
+/// Number of characters that take up space: those of a colour's escape sequence do not.
 fn width(text: &str) -> usize {
     let mut in_escape = false;
     let shown = text.chars().filter(|&c| {

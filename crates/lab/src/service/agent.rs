@@ -1,4 +1,4 @@
-//! One host's `shuntd`.
+//! The `shuntd` of one host.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -16,12 +16,12 @@ use crate::host::{Family, Host, Role};
 use crate::process::Process;
 use shunt_testbed::LabId;
 
-/// The port that agents listen at.
+/// Port at which agents listen for other agents.
 const PORT: u16 = 7440;
 
-/// Long enough for a dialer that lost the race with its listener to try again.
+/// Longest wait for sessions: a dialer that was faster than its peer's listener has time to try again.
 const PEERS_LIMIT: Duration = Duration::from_secs(60);
-/// For an agent's answer, on a machine that has other things to do.
+/// Longest wait for an agent's answer, on a machine that also does other work.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(super) struct Agent<'lab> {
     host: &'lab Host,
     program: PathBuf,
     config: PathBuf,
-    /// `None` only while it ends.
+    /// `None` after the agent was killed, and while it ends.
     process: Option<Process>,
     debug: bool,
 }
@@ -81,7 +81,7 @@ impl<'lab> Agent<'lab> {
     }
 
     pub(super) fn kill(&mut self) {
-        self.process = None; // dropping it is SIGKILL
+        self.process = None; // dropping a process kills it (SIGKILL)
     }
 
     pub(super) fn restart(&mut self) -> Result<()> {
@@ -89,7 +89,7 @@ impl<'lab> Agent<'lab> {
         Ok(())
     }
 
-    /// The last lines of its log.
+    /// The last lines of the agent's log.
     pub(super) fn log_end(&self) -> String {
         self.process.as_ref().map(Process::log_end).unwrap_or_default()
     }
@@ -98,12 +98,12 @@ impl<'lab> Agent<'lab> {
         self.process.as_mut().map_or(Ok(()), Process::check_running)
     }
 
-    /// Whether it answers and is connected to every peer.
+    /// Whether the agent answers and is connected to every peer.
     pub(super) fn has_peers(&self) -> bool {
         self.stats().is_ok_and(|stats| stats.all_peers_up())
     }
 
-    /// Waits until it answers and is connected to every peer.
+    /// Waits until the agent answers and is connected to every peer.
     pub(super) fn wait_for_peers(&mut self) -> Result<()> {
         let deadline = Instant::now() + PEERS_LIMIT;
         loop {
@@ -126,7 +126,7 @@ impl Drop for Agent<'_> {
         if let Some(process) = self.process.take() {
             let _ = process.stop();
         }
-        // What it loaded outlives it by design; the watchdog removes the pins if this fails.
+        // What the agent has loaded outlives it by design. If this fails, the watchdog removes the pins.
         let mut detach = self.command();
         detach.arg("--detach");
         let _ = self.host.output(detach);
@@ -154,7 +154,7 @@ fn configuration(lab: &LabId, host: &Host, peers: &[&Host], options: &Options) -
         settings.agent,
     );
     if !settings.agent.contains("drain") {
-        text.insert_str(0, "drain = \"0s\"\n"); // what ends a lab is in no hurry to be whole
+        text.insert_str(0, "drain = \"0s\"\n"); // when a lab ends, nothing under way has to complete
     }
     for peer in peers {
         let speaks_for =
@@ -167,7 +167,7 @@ fn configuration(lab: &LabId, host: &Host, peers: &[&Host], options: &Options) -
     Ok(text)
 }
 
-/// A certificate of the lab's own authority, and where an agent finds it.
+/// Issues a certificate of the lab's authority. Returns the `[tls]` section by which an agent finds it.
 fn credentials(lab: &LabId, name: &str) -> Result<String> {
     let directory = lab.dir().join("ca");
     let authority = match Authority::create(&directory) {

@@ -1,4 +1,4 @@
-//! Asking an agent for its counters, as `shunt stats` does (`SHUNT_MSG_STATS` of include/shunt.h).
+//! Asks an agent for its counters, as `shunt stats` does (`SHUNT_MSG_STATS` of include/shunt.h).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,20 +12,20 @@ use serde_json::Value;
 use shunt_wire::local::{Ended, Header, Reason, kind};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// An answer is one packet of at most this size.
+/// Largest answer in bytes. An answer is one packet.
 const ANSWER_BYTES: usize = 64 << 10;
 
-/// An agent answers at once; one that does not is stuck.
+/// Longest wait for an answer. An agent answers at once; one that does not is stuck.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
-/// What an agent counted: the JSON that it answers with.
+/// Counters of an agent: the JSON that it answers with.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stats(pub Value);
 
-/// Asks the agent that listens at `socket`.
+/// Asks the agent that listens at `socket` for its counters.
 ///
 /// # Errors
-/// When nobody listens there, or no answer comes.
+/// When no agent listens there, or no answer comes.
 pub fn agent_stats(socket: &Path) -> Result<Stats> {
     agent_stats_within(socket, ANSWER_LIMIT)
 }
@@ -40,7 +40,7 @@ pub(super) fn agent_stats_within(socket: &Path, limit: Duration) -> Result<Stats
     let ask = || -> Result<Stats> {
         let agent = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         set_socket_timeout(&agent, Timeout::Recv, Some(limit))?;
-        // That of connect(2), too: it waits where nobody accepts.
+        // The send timeout also limits connect(2), which waits where nobody accepts.
         set_socket_timeout(&agent, Timeout::Send, Some(limit))?;
         rustix::net::connect(&agent, &SocketAddrUnix::new(socket)?).map_err(|errno| match errno {
             Errno::ACCESS => {
@@ -51,15 +51,15 @@ pub(super) fn agent_stats_within(socket: &Path, limit: Duration) -> Result<Stats
         })?;
         let request = Header { kind: kind::STATS, size: size_of::<Header>() as u32 };
         match rustix::net::send(&agent, request.as_bytes(), SendFlags::NOSIGNAL) {
-            Err(Errno::PIPE) => {} // it has refused and closed before: its answer is there
+            Err(Errno::PIPE) => {} // the agent has refused and closed already; its answer can be received
             sent => drop(sent.context("asking")?),
         }
         let mut answer = vec![0; ANSWER_BYTES];
-        // Where a timeout is set, EINTR is also of a process that was stopped and goes on (signal(7)).
+        // With a timeout set, recv(2) also fails with EINTR when a stopped process continues (signal(7)).
         let mut receive =
             || rustix::io::retry_on_intr(|| rustix::net::recv(&agent, &mut answer[..], RecvFlags::empty()));
         let received = match receive() {
-            Err(Errno::CONNRESET) => receive(), // it has closed with the question unread: its answer comes next
+            Err(Errno::CONNRESET) => receive(), // the request was not read; the answer comes next
             received => received,
         };
         let (length, _) = received.map_err(|errno| match errno {
@@ -90,14 +90,14 @@ impl Stats {
         }
     }
 
-    /// Whether it has peers and is connected to each.
+    /// Whether the agent has peers and is connected to each of them.
     #[must_use]
     pub fn all_peers_up(&self) -> bool {
         let peers = self.0["peers"].as_array().map(Vec::as_slice).unwrap_or_default();
         !peers.is_empty() && peers.iter().all(|peer| peer["up"] == Value::Bool(true))
     }
 
-    /// A counter by its path, such as `servers.shortcuts`; 0 where there is none.
+    /// The counter at a path, such as `servers.shortcuts`; 0 where there is none.
     #[must_use]
     pub fn count(&self, path: &str) -> u64 {
         path.split('.').fold(&self.0, |value, key| &value[key]).as_u64().unwrap_or(0)
@@ -111,7 +111,7 @@ impl Stats {
         flat
     }
 
-    /// Counters below `path` (`servers`; empty: all) that are not 0, in one line.
+    /// Counters below `path` (such as `servers`; empty means all) that are not 0, in one line.
     #[must_use]
     pub fn under(&self, path: &str) -> String {
         let below = |name: &str| path.is_empty() || name.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
@@ -120,7 +120,8 @@ impl Stats {
         if counted.is_empty() { "nothing counted".into() } else { counted.join(", ") }
     }
 
-    /// The counters under `prefix` (`servers.`) that grew since `start`, by their names without it.
+    /// Growth of the counters below `prefix` (such as `servers.`) since `start`, by their names without the prefix.
+    /// Counters that have not grown are left out.
     #[must_use]
     pub fn grown(&self, start: &Self, prefix: &str) -> BTreeMap<String, u64> {
         let before = start.flat();
@@ -131,7 +132,7 @@ impl Stats {
         grown.filter(|(_, growth)| *growth > 0).collect()
     }
 
-    /// Counter by counter, the sum with another agent's; everything else is left out.
+    /// Sum of two agents' counters, counter by counter. Everything else is left out.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         Self(sum(&self.0, &other.0))
@@ -186,7 +187,7 @@ mod tests {
         rustix::net::bind(&agent, &SocketAddrUnix::new(&socket).unwrap()).unwrap();
         rustix::net::listen(&agent, 0).unwrap();
         let ask = || format!("{:#}", agent_stats_within(&socket, Duration::from_millis(10)).unwrap_err());
-        // The first is queued and waits for an answer; the second finds the queue full.
+        // The first request is queued and waits for an answer; the second finds the queue full.
         for said in [ask(), ask()] {
             assert!(said.contains("does not answer") && said.contains("restart shuntd"), "{said}");
         }

@@ -1,4 +1,4 @@
-//! On-demand buffers in a lab: each host's agent has a store, and programs run under `shunt run`.
+//! On-demand buffers in a lab: the agent of each host has a store, and programs run under `shunt run`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,38 +8,39 @@ use anyhow::Result;
 use super::shunt_program;
 use crate::host::Host;
 
-/// How programs run under `shunt run`.
+/// Options of `shunt run`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OnDemand {
-    /// Their buffers begin elsewhere than at a page.
+    /// The programs' buffers begin elsewhere than at a page.
     pub unaligned: bool,
-    /// A program ends that takes the library's locks out of their order.
+    /// A program that takes the library's locks out of order is ended.
     pub checks_locks: bool,
 }
 
-/// Where a host's programs find its store.
+/// Socket of a host's store, at which the host's programs find it.
 fn socket(host: &Host) -> PathBuf {
     host.dir().join("store.sock")
 }
 
-/// What the host's agent is told.
+/// The `[store]` section for the configuration of the host's agent.
 pub(super) fn section(host: &Host) -> String {
     format!("[store]\nsocket = \"{}\"\nusers = [\"www-data\", \"nobody\"]\n", socket(host).display())
 }
 
 impl OnDemand {
-    /// As in tests.
+    /// Options for tests: the order of locks is checked.
     pub const CHECKED: Self = Self { unaligned: false, checks_locks: true };
 
-    /// The same, with the program that was built.
+    /// Command that starts a program on a host under the `shunt run` that was built. The program's name and arguments
+    /// follow.
     ///
     /// # Errors
-    /// When it is not.
+    /// When `shunt` was not built.
     pub fn command(self, host: &Host) -> Result<Command> {
         Ok(self.launcher(host, &shunt_program()?))
     }
 
-    /// What starts a program on a host: its name and arguments follow.
+    /// Command that starts a program on a host under `shunt run`. The program's name and arguments follow.
     pub(super) fn launcher(self, host: &Host, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.arg("run").arg("--store").arg(socket(host));

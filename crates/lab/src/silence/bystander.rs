@@ -1,4 +1,4 @@
-//! A client that has nothing to do with what is silent: it asks again and again, and notes how long it waits.
+//! A client that the silence does not concern: it asks again and again, and notes its longest wait.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,22 +10,22 @@ use crate::answer::Ending;
 use crate::faults::{Client, QUEUED_FILE};
 use crate::host::Host;
 
-/// A wait of which nothing more is to be learnt.
+/// Longest wait that is measured.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two responses: it is no load.
+/// Pause between two responses, so that bystanders are no load.
 const PAUSE: Duration = Duration::from_millis(20);
-/// On one connection; the next are asked for on another, as by new clients.
+/// Number of responses on one connection. The next ones come on another, as for new clients.
 const RESPONSES_EACH: usize = 5;
 
-/// What a bystander saw.
+/// Results of a bystander.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Seen {
     pub(super) responses: u64,
-    /// Longest time without a byte: to connect, to the first one, and between two.
+    /// Longest time without a byte: while connecting, before the first byte, and between two bytes.
     pub(super) worst: Duration,
 }
 
-/// Downloads below `prefix` until it is over; each response is to be whole.
+/// Downloads below `prefix` until `over`. Each response must be whole.
 pub(super) fn stand_by(client: &Host, server: SocketAddr, prefix: &str, over: &AtomicBool) -> Result<Seen> {
     let mut seen = Seen::default();
     let (file, size) = QUEUED_FILE;

@@ -1,4 +1,4 @@
-//! `shunt bench silence`.
+//! `shunt bench silence`: its arguments and its report.
 
 use std::path::PathBuf;
 
@@ -40,7 +40,7 @@ struct Report<'a> {
 }
 
 impl Silence {
-    /// Runs the rows and prints the table: whether all was well.
+    /// Runs the rows and prints the table. Returns whether all was well.
     ///
     /// # Errors
     /// When no row matches, or the lab cannot be built.
@@ -60,7 +60,7 @@ impl Silence {
     }
 }
 
-/// Runs rows one after the other, each on a service that works.
+/// Runs rows one after another, each on a service that works.
 ///
 /// # Errors
 /// When the lab cannot be built.
@@ -78,7 +78,7 @@ pub fn run_rows(rows: &[(Part, Manner)], pace: Pace, progress: &Progress) -> Res
             let good = outcome.is_good();
             outcomes.push(outcome);
             if !good {
-                // What a row left behind is not the next one's.
+                // The next row gets a new lab, because this one may have left something behind.
                 break;
             }
         }
@@ -113,7 +113,7 @@ fn show(outcomes: &[Outcome], paint: Paint) -> String {
     format!("{}\n{good} of {} rows are as they are to be.\n", table.show(paint), outcomes.len())
 }
 
-/// The rows whose names match one of the globs; all where there is none.
+/// Rows whose names match one of the globs; all rows where there is no glob.
 fn choose(globs: &[String]) -> Result<Vec<(Part, Manner)>> {
     let all: Vec<_> = Part::ALL.into_iter().flat_map(|part| Manner::ALL.map(move |manner| (part, manner))).collect();
     if globs.is_empty() {

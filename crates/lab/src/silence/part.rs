@@ -10,39 +10,39 @@ use crate::faults::{Bed, DISK};
 use crate::host::Host;
 use crate::lab::Lab;
 
-/// Who goes silent.
+/// Part of the service that goes silent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     /// The backend's nginx.
     Backend,
     BackendAgent,
     FrontendAgent,
-    /// The disk of the file that is sent.
+    /// The disk with the file that is sent.
     Disk,
-    /// Between the backend and everybody else.
+    /// The link between the backend and all other hosts.
     Link,
     Intermediate,
-    /// With on-demand buffers: the program that has made the body.
+    /// With on-demand buffers: the program that has produced the body.
     Holder,
-    /// The agent of its machine, in whose store the body is.
+    /// The agent of the holder's machine, whose store has the body.
     HolderStore,
-    /// Between its machine and everybody else.
+    /// The link between the holder's machine and all other hosts.
     HolderMachine,
     /// The agent of a machine whose programs only pass references on.
     MiddleStore,
     MiddleMachine,
-    /// The agent of the machine where bodies are fetched.
+    /// The agent of the machine that fetches bodies.
     ReaderStore,
 }
 
-/// How it goes silent.
+/// Manner in which a part goes silent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Manner {
     /// It does nothing: SIGSTOP, a pulled cable, a disk that does not answer.
     Stopped,
-    /// What is sent to it or by it vanishes.
+    /// Everything that is sent to it or by it is lost.
     Blackholed,
-    /// It has its turn now and then.
+    /// It works only for short moments.
     Slow,
 }
 
@@ -80,7 +80,7 @@ impl Part {
         }
     }
 
-    /// Whether its service is one of programs that nobody has changed, under `shunt run`.
+    /// Whether the part belongs to a service of unmodified programs under `shunt run`.
     pub(super) fn is_on_demand(self) -> bool {
         self >= Self::Holder
     }
@@ -102,19 +102,20 @@ impl Part {
         }
     }
 
-    /// Below which path the concerned clients ask.
+    /// Path prefix at which the concerned clients ask.
     pub(super) fn prefix(self) -> String {
         if self == Self::Disk { format!("/t/{DISK}/") } else { "/t/".to_owned() }
     }
 
-    /// Where bystanders ask, and who answers them.
+    /// Path prefixes at which bystanders ask.
     pub(super) fn bystanders(self, manner: Manner) -> &'static [&'static str] {
         match (self, manner) {
-            // A file that cannot be opened stops nginx's worker, with Shunt and without; one that cannot be read does not.
+            // A file that cannot be opened stops nginx's worker, with Shunt and without. A file that cannot be read
+            // does not.
             (Self::Disk, Manner::Stopped | Manner::Slow) => &["/t/", "/other/", "/plain/"],
-            // What this frontend hands off goes through its agent.
+            // Everything that this frontend hands off goes through its agent.
             (Self::FrontendAgent, _) => &["/plain/"],
-            // The bodies that this frontend fetches come by its agent.
+            // Bodies that this frontend fetches come through its agent.
             (Self::ReaderStore, _) => &["/own/"],
             _ if self.is_on_demand() => &["/other/", "/own/"],
             _ => &["/other/", "/plain/"],
@@ -135,12 +136,12 @@ impl Manner {
     }
 }
 
-/// The port on the service network, where backends have their only one.
+/// A host's port on the service network. Backends have no other.
 const PORT: &str = "service0";
 const AGENTS_PORT: u16 = 7440;
 const SERVERS_PORT: u16 = 80;
 
-/// How one part is made silent in one manner.
+/// Means of making a part silent in one manner.
 pub(super) enum Switch<'a> {
     /// Every process of a group is stopped.
     Group(Pid),
@@ -154,6 +155,8 @@ pub(super) enum Switch<'a> {
 }
 
 impl<'a> Switch<'a> {
+    /// Chooses the means for a part and a manner.
+    ///
     /// # Errors
     /// When the part does not run.
     pub(super) fn of(part: Part, manner: Manner, bed: &'a mut Bed<'_>) -> Result<Self> {
@@ -180,7 +183,7 @@ impl<'a> Switch<'a> {
         })
     }
 
-    /// Makes it silent, or has it speak again.
+    /// Makes the part silent, or ends the silence.
     pub(super) fn silence(&self, silent: bool) -> Result<()> {
         match self {
             Self::Group(group) => {
@@ -200,7 +203,7 @@ impl<'a> Switch<'a> {
         }
     }
 
-    /// Whether it is slow by itself and needs no turns.
+    /// Whether the part is slow by itself, so that its silence need not be switched on and off.
     pub(super) fn is_slow(&self) -> bool {
         matches!(self, Self::Disk(..))
     }

@@ -1,4 +1,4 @@
-//! One row: clients that are concerned, bystanders that are not, and the silence.
+//! One row: clients that the silence concerns, bystanders that it does not concern, and the silence.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,33 +13,34 @@ use crate::answer::Ending;
 use crate::faults::{Bed, Client, LONG_FILE, QUEUED_FILE};
 use crate::pace::Pace;
 
-/// The silence lasts so long: longer than every bound of somebody who waits for it.
+/// Duration of the silence: longer than every bound of a client that waits for it.
 pub(super) const SILENCE: Duration = Duration::from_secs(8);
-/// What is slow does nothing for the one and works for the other, again and again.
+/// Times for which a slow part is silent and then works, again and again.
 const TURNS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(20));
-/// From the beginning of the silence to the request of the client that asks then.
+/// Time from the beginning of the silence to the request of the second client.
 const ASKS_AFTER: Duration = Duration::from_millis(300);
-/// Where a machine is slow, so many others ask then, too: a program that waited for each of them would come to nobody else.
+/// Number of other clients that also ask where a machine is slow. A program that waited for each of them would serve no
+/// others.
 const CROWD: usize = 8;
-/// Nobody waits for so long.
+/// Longest wait for a response.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// Small, so that most of the payload is not sent when the silence begins.
+/// Receive buffer in bytes: small, so that most of the payload is not sent when the silence begins.
 const RECEIVE_BUFFER: usize = 32 << 10;
 const READ_BYTES: u64 = 256 << 10;
 
-/// What a row showed.
+/// Results of a row.
 #[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
     pub part: &'static str,
     pub manner: &'static str,
-    /// How the response in mid-payload ended, and seconds since the silence began.
+    /// Ending of the response in mid-payload, and seconds since the silence began.
     pub under_way: (String, f64),
-    /// How the response ended that was asked for then, and after how many seconds.
+    /// Ending of the response that was asked for during the silence, and seconds since its request.
     pub asks: (String, f64),
-    /// The bystanders' longest wait, in seconds, and how many responses they had.
+    /// Longest wait of the bystanders in seconds, and the number of their responses.
     pub bystander_seconds: f64,
     pub bystander_responses: u64,
-    /// What is otherwise than it is to be, in words.
+    /// Everything that is not as expected, in words.
     pub found: Vec<String>,
 }
 
@@ -62,7 +63,7 @@ impl Outcome {
     }
 }
 
-/// Runs it on a service that works, and has that work again.
+/// Runs a row on a service that works, and waits until it works again.
 pub(super) fn run(bed: &mut Bed<'_>, part: Part, manner: Manner, pace: Pace) -> Result<Outcome> {
     let (client, server, prefix) = (bed.lab().client(), bed.server(), part.prefix());
     if part == Part::Disk {
@@ -120,7 +121,7 @@ pub(super) fn run(bed: &mut Bed<'_>, part: Part, manner: Manner, pace: Pace) -> 
 
 type End = (Ending, f64);
 
-/// Takes the two clients that are concerned through the silence, and others that have to end, however that is.
+/// Takes the two concerned clients through the silence, and `crowd` others. The others must end, in any manner.
 fn concerned(
     switch: &Switch<'_>,
     manner: Manner,
@@ -160,7 +161,7 @@ fn concerned(
     })
 }
 
-/// Makes the part silent for its time, whatever happens.
+/// Makes the part silent for [`SILENCE`]. Ends the silence in any case.
 fn keep_silent(switch: &Switch<'_>, manner: Manner) -> Result<()> {
     let end = Instant::now() + SILENCE;
     let quiet = || -> Result<()> {
@@ -175,7 +176,7 @@ fn keep_silent(switch: &Switch<'_>, manner: Manner) -> Result<()> {
             switch.silence(false)?;
             std::thread::sleep(TURNS.1);
         }
-        // As it is when it ends below.
+        // Silent once more, because the silence is ended below.
         switch.silence(true)
     };
     let quiet = quiet();

@@ -1,11 +1,11 @@
 //! The service of the rows about on-demand buffers: unmodified nginx on every tier, under `shunt run`.
 //!
 //! ```text
-//!  client --- reader --- middle --- holder      /t/...      the way that meets the silence
-//!               | \----------------- backend2    /other/...  a bystander whose body another store has
-//!               \--- a file of its own           /own/...    one whose body no other machine has
+//!  client --- reader --- middle --- holder      /t/...      the path that meets the silence
+//!               | \----------------- backend2    /other/...  a bystander whose body is in another store
+//!               \--- a local file                /own/...    a bystander whose body is on no other machine
 //! ```
-//! No machine sends in the reader's name: it fetches every body that it writes to a client.
+//! No machine sends in the reader's name, so the reader fetches every body that it writes to a client.
 
 use anyhow::Result;
 
@@ -14,14 +14,15 @@ use crate::host::Host;
 use crate::lab::Lab;
 use crate::service::{OnDemand, Options, Settings};
 
-/// Starts it, with the hosts, files and timeouts of the other rows.
+/// Starts this service, with the hosts, files and timeouts of the other rows.
 pub(super) fn start(lab: &Lab) -> Result<Bed<'_>> {
     let nginx_text: Option<fn(&Host, String) -> String> = Some(with_short_connections);
     let settings = Settings { speaks_for: Some(""), locations: Some(locations), nginx_text, ..settings() };
     Bed::start_with(lab, files(), Options { on_demand: Some(OnDemand::default()), settings, ..Options::default() })
 }
 
-/// A connection that is made while there is no session takes no references as long as it is open: so none is open for long.
+/// Limits the requests per connection. A connection that is made while there is no session takes no references as long
+/// as it is open, so none may stay open for long.
 fn with_short_connections(_: &Host, text: String) -> String {
     text.replace("keepalive_requests 1000000000;", "keepalive_requests 20;")
 }

@@ -1,4 +1,4 @@
-//! The table: until when each client that is concerned has its end, and what bystanders wait.
+//! The table: bounds for the response of each concerned client, and for the wait of bystanders.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -7,42 +7,43 @@ use super::part::{Manner, Part};
 use crate::answer::Ending;
 use crate::pace::Pace;
 
-/// The longest wait of a bystander, in every row.
+/// Longest allowed wait of a bystander, in every row.
 pub const BYSTANDER_BOUND: Duration = Duration::from_secs(1);
 
-/// How a concerned client's response may end.
+/// Allowed endings of a concerned client's response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ends {
-    /// With every byte.
+    /// Whole, with every byte.
     Whole,
-    /// With every byte, or visibly not: an error, a reset.
+    /// Whole, or visibly not whole: an error, a reset.
     WholeOrVisiblyNot,
 }
 
-/// A bound of one client.
+/// Bound for the response of one client.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bound {
     pub(super) ends: Ends,
     pub(super) within: Duration,
 }
 
-/// What a row is to be.
+/// Expectations of a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Expected {
-    /// Of the client in mid-payload when the silence begins.
+    /// Bound for the client in mid-payload when the silence begins.
     pub(super) under_way: Bound,
-    /// Of the one that asks afterwards.
+    /// Bound for the client that asks afterwards.
     pub(super) asks: Bound,
 }
 
-/// Nothing is waited for, on a machine that does other work.
+/// Bound where nothing waits, on a machine that also does other work.
 const SOON: Duration = Duration::from_secs(4);
-/// A stopped or dead agent of the frontend costs a download 5 s at most; the rest is the download.
+/// Bound where the frontend's agent is stopped or dead. That costs a download 5 s at most; the rest is the download
+/// itself.
 const AGENT: Duration = Duration::from_secs(7);
-/// A timeout decides that the bed sets to 3 s (`proxy_read_timeout`, `progress`, `send_timeout`), after four heartbeats
-/// or a connection that is not taken (2 s), and a quarter.
+/// Bound where a timeout decides, which the bed sets to 3 s (`proxy_read_timeout`, `progress`, `send_timeout`). It
+/// follows four heartbeats or a connection that is not accepted (2 s), and a quarter is added.
 const TIMEOUT: Duration = Duration::from_secs(7);
-/// The silence lasts [`super::row::SILENCE`]; what is slow goes on during it and ends after it.
+/// Bound where the silence of [`super::row::SILENCE`] decides: a slow part continues during it, and ends after it.
 const AFTERWARDS: Duration = Duration::from_secs(14);
 
 const fn whole(within: Duration) -> Bound {
@@ -55,7 +56,7 @@ const fn ended(within: Duration) -> Bound {
 
 pub(super) fn expected(part: Part, manner: Manner) -> Expected {
     let (under_way, asks) = match (part, manner) {
-        // A payload under way has no need of servers.
+        // A payload under way does not need servers.
         (Part::Backend | Part::Intermediate, Manner::Slow) => (whole(SOON), ended(AFTERWARDS)),
         (Part::Backend | Part::Intermediate, _) => (whole(SOON), ended(TIMEOUT)),
         (Part::BackendAgent, Manner::Slow) => (ended(AFTERWARDS), ended(AFTERWARDS)),
@@ -63,17 +64,17 @@ pub(super) fn expected(part: Part, manner: Manner) -> Expected {
         (Part::FrontendAgent, _) => (whole(AGENT), whole(AGENT)),
         (Part::Disk | Part::Link, Manner::Slow) => (ended(AFTERWARDS), ended(AFTERWARDS)),
         (Part::Disk | Part::Link, _) => (ended(TIMEOUT), ended(TIMEOUT)),
-        // References pass by it.
+        // References bypass this store.
         (Part::MiddleStore, _) => (whole(TIMEOUT), whole(TIMEOUT)),
         (_, Manner::Slow) => (ended(AFTERWARDS), ended(AFTERWARDS)),
-        // A second for each process that needs what is silent, or a timeout.
+        // A second for each process that needs the silent part, or a timeout.
         _ => (ended(TIMEOUT), ended(TIMEOUT)),
     };
     Expected { under_way, asks }
 }
 
 impl Bound {
-    /// What is wrong with a response that ended like this after so many seconds.
+    /// Says what is wrong with a response that ended like this after this many seconds, if anything is.
     pub(super) fn objection(&self, who: &str, ending: Ending, seconds: f64, pace: Pace) -> Option<String> {
         let good = match ending {
             Ending::Whole => true,
@@ -92,7 +93,7 @@ impl std::fmt::Display for Bound {
     }
 }
 
-/// The table as docs/silence.md has it.
+/// The table in the form of docs/silence.md.
 #[must_use]
 pub fn page() -> String {
     let heads = "| silent | how | in mid-payload | asks then | bystander waits | who is one |\n";

@@ -1,4 +1,5 @@
-//! One connection of the load: asks for one body after the other, reads them as its [`Life`] says, compares each byte.
+//! One connection of the load: asks for one body after another, reads them as its [`Life`] says, and compares each
+//! byte.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,43 +14,43 @@ use super::mix::{Abort, File, Life, Reader};
 use crate::answer::{Answer, Ending};
 use crate::http::get_request;
 
-/// What a slow reader takes at once.
+/// Size of a slow reader's reads, in bytes.
 const SLOW_PIECE: usize = 16 << 10;
-/// What a fast one takes before others have their turn.
+/// Number of a fast reader's reads before other connections have their turn.
 const FAST_PIECES: usize = 8;
 
-/// What a connection wants next.
+/// What a connection waits for next.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Wants {
-    /// To be told when there is something to read.
+    /// Data to read.
     Read,
-    /// To be left alone until then.
+    /// This time; until then it is left alone.
     Sleep(Instant),
     /// Nothing: its life is over.
     End,
 }
 
-/// How one response went.
+/// Result of one response.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Response {
     pub(super) way: Way,
     pub(super) size: u64,
     pub(super) ending: Ending,
-    /// When it was asked for; of a connection that was not made, when that was tried.
+    /// Time of its request, or of the attempt to connect where no connection was made.
     pub(super) asked: Instant,
-    /// When its connection was made.
+    /// Time when its connection was opened.
     pub(super) opened: Instant,
     pub(super) body_bytes: u64,
-    /// The response before it on its connection: how it came, and when it was asked for. The frontend may not have seen
-    /// yet that the client has all of it.
+    /// Response before it on the same connection: its path, and the time of its request. The frontend may not have seen
+    /// yet that the client has all of that response.
     pub(super) before: Option<(Way, Instant)>,
 }
 
-/// What a step of a connection came to.
+/// Results of a step of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Step {
     pub(super) done: Vec<Response>,
-    /// The client left before the end of a body of this size.
+    /// Size of the body before whose end the client left, if it did.
     pub(super) aborted: Option<u64>,
 }
 
@@ -69,13 +70,13 @@ pub(super) struct Connection {
     opened: Instant,
     asked: Instant,
     before: Option<(Way, Instant)>,
-    /// When the last byte came, or the request was written.
+    /// Time when the last byte came, or when the request was written.
     pub(super) heard: Instant,
     paused: bool,
 }
 
 impl Connection {
-    /// Begins to connect. To be called inside the client's host.
+    /// Begins to connect. Must be called inside the client's host.
     pub(super) fn open(server: SocketAddr, life: Life) -> Result<Self> {
         let family = if server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -94,7 +95,7 @@ impl Connection {
         Ok(Self { stream, server, life, state, request: 0, opened: now, asked: now, before, heard: now, paused: false })
     }
 
-    /// Goes on: after it was connected, readable, or has slept.
+    /// Continues after the connection was made, became readable, or has slept.
     pub(super) fn step(&mut self, files: &[File], buffer: &mut [u8], step: &mut Step) -> Result<Wants> {
         match &self.state {
             State::Connecting => {
@@ -108,12 +109,12 @@ impl Connection {
         }
     }
 
-    /// Whether it waits before its next request.
+    /// Whether it pauses before its next request.
     pub(super) fn is_thinking(&self) -> bool {
         matches!(self.state, State::Thinking)
     }
 
-    /// What to do with a connection on which nothing came for too long.
+    /// Ends a connection on which nothing came for too long.
     pub(super) fn give_up(&mut self, files: &[File], step: &mut Step) {
         let bytes = match &self.state {
             State::Reading(answer) => answer.body_bytes(),
@@ -128,7 +129,7 @@ impl Connection {
         let now = Instant::now();
         (self.asked, self.heard, self.paused) = (now, now, false);
         self.state = State::Reading(Answer::of(&files[file].name, files[file].size));
-        // A request is small, and there is room in an idle connection's buffer, unless the connection is gone.
+        // A request is small and the connection is idle, so its buffer has room, unless the connection is broken.
         match self.stream.write_all(get_request(self.server, &path, &[]).as_bytes()) {
             Ok(()) => Ok(Wants::Read),
             Err(_) => Ok(self.end(files, Ending::Unanswered, step)),
@@ -167,7 +168,7 @@ impl Connection {
         Ok(Wants::Read)
     }
 
-    /// Whether it leaves now.
+    /// Whether the client leaves now. For a reset, SO_LINGER is set before.
     fn aborts(&self, files: &[File]) -> bool {
         let (Some((request, part, kind)), State::Reading(answer)) = (self.life.abort, &self.state) else {
             return false;
@@ -180,7 +181,7 @@ impl Connection {
         leaves
     }
 
-    /// Until when it reads nothing.
+    /// Time until which the reader pauses, if it does.
     fn rests(&mut self) -> Option<Instant> {
         match self.life.reader {
             Reader::Fast => None,
@@ -193,7 +194,7 @@ impl Connection {
         }
     }
 
-    /// Notes how the present response ended, and goes on to the next.
+    /// Notes how the present response ended, and prepares the next request.
     fn end(&mut self, files: &[File], ending: Ending, step: &mut Step) -> Wants {
         let (second, file) = self.life.requests[self.request];
         let body_bytes = match &self.state {

@@ -1,4 +1,4 @@
-//! What happens to the service under the load, and which broken responses that explains.
+//! Disturbances of the service under load, and the broken responses that each explains.
 
 use std::time::{Duration, Instant};
 
@@ -9,16 +9,16 @@ use crate::answer::Ending;
 use crate::faults::{Bed, Fault};
 use crate::random::Random;
 
-/// After a disturbance, until the service has found together again: workers and agents look for each other after at
-/// most 5 seconds.
+/// Time after a disturbance until the service works again: workers and agents try to reach each other after at most 5
+/// seconds.
 const RECOVERY: Duration = Duration::from_secs(6);
 
-/// Which backend a response comes from, and how.
+/// Path of a response: its backend, and the tiers before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     /// The first backend, through the intermediate.
     First,
-    /// The second one, straight from the frontend.
+    /// The second backend, straight from the frontend.
     Second,
 }
 
@@ -27,7 +27,7 @@ impl Way {
         if second { Self::Second } else { Self::First }
     }
 
-    /// See [`Bed`].
+    /// Path prefix that leads to this backend, see [`Bed`].
     pub(super) fn prefix(self) -> &'static str {
         match self {
             Self::First => "/t/",
@@ -36,11 +36,11 @@ impl Way {
     }
 }
 
-/// How far disturbances go.
+/// Part of the service that is disturbed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reach {
     None,
-    /// The first backend and the intermediate: the other way goes on as if nothing were.
+    /// The first backend and the intermediate. The path to the second backend must not be affected.
     First,
     All,
 }
@@ -64,7 +64,7 @@ const FRONTEND: &[Fault] = &[
     Fault::FrontendCutBriefly,
 ];
 
-/// One that has been.
+/// A disturbance that has ended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Disturbance {
     pub(super) fault: Fault,
@@ -73,7 +73,7 @@ pub(super) struct Disturbance {
 }
 
 impl Disturbance {
-    /// Chooses one.
+    /// Chooses a random fault; `None` where nothing is disturbed.
     pub(super) fn choose(reach: Reach, random: &mut Random) -> Option<Fault> {
         let among: Vec<Fault> = match reach {
             Reach::None => return None,
@@ -83,7 +83,7 @@ impl Disturbance {
         Some(among[(random.next() % among.len() as u64) as usize])
     }
 
-    /// Brings it about and repairs it.
+    /// Injects a fault, waits, and repairs it.
     pub(super) fn make(fault: Fault, lasts: Duration, bed: &mut Bed<'_>) -> Result<Self> {
         let begin = Instant::now();
         fault.inject(bed).with_context(|| format!("injecting {}", fault.name()))?;
@@ -92,22 +92,22 @@ impl Disturbance {
         Ok(Self { fault, begin, end: Instant::now() })
     }
 
-    /// Whether responses of this way may break.
+    /// Whether responses on this path may break.
     fn breaks(&self, way: Way) -> bool {
         match self.fault {
-            // nginx lets its requests finish.
+            // On a reload, nginx lets its requests finish.
             Fault::BackendServerReloaded | Fault::FrontendServerReloaded => false,
             fault if FRONTEND.contains(&fault) => true,
             _ => way == Way::First,
         }
     }
 
-    /// Whether idle connections of clients may be closed.
+    /// Whether clients' idle connections may be closed.
     fn closes_idle(&self) -> bool {
         matches!(self.fault, Fault::FrontendServerReloaded | Fault::FrontendWorkerKilled)
     }
 
-    /// Whether a response that ended like this at `ended` is its doing.
+    /// Whether this disturbance explains a response that ended like this at `ended`.
     pub(super) fn explains(&self, response: &Response, ended: Instant) -> bool {
         let until = self.end + RECOVERY;
         let breaks = self.breaks(response.way) && response.asked <= until && self.begin <= ended;

@@ -1,4 +1,4 @@
-//! Memory and descriptors of every process of the service, and whether they stay as they are.
+//! Memory and descriptors of every process of the service, and whether they grow.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -6,12 +6,12 @@ use serde::Serialize;
 use crate::faults::ProcessUse;
 use crate::lab::Lab;
 
-/// Memory is flat where a process has at most so much more than before, and at most so many times as much: allocators
-/// keep what they once had, and a process of 10 MiB has a few pages more today than yesterday.
+/// Allowed growth of a process's memory: it may exceed one of these limits, but not both. Allocators keep what they
+/// once had, and a process of 10 MiB may have a few pages more later.
 const MEMORY_GROWTH_KIB: u64 = 4 << 10;
 const MEMORY_GROWTH: f64 = 1.25;
 
-/// Every process of the service, at one time.
+/// All processes of the service, at one time.
 #[derive(Debug, Clone, Serialize)]
 #[serde(transparent)]
 pub(super) struct Health(pub(super) Vec<ProcessUse>);
@@ -22,13 +22,13 @@ impl Health {
         Ok(Self(of_hosts.into_iter().flatten().collect()))
     }
 
-    /// What of the processes that have lived since `before` is not flat, in words.
+    /// Describes the growth of processes that have lived since `before`.
     pub(super) fn growth_since(&self, before: &Self) -> Vec<String> {
         let pairs = self.0.iter().filter_map(|now| Some((before.0.iter().find(|then| then.pid == now.pid)?, now)));
         pairs.filter_map(|(then, now)| grown(then, now)).collect()
     }
 
-    /// How many processes have lived since `before`.
+    /// Number of processes that have lived since `before`.
     pub(super) fn survivors(&self, before: &Self) -> usize {
         self.0.iter().filter(|now| before.0.iter().any(|then| then.pid == now.pid)).count()
     }

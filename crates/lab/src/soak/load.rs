@@ -1,4 +1,4 @@
-//! The load: many connections on one thread, as many at once as it was told, each followed by a new one.
+//! The load: many connections on one thread, up to a given number at the same time. Each is followed by a new one.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -15,9 +15,9 @@ use super::mix::{File, Life};
 use super::tally::Tally;
 use crate::random::Random;
 
-/// Nothing for so long, and a connection is taken for dead: longer than every timeout of the service.
+/// Time without a byte after which a connection counts as dead: longer than every timeout of the service.
 pub(super) const HANG: Duration = Duration::from_secs(45);
-/// Between two looks for connections on which nothing comes, and between two reports.
+/// Interval of the checks for silent connections, and of the reports.
 const LOOK: Duration = Duration::from_secs(1);
 const BUFFER_BYTES: usize = 128 << 10;
 
@@ -28,7 +28,7 @@ pub(super) struct Load<'a> {
     epoll: OwnedFd,
     connections: HashMap<u64, Connection>,
     next: u64,
-    /// Connections make no new request.
+    /// Whether connections make no new requests.
     ending: bool,
     sleepers: BinaryHeap<Reverse<(Instant, u64)>>,
     buffer: Vec<u8>,
@@ -49,9 +49,9 @@ impl<'a> Load<'a> {
         })
     }
 
-    /// Keeps `at_once` connections busy until `until`, then lets all responses end. `report` is called once a second.
+    /// Keeps `at_once` connections busy until `until`, then lets all responses end. Calls `report` once a second.
     ///
-    /// To be called on a thread inside the client's host.
+    /// Must be called on a thread inside the client's host.
     pub(super) fn run(
         &mut self,
         at_once: usize,
@@ -64,7 +64,7 @@ impl<'a> Load<'a> {
             let now = Instant::now();
             self.ending = now >= until;
             let mut opened = 0;
-            // A few in each turn: a crowd that all comes at once is no mix.
+            // Opens a few in each turn: connections that all begin at the same time would be no mix.
             while now < until && self.connections.len() < at_once && opened < 8 {
                 self.open(tally)?;
                 opened += 1;

@@ -1,14 +1,15 @@
-//! What clients do, drawn from a seed: heavy-tailed sizes and lifetimes, slow readers, long pauses, aborts.
+//! Behaviour of clients, drawn from a seed: heavy-tailed sizes and lifetimes, slow readers, long pauses, aborts.
 
 use std::time::Duration;
 
 use crate::random::Random;
 
-/// Of each power of two from 1 KiB to 16 MiB there is a file, of an odd size near it.
+/// Number of files. There is one for each power of two from 1 KiB to 16 MiB, of an odd size near it.
 const POWERS: u32 = 15;
-/// A body twice as long is so much rarer: P(size > x) falls as 1 / sqrt(x), a few bodies are most of the bytes.
+/// Factor by which bodies of twice the length are rarer. P(size > x) falls as 1 / sqrt(x), so a few bodies have most of
+/// the bytes.
 const RARER: f64 = std::f64::consts::FRAC_1_SQRT_2;
-/// Most responses of one connection.
+/// Largest number of responses on one connection.
 const LONGEST_LIFE: u64 = 300;
 
 /// A file of the service.
@@ -18,51 +19,51 @@ pub struct File {
     pub size: u64,
 }
 
-/// All of them, the shortest first.
+/// All files, the shortest first.
 #[must_use]
 pub fn files() -> Vec<File> {
     let size = |power: u32| (1024 << power) + 37 * u64::from(power);
     (0..POWERS).map(|power| File { name: format!("soak-{power}"), size: size(power) }).collect()
 }
 
-/// How a client takes what comes.
+/// Speed at which a client reads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Reader {
-    /// As fast as it comes.
+    /// As fast as data arrives.
     Fast,
-    /// So many bytes a second.
+    /// This many bytes per second.
     Slow(u64),
-    /// Nothing for a while in the middle of a body: the window closes.
+    /// A pause of this length in the middle of a body, so that the window closes.
     Pausing(Duration),
 }
 
-/// How a client leaves before the end.
+/// Manner in which a client leaves before the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Abort {
-    /// It closes: its kernel answers what still comes with resets.
+    /// It closes the connection: its kernel answers later data with resets.
     Close,
-    /// It resets (SO_LINGER with 0 s).
+    /// It resets the connection (SO_LINGER with 0 s).
     Reset,
 }
 
-/// What a connection is going to do.
+/// Behaviour of one connection.
 #[derive(Debug, Clone)]
 pub struct Life {
-    /// In the order in which they are asked for: the backend, and an index of [`files`].
+    /// Requests in their order: whether the second backend is asked, and an index of [`files`].
     pub requests: Vec<(bool, usize)>,
     pub reader: Reader,
-    /// Bytes, where it is small.
+    /// Size of the receive buffer in bytes, where it is small.
     pub receive_buffer: Option<usize>,
-    /// In which request, and after which part of its body.
+    /// Request in which the client leaves, fraction of the body after which it leaves, and manner.
     pub abort: Option<(usize, f64, Abort)>,
-    /// Between an answer and the next request.
+    /// Pause between an answer and the next request.
     pub think: Duration,
 }
 
 impl Life {
-    /// Draws one.
+    /// Draws a random life.
     pub fn draw(random: &mut Random) -> Self {
-        // P(more than n) = 1 / n: half of all connections have one or two requests, some have hundreds.
+        // P(at least n) = 1 / n: half of all connections have one request, some have hundreds.
         let count = (1.0 / (1.0 - random.part())).min(LONGEST_LIFE as f64) as usize;
         let reader = match random.part() {
             part if part < 0.80 => Reader::Fast,
@@ -70,7 +71,7 @@ impl Life {
             _ => Reader::Pausing(Duration::from_secs_f64(1.0 + 5.0 * random.part())),
         };
         let receive_buffer = (random.part() < 0.2).then(|| (16 << 10) << (random.next() % 3));
-        // Slow readers of long bodies would be all that is left in the end.
+        // Otherwise, in the end only slow readers of long bodies would be left.
         let largest = match (reader, receive_buffer) {
             (Reader::Slow(rate), _) => largest_below(rate * 10),
             (_, Some(_)) => largest_below(4 << 20),

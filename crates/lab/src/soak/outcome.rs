@@ -1,4 +1,4 @@
-//! What a soak found: the table, and the file.
+//! Results of a soak: the table, and the file.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use super::health::Health;
 use crate::bench::Machine;
 use crate::report::{Align, Paint, Table, number};
 
-/// A figure of the file, in the shape of every benchmark.
+/// A figure of the file, in the form that every benchmark has.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Case {
     name: &'static str,
@@ -25,7 +25,7 @@ impl Case {
     }
 }
 
-/// A soak, over.
+/// Results of a soak.
 #[derive(Debug, Serialize)]
 pub(super) struct Outcome {
     pub(super) bench: &'static str,
@@ -34,18 +34,18 @@ pub(super) struct Outcome {
     pub(super) seed: u64,
     pub(super) minutes: f64,
     pub(super) cases: Vec<Case>,
-    /// How many responses ended otherwise than whole, by how.
+    /// Number of responses that were not whole, by kind of ending.
     pub(super) endings: BTreeMap<String, u64>,
-    /// How often each disturbance came.
+    /// Number of times that each disturbance was made.
     pub(super) disturbances: BTreeMap<&'static str, u64>,
-    /// Processes at the start, after the warm-up, before the last part, and at the end.
+    /// Processes at each of [`super::TIMES`].
     pub(super) health: BTreeMap<&'static str, Health>,
-    /// Flows, senders and offers at the end, and what the service holds more of than after the warm-up.
+    /// Everything that the service holds at the end, with counts.
     pub(super) held: BTreeMap<String, u64>,
     pub(super) wrong: Vec<String>,
 }
 
-/// Most lines about one thing that is wrong.
+/// Largest number of lines about what is wrong.
 const WORDS_SHOWN: usize = 20;
 
 impl Outcome {
@@ -75,7 +75,7 @@ impl Outcome {
         text
     }
 
-    /// Memory and descriptors of the processes that are there at the end.
+    /// Table of memory and descriptors of the processes that exist at the end.
     fn processes(&self) -> Table {
         let mut columns = vec![("host", Align::Left), ("process", Align::Left)];
         columns.extend(super::TIMES.map(|time| (time, Align::Right)));

@@ -1,4 +1,4 @@
-//! What the clients saw, counted.
+//! Counts of what the clients saw.
 
 use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use super::disturbances::Disturbance;
 use crate::answer::Ending;
 use crate::service::OFFER_MIN_LENGTH;
 
-/// Counts of a time.
+/// Counts up to one time.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Counts {
     pub(super) connections: u64,
@@ -17,15 +17,15 @@ pub(super) struct Counts {
     pub(super) responses: u64,
     pub(super) whole: u64,
     pub(super) bytes: u64,
-    /// Responses begun whose body is long enough for a shortcut.
+    /// Responses that began, and whose body is long enough for a shortcut.
     pub(super) long: u64,
     pub(super) wrong: u64,
     pub(super) hangs: u64,
-    /// Every response that was not whole, and when it ended.
+    /// Every response that was not whole, and the time when it ended.
     pub(super) broken: Vec<(Response, Instant)>,
 }
 
-/// Written by the load, read by whoever reports.
+/// Counts that the load writes and other threads read.
 #[derive(Debug, Default)]
 pub(super) struct Tally(Mutex<Counts>);
 
@@ -65,7 +65,7 @@ impl Tally {
 }
 
 impl Counts {
-    /// The broken responses that no disturbance explains, in words.
+    /// Describes the broken responses that no disturbance explains.
     pub(super) fn unexplained(&self, disturbances: &[Disturbance], start: Instant) -> Vec<String> {
         let unexplained = self
             .broken

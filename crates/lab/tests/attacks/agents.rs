@@ -1,4 +1,4 @@
-//! Agents that are not what they say, and agents that are and abuse it.
+//! Attacks by agents: some are not the agent that they claim to be, and others are, and abuse it.
 
 use std::net::SocketAddr;
 
@@ -27,7 +27,7 @@ fn hello(name: &str, senders: Option<SocketAddr>) -> Vec<u8> {
     frame
 }
 
-/// Why an agent ended a claim.
+/// Sends a claim. Returns why the agent ended it.
 fn ended(connection: &mut Connection, claim: &Claim) -> Result<Reason> {
     let mut frame = Vec::new();
     claim.emit(&mut frame);
@@ -47,12 +47,13 @@ fn a_stranger_and_another_tenants_agent_get_no_session() -> Result<()> {
     }
     start(0, |service| {
         let (frontend, backend, lab) = (service.lab.frontend(), service.lab.backend(), service.lab);
-        // An authority of its own, or no certificate: TLS ends it, and no frame is read.
+        // A stranger has its own authority or no certificate. TLS refuses it, and no frame is read.
         for stranger in [Impostor::with_own_authority(lab, "frontend")?, Impostor::without_certificate(lab)?] {
             let answer = stranger.connect(frontend, backend)?.ask(&hello("frontend", None)).unwrap_or_default();
             ensure!(answer.is_empty(), "a stranger was answered: {answer:?}");
         }
-        // A certificate of the right authority with another name: told that it is refused, whatever it says it is.
+        // A tenant's certificate is of the right authority, with another name. It is told that it is refused, whatever
+        // name it gives.
         let tenant = Impostor::with_certificate_of(lab, "tenant")?;
         for name in ["tenant", "frontend", "backend"] {
             let answer = tenant.connect(frontend, backend)?.ask(&hello(name, None))?;
@@ -76,7 +77,7 @@ fn claim(offer: &Seen, client: SocketAddr, server: SocketAddr) -> Claim {
     claim
 }
 
-/// Its key is stolen, or it is taken over: what a backend's agent lets it do is bounded all the same.
+/// A frontend's key may be stolen, or its agent taken over. The backend's agent still limits what it can do.
 #[test]
 fn a_frontends_agent_speaks_only_for_its_addresses() -> Result<()> {
     if !may_run("a_frontends_agent_speaks_only_for_its_addresses") {
@@ -108,7 +109,7 @@ fn a_frontends_agent_speaks_only_for_its_addresses() -> Result<()> {
         ensure!(reason == Reason::Tag, "a forged tag: {reason}");
         let refused = service.service.stats(backend)?.count("agent.ended.NotAllowed");
         ensure!(refused == 6, "{refused} refusals counted");
-        // None of that has used the offer up or sent a byte of it.
+        // None of these claims has used the offer up or sent a byte of it.
         let bytes = served(own.connect(frontend, backend)?, &offer)?;
         ensure!(bytes == std::fs::read(service.files.join("64k"))?, "{} other bytes", bytes.len());
         ensure!(service.service.stats(backend)?.count("agent.senders.restored") == 0, "a socket was made");
@@ -118,8 +119,8 @@ fn a_frontends_agent_speaks_only_for_its_addresses() -> Result<()> {
     })
 }
 
-/// A connection to the frontend's agent with the certificate of the second backend, whose agent is killed, and what it begins
-/// a session with.
+/// Kills the second backend's agent. Returns a connection to the frontend's agent with that backend's certificate, and
+/// the HELLO to begin a session with.
 fn in_place_of_second_backend(service: &mut Running<'_>) -> Result<(Connection, Vec<u8>)> {
     let other = service.lab.hosts_of(Role::Backend).nth(1).context("a second backend")?;
     service.service.kill_agent(other)?;
@@ -141,7 +142,8 @@ fn a_backends_agent_has_no_say_in_anothers_handoffs() -> Result<()> {
     })
 }
 
-/// Answers to questions that nobody has asked, and news of handoffs that it was not given, for every server there may be.
+/// Builds answers to questions that nobody has asked, and news of handoffs that the agent was not given, for every
+/// possible server. Returns the frames and their number.
 fn unasked() -> (Vec<u8>, u64) {
     let (mut frames, mut count) = (Vec::new(), 0);
     for (worker, handoff) in (0..8).flat_map(|worker| (0..1024u64).map(move |handoff| (worker, handoff))) {
@@ -181,7 +183,7 @@ fn a_backends_agent_that_answers_without_end_is_not_heard() -> Result<()> {
     })
 }
 
-/// It has the same certificate: neither may throw the other out again and again.
+/// A clone has the same certificate. The two machines must not end each other's sessions again and again.
 #[test]
 fn a_clone_of_a_machine_takes_no_session_from_it() -> Result<()> {
     if !may_run("a_clone_of_a_machine_takes_no_session_from_it") {
@@ -212,7 +214,7 @@ fn a_clone_of_a_machine_takes_no_session_from_it() -> Result<()> {
     })
 }
 
-/// Each time workers would take the session for another, and refuse its offers.
+/// Each repetition would have workers take the session for a new one, and refuse its offers.
 #[test]
 fn a_backends_agent_says_once_as_which_servers_it_sends() -> Result<()> {
     if !may_run("a_backends_agent_says_once_as_which_servers_it_sends") {
@@ -224,7 +226,7 @@ fn a_backends_agent_says_once_as_which_servers_it_sends() -> Result<()> {
         Prefixes::default().emit(&mut again);
         session.send(&[&begins[..], &again[..]].concat())?;
         session.wait_for_ping()?;
-        // As long as it lasts: what is said keeps a session alive.
+        // The message is repeated until the session ends, because messages keep a session alive.
         eventually(|| match session.send(&again) {
             Ok(()) => Err("the session goes on"),
             Err(_) => Ok(()),
@@ -233,7 +235,7 @@ fn a_backends_agent_says_once_as_which_servers_it_sends() -> Result<()> {
     })
 }
 
-/// Ends and slows whatever can be guessed while a client downloads.
+/// Sends ENDED and SPACING with guessed numbers while a client downloads.
 fn meddle(service: &mut Running<'_>, session: &mut Connection) -> Result<()> {
     let (client, frontend) = (service.lab.client(), service.lab.frontend());
     let mut slow = Fetch::new(service.service.chain().server());
@@ -273,7 +275,7 @@ fn spacing(client: SocketAddr, server: SocketAddr) -> Spacing {
     spacing
 }
 
-/// The clients that are connected to a port of a host.
+/// Returns the clients that are connected to a port of a host.
 fn flows_to(host: &shunt_lab::Host, port: u16) -> Result<Vec<SocketAddr>> {
     Ok(crate::segments::connections(host)?
         .into_iter()

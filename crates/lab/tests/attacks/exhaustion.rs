@@ -1,4 +1,4 @@
-//! Who takes and does not give: connections that say nothing or little, clients that acknowledge nothing.
+//! Attacks that exhaust resources: connections that say nothing or little, and clients that acknowledge nothing.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,10 +13,10 @@ use crate::offers::consenting;
 use crate::service::impostor::agents_address;
 use crate::service::{FILES, connect_to_agent, may_run, start, start_on};
 
-/// Longer than any agent's patience.
+/// Time that is longer than any timeout of an agent.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Whether the other end has closed, or does so in time.
+/// Returns whether the other end has closed the connection, or does so in time.
 fn is_closed(stream: &mut TcpStream) -> bool {
     let _ = stream.set_read_timeout(Some(LIMIT));
     match stream.read_to_end(&mut Vec::new()) {
@@ -42,12 +42,12 @@ fn half_open_connections_of_strangers_do_not_keep_agents_apart() -> Result<()> {
         let stranger = service.lab.hosts_of(Role::Intermediate).next().context("an intermediate")?;
         for target in [frontend, backend] {
             let mut half_open = open(stranger, target, 300)?;
-            // Half of them begin a handshake: a record's header, and no record.
+            // Half of them begin a handshake: they send a record's header, and no record.
             for stream in half_open.iter_mut().step_by(2) {
                 let _ = stream.write_all(&[22, 3, 1, 2, 0, 1]);
             }
             ensure!(service.service.stats(target)?.count("agent.incoming_limit") > 0, "all found a place");
-            // The frontend's agent is dialled, the backend's dials: both get their session meanwhile.
+            // The backend's agent dials and the frontend's accepts. Both get their session meanwhile.
             service.service.kill_agent(frontend)?;
             service.service.restart_agent(frontend)?;
             ensure!(half_open.iter_mut().all(is_closed), "a connection is kept that says nothing");
@@ -64,7 +64,7 @@ fn a_slow_loris_loses_its_place() -> Result<()> {
     start(0, |service| {
         let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
         let mut slow = open(frontend, backend, 1)?.remove(0);
-        // The longest record that there is, a byte at a time.
+        // The longest possible record, a byte at a time.
         let began = Instant::now();
         let mut next = [22, 3, 1, 0x40, 0].into_iter().chain(std::iter::repeat(0));
         while slow.write_all(&[next.next().unwrap_or(0)]).is_ok() {
@@ -83,7 +83,7 @@ fn silent_processes_lose_their_connections() -> Result<()> {
     start(0, |service| {
         let frontend = service.lab.frontend();
         let silent: Vec<_> = (0..600).map(|_| connect_to_agent(frontend)).collect::<Result<_>>()?;
-        // The service does not wait for them.
+        // The service works without waiting for them.
         let fetched = fetch(service.lab.client(), service.service.chain().server(), &["/64k", "/1m"])?;
         service.whole(&fetched)?;
         let timeout = rustix::net::sockopt::Timeout::Recv;
@@ -129,7 +129,7 @@ fn a_client_that_never_acknowledges_is_cut_off() -> Result<()> {
     })
 }
 
-/// A tier that the backend trusts asks for body after body in a frontend's name, and claims none.
+/// A tier that the backend trusts asks for many bodies in a frontend's name, and claims none.
 #[test]
 fn offers_that_nobody_claims_cost_only_shortcuts_and_not_for_long() -> Result<()> {
     const OFFERS: u64 = 20;
@@ -174,10 +174,10 @@ fn connections_that_fill_the_flow_table_cost_others_only_the_shortcut() -> Resul
             service.whole(&fetch(client, server, &["/64k", "/1m"])?)?;
             reader.join().expect("the reader's thread")
         })?;
-        // Who had a flow before keeps it, for what follows on its connection, too.
+        // A connection that has a flow keeps it, also for its next responses.
         service.whole(&fetched)?;
         let stats = service.frontend_stats()?;
-        // The second body on the connection that was refused is relayed without another try.
+        // The second body on the refused connection is relayed without another attempt.
         let counted =
             ["servers.shortcuts", "frontend.fe_refused_full", "servers.fetched_begin", "servers.relayed_vain"]
                 .map(|what| stats.count(what));
@@ -187,7 +187,8 @@ fn connections_that_fill_the_flow_table_cost_others_only_the_shortcut() -> Resul
     })
 }
 
-/// More connections a second than the table holds for `flow_quiet`: those that have ended are forgotten sooner.
+/// There are more connections a second than the table can hold for `flow_quiet`. So flows that have ended are forgotten
+/// sooner.
 #[test]
 fn flows_of_short_connections_make_room() -> Result<()> {
     if !may_run("flows_of_short_connections_make_room") {

@@ -1,4 +1,4 @@
-//! Other users' processes on a machine with an agent.
+//! Attacks by other users' processes on a machine with an agent.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -13,14 +13,14 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::service::held::Held;
 use crate::service::{FILES, Running, connect_to_agent, may_run, start, start_on};
 
-/// Not one that a user has for himself.
+/// The system's Python: a user's own one could not be run by another user.
 const PYTHON: &str = "/usr/bin/python3";
-/// Of no account.
+/// A user without an account.
 const NOBODY: u32 = 65534;
-/// `observers` of the configuration here.
+/// A user whom `observers` in the configuration names.
 const OBSERVER: u32 = 65533;
 
-/// Runs Python as a user, in the control group of the host's servers; what it prints.
+/// Runs Python as a user, in the control group of the host's servers. Returns what it prints.
 fn python_as(user: u32, host: &Host, script: &str, arguments: &[String]) -> Result<String> {
     let mut command = Command::new("setpriv");
     command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups", PYTHON, "-c", script]);
@@ -31,7 +31,8 @@ fn python_as(user: u32, host: &Host, script: &str, arguments: &[String]) -> Resu
     Ok(process.log())
 }
 
-/// Sends messages (in hexadecimal) to the agent and prints the kinds and reasons of its answers until it closes.
+/// Sends messages (in hexadecimal) to the agent, and prints the kinds and reasons of its answers until the agent
+/// closes.
 const ASK: &str = "
 import socket, struct, sys
 s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -63,7 +64,7 @@ fn ask(user: u32, host: &Host, messages: &[&[u32]]) -> Result<String> {
     python_as(user, host, ASK, &arguments)
 }
 
-/// Lets every user come as far as the socket itself.
+/// Lets every user reach the socket's directory, so that only the socket's own mode counts.
 fn open_way(service: &Running<'_>, host: &Host) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let socket = ShuntPart::agent_socket(host);
@@ -74,7 +75,8 @@ fn open_way(service: &Running<'_>, host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Everybody's connections go through one flow table: who names one of another server's would have a payload sent on it.
+/// All servers' connections are in one flow table. A server that named another server's connection would have a payload
+/// sent on it.
 #[test]
 fn a_server_cannot_hand_off_another_servers_connection() -> Result<()> {
     if !may_run("a_server_cannot_hand_off_another_servers_connection") {
@@ -114,7 +116,7 @@ fn a_server_cannot_hand_off_another_servers_connection() -> Result<()> {
     })
 }
 
-/// Of one version, which is the oldest and the newest half of a word.
+/// HELLO with one version, which is the oldest in one half of a word and the newest in the other.
 const HELLO: &[u32] = &[kind::HELLO, 24, VERSIONS.newest as u32 * 0x1_0001, 1, 0, 0];
 const STATS: &[u32] = &[kind::STATS, 8];
 
@@ -128,7 +130,8 @@ fn another_users_process_is_no_server() -> Result<()> {
     start_on(Lab::builder(), FILES, options, |service| {
         let frontend = service.lab.frontend();
         open_way(service, frontend)?;
-        // ENDED (6), not allowed (15), whatever it wants; STATS_TEXT (10) for who may ask for it, and no more than that.
+        // The agent answers ENDED (6) with the reason "not allowed" (15) to any request. Observers get STATS_TEXT (10),
+        // and may do no more.
         for messages in [&[HELLO][..], &[STATS]] {
             let answer = ask(NOBODY, frontend, messages)?;
             ensure!(answer.trim() == "6 15", "nobody: {answer:?}");
@@ -146,7 +149,7 @@ fn another_users_process_is_no_server() -> Result<()> {
     })
 }
 
-/// What `shunt stats` says to a user who may not ask.
+/// Returns what `shunt stats` prints for a user that may not ask.
 fn stats_as_nobody(host: &Host) -> Result<String> {
     let mut command = Command::new("setpriv");
     command.args([&format!("--reuid={NOBODY}"), &format!("--regid={NOBODY}"), "--clear-groups"]);
@@ -173,7 +176,7 @@ fn without_a_list_the_socket_is_its_owners() -> Result<()> {
     })
 }
 
-/// SHUNT_STATE on a connection of its own, with each ring there may be: prints what the kernel says.
+/// Does SHUNT_STATE on its own connection with each possible ring, and prints the kernel's answers.
 const NAME_RINGS: &str = "
 import errno, socket, struct, sys
 s = socket.create_connection((sys.argv[1], 80))
@@ -195,7 +198,7 @@ fn a_ring_is_its_users_alone() -> Result<()> {
     start(0, |service| {
         let frontend = service.lab.frontend();
         let address = [frontend.address().to_string()];
-        // nginx's worker, whose ring it is, is root here.
+        // nginx's worker, to which the ring belongs, runs as root here.
         let own = python_as(0, frontend, NAME_RINGS, &address)?;
         ensure!(own.trim() == "EPERM good", "its own user: {own:?}");
         let other = python_as(NOBODY, frontend, NAME_RINGS, &address)?;

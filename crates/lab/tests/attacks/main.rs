@@ -1,4 +1,4 @@
-//! Attacks on a running service, one kind a file. SECURITY.md lists them by their tests' names.
+//! Attacks on a running service, one kind in each file. SECURITY.md lists them by the names of their tests.
 
 mod agents;
 mod exhaustion;

@@ -1,4 +1,5 @@
-//! Offers forged, replayed, stolen, or too old: as a header field towards a frontend, and as a fetch at a backend's agent.
+//! Attacks by offers that are forged, replayed, stolen or too old: in a header field to a frontend, and in a fetch from
+//! a backend's agent.
 
 use std::hash::Hasher;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,7 +15,7 @@ use siphasher::sip128::{Hasher128, SipHasher24};
 use crate::service::impostor::{Connection, Impostor};
 use crate::service::{FILES, Running, may_run, start, start_on};
 
-/// An offer as every tier between sees it.
+/// An offer as the tiers between backend and frontend see it.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub number: u64,
@@ -35,14 +36,14 @@ impl Seen {
         })
     }
 
-    /// Has the backend's server make one for the frontend, which then hears nothing of it.
+    /// Has the backend's server make an offer for the frontend. The frontend does not hear of it.
     pub fn made_for(frontend: &Host, backend: &Host, path: &str) -> Result<Self> {
         let answer = consenting(frontend, backend, path)?;
         ensure!(answer.length == 0, "the body came with the header");
         Self::of_field(answer.field("shunt-payload").context("no offer in the answer")?)
     }
 
-    /// The frame that asks for it.
+    /// Returns the frame that fetches the offer.
     pub fn fetch_frame(&self) -> Vec<u8> {
         let mut frame = Vec::new();
         let (offer, length) = (self.number.into(), self.length.into());
@@ -58,7 +59,7 @@ impl Seen {
     }
 }
 
-/// What the backend's server answers to a tier that consents in a frontend's name.
+/// Sends a request with a consent in a frontend's name, and returns the answer of the backend's server.
 pub fn consenting(frontend: &Host, backend: &Host, path: &str) -> Result<Fetched> {
     let address = backend.service_address().context("the backend's address")?;
     let mut asking = Fetch::new(SocketAddr::from((address, 80)));
@@ -71,7 +72,7 @@ pub fn consenting(frontend: &Host, backend: &Host, path: &str) -> Result<Fetched
     Ok(asking.run(frontend, &[path])?.remove(0))
 }
 
-/// Why a fetch was refused; an error where it was served.
+/// Sends a fetch. Returns why it was refused. It is an error if it was served.
 fn refusal(mut connection: Connection, offer: &Seen) -> Result<Reason> {
     connection.send(&offer.fetch_frame())?;
     let frame = connection.frame()?.context("closed without an answer")?;
@@ -83,7 +84,7 @@ fn refusal(mut connection: Connection, offer: &Seen) -> Result<Reason> {
     }
 }
 
-/// The payload that a fetch gives.
+/// Sends a fetch, and returns the payload that it gives.
 pub fn served(mut connection: Connection, offer: &Seen) -> Result<Vec<u8>> {
     connection.send(&offer.fetch_frame())?;
     let frame = connection.frame()?.context("closed without an answer")?;
@@ -113,7 +114,7 @@ fn an_offer_is_for_one_frontend_and_for_once() -> Result<()> {
             let guessed = Seen { number, ..offer.clone() };
             ensure!(refused(&own, &guessed)? == Reason::UnknownOffer, "a guessed number");
         }
-        // None of that has used it up; its own frontend does, once.
+        // None of these fetches has used the offer up. A fetch by its own frontend does.
         let bytes = served(own.connect(frontend, backend)?, &offer)?;
         ensure!(bytes == std::fs::read(service.files.join("64k"))?, "{} other bytes", bytes.len());
         ensure!(refused(&own, &offer)? == Reason::UnknownOffer, "a replayed claim");
@@ -139,7 +140,8 @@ fn an_offer_dies_with_its_lifetime() -> Result<()> {
     })
 }
 
-/// A tier that the frontend trusts and that lies: it passes requests on to the backend's server and changes the offers.
+/// Port of a tier that the frontend trusts and that lies: it passes requests on to the backend's server and changes the
+/// offers.
 const ROGUE_PORT: u16 = 8099;
 
 fn rogue_location(lab: &Lab, host: &Host) -> String {
@@ -149,7 +151,8 @@ fn rogue_location(lab: &Lab, host: &Host) -> String {
     format!("        location /rogue/ {{\n            proxy_pass http://{address}:{ROGUE_PORT}/;\n        }}\n")
 }
 
-/// The rogue tier passes consents on without counting itself: the backend is to believe them.
+/// The rogue tier passes consents on without counting itself. So the backend's nginx is told that the tier before it is
+/// `plain`.
 fn trusting_strangers(host: &Host, text: String) -> String {
     let trust = |line: &str| match line.trim_start().starts_with("shunt_trust ") {
         true if host.role() == Role::Backend => line.replace(';', " plain;"),
@@ -158,8 +161,8 @@ fn trusting_strangers(host: &Host, text: String) -> String {
     text.lines().map(|line| trust(line) + "\n").collect()
 }
 
-/// Answers an honest request and then another for each lie: `lie` makes a field out of the one that came now and the one that
-/// came first. The frontend does not believe it and asks once more, without consent, which is relayed.
+/// Answers an honest request, and then a request for each lie. `lie` makes a field out of the present one and the first
+/// one. The frontend refuses it and asks again without a consent, and that request is relayed.
 fn be_rogue(listener: &TcpListener, server: SocketAddr, lies: &[Lie]) -> Result<()> {
     let mut first = None;
     let honest = Lie { name: "none", field: |field, _| field.into() };
@@ -184,7 +187,7 @@ fn be_rogue(listener: &TcpListener, server: SocketAddr, lies: &[Lie]) -> Result<
     Ok(())
 }
 
-/// Answers one request as a tier that has never heard of Shunt.
+/// Answers one request as a tier that does not know Shunt.
 fn relay(listener: &TcpListener, server: SocketAddr) -> Result<()> {
     let mut tier = BufReader::new(listener.accept()?.0);
     let request = head(&mut tier)?;
@@ -218,7 +221,7 @@ const LIES: &[Lie] = &[
     Lie { name: "no field at all", field: |_, _| "1; offer=".into() },
 ];
 
-/// One digit of a value is another.
+/// Changes one digit of a value.
 fn changed(field: &str, name: &str) -> String {
     let at = field.find(name).map_or(0, |at| at + name.len());
     let digit = if field.as_bytes()[at] == b'1' { "2" } else { "1" };

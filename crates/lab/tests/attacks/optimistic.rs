@@ -1,5 +1,5 @@
-//! ACKs of what has not been sent: a client's own, to be sent more than its way can carry, and a stranger's, to have bytes
-//! forgotten that the client has not got. Both get as far as with plain nginx.
+//! ACKs of bytes that have not been sent. A client may send them to get more than its path can carry. A stranger may
+//! send them so that bytes are forgotten which the client does not have. Neither gets further than with plain nginx.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -19,13 +19,13 @@ const SYN_ACK: u8 = 0x12;
 const ACK: u8 = 0x10;
 const LENGTH: u32 = 40 << 20;
 const FILES: &[(&str, u64)] = &[("40m", LENGTH as u64), ("64k", 64 << 10), ("1m", 1 << 20)];
-/// Made-up ACKs of one attack.
+/// Number of made-up ACKs of one attack.
 const MADE_UP: u32 = 400;
-/// IPPROTO_TCP: what comes in. IPPROTO_RAW: what goes out, with an IP header that is ours.
+/// Protocols of raw sockets: IPPROTO_TCP to receive, and IPPROTO_RAW to send with an IP header of our own.
 const TCP: u32 = 6;
 const RAW: u32 = 255;
 
-/// The next sequence numbers of a connection as its handshake has them: the client's, and the server's.
+/// Both ends of a connection, and their next sequence numbers after its handshake.
 #[derive(Clone, Copy, Debug)]
 struct Numbers {
     client: SocketAddr,
@@ -35,8 +35,8 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// An ACK in the client's name, of so many bytes of the response: with a sequence number behind its request, and in the
-    /// window.
+    /// Builds an ACK in the client's name of the first `bytes` bytes of the response. Its sequence number is behind the
+    /// client's request, and in the window.
     fn ack(&self, bytes: u32) -> Vec<u8> {
         packet(
             self.client,
@@ -55,7 +55,7 @@ fn raw(host: &Host, protocol: u32) -> Result<OwnedFd> {
     Ok(host.run(|| socket_with(AddressFamily::INET, SocketType::RAW, flags, Some(protocol)))??)
 }
 
-/// Waits for a server's SYN-ACK among what comes in.
+/// Waits for a server's SYN-ACK on a raw socket.
 fn handshake(incoming: &OwnedFd, server: SocketAddr) -> Result<Numbers> {
     let until = Instant::now() + PATIENCE;
     let mut bytes = [0; 4096];
@@ -84,7 +84,8 @@ fn send(socket: &OwnedFd, packet: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Bytes that reach a client which reads nothing, and acknowledges nearly all at once and again and again.
+/// Returns the number of bytes that reach a client which reads nothing, and acknowledges nearly all of the file again
+/// and again.
 fn drawn(service: &Running<'_>) -> Result<u64> {
     let (client, server) = (service.lab.client(), service.service.chain().server());
     let (incoming, outgoing) = (raw(client, TCP)?, raw(client, RAW)?);
@@ -92,7 +93,7 @@ fn drawn(service: &Running<'_>) -> Result<u64> {
     let mut connection = client.run(|| TcpStream::connect(server))??;
     connection.write_all(b"GET /40m HTTP/1.1\r\nHost: x\r\n\r\n")?;
     let numbers = handshake(&incoming, server)?;
-    // The response is under way.
+    // Waits until the response is under way.
     let mut byte = [0];
     connection.set_read_timeout(Some(Duration::from_secs(20)))?;
     ensure!(connection.peek(&mut byte)? == 1, "no response");
@@ -119,12 +120,12 @@ fn a_client_that_acknowledges_ahead_draws_no_more_than_from_plain_nginx() -> Res
     })?;
     eprintln!("of {LENGTH} bytes {ours} were drawn, {plain} of plain nginx; {dropped} ACKs were dropped");
     ensure!(dropped > 0, "no ACK was taken for what it was");
-    // A client's window is not the same to the byte each time.
+    // A client's window differs a little each time.
     ensure!(ours <= 2 * plain + (256 << 10), "{ours} bytes were drawn, {plain} of plain nginx");
     Ok(())
 }
 
-/// A client that asks for two files, and acknowledges all of the first, a window at a time, while it reads nothing.
+/// Asks for a file, reads nothing of it, and acknowledges it to its end, a window at a time. Returns the connection.
 fn walk(service: &Running<'_>) -> Result<TcpStream> {
     let (client, server) = (service.lab.client(), service.service.chain().server());
     let (incoming, outgoing) = (raw(client, TCP)?, raw(client, RAW)?);
@@ -140,7 +141,7 @@ fn walk(service: &Running<'_>) -> Result<TcpStream> {
     let end = length as u32 + 4 + LENGTH;
     let mut unread = vec![0; 16 << 20];
     for round in 1..=MADE_UP {
-        // From what it has, all of which waits to be read, by the windows that these say.
+        // From the bytes that have really come, all of them unread, on by the windows that these ACKs announce.
         let has = connection.peek(&mut unread)?;
         send(&outgoing, &numbers.ack(has as u32))?;
         for window in 1..=80 {
@@ -190,7 +191,7 @@ fn acks_that_a_stranger_makes_up_stall_no_download() -> Result<()> {
             let reader = scope.spawn(|| slow.run(client, &["/40m"]));
             let numbers = handshake(&incoming, server)?;
             for number in 0..MADE_UP {
-                // All over what may be outstanding, and far from it.
+                // The ACKs cover all that may be outstanding, and more.
                 send(&outgoing, &numbers.ack((LENGTH / MADE_UP).wrapping_mul(number).wrapping_add(30 << 20)))?;
                 std::thread::sleep(Duration::from_millis(1));
             }

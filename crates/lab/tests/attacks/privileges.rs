@@ -1,4 +1,4 @@
-//! What is left to an agent that is taken over, and that all it has to do works with that.
+//! Privileges that an agent has left when it is taken over. All of its work must be possible with them.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -8,10 +8,10 @@ use shunt_lab::{Host, Lab, Options, Role, fetch, file_sha256};
 
 use crate::service::{ALONE, FILES, Running, may_run, start_on};
 
-/// Bits of capabilities(7): CAP_NET_ADMIN is 12, CAP_BPF 39.
+/// Capabilities that an agent keeps, as bits of capabilities(7): CAP_NET_ADMIN is 12, CAP_BPF 39.
 const NEEDED: &str = "0000008000001000";
 
-/// A filter that looks at bodies and changes nothing: the frontend fetches what it would have handed off.
+/// A filter that reads bodies and changes nothing, so that the frontend fetches what it would otherwise hand off.
 fn filtered(lab: &Lab, host: &Host) -> String {
     let Some(address) = lab.backend().service_address().filter(|_| host.role() == Role::Frontend) else {
         return String::new();
@@ -24,7 +24,7 @@ fn filtered(lab: &Lab, host: &Host) -> String {
 
 type Status = HashMap<String, String>;
 
-/// A `/proc/.../status`.
+/// Returns the fields of a `/proc/.../status`.
 fn status(path: &str) -> Status {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let fields = text.lines().filter_map(|line| line.split_once(":\t"));
@@ -35,7 +35,7 @@ fn is_named(status: &Status, name: &str) -> bool {
     status.get("Name").is_some_and(|its| its == name)
 }
 
-/// Those of all threads of a host's agent, the one that works first.
+/// Returns the status of all threads of a host's agent, that of the event loop first.
 fn status_of_agent(host: &Host) -> Result<Vec<Status>> {
     let pids = host.pids()?;
     let pid = pids.iter().find(|pid| is_named(&status(&format!("/proc/{pid}/status")), "shuntd"));
@@ -51,13 +51,13 @@ fn status_of_agent(host: &Host) -> Result<Vec<Status>> {
 fn check_privileges(service: &Running<'_>) -> Result<()> {
     for host in [service.lab.frontend(), service.lab.backend()] {
         let threads = status_of_agent(host)?;
-        // The one that works, four for counters, at a frontend one for routes, and those that read files.
+        // The event loop's thread, four for metrics, one for routes on a frontend, and the threads that read files.
         let expected = 5 + usize::from(host.role() == Role::Frontend);
         ensure!(threads.len() >= expected, "{}: {} threads, less than {expected}", host.name(), threads.len());
         for thread in &threads[1..] {
             for set in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
                 let given = thread.get(set).with_context(|| format!("no {set}"))?;
-                // It puts programs on interfaces that come later.
+                // This thread puts programs on interfaces that come later.
                 let is_needed = is_named(thread, "ports") && given == NEEDED && matches!(set, "CapEff" | "CapPrm");
                 let is_none = given.trim_matches('0').is_empty();
                 ensure!(is_none || is_needed, "{}: a thread beside it has {set} {given}: {thread:?}", host.name());
@@ -78,7 +78,7 @@ fn check_privileges(service: &Running<'_>) -> Result<()> {
         for ids in ["Uid", "Gid"] {
             ensure!(field(ids)?.split('\t').all(|id| id == "65534"), "{}: {ids} {}", host.name(), field(ids)?);
         }
-        // What belongs to root here, and not to the process's user, is of one that may not be dumped (proc(5)).
+        // A process whose files in /proc belong to root, and not to its user, may not be dumped (proc(5)).
         let owner = std::fs::metadata(format!("/proc/{}/environ", field("Pid")?))?.uid();
         ensure!(owner == 0, "{}: its memory may be dumped", host.name());
         ensure!(field("Groups")?.trim() == "65534", "{}: groups {}", host.name(), field("Groups")?);
@@ -86,7 +86,8 @@ fn check_privileges(service: &Running<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A location whose bodies are always fetched consents now and then, and relays the others.
+/// Fetches bodies until one has gone by a fetch. A location whose bodies are always fetched gives a consent only
+/// sometimes, and relays the others.
 fn fetches_work(service: &Running<'_>) -> Result<()> {
     let fetched = || Ok::<_, anyhow::Error>(service.frontend_stats()?.count("servers.fetched_filter"));
     let (before, server) = (fetched()?, service.service.chain().server());
@@ -116,7 +117,7 @@ fn the_agent_works_with_two_capabilities_and_its_own_system_calls() -> Result<()
         check_privileges(service)?;
         service.still_good()?;
         fetches_work(service)?;
-        // Programs and maps are taken over, flows whose connections are gone forgotten.
+        // A new agent takes the programs and maps over, and forgets flows whose connections are gone.
         for host in [service.lab.frontend(), service.lab.backend()] {
             service.service.kill_agent(host)?;
             service.service.restart_agent(host)?;

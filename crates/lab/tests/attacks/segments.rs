@@ -1,5 +1,5 @@
-//! Segments that a stranger makes up: who knows or guesses the addresses and ports of a connection, but has not seen its
-//! sequence numbers, neither breaks it nor changes a byte (RFC 5961).
+//! Segments that a stranger makes up. A stranger may know or guess the addresses and ports of a connection, but not its
+//! sequence numbers. It must neither break the connection nor change a byte (RFC 5961).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -15,12 +15,12 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const PSH: u8 = 8;
 const ACK: u8 = 16;
-/// Packets in one go.
+/// Packets that are sent at once.
 const AT_ONCE: usize = 48;
-/// IPPROTO_RAW: the IP header is ours.
+/// IPPROTO_RAW: packets have an IP header of our own.
 const RAW: u32 = 255;
 
-/// Both ends, the host's first, of its IPv4 connections.
+/// Returns both ends, the host's first, of its established IPv4 connections.
 pub fn connections(host: &Host) -> Result<Vec<(SocketAddr, SocketAddr)>> {
     let table = host.run(|| std::fs::read_to_string("/proc/thread-self/net/tcp"))??;
     let end = |text: &str| -> Option<SocketAddr> {
@@ -36,7 +36,7 @@ pub fn connections(host: &Host) -> Result<Vec<(SocketAddr, SocketAddr)>> {
     Ok(ends.collect())
 }
 
-/// A TCP segment in an IPv4 packet.
+/// Builds a TCP segment in an IPv4 packet.
 pub fn packet(source: SocketAddr, destination: SocketAddr, sequence: u32, ack: u32, flags: u8, data: &[u8]) -> Vec<u8> {
     let (IpAddr::V4(from), IpAddr::V4(to)) = (source.ip(), destination.ip()) else {
         panic!("IPv4 addresses");
@@ -63,7 +63,7 @@ fn checksum(bytes: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// xorshift: seeded, so that a failure can be had again.
+/// Random numbers (xorshift) from a seed, so that a failure can be repeated.
 struct Numbers(u64);
 
 impl Numbers {
@@ -75,7 +75,7 @@ impl Numbers {
     }
 }
 
-/// Some of each kind, with numbers that are guessed.
+/// Builds segments of each kind with guessed numbers.
 fn guesses(source: SocketAddr, destination: SocketAddr, numbers: &mut Numbers) -> Vec<Vec<u8>> {
     let kinds: [(u8, &[u8]); 6] =
         [(RST, b""), (RST | ACK, b""), (ACK, b""), (ACK | PSH, b"forged"), (FIN | ACK, b""), (SYN, b"")];
@@ -83,7 +83,8 @@ fn guesses(source: SocketAddr, destination: SocketAddr, numbers: &mut Numbers) -
     some.map(|(flags, data)| packet(source, destination, numbers.next(), numbers.next(), *flags, data)).collect()
 }
 
-/// Downloads twice 7 MiB slowly on one connection while `attack` is made again and again with the client's end of it.
+/// Downloads 7 MiB twice, slowly, on one connection, while `attack` is repeated with the client's end of that
+/// connection.
 fn download_under(
     service: &Running<'_>,
     from: &Host,

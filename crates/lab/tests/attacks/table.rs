@@ -1,4 +1,4 @@
-//! SECURITY.md's table: every test that it names is there, and every test of an attack is in it.
+//! Compares SECURITY.md's table with the tests: each test that it names exists, and each test of an attack is in it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The names between backquotes in the column of tests; `MODULE::*` is every test of a file.
+/// Returns the names between backquotes in the table's column of tests. `MODULE::*` means every test of a file.
 fn named() -> BTreeSet<String> {
     let text = read("SECURITY.md");
     let rows = text.lines().skip_while(|line| *line != "| attack | test |").skip(2);
@@ -20,7 +20,7 @@ fn named() -> BTreeSet<String> {
     tests.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect()
 }
 
-/// All sources in which tests may be.
+/// Collects all source files in which tests may be.
 fn sources(directory: &Path, all: &mut Vec<(PathBuf, String)>) {
     for entry in std::fs::read_dir(directory).expect("a directory").flatten() {
         let path = entry.path();

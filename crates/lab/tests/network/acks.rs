@@ -1,4 +1,4 @@
-//! Clients whose ACKs come late, and few of them: links that gather ACKs and let only the newest go.
+//! Clients whose ACKs come late, and few of them: the link gathers ACKs and lets only the newest pass.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::way::{FILES, PATHS, behind, check, patient};
 use anyhow::{Result, ensure};
 use shunt_lab::{Link, Options, Role};
 
-/// RTT 20 ms, ACKs once in `slot`; CUBIC, then BBR.
+/// Tests a path with an RTT of 20 ms whose ACKs pass once in each `slot`, first with CUBIC, then with BBR.
 fn acks_once_in(test: &str, slot: Duration) -> Result<()> {
     if !may_run(test) {
         return Ok(());

@@ -1,7 +1,7 @@
 //! Explicit congestion notification (RFC 3168): client and frontend have agreed on it, and a router marks packets.
 //!
-//! A restored socket has no ECN (TCP_REPAIR knows nothing of it), so payload goes as packets that a router drops where it
-//! would mark others; the marks are on the headers, and the client's echoes of them come to the backend, too.
+//! A restored socket has no ECN, because TCP_REPAIR cannot set it. So the router drops payload packets where it would
+//! mark others. The marks are on packets with headers, and the client's echoes of them reach the backend, too.
 
 use std::time::Duration;
 

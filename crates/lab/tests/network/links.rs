@@ -1,4 +1,4 @@
-//! Links with delays, losses, late and repeated frames, a rate, and a small MTU; CUBIC.
+//! Links with delays, losses, late and repeated frames, a limited rate, and a small MTU, with CUBIC.
 
 use anyhow::Result;
 

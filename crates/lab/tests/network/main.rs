@@ -1,4 +1,4 @@
-//! A service with Shunt over networks as they are, for clients as they are: every byte arrives, and by the shortcut.
+//! A service with Shunt over realistic networks and for realistic clients: every byte arrives, and by the shortcut.
 
 #[path = "../service/mod.rs"]
 mod service;

@@ -1,5 +1,5 @@
-//! The way to the client changes while a payload is on it: a router in between takes smaller packets than before, says so
-//! to the address that they come from, which is the frontend's, and drops them.
+//! The path to the client changes while a payload is under way. A router takes smaller packets than before and drops
+//! larger ones. It reports that to their source address, which is the frontend's.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -10,7 +10,7 @@ use super::way::{FILES, check, patient};
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Families, Family, Lab, Link, Options};
 
-/// Of the router's device towards the client.
+/// Sets the MTU of the router's interface towards the client.
 fn set_mtu(lab: &Lab, mtu: u16) -> Result<()> {
     let router = lab.switch();
     let device = router.ports().iter().find(|port| port.device.starts_with("cl-")).context("the client's link")?;
@@ -19,7 +19,8 @@ fn set_mtu(lab: &Lab, mtu: u16) -> Result<()> {
     router.check(ip).map(drop)
 }
 
-/// 4 MiB take two seconds; the MTU goes down, further down, and up again meanwhile.
+/// Fetches bodies of which 4 MiB take two seconds. Meanwhile the MTU becomes smaller, smaller again, and then as
+/// before.
 fn changes(test: &str, family: Family, smaller: [u16; 2]) -> Result<()> {
     if !may_run(test) {
         return Ok(());
@@ -53,7 +54,7 @@ fn the_path_mtu_changes_over_ipv4() -> Result<()> {
     changes("the_path_mtu_changes_over_ipv4", Family::V4, [1200, 700])
 }
 
-/// Its least is 1,280 bytes (RFC 8200, 5).
+/// The least MTU of IPv6 is 1,280 bytes (RFC 8200, 5).
 #[test]
 fn the_path_mtu_changes_over_ipv6() -> Result<()> {
     changes("the_path_mtu_changes_over_ipv6", Family::V6, [1400, 1280])

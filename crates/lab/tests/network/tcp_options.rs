@@ -1,4 +1,5 @@
-//! Clients whose TCP lacks what every TCP of today has: over a way with losses, because that is where it is missed.
+//! Clients whose TCP lacks options that every TCP has today, over a link with losses, because these make the
+//! difference.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ const SACK: &str = "ipv4/tcp_sack";
 const TIMESTAMPS: &str = "ipv4/tcp_timestamps";
 const WINDOW_SCALING: &str = "ipv4/tcp_window_scaling";
 
-/// RTT 10 ms, 1% loss.
+/// Returns a lab with an RTT of 10 ms and 1% loss, whose client lacks these options.
 fn without(options: &[&'static str]) -> LabBuilder {
     let link = Link::wan(Duration::from_millis(5)).loss(0.01);
     options.iter().fold(behind(link), |lab, option| lab.sysctl(Role::Client, option, "0"))
@@ -36,7 +37,7 @@ fn none_of_the_three() -> Result<()> {
     over("none_of_the_three", without(&[SACK, TIMESTAMPS, WINDOW_SCALING]), SHORT_PATHS)
 }
 
-/// The smallest that Linux takes (TCP_MIN_MSS), with timestamps and without.
+/// The segments have the smallest size that Linux takes (TCP_MIN_MSS), with timestamps and without.
 #[test]
 fn tiny_segments() -> Result<()> {
     for options in [&[][..], &[TIMESTAMPS]] {

@@ -1,4 +1,4 @@
-//! What takes how long over which link, with Shunt and without; asserts nothing.
+//! Prints how long responses take over each link, with Shunt and without. Asserts nothing.
 
 use anyhow::Result;
 use shunt_lab::{Link, Options, Role};
@@ -8,7 +8,7 @@ use super::way::{FILES, behind, far, get, lossy, narrow, patient, rough, small_m
 
 const SEEDS: u64 = 5;
 
-/// Milliseconds of all responses over one connection.
+/// Returns the milliseconds of all responses over one connection.
 fn milliseconds(link: Link, control: &'static str, options: Options) -> Result<u128> {
     let tiers = [Role::Frontend, Role::Backend].into_iter();
     let lab = tiers.fold(behind(link), |lab, role| lab.sysctl(role, "ipv4/tcp_congestion_control", control));
@@ -18,7 +18,7 @@ fn milliseconds(link: Link, control: &'static str, options: Options) -> Result<u
     })
 }
 
-/// One line for each link and each seed, in turns with the same fates, and one for all seeds.
+/// Prints one line for each link and seed, where both services meet the same losses, and one line for all seeds.
 #[test]
 #[ignore = "takes minutes and only prints"]
 fn times() -> Result<()> {

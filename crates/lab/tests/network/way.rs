@@ -1,5 +1,5 @@
-//! What must hold of a service whatever lies between it and its clients: every byte arrives, long bodies by the shortcut,
-//! over one connection that is never reset.
+//! Conditions that a service must meet over any path to its clients: every byte arrives, long bodies come by the
+//! shortcut, and the one connection is never reset.
 
 use std::time::{Duration, Instant};
 
@@ -11,52 +11,54 @@ use super::service::{Running, may_run, start_on};
 pub const FILES: &[(&str, u64)] =
     &[("1k", 1 << 10), ("32k", 32 << 10), ("100k", 100 << 10), ("1m", 1 << 20), ("4m", 4 << 20)];
 
-/// Over one connection, one after the other: short and long windows, and a long body after a short one.
+/// Paths that are fetched over one connection, one after the other. They have short and long windows, and a long body
+/// after a short one.
 pub const PATHS: &[&str] = &["/1k", "/32k", "/4m", "/100k", "/1k", "/1m", "/32k", "/32k", "/1m", "/100k"];
 
-/// The same without the longest, for ways over which that takes minutes.
+/// The same without the longest body, for links over which it would take minutes.
 pub const SHORT_PATHS: &[&str] = &["/1k", "/32k", "/100k", "/1k", "/1m", "/32k", "/32k", "/100k"];
 
-/// A loss of a retransmission is found by a timeout, and those double.
+/// Longest silence that a client allows. The loss of a retransmission is found by a timeout, and each timeout doubles
+/// the next.
 const SILENCE_LIMIT: Duration = Duration::from_secs(60);
 
-/// RTT 100 ms.
+/// Link with an RTT of 100 ms.
 pub fn far() -> Link {
     Link::wan(Duration::from_millis(50))
 }
 
-/// RTT 400 ms.
+/// Link with an RTT of 400 ms.
 pub fn farthest() -> Link {
     Link::wan(Duration::from_millis(200))
 }
 
-/// RTT 40 ms, 1% loss.
+/// Link with an RTT of 40 ms and 1% loss.
 pub fn lossy() -> Link {
     Link::wan(Duration::from_millis(20)).loss(0.01)
 }
 
-/// RTT 4 ms, 5% loss.
+/// Link with an RTT of 4 ms and 5% loss.
 pub fn very_lossy() -> Link {
     Link::wan(Duration::from_millis(2)).loss(0.05)
 }
 
-/// RTT 20 ms; 3% loss in bursts of 4 frames; late and repeated frames.
+/// Link with an RTT of 20 ms, 3% loss in bursts of 4 frames, and late and repeated frames.
 pub fn rough() -> Link {
     let link = Link::wan(Duration::from_millis(10)).jitter(Duration::from_millis(2)).burst_loss(0.03, 4.0);
     link.reorder(0.02, Duration::from_millis(4)).duplicate(0.01)
 }
 
-/// 20 Mbit/s, RTT 10 ms, and a queue of 40 ms.
+/// Link with 20 Mbit/s, an RTT of 10 ms, and a queue of 40 ms.
 pub fn narrow() -> Link {
     Link::wan(Duration::from_millis(5)).rate(20_000_000, 100_000)
 }
 
-/// The smallest MTU that IPv4 hosts must take (RFC 791).
+/// Link with the smallest MTU that IPv4 hosts must take (RFC 791).
 pub fn small_mtu() -> Link {
     Link::wan(Duration::from_millis(5)).mtu(576)
 }
 
-/// A host's TCP counters since it began (proc_net_netstat and proc_net_snmp of proc(5)).
+/// A host's TCP counters since it was made (proc_net_netstat and proc_net_snmp of proc(5)).
 pub struct TcpCounters<'a>(pub &'a Host);
 
 impl TcpCounters<'_> {
@@ -66,7 +68,7 @@ impl TcpCounters<'_> {
             Ok(read("netstat")? + &read("snmp")?)
         })??;
         let lines: Vec<&str> = table.lines().collect();
-        // A line of names, then a line of values.
+        // A line of names is followed by a line of values.
         let values = lines.chunks(2).flat_map(|pair| pair[0].split(' ').zip(pair[1].split(' ')));
         let found = values.into_iter().find(|(key, _)| *key == name);
         found.with_context(|| format!("TCP counts no {name}"))?.1.parse().context("a number")
@@ -101,7 +103,7 @@ fn tell(service: &Running<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Fetches and compares every byte.
+/// Fetches all paths, and compares every byte.
 pub fn get(service: &Running<'_>, fetch: &Fetch, paths: &[&str]) -> Result<Vec<Fetched>> {
     let fetched = fetch.run(service.lab.client(), paths)?;
     for one in &fetched {
@@ -111,14 +113,15 @@ pub fn get(service: &Running<'_>, fetch: &Fetch, paths: &[&str]) -> Result<Vec<F
     Ok(fetched)
 }
 
-/// A client as patient as these ways want it.
+/// Returns a client that waits long enough for these links.
 pub fn patient(service: &Running<'_>) -> Fetch {
     let mut fetch = Fetch::new(service.service.chain().server());
     fetch.timeout = SILENCE_LIMIT;
     fetch
 }
 
-/// All responses over one connection: whole, by the shortcut where they are long, and without a reset.
+/// Fetches all paths over one connection. Asserts that they are whole, that long ones take the shortcut, and that no
+/// connection is reset.
 pub fn check(service: &Running<'_>, fetch: &Fetch, paths: &[&str]) -> Result<()> {
     let begin = Instant::now();
     let fetched = get(service, fetch, paths);
@@ -130,7 +133,7 @@ pub fn check(service: &Running<'_>, fetch: &Fetch, paths: &[&str]) -> Result<()>
     eprintln!();
     let long = paths.iter().filter(|path| **path != "/1k").count() as u64;
     let stats = service.frontend_stats()?;
-    // A segment of the frontend's that is late counts, too: one body may be without proof.
+    // A late segment of the frontend may cost the proof for one body.
     let unproven = stats.count("servers.fetched_unproven");
     let shortcuts = stats.count("servers.shortcuts");
     let all = shortcuts + unproven == long && unproven <= 1;
@@ -142,12 +145,12 @@ pub fn check(service: &Running<'_>, fetch: &Fetch, paths: &[&str]) -> Result<()>
     Ok(())
 }
 
-/// [`check`] in a lab of its own.
+/// Runs [`check`] in a new lab.
 pub fn over(test: &str, builder: LabBuilder, paths: &[&str]) -> Result<()> {
     over_with(test, builder, paths, |_| ())
 }
 
-/// The same with another client.
+/// Like [`over`], with a changed client.
 pub fn over_with(test: &str, builder: LabBuilder, paths: &[&str], client: impl FnOnce(&mut Fetch)) -> Result<()> {
     if !may_run(test) {
         return Ok(());
@@ -159,7 +162,7 @@ pub fn over_with(test: &str, builder: LabBuilder, paths: &[&str], client: impl F
     })
 }
 
-/// A lab whose client has this link.
+/// Returns a lab whose client has this link.
 pub fn behind(link: Link) -> LabBuilder {
     Lab::builder().client_link(link)
 }

@@ -1,4 +1,4 @@
-//! Clients that read slowly, or for a time not at all: their windows close and open again.
+//! Clients that read slowly, or not at all for some time: their windows close and open again.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn a_slow_reader_far_away() -> Result<()> {
     })
 }
 
-/// Window probes go out and are answered; twice, because the second response finds a parked socket.
+/// Window probes are sent and answered. There are two responses, because the second finds a parked socket.
 #[test]
 fn a_window_that_is_closed_for_seconds() -> Result<()> {
     if !may_run("a_window_that_is_closed_for_seconds") {
@@ -32,7 +32,7 @@ fn a_window_that_is_closed_for_seconds() -> Result<()> {
     })
 }
 
-/// Longer than nginx waits by itself, where it is told to be patient, and so is the agent.
+/// The window is closed for longer than nginx and the agent wait by default, and both are configured to wait longer.
 #[test]
 #[ignore = "takes minutes"]
 fn a_window_that_is_closed_for_minutes() -> Result<()> {
@@ -49,7 +49,7 @@ fn a_window_that_is_closed_for_minutes() -> Result<()> {
     })
 }
 
-/// Past send_timeout the client is cut off, with Shunt as without.
+/// After send_timeout the client is cut off, with Shunt as without.
 #[test]
 fn a_window_that_stays_closed_ends_as_with_plain_nginx() -> Result<()> {
     if !may_run("a_window_that_stays_closed_ends_as_with_plain_nginx") {
@@ -63,7 +63,7 @@ fn a_window_that_stays_closed_ends_as_with_plain_nginx() -> Result<()> {
             fetch.stall = Duration::from_secs(15);
             let ended = fetch.run(service.lab.client(), &["/40m"]);
             ensure!(ended.is_err(), "a client that took nothing for 15 s got the rest");
-            // And nobody else's connection suffers.
+            // Another client's connection must not suffer.
             let fetched = get(service, &patient(service), &["/40m"])?;
             ensure!(fetched[0].sha256 == file_sha256(service.files.join("40m"))?, "other bytes");
             Ok(())

@@ -1,4 +1,5 @@
-//! A program that closes a descriptor and gets its number again in one turn: each client gets what was written to it.
+//! A program that closes a descriptor and gets its number again in the same turn. Each client must get what was written
+//! to it.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,7 +12,7 @@ use crate::{options, program, run};
 
 const LENGTH: usize = 1 << 20;
 
-/// Two clients at once, in the order in which they are accepted.
+/// Connects two clients at once. Returns what each gets, in the order in which they are accepted.
 fn ask(at: SocketAddr) -> Result<[Vec<u8>; 2]> {
     let mut clients = [TcpStream::connect(at)?, TcpStream::connect(at)?];
     clients[0].write_all(b"both")?;
@@ -28,7 +29,8 @@ fn a_number_that_is_used_again_is_another_connection() -> Result<()> {
     run("a_number_that_is_used_again_is_another_connection", options(), |service| {
         let length = LENGTH.to_string();
         let (program, at) = program::start(service, include_str!("same_number.py"), &["/1m", &length])?;
-        // Before the body's machine has said that it sends to such clients, the kernel takes as much as there is room for.
+        // Before the body's machine has said that it sends to such clients, the kernel takes only as many bytes as
+        // there is room for.
         let got = service.lab.client().run(|| ask(at))??;
         ensure!(Contents::of("1m").compare(&got[0]).is_ok(), "other bytes: {}", program.log());
         for turn in 0..20 {

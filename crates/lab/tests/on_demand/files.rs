@@ -1,5 +1,5 @@
-//! Files that the backend's nginx sends with sendfile: they leave for the client from where they are. One that changes before
-//! costs a connection, and no byte.
+//! Files that the backend's nginx sends with sendfile. They are sent to the client from where they are. A file that
+//! changes before costs a connection, and no wrong byte is sent.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -16,14 +16,14 @@ use crate::lost::{disturb, is_honest};
 use crate::service::Running;
 use crate::{handed_off, long_bytes, options, paths, program, run, run_with};
 
-/// What was changed a shorter time ago is copied.
+/// Time after a file's last change from which on it is sent by reference, and not copied.
 const SETTLED: Duration = Duration::from_millis(3100);
 
-/// Has the backend's nginx refer to files, from now on.
+/// Waits until the backend's nginx sends files by reference.
 fn settle(service: &Running<'_>) -> Result<()> {
     std::thread::sleep(SETTLED);
     let deadline = Instant::now() + PATIENCE;
-    // The long ones at once; a short one when it is sent again.
+    // Long files are referred to at once, a short one when it is sent again.
     while service.service.stats(service.lab.backend())?.count("store.files") < 2 {
         service.whole(&Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths(1))?)?;
         ensure!(Instant::now() < deadline, "no files are referred to");
@@ -43,14 +43,14 @@ fn files_pass_by_all_tiers() -> Result<()> {
     })
 }
 
-/// What becomes of a file, and whether the bytes that were sent of it are still to be had.
+/// Name of a change, whether the bytes that were sent of the file can still be had after it, and the change.
 type Fate = (&'static str, bool, fn(&Path) -> Result<()>);
 
 fn open(path: &Path) -> Result<File> {
     Ok(OpenOptions::new().write(true).open(path)?)
 }
 
-/// At the end of 7 MiB, or of 1 MiB: a client that waits has not got that far.
+/// The changes are near the end of 7 MiB, or of 1 MiB: a client that waits has not got that far.
 const FATES: [Fate; 5] = [
     ("left", true, |_| Ok(())),
     ("truncated", false, |path| Ok(open(path)?.set_len(700_000)?)),
@@ -86,7 +86,7 @@ fn begun(service: &Running<'_>) -> Result<u64> {
 
 const LENGTH: usize = 1 << 20;
 
-/// What a client gets of a file that this happens to when the program has read all of it, and looked at nothing.
+/// Returns what a client gets of a file that is changed after the program has read all of it by reference.
 fn ask(at: SocketAddr, name: &str, happens: impl FnOnce() -> Result<()>) -> Result<Vec<u8>> {
     let mut client = TcpStream::connect(at)?;
     client.set_read_timeout(Some(Duration::from_secs(20)))?;
@@ -109,7 +109,7 @@ fn a_file_that_changes_before_a_client_gets_it_costs_a_connection_and_no_byte() 
         std::thread::sleep(SETTLED);
         let (python, at) = program::start(service, include_str!("later.py"), &[&LENGTH.to_string()])?;
         let client = service.lab.client();
-        // From then on it is known who sends to such clients.
+        // After this file, it is known which machine sends to such clients.
         client.run(|| ask(at, FATES[0].0, || Ok(())))??;
         for (fate, stays, happens) in FATES {
             let before = begun(service)?;

@@ -1,4 +1,4 @@
-//! Programs that are killed: their clients see an end, as they would of any program, and no other bytes.
+//! Programs that are killed. Their clients see an end, as with any program, and no other bytes.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use crate::{LIMIT, options, program, run};
 
 const LENGTH: usize = 1 << 20;
 
-/// Shorter than anything that an agent or a kernel gives up after.
+/// Time that is shorter than any timeout of an agent or the kernel.
 const SOON: Duration = Duration::from_secs(6);
 
 #[test]

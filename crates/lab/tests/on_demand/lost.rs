@@ -1,4 +1,4 @@
-//! What goes wrong while a holder's agent sends: a body is whole, or its client sees that it is not.
+//! Faults while a holder's agent sends: a body is whole, or its client sees that it is not.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,13 @@ use shunt_lab::{Ending, Fetch, Host};
 use crate::service::Running;
 use crate::{LIMIT, options, paths, run};
 
-/// Until what was killed is started again.
+/// Time between killing a process and starting it again.
 const GONE: Duration = Duration::from_millis(300);
 
-/// Does something while a client has some of a body and takes no more, and returns what that client gets after all.
+/// Calls `what` while a client has a part of a body and reads no more. Returns what that client then gets.
 pub fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<Ending> {
     let server = service.service.chain().server();
-    // Handed off before: an agent that has just begun has no handoffs to lose.
+    // Handoffs are made before, because an agent that has just started has none to lose.
     until_handed_off(service)?;
     let mut client = Client::connect(service.lab.client(), server, Some(256 << 10))?;
     client.ask("/7m", "7m", 7 << 20);
@@ -25,8 +25,8 @@ pub fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) ->
     client.finish(LIMIT)
 }
 
-/// All files come whole, and bodies pass by the frontend: again, within a while. Programs notice within two seconds that their
-/// store has begun anew; until then what they write may be lost, and connections with it.
+/// Waits until all files come whole and bodies pass by the frontend again. Programs notice within two seconds that
+/// their store has been restarted. Until then bytes that they write may be lost, and connections with them.
 pub fn until_handed_off(service: &Running<'_>) -> Result<()> {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -53,7 +53,7 @@ pub fn signal_server(service: &mut Running<'_>, host: &Host, signal: Signal) -> 
     service.service.chain_mut().process(host.name()).context("it has a server")?.signal(signal)
 }
 
-/// Disturbs the machine that sends and the one whose client it is: bodies are handed off again afterwards.
+/// Disturbs first the backend, then the frontend. Asserts that bodies are handed off again afterwards.
 fn on_each(service: &mut Running<'_>, what: impl Fn(&mut Running<'_>, &Host) -> Result<()>) -> Result<()> {
     for host in [service.lab.backend(), service.lab.frontend()] {
         let ending = disturb(service, |service| what(service, host));

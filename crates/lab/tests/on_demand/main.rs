@@ -20,7 +20,7 @@ use service::{FILES, Running, may_run, start_on};
 use shunt_lab::{ByteMeter, Fetch, Host, Lab, OnDemand, Options, Role, Settings};
 use shunt_testbed::PATIENCE;
 
-/// How long a client waits for anything.
+/// Time that a client waits for anything.
 const LIMIT: Duration = PATIENCE;
 
 fn options() -> Options {
@@ -45,7 +45,7 @@ fn run_with(
     })
 }
 
-/// What a host's nginx has written absent, and not had.
+/// Returns the bytes that the frontend's nginx has written to clients without having them in memory.
 fn handed_off(service: &Running<'_>) -> Result<u64> {
     Ok(service.frontend_stats()?.count("store.by_program.nginx.handed_off"))
 }
@@ -54,7 +54,7 @@ fn intermediate<'a>(service: &Running<'a>) -> Result<&'a Host> {
     service.lab.intermediates().first().copied().context("an intermediate")
 }
 
-/// Every file so often, on one connection.
+/// Returns the path of every file, `times` times.
 fn paths(times: usize) -> Vec<String> {
     (0..times).flat_map(|_| FILES.iter().map(|(name, _)| format!("/{name}"))).collect()
 }
@@ -104,7 +104,7 @@ fn slow_readers_and_closed_connections_get_all() -> Result<()> {
     })
 }
 
-/// Has the frontend's responses go out in chunks, and have something behind the body, without a look at it.
+/// Has the frontend send chunks, with a trailer behind the body, without looking at the body.
 fn trailers(_: &Lab, host: &Host) -> String {
     if host.role() == Role::Frontend { "add_trailer X-End yes;\n".to_owned() } else { String::new() }
 }
@@ -120,7 +120,7 @@ fn chunks_end_where_they_do() -> Result<()> {
         service.whole(&fetched)?;
         ensure!(fetched.iter().all(|one| one.field("transfer-encoding") == Some("chunked")), "chunks");
         let (handed, long) = (handed_off(service)? - before, long_bytes(4));
-        // What is behind the end of a handoff goes into the connection itself.
+        // Bytes that follow the end of a handoff go into the connection itself.
         ensure!(handed * 20 > long, "{handed} of {long} bytes were handed off");
         Ok(())
     })

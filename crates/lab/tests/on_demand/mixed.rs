@@ -1,4 +1,4 @@
-//! Requests of all kinds in an order that a seed gives, on several connections at once, each byte compared.
+//! Requests of all kinds in an order that a seed gives, on several connections at once. Each byte is compared.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -16,7 +16,7 @@ use crate::{LIMIT, options, run};
 
 const CLIENTS: u64 = 4;
 
-/// The same again below another path, in chunks.
+/// Makes a location with the same files, sent in chunks.
 fn chunks(_: &Lab, host: &Host) -> String {
     if host.role() != Role::Frontend {
         return String::new();
@@ -26,7 +26,7 @@ fn chunks(_: &Lab, host: &Host) -> String {
         .to_owned()
 }
 
-/// A request, and what of a file is to come.
+/// A request, and the part of a file that is to come.
 struct Asked {
     text: String,
     file: usize,
@@ -55,7 +55,7 @@ impl Asked {
     }
 }
 
-/// The lines of a header, and whether the connection stays.
+/// Fields of a response's header.
 struct Head {
     length: Option<usize>,
     is_chunked: bool,
@@ -81,7 +81,7 @@ impl Head {
     }
 }
 
-/// Reads a response and compares it. False: its connection ends behind it.
+/// Reads a response and compares its body. Returns `false` where the connection ends after it.
 fn answer(stream: &mut impl BufRead, asked: &Asked, file: &[u8]) -> Result<bool> {
     let head = Head::read(stream)?;
     let mut got = Vec::new();
@@ -147,7 +147,7 @@ fn leave(random: &mut Random, server: SocketAddr, files: &[Vec<u8>]) -> Result<(
     let mut stream = connect(server)?;
     stream.get_mut().write_all(asked.text.as_bytes())?;
     let mut some = vec![0; random.below(files[asked.file].len())];
-    // Less may come: of a HEAD, or of a range.
+    // Fewer bytes may come, because the request may be a HEAD or ask for a range.
     stream.get_mut().set_read_timeout(Some(Duration::from_millis(20)))?;
     let _ = stream.read_exact(&mut some);
     if random.below(2) == 0 {
@@ -156,7 +156,7 @@ fn leave(random: &mut Random, server: SocketAddr, files: &[Vec<u8>]) -> Result<(
     Ok(())
 }
 
-/// A connection's life: how many requests that was.
+/// Makes one connection with all its requests. Returns the number of requests.
 fn live(random: &mut Random, server: SocketAddr, files: &[Vec<u8>]) -> Result<usize> {
     let kind = random.below(10);
     if kind == 0 {
@@ -219,7 +219,7 @@ fn mixed(test: &str, requests: usize) -> Result<()> {
     })
 }
 
-/// Most of it.
+/// Asserts that most absent bytes were handed off, and that no more handoffs were cancelled than clients have left.
 fn went_past(service: &Running<'_>) -> Result<()> {
     let stats = service.frontend_stats()?;
     let of = |name: &str| stats.count(&format!("store.by_program.nginx.{name}"));
@@ -236,7 +236,7 @@ fn requests_of_all_kinds() -> Result<()> {
     mixed("requests_of_all_kinds", 500)
 }
 
-/// `make odb-suites` runs it, too.
+/// `make odb-suites` runs this test, too.
 #[test]
 #[ignore = "it takes minutes"]
 fn ten_thousand_requests_of_all_kinds() -> Result<()> {

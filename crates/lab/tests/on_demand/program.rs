@@ -1,4 +1,4 @@
-//! Python programs on the frontend, under Shunt, which read bodies without a look at them.
+//! Python programs on the frontend, under Shunt, that read bodies without looking at them.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,8 @@ use shunt_lab::{OnDemand, Process};
 use crate::intermediate;
 use crate::service::Running;
 
-/// Starts one: its first arguments are where it listens, which is returned, and who has bodies.
+/// Starts a program. Its first arguments are the address at which it listens, which is also returned, and that of the
+/// server with the bodies.
 pub fn start(service: &Running<'_>, text: &str, arguments: &[&str]) -> Result<(Process, SocketAddr)> {
     let frontend = service.lab.frontend();
     let file = frontend.dir().join("program.py");

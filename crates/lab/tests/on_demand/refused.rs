@@ -14,7 +14,8 @@ use crate::lost::until_handed_off;
 use crate::service::Running;
 use crate::{LIMIT, options, paths, program, run, trailers};
 
-/// So many requests for every file on each of eight connections at once, of all kinds: about a thousand.
+/// Sends 20 requests for every file on each of eight connections at once, with different kinds of clients: about a
+/// thousand requests.
 fn thousand(service: &Running<'_>) -> Result<()> {
     const EACH: usize = 20;
     let fetch = Fetch { timeout: LIMIT, ..Fetch::new(service.service.chain().server()) };
@@ -38,7 +39,7 @@ fn thousand(service: &Running<'_>) -> Result<()> {
     })
 }
 
-/// Nothing has broken.
+/// Asserts that no connection has broken.
 fn all_is_well(service: &Running<'_>) -> Result<()> {
     let stats = service.frontend_stats()?;
     for nothing in ["frontend.fe_cancelled", "frontend.fe_out_fin_to_rst", "frontend.fe_drop_early_write"] {
@@ -64,7 +65,7 @@ fn a_server_that_nobody_may_speak_for() -> Result<()> {
     nobody_sends("a_server_that_nobody_may_speak_for", settings)
 }
 
-/// Their end is written behind the body in the same turn.
+/// The end of a chunked body is written behind the body in the same turn.
 #[test]
 fn chunks_of_a_server_that_nobody_may_speak_for() -> Result<()> {
     let settings = Settings { speaks_for: Some("\"192.0.2.77\""), locations: Some(trailers), ..Settings::default() };
@@ -86,7 +87,7 @@ fn more_clients_than_a_machine_may_send_to_wait() -> Result<()> {
     })
 }
 
-/// Does it while the frontend's agent stands still, for longer than its peers wait for it.
+/// Calls `what` while the frontend's agent is stopped, for longer than its peers wait for it.
 fn while_the_agent_stands_still<T>(service: &mut Running<'_>, what: impl FnOnce() -> Result<T>) -> Result<T> {
     let frontend = service.lab.frontend();
     let mut signal = |signal| service.service.agent_process(frontend)?.context("it runs")?.signal(signal);
@@ -97,8 +98,9 @@ fn while_the_agent_stands_still<T>(service: &mut Running<'_>, what: impl FnOnce(
     Ok(done)
 }
 
-/// Has each of eight clients ask for one body while the frontend's agent stands still for longer than its peers wait for it:
-/// what a program tells it meanwhile is of a session that is over. Returns how many got all; the others nothing of the body.
+/// Has each of eight clients ask for one body while the frontend's agent is stopped for longer than its peers wait for
+/// it. What a program tells the agent meanwhile belongs to a session that is over. Returns how many clients got the
+/// whole body; the others get nothing of it.
 fn asked_meanwhile(service: &mut Running<'_>, fields: &[String]) -> Result<u64> {
     until_handed_off(service)?;
     let server = service.service.chain().server();
@@ -123,10 +125,11 @@ fn asked_meanwhile(service: &mut Running<'_>, fields: &[String]) -> Result<u64> 
 
 const CLIENTS: u64 = 8;
 
-/// On a busy machine the agent sends claims before it finds the session over. Such a turn shows nothing.
+/// Most attempts. On a busy machine the agent may send claims before it finds the session over, and such an attempt
+/// shows nothing.
 const TURNS: usize = 5;
 
-/// Has turns, each with a service of its own, until one has shown something.
+/// Makes attempts, each with a new service, until one has shown something.
 fn in_turns(name: &str, turn: impl Fn(&mut Running<'_>) -> Result<bool>) -> Result<()> {
     for _turn in 0..TURNS {
         let mut shows = false;
@@ -147,7 +150,7 @@ fn a_handoff_of_a_session_that_is_over_is_taken_back() -> Result<()> {
         let whole = asked_meanwhile(service, &[])?;
         let stats = service.frontend_stats()?;
         let (undone, lost) = (stats.count("frontend.fe_undone"), stats.count("agent.ended.PeerLost"));
-        // The claim of another left before the agent has found out, and may have come to somebody.
+        // The agent may have sent another handoff's claim before it found out, and that claim may have arrived.
         ensure!(whole == undone && lost >= CLIENTS - whole, "{whole} whole, {undone} taken back, {lost} lost");
         let taken_back = stats.count("store.by_program.nginx.taken_back");
         ensure!(taken_back >= undone * 60_000, "{taken_back} bytes were taken back");
@@ -157,11 +160,12 @@ fn a_handoff_of_a_session_that_is_over_is_taken_back() -> Result<()> {
 }
 
 const BEGINNING: usize = 256 << 10;
-/// The first of them may be lost with the session.
+/// Clients that the program begins to write to. The handoff of the first ones may be lost with the session.
 const BEGUN: usize = 6;
 
-/// Has a program begin to write to clients that take nothing, and nobody send that: it is taken back. Then the program goes on with
-/// the last of them, or closes it; what it says of its next write, and that client.
+/// Has a program begin to write to clients that read nothing, while nobody can send that: the bytes are taken back.
+/// Then the program continues with the last client (`then` is "goes on"), or closes it. Returns what it reports of its
+/// next write, the program, and the clients.
 fn written_meanwhile(
     service: &mut Running<'_>,
     then: &str,
@@ -170,7 +174,7 @@ fn written_meanwhile(
     let [length, beginning, begun] = [LENGTH, BEGINNING, BEGUN].map(|number| number.to_string());
     let arguments = ["/1m", &length, &beginning, &begun, then];
     let (program, at) = program::start(service, include_str!("nonblocking.py"), &arguments)?;
-    // From then on it is known who sends to such clients.
+    // After this body, it is known which machine sends to such clients.
     eventually(|| {
         service.lab.client().run(|| everything(asking(TcpStream::connect(at)?, b"w")?))??;
         let begun = service.frontend_stats()?.count("frontend.fe_begun");
@@ -198,7 +202,8 @@ fn written_meanwhile(
     Ok((String::from_utf8_lossy(&told).into_owned(), program, clients.into_iter().chain(new).collect()))
 }
 
-/// The client takes nothing of what has come back. Who writes to it without waiting hears that there is no room, until there is.
+/// The client reads nothing of the bytes that were taken back. A program that writes to it without blocking gets EAGAIN
+/// until there is room.
 #[test]
 fn what_comes_back_holds_up_no_program_that_does_not_wait() -> Result<()> {
     in_turns("what_comes_back_holds_up_no_program_that_does_not_wait", |service| {
@@ -228,7 +233,7 @@ fn what_comes_back_holds_up_nobody_who_gets_its_number() -> Result<()> {
 
 const LENGTH: usize = 1 << 20;
 
-/// A connection whose client takes little before it reads.
+/// Connects as a client that takes little before it reads.
 fn with_little_room(at: SocketAddr) -> Result<TcpStream> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
     sockopt::set_socket_recv_buffer_size(&socket, 8 << 10)?;
@@ -241,7 +246,7 @@ fn asking(mut client: TcpStream, what: &[u8]) -> Result<TcpStream> {
     Ok(client)
 }
 
-/// Reads all, which is the body.
+/// Reads to the end, and asserts that this is the body.
 fn everything(mut client: TcpStream) -> Result<()> {
     client.set_read_timeout(Some(LIMIT))?;
     let mut got = Vec::new();
@@ -251,7 +256,7 @@ fn everything(mut client: TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Nobody can write what comes back, and its client need not wait for it.
+/// No process can write what is taken back, and the client must not wait for it.
 #[test]
 fn a_handoff_that_comes_back_to_a_closed_connection_ends_it() -> Result<()> {
     in_turns("a_handoff_that_comes_back_to_a_closed_connection_ends_it", |service| {

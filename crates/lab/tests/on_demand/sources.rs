@@ -1,4 +1,4 @@
-//! Bodies of a store that the next tier cannot fetch from go there as bytes.
+//! Bodies in a store that the next tier cannot fetch from are sent to it as bytes.
 
 use anyhow::{Result, ensure};
 use shunt_lab::{Fetch, Host, Options, Role, Settings};
@@ -6,7 +6,7 @@ use shunt_testbed::eventually;
 
 use crate::{intermediate, options, paths, run};
 
-/// The frontend's agent has the intermediate as a peer, and not the backend.
+/// Removes the backend from the peers of the frontend's agent. The intermediate stays a peer.
 fn without_the_backend(host: &Host, text: String) -> String {
     if host.role() != Role::Frontend {
         return text;
@@ -26,7 +26,7 @@ fn a_tier_that_does_not_know_the_holder_gets_bytes() -> Result<()> {
         let counted = |name: &str| -> Result<u64> {
             Ok(service.service.stats(between)?.count(&format!("store.by_program.nginx.{name}")))
         };
-        // Agents may still have to start, and to find each other.
+        // Agents may have to start first, and to find each other.
         eventually(|| {
             service.frontend_stats()?;
             service.whole(&Fetch::new(server).run(service.lab.client(), &paths(2))?)?;

@@ -1,4 +1,5 @@
-//! What a program writes to a server is its own to send: that server's packets may come in where none are steered.
+//! A program sends itself what it writes to a server, without a handoff: that server's packets may come in by an
+//! interface without steering.
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener};

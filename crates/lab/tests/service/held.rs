@@ -1,4 +1,4 @@
-//! A client that has asked for a long body and reads no more of it for now: its handoff goes on and on.
+//! A client that has asked for a long body and reads no more of it for now, so that its handoff lasts.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -10,22 +10,22 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::Running;
 
-/// Small enough that a body of [`HELD_BYTES`] cannot be all in the client's kernel.
+/// Receive buffer of the client, so small that its kernel cannot hold all of a body of [`HELD_BYTES`].
 const RECEIVE_BUFFER: usize = 32 << 10;
-/// The shortest body whose handoff lasts until the client reads on.
+/// Length of the shortest body whose handoff lasts until the client reads on.
 pub const HELD_BYTES: u64 = 256 << 10;
 
-/// One connection with one response whose head has come.
+/// One connection, with one response whose header has come.
 pub struct Held {
     stream: TcpStream,
     path: String,
-    /// Bytes of the body that came with the head.
+    /// Bytes of the body that came with the header.
     begun: Vec<u8>,
     length: usize,
 }
 
 impl Held {
-    /// Asks for `/name`, and reads to the end of the head. To be called inside the client's namespace.
+    /// Asks for `/name`, and reads to the end of the header. To be called inside the client's namespace.
     pub fn ask(service: &Running<'_>, name: &str, fields: &str) -> Result<Self> {
         let server = service.service.chain().server();
         let family = if server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -55,12 +55,12 @@ impl Held {
         Ok(Self { stream, path: name.to_owned(), begun, length })
     }
 
-    /// The client's end.
+    /// Returns the client's address.
     pub fn local(&self) -> Result<SocketAddr> {
         Ok(self.stream.local_addr()?)
     }
 
-    /// Reads so many bytes of the body, and keeps them.
+    /// Reads `bytes` bytes of the body, and keeps them.
     pub fn read_some(&mut self, bytes: usize) -> Result<()> {
         let mut buffer = vec![0; bytes];
         self.stream.read_exact(&mut buffer).with_context(|| format!("{}: {bytes} bytes", self.path))?;
@@ -68,12 +68,13 @@ impl Held {
         Ok(())
     }
 
-    /// Goes away with a reset.
+    /// Closes the connection with a reset.
     pub fn reset(self) -> Result<()> {
         Ok(sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO))?)
     }
 
-    /// Reads on, whatever the bytes are: whether the connection ends before all have come. Silence is an error.
+    /// Reads on, without comparing. Returns whether the connection ends before all bytes have come. Silence is an
+    /// error.
     pub fn ends_early(mut self) -> Result<bool> {
         let mut left = self.length - self.begun.len();
         let mut buffer = [0; 64 << 10];
@@ -95,13 +96,13 @@ impl Held {
         self.read_rest(service)
     }
 
-    /// The same, and then asks for `/name`, whose body is not looked at: the connection goes on.
+    /// Like `finish`, and then asks for `/name` on the same connection, without comparing that body.
     pub fn finish_and_ask_again(mut self, service: &Running<'_>, name: &str) -> Result<()> {
         self.read_rest(service)?;
         self.ask_again(name)
     }
 
-    /// Reads nothing before, because the body has been read.
+    /// Asks for `/name`. The first body has been read already.
     pub fn ask_again(mut self, name: &str) -> Result<()> {
         write!(self.stream, "GET /{name} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
         let mut response = Vec::new();
@@ -110,7 +111,7 @@ impl Held {
         Ok(())
     }
 
-    /// Waits for what comes behind a body that has been read: whether that is a reset. Silence is an error.
+    /// Waits for what follows a body that has been read. Returns whether it is a reset. Silence is an error.
     pub fn ends_in_a_reset(mut self) -> Result<bool> {
         loop {
             match self.stream.read(&mut [0; 64]) {

@@ -1,4 +1,4 @@
-//! A service with Shunt for one test.
+//! A service with Shunt, for one test.
 #![allow(dead_code, unused_imports, reason = "each test uses a part of it")]
 
 pub mod held;
@@ -17,7 +17,7 @@ use shunt_lab::{
 pub use shunt_testbed::may_run;
 use shunt_testbed::{PATIENCE, eventually, within};
 
-/// Waits until something is so; `what` names it in the error.
+/// Waits until `reached` returns true. `what` names the condition in the error.
 pub fn until(what: &str, mut reached: impl FnMut() -> Result<bool>) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while !reached()? {
@@ -27,7 +27,7 @@ pub fn until(what: &str, mut reached: impl FnMut() -> Result<bool>) -> Result<()
     Ok(())
 }
 
-/// Around the shortest offer (32 KiB), and well above.
+/// Files with lengths around that of the shortest offer (32 KiB), and well above.
 pub const FILES: &[(&str, u64)] = &[
     ("1k", 1 << 10),
     ("32k-1", (32 << 10) - 1),
@@ -37,7 +37,7 @@ pub const FILES: &[(&str, u64)] = &[
     ("7m", 7 << 20),
 ];
 
-/// [`shunt_lab::Settings::http`] where a body that is alone on its connection is to be handed off, too.
+/// Value of [`shunt_lab::Settings::http`] with which a body that is alone on its connection is handed off, too.
 pub const ALONE: &[&str] = &["shunt_alone_length 0"];
 
 /// A lab with its service.
@@ -47,12 +47,13 @@ pub struct Running<'lab> {
     pub service: Service<'lab>,
 }
 
-/// Starts one with so many intermediates on the `mtu` wire, runs the test, and looks whether all still work.
+/// Starts a service with a number of intermediates on the `mtu` wire, runs the test, and checks that all parts still
+/// run.
 pub fn start<T>(intermediates: u8, test: impl FnOnce(&mut Running<'_>) -> Result<T>) -> Result<T> {
     start_on(Lab::builder().intermediates(intermediates), FILES, Options::shunt(), test)
 }
 
-/// The same in another lab, with other files and options.
+/// Like [`start`], with another lab, other files and other options.
 pub fn start_on<T>(
     builder: LabBuilder,
     files: &[(&str, u64)],
@@ -62,7 +63,7 @@ pub fn start_on<T>(
     start_prepared(builder, files, options, |_| Ok(()), test)
 }
 
-/// The same, where something about the hosts is to be changed before anything starts.
+/// Like [`start_on`]. Calls `prepare`, which may change the hosts, before anything is started.
 pub fn start_prepared<T>(
     builder: LabBuilder,
     files: &[(&str, u64)],
@@ -80,7 +81,7 @@ pub fn start_prepared<T>(
     Ok(outcome)
 }
 
-/// A counter of a host's TCP, of `/proc/net/snmp` (group `Tcp`) or `/proc/net/netstat` (`TcpExt`).
+/// Returns a counter of a host's TCP, from `/proc/net/snmp` (group `Tcp`) or `/proc/net/netstat` (`TcpExt`).
 pub fn counted_by_kernel(host: &Host, file: &str, group: &str, name: &str) -> Result<u64> {
     let text = host.run(|| std::fs::read_to_string(format!("/proc/thread-self/net/{file}")))??;
     let lines = text.lines().filter_map(|line| line.strip_prefix(group)?.strip_prefix(": "));
@@ -90,7 +91,8 @@ pub fn counted_by_kernel(host: &Host, file: &str, group: &str, name: &str) -> Re
     Ok(value.parse()?)
 }
 
-/// A socket at a port of which its host may have other connections, or at any port. To be made on that host ([`Host::run`]).
+/// Makes a socket at a port that its host may use for other connections, too, or at any port. To be called on that host
+/// ([`Host::run`]).
 pub fn socket_at(port: Option<u16>) -> std::io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     if let Some(port) = port {
@@ -100,7 +102,7 @@ pub fn socket_at(port: Option<u16>) -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// As a server of that host would.
+/// Connects to a host's agent, in the way of a server.
 pub fn connect_to_agent(host: &Host) -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -113,7 +115,7 @@ impl Running<'_> {
         self.service.stats(self.lab.frontend())
     }
 
-    /// Fails where a status is not 200, or a byte is not the file's.
+    /// Asserts that each status is 200 and each body is that of the file.
     pub fn whole(&self, fetched: &[Fetched]) -> Result<()> {
         for one in fetched {
             ensure!(one.status == 200, "{}: status {}", one.path, one.status);
@@ -122,14 +124,15 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// Whole bodies, and the shortcut is still taken.
+    /// Asserts that bodies are whole and the shortcut is still taken.
     pub fn still_good(&self) -> Result<()> {
         let shortcuts = self.shortcuts_of_two()?;
         ensure!(shortcuts == 2, "{shortcuts} shortcuts instead of 2: {}", self.frontend_stats()?.under("servers"));
         Ok(())
     }
 
-    /// The same once servers have found their agents again: until then bodies are relayed, and are whole, too.
+    /// Waits until servers have found their agents again and shortcuts are taken. Until then bodies are relayed, and
+    /// must be whole, too.
     pub fn good_again(&self) -> Result<()> {
         eventually(|| match self.shortcuts_of_two() {
             Ok(shortcuts) if shortcuts < 2 => Err(anyhow!("{shortcuts} shortcuts instead of 2")),
@@ -146,7 +149,7 @@ impl Running<'_> {
         })
     }
 
-    /// Waits until the backend sends nothing any more, parked sockets included, or until it does.
+    /// Waits until the backend's agent has senders, or has none, not even parked ones.
     pub fn until_sending(&self, is_sending: bool) -> Result<()> {
         eventually(|| {
             let stats = self.service.stats(self.lab.backend())?;
@@ -159,7 +162,7 @@ impl Running<'_> {
         let counted = || Ok::<_, anyhow::Error>(self.frontend_stats()?.count("servers.shortcuts"));
         let before = counted()?;
         self.whole(&fetch(self.lab.client(), self.service.chain().server(), &["/64k", "/1m"])?)?;
-        // A client has its last byte before the frontend knows, and counts it.
+        // The client may have its last byte before the frontend knows and counts it.
         let _ = within(Duration::from_secs(3), || {
             ensure!(counted()? >= before + 2);
             Ok(())
@@ -167,12 +170,12 @@ impl Running<'_> {
         Ok(counted()?.saturating_sub(before))
     }
 
-    /// Fails where a response that was long enough went the long way.
+    /// Asserts that no response that was long enough was relayed or fetched.
     pub fn no_fallback(&self) -> Result<()> {
         self.no_fallback_but(0)
     }
 
-    /// The same, but for so many bodies that were fetched.
+    /// Like `no_fallback`, but allows exactly `fetched` fetched bodies.
     pub fn no_fallback_but(&self, fetched: u64) -> Result<()> {
         let stats = self.service.all_stats()?;
         let none = ["relayed_no_agent", "relayed_no_peer", "relayed_agent_busy", "fetch_failed"].map(|name| (name, 0));

@@ -1,4 +1,4 @@
-//! A service whose frontend also speaks TLS.
+//! A service whose frontend speaks TLS, too.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use shunt_lab::{Host, Lab, LabBuilder, Options, Settings, Stats, file_sha256, tl
 
 use crate::service::{Running, counted_by_kernel, start_on};
 
-/// Around the sizes of a record, of the shortest offer, and well above.
+/// Files with lengths around that of a record and of the shortest offer, and well above.
 pub const FILES: &[(&str, u64)] = &[
     ("1k", 1 << 10),
     ("16k-1", (16 << 10) - 1),
@@ -30,25 +30,26 @@ pub fn on_tls_with(options: Options, test: impl FnOnce(&mut Running<'_>) -> Resu
     start_on(Lab::builder().intermediates(1), FILES, options, test)
 }
 
-/// Shortcuts from 1 KiB on, for frontends that speak TLS.
+/// Options for frontends that speak TLS, with shortcuts from 1 KiB on.
 pub fn options() -> Options {
     let settings = Settings { tls: Some(""), ..Settings::default() };
     Options { offer_min: Some(1 << 10), settings, ..Options::shunt() }
 }
 
-/// The certificate that clients are to trust.
+/// Returns the certificate of the authority that clients are to trust.
 pub fn authority(service: &Running<'_>) -> PathBuf {
     tls_authority(service.lab.frontend())
 }
 
-/// The files' URLs, small and large in turn, over and over.
+/// Returns `count` URLs of the files, small and large in turn, repeatedly.
 pub fn urls(service: &Running<'_>, count: usize) -> Vec<(String, String)> {
     let address = service.lab.frontend().address();
     let names = FILES.iter().chain(FILES.iter().rev()).cycle().map(|(name, _)| *name);
     names.take(count).map(|name| (name.to_owned(), format!("https://{address}/{name}"))).collect()
 }
 
-/// Runs a client that writes one file per URL into a directory, and compares them: what the frontend counted.
+/// Runs a client that writes one file for each URL into a directory, and compares the files. Returns the growth of the
+/// frontend's counters.
 pub fn compare(
     service: &Running<'_>,
     urls: &[(String, String)],
@@ -64,7 +65,7 @@ pub fn compare(
     before.counted(service)
 }
 
-/// What was counted before a client came.
+/// Counters before a client's run.
 pub struct Before {
     stats: Stats,
     connections: u64,
@@ -81,12 +82,12 @@ impl Before {
     }
 }
 
-/// TCP connections that a host has made: a client's are those to the frontend, which also accepts agents'.
+/// Returns the number of TCP connections that a host has made. A client makes them only to the frontend.
 fn made(host: &Host) -> Result<u64> {
     counted_by_kernel(host, "snmp", "Tcp", "ActiveOpens")
 }
 
-/// What the frontend's servers counted in between, and the connections that the client made.
+/// Counters of the frontend's servers before and after, and the number of connections that the client made.
 pub struct Counted {
     pub before: Stats,
     pub after: Stats,

@@ -1,4 +1,5 @@
-//! A browser: headless Chromium loads a page of fifty images, then reads each of them again and tells its hash.
+//! Test with a browser: headless Chromium loads a page of fifty images, then fetches each of them again and reports its
+//! hash.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,12 +12,12 @@ use crate::bed::{Before, FILES};
 use crate::service::{Running, may_run, start_on};
 
 const IMAGES: usize = 50;
-/// Pixels in a row: with 3 bytes each, a row needs no padding.
+/// Width in pixels of 3 bytes each. Rows of this width need no padding.
 const WIDTH: usize = 64;
-/// Rows of the images in turn: bodies of 1 KiB to 4 MiB.
+/// Heights of the images in turn: bodies of 1 KiB to 4 MiB.
 const HEIGHTS: [usize; 5] = [6, 85, 350, 2000, 21_800];
 
-/// An uncompressed image (BITMAPINFOHEADER) of pixels that differ from image to image.
+/// Returns an uncompressed image (BITMAPINFOHEADER). Its pixels depend on its number.
 fn bitmap(number: usize, height: usize) -> Vec<u8> {
     let pixels = WIDTH * 3 * height;
     let mut image = b"BM".to_vec();
@@ -34,7 +35,7 @@ fn bitmap(number: usize, height: usize) -> Vec<u8> {
     image
 }
 
-/// The page; what it has found it writes into itself: for each image its width and the hash of its file.
+/// Returns the page. Its script writes into the page, for each image, the width and the hash of the file.
 fn page() -> String {
     let images: String = (0..IMAGES).map(|number| format!("<img src=\"image{number}\">\n")).collect();
     format!(
@@ -56,7 +57,7 @@ addEventListener("load", async () => {{
     )
 }
 
-/// A browser does not show what says that it is no page.
+/// Sets the content type, without which a browser would not show the page.
 fn types(_: &Lab, host: &Host) -> String {
     match host.role() {
         Role::Backend => "        types { text/html html; }\n".to_owned(),
@@ -71,7 +72,7 @@ fn write_site(directory: &Path) -> Result<()> {
     std::fs::write(directory.join("page.html"), page()).context("writing the page")
 }
 
-/// The hash of the frontend's public key, by which Chromium is told to trust it.
+/// Returns the hash of the frontend's public key, by which Chromium is told to trust it.
 fn key_hash(service: &Running<'_>) -> Result<String> {
     let certificate = service.lab.frontend().dir().join("tls/frontend.pem");
     let mut shell = Command::new("sh");
@@ -82,11 +83,12 @@ fn key_hash(service: &Running<'_>) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
-/// The document that Chromium ends with.
+/// Returns the final document of Chromium.
 fn browse(service: &Running<'_>, path: &str) -> Result<String> {
     let profile = tempfile::tempdir()?;
     let mut chromium = Command::new("timeout");
-    // In the namespace there is neither a desktop nor an ordinary user. Time goes on in the page when nothing is loading.
+    // The namespace has neither a desktop nor an ordinary user. With a virtual time budget, time passes in the page
+    // while nothing is loading.
     chromium.args(["240", "chromium-headless-shell", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]);
     chromium.args(["--dump-dom", "--virtual-time-budget=600000", "--timeout=200000"]);
     chromium.arg(format!("--user-data-dir={}", profile.path().display()));
@@ -122,7 +124,7 @@ fn chromium_on_a_page_of_fifty_images() -> Result<()> {
             ensure!(*width == WIDTH.to_string(), "{name} is {width} pixels wide to Chromium");
             ensure!(*hash == file_sha256(service.files.join(&name))?, "{name}: other bytes");
         }
-        // Once for the page, once for the hash; the page itself is of text, and long enough, too.
+        // Each image is fetched for the page and for its hash. The page is also offered: it is long enough.
         ensure!(counted.grown("shortcuts") >= 2 * IMAGES as u64, "{} shortcuts", counted.grown("shortcuts"));
         service.no_fallback()
     })

@@ -1,4 +1,5 @@
-//! A client by rustls that can do what no program does: stop, ask for updates, break records, tell its secrets.
+//! A client by rustls that does what ordinary programs do not: it stops, asks for key updates, breaks records, and
+//! tells its secrets.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -28,7 +29,7 @@ impl KeyLog for Secret {
     }
 }
 
-/// What a client has to know of a service.
+/// Data that a client needs of a service.
 #[derive(Debug, Clone)]
 pub struct Target {
     address: Ipv4Addr,
@@ -53,34 +54,34 @@ pub struct Client {
     pub stream: TcpStream,
     pub tls: ClientConnection,
     secret: Arc<Secret>,
-    /// Decrypted, and not used yet.
+    /// Decrypted bytes that have not been used.
     input: Vec<u8>,
-    /// A bit of one record to come is turned over.
+    /// Inverts a bit of the next record that is read.
     pub damage: bool,
-    /// What there is to send, waits.
+    /// Keeps what there is to send.
     pub hold: bool,
 }
 
-/// A response's body that is being read.
+/// Response body that is being read.
 pub struct Body {
-    /// What came before it, in lower case.
+    /// The response's header, in lower case.
     pub header: String,
     pub left: u64,
     hash: Sha256,
 }
 
-/// What is needed to open what a server sent on one connection.
+/// Data needed to open the records that a server sent on one connection.
 #[derive(Debug, Clone)]
 pub struct Told {
     pub client_port: u16,
     /// The server's first application traffic secret.
     pub secret: Vec<u8>,
     pub suite: Option<CipherSuite>,
-    /// The connection was reset: its last record may be cut.
+    /// The connection was reset, so its last record may be cut.
     pub reset: bool,
 }
 
-/// What connections have in common: trust, sessions to resume, and the last one's secret.
+/// Data that connections share: trust, sessions to resume, and the last connection's secret.
 #[derive(Clone)]
 pub struct Shared {
     config: Arc<ClientConfig>,
@@ -102,14 +103,14 @@ impl Shared {
         Ok(Self { config: Arc::new(config), secret })
     }
 
-    /// Connections that offer one cipher suite alone.
+    /// Returns data for connections that offer one cipher suite only.
     pub fn with_suite(target: &Target, suite: CipherSuite) -> Result<Self> {
         let mut provider = rustls::crypto::ring::default_provider();
         provider.cipher_suites.retain(|offered| offered.suite() == suite);
         Self::of(target, provider)
     }
 
-    /// A connection that resumes a session may send early data.
+    /// Lets a connection that resumes a session send early data.
     #[must_use]
     pub fn with_early_data(mut self) -> Self {
         Arc::make_mut(&mut self.config).enable_early_data = true;
@@ -121,7 +122,7 @@ pub fn request(path: &str) -> String {
     format!("GET /{path} HTTP/1.1\r\nHost: frontend\r\n\r\n")
 }
 
-/// Connects to a port of the frontend's from a port of which the client may have other connections.
+/// Connects to a port of the frontend, from a local port that the client may use for other connections, too.
 pub fn connect_from(port: u16, target: &Target, to: u16) -> Result<TcpStream> {
     let socket = socket_at(Some(port))?;
     rustix::net::connect(&socket, &SocketAddr::from((target.address, to)))?;
@@ -137,7 +138,7 @@ impl Client {
         Self::over(TcpStream::connect((target.address, target.port))?, target, shared)
     }
 
-    /// From a port of which the client may have other connections, to other ports ([`connect_from`]).
+    /// Connects from a local port that the client may use for connections to other ports, too ([`connect_from`]).
     pub fn connect_from(port: u16, target: &Target) -> Result<Self> {
         Self::over(connect_from(port, target, target.port)?, target, &Shared::new(target)?)
     }
@@ -149,7 +150,8 @@ impl Client {
         Ok(Self { stream, tls, secret: shared.secret.clone(), input: Vec::new(), damage: false, hold: false })
     }
 
-    /// After the handshake, and before another connection of the same [`Shared`].
+    /// Returns the data for opening records. Call it after the handshake, and before another connection of the same
+    /// [`Shared`].
     pub fn told(&self) -> Result<Told> {
         let secret = self.secret.0.lock().unwrap().clone();
         let suite = self.tls.negotiated_cipher_suite().map(|suite| suite.suite());
@@ -163,7 +165,7 @@ impl Client {
         Ok(())
     }
 
-    /// Reads once: `false` at the end.
+    /// Reads once. Returns `false` at the end of the stream.
     fn fill(&mut self) -> Result<bool> {
         self.flush()?;
         let mut bytes = [0; 16 << 10];
@@ -181,7 +183,7 @@ impl Client {
             let plain = match state {
                 Ok(state) => state.plaintext_bytes_to_read(),
                 Err(error) => {
-                    self.flush()?; // the alert
+                    self.flush()?; // sends the alert
                     return Err(error.into());
                 }
             };
@@ -192,13 +194,13 @@ impl Client {
         Ok(read > 0)
     }
 
-    /// Asks, and reads the header of the answer.
+    /// Sends a request, and reads the header of the response.
     pub fn ask(&mut self, path: &str) -> Result<Body> {
         self.tls.writer().write_all(request(path).as_bytes())?;
         self.answer()
     }
 
-    /// Reads the header of an answer.
+    /// Reads the header of a response.
     pub fn answer(&mut self) -> Result<Body> {
         let end = loop {
             if let Some(at) = self.input.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -212,7 +214,7 @@ impl Client {
         Ok(Body { left: length.parse()?, hash: Sha256::new(), header })
     }
 
-    /// Reads of a body until so many bytes are left.
+    /// Reads a body until `left` bytes of it are left.
     pub fn read(&mut self, body: &mut Body, left: u64) -> Result<()> {
         while body.left > left {
             if self.input.is_empty() {
@@ -226,7 +228,7 @@ impl Client {
         Ok(())
     }
 
-    /// The rest of a body, and whether all of it is the file's.
+    /// Reads the rest of a body, and asserts that the whole body is that of the file.
     pub fn finish(&mut self, target: &Target, mut body: Body, path: &str) -> Result<()> {
         self.read(&mut body, 0)?;
         let got: String = body.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();

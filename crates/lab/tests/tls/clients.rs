@@ -1,4 +1,4 @@
-//! Programs that people use: every one gets the same bytes, and the bodies took the shortcut where TLS allows it.
+//! Programs that people use: each gets the same bytes, and bodies take the shortcut where TLS allows it.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,8 +12,8 @@ use crate::service::may_run;
 
 const GET_PY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python/get.py");
 
-/// A program that writes the body of each URL, its last arguments, into a file of its number makes one connection, and
-/// every body is a shortcut. It is told the directory, and whom to trust.
+/// Runs a program that is told a directory, an authority and URLs, and writes the body of URL number N into the file N.
+/// Asserts that it makes one connection, and that every body is a shortcut.
 fn over_one_connection(program: impl FnOnce(&str, &Path) -> Command) -> Result<()> {
     on_tls(0, |service| {
         let (urls, authority) = (urls(service, 14), authority(service));
@@ -27,7 +27,7 @@ fn over_one_connection(program: impl FnOnce(&str, &Path) -> Command) -> Result<(
     })
 }
 
-/// curl fetches all URLs over one connection.
+/// Fetches all URLs over one connection with curl.
 fn curl(client: &Host, authority: &Path, urls: &[(String, String)], directory: &str, more: &[&str]) -> Result<()> {
     let mut curl = Command::new("curl");
     curl.args(["--max-time", "60", "--silent", "--show-error", "--fail", "--http1.1", "--cacert"]).arg(authority);
@@ -68,7 +68,7 @@ fn tls_1_2_is_relayed_and_counted() -> Result<()> {
     })
 }
 
-/// wget speaks by GnuTLS, which ends a connection that brings it too many KeyUpdates.
+/// wget uses GnuTLS, which ends a connection after too many KeyUpdates.
 #[test]
 fn gnutls_is_sent_no_more_key_updates_than_it_takes() -> Result<()> {
     if !may_run("gnutls_is_sent_no_more_key_updates_than_it_takes") {
@@ -80,7 +80,7 @@ fn gnutls_is_sent_no_more_key_updates_than_it_takes() -> Result<()> {
         let counted = compare(service, &urls, |client, directory| {
             let list: String = urls.iter().map(|(_, url)| format!("{url}\n")).collect();
             let mut wget = Command::new("sh");
-            // One file holds all answers, one after the other.
+            // wget writes all bodies into one file, one after the other.
             let script = "printf %s \"$1\" | wget --quiet --tries=1 --ca-certificate \"$2\" -O \"$3/all\" -i -";
             wget.args(["-c", script, "wget", &list]).arg(&authority).arg(directory);
             client.check(wget)?;
@@ -177,7 +177,7 @@ fn rustls_over_one_connection() -> Result<()> {
     })
 }
 
-/// libcurl as Debian builds it with GnuTLS.
+/// Python's binding of the libcurl that Debian builds with GnuTLS.
 const PYCURL: &str = r#"
 import pycurl, sys
 assert "GnuTLS" in pycurl.version, pycurl.version

@@ -1,5 +1,5 @@
-//! 0-RTT (RFC 8446, 2.3): a request that comes before the client's Finished is answered at once, is marked for the
-//! application as nginx marks it (RFC 8470), and is relayed; the next one is handed off.
+//! 0-RTT (RFC 8446, 2.3). A request that comes before the client's Finished is answered at once, and relayed. nginx
+//! marks it for the application (RFC 8470). The next request is handed off.
 
 use std::io::Write;
 
@@ -16,8 +16,8 @@ const LINES: &str = "
         add_header X-Early $ssl_early_data;
 ";
 
-/// nginx knows early data by a handshake that is not complete when it makes the header. So the Finished is held back
-/// until the answer is there.
+/// Sends a request as early data, and another one after the handshake. nginx recognizes early data by a handshake that
+/// is not complete when it makes the header. So the client sends its Finished only after the response's header.
 fn ask_early(service: &Running<'_>) -> Result<()> {
     let target = Target::of(service);
     service.lab.client().run(|| -> Result<()> {

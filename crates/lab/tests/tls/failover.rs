@@ -1,4 +1,4 @@
-//! A backend that is lost in mid-payload: another goes on, in the right byte of the right record.
+//! A backend is lost in the middle of a payload. Another one goes on, with the right byte of the right record.
 
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,7 +12,7 @@ use crate::client::{Body, Client, Target};
 use crate::nonces::opened;
 use crate::service::{Running, may_run};
 
-/// Waits until a file is old enough for its digest to be told of payloads that begin.
+/// Waits until a file is old enough for payloads that begin then to have its digest told.
 pub fn until_it_is_quiet(file: &Path) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !FileIdentity::of(&file.metadata()?).is_older_than(Duration::from_secs(4), SystemTime::now()) {
@@ -22,7 +22,7 @@ pub fn until_it_is_quiet(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Reads on, slowly, until the backend that sends has told which file it sends: who that is.
+/// Reads on, slowly, until the backend that sends has told its file's digest. Returns that backend.
 pub fn until_its_file_is_known<'lab>(
     service: &Running<'lab>,
     client: &mut Client,

@@ -1,5 +1,5 @@
-//! What a client can find out about a frontend's TLS is the same with Shunt as without it: protocols, suites, groups,
-//! certificates, resumption, stapling, 0-RTT, as `openssl s_client` sees them.
+//! A client must find the same TLS properties of a frontend with Shunt as without: protocols, suites, groups,
+//! certificates, resumption, stapling, 0-RTT. `openssl s_client` shows them.
 
 use std::process::{Command, Stdio};
 
@@ -12,7 +12,8 @@ use crate::service::{Running, may_run, start_on};
 
 const OTHER: &str = "other.test";
 
-/// Stapling and 0-RTT in the first server; another one, chosen by SNI, that asks clients for a certificate.
+/// Configures stapling and 0-RTT in the first server, and a second server, chosen by SNI, that asks clients for a
+/// certificate.
 fn servers(_: &Lab, host: &Host) -> String {
     if host.role() != Role::Frontend {
         return String::new();
@@ -52,7 +53,7 @@ fn servers(_: &Lab, host: &Host) -> String {
     )
 }
 
-/// An answer of the authority's about the frontend's certificate, in `staple.der`.
+/// Makes the authority's OCSP response for the frontend's certificate, in `staple.der`.
 fn staple(frontend: &Host) -> Result<()> {
     let script = "serial=$(openssl x509 -in frontend.pem -noout -serial | cut -d= -f2) &&
         printf 'V\\t491231235959Z\\t\\t%s\\tunknown\\t/CN=frontend\\n' \"$serial\" > index.txt &&
@@ -63,7 +64,7 @@ fn staple(frontend: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Lines of s_client's that say what was agreed on, and those of the answer's header.
+/// Beginnings of s_client's lines that say what was agreed on, and of the response's header lines to compare.
 const TELLING: &[&str] = &[
     "New, ",
     "Reused, ",
@@ -84,15 +85,15 @@ const TELLING: &[&str] = &[
     "X-",
 ];
 
-/// What it says of tickets. nginx sends them when it has the client's Finished: where it answers early data, that may be
-/// before the answer or never.
+/// Beginnings of s_client's lines about tickets. nginx sends tickets after the client's Finished. Where it answers
+/// early data, that may come before the response or never.
 const OF_TICKETS: &[&str] =
     &["    Max Early Data", "    TLS session ticket lifetime hint", "    Extended master secret"];
 
-/// One connection with one request: its telling lines.
+/// Makes one connection with one request. Returns the lines of s_client's output to compare.
 fn connect(service: &Running<'_>, path: &str, arguments: &str) -> Result<String> {
     let (frontend, client) = (service.lab.frontend(), service.lab.client());
-    // nginx chooses the server by the request's name, too.
+    // nginx chooses the server by the request's Host field, too.
     let name = if arguments.contains(OTHER) { OTHER } else { "frontend" };
     let request = format!("GET {path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n");
     std::fs::write(client.dir().join("request"), &request)?;
@@ -108,11 +109,11 @@ fn connect(service: &Running<'_>, path: &str, arguments: &str) -> Result<String>
     let output = client.output(shell)?;
     ensure!(output.status.code() != Some(124), "s_client {arguments}: nothing came, and no end");
     let text = String::from_utf8_lossy(&output.stdout);
-    // The error's place in OpenSSL's source is OpenSSL's; what the server said is behind it.
+    // The line begins with the error's place in OpenSSL's source. What the server said comes after it.
     let alert = |line: &str| line.contains(" alert ").then(|| line.split(':').nth(5).unwrap_or(line).to_owned());
     let tickets = if arguments.contains("-early_data") { &[] } else { OF_TICKETS };
     let telling = text.lines().filter_map(|line| {
-        // s_client ends no line before it writes what the server sent.
+        // s_client does not end its line before it writes what the server sent.
         let line = line.find("HTTP/1.1 ").map_or(line, |at| &line[at..]);
         alert(line)
             .or_else(|| TELLING.iter().chain(tickets).any(|begin| line.starts_with(begin)).then(|| line.to_owned()))
@@ -120,7 +121,7 @@ fn connect(service: &Running<'_>, path: &str, arguments: &str) -> Result<String>
     Ok(telling.collect::<Vec<_>>().join("\n"))
 }
 
-/// What is tried: a name, the path that is asked for, s_client's arguments.
+/// Returns all attempts: a path to request, and s_client's arguments.
 fn attempts(frontend: &Host) -> Vec<(String, String)> {
     let tls = frontend.dir().join("tls");
     let tls = tls.display();
@@ -191,7 +192,7 @@ fn look_the_same_with_shunt() -> Result<()> {
     for ((attempt, plain), (_, ours)) in plain.iter().zip(&ours) {
         ensure!(plain == ours, "s_client {attempt}\nplain:\n{plain}\nwith Shunt:\n{ours}");
     }
-    // That there was something to compare.
+    // Asserts that there was something to compare.
     for (attempt, line) in [
         ("-tls1_1", " alert protocol version"),
         ("-groups P-521", "Server Temp Key: ECDH, secp521r1"),

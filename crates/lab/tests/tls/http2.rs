@@ -1,4 +1,4 @@
-//! HTTP/2 on TLS: its frames are the frontend's, so responses are relayed, and counted.
+//! HTTP/2 on TLS. Its frames are the frontend's own, so responses are relayed, and counted.
 
 use std::process::Command;
 
@@ -45,7 +45,7 @@ fn http2_is_relayed_and_counted() -> Result<()> {
         h2load.args(["--requests=300", "--clients=5", "--max-concurrent-streams=10", &url("64k")]);
         let text = service.lab.client().check(h2load)?;
         ensure!(text.contains("300 succeeded, 0 failed, 0 errored, 0 timeout"), "{text}");
-        // And over HTTP/1.1 the same bodies still take the shortcut.
+        // Over HTTP/1.1 the same bodies still take the shortcut.
         let urls: Vec<_> =
             FILES.iter().map(|(name, _)| ((*name).to_owned(), format!("https://{address}/{name}"))).collect();
         let counted = compare(service, &urls, |client, directory| {

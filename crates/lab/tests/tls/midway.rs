@@ -1,4 +1,4 @@
-//! What a client says while a payload is under way.
+//! Messages that a client sends while a payload is under way.
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use crate::bed::{Before, Counted, on_tls};
 use crate::client::{Body, Client, Target, connect_from, request};
 use crate::service::{Running, may_run};
 
-/// In the middle of 64 MiB: most of it is not even sent.
+/// Bytes left at a point of a 64 MiB body where most of it has not even been sent.
 pub const MIDDLE: u64 = 48 << 20;
 
-/// Gets small and large, then does `midway` in the middle of a large one.
+/// Fetches a small file, then begins a large one, and calls `midway` in the middle of it.
 fn in_the_middle(
     service: &Running<'_>,
     midway: impl FnOnce(&mut Client, &Target, Body) -> Result<()> + Send,
@@ -71,7 +71,8 @@ fn a_fatal_alert_in_mid_payload_ends_the_handoff() -> Result<()> {
         let counted = in_the_middle(service, |client, _, mut body| {
             client.damage = true;
             ensure!(client.read(&mut body, 0).is_err(), "a broken record was taken");
-            // The alert is out, the socket open: what was under way may come, and then a reset, long before the end.
+            // The alert is sent, and the socket is still open. Bytes that were under way may come, and then a reset,
+            // long before the end.
             let (begin, mut more) = (Instant::now(), 0);
             let mut bytes = vec![0; 1 << 16];
             let error = loop {
@@ -119,8 +120,9 @@ fn a_reset_in_mid_payload_hurts_nobody_else() -> Result<()> {
     })
 }
 
-/// A plain connection of the same client's port gets a payload meanwhile: those over TLS would go to where that one's does. What
-/// has been sealed for them when the backend says so nobody has sent, and nginx seals it again itself.
+/// A plain connection from the same client port gets a payload meanwhile. The TLS payloads would collide with it at the
+/// backend, which refuses their claims. Nobody has sent what was sealed for them until then, and nginx seals it again
+/// itself.
 #[test]
 fn one_client_port_to_both_ports_of_the_frontend_gets_all_bodies() -> Result<()> {
     if !may_run("one_client_port_to_both_ports_of_the_frontend_gets_all_bodies") {

@@ -1,4 +1,5 @@
-//! No nonce is used twice, whatever happens: a capture of the client's wire is opened record by record.
+//! No nonce may be used twice, whatever happens. The tests capture the client's packets, and open them record by
+//! record.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use crate::midway::MIDDLE;
 use crate::opened::{Opened, Used, open, records, stream};
 use crate::service::{Running, may_run};
 
-/// Captures the client's wire while it talks: the capture, and what `talk` gives.
+/// Captures the client's packets during `talk`. Returns the capture's file, and the result of `talk`.
 pub fn captured<T>(
     service: &mut Running<'_>,
     talk: impl FnOnce(&mut Running<'_>) -> Result<T>,
@@ -28,7 +29,7 @@ fn device(host: &Host) -> String {
     host.ports()[0].device.clone()
 }
 
-/// Opens what the server sent on each connection: no nonce may be there twice, on one or on two of them.
+/// Opens all that the server sent on each connection. Asserts that no nonce is used twice, on one connection or on two.
 pub fn opened(
     service: &mut Running<'_>,
     talk: impl FnOnce(&mut Running<'_>) -> Result<Vec<Told>>,
@@ -63,7 +64,8 @@ fn of_many_responses() -> Result<()> {
     }
     on_tls(1, |service| {
         let opened = opened(service, many_responses)?;
-        // One opens the first response's generation, for tickets went out before; one ends each but the last.
+        // One KeyUpdate comes before the first response, because tickets were sent before; one more comes after each
+        // response but the last.
         ensure!(opened[0].generations == 18, "{opened:?}");
         ensure!(opened[0].records > 18 * 2 + 64 * 3, "{opened:?}");
         Ok(())
@@ -110,14 +112,14 @@ fn of_resumed_sessions() -> Result<()> {
     })
 }
 
-/// How a handoff ends in mid-payload.
+/// End of a handoff in the middle of a payload.
 #[derive(Clone, Copy, PartialEq)]
 enum End {
     /// The client resets the connection.
     Reset,
-    /// The client cannot open a record, and says so.
+    /// The client cannot open a record, and sends an alert.
     Alert,
-    /// The file changes under the backend.
+    /// The backend's file changes.
     FileChanged,
 }
 

@@ -1,5 +1,5 @@
-//! Unmodified nginx on every tier, under `shunt run`: bodies go sealed from the backend to TLS clients, past all tiers
-//! between.
+//! Unmodified nginx on every tier, under `shunt run`. Bodies are sealed by the backend's agent and sent to TLS clients,
+//! past all tiers between.
 
 mod loads;
 mod lost;
@@ -21,7 +21,7 @@ fn options() -> Options {
     Options { on_demand: Some(OnDemand::CHECKED), settings, ..Options::default() }
 }
 
-/// What the frontend's nginx has written absent to clients, and not had.
+/// Returns the bytes that the frontend's nginx has written to clients without having them in memory.
 fn handed_off(service: &Running<'_>) -> Result<u64> {
     Ok(service.frontend_stats()?.count("store.by_program.nginx.handed_off"))
 }
@@ -33,11 +33,11 @@ fn run(test: &str, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<
     on_tls_with(options(), |service| what(service).with_context(|| service.service.explain()))
 }
 
-/// What one program may leave in a store at a time: of a body that is longer the rest may come for real.
+/// Bytes that one program may leave in a store at a time. The rest of a longer body may be sent inline.
 const STORED: u64 = 32 << 20;
 
-/// All files up to so long, so often, over one connection of curl's: how long those are together that are long enough to be
-/// handed off.
+/// Fetches all files up to `longest` bytes, `times` times, over one connection with curl. Returns the bytes of those
+/// that are long enough to be handed off.
 fn curl(service: &Running<'_>, times: usize, longest: u64, more: &[&str]) -> Result<u64> {
     let mut urls = urls(service, 2 * FILES.len() * times);
     let length = |name: &str| FILES.iter().find(|(file, _)| *file == name).map_or(0, |(_, length)| *length);
@@ -84,7 +84,7 @@ fn tls_1_2_gets_the_bytes() -> Result<()> {
     })
 }
 
-/// What a client may do, in an order that differs from run to run.
+/// Random numbers for what clients do, different in each run.
 struct Random(u64);
 
 impl Random {
@@ -100,8 +100,8 @@ const SUITES: [CipherSuite; 3] = [
     CipherSuite::TLS13_CHACHA20_POLY1305_SHA256,
 ];
 
-/// One client's connections, one after the other: they resume sessions, ask for new keys in both directions, and some leave in
-/// the middle. Every body is compared.
+/// Makes one client's connections, one after the other. They resume sessions and ask for new keys in both directions,
+/// and some of them end in the middle of a body. Every body is compared.
 fn client(target: &Target, mut random: Random, connections: usize, requests: usize) -> Result<Vec<Told>> {
     let names: Vec<&str> = FILES.iter().filter(|(_, length)| *length <= 1 << 20).map(|(name, _)| *name).collect();
     let shared = SUITES.map(|suite| Shared::with_suite(target, suite));
@@ -126,7 +126,7 @@ fn client(target: &Target, mut random: Random, connections: usize, requests: usi
     Ok(told)
 }
 
-/// Several at once.
+/// Runs several clients at once.
 fn clients(service: &mut Running<'_>, count: u64, connections: usize, requests: usize) -> Result<Vec<Told>> {
     let (target, seed) = (Target::of(service), u64::from(std::process::id()));
     println!("seed {seed}");

@@ -1,4 +1,4 @@
-//! What a server sent on a captured connection: every record opened, every key and nonce noted.
+//! Opens all records that a server sent on a captured connection, and notes each key and nonce.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,8 +9,8 @@ use rustls::CipherSuite;
 
 use crate::client::Told;
 
-/// Bytes by their distance from the connection's first, as `from` sent them to `to` (ports). What is sent again must be the
-/// same: other bytes in the same place would be another plaintext under the same nonce.
+/// Returns the bytes that port `from` sent to port `to`. Retransmitted bytes must be the same: other bytes in the same
+/// place would be another plaintext with the same nonce.
 pub fn stream(capture: &[u8], from: u16, to: u16) -> Result<Vec<u8>> {
     ensure!(capture.starts_with(&[0xd4, 0xc3, 0xb2, 0xa1]), "no pcap file of this machine");
     let (mut pieces, mut first): (BTreeMap<u32, Vec<u8>>, _) = (BTreeMap::new(), None);
@@ -54,7 +54,7 @@ pub fn stream(capture: &[u8], from: u16, to: u16) -> Result<Vec<u8>> {
     Ok(all)
 }
 
-/// The records of a stream. `cut`: the last one may be.
+/// Splits a stream into records. With `cut` the last one may be incomplete.
 pub fn records(wire: &[u8], cut: bool) -> Result<Vec<&[u8]>> {
     let (mut records, mut rest) = (Vec::new(), wire);
     while !rest.is_empty() {
@@ -69,20 +69,20 @@ pub fn records(wire: &[u8], cut: bool) -> Result<Vec<&[u8]>> {
     Ok(records)
 }
 
-/// Every key and nonce that a record was sealed with.
+/// All pairs of key and nonce with which records were sealed.
 pub type Used = HashSet<(Vec<u8>, [u8; 12])>;
 
-/// What one connection's records say.
+/// Numbers of records and generations on one connection.
 #[derive(Debug, Default)]
 pub struct Opened {
     pub records: usize,
     pub generations: usize,
 }
 
-/// Opens all of a server's records after its handshake.
+/// Opens all records of a server after its handshake.
 ///
 /// # Errors
-/// Where a record cannot be opened with the key and number that must be next, or a nonce was used before.
+/// Returns an error where a record does not open with the expected key and number, or where a nonce was used before.
 pub fn open(records: &[&[u8]], told: &Told, used: &mut Used) -> Result<Opened> {
     let (mut opened, mut secret) = (Opened::default(), told.secret.clone());
     let of = |secret: &[u8]| match told.suite {
@@ -90,7 +90,7 @@ pub fn open(records: &[&[u8]], told: &Told, used: &mut Used) -> Result<Opened> {
         _ => Generation::of(secret),
     };
     let (mut key, mut number) = (of(&secret)?, 0);
-    // Those of the handshake are under other keys: the first that opens is the first of the application's.
+    // Handshake records are sealed with other keys. The first record that opens is the first one of application data.
     let first = records.iter().position(|record| record[0] == 23 && key.open(record, 0).is_some());
     for record in &records[first.context("no record opens with the secret")?..] {
         let content = key
@@ -113,13 +113,13 @@ pub fn open(records: &[&[u8]], told: &Told, used: &mut Used) -> Result<Opened> {
     Ok(opened)
 }
 
-/// The secrets of so many generations, the first one among them (RFC 8446, 7.2).
+/// Returns the secrets of `count` generations, beginning with `first` (RFC 8446, 7.2).
 pub fn secrets(first: &[u8], count: usize) -> Vec<Vec<u8>> {
     let next = |secret: &Vec<u8>| Some(expand_label(secret, "traffic upd", secret.len()));
     std::iter::successors(Some(first.to_vec()), next).take(count).collect()
 }
 
-/// One generation's key and IV (RFC 8446, 7.3).
+/// Key and IV of one generation (RFC 8446, 7.3).
 pub struct Generation {
     key: LessSafeKey,
     pub bytes: Vec<u8>,
@@ -127,7 +127,7 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Of AES-GCM.
+    /// Derives the key for AES-GCM.
     pub fn of(secret: &[u8]) -> Result<Self> {
         Self::with(if secret.len() == 48 { &AES_256_GCM } else { &AES_128_GCM }, secret)
     }
@@ -147,7 +147,8 @@ impl Generation {
         nonce
     }
 
-    /// The content and its type, where the record has that number and was sealed with this key.
+    /// Opens a record. Returns its content and type, or `None` where it has another number or was sealed with another
+    /// key.
     pub fn open(&self, record: &[u8], number: u64) -> Option<Vec<u8>> {
         let mut body = record[5..].to_vec();
         let nonce = Nonce::assume_unique_for_key(self.nonce(number));

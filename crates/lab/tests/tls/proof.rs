@@ -1,5 +1,5 @@
-//! Two backends whose files have one name, length and time, and so the same ETag from nginx: another goes on over TLS
-//! only where their bytes are the same, too. Otherwise two plaintexts would go out under one nonce.
+//! Two backends whose files have the same name, length and time, and so the same ETag from nginx. Another backend may
+//! go on over TLS only where their bytes are the same, too. Otherwise two plaintexts would be sealed with one nonce.
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
@@ -26,7 +26,7 @@ fn locations(_: &Lab, host: &Host) -> String {
     format!("        location /own/ {{ root {}; shunt_offer on; }}\n", host.dir().display())
 }
 
-/// The file of one backend: its bytes follow from `seed`.
+/// Writes the file of one backend. Its bytes follow from `seed`.
 fn write(host: &Host, seed: u64) -> Result<()> {
     std::fs::create_dir_all(host.dir().join("own"))?;
     let path = host.dir().join(BODY);
@@ -41,7 +41,7 @@ fn write(host: &Host, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Runs `test` with two backends whose files are the same, or not.
+/// Runs `test` with two backends whose files are the same, or differ.
 fn with_files(are_same: bool, test: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
     let mut options = options();
     options.settings.locations = Some(locations);
@@ -56,7 +56,7 @@ fn with_files(are_same: bool, test: impl FnOnce(&mut Running<'_>) -> Result<()>)
     })
 }
 
-/// Begins to download, until the backend that sends has told which file that is.
+/// Begins a download, and reads until the backend that sends has told its file's digest. Returns that backend, too.
 fn begin<'lab>(service: &Running<'lab>) -> Result<(Client, Body, &'lab Host)> {
     let target = Target::of(service);
     let (mut client, mut body) = service.lab.client().run(|| -> Result<_> {
@@ -68,7 +68,7 @@ fn begin<'lab>(service: &Running<'lab>) -> Result<(Client, Body, &'lab Host)> {
     Ok((client, body, sender))
 }
 
-/// A target whose files are those of another backend than `sender`.
+/// Returns a target whose files are those of another backend than `sender`.
 fn with_file_of_another(service: &Running<'_>, sender: &Host) -> Result<Target> {
     let other = service.lab.hosts_of(Role::Backend).find(|host| host.name() != sender.name());
     let mut target = Target::of(service);
@@ -76,7 +76,7 @@ fn with_file_of_another(service: &Running<'_>, sender: &Host) -> Result<Target> 
     Ok(target)
 }
 
-/// Loses the backend that sends in mid-download; `rest` sees to the rest of it.
+/// Loses the backend that sends in the middle of a download. `rest` reads the rest.
 fn download(service: &mut Running<'_>, rest: impl FnOnce(Client, Body) -> Result<Told> + Send) -> Result<Vec<Told>> {
     let lab = service.lab;
     let (client, body, sender) = begin(service)?;
@@ -140,7 +140,7 @@ fn route(host: &Host, arguments: &[&str]) -> Result<()> {
     host.check(command).map(drop)
 }
 
-/// A log, say: nobody can go on for its backend any more, but that goes on itself.
+/// The file may be a log. No other backend can go on with it any more, but the first one sends it to its end.
 #[test]
 fn a_file_that_grows_after_its_digest_was_told_comes_whole() -> Result<()> {
     if !may_run("a_file_that_grows_after_its_digest_was_told_comes_whole") {
@@ -158,8 +158,8 @@ fn a_file_that_grows_after_its_digest_was_told_comes_whole() -> Result<()> {
     })
 }
 
-/// The backend's agent cannot be heard any more, and its file is overwritten: another goes on with what that was, and nothing of
-/// what it is now has left under the same numbers.
+/// The backend's agent cannot be heard any more, and its file is overwritten. Another backend goes on with the old
+/// bytes. Nothing of the new bytes may have been sealed under the same numbers.
 #[test]
 fn a_file_that_is_overwritten_where_nobody_hears_of_it_shows_in_no_record() -> Result<()> {
     if !may_run("a_file_that_is_overwritten_where_nobody_hears_of_it_shows_in_no_record") {

@@ -1,5 +1,4 @@
-//! Where keys are, and where they are not: in processes' memory, in logs and statistics, in core dumps; and what can be
-//! read with one.
+//! Tests of where keys are and are not (processes' memory, logs, statistics, core dumps), and of what one key opens.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -20,13 +19,13 @@ use crate::nonces::captured;
 use crate::opened::{Generation, records, secrets, stream};
 use crate::service::{FILES, may_run, start_on};
 
-/// Something that must not be found, and what it is.
+/// Bytes that must not be found, and their meaning.
 struct Needle {
     what: String,
     bytes: Vec<u8>,
 }
 
-/// Secret and key of each generation.
+/// Returns secret and key of each generation.
 fn needles(first: &[u8], count: usize) -> Result<Vec<Needle>> {
     let mut needles = Vec::new();
     for (index, secret) in secrets(first, count).into_iter().enumerate() {
@@ -42,7 +41,8 @@ fn found<'a>(bytes: &[u8], needles: &'a [Needle]) -> impl Iterator<Item = &'a st
     needles.iter().filter(there).map(|needle| needle.what.as_str()).collect::<Vec<_>>().into_iter()
 }
 
-/// What is in the memory of a host's processes of that name, as the kernel shows it to root (proc_pid_mem(5)).
+/// Returns the needles in the memory of a host's processes of that name, which the kernel shows to root
+/// (proc_pid_mem(5)).
 fn in_memory<'a>(host: &Host, name: &str, needles: &'a [Needle]) -> Result<BTreeSet<&'a str>> {
     let (mut all, mut read) = (BTreeSet::new(), 0);
     for pid in host.pids()? {
@@ -59,7 +59,7 @@ fn in_memory<'a>(host: &Host, name: &str, needles: &'a [Needle]) -> Result<BTree
                 continue;
             }
             let mut bytes = vec![0; usize::try_from(to - from)?];
-            // Some of the kernel's own cannot be read.
+            // Some of the kernel's own mappings cannot be read.
             if memory.read_exact_at(&mut bytes, from).is_ok() {
                 read += bytes.len();
                 all.extend(found(&bytes, needles));
@@ -95,7 +95,8 @@ fn keys_are_in_no_process_that_has_passed_them_on_or_used_them() -> Result<()> {
         })??;
         let needles = needles(&client.told()?.secret, 6)?;
 
-        // The fourth response is under way, under the fourth generation: the backend's agent seals, OpenSSL knows.
+        // The fourth response is under way with the fourth generation's key: the backend's agent seals with it, and
+        // OpenSSL has its secret.
         let sealing = in_memory(backend, "shuntd", &needles)?;
         ensure!(sealing.contains("key 4"), "a key that is in use was not found: {sealing:?}");
         none_of(&sealing, "the backend's agent", &["key 4"])?;
@@ -118,12 +119,12 @@ fn keys_are_in_no_process_that_has_passed_them_on_or_used_them() -> Result<()> {
     })
 }
 
-/// Everything that nginx knows to log.
+/// Has nginx log all that it can.
 fn debug_log(_: &Lab, host: &Host) -> String {
     format!("        error_log {}/debug.log debug;\n", host.dir().display())
 }
 
-/// All files below a directory.
+/// Returns all files below a directory.
 fn files_below(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory)? {
@@ -137,7 +138,7 @@ fn files_below(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The needles as they are, and as programs print bytes.
+/// Returns the needles as they are, and in the forms in which programs print bytes.
 fn printed(needles: Vec<Needle>) -> Vec<Needle> {
     let mut all = Vec::new();
     for Needle { what, bytes } in needles {
@@ -185,9 +186,9 @@ fn no_key_is_in_logs_or_statistics() -> Result<()> {
     })
 }
 
-/// Ends a process by a signal that dumps core: whether the kernel dumped one, of any size that is allowed here.
+/// Ends a process by a signal that dumps core. Returns whether the kernel dumped one, of any size that is allowed here.
 fn dumps_core(process: &mut Process) -> Result<bool> {
-    // The hard limit: a higher one takes CAP_SYS_RESOURCE, which root has not everywhere.
+    // The hard limit, because a higher one takes CAP_SYS_RESOURCE, which even root may lack.
     let Rlimit { maximum, .. } = getrlimit(Resource::Core);
     let pid = Pid::from_raw(process.pid().cast_signed());
     prlimit(pid, Resource::Core, Rlimit { current: maximum, maximum }).context("allowing a core dump")?;
@@ -219,7 +220,7 @@ fn agents_leave_no_core_dump() -> Result<()> {
     })
 }
 
-/// What a key opens of all that was sent on a connection, whatever a record's number is.
+/// Returns all content that a key opens on a connection, with any record number.
 fn readable(key: &Generation, records: &[&[u8]]) -> Vec<u8> {
     let numbers = 0..records.len() as u64;
     let open = |record: &&[u8]| numbers.clone().find_map(|number| key.open(record, number));
@@ -227,13 +228,14 @@ fn readable(key: &Generation, records: &[&[u8]]) -> Vec<u8> {
         .iter()
         .filter_map(open)
         .flat_map(|mut content| {
-            content.pop(); // its type
+            content.pop(); // the content type
             content
         })
         .collect()
 }
 
-/// The backend of the second response gets the key of the second generation (the first test here finds it there).
+/// The second response's backend gets the key of the second generation (the first test of this file finds such a key
+/// there).
 #[test]
 fn a_handed_over_key_opens_its_response_and_nothing_else() -> Result<()> {
     if !may_run("a_handed_over_key_opens_its_response_and_nothing_else") {

@@ -1,7 +1,8 @@
-//! tlsfuzzer's scripts for TLS 1.3 against the frontend: every conversation ends the same with Shunt as without it.
+//! Runs tlsfuzzer's scripts for TLS 1.3 against the frontend. Every conversation must end the same with Shunt as
+//! without it.
 //!
-//! Not every conversation passes, for nginx and OpenSSL do not do all that the suite asks for; what counts is that Shunt
-//! changes nothing. `make tlsfuzzer` fetches the suite and runs this.
+//! Not every conversation passes, because nginx and OpenSSL do not do all that the suite asks for. The test is only
+//! that Shunt changes nothing. `make tlsfuzzer` fetches the suite and runs this.
 
 #[path = "../service/mod.rs"]
 mod service;
@@ -14,7 +15,7 @@ use service::{Running, may_run, start_on};
 use shunt_lab::{Host, Lab, Options, Role, Settings};
 use suite::{Credentials, Endings, Suite, make_rsa};
 
-/// Scripts that need a server that asks for a client's certificate; all others one that does not.
+/// Scripts that need a server which asks for a client's certificate. All others need one that does not.
 const AS_CLIENT: &[&str] = &[
     "test-tls13-certificate-request.py",
     "test-tls13-certificate-verify.py",
@@ -26,15 +27,15 @@ const AS_CLIENT: &[&str] = &[
     "test-tls13-post-handshake-auth.py",
 ];
 
-/// It asks for a server that sends back what it gets, and has 16,384 conversations.
+/// This script needs a server that sends back what it gets, and has 16,384 conversations. It is left out.
 const FOR_AN_ECHO: &str = "test-tls13-lengths.py";
 
-/// A response that comes in one record without Shunt, and that no frontend has a reason to hand off.
+/// A file whose response is one record without Shunt, and too short to be handed off.
 const SHORT: &[(&str, u64)] = &[("index.html", 1 << 10)];
-/// One that every frontend with Shunt hands off.
+/// A file that every frontend with Shunt hands off.
 const LONG: &[(&str, u64)] = &[("index.html", 256 << 10)];
 
-/// Beside the frontend's own certificate one with an RSA key, which many scripts expect.
+/// Adds a certificate with an RSA key to the frontend's own one, because many scripts expect it.
 fn rsa_too(_: &Lab, host: &Host) -> String {
     if host.role() != Role::Frontend {
         return String::new();
@@ -44,7 +45,7 @@ fn rsa_too(_: &Lab, host: &Host) -> String {
     format!("        ssl_certificate {certificate};\n        ssl_certificate_key {key};\n")
 }
 
-/// How every script's conversations end with a service: on one connection after the other.
+/// Runs all scripts against a service. Returns the results of their conversations.
 fn run_all(files: &[(&str, u64)], options: Options, scripts: &[String], suite: &Suite) -> Result<Vec<Endings>> {
     start_on(Lab::builder(), files, options, |service| {
         let client = service.lab.client();
@@ -61,7 +62,7 @@ fn run_all(files: &[(&str, u64)], options: Options, scripts: &[String], suite: &
     })
 }
 
-/// The service still answers, and holds no handoff of a conversation that was left.
+/// Asserts that the service still answers.
 fn whole(service: &Running<'_>) -> Result<()> {
     let fetched = shunt_lab::fetch(service.lab.client(), service.service.chain().server(), &["/index.html"])?;
     let same = fetched[0].sha256 == shunt_lab::file_sha256(Path::new(&service.files).join("index.html"))?;
@@ -69,7 +70,8 @@ fn whole(service: &Running<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Runs them against both services at once; `same` says whether two endings count as one.
+/// Runs the scripts against a service without Shunt and one with it, at once. `same` decides whether two results count
+/// as equal.
 fn compare(
     files: &'static [(&'static str, u64)],
     tls: &'static str,
@@ -131,8 +133,8 @@ fn clients_with_certificates() -> Result<()> {
     compare(SHORT, lines, None, is_for_a_client, |plain, ours| plain == ours)
 }
 
-/// A conversation that gets so far that it is answered does not expect that much, with Shunt or without. Then it
-/// counts that it ended, and that the frontend went on.
+/// A conversation that gets a response does not expect such a long one, with Shunt or without. So the error's text may
+/// differ. The test compares only which conversations pass.
 #[test]
 #[ignore = "minutes long, and it needs the suite: make tlsfuzzer"]
 fn responses_that_are_handed_off() -> Result<()> {

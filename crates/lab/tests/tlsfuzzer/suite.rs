@@ -1,4 +1,4 @@
-//! The suite: where it is, how one of its scripts runs, and what it found.
+//! The tlsfuzzer suite: finding its copy, running its scripts, and reading their results.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -8,32 +8,33 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use shunt_lab::Host;
 
-/// A script that has not ended by then has a conversation that hangs.
+/// Time limit of a script, in seconds. A script that takes longer has a conversation that hangs.
 const LIMIT: &str = "900";
 
-/// Runs a script. Many choose their conversations by chance: two runs are to choose the same.
+/// Python code that runs a script with a fixed seed. Many scripts choose conversations at random, and two runs are to
+/// choose the same ones.
 const SAME_CHOICE: &str = "import random, runpy, sys
 sys.argv = sys.argv[1:]
 random.seed(1)
 runpy.run_path(sys.argv[0], run_name='__main__')";
 
-/// What a client authenticates itself with.
+/// Key and certificate by which a client authenticates itself.
 pub struct Credentials {
     pub key: PathBuf,
     pub certificate: PathBuf,
 }
 
-/// A copy of it.
+/// A copy of the suite.
 #[derive(Clone, Debug)]
 pub struct Suite {
     directory: PathBuf,
 }
 
-/// How a script's conversations ended: by their names, because the suite shuffles them; some run more than once.
+/// Results of a script's conversations, by their names, because the suite shuffles them. Some run more than once.
 pub type Endings = BTreeMap<String, Vec<String>>;
 
 impl Suite {
-    /// The one that `scripts/fetch-tlsfuzzer` has put there, or that `TLSFUZZER` names.
+    /// Opens the copy that `scripts/fetch-tlsfuzzer` has made, or that `TLSFUZZER` names.
     pub fn open() -> Result<Self> {
         let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tlsfuzzer");
         let directory = std::env::var_os("TLSFUZZER").map_or(fetched, PathBuf::from);
@@ -44,7 +45,7 @@ impl Suite {
         Ok(Self { directory: directory.canonicalize()? })
     }
 
-    /// The names of its scripts for TLS 1.3.
+    /// Returns the names of its scripts for TLS 1.3.
     pub fn scripts(&self) -> Result<Vec<String>> {
         let entries = self.directory.join("tlsfuzzer/scripts").read_dir()?;
         let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
@@ -69,20 +70,20 @@ impl Suite {
         python.args(["-h", &server.to_string(), "-p", "443"]);
         match as_client {
             Some(Credentials { key, certificate }) => python.arg("-k").arg(key).arg("-c").arg(certificate),
-            None => python.args(["-n", "0"]), // all that it has
+            None => python.args(["-n", "0"]), // all conversations that it has
         };
         python.env("PYTHONPATH", self.directory.join("tlslite-ng")).env("PYTHONHASHSEED", "0");
         let output = client.output(python)?;
         let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() != Some(124), "{script}: not at its end after {LIMIT} s:\n{text}");
         let endings = endings(&text);
-        // A script that does not start has an exit status, and a line of why.
+        // A script that does not start has an exit status, and prints a line that says why.
         let said = || text.lines().last().unwrap_or_default().to_owned();
         Ok(if endings.is_empty() { [("start".to_owned(), vec![said()])].into() } else { endings })
     }
 }
 
-/// Reads `NAME ...`, what follows, and `OK` or the error that ended the conversation.
+/// Parses `NAME ...`, the output of the conversation, and `OK` or the error that ended it.
 fn endings(text: &str) -> Endings {
     let (mut endings, mut name) = (Endings::new(), None);
     let mut last = String::new();
@@ -106,7 +107,7 @@ fn end(endings: &mut Endings, name: Option<String>, how: &str) {
     }
 }
 
-/// A key and a certificate of a client or server, made by openssl, in files that begin with `name`.
+/// Makes a key and a self-signed certificate with openssl, in files that begin with `name`.
 pub fn make_rsa(directory: &Path, name: &str) -> Result<Credentials> {
     let (key, certificate) = (directory.join(format!("{name}.key")), directory.join(format!("{name}.pem")));
     let mut openssl = Command::new("openssl");

@@ -1,5 +1,5 @@
-//! Connections to this machine's store by which others are reached. Each has one question at a time, and is kept as long as
-//! what it has made, because the agent ends that by it.
+//! Connections to this machine's store by which other stores are reached. Each handles one question at a time. It is
+//! kept as long as the connections that were made through it, because these end with it.
 
 use std::io;
 
@@ -18,7 +18,7 @@ pub(super) struct Introducers {
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     idle: Vec<Connection>,
-    /// How many have a question now.
+    /// Number of connections that have a question now.
     asked: usize,
 }
 
@@ -30,7 +30,7 @@ impl Pool {
         Some(connection)
     }
 
-    /// In a child of fork(2): they are the parent's, and so are the threads that ask.
+    /// Forgets all connections, in a child of fork(2): they belong to the parent, and so do the threads that ask.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }
@@ -41,10 +41,10 @@ impl Introducers {
         self.pool.lock()
     }
 
-    /// Sees to it that there is one, now or when those that have a question have their answers: made by `open`.
+    /// Makes sure that there is a connection, idle or in use. Where there is none, `open` makes one.
     ///
     /// # Errors
-    /// What `open` says.
+    /// Returns the error of `open`.
     pub(super) fn have_one(&self, open: impl FnOnce() -> io::Result<Connection>) -> io::Result<()> {
         let mut pool = self.lock();
         pool.idle.retain(Connection::is_served);
@@ -56,11 +56,12 @@ impl Introducers {
         Ok(())
     }
 
-    /// One that is free, or that `open` makes. Where the store lets this process in no more, as after it has become another
-    /// user, the next that is free: then this waits as long as whoever has one.
+    /// Takes an idle connection, or one that `open` makes. The store may refuse this process, for example after the
+    /// process has become another user. Then this waits for a connection to become idle, as long as another thread has
+    /// one.
     ///
     /// # Errors
-    /// What `open` says, where there is none.
+    /// Returns the error of `open` where there is no connection to wait for.
     pub(super) fn take(&self, open: impl FnOnce() -> io::Result<Connection>) -> io::Result<Introducer<'_>> {
         let taken = |connection| Introducer { introducers: self, connection: Some(connection) };
         let free = self.lock().next();
@@ -87,7 +88,7 @@ impl Introducers {
     }
 }
 
-/// One for a question. Where it is not kept, it ends.
+/// A connection that is taken for a question. Unless it is kept, dropping this closes it.
 #[derive(Debug)]
 pub(super) struct Introducer<'a> {
     introducers: &'a Introducers,
@@ -95,15 +96,15 @@ pub(super) struct Introducer<'a> {
 }
 
 impl Introducer<'_> {
-    /// See [`Connection::reach`].
+    /// Asks for a connection to a store (see [`Connection::reach`]).
     ///
     /// # Errors
-    /// The connection's.
+    /// Returns the error of [`Connection::reach`].
     pub(super) fn reach(&self, holder: Holder) -> io::Result<Option<Channel>> {
         self.connection.as_ref().ok_or(io::ErrorKind::NotConnected)?.reach(holder)
     }
 
-    /// It has its answer.
+    /// Puts the connection back, after its question was answered.
     pub(super) fn keep(mut self) {
         let connection = self.connection.take();
         self.introducers.lock().idle.extend(connection);

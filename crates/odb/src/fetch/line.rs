@@ -1,4 +1,5 @@
-//! A connection to a holder's store, and what is said there. Whoever has it waits for as long as something moves on it.
+//! A connection to a holder's store, with its requests and answers. A thread that has the connection waits as long as
+//! bytes move on it.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -14,11 +15,12 @@ use crate::store::messages::{FETCH, Request};
 use crate::store::session::{ANSWERS_MAX, request};
 use crate::touched::Touched;
 
-/// A request, as it is sent.
+/// A request, in its layout on the wire.
 pub(super) type Sent = [u8; size_of::<Request>()];
 
-/// While nothing comes and nobody waits, one of those who are sent away pauses so long in each of these times: a program whose many
-/// clients all come again at once is to take no whole processor, and to have the most of it for others.
+/// Pause of a caller that is sent away, at most once per [`PAUSE_EVERY`], while nothing comes and no caller waits.
+/// Without it, a program whose many clients all come again at once would use a whole processor. It is short, so that
+/// the program has most of its time for other clients.
 const PAUSE: Duration = Duration::from_millis(2);
 const PAUSE_EVERY: Duration = Duration::from_millis(20);
 
@@ -27,20 +29,20 @@ pub(super) struct Line {
     channel: Channel,
     bench: Bench,
     rest: Rest,
-    /// How long nothing has come of it.
+    /// How long nothing has come on the connection.
     silence: Silence,
-    /// Somebody was sent away meanwhile.
+    /// A caller was sent away meanwhile, and is to have its turn.
     others_wait: bool,
-    /// Until then nobody waits for it whose call may end: somebody just has, for as long, and in vain.
+    /// Until this time no call that may end waits here, because one has just waited in vain for its full time.
     rests_until: Option<Instant>,
     paused: Instant,
-    /// So many bytes are asked for at a time by those who can do with some.
+    /// Number of bytes that calls which can do with a part ask for at a time.
     some: usize,
 }
 
 impl Line {
     pub(super) fn new(channel: Channel) -> Self {
-        // A batch of fetches, and shares that go back before it.
+        // Room for a batch of fetches, and for shares that go back before it.
         Self {
             channel,
             bench: Bench::of(2 * ANSWERS_MAX * size_of::<Sent>()),
@@ -53,15 +55,16 @@ impl Line {
         }
     }
 
-    /// Whether the store still serves it, without asking.
+    /// Whether the store still serves the connection. Checked without a message.
     pub(super) fn is_served(&self) -> bool {
         is_served(&self.channel)
     }
 
-    /// Gives back shares, and fetches a batch: the payload that is gone, if one is. `tell` hears when that takes long.
+    /// Gives back shares and fetches a batch. Returns a payload of the batch that is gone, if there is one. `tell` is
+    /// called when this takes long.
     ///
     /// # Errors
-    /// The connection's; TimedOut where the other end says nothing.
+    /// Returns the connection's error; `TimedOut` where the other end is silent.
     pub(super) fn fetch(
         &mut self,
         returns: &mut Vec<Sent>,
@@ -83,11 +86,12 @@ impl Line {
         Ok(gone)
     }
 
-    /// Gives back shares, where that takes no waiting, and fetches the first bytes of a payload: how many; `None`: it is gone. Fewer
-    /// than are wanted, or none, only where the call has taken long and may end (see [`Limit`]).
+    /// Gives back shares, as far as that takes no waiting, and fetches the first bytes of a payload. Returns how many;
+    /// `None`: the payload is gone. Only a call that has taken long and may end gets fewer bytes than it wants, or none
+    /// (see [`Limit`]).
     ///
     /// # Errors
-    /// As [`Self::fetch`].
+    /// As for [`Self::fetch`].
     pub(super) fn fetch_some(
         &mut self,
         returns: &mut Vec<Sent>,
@@ -117,8 +121,8 @@ impl Line {
         if got != Some(0) || !limit.is_over() {
             return Ok(got);
         }
-        // Nobody is to come again at once and wait as long once more: a program with other things to do would do nothing else. Nor
-        // again and again, where nothing comes.
+        // No caller may come again at once and wait as long once more: a program with other work would do nothing else.
+        // Nor may callers come again and again while nothing arrives.
         if limit.has_waited() {
             self.rests_until = Some(Instant::now() + LONG);
         } else if self.paused.elapsed() > PAUSE_EVERY {
@@ -138,7 +142,8 @@ impl Line {
         let Wanted { reference, into } = wanted;
         let mut got = 0;
         if self.rest.is_under_way() {
-            // Shares have no answer that would wait for the end of that one. Nor do they wait: the store takes nothing while it gives.
+            // Shares can go now: they have no answer that would have to wait behind the one under way. They are sent
+            // without waiting, because the store reads nothing while it sends.
             let posted = self.post(returns)?;
             returns.drain(..posted);
             let goes_on = self.rest.is_of(reference);
@@ -153,7 +158,7 @@ impl Line {
         loop {
             let asks = !self.rest.is_under_way();
             if asks {
-                // Each in its turn.
+                // Another caller that was sent away gets its turn.
                 if got > 0 && std::mem::take(&mut self.others_wait) && limit.ends() {
                     return Ok(Some(got));
                 }
@@ -185,14 +190,14 @@ impl Line {
         }
     }
 
-    /// Whether the payload of what is under way is there; `None`: the limit is over before that is known.
+    /// Returns whether the payload of the answer under way exists; `None`: the limit is reached before that is known.
     fn head(&mut self, waiting: &mut Waiting<'_>, limit: &mut Limit<'_>) -> io::Result<Option<bool>> {
         let Some(head) = self.rest.head() else { return Ok(Some(true)) };
         let came = take_some(&mut self.channel, head, waiting, limit)?;
         self.rest.head_came(came)
     }
 
-    /// Gives back shares, and asks for what is behind some references.
+    /// Gives back shares, and asks for the bytes of some references.
     fn ask<'b>(
         &mut self,
         returns: &mut Vec<Sent>,
@@ -210,7 +215,7 @@ impl Line {
         Ok(())
     }
 
-    /// Takes what is left of an answer that nobody waited for. False: not all of it is there yet.
+    /// Reads and discards the rest of an answer that no caller wants. Returns false where more of it is still to come.
     fn drain(&mut self, waiting: &mut Waiting<'_>, limit: &mut Limit<'_>) -> io::Result<bool> {
         self.rest.is_nobodys();
         if self.head(waiting, limit)?.is_none() {
@@ -228,10 +233,10 @@ impl Line {
         Ok(true)
     }
 
-    /// Gives back shares, as many as the socket takes now: how many.
+    /// Gives back shares, as many as the socket takes now. Returns how many.
     ///
     /// # Errors
-    /// The connection's.
+    /// Returns the connection's error.
     pub(super) fn post(&mut self, shares: &[Sent]) -> io::Result<usize> {
         let waits = self.channel.waits(false);
         let posted = self.post_some(shares);
@@ -260,7 +265,7 @@ impl Line {
     }
 }
 
-/// Takes bytes until there are enough, or the limit is over: how many.
+/// Reads bytes until `into` is full or the limit is reached. Returns how many.
 fn take_some(
     channel: &mut Channel,
     into: &mut [u8],
@@ -268,7 +273,7 @@ fn take_some(
     limit: &mut Limit<'_>,
 ) -> io::Result<usize> {
     let mut got = 0;
-    // Where something comes all the time nobody waits.
+    // The limit has to be checked here, too, because a caller does not wait while bytes keep coming.
     while got < into.len() && (got == 0 || !limit.is_over()) {
         match channel.take(&mut into[got..]) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),

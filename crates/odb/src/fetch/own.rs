@@ -1,5 +1,5 @@
-//! The store of this machine: which of its segments and files this program may read by itself, and the connection by which
-//! it asks for them. One thread asks at a time, without the lock: the agent may be stopped.
+//! The store of this machine: the segments and files that this program may read by itself, and the connection by which
+//! it asks for them. One thread asks at a time, and without holding the lock, because the agent may be stopped.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,9 +13,9 @@ use crate::segment::{Mapped, now_ms};
 use crate::sources::Sources;
 use crate::store::client::Connection;
 
-/// Files of this machine that are open to be read.
+/// Most files of this machine that are open for reading.
 pub(super) const FILES_MAX: usize = 64;
-/// How long one stays open that nobody reads.
+/// Time after which a file that is not read is closed, in milliseconds.
 const FILE_IDLE_MS: u64 = 2_000;
 
 #[derive(Debug, Default)]
@@ -27,14 +27,14 @@ pub(super) struct Own {
 #[derive(Debug, Default)]
 pub(super) struct Local {
     link: Link,
-    /// Whose it is, once it has said so.
+    /// Name of the store, once it has said it.
     pub(super) holder: Option<Holder>,
-    /// By segment; `None`: this program may not.
+    /// Mapped segments by number; `None`: this program may not map it.
     pub(super) mapped: HashMap<u32, Option<Arc<Mapped>>>,
-    /// Which machines' programs can fetch from which stores, and when the store was asked for that.
+    /// Table of which machines' programs can fetch from which stores, and the time at which the store was asked for it.
     pub(super) sources: Option<Arc<Sources>>,
     pub(super) sources_asked_ms: u64,
-    /// By segment and number, and when it was last read.
+    /// Open files by segment and number, with the time of the last read.
     pub(super) files: HashMap<(u32, u32), (Arc<SentFile>, u64)>,
 }
 
@@ -43,21 +43,21 @@ enum Link {
     #[default]
     Unmade,
     Idle(Connection),
-    /// A thread asks.
+    /// A thread is asking.
     Used,
-    /// It was asked and has said nothing: nobody waits for it, and attempts are made until it answers.
+    /// The store has not answered in time: no thread waits for it, and attempts are made until it answers.
     Silent,
 }
 
-/// Why there is no answer.
+/// Reasons why there is no answer.
 pub(super) enum NoAnswer {
-    /// The store says nothing.
+    /// The store is silent.
     Silent,
-    /// There is no store, or its connection has broken.
+    /// There is no store, or the connection to it has broken.
     Broken,
 }
 
-/// Whether a store that was asked has said nothing in time.
+/// Whether an error means that the store has not answered in time.
 pub(super) fn is_silence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
 }
@@ -67,8 +67,8 @@ impl Own {
         self.state.lock()
     }
 
-    /// Asks the store, by a connection that `open` makes where there is none. Its answer, and whether it was silent, which
-    /// nobody has known: then attempts are to be made.
+    /// Asks the store, over a connection that `open` makes where there is none. Returns the answer. The flag is true
+    /// where the store has just become silent; then the caller has attempts made.
     pub(super) fn ask<T>(
         &self,
         open: impl FnOnce() -> io::Result<Connection>,
@@ -77,10 +77,10 @@ impl Own {
         let mut local = self.lock();
         let known = loop {
             match std::mem::replace(&mut local.link, Link::Used) {
-                // The agent may have been started again.
+                // The agent may have been started again since the last question.
                 Link::Idle(connection) => break Some(connection).filter(Connection::is_served),
                 Link::Unmade => break None,
-                // Whoever asks waits for a second at most.
+                // The asking thread waits for a second at most.
                 Link::Used => local = self.changed.wait(local),
                 Link::Silent => {
                     local.link = Link::Silent;
@@ -89,7 +89,7 @@ impl Own {
             }
         };
         if known.is_none() {
-            // The next may be to an agent that has been started again.
+            // The next connection may lead to an agent that was started again, with another table.
             local.sources = None;
         }
         drop(local);
@@ -109,7 +109,8 @@ impl Own {
         (answer, is_new)
     }
 
-    /// It answers again, or its listener is gone: then whoever asks is told so at once.
+    /// Notes that the store answers again, or (without a connection) that its listener is gone. In both cases the next
+    /// question gets its answer or error at once.
     pub(super) fn speaks(&self, connection: Option<Connection>) {
         let mut local = self.lock();
         local.sources = None;
@@ -124,7 +125,7 @@ impl Own {
 }
 
 impl Local {
-    /// Whether there is nobody at the other end any more: to somebody who says nothing no question helps.
+    /// Whether the store's end of the connection is closed. A store that is only silent is not asked again.
     pub(super) fn is_cut_off(&self) -> bool {
         match &self.link {
             Link::Idle(connection) => !connection.is_served(),

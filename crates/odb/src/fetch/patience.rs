@@ -1,5 +1,5 @@
-//! How long anybody waits for a machine that says nothing: less than a second, of which only the time counts in which this process
-//! could have heard it. A process that was stopped itself has not waited.
+//! Patience with a silent machine: a thread waits for it for less than a second. Only the time counts in which this
+//! process ran and could have received something; a process that was stopped itself has not waited.
 
 use std::cell::OnceCell;
 use std::io;
@@ -11,15 +11,15 @@ use rustix::io::Errno;
 
 use crate::channel::{Channel, Moved};
 
-/// How long a machine may say nothing to a process that waits for it. What else the process has to do meanwhile waits, too, and is to
-/// come within a second (docs/silence.md).
+/// Longest silence of a machine that a thread waits for. The thread's other work is delayed by it, and has to be done
+/// within a second in all (docs/silence.md).
 pub(super) const PATIENCE: Duration = Duration::from_millis(900);
-/// How long one waits at a time.
+/// Longest single wait, after which the waiting thread checks the state again.
 const SLICE: Duration = Duration::from_millis(50);
-/// What counts of a slice at most.
+/// Most time that counts for one such wait; more passes only where this process was stopped.
 const COUNTED: Duration = Duration::from_millis(100);
 
-/// What has been waited, by one or more threads together.
+/// Time waited for a machine, by one thread or by several together.
 #[derive(Debug)]
 pub(super) struct Waited {
     spent: Duration,
@@ -31,12 +31,12 @@ impl Waited {
         Self { spent: Duration::ZERO, last: Instant::now() }
     }
 
-    /// How long to wait until the next look. `None`: patience is at its end.
+    /// Returns how long to wait until the next check. `None`: [`PATIENCE`] is used up.
     pub(super) fn slice(&mut self) -> Option<Duration> {
         self.slice_of(PATIENCE)
     }
 
-    /// The same of so much patience.
+    /// The same as [`Self::slice`] for another patience.
     pub(super) fn slice_of(&mut self, patience: Duration) -> Option<Duration> {
         let now = Instant::now();
         self.spent += now.duration_since(self.last).min(COUNTED);
@@ -46,28 +46,28 @@ impl Waited {
     }
 }
 
-/// How long the other end of a connection has said nothing to those who waited for it.
+/// Silence of a connection's other end towards the threads that waited for it.
 #[derive(Debug, Default)]
 pub(super) struct Silence {
     waited: Option<Waited>,
-    /// Bytes that had moved when it began.
+    /// Bytes that had been moved when the silence began.
     moved: Moved,
 }
 
-/// Waits for the other end of a connection.
+/// A wait for the other end of a connection.
 pub(super) struct Waiting<'a> {
     silence: Silence,
-    /// Told once it takes long.
+    /// Called before each slice of the wait.
     tell: &'a dyn Fn(),
 }
 
 impl<'a> Waiting<'a> {
-    /// Goes on where somebody else has stopped.
+    /// Continues a silence that another wait has left.
     pub(super) fn after(silence: Silence, tell: &'a dyn Fn()) -> Self {
         Self { silence, tell }
     }
 
-    /// The rest is waited for by somebody else.
+    /// Ends this wait, and returns the silence for the next one to continue.
     pub(super) fn ends(self) -> Silence {
         self.silence
     }
@@ -75,10 +75,10 @@ impl<'a> Waiting<'a> {
     /// Waits until a connection may be ready.
     ///
     /// # Errors
-    /// Nothing has moved there for as long as [`PATIENCE`].
+    /// `TimedOut` where nothing has moved there for [`PATIENCE`].
     pub(super) fn wait(&mut self, channel: &Channel, what: PollFlags) -> io::Result<()> {
         let (silence, moved) = (&mut self.silence, channel.moved());
-        // Where the kernel takes a share meanwhile, that is no answer to somebody who waits for one.
+        // Bytes that the kernel takes are no sign of life to a thread that waits for an answer.
         let takes_more = what == PollFlags::OUT && moved.sent != silence.moved.sent;
         if takes_more || moved.received != silence.moved.received {
             *silence = Silence { moved, waited: None };
@@ -93,20 +93,22 @@ impl<'a> Waiting<'a> {
     }
 }
 
-/// So long one waits for all bytes who can do with the first of them.
+/// Time that a program's call waits for all bytes, if it can do with the first ones.
 pub const LONG: Duration = Duration::from_millis(200);
-/// How many are asked for then: as many as come in that time.
+/// Number of bytes that such a call asks for at a time: as many as come in that time, within these bounds.
 pub(super) const SOME: RangeInclusive<usize> = (32 << 10)..=(1 << 20);
 
-/// A program's call that can end with some of its bytes, where the program has other things to do than to wait for all.
+/// A program's call that may end with a part of its bytes, because the program has other work than to wait for the
+/// rest.
 pub struct Call<'a> {
-    /// When it fetched for the first time: most calls fetch nothing, and look at no clock.
+    /// Time of the call's first fetch. It is set late, because most calls fetch nothing and need no clock.
     began: OnceCell<Instant>,
     may_end: &'a dyn Fn() -> bool,
 }
 
 impl<'a> Call<'a> {
-    /// `may_end` is asked once it has fetched for [`LONG`]: false, where there is nothing to be done meanwhile.
+    /// Makes a call. `may_end` is asked once the call has fetched for [`LONG`]. It returns false where the program has
+    /// no other work meanwhile.
     #[must_use]
     pub fn new(may_end: &'a dyn Fn() -> bool) -> Self {
         Self { began: OnceCell::new(), may_end }
@@ -116,37 +118,37 @@ impl<'a> Call<'a> {
         *self.began.get_or_init(Instant::now) + LONG
     }
 
-    /// Whether it has taken long.
+    /// Whether the call has fetched for [`LONG`].
     #[must_use]
     pub fn is_long(&self) -> bool {
         Instant::now() >= self.is_long_at()
     }
 
-    /// Whether it has, and may end.
+    /// Whether the call has fetched for [`LONG`], and may end.
     #[must_use]
     pub fn ends(&self) -> bool {
         self.is_long() && (self.may_end)()
     }
 }
 
-/// How long one waits whose program has other things to do meanwhile.
+/// Limit of a fetch for a call that may end early.
 pub(super) struct Limit<'a> {
-    /// When this fetch began; the call may be older.
+    /// Time at which this fetch began; the call may have begun earlier.
     began: Instant,
     call: Option<&'a Call<'a>>,
-    /// Nobody is to wait for the call from now on, however short it was.
+    /// The call is not to be waited for from now on, however short it was.
     waits_no_more: bool,
     has_waited: bool,
     is_over: bool,
 }
 
 impl<'a> Limit<'a> {
-    /// For all.
+    /// Limit of a fetch that gets all of its bytes.
     pub(super) fn none() -> Self {
         Self { began: Instant::now(), call: None, waits_no_more: false, has_waited: false, is_over: false }
     }
 
-    /// Until the call has taken [`LONG`]. Whether it may end is asked once.
+    /// Limit that is reached once the call has taken [`LONG`]. Whether the call may end is asked only once.
     pub(super) fn of(call: &'a Call<'a>) -> Self {
         call.is_long_at();
         Self { call: Some(call), ..Self::none() }
@@ -156,12 +158,12 @@ impl<'a> Limit<'a> {
         self.call.is_some_and(|call| self.waits_no_more || call.is_long()) && self.ends() || self.is_over
     }
 
-    /// From here on it is as if the call had taken long.
+    /// Treats the call from now on as if it had taken long.
     pub(super) fn wait_no_more(&mut self) {
         self.waits_no_more = true;
     }
 
-    /// Somebody has waited.
+    /// Notes that the fetch has waited.
     pub(super) fn waits(&mut self) {
         self.has_waited = true;
     }
@@ -170,7 +172,7 @@ impl<'a> Limit<'a> {
         self.has_waited
     }
 
-    /// Ends it before, if the call may.
+    /// Reaches the limit early, if the call may end. Returns whether it is reached.
     pub(super) fn ends(&mut self) -> bool {
         if let Some(call) = self.call.take() {
             self.is_over = (call.may_end)();
@@ -178,7 +180,7 @@ impl<'a> Limit<'a> {
         self.is_over
     }
 
-    /// How many to ask for the next time, where so many were asked for last, and so many of them came.
+    /// Number of bytes to ask for next time, after `asked` were asked for and `came` of them came.
     pub(super) fn next(&self, asked: usize, came: usize) -> usize {
         let next = match self.is_over {
             true => came,

@@ -1,4 +1,4 @@
-//! An answer that is under way while nobody waits for it, and whose it is.
+//! Answer of a store that is under way, and the caller that it is kept for.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -8,37 +8,38 @@ use zerocopy::FromBytes;
 use crate::reference::{PayloadId, Reference};
 use crate::store::messages::Answer;
 
-/// It is so long for who has asked for it, since that one came for some of it last. Others are sent away meanwhile: if each waited for a
-/// while, and threw away what comes, a program with many clients would do nothing else, and none get anything.
+/// Time for which a partly received answer is kept for the caller that asked for it, since the caller last came for
+/// some of it. Meanwhile other callers are sent away. If each of them waited for a while and threw away what comes, a
+/// program with many clients would do nothing else, and none of them would get anything.
 const KEPT: Duration = Duration::from_millis(400);
 
-/// The head of an answer, which goes before its bytes.
+/// Head of an answer, which precedes its bytes.
 #[derive(Debug, Default)]
 struct Head {
     bytes: [u8; size_of::<Answer>()],
     come: usize,
 }
 
-/// The part of an answer that is to come.
+/// Part of an answer that is still to come.
 #[derive(Debug)]
 pub(super) struct Rest {
-    /// As long as not all of it is there.
+    /// Head of the answer, while it is not complete.
     head: Option<Head>,
-    /// How many follow, if the payload is not gone.
+    /// Number of payload bytes that follow the head, if the payload still exists.
     bytes: usize,
-    /// The payload that it is of, and the place of its first byte there. `None`: nobody has a use for it.
+    /// Payload of the answer, and the offset of the next byte in it. `None`: no caller wants the answer.
     of: Option<(PayloadId, u64)>,
-    /// When somebody came for it last.
+    /// Time at which a caller last came for some of it.
     since: Instant,
 }
 
 impl Rest {
-    /// Nothing is under way.
+    /// State where no answer is under way.
     pub(super) fn none() -> Self {
         Self { head: None, bytes: 0, of: None, since: Instant::now() }
     }
 
-    /// This has just been asked for.
+    /// State after this reference has been asked for.
     pub(super) fn of(asked: &Reference) -> Self {
         let of = Some((asked.payload, asked.offset));
         Self { head: Some(Head::default()), bytes: asked.length as usize, of, since: Instant::now() }
@@ -48,12 +49,13 @@ impl Rest {
         self.head.is_some() || self.bytes > 0
     }
 
-    /// Whether what comes next is the first byte of that.
+    /// Whether the next byte to come is the first byte of `wanted`.
     pub(super) fn is_of(&self, wanted: &Reference) -> bool {
         self.of == Some((wanted.payload, wanted.offset))
     }
 
-    /// Whether that begins a little before: of memory that is no block, whole pages alone can be used.
+    /// Whether `wanted` begins at most a page before the next byte to come. This happens to a caller whose memory is no
+    /// block of the library: it can use only whole pages, and asks for the rest of a page again.
     pub(super) fn is_of_before(&self, wanted: &Reference) -> bool {
         const PAGE: u64 = 4096;
         self.of.is_some_and(|(payload, at)| {
@@ -61,25 +63,25 @@ impl Rest {
         })
     }
 
-    /// Whether somebody may come for it yet.
+    /// Whether the answer is still kept for the caller that asked for it.
     pub(super) fn is_kept(&self) -> bool {
         self.of.is_some() && self.since.elapsed() < KEPT
     }
 
-    /// Nobody has a use for it any more.
+    /// Notes that no caller wants the answer any more.
     pub(super) fn is_nobodys(&mut self) {
         self.of = None;
     }
 
-    /// Where what is to come of its head goes.
+    /// Buffer for the missing bytes of the head; `None` where the head is complete.
     pub(super) fn head(&mut self) -> Option<&mut [u8]> {
         self.head.as_mut().map(|head| &mut head.bytes[head.come..])
     }
 
-    /// So much of it came: whether the payload is there; `None`: that is not known yet.
+    /// Notes that `bytes` of the head have come. Returns whether the payload exists; `None`: that is not known yet.
     ///
     /// # Errors
-    /// It is another answer.
+    /// The head belongs to another answer.
     pub(super) fn head_came(&mut self, bytes: usize) -> io::Result<Option<bool>> {
         self.since = Instant::now();
         let Some(head) = &mut self.head else { return Ok(Some(true)) };
@@ -95,12 +97,12 @@ impl Rest {
         Ok(Some(is_there))
     }
 
-    /// How many bytes follow.
+    /// Number of payload bytes that are still to come.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// So many have come, for whom it is.
+    /// Notes that `bytes` payload bytes have come for the caller.
     pub(super) fn came(&mut self, bytes: usize) {
         self.bytes -= bytes;
         self.since = Instant::now();
@@ -108,10 +110,10 @@ impl Rest {
     }
 }
 
-/// Whether bytes follow, as many as were asked for. False: the payload is gone.
+/// Whether payload bytes follow this head, as many as were asked for. False: the payload is gone.
 ///
 /// # Errors
-/// It is the answer to something else.
+/// The head belongs to an answer to another question.
 fn is_there(head: &[u8], asked: u64) -> io::Result<bool> {
     let answer = Answer::read_from_bytes(head).map_err(|_| io::ErrorKind::InvalidData)?;
     match (answer.found.get(), answer.length.get()) {

@@ -1,5 +1,5 @@
-//! Connections that are made while nobody waits for longer than a second: one attempt at a time for each holder, each in a
-//! thread of its own, which the tender starts. The tender itself waits for nothing but tasks.
+//! Connections are made here while no thread waits longer than a second. There is one attempt at a time for each
+//! holder, each in its own thread, which the tender starts. The tender itself waits only for tasks.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,26 +18,27 @@ use crate::store::client::{Connection, QUICK};
 use crate::store::messages::RETURN;
 use crate::store::session::request;
 
-/// From the end of an attempt to the next.
+/// Pause from the end of an attempt to the next one.
 const RETRY: Duration = Duration::from_secs(1);
-/// For how long attempts are made for a holder that nobody asks for any more: payloads are not kept for longer.
+/// Time since the last request for a holder after which no more attempts are made for it. Payloads are not kept any
+/// longer.
 const INTEREST: Duration = Duration::from_secs(120);
-/// Attempts under way. Each that comes to nothing takes an agent's patience.
+/// Most attempts under way. Each that fails takes as long as an agent waits.
 const ATTEMPTS_MAX: usize = 64;
-/// How often shares are looked for that could not go back yet.
+/// Interval at which the tender tries again to send shares back.
 const RETURNS_EVERY: Duration = Duration::from_millis(100);
 
-/// How threads are started, and what the tender does beside its own tasks.
+/// Functions to start threads, and to be called by the tender.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads {
-    /// Starts one of that name. False: there can be no more.
+    /// Starts a thread with this name. Returns false where no thread can be started.
     pub start: fn(&'static str, Box<dyn FnOnce() + Send>) -> bool,
-    /// Whenever the tender is woken. True: again soon.
+    /// Called whenever the tender is woken. Returns true to be called again soon.
     pub tick: fn() -> bool,
 }
 
 impl Default for Threads {
-    /// std's.
+    /// Threads of std.
     fn default() -> Self {
         let start = |name: &'static str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(work).is_ok()
@@ -46,12 +47,12 @@ impl Default for Threads {
     }
 }
 
-/// What is to be reached.
+/// Connection to be made.
 #[derive(Clone, Debug)]
 pub(super) enum Task {
-    /// A holder, for its way, by this attempt or those that follow it.
+    /// To a holder, by this attempt and those that follow it.
     Reach(Holder, Arc<Way>, Attempt),
-    /// The store of this machine, which was silent.
+    /// To the store of this machine, which was silent.
     Own,
 }
 
@@ -69,7 +70,7 @@ impl Shared {
         self.tasks.lock()
     }
 
-    /// Has the tender run. False: there can be no more threads.
+    /// Starts the tender, unless it runs. Returns false where no thread can be started.
     pub(super) fn start_tender(self: &Arc<Self>) -> bool {
         let mut tasks = self.tasks();
         if !tasks.started {
@@ -79,17 +80,17 @@ impl Shared {
         tasks.started
     }
 
-    /// Has an attempt made. Where there are no threads, whoever asks waits for it, as long as the agent does.
+    /// Has an attempt made. Where there are no threads, the caller makes it, and waits as long as the agent does.
     pub(super) fn begin(self: &Arc<Self>, task: Task) {
         if self.start_tender() { self.begin_at(Instant::now(), task) } else { self.attempt(task) }
     }
 
-    /// The same in a while.
+    /// Has an attempt made after a pause of [`RETRY`].
     pub(super) fn begin_later(self: &Arc<Self>, task: Task) {
         if self.start_tender() {
             return self.begin_at(Instant::now() + RETRY, task);
         }
-        // Whoever asks next makes one itself.
+        // Without threads, the next caller that needs the connection makes the attempt.
         match task {
             Task::Reach(_, way, attempt) => way.is_not_made(attempt),
             Task::Own => self.own.speaks(None),
@@ -101,9 +102,9 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Has the tender look at once what there is to do.
+    /// Wakes the tender.
     pub(super) fn wake(&self) {
-        // Whoever frees much says so again and again.
+        // A program that frees much memory calls this often: only the first call takes a system call.
         if !std::mem::replace(&mut self.tasks().woken, true) {
             self.changed.notify_all();
         }
@@ -133,7 +134,7 @@ impl Shared {
         }
     }
 
-    /// Waits for tasks. `None`: there will be no more.
+    /// Waits for tasks. `None`: the tender is to end.
     fn next_tasks(&self, again: bool) -> Option<Vec<Task>> {
         let mut tasks = self.tasks();
         let begun = Instant::now();
@@ -166,7 +167,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits for agents and stores, in a thread of its own where there can be one.
+    /// Makes an attempt. It waits for agents and stores, in its own thread where one could be started.
     fn attempt(self: &Arc<Self>, task: Task) {
         let is_over = match &task {
             Task::Reach(holder, way, attempt) => match way.begins(*attempt, INTEREST) {
@@ -187,19 +188,20 @@ impl Shared {
         }
     }
 
-    /// A connection to the store of this machine.
+    /// Connects to the store of this machine.
     pub(super) fn open(&self) -> io::Result<Connection> {
         let connection = Connection::open_within(&self.path, QUICK)?;
         (self.connected)(&connection);
         Ok(connection)
     }
 
-    /// A connection to a holder, by this machine's agent, which may have been started again. Where the holder was silent, its
-    /// store has answered.
+    /// Connects to a holder through this machine's agent, which may have been started again. Where the holder was lost,
+    /// its store has also answered a request.
     fn reach(self: &Arc<Self>, holder: Holder, way: &Way) -> io::Result<Line> {
-        // Also where it has come to be tried anew meanwhile: this attempt is of before.
+        // Also asked where the state is no longer Lost: this attempt may be an old one.
         let to_ask = way.to_ask();
-        // Who only passes references on, and gives shares back, is counted by that connection, too.
+        // Connects to this machine's store, too: its connection counts a process that only passes references on and
+        // gives shares back.
         let _ = self.ask(|_| Ok(()));
         let open = || Connection::open_within(&self.path, QUICK);
         let introducer = self.introducers.take(open)?;
@@ -221,7 +223,7 @@ impl Shared {
         Ok(line)
     }
 
-    /// Sends back what goes back, as far as that takes no waiting. True: some could not go yet.
+    /// Sends shares back, as far as that takes no waiting. Returns true where some could not go yet.
     pub(super) fn send_returns(self: &Arc<Self>, returns: &Returns) -> bool {
         self.sort_returns(returns);
         let ways: Vec<(Holder, Arc<Way>)> =
@@ -230,7 +232,7 @@ impl Shared {
         for (holder, way) in ways {
             let taken = way.take_returns(|attempt| self.begin(Task::Reach(holder, Arc::clone(&way), attempt)));
             if let Some((mut turn, shares)) = taken
-                // Where it has broken, they end with their leases.
+                // Where the connection has broken, the shares are dropped; their weight ends with the payload's lease.
                 && let Ok(posted) = turn.line().and_then(|line| line.post(&shares))
             {
                 turn.put_back();

@@ -1,16 +1,17 @@
-//! The way to one holder: its connection, which one thread has at a time, or why there is none.
+//! State of the connection to one holder. The connection belongs to one thread at a time; where there is none, the
+//! state says why.
 //!
 //! ```text
-//!                 somebody asks                  an attempt has made it
-//!      Unmade ---------------------> Making -----------------------------> Idle <---> Used
-//!        ^                             | a second, or it cannot be had       |          |
-//!        |                             v                                     |          | a second of silence
-//!        |                            Lost <------------------------------------------- |
-//!        |                             | an attempt has made it, and the     ^          |
-//!        |                             | store has answered ----------------/           |
-//!        '------------------------------------------------------------------------------' it broke
+//!                  a thread asks                 an attempt has made it
+//!       Unmade ---------------------> Making -----------------------------> Idle <---> Used
+//!         ^                             | a second, or it is impossible       |          |
+//!         |                             v                                     |          | a second of silence
+//!         |                            Lost <------------------------------------------- |
+//!         |                             | an attempt has made it, and the     ^          |
+//!         |                             | store has answered ----------------/           |
+//!         '------------------------------------------------------------------------------' it broke
 //! ```
-//! The lock is held for moments only. Whoever waits does so for the state to change.
+//! The lock is held only for moments. Threads that wait do so for the state to change.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -23,36 +24,38 @@ use crate::reference::Reference;
 use crate::store::client::GLANCE;
 use crate::store::session::ANSWERS_MAX;
 
-/// Shares that wait for a connection to one holder. What is more ends with its lease.
+/// Most shares that wait for a connection to one holder. Further ones are dropped; their weight ends with the payload's
+/// lease.
 const RETURNS_MAX: usize = 1 << 16;
 
-/// The number of an attempt, and of those that follow it while it comes to nothing. One of before the newest changes nothing: it may
-/// have begun before the holder came back.
+/// Number of an attempt to connect, and of the attempts that follow it after failures. An attempt older than the newest
+/// changes nothing when it fails, because it may have begun before the holder came back.
 pub(super) type Attempt = u64;
 
-/// Attempts under way for one holder at most: one of before, which may wait for an agent's patience yet, and one that knows better.
+/// Most attempts under way for one holder: an old one, which may still wait for an agent, and one that began after the
+/// holder had come back.
 const UNDER_WAY_MAX: usize = 2;
 
-/// How somebody waits for a connection.
+/// Parameters of a wait for a connection.
 #[derive(Clone, Copy)]
 pub(super) struct Asks<'a> {
-    /// Told that it takes long.
+    /// Called when the wait takes long.
     pub(super) tell: &'a dyn Fn(),
-    /// The call that waits for it, if it can end before there is one.
+    /// Call for which the thread waits, if that call may end before there is a connection.
     pub(super) call: Option<&'a Call<'a>>,
 }
 
-/// Whether an attempt is made.
+/// Whether an attempt is to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Begins {
     Now,
-    /// There are too many.
+    /// Not now: too many are under way.
     Later,
-    /// Nobody needs it.
+    /// Not at all: no thread needs its connection.
     Never,
 }
 
-/// A holder that has come back no longer ago may well go again.
+/// Time after a holder's return in which threads wait only half as long for it, because it may be lost again.
 const JUST: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Default)]
@@ -64,19 +67,20 @@ pub(super) struct Way {
 #[derive(Debug, Default)]
 struct State {
     is: Is,
-    /// The newest, and the last that nobody makes: there are no threads.
+    /// Number of the newest attempt.
     attempt: Attempt,
+    /// Newest attempt that was not made, because there were no threads.
     not_tried: Attempt,
     under_way: usize,
-    /// How often the holder had come to be this machine's source when it was asked for last.
+    /// How often the holder had become a source of this machine, as of the last request.
     came: u64,
-    /// While somebody waits for a connection.
+    /// Time waited so far, while threads wait for a connection.
     waited: Option<Waited>,
-    /// When it came back after a loss.
+    /// Time at which the holder came back after a loss.
     came_back: Option<Instant>,
-    /// Threads that wait for a change: as a rule there are none, and to wake nobody takes a system call, too.
+    /// Number of threads that wait for a change. As a rule it is 0, and then no system call is made to wake them.
     waiting: usize,
-    /// What was asked for last, and when.
+    /// Newest reference that was asked for, and when.
     asked: Option<(Reference, Instant)>,
     returns: Vec<Sent>,
 }
@@ -89,7 +93,7 @@ enum Is {
     Making,
     Idle(Box<Line>),
     Used,
-    /// Nobody waits for it. Attempts are made until the holder is there again.
+    /// The holder is lost: no thread waits for it, and attempts are made until it answers again.
     Lost,
 }
 
@@ -105,8 +109,8 @@ impl Way {
         self.state.lock()
     }
 
-    /// Waits for the connection, and for one to be made where there is none: `make` begins an attempt. Shares that wait to
-    /// go back come with it. `None`: the call ends before.
+    /// Waits for the connection and takes it, together with shares that are to go back. Where there is none, `make`
+    /// begins an attempt to make one. `None`: the call ends first.
     ///
     /// # Errors
     /// The holder is lost.
@@ -127,7 +131,8 @@ impl Way {
                     let returns = state.returns.drain(..some).collect();
                     return Ok(Some((Turn { way: self, line: Some(line) }, returns)));
                 }
-                // Whoever has it waits for a second at most, and then all know.
+                // The thread that has the connection waits for a second at most, and then the state says whether the
+                // holder is lost.
                 other => {
                     state.is = other;
                     let waited = self.wait(state, GLANCE, asks.tell);
@@ -138,11 +143,12 @@ impl Way {
         }
     }
 
-    /// The holder has come to be this machine's source so often, as its agent knows. Where that is once more than at the loss, it
-    /// is lost no longer: attempts of this process's own are a second apart.
+    /// Notes how often the holder has become a source of this machine, as its agent has counted. Where that has changed
+    /// since the loss, the holder is no longer lost. Without this it would take this process's next own attempt, and
+    /// these are a second apart.
     pub(super) fn came(&self, times: u64) {
         let mut state = self.lock();
-        // An agent that has been started again counts from the beginning.
+        // An agent that was started again counts from the beginning.
         if times != 0 && times != state.came {
             state.came = times;
             if matches!(state.is, Is::Lost) {
@@ -152,21 +158,22 @@ impl Way {
         }
     }
 
-    /// Waits until there is a connection, perhaps in use; for one to be made where there is none, as [`Self::take`].
+    /// Waits until there is a connection, even if another thread has it. Where there is none, `make` begins an attempt,
+    /// as in [`Self::take`].
     ///
     /// # Errors
     /// The holder is lost.
     pub(super) fn open(&self, about: &Reference, make: impl Fn(Attempt), tell: &dyn Fn()) -> io::Result<()> {
         let mut state = self.lock();
         state.asked = Some((*about, Instant::now()));
-        // Its agent may have ended since it was used last.
+        // The agent may have ended since the connection was last used.
         if matches!(&state.is, Is::Idle(line) if !line.is_served()) {
             state.becomes(Is::Unmade);
         }
         self.made(state, &make, Asks { tell, call: None }).map(drop)
     }
 
-    /// The state, once it is Idle or Used. `None`: the call ends before.
+    /// Returns the state once it is Idle or Used. `None`: the call ends first.
     fn made<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -187,7 +194,8 @@ impl Way {
                     }
                 }
                 Is::Making => {
-                    // Where it comes and goes, whoever asks is not to wait for as long each time.
+                    // Where a holder comes and goes, each of its losses costs the waiting threads only half of the
+                    // patience.
                     let has_just = state.came_back.is_some_and(|then| then.elapsed() < JUST);
                     let patience = if has_just { PATIENCE / 2 } else { PATIENCE };
                     let Some(slice) = state.waited.get_or_insert_with(Waited::begin).slice_of(patience) else {
@@ -212,16 +220,16 @@ impl Way {
         if !is_over {
             return state;
         }
-        // Who is told may take locks of its own.
+        // Called without the lock, because the callback may take locks of its own.
         drop(state);
         tell();
         self.lock()
     }
 
-    /// The state for a call that goes on. `None`: it has taken long, and ends.
+    /// Returns the state if the call goes on. `None`: the call has taken long, and ends.
     fn unless_ended<'a>(&'a self, state: MutexGuard<'a, State>, asks: Asks<'_>) -> Option<MutexGuard<'a, State>> {
         let Some(call) = asks.call.filter(|call| call.is_long()) else { return Some(state) };
-        // The program's answer, whether its call may end, may take locks of its own.
+        // Asked without the lock, because the program's answer whether the call may end can take locks of its own.
         drop(state);
         if call.ends() { None } else { Some(self.lock()) }
     }
@@ -232,7 +240,8 @@ impl Way {
         }
     }
 
-    /// Takes what waits to go back, and the connection, if it is free; has one made where there is none.
+    /// Takes the shares that wait to go back, and the connection, if it is free. Where there is none, `make` begins an
+    /// attempt.
     pub(super) fn take_returns(&self, make: impl Fn(Attempt)) -> Option<(Turn<'_>, Vec<Sent>)> {
         let mut state = self.lock();
         if state.returns.is_empty() {
@@ -253,7 +262,7 @@ impl Way {
         None
     }
 
-    /// Shares that go back to the holder, when there is a connection.
+    /// Adds shares that go back to the holder as soon as there is a connection.
     pub(super) fn give_back(&self, shares: Vec<Sent>) {
         if shares.is_empty() {
             return;
@@ -269,14 +278,15 @@ impl Way {
         !self.lock().returns.is_empty()
     }
 
-    /// What to ask for, to hear whether the store answers again: of a holder that is lost.
+    /// Reference to ask for in order to learn whether a lost holder's store answers again. `None` where it is not lost.
     pub(super) fn to_ask(&self) -> Option<Reference> {
         let state = self.lock();
         let reference = state.asked.as_ref().filter(|_| matches!(state.is, Is::Lost))?.0;
         Some(Reference { length: 1, ..reference })
     }
 
-    /// Whether an attempt is to be made. Where it is lost and nobody has asked for it in a while, the next who asks has one made.
+    /// Whether this attempt is to be made. A lost holder that no thread has asked for within `interest` becomes Unmade;
+    /// then the next request has an attempt made.
     pub(super) fn begins(&self, attempt: Attempt, interest: Duration) -> Begins {
         let mut state = self.lock();
         if state.is_there() || attempt != state.attempt {
@@ -294,13 +304,13 @@ impl Way {
         Begins::Now
     }
 
-    /// An attempt has ended, with a connection or without: whether no other has to follow it. Without one the holder is lost, until
-    /// another attempt makes it.
+    /// Notes that an attempt has ended, with a connection or without. Without one the holder is lost until another
+    /// attempt succeeds. Returns true where no further attempt has to follow.
     pub(super) fn ends(&self, attempt: Attempt, line: Option<Line>) -> bool {
         let mut state = self.lock();
         state.under_way -= 1;
         match line {
-            // Another one that was under way has made it meanwhile.
+            // Another attempt has made the connection meanwhile.
             _ if state.is_there() => return true,
             Some(line) => state.becomes(Is::Idle(Box::new(line))),
             None if attempt != state.attempt => return true,
@@ -314,7 +324,7 @@ impl Way {
         true
     }
 
-    /// Nobody tries. The next who asks has an attempt made.
+    /// Notes that the attempt is not made, because there are no threads. The next request has one made.
     pub(super) fn is_not_made(&self, attempt: Attempt) {
         let mut state = self.lock();
         if attempt == state.attempt && !state.is_there() {
@@ -324,7 +334,8 @@ impl Way {
         }
     }
 
-    /// It has broken every time. Where it is lost by that: the attempt to make.
+    /// Makes the holder lost after its connection has broken at every try. Returns the attempt to make, or `None` where
+    /// the state is no longer Unmade.
     pub(super) fn give_up(&self) -> Option<Attempt> {
         let mut state = self.lock();
         if !matches!(state.is, Is::Unmade) {
@@ -341,13 +352,13 @@ impl State {
         matches!(self.is, Is::Idle(_) | Is::Used)
     }
 
-    /// Somebody asks for a connection where there is none.
+    /// Begins the first attempt, for a thread that asks where there is no connection.
     fn begin(&mut self) -> Attempt {
         self.is = Is::Making;
         self.another()
     }
 
-    /// A new attempt, in place of all before.
+    /// Number of a new attempt, which replaces all before it.
     fn another(&mut self) -> Attempt {
         self.attempt += 1;
         self.attempt
@@ -357,14 +368,14 @@ impl State {
         (self.is, self.waited) = (is, None);
     }
 
-    /// What cannot go back ends with its lease.
+    /// The shares that cannot go back are dropped; their weight ends with the payload's lease.
     fn lose(&mut self) {
         self.becomes(Is::Lost);
         self.returns = Vec::new();
     }
 }
 
-/// The connection, in use. Where it is not put back it has broken.
+/// Exclusive use of the connection. Dropping it without [`Turn::put_back`] means that the connection has broken.
 pub(super) struct Turn<'a> {
     way: &'a Way,
     line: Option<Box<Line>>,
@@ -374,7 +385,7 @@ impl Turn<'_> {
     /// The connection.
     ///
     /// # Errors
-    /// It has broken.
+    /// The connection has been given up already.
     pub(super) fn line(&mut self) -> io::Result<&mut Line> {
         self.line.as_deref_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
@@ -385,14 +396,14 @@ impl Turn<'_> {
         self.way.tell_waiting(&state);
     }
 
-    /// It is as good as it was.
+    /// Gives the connection back in good order.
     pub(super) fn put_back(mut self) {
         if let Some(line) = self.line.take() {
             self.ends(Is::Idle(line));
         }
     }
 
-    /// Its holder says nothing: the attempt to make.
+    /// Gives the connection up, because its holder is silent. Returns the attempt to make.
     pub(super) fn lose(mut self) -> Attempt {
         self.line = None;
         let mut state = self.way.lock();
@@ -421,7 +432,8 @@ mod tests {
 
     const INTEREST: Duration = Duration::from_secs(120);
 
-    /// Somebody asks for a holder that is not there: the attempt that is made for it, and whether it has been lost meanwhile.
+    /// Asks for a holder that is not connected, and calls `meanwhile` with the attempt that is begun. Returns whether
+    /// the holder is lost in the end.
     fn asked(way: &Way, meanwhile: impl Fn(Attempt)) -> bool {
         let payload = PayloadId { holder: Holder::named("be1"), segment: 0, slot: 0, secret: 0 };
         let reference = Reference { payload, weight: Weight::WHOLE, offset: 0, length: 1 };
@@ -442,7 +454,7 @@ mod tests {
     fn an_attempt_of_before_changes_nothing_and_no_other_follows_it() {
         let way = Way::default();
         let old = std::cell::Cell::new(0);
-        // The first takes long, and comes to nothing when the holder has come back and a second one is under way.
+        // The first attempt takes long. It fails after the holder has come back and a second attempt has begun.
         way.came(1);
         let is_lost = asked(&way, |first| {
             assert_eq!(way.begins(first, INTEREST), Begins::Now);
@@ -457,7 +469,7 @@ mod tests {
             assert!(way.ends(old.get(), None), "nobody needs another one");
             assert!(matches!(way.lock().is, Is::Making), "the second is under way");
             assert_eq!(way.begins(old.get(), INTEREST), Begins::Never);
-            // In place of a connection.
+            // Stands for the connection that the second attempt would make.
             way.lock().becomes(Is::Used);
         });
         assert!(!is_lost);

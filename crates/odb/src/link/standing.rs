@@ -1,5 +1,6 @@
-//! Which machines send to clients in the name of which of this machine's servers, as they have said themselves. They are asked
-//! before the first handoff of each: one that is refused later may have had something written behind it.
+//! Which machines send to clients in the name of which of this machine's servers, according to their own answers. They
+//! are asked before the first handoff of each server: if one refused later, the program might have written something
+//! behind the handoff.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -9,29 +10,30 @@ use shunt_wire::local::{Answer, Reason};
 use super::Sender;
 use crate::segment::now_ms;
 
-/// After so long without an answer it is asked for again: agents that begin anew know nothing of it.
+/// Time after which an unanswered question is repeated, in milliseconds. An agent that was started again does not know
+/// the question.
 const SILENCE_MS: u64 = 1000;
-/// So long a no holds; a configuration may be another by then.
+/// Time for which a refusal is valid, in milliseconds. After it the machine may have another configuration.
 const NO_MS: u64 = 10_000;
-/// So long a no holds that is only about now.
+/// Time for which a refusal for a temporary reason is valid, in milliseconds.
 const NOT_NOW_MS: u64 = 1000;
-/// Servers that are remembered: a program has few.
+/// Most servers that are remembered. A program has few.
 const MOST: usize = 1024;
 
-/// What a machine says.
+/// Answer of a machine, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It sends.
+    /// The machine sends.
     Yes,
-    /// It does not.
+    /// The machine does not send.
     No,
-    /// It has not said yet. The question, if it is due: its name.
+    /// The machine has not answered yet. Name of the question to ask, if one is due.
     Unknown(Option<u64>),
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Said {
-    /// Asked, under that name.
+    /// Asked, with this name of the question.
     Nothing(u64),
     Yes,
     No {
@@ -46,7 +48,7 @@ pub(super) struct Standings {
 }
 
 impl Standings {
-    /// Of a server, by the address that its clients know.
+    /// Returns the answer for a server, by the address that its clients know.
     pub(super) fn of(&mut self, sender: Sender, server: SocketAddr) -> Standing {
         let now = now_ms();
         let known = self.said.get(&(sender.index, server)).filter(|(epoch, ..)| *epoch == sender.epoch);
@@ -65,7 +67,7 @@ impl Standings {
         Standing::Unknown(Some(self.asked))
     }
 
-    /// What an agent has answered. False: not to a question of ours.
+    /// Takes in an agent's answer. Returns false where it does not answer a question of this process.
     pub(super) fn hear(&mut self, answer: &Answer) -> bool {
         let asked = self.said.iter_mut().find(|((peer, _), (_, said, _))| {
             *peer == answer.peer && matches!(said, Said::Nothing(asked) if *asked == answer.handoff)
@@ -78,7 +80,7 @@ impl Standings {
         true
     }
 
-    /// A machine cannot send more now.
+    /// Notes that a machine cannot send more now.
     pub(super) fn hold_back(&mut self, sender: Sender, server: SocketAddr) {
         self.said.insert((sender.index, server), (sender.epoch, Said::No { holds_ms: NOT_NOW_MS }, now_ms()));
     }

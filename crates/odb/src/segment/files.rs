@@ -1,5 +1,5 @@
-//! The files that a program has given to the store, as the program remembers them: it gives each once, and then refers to it
-//! by a number.
+//! Files that a program has given to the store, as the program remembers them. It gives each file once, and then refers
+//! to it by a number.
 
 use siphasher::sip::SipHasher24;
 use zerocopy::IntoBytes;
@@ -7,27 +7,27 @@ use zerocopy::IntoBytes;
 use super::{FILES, SLOTS};
 use crate::place::Version;
 
-/// A range that is shorter is copied where its file is not given yet, and was not sent a moment ago: to give a file takes
-/// two messages.
+/// Shortest range for which a file is given to the store at once, in bytes. Shorter ranges are copied, unless the file
+/// was sent a moment ago, because giving a file takes two messages.
 const GIVEN_AT_ONCE_BYTES: u64 = 256 << 10;
-/// Where more files are in use than there may be, those go on being copied that are not given: to change them with every
-/// send would cost more than to copy.
+/// Time since a file's last use after which another may take its place, in milliseconds. Where more files are in use
+/// than there are places, the others are copied: replacing files with every send would cost more.
 const KEPT_MS: u64 = 1000;
-/// After the store has refused a file: how long until it is given another one.
+/// Time after a refusal of the store in which no file is given to it, in milliseconds.
 const RETRY_MS: u64 = 1000;
-/// Files that were sent once are remembered in so many places.
+/// Number of places in which files that were sent once are remembered.
 const NOTES: usize = 256;
-/// Slots that files may have: the others are for what has no other way.
+/// Most slots that refer to files. The other slots are kept for payloads that are in no file.
 const SLOTS_OF_FILES: usize = SLOTS / 2;
 
-/// How bytes of a file are to be sent.
+/// Ways to send a range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// By reference to the file of that number.
+    /// By reference to the file with this number, which the store has.
     Given(u32),
-    /// By reference, once the store has it under that number.
+    /// By reference, once the store has got the file under this number.
     Give(u32),
-    /// Copied.
+    /// As a copy.
     Copy,
 }
 
@@ -35,7 +35,7 @@ pub enum Way {
 struct Given {
     number: u32,
     version: Version,
-    /// That refer to it.
+    /// Number of slots that refer to the file.
     slots: usize,
     used_ms: u64,
 }
@@ -46,7 +46,7 @@ pub(super) struct Files {
     slots: usize,
     /// Digests of files that were sent once.
     notes: [u64; NOTES],
-    /// When the store has last taken none.
+    /// Time of the store's last refusal.
     refused_ms: Option<u64>,
 }
 
@@ -57,12 +57,12 @@ impl Default for Files {
 }
 
 impl Files {
-    /// Whether there is a slot for one more reference.
+    /// Whether a slot may be used for one more reference to a file.
     pub(super) fn has_room(&self) -> bool {
         self.slots < SLOTS_OF_FILES
     }
 
-    /// See [`super::Writer::file`]. `is_open` says whether the store still has the file of a number.
+    /// See [`super::Writer::file`]. `is_open` says whether the store still has the file with a number.
     pub(super) fn way(&mut self, version: &Version, bytes: u64, now_ms: u64, is_open: impl Fn(u32) -> bool) -> Way {
         if !self.has_room() || !version.is_settled() {
             return Way::Copy;
@@ -76,20 +76,20 @@ impl Files {
             return Way::Copy;
         }
         if self.given.len() < FILES as usize {
-            // No file has number 0.
+            // Numbers begin at [`FILES`], because 0 means no file.
             return Way::Give(FILES + self.given.len() as u32);
         }
         let idle = self.given.iter().filter(|given| given.slots == 0 && given.used_ms + KEPT_MS <= now_ms);
         idle.min_by_key(|given| given.used_ms).map_or(Way::Copy, Self::anew)
     }
 
-    /// Whether it was sent a moment ago; notes that it is now.
+    /// Whether the file was sent a moment ago. Notes that it is sent now.
     fn was_noted(&mut self, version: &Version) -> bool {
         let digest = SipHasher24::new().hash(version.as_bytes());
         std::mem::replace(&mut self.notes[digest as usize % NOTES], digest) == digest
     }
 
-    /// In the same place, under another number.
+    /// Gives a file in the same place, under the place's next number.
     fn anew(given: &Given) -> Way {
         match given.number.checked_add(FILES) {
             Some(number) if given.slots == 0 => Way::Give(number),
@@ -97,7 +97,7 @@ impl Files {
         }
     }
 
-    /// The store has it.
+    /// Notes that the store has a file.
     pub(super) fn add(&mut self, number: u32, version: Version, now_ms: u64) {
         let new = Given { number, version, slots: 0, used_ms: now_ms };
         match self.of(number) {
@@ -106,12 +106,12 @@ impl Files {
         }
     }
 
-    /// The store has not taken one.
+    /// Notes that the store has refused a file.
     pub(super) fn was_refused(&mut self, now_ms: u64) {
         self.refused_ms = Some(now_ms);
     }
 
-    /// The one in the place of a number.
+    /// File in the place that belongs to a number.
     fn of(&mut self, number: u32) -> Option<&mut Given> {
         self.given.get_mut((number % FILES) as usize)
     }

@@ -1,4 +1,4 @@
-//! The program's end of a segment: where payloads are put, and which files are referred to.
+//! Segment as its program uses it: puts payloads there, and refers to files.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice};
@@ -20,48 +20,48 @@ use crate::presence;
 use crate::reference::{Holder, PayloadId, Reference, Weight};
 use crate::touched::Touched;
 
-/// How often to look which files have no slot any more.
+/// Interval between checks for files to which no slot refers any more, in milliseconds.
 const RECLAIMED_EVERY_MS: u64 = 100;
 
-/// The program's end of a segment.
+/// Segment as its program uses it.
 #[derive(Debug)]
 pub struct Writer {
     memory: SharedMemory,
     holder: Holder,
     segment: u32,
-    /// Makes secrets that others cannot guess.
+    /// Key from which secrets are derived that others cannot guess.
     key: [u8; 16],
     made: u64,
-    /// First page to pages, of data that no payload has.
+    /// Free pages of the data: from the first page of each run to the number of pages.
     free: BTreeMap<usize, usize>,
-    /// What each slot's payload takes.
+    /// Pages or file that the payload of each slot takes up.
     taken: Vec<Taken>,
     next_slot: usize,
     files: Files,
     reclaimed_ms: u64,
-    /// Of each slot's payload: its bytes, and what to tell with what has become of it.
+    /// Length of each slot's payload in bytes, and the note to be returned in its [`Report`].
     notes: Vec<Option<(u32, Note)>>,
-    /// Slots with notes, in the order in which they are looked at; some have none any more.
+    /// Slots with notes, in the order in which they are checked. Some have lost their note meanwhile.
     noted: VecDeque<usize>,
-    /// Of payloads that have come back.
+    /// Reports on payloads that have come back.
     reports: Vec<Report>,
 }
 
-/// What a payload takes up, until its slot is free.
+/// Resource that a slot's payload takes up until the slot is free.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Taken {
     Nothing,
-    /// Of data.
+    /// Pages of the data.
     Pages(Range<usize>),
-    /// By its number.
+    /// File with this number.
     File(u32),
 }
 
 impl Writer {
-    /// For memory that the store at `holder` has leased as `segment`.
+    /// Uses memory that the store at `holder` has leased as `segment`.
     ///
     /// # Errors
-    /// Where the memory is too small for a segment, or the kernel has no random bytes.
+    /// Returns an error where the memory is too small for a segment, or the kernel's error of getrandom(2).
     pub fn new(memory: SharedMemory, holder: Holder, segment: u32) -> io::Result<Self> {
         if memory.len() < DATA_BYTES_FROM + PAGE_BYTES {
             return Err(io::Error::other("the store leased a segment that is too small"));
@@ -88,25 +88,25 @@ impl Writer {
         })
     }
 
-    /// The store that it is a part of.
+    /// Store that the segment belongs to.
     #[must_use]
     pub fn holder(&self) -> Holder {
         self.holder
     }
 
-    /// Which segment it is.
+    /// Number of the segment.
     #[must_use]
     pub fn segment(&self) -> u32 {
         self.segment
     }
 
-    /// Whether anybody could have what is put here now.
+    /// Whether the store is there, so that payloads put here can be fetched.
     #[must_use]
     pub fn is_served(&self) -> bool {
         presence::is_there(self.memory.long(SEEN))
     }
 
-    /// Keeps a copy of some bytes. `None`: there is no room now.
+    /// Stores a copy of some bytes. `None`: there is no room now.
     pub fn put(&mut self, bytes: &[IoSlice<'_>]) -> Option<Reference> {
         let length = bytes.iter().map(|slice| slice.len()).sum();
         self.place(length, |memory, mut at| {
@@ -118,8 +118,8 @@ impl Writer {
         })
     }
 
-    /// Keeps a copy of a file's bytes from `from` on, at most `length`. `None`: there is no room now, or the file has
-    /// nothing there.
+    /// Stores a copy of a file's bytes from `from` on, at most `length`. `None`: there is no room now, or the file has
+    /// no bytes there.
     pub fn put_file(&mut self, file: BorrowedFd<'_>, from: u64, length: usize) -> Option<Reference> {
         self.place(length, |memory, at| {
             let mut got = 0;
@@ -133,7 +133,7 @@ impl Writer {
         })
     }
 
-    /// Takes a slot and pages and has `fill` write there; it returns how many bytes there are.
+    /// Takes a slot and pages, and has `fill` write the bytes. `fill` returns how many there are.
     fn place(&mut self, room: usize, fill: impl FnOnce(&SharedMemory, usize) -> Option<usize>) -> Option<Reference> {
         if room == 0 {
             return None;
@@ -165,7 +165,7 @@ impl Writer {
         Some(Reference { payload, weight: Weight::WHOLE, offset: 0, length })
     }
 
-    /// What to do about bytes of a file that is as `version` says.
+    /// Decides how to send `bytes` bytes of a file whose state is `version`.
     pub fn file(&mut self, version: &Version, bytes: u64) -> Way {
         let now = now_ms();
         if now >= self.reclaimed_ms + RECLAIMED_EVERY_MS {
@@ -175,17 +175,17 @@ impl Writer {
         self.files.way(version, bytes, now, is_open)
     }
 
-    /// The store has the file under that number, which came from [`Self::file`].
+    /// Notes that the store has the file under this number, which [`Self::file`] has returned.
     pub fn has_given(&mut self, number: u32, version: Version) {
         self.files.add(number, version, now_ms());
     }
 
-    /// The store does not take a file.
+    /// Notes that the store has refused a file.
     pub fn has_not_given(&mut self) {
         self.files.was_refused(now_ms());
     }
 
-    /// Refers to bytes of a file that the store has. `None`: there is no slot now, or the store has closed the file.
+    /// Refers to bytes of a file that the store has. `None`: there is no free slot, or the store has closed the file.
     pub fn refer_to_file(&mut self, number: u32, from: u64, length: u64) -> Option<Reference> {
         if length == 0 {
             return None;
@@ -193,7 +193,8 @@ impl Writer {
         let slot = self.free_slot()?;
         let reference = self.fill_slot(slot, Taken::File(number), from, length)?;
         self.files.refers(number);
-        // The store closes a file that no slot has: it says so first, and then looks at the slots once more.
+        // The store closes a file to which no slot refers. It first says so in the head, and then looks at the slots
+        // once more.
         fence(Ordering::SeqCst);
         if self.memory.word(file_at(number)).load(Ordering::SeqCst) == number {
             return Some(reference);
@@ -202,27 +203,27 @@ impl Writer {
         None
     }
 
-    /// The slot of a payload, if it is in this segment.
+    /// Slot of a payload, if the payload is in this segment.
     fn own_slot(&self, payload: &PayloadId) -> Option<usize> {
         let slot = payload.slot as usize;
         (payload.segment == self.segment && slot < SLOTS).then_some(slot)
     }
 
-    /// Takes back what never left this process.
+    /// Takes back a payload whose reference has not left this process.
     pub fn withdraw(&mut self, reference: &Reference) {
         if let Some(slot) = self.own_slot(&reference.payload) {
             self.memory.word(slot_at(slot) + STATE).store(RETURNED, Ordering::Release);
         }
     }
 
-    /// A payload is a part of a stream, of which the store keeps all as long as somebody reads on.
+    /// Makes a payload a part of a stream. The store keeps all parts of a stream as long as any of them is read.
     pub fn is_part(&self, reference: &Reference, stream: u64) {
         if let Some(slot) = self.own_slot(&reference.payload) {
             self.memory.long(slot_at(slot) + STREAM).store(stream, Ordering::Relaxed);
         }
     }
 
-    /// Asks to be told what becomes of a payload ([`Self::reports`]).
+    /// Asks for a report when the payload comes back ([`Self::reports`]).
     pub fn note(&mut self, reference: &Reference, note: Note) {
         if let Some(slot) = self.own_slot(&reference.payload) {
             self.notes[slot] = Some((u32::try_from(reference.length).unwrap_or(u32::MAX), note));
@@ -230,7 +231,7 @@ impl Writer {
         }
     }
 
-    /// What has become of some payloads, each once. Looks at a few at a time, the oldest first.
+    /// Reports on payloads that have come back, each once. Checks a few slots per call, the oldest first.
     pub fn reports(&mut self) -> impl Iterator<Item = Report> {
         const AT_ONCE: usize = 4;
         for slot in self.noted.drain(..AT_ONCE.min(self.noted.len())).collect::<Vec<_>>() {
@@ -276,7 +277,7 @@ impl Writer {
         self.free.insert(start, end - start);
     }
 
-    /// Takes back the pages of payloads that nobody has a reference to any more.
+    /// Reclaims the slots of all payloads that have come back, with their pages.
     fn reclaim(&mut self) {
         self.reclaimed_ms = now_ms();
         for slot in 0..SLOTS {
@@ -284,7 +285,7 @@ impl Writer {
         }
     }
 
-    /// False: its payload is still out.
+    /// Reclaims a slot and its pages, if its payload has come back. Returns false where it has not.
     fn reclaim_slot(&mut self, slot: usize) -> bool {
         let state = self.memory.word(slot_at(slot) + STATE);
         if self.taken[slot] == Taken::Nothing || state.load(Ordering::Acquire) != RETURNED {
@@ -297,7 +298,7 @@ impl Writer {
             self.reports.push(Report { note, bytes, touched: Touched::from_longs(said) });
         }
         state.store(FREE, Ordering::Relaxed);
-        // What is put there from now on is written after that: see `Mapped::copy`.
+        // Later writes into the pages must come after this (see `Mapped::copy`).
         fence(Ordering::Release);
         match std::mem::replace(&mut self.taken[slot], Taken::Nothing) {
             Taken::Nothing => {}
@@ -307,7 +308,7 @@ impl Writer {
         true
     }
 
-    /// Payloads that somebody may still ask for.
+    /// Number of payloads that may still be fetched.
     #[must_use]
     pub fn payloads(&mut self) -> usize {
         self.reclaim();

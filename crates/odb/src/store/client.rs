@@ -1,4 +1,4 @@
-//! A program's side of its connections to the store of its machine.
+//! A program's end of its connections to the store of its machine.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -25,26 +25,27 @@ use crate::reference::{Holder, Reference};
 use crate::segment::{Mapped, Way, Writer};
 use crate::sources::Sources;
 
-/// How long the store may be silent. It connects to another machine within half of that, or says that it cannot.
+/// Longest silence of the store. It connects to another machine within half of that time, or says that it cannot.
 pub const SILENCE: Duration = Duration::from_secs(10);
-/// The same where a program's own thread waits, for what the store says by itself: with what else it does, less than a second.
+/// Longest silence of the store towards a thread of the program itself, for answers that need no other machine. With
+/// the thread's other work it is less than a second.
 pub const QUICK: Duration = Duration::from_millis(900);
-/// How long a call waits for another machine's store before its caller looks how long nothing has moved.
+/// Time that a call waits for another machine's store, before its caller checks how long nothing has moved.
 pub(crate) const GLANCE: Duration = Duration::from_millis(20);
 
-/// By which programs reach the store that do not find its socket any more (chroot(2)).
+/// Entrance by which this process reaches the store, if it cannot find the store's socket any more (chroot(2)).
 static ENTRANCE: OnceLock<OwnedFd> = OnceLock::new();
 
-/// An entrance of this process, which it has inherited ([`entrance`]).
+/// Sets the entrance that this process has inherited ([`entrance`]).
 pub fn enter_by(entrance: OwnedFd) {
     let _ = ENTRANCE.set(entrance);
 }
 
-/// A connection to the store at `path` for programs to inherit, whatever users they become: it only lets them in, each as
-/// what it is by then.
+/// Opens an entrance to the store at `path`: a connection for child processes to inherit, whatever users they become.
+/// It only admits programs, each as the user that it is by then.
 ///
 /// # Errors
-/// As [`Connection::open`].
+/// As for [`Connection::open`].
 pub fn entrance(path: &Path) -> io::Result<OwnedFd> {
     let socket = connected(path, SILENCE)?;
     let (told, _) = exchange(&socket, &about(ask::ENTRANCE, 0), None, SILENCE)?;
@@ -68,25 +69,26 @@ fn connected(path: &Path, patience: Duration) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// One that the store is asked to serve, by an entrance of this process.
+/// Makes a connection through an entrance: sends one end of a pair of sockets to the store, to be served.
 fn entered(entrance: &OwnedFd, patience: Duration) -> io::Result<OwnedFd> {
     let (own, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     send(entrance, about(ask::ENTER, 0).as_bytes(), Some(theirs.as_fd()), SendFlags::DONTWAIT)?;
     patient(own, patience)
 }
 
-/// Whether there is no socket to be found, as in another root directory, or in one that this user may not look into.
+/// Whether the store's socket cannot be found: in another root directory, or in a directory that this user may not
+/// search.
 fn is_out_of_sight(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(errno, Some(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP))
 }
 
-/// One connection. It lives as long as the program means to write or to read.
+/// Connection of a program to its machine's store. The program keeps it open as long as it writes or reads.
 #[derive(Debug)]
 pub struct Connection {
     socket: OwnFd,
     holder: Holder,
-    /// How long a question waits for its answer.
+    /// Time that a question waits for its answer.
     patience: Duration,
 }
 
@@ -94,15 +96,16 @@ impl Connection {
     /// Connects to the store that listens at `path`.
     ///
     /// # Errors
-    /// The kernel's: there is no store; or that it does not answer as one, or does not let this program in.
+    /// Returns the kernel's error of connect(2): there is no store. Or an error where the store does not answer as one,
+    /// or does not admit this program.
     pub fn open(path: &Path) -> io::Result<Self> {
         Self::open_within(path, SILENCE)
     }
 
-    /// The same, where each answer takes so long at most.
+    /// The same as [`Self::open`], where each answer may take at most `patience`.
     ///
     /// # Errors
-    /// As [`Self::open`]; WouldBlock and TimedOut where the store says nothing.
+    /// As for [`Self::open`]; `WouldBlock` or `TimedOut` where the store is silent.
     pub fn open_within(path: &Path, patience: Duration) -> io::Result<Self> {
         let socket = match (connected(path, patience), ENTRANCE.get()) {
             (Err(error), Some(entrance)) if is_out_of_sight(&error) => entered(entrance, patience)?,
@@ -113,13 +116,13 @@ impl Connection {
         Ok(Self { socket, holder: told.holder, patience })
     }
 
-    /// Whether the store still serves it, without asking.
+    /// Whether the store still serves the connection. Checked without a message.
     #[must_use]
     pub fn is_served(&self) -> bool {
         is_served(&self.socket)
     }
 
-    /// Whose store it is.
+    /// Name of the store.
     #[must_use]
     pub fn holder(&self) -> Holder {
         self.holder
@@ -128,26 +131,26 @@ impl Connection {
     /// Asks for a segment. `None`: the store is full.
     ///
     /// # Errors
-    /// The kernel's, or that the store does not answer as one.
+    /// Returns the kernel's error of a system call, or an error where the store does not answer as one.
     pub fn lease(&self) -> io::Result<Option<Writer>> {
         let (told, memory) = self.exchange(&about(ask::LEASE, 0), None)?;
         let Some(memory) = memory else { return Ok(None) };
         Writer::new(SharedMemory::open(memory)?, self.holder, told.segment.get()).map(Some)
     }
 
-    /// Asks to look into a segment of this store. `None`: this program may not, or there is no such segment.
+    /// Asks to map a segment of this store. `None`: this program may not, or there is no such segment.
     ///
     /// # Errors
-    /// As [`Self::lease`].
+    /// As for [`Self::lease`].
     pub fn map(&self, segment: u32) -> io::Result<Option<Mapped>> {
         let (_, memory) = self.exchange(&about(ask::MAP, segment), None)?;
         memory.map(|memory| Ok(Mapped::new(SharedMemory::open_to_read(memory)?))).transpose()
     }
 
-    /// Asks for memory to count in (super::usage), which the store reads while this connection lives.
+    /// Asks for memory to count in (super::usage), which the store reads as long as this connection lives.
     ///
     /// # Errors
-    /// As [`Self::lease`].
+    /// As for [`Self::lease`].
     pub fn counts(&self) -> io::Result<Option<SharedMemory>> {
         self.exchange(&about(ask::COUNT, 0), None)?.1.map(SharedMemory::open).transpose()
     }
@@ -155,26 +158,27 @@ impl Connection {
     /// Asks to read which machines' programs can fetch from which stores.
     ///
     /// # Errors
-    /// As [`Self::lease`].
+    /// As for [`Self::lease`].
     pub fn sources(&self) -> io::Result<Option<Sources>> {
         let (_, memory) = self.exchange(&about(ask::SOURCES, 0), None)?;
         memory.map(|memory| Sources::new(SharedMemory::open_to_read(memory)?)).transpose()
     }
 
-    /// Asks for a connection with the agent, for handoffs (include/shunt.h). `None`: this machine hands none off.
+    /// Asks for a connection with the agent, for handoffs (include/shunt.h). `None`: this machine hands off no
+    /// connections.
     ///
     /// # Errors
-    /// As [`Self::lease`].
+    /// As for [`Self::lease`].
     pub fn agent(&self) -> io::Result<Option<OwnedFd>> {
         Ok(self.exchange(&about(ask::HAND_OFF, 0), None)?.1)
     }
 
-    /// Asks for a connection to a store, this one or another machine's. `None`: it cannot be had now.
+    /// Asks for a connection to a store, this one or another machine's. `None`: it cannot be made now.
     ///
     /// # Errors
-    /// As [`Self::lease`].
+    /// As for [`Self::lease`].
     pub fn reach(&self, holder: Holder) -> io::Result<Option<Channel>> {
-        // The agent waits for another one.
+        // Waits longer than for other answers, because the agent waits for another agent.
         set_socket_timeout(&self.socket, Timeout::Recv, Some(SILENCE))?;
         let reached = exchange(&self.socket, &Ask { holder, ..about(ask::REACH, 0) }, None, SILENCE);
         set_socket_timeout(&self.socket, Timeout::Recv, Some(self.patience))?;
@@ -185,10 +189,11 @@ impl Connection {
         Channel::of_reader(socket, &told.sealing).map(Some)
     }
 
-    /// Asks for a file that a program has sent, to read it. `None`: this program may not, or the store has it no more.
+    /// Asks to read a file that a program has sent. `None`: this program may not, the store has closed the file, or the
+    /// file has changed.
     ///
     /// # Errors
-    /// As [`Self::lease`], and that the file has changed.
+    /// As for [`Self::lease`].
     pub fn open_file(&self, segment: u32, number: u32) -> io::Result<Option<SentFile>> {
         let ask = Ask { file: number.into(), ..about(ask::OPEN_FILE, segment) };
         let (told, file) = self.exchange(&ask, None)?;
@@ -196,11 +201,11 @@ impl Connection {
         Ok(file.filter(SentFile::is_unchanged))
     }
 
-    /// Refers to bytes of a file, which is as `version` says, from `from` on, at most `most` of them; gives it to the store
-    /// first where it has to be. `None`: they are to be copied, or there are none.
+    /// Makes a reference to at most `most` bytes of a file from `from` on, where `version` is the file's state. Gives
+    /// the file to the store first where necessary. `None`: the bytes have to be copied, or there are none.
     ///
     /// # Errors
-    /// As [`Self::lease`].
+    /// As for [`Self::lease`].
     pub fn refer_to_file(
         &self,
         writer: &mut Writer,
@@ -216,7 +221,7 @@ impl Connection {
             if reference.is_some() {
                 return Ok(reference);
             }
-            // Perhaps it has been closed a moment ago.
+            // The store may have closed the file a moment ago.
             way = writer.file(version, length);
         }
         let Way::Give(number) = way else { return Ok(None) };
@@ -232,9 +237,9 @@ impl Connection {
         exchange(&self.socket, ask, given, self.patience)
     }
 
-    /// Gives the store a file. False: it does not take it, or it is another version by now.
+    /// Gives the store a file. Returns false where the store refuses it, or the file has another state by now.
     fn keep_file(&self, segment: u32, number: u32, file: BorrowedFd<'_>, version: &Version) -> io::Result<bool> {
-        // A descriptor of its own, that only reads: with the program's would go its locks (flock(2)) and its offset.
+        // Opens a new read-only descriptor: the program's own one would carry its locks (flock(2)) and its offset.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let opened =
             answers_at_once(file).then(|| rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()));
@@ -245,13 +250,13 @@ impl Connection {
     }
 }
 
-/// A question about a segment, or about none.
+/// Makes a question about a segment, or about none (0).
 fn about(kind: u32, segment: u32) -> Ask {
     Ask { kind: kind.into(), segment: segment.into(), ..Ask::new_zeroed() }
 }
 
-/// Asks, and waits for the answer and the descriptor that comes with a good one: as long as the socket's timeout says, and not
-/// for longer where signals interrupt that.
+/// Asks, and waits for the answer, and for the descriptor that comes with a good one. Waits as long as the socket's
+/// timeout, and not longer where signals interrupt the wait.
 fn exchange(
     socket: impl AsFd,
     ask: &Ask,

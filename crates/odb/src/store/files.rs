@@ -1,5 +1,5 @@
-//! The files that a program has given to the store with its segment: open as long as the program refers to them, and a while
-//! longer, because who sends a file often sends it again.
+//! Files that a program has given to the store with its segment. A file stays open while the program refers to it, and
+//! a while longer, because files are often sent again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -8,20 +8,20 @@ use std::sync::Arc;
 use crate::place::{Place, SentFile};
 use crate::segment::{FILES, Reader};
 
-/// How long a file stays open that nothing refers to.
+/// Time after which a file without references is closed, in milliseconds.
 const IDLE_MS: u64 = 5_000;
 
 #[derive(Debug)]
 struct Open {
     number: u32,
     file: Arc<SentFile>,
-    /// When somebody last asked for some of it.
+    /// Time at which some of the file was last asked for.
     used_ms: u64,
-    /// When something was last seen to refer to it.
+    /// Time at which a slot was last seen to refer to the file.
     referred_ms: u64,
 }
 
-/// By place ([`FILES`]).
+/// Files by place ([`FILES`]).
 #[derive(Debug, Default)]
 pub(super) struct Files(BTreeMap<u32, Open>);
 
@@ -30,7 +30,7 @@ impl Files {
         self.0.len()
     }
 
-    /// See [`super::Store::open_file`].
+    /// See [`super::Store::open_file`] for the public form.
     pub(super) fn open(&mut self, reader: &Reader, number: u32, file: SentFile, now_ms: u64) -> Arc<SentFile> {
         let file = Arc::new(file);
         let open = Open { number, file: Arc::clone(&file), used_ms: now_ms, referred_ms: now_ms };
@@ -43,7 +43,8 @@ impl Files {
         self.0.get(&(number % FILES)).filter(|open| open.number == number).map(|open| &open.file)
     }
 
-    /// Some bytes of a file, for somebody who asks for them now. `None`: the file has not so many, or is another by now.
+    /// Returns the place of some bytes of a file, for a reader that asks for them now. `None`: the file is shorter, or
+    /// has changed.
     pub(super) fn place(&mut self, number: u32, bytes: Range<u64>, now_ms: u64) -> Option<Place> {
         let open = self.0.get_mut(&(number % FILES)).filter(|open| open.number == number)?;
         if bytes.end > open.file.version().size() || !open.file.is_unchanged() {
@@ -53,12 +54,12 @@ impl Files {
         Some(Place::of_file(&open.file, bytes.start, bytes.end - bytes.start))
     }
 
-    /// When somebody last asked for some of a file.
+    /// Time at which some of a file was last asked for.
     pub(super) fn used_ms(&self, number: u32) -> Option<u64> {
         self.0.get(&(number % FILES)).filter(|open| open.number == number).map(|open| open.used_ms)
     }
 
-    /// Closes what nothing has referred to for a while.
+    /// Closes files to which no slot has referred for a while.
     pub(super) fn close_idle(&mut self, reader: &Reader, now_ms: u64) {
         if self.0.is_empty() {
             return;

@@ -1,4 +1,5 @@
-//! What programs and the store of their machine say to each other (SOCK_SEQPACKET), and readers and stores (crate::channel).
+//! Messages between programs and the store of their machine (SOCK_SEQPACKET), and between readers and stores
+//! (crate::channel).
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -8,96 +9,101 @@ use crate::records::Sealing;
 use crate::reference::{Holder, REFERENCE_BYTES};
 use crate::touched::TouchedLayout;
 
-/// What a program asks.
+/// Kinds of questions that a program asks.
 pub mod ask {
-    /// Whose store is this? First on each connection.
+    /// Asks for the name of the store. First question on each connection.
     pub const HELLO: u32 = 1;
-    /// A segment to write into; with its memfd.
+    /// Asks for a segment to write into. The answer has its memfd.
     pub const LEASE: u32 = 2;
-    /// To look into a segment of this store; with its memfd, read-only.
+    /// Asks to map a segment of this store. The answer has its memfd, read-only.
     pub const MAP: u32 = 3;
-    /// A connection to a store, this one or another; with its socket.
+    /// Asks for a connection to a store, this one or another. The answer has its socket.
     pub const REACH: u32 = 4;
-    /// To count in (super::usage), while the connection lives; with its memfd.
+    /// Asks for memory to count in (super::usage), as long as the connection lives. The answer has its memfd.
     pub const COUNT: u32 = 5;
-    /// To hand off connections with clients (include/shunt.h): a connection with the agent.
+    /// Asks for a connection with the agent, to hand off connections with clients (include/shunt.h). The answer has its
+    /// socket.
     pub const HAND_OFF: u32 = 6;
-    /// Keep this file, with its descriptor: what is in it will be referred to by a number of the program's choice.
+    /// Gives the store a file, with its descriptor. References will name it by a number that the program has chosen.
     pub const KEEP_FILE: u32 = 7;
-    /// To look into a file that a program has sent; with a descriptor of it.
+    /// Asks to read a file that a program has sent. The answer has a descriptor of it.
     pub const OPEN_FILE: u32 = 8;
-    /// First on a connection that programs of many users will inherit: from now on it takes ENTER, and nothing else.
+    /// Makes the connection an entrance, which programs of many users will inherit: from now on it takes only ENTER.
+    /// First question on its connection.
     pub const ENTRANCE: u32 = 9;
-    /// At an entrance, with one end of a pair of sockets: serve the program that made it, as if it had connected. No answer.
+    /// At an entrance, with one end of a pair of sockets: asks to serve the program that made the pair, as if it had
+    /// connected. There is no answer.
     pub const ENTER: u32 = 10;
-    /// To read which machines' programs can fetch from which stores (crate::sources); with its memfd, read-only.
+    /// Asks to read which machines' programs can fetch from which stores (crate::sources). The answer has the memfd,
+    /// read-only.
     pub const SOURCES: u32 = 11;
 }
 
-/// How it is answered.
+/// Outcomes of questions.
 pub mod outcome {
     pub const GOOD: u32 = 0;
-    /// The store is full, or as many connections as there may be.
+    /// The store is full, or there are as many connections as it allows.
     pub const FULL: u32 = 1;
-    /// This program may not.
+    /// This program may not do that.
     pub const NOT_ALLOWED: u32 = 2;
-    /// There is no such thing, or nobody that it could be had from.
+    /// The thing asked for does not exist, or cannot be had from any machine.
     pub const NOT_THERE: u32 = 3;
 }
 
-/// A program asks. Each but ENTER is answered by [`Told`], in order.
+/// Question of a program. Each but ENTER is answered by [`Told`], in order.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Ask {
     pub kind: U32,
-    /// MAP, KEEP_FILE, OPEN_FILE: which.
+    /// MAP, KEEP_FILE, OPEN_FILE: number of the segment.
     pub segment: U32,
-    /// REACH: whose.
+    /// REACH: store to connect to.
     pub holder: Holder,
-    /// KEEP_FILE, OPEN_FILE: its number.
+    /// KEEP_FILE, OPEN_FILE: number of the file.
     pub file: U32,
     pub zero: U32,
 }
 
-/// The store answers.
+/// Answer of the store.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Told {
-    /// As it was asked.
+    /// Kind of the question.
     pub kind: U32,
     pub outcome: U32,
-    /// LEASE: which.
+    /// LEASE: number of the segment.
     pub segment: U32,
     pub zero: U32,
-    /// Of the store that answers.
+    /// Name of the store that answers.
     pub holder: Holder,
-    /// REACH: how the connection goes on.
+    /// REACH: state of the connection's encryption.
     pub sealing: Sealing,
-    /// KEEP_FILE, OPEN_FILE: what the file was when the store got it.
+    /// KEEP_FILE, OPEN_FILE: state of the file when the store got it.
     pub version: Version,
 }
 
-/// Asks for the bytes of a reference. Its weight stays where it is.
+/// Kind of request: asks for the bytes of a reference. The reader keeps the reference's weight.
 pub const FETCH: u32 = 1;
-/// Gives a reference's weight back, and says what was needed of its payload. No answer.
+/// Kind of request: gives a reference's weight back, and reports which bytes of the payload were needed. There is no
+/// answer.
 pub const RETURN: u32 = 2;
 
-/// What a reader says.
+/// Request of a reader.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Request {
     pub kind: U32,
     pub zero: U32,
     pub reference: [u8; REFERENCE_BYTES],
-    /// Of FETCH: zeros.
+    /// RETURN: bytes that were needed. FETCH: zeros.
     pub touched: TouchedLayout,
 }
 
-/// What goes before the bytes.
+/// Head of the answer to FETCH, before the payload bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Answer {
-    /// 1: all the bytes follow; 0: there is no such payload any more, and none follow.
+    /// 1: all the bytes follow; 0: the payload is gone, and no bytes follow.
     pub found: U32,
     pub zero: U32,
     pub length: U64,

@@ -8,10 +8,10 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use shunt_sys::packet::{self, Packet};
 
-/// Sends one.
+/// Sends a packet.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of sendmsg(2).
 pub(super) fn send(
     socket: impl AsFd,
     packet: &[u8],
@@ -27,15 +27,15 @@ pub(super) fn send(
     Ok(())
 }
 
-/// Takes the next. `None`: there is none now.
+/// Receives the next packet; `None` where there is none now.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error of recvmsg(2); `TimedOut` where none came within the socket's timeout.
 pub(super) fn receive(socket: impl AsFd, into: &mut [u8], flags: RecvFlags) -> io::Result<Option<Packet>> {
     match packet::receive(socket, into, flags.bits().cast_signed()) {
         Ok(packet) => Ok(Some(packet)),
         Err(error) => match Errno::from_io_error(&error) {
-            // The socket waits, and has done so for as long as it may.
+            // The socket has waited for as long as its timeout allows.
             Some(Errno::AGAIN) if !flags.contains(RecvFlags::DONTWAIT) => Err(io::ErrorKind::TimedOut.into()),
             Some(Errno::AGAIN | Errno::INTR) => Ok(None),
             _ => Err(error),

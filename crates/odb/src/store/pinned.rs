@@ -1,4 +1,4 @@
-//! Where bytes of a reference are, for as long as somebody sends them: the store's own readers, and the agent's senders.
+//! Bytes of references that stay in place while they are sent: by the store to its readers, and by the agent's senders.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::Store;
 use crate::place::Place;
 use crate::reference::{PayloadId, Reference};
 
-/// A store that several threads look into. Nobody holds it while bytes are copied or sent.
+/// A store that several threads use. It is not locked while bytes are copied or sent.
 #[derive(Clone, Debug)]
 pub struct Shelf(Arc<Mutex<Store>>);
 
@@ -22,7 +22,7 @@ impl Shelf {
         self.0.lock()
     }
 
-    /// Has the bytes of a reference stay where they are until the value is dropped. `None`: nobody can have them.
+    /// Keeps the bytes of a reference in place until the value is dropped. `None`: the bytes are gone.
     #[must_use]
     pub fn pin(&self, reference: &Reference) -> Option<Pinned> {
         let place = self.lock().pin(reference)?;
@@ -30,7 +30,7 @@ impl Shelf {
     }
 }
 
-/// Bytes of a payload that stay where they are.
+/// Bytes of a payload that stay in place.
 #[derive(Debug)]
 pub struct Pinned {
     place: Place,
@@ -39,7 +39,7 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// Where they are.
+    /// Place of the bytes.
     #[must_use]
     pub fn place(&self) -> &Place {
         &self.place
@@ -47,7 +47,7 @@ impl Pinned {
 }
 
 impl AsFd for Pinned {
-    /// The segment's, or the file's.
+    /// Descriptor of the segment or file that holds the bytes.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.place.as_fd()
     }

@@ -1,30 +1,30 @@
-//! How many may read from a store. Whoever is let in has a place first: a program that was told that it can fetch gives up
-//! memory for what it is referred to, so a store may not find afterwards that there are too many.
+//! Limit of the readers of a store. A reader gets a place before it is admitted: a program that was told that it can
+//! fetch gives up memory for references. So the store must not find afterwards that there are too many.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use shunt_sys::lock::{Mutex, MutexGuard};
 
-/// The programs of one machine may have so many quarters of all places: with more they would keep all others out.
+/// Share of all places that programs of one machine may have, in quarters. With more they would keep all others out.
 const QUARTERS: usize = 3;
 
-/// A store's places for readers.
+/// Places of a store for readers.
 #[derive(Clone, Debug)]
 pub struct Places {
     most: usize,
-    /// By machine, this one among them, whose programs have some.
+    /// Number of places taken by the programs of each machine, this one included.
     taken: Arc<Mutex<HashMap<u32, usize>>>,
 }
 
-/// One of them, given back when it is dropped.
+/// A place for one reader, given back when it is dropped.
 #[derive(Debug)]
 pub struct Place {
     of: Places,
     machine: u32,
 }
 
-/// In place of a peer's index: programs of the store's own machine.
+/// Number of the store's own machine, in place of a peer's index.
 pub(super) const OWN: u32 = u32::MAX;
 
 impl Places {
@@ -36,7 +36,8 @@ impl Places {
         self.taken.lock()
     }
 
-    /// A place for a program of the machine with that number; `None`: there are too many, or too many of that machine.
+    /// Takes a place for a program of the machine with this number. `None`: too many are taken, in all or by that
+    /// machine.
     #[must_use]
     pub fn take(&self, machine: u32) -> Option<Place> {
         let mut taken = self.lock();

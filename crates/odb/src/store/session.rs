@@ -1,5 +1,5 @@
-//! A reader at the store: its [`Request`]s, and for each FETCH in turn an [`Answer`] and the bytes, copied from the segment to where
-//! they are sealed.
+//! A reader's connection at the store: its [`Request`]s, and for each FETCH, in order, an [`Answer`] and the bytes. The
+//! bytes are copied from the segment directly to where they are sealed.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,29 +16,29 @@ use crate::place::Changed;
 use crate::reference::Reference;
 use crate::touched::Touched;
 
-/// Answers that wait for a slow reader; while there are as many, its requests wait in its socket.
+/// Most answers that wait for a slow reader. Beyond that, its requests wait in its socket.
 pub(crate) const ANSWERS_MAX: usize = 32;
-/// After so many bytes others have their turn.
+/// Bytes sent to one reader in a row, after which others have their turn.
 const TURN_BYTES: usize = 512 << 10;
 const REQUEST_BYTES: usize = size_of::<Request>();
 const ANSWER_BYTES: usize = size_of::<Answer>();
 
-/// What all sessions together have done, to be looked at from other threads.
+/// Counters over all sessions, read by other threads.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Fetches.
+    /// Number of fetches.
     pub fetches: AtomicU64,
-    /// Payload bytes that readers were promised.
+    /// Payload bytes promised to readers.
     pub fetched_bytes: AtomicU64,
-    /// Fetches of what was not there any more, or never was.
+    /// Fetches of payloads that were gone, or never existed.
     pub gone: AtomicU64,
-    /// Shares that came back.
+    /// Shares given back.
     pub returned: AtomicU64,
-    /// Programs and readers that were turned away: not allowed, or too many.
+    /// Programs and readers that were refused: not allowed, or too many.
     pub refused: AtomicU64,
-    /// Segments that programs asked for when there was no room.
+    /// Requests for segments while there was no room.
     pub full: AtomicU64,
-    /// Now: bytes of all segments, and how many payloads, segments, files, programs' connections and readers there are.
+    /// Gauges: bytes of all segments, and numbers of payloads, segments, files, programs' connections and readers.
     pub bytes: AtomicU64,
     pub payloads: AtomicU64,
     pub segments: AtomicU64,
@@ -48,10 +48,11 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Descriptors that the store has open, about.
+    /// Approximate number of the store's open descriptors.
     #[must_use]
     pub fn descriptors(&self) -> usize {
-        // A program's connection may stand for some that the store keeps to end them.
+        // A program counts for two: the store may also keep descriptors of its connections to other stores, to end
+        // them.
         let all = [(&self.segments, 1), (&self.files, 1), (&self.programs, 2), (&self.readers, 1)];
         all.iter().map(|(counter, each)| each * counter.load(Ordering::Relaxed) as usize).sum()
     }
@@ -73,15 +74,15 @@ impl Counters {
 
 struct Outgoing {
     answer: [u8; ANSWER_BYTES],
-    /// Of answer and bytes, how much is sealed.
+    /// Bytes sealed so far, of answer and payload bytes together.
     done: u64,
-    /// Answer and bytes.
+    /// Length of answer and payload bytes together.
     total: u64,
     bytes: Option<Pinned>,
 }
 
 impl Outgoing {
-    /// A part of answer and bytes, from byte `at` of them on.
+    /// Copies a part of answer and payload bytes into `into`, from byte `at` of both together on.
     fn fill(&self, mut at: u64, mut into: &mut [u8]) -> Result<(), Changed> {
         if at < ANSWER_BYTES as u64 {
             let rest = &self.answer[at as usize..];
@@ -96,22 +97,22 @@ impl Outgoing {
     }
 }
 
-/// One reader.
+/// Connection of one reader.
 pub(crate) struct Session {
     pub(crate) channel: Channel,
     incoming: [u8; REQUEST_BYTES],
     incoming_bytes: usize,
     outgoing: VecDeque<Outgoing>,
-    /// When it last asked or took anything.
+    /// Time at which the reader last asked for or received anything.
     pub(crate) moved: Instant,
 }
 
-/// What a turn came to.
+/// Result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// The reader has all that it asked for.
+    /// The reader has got everything that it asked for.
     Idle,
-    /// It takes no more now, or others are to have their turn.
+    /// The reader accepts no more now, or others are to have their turn.
     Later,
 }
 
@@ -126,16 +127,17 @@ impl Session {
         }
     }
 
-    /// Whether it waits for the reader, and since when nothing moved.
+    /// Whether the reader has received nothing for longer than `patience`, or there was no traffic for longer than
+    /// `idle`.
     pub(crate) fn is_silent(&self, patience: Duration, idle: Duration) -> bool {
         let waited = self.moved.elapsed();
         waited > idle || (!self.outgoing.is_empty() && waited > patience)
     }
 
-    /// Does all that the reader asks for and takes now, up to a bound.
+    /// Does what the reader asks for, as far as it accepts the answers now, up to [`TURN_BYTES`].
     ///
     /// # Errors
-    /// The connection has ended, or the reader has sent what is no request.
+    /// The connection has ended, or the reader has sent something that is no request.
     pub(crate) fn turn(&mut self, shelf: &Shelf, counters: &Counters, bench: &mut Bench) -> io::Result<Turn> {
         self.moved = Instant::now();
         let mut sent = 0;
@@ -154,7 +156,7 @@ impl Session {
         }
     }
 
-    /// Takes requests, as many as may be under way.
+    /// Receives requests, as many as may be under way.
     fn ask(&mut self, shelf: &Shelf, counters: &Counters) -> io::Result<()> {
         while self.outgoing.len() < ANSWERS_MAX {
             match self.channel.take(&mut self.incoming[self.incoming_bytes..]) {
@@ -200,9 +202,9 @@ impl Session {
         Ok(())
     }
 
-    /// Seals and sends a benchful of what waits; returns its bytes.
+    /// Seals and sends as much as the bench holds. Returns the number of content bytes.
     fn answer(&mut self, bench: &mut Bench) -> io::Result<usize> {
-        // Whatever begins on the bench is a record of its own: so as many answers as there may be find room.
+        // Each answer begins a new record. So room is left for the overhead of as many records as there may be answers.
         let mut room = CONTENT_AT_ONCE - ANSWERS_MAX * shunt_wire::tls::OVERHEAD_BYTES as usize;
         let mut put = 0;
         while room > 0
@@ -215,7 +217,8 @@ impl Session {
                 filled = filled.and(more);
             })?;
             if filled.is_err() || !outgoing.bytes.as_ref().is_none_or(|pinned| pinned.place().is_unchanged()) {
-                // The reader was promised bytes that there are no more: it asks again, and is told so.
+                // The reader was promised bytes that no longer exist. It will ask again on a new connection, and be
+                // told so.
                 return Err(io::Error::other(Changed));
             }
             (room, put) = (room - now, put + now);
@@ -229,7 +232,7 @@ impl Session {
     }
 }
 
-/// One request, for whoever sends it.
+/// Builds a request of a reader.
 pub(crate) fn request(kind: u32, reference: &Reference, touched: Touched) -> [u8; REQUEST_BYTES] {
     let request = Request { kind: kind.into(), zero: 0.into(), reference: reference.emit(), touched: touched.into() };
     let mut bytes = [0; REQUEST_BYTES];

@@ -1,13 +1,13 @@
-//! What programs count of themselves, in memory that they share with the store: no message, and no system call.
+//! Counts that programs keep of themselves, in memory that they share with the store: without messages or system calls.
 //!
-//! A process writes its totals to the place that it has asked for last.
+//! A process may have several such pages; it writes its totals to the one that it has asked for last.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 
 use shunt_sys::shared::SharedMemory;
 
-/// What there is to count: names, and what each counts.
+/// Names of the counts, and their meanings.
 pub const COUNTED: [(&str, &str); 12] = [
     ("sent_real", "bytes that it has sent themselves on connections between programs under Shunt"),
     ("sent_by_reference", "bytes that it has left in the store, and sent references to"),
@@ -25,7 +25,7 @@ pub const COUNTED: [(&str, &str); 12] = [
     ("sent_real_touched", "of `sent_real`: bytes that would else have gone by reference, and been looked at"),
     ("probes", "payloads sent by reference only to see whether they are still looked at"),
 ];
-/// Index in [`COUNTED`].
+/// Index of a count in [`COUNTED`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Counted {
@@ -43,14 +43,14 @@ pub enum Counted {
     Probes,
 }
 
-/// A program's counts.
+/// All counts of a program.
 pub type Counts = [u64; COUNTED.len()];
 
-/// Bytes that are shared: the program's name, NUL-padded, and the counts.
+/// Bytes of a page: the program's name, NUL-padded, and the counts.
 pub const USAGE_BYTES: usize = 4096;
 const NAME_BYTES: usize = 16;
 
-/// Tells the store the name of a program.
+/// Writes the program's name to its page.
 pub fn write_name(page: &SharedMemory, name: &str) {
     let mut bytes = [0; NAME_BYTES];
     let name = &name.as_bytes()[..name.len().min(NAME_BYTES - 1)];
@@ -58,7 +58,7 @@ pub fn write_name(page: &SharedMemory, name: &str) {
     page.write(0, &bytes);
 }
 
-/// Tells the store one of its counts.
+/// Writes one count to the program's page.
 pub fn write_count(page: &SharedMemory, counted: Counted, value: u64) {
     page.long(NAME_BYTES + 8 * counted as usize).store(value, Ordering::Relaxed);
 }
@@ -71,7 +71,7 @@ fn name(page: &SharedMemory) -> String {
     if name.is_empty() { "unnamed".into() } else { name }
 }
 
-/// Tells the store all of its counts.
+/// Writes all counts to the program's page.
 pub fn write_counts(page: &SharedMemory, counts: &Counts) {
     for (index, value) in counts.iter().enumerate() {
         page.long(NAME_BYTES + 8 * index).store(*value, Ordering::Relaxed);
@@ -82,25 +82,26 @@ fn counts(page: &SharedMemory) -> Counts {
     std::array::from_fn(|index| page.long(NAME_BYTES + 8 * index).load(Ordering::Relaxed))
 }
 
-/// Names beyond are counted as one: whoever makes up new ones fills no memory.
+/// Most names that are counted separately. Further names are counted as one, so that a program which makes up names
+/// fills no memory.
 const NAMES_MAX: usize = 32;
 const OTHERS: &str = "others";
 
-/// All programs.
+/// Counts of all programs.
 #[derive(Debug, Default)]
 pub struct Usage {
-    /// By process: the connection that each place came with.
+    /// By process: its pages, each with the connection that asked for it.
     places: HashMap<i32, Vec<(u64, SharedMemory)>>,
-    /// Of processes that have ended, by name.
+    /// By name: sums for processes that have ended.
     ended: BTreeMap<String, Counts>,
 }
 
-/// Of all programs of one name.
+/// Counts of all programs with one name.
 #[derive(Clone, Debug, Default)]
 pub struct ByName {
-    /// Processes now.
+    /// Number of running processes.
     pub processes: u64,
-    /// Those that have ended included.
+    /// Sums for running processes and those that have ended.
     pub counts: Counts,
 }
 
@@ -117,7 +118,7 @@ impl Usage {
         let Some(places) = self.places.get_mut(&process) else { return };
         let Some(at) = places.iter().position(|(other, _)| *other == connection) else { return };
         if places.len() > 1 {
-            // The newest has the totals: they go on in the one before.
+            // The newest page has the totals. If it goes, the page before it takes them over.
             let (_, page) = places.remove(at);
             if at == places.len()
                 && let Some((_, before)) = places.last()
@@ -137,7 +138,7 @@ impl Usage {
         if full { OTHERS.into() } else { name }
     }
 
-    /// What there is to tell.
+    /// Returns the counts by program name.
     #[must_use]
     pub fn by_name(&self) -> BTreeMap<String, ByName> {
         let ended = self.ended.iter().map(|(name, counts)| (name.clone(), ByName { processes: 0, counts: *counts }));

@@ -1,4 +1,4 @@
-//! A store, and who stands in for its agent.
+//! A store for tests, and a substitute for its agent.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::io::{Read, Write};
@@ -20,12 +20,12 @@ use shunt_odb::store::usage::Usage;
 use shunt_sys::lock::Mutex;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// A store in a thread of its own.
+/// A store that runs in its own thread.
 pub struct Bed {
     pub dir: tempfile::TempDir,
     pub orders: Orders,
     pub counters: Arc<Counters>,
-    /// The user that programs are taken for.
+    /// User that programs are taken for.
     pub user: Arc<Mutex<u32>>,
     pub wishes: mpsc::Receiver<(u64, Holder)>,
     pub usage: Arc<Mutex<Usage>>,
@@ -33,13 +33,13 @@ pub struct Bed {
     pub known: Mutex<Known>,
 }
 
-/// In place of an agent's event loop.
+/// Substitute for an agent's event loop.
 struct Door {
     user: Arc<Mutex<u32>>,
     wishes: mpsc::Sender<(u64, Holder)>,
 }
 
-/// Whom the door lets nobody in as.
+/// User whose programs are not admitted.
 pub const STRANGER: u32 = u32::MAX;
 
 impl Agent for Door {
@@ -85,7 +85,7 @@ impl Bed {
         Connection::open(&self.path()).unwrap()
     }
 
-    /// Connects a program that wishes for a holder with whoever has this.
+    /// Connects a program that wishes for a holder with the returned socket.
     pub fn connects(&self, program: u64, holder: Holder) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         self.orders.reached(program, holder, Some((ours.into(), Sealing::new_zeroed())));
@@ -99,22 +99,22 @@ impl Drop for Bed {
     }
 }
 
-/// What a holder gave, and how often it got shares back.
+/// Bytes that a holder has sent, and number of shares that it has got back.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Given {
     pub bytes: usize,
     pub returns: usize,
 }
 
-/// A holder that answers what it is asked for of `body`, some of it at a time, and not more than `most` in all.
+/// Answers requests for bytes of `body` as a slow holder, 10,000 bytes at a time, and at most `most` bytes in all.
 pub fn give_slowly(store: &mut UnixStream, body: &[u8], most: usize) -> Given {
     give(store, body, most, 10_000)
 }
 
-/// Kind, reference, and what was touched of the payload.
+/// Length of a request: kind, reference, and the bytes touched of the payload.
 const REQUEST_BYTES: usize = 8 + REFERENCE_BYTES + 16;
 
-/// The same, so many every 10 ms.
+/// Answers requests for bytes of `body`, `at_a_time` bytes every 10 ms, and at most `most` bytes in all.
 pub fn give(store: &mut UnixStream, body: &[u8], most: usize, at_a_time: usize) -> Given {
     const FETCH: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
     let (mut request, mut given) = ([0; REQUEST_BYTES], Given::default());

@@ -1,4 +1,4 @@
-//! An entrance: a connection that programs inherit, and by which they reach the store where they do not find its socket.
+//! Entrances: connections that programs inherit, and by which they reach the store where they cannot find its socket.
 
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use shunt_odb::store::client::entrance;
 
 use crate::Bed;
 
-/// Functions for programs whose standard input is an entrance: they say what src/store/messages.rs has.
+/// Python functions for programs whose standard input is an entrance. The messages are those of src/store/messages.rs.
 const BEGINS: &str = "
 import os, socket, struct
 HELLO, LEASE, ENTER = 1, 2, 10
@@ -27,7 +27,7 @@ door = socket.socket(fileno=0)
 own, theirs = pair()
 ";
 
-/// Runs a program with that entrance, and returns what it prints.
+/// Runs a program with this entrance as its standard input. Returns what it prints.
 fn at(entrance: &OwnedFd, text: &str) -> String {
     let mut program = Command::new("python3");
     program.args(["-B", "-c", &format!("{BEGINS}{text}")]).stdin(Stdio::from(entrance.try_clone().unwrap()));
@@ -40,7 +40,7 @@ fn at(entrance: &OwnedFd, text: &str) -> String {
 fn an_entrance_lets_in_and_does_nothing_else() {
     let bed = Bed::new(Limits::default());
     let entrance = entrance(&bed.path()).unwrap();
-    // Nothing that somebody says there ends it for others.
+    // Invalid packets at an entrance do not close it for others.
     let nonsense = "
 for packet in (ask(HELLO), ask(LEASE), ask(ENTER), ask(99), b'', b'?', ask(ENTER) + b'?'): door.send(packet)
 socket.send_fds(door, [ask(LEASE)], [theirs.fileno()])
@@ -58,7 +58,8 @@ except BlockingIOError: print('nothing')
     assert_eq!(at(&entrance, silent), "nothing");
 }
 
-/// The store takes a program for whoever has made its pair of sockets, so it takes none from another.
+/// The store takes a program for the user that made its pair of sockets. So it refuses a pair that another process
+/// made.
 #[test]
 fn nobody_enters_with_the_sockets_of_another() {
     let bed = Bed::new(Limits::default());
@@ -77,7 +78,7 @@ print(is_served(own))
     assert_eq!(at(&entrance, anothers), "False");
 }
 
-/// Nor with those that it has made itself when it still was another user.
+/// Nor can a program enter with a pair that it made before it became another user.
 #[test]
 fn nobody_enters_as_who_he_was() {
     let bed = Bed::new(Limits::default());

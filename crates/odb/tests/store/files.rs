@@ -1,4 +1,4 @@
-//! What is in files that programs have sent: as it was, or gone.
+//! Files that programs have sent: their bytes are unchanged, or gone.
 
 use std::fs::{File, FileTimes, OpenOptions, Permissions};
 use std::io::{IoSlice, Read, Write};
@@ -24,12 +24,12 @@ use shunt_odb::store::pinned::Pinned;
 
 use crate::{Bed, bytes, fetch, until};
 
-/// A store with hardly any memory: what is copied does not fit.
+/// Limits of a store with hardly any memory: copies do not fit.
 fn small(limits: Limits) -> Limits {
     Limits { bytes: 4 << 20, segment_bytes: 64 << 10, ..limits }
 }
 
-/// Long enough ago that every change from now on is seen.
+/// Waits until a file's last change is old enough for every later change to be noticed.
 fn settle() {
     std::thread::sleep(Duration::from_millis(3100));
 }
@@ -39,7 +39,7 @@ fn create(path: &Path, content: &[u8]) -> File {
     OpenOptions::new().read(true).write(true).open(path).unwrap()
 }
 
-/// As sendfile does.
+/// Refers to a range of a file, as sendfile does.
 fn refer(program: &Connection, writer: &mut Writer, file: &File, from: u64, most: u64) -> Option<Reference> {
     let version = Version::of(file).unwrap()?;
     program.refer_to_file(writer, file.as_fd(), &version, from, most).unwrap()
@@ -53,8 +53,8 @@ fn is_gone(holders: &Holders, reference: &Reference) -> bool {
     matches!(fetch(holders, reference), Err(FetchError::Gone(_)))
 }
 
-/// What a client gets of a part of a file, once it has `had` bytes of it, as the agent sends it; and whether that is what the file
-/// had.
+/// Sends a part of a file to a client that `had` bytes of it, as the agent does. Returns what the client gets, and
+/// whether the file was unchanged.
 fn sent_to_a_client(pinned: &Pinned, had: u64) -> (Vec<u8>, bool) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let reads = std::thread::spawn(move || {
@@ -93,7 +93,7 @@ fn a_file_is_not_copied_and_its_bytes_come_to_readers_of_any_kind() {
     let end = refer(&program, &mut writer, &file, 4_999_999, 100).unwrap();
     assert_eq!((whole.length, middle.length, end.length), (5_000_003, 3_000_000, 4), "short at its end");
     assert!(refer(&program, &mut writer, &file, 5_000_003, 1).is_none(), "nothing is there");
-    // It is closed, and the program ends: what it has sent it has sent.
+    // The file is closed and the program ends. What it has sent stays available.
     drop((file, writer, program));
     for holders in [bed.holders(), bed.strange_holders()] {
         let before = bed.fetched_bytes();
@@ -111,7 +111,7 @@ fn a_file_is_not_copied_and_its_bytes_come_to_readers_of_any_kind() {
     until("nobody needs it any more", || !holders.send_returns(&returns) && bed.files() == 0);
 }
 
-/// What may happen to a file that has been sent, and whether what was sent can still be had.
+/// Fate of a file that has been sent: its name, whether the sent bytes stay available, and what happens to the file.
 type Fate = (&'static str, bool, fn(&Path, &File));
 
 const FATES: [Fate; 9] = [
@@ -169,7 +169,7 @@ fn bytes_of_a_file_are_those_of_when_it_was_sent_or_gone() {
     }
 }
 
-/// More than one reference stands for, nearly all of it holes.
+/// A sparse file, longer than one reference stands for.
 #[test]
 fn a_file_of_a_gib_and_a_half_takes_no_room() {
     let bed = Bed::new(small(Limits::default()));
@@ -194,7 +194,7 @@ fn a_file_of_a_gib_and_a_half_takes_no_room() {
     }
 }
 
-/// Whoever reads takes longer than a lease in all, never between two reads.
+/// In all, the reader takes longer than a lease, but never between two reads.
 #[test]
 fn a_slow_reader_of_a_file_finds_all_of_it() {
     let bed = Bed::new(small(Limits { lease_ms: 1000, ..Limits::default() }));
@@ -205,7 +205,7 @@ fn a_slow_reader_of_a_file_finds_all_of_it() {
     let mut writer = program.lease().unwrap().unwrap();
     let holders = bed.strange_holders();
     let left = refer(&program, &mut writer, &files[1], 0, u64::MAX).unwrap();
-    // All of it is sent at once.
+    // All of the file is sent at once.
     let parts = [0, 1].map(|part| refer(&program, &mut writer, &files[0], part * 300_000, 300_000).unwrap());
     for turn in 0..10 {
         std::thread::sleep(Duration::from_millis(300));
@@ -287,7 +287,8 @@ fn reopened(file: &File, read_only: bool) -> OwnedFd {
     OpenOptions::new().read(true).write(!read_only).open(path).unwrap().into()
 }
 
-/// A question to the store as a hostile program makes it, and the outcome of the answer. `None`: it hangs up.
+/// Sends a question as a hostile program would. Returns the outcome in the answer; `None` where the store closes the
+/// connection.
 fn ask(socket: &OwnedFd, kind: u32, segment: u32, file: u32, descriptors: &[BorrowedFd<'_>]) -> Option<u32> {
     let packet =
         [kind.to_le_bytes(), segment.to_le_bytes(), [0; 4], [0; 4], [0; 4], [0; 4], file.to_le_bytes(), [0; 4]];

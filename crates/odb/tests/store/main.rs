@@ -1,4 +1,4 @@
-//! The store as a process sees it: real sockets, real shared memory, every byte compared.
+//! The store as a process sees it, with real sockets and real shared memory. Every byte is compared.
 
 mod bed;
 mod entrance;
@@ -25,12 +25,12 @@ use shunt_wire::tls::{Keys, Suite};
 use zerocopy::FromZeros;
 
 impl Bed {
-    /// A reader of the same user: it maps what is here.
+    /// A reader of the same user, which may map this machine's segments.
     fn holders(&self) -> Holders {
         Holders::new(self.path(), |_| ())
     }
 
-    /// A reader of another user: it gets bytes only.
+    /// A reader of another user, which only gets bytes.
     fn strange_holders(&self) -> Holders {
         *self.user.lock() = 1001;
         let holders = self.holders();
@@ -54,7 +54,7 @@ fn bytes(seed: u64, length: usize) -> Vec<u8> {
     (0..length as u64).map(|at| ((seed + at).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
 
-/// What two agents agree on in a handshake.
+/// Keys on which two agents agree in a handshake.
 fn sealings() -> [Sealing; 2] {
     let keys = |byte| Keys { iv: [byte; 12], key: [byte; 32] };
     [(1, 2), (2, 1)].map(|(send, receive)| Sealing {
@@ -70,7 +70,7 @@ fn fetch(holders: &Holders, reference: &Reference) -> Result<Vec<u8>, FetchError
     holders.fetch(reference, &mut got).map(|()| got)
 }
 
-/// Waits for what another thread does, with a generous bound.
+/// Waits until another thread has done something, for at most 20 s.
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let began = Instant::now();
     while !done() {
@@ -97,7 +97,7 @@ fn programs_of_one_user_map_each_others_payloads() {
     assert_eq!(bed.fetched_bytes(), 0, "nothing went through the store");
 }
 
-/// A program of user 1000 that has written something.
+/// A program of user 1000 that has written a payload.
 fn with_secret(bed: &Bed) -> (Connection, Writer, Reference) {
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
@@ -120,7 +120,7 @@ fn another_users_program_gets_the_bytes_of_its_references_and_no_segment() {
     assert!(bed.fetched_bytes() > 3_000_000, "through the store");
 }
 
-/// A program that gives up its user's power keeps the connection, and fetches by it, but looks into no segment any more.
+/// A program that has become another user keeps its connection and can fetch by it, but maps no segment any more.
 #[test]
 fn a_program_that_has_become_another_user_maps_nothing() {
     let bed = Bed::new(Limits::default());
@@ -147,7 +147,7 @@ print(asks(MAP), asks(HELLO))
     assert_eq!(said, "(True, True)\n(True, False) (True, False)\n", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// What maps a segment cannot write it.
+/// A mapped segment cannot be written.
 #[test]
 fn a_mapped_segment_is_only_to_be_read() {
     let bed = Bed::new(Limits::default());
@@ -169,12 +169,12 @@ fn a_stranger_is_told_nothing() {
     until("it is counted", || refused() == 1);
 }
 
-/// Two machines: the agent of the one connects its program to the other's store.
+/// Two machines. In tests the agent of one connects its program to the other's store.
 fn two_machines() -> (Bed, Bed) {
     (Bed::named("m0", Limits::default()), Bed::named("m1", Limits::default()))
 }
 
-/// Answers what the next program of `here` wants, by a connection to `there`.
+/// Answers the wish of the next program of `here` with a connection to `there`.
 fn connect(here: &Bed, there: &Bed) {
     let (program, holder) = here.wishes.recv_timeout(Duration::from_secs(20)).unwrap();
     assert_eq!(holder, there.program().holder());
@@ -218,7 +218,7 @@ fn many_payloads_come_together() {
     assert!(places == bodies);
 }
 
-/// Fetches what [`kept`] has left, over a connection that is made for it.
+/// Fetches the bytes that [`kept`] has left, over a connection that is made for it.
 fn fetch_anew(here: &Bed, there: &Bed, holders: &Holders, reference: &Reference) {
     std::thread::scope(|scope| {
         scope.spawn(|| assert!(fetch(holders, reference).unwrap() == bytes(3, 50_000)));
@@ -231,7 +231,7 @@ fn kept(program: &Connection) -> Reference {
     program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 50_000))]).unwrap()
 }
 
-/// Certificates are read again, or the other agent was: what has ended is made again, and what was asked for comes.
+/// An agent ends its connections, as after reading its certificates again: they are made again, and fetches succeed.
 #[test]
 fn connections_that_an_agent_ends_are_made_again() {
     let (here, there) = two_machines();
@@ -241,12 +241,13 @@ fn connections_that_an_agent_ends_are_made_again() {
     for ended in [&here, &there, &here] {
         fetch_anew(&here, &there, &holders, &reference);
         ended.orders.end_connections();
-        // Until it has: the next fetch is to need a new one.
+        // Returns once the store has ended them, because the next fetch has to need a new connection.
         drop(ended.program());
     }
 }
 
-/// Memory is given up for what a holder has: one whose connection has ended meanwhile is not reached by it.
+/// Memory is given up for references to a holder that was reached. So a connection that has ended meanwhile must not
+/// count as reached.
 #[test]
 fn who_was_reached_once_is_looked_at_again() {
     let (here, there) = two_machines();
@@ -265,7 +266,8 @@ fn who_was_reached_once_is_looked_at_again() {
     });
 }
 
-/// An agent that is told to read its certificates again and again: each time all connections end, and the same fetch goes on.
+/// An agent reads its certificates again and again. Each time all connections end, but the same fetch succeeds in the
+/// end.
 #[test]
 fn a_fetch_outlives_many_connections() {
     let (here, there) = two_machines();
@@ -386,7 +388,7 @@ fn pages_are_used_again_when_the_shares_are_back_and_never_before() {
     let bed = Bed::new(limits);
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
-    // What it asks comes behind what it gave back.
+    // A reader whose fetches come after the shares that it has given back, on one connection.
     let holders = bed.strange_holders();
     let returns = Arc::new(Returns::default());
     let mut out: Vec<(Reference, Vec<u8>)> = Vec::new();
@@ -498,7 +500,7 @@ fn a_reader_that_reads_nothing_or_talks_nonsense_stops_nobody_else() {
         assert!(end.is_empty(), "no answer to nonsense");
     }
     assert!(fetch(&bed.strange_holders(), &reference).unwrap() == body);
-    // What the idle one asked for comes whole, all hundred times.
+    // The idle reader gets all hundred answers as a whole.
     let mut answer = vec![0; 16 + body.len()];
     for turn in 0..100 {
         idle.read_exact(&mut answer).unwrap();

@@ -1,4 +1,4 @@
-//! Holders that say nothing, and everybody else, who does not wait for them.
+//! Silent holders, and the threads that do not wait for them.
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 use super::bed::{give, give_slowly};
 use super::*;
 
-/// A holder that is only a name.
+/// Name of a holder that does not exist.
 fn mute() -> Holder {
     Holder::named("mute")
 }
@@ -37,14 +37,15 @@ fn reader_beside(here: &Bed, there: &Bed) -> (Holders, Reference) {
     (holders, reference)
 }
 
-/// The next wish, which is for the mute holder.
+/// Receives the next wish of a program for a connection, which is for the mute holder.
 fn wish(here: &Bed) -> u64 {
     let (program, holder) = here.wishes.recv_timeout(Duration::from_secs(20)).expect("a wish");
     assert_eq!(holder, mute());
     program
 }
 
-/// Connects the program that wishes for the mute holder with somebody who accepts, and never answers while this lives.
+/// Connects the program that wishes for the mute holder with a socket that accepts requests, and never answers while it
+/// lives.
 fn connect_to_nobody(here: &Bed) -> UnixStream {
     here.connects(wish(here), mute())
 }
@@ -53,7 +54,7 @@ fn is_lost(outcome: Result<Vec<u8>, FetchError>) -> bool {
     matches!(outcome, Err(FetchError::Holder(..)))
 }
 
-/// If one of them waited for a second, all would for minutes.
+/// Checks that fetches fail without waiting: if each waited for a second, all would take minutes.
 fn is_lost_at_once(holders: &Holders, reference: &Reference) {
     let began = Instant::now();
     for turn in 0..500 {
@@ -66,7 +67,8 @@ fn still_waits<T>(waiting: &ScopedJoinHandle<'_, T>) {
     assert!(!waiting.is_finished(), "nobody waits any more for whoever says nothing: this has waited for that");
 }
 
-/// That it is lost shows within a second. Before, it took minutes.
+/// Waits until a fetch reports that the holder is lost. That takes about a second. The limit is generous, because with
+/// a fault here it would take minutes.
 fn is_told(told: &mpsc::Receiver<bool>) {
     assert_eq!(told.recv_timeout(Duration::from_secs(15)), Ok(true), "a silent holder is waited for for long");
 }
@@ -128,8 +130,8 @@ fn silent_holder() -> (Bed, Bed, Connection, Reference) {
     (here, there, program, body)
 }
 
-/// Has it lost: it answers neither who asks, nor the next attempt, which takes nobody to ask for it. Both say nothing as long as
-/// the outcome lives.
+/// Makes the holder lost: it answers neither the fetch, nor the library's next own attempt. Both connections are silent
+/// as long as the returned sockets live.
 fn lose(here: &Bed, holders: &Holders, body: &Reference) -> [UnixStream; 2] {
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
@@ -142,7 +144,7 @@ fn lose(here: &Bed, holders: &Holders, body: &Reference) -> [UnixStream; 2] {
     })
 }
 
-/// Whoever can be reached, and does not answer then either, costs nobody another second.
+/// A holder that accepts a new connection but does not answer on it costs no thread another second.
 #[test]
 fn a_holder_that_was_silent_is_there_again_once_its_store_answers() {
     let (here, there, _program, body) = silent_holder();
@@ -152,7 +154,7 @@ fn a_holder_that_was_silent_is_there_again_once_its_store_answers() {
     until("it is there again", || fetch(&holders, &body).is_ok_and(|got| got == bytes(3, 5000)));
 }
 
-/// Its own attempts are a second apart and more. Its agent knows better.
+/// The library's own attempts are at least a second apart; the holder's return is learned earlier from the agent.
 #[test]
 fn a_lost_holder_that_its_agent_has_again_is_tried_at_once() {
     let (here, there, _program, body) = silent_holder();
@@ -169,7 +171,7 @@ fn a_lost_holder_that_its_agent_has_again_is_tried_at_once() {
         connect(&here, &there);
         assert!(fetched.join().unwrap().unwrap() == bytes(3, 5000));
     });
-    // It ends, and takes nothing away.
+    // The old attempt ends, and does not harm the new connection.
     drop(silent);
     for _ in 0..200 {
         assert!(fetch(&holders, &body).unwrap() == bytes(3, 5000));
@@ -177,7 +179,7 @@ fn a_lost_holder_that_its_agent_has_again_is_tried_at_once() {
     }
 }
 
-/// By addresses, as programs ask for them.
+/// Programs ask by addresses.
 #[test]
 fn a_program_reads_which_machines_can_fetch_from_which_stores() {
     let here = Bed::new(Limits::default());
@@ -199,7 +201,7 @@ fn shares_go_back_without_waiting_where_nobody_takes_them() {
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // More than its socket holds.
+            // More shares than the socket holds.
             for _ in 0..100 {
                 (0..1000).for_each(|_| returns.give(reference(mute()).payload, Weight::WHOLE));
                 holders.send_returns(&returns);
@@ -221,7 +223,7 @@ fn shares_go_back_without_waiting_where_nobody_takes_them() {
     });
 }
 
-/// Each attempt is a line in the agent's log.
+/// Each attempt is a line in the agent's log, so many shares must not cause many attempts.
 #[test]
 fn shares_of_a_holder_that_cannot_be_reached_make_no_attempt_each() {
     let here = Bed::new(Limits::default());
@@ -245,7 +247,7 @@ fn caller(here: &Bed) -> OwnedFd {
     caller
 }
 
-/// Its agent is stopped, and so is the store in it.
+/// The agent is stopped, and with it the store, which is a thread of it.
 #[test]
 fn nobody_waits_for_a_silent_store_of_this_machine() {
     let (here, there) = two_machines();
@@ -255,7 +257,7 @@ fn nobody_waits_for_a_silent_store_of_this_machine() {
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
         let stopped = here.user.lock();
-        // The store waits for that before it hears anything else.
+        // The store waits for the locked agent to admit this caller, before it handles anything else.
         let _caller = caller(&here);
         let waiting = scope.spawn(|| tell.send(is_lost(fetch(&holders, &own))).unwrap());
         assert_eq!(told.recv_timeout(Duration::from_millis(100)), Err(RecvTimeoutError::Timeout), "it is asked");
@@ -268,7 +270,7 @@ fn nobody_waits_for_a_silent_store_of_this_machine() {
     });
 }
 
-/// It takes more than a second, and something comes all the time.
+/// The answer takes more than a second in all, but bytes keep coming.
 #[test]
 fn a_slow_holder_is_not_a_silent_one() {
     let here = Bed::new(Limits::default());
@@ -291,7 +293,7 @@ fn of(body: &[u8]) -> Reference {
     Reference { length: body.len() as u64, ..reference(mute()) }
 }
 
-/// What comes of a payload, and in how many turns.
+/// Fetches a payload part by part. Returns the outcome, the bytes, and the number of turns.
 fn some_by_some(holders: &Holders, whole: &Reference) -> (Result<(), FetchError>, Vec<u8>, u32) {
     let (mut got, mut turns) = (Vec::new(), 0);
     while (got.len() as u64) < whole.length {
@@ -316,7 +318,7 @@ fn who_has_other_things_to_do_takes_what_has_come_and_asks_again() {
         let reader = scope.spawn(move || {
             let (outcome, got, turns) = some_by_some(holders, &of(body));
             assert!(outcome.is_ok() && got == *body, "{outcome:?} after {} bytes", got.len());
-            // All of another after a part of one: what nobody waited for is not in it.
+            // Fetches all of another payload after a part of one: the rest of the first must not be mixed into it.
             let mut into = vec![0; 300_000];
             assert!(
                 holders.fetch_some(&of(body), &mut vec![0; body.len()], &Call::new(&|| true)).unwrap() < body.len()
@@ -337,7 +339,7 @@ fn who_has_other_things_to_do_takes_what_has_come_and_asks_again() {
     assert!(turns > 1);
 }
 
-/// Of one program: nobody throws away what is on its way to another.
+/// Clients of one program: bytes on their way to one client are not thrown away for another.
 #[test]
 fn clients_of_a_slow_holder_have_their_turns() {
     const EACH: usize = 100_000;
@@ -371,11 +373,11 @@ fn clients_of_a_slow_holder_have_their_turns() {
         assert!(got == *body && turns > 8, "{} in {turns}", got.len());
         store.join().unwrap()
     });
-    // A reader that gets no processor for long has lost its turn.
+    // A reader that did not run for long has lost its turn, and some bytes with it.
     assert!(given.bytes < body.len() * 9 / 8, "{given:?} of {}", body.len());
 }
 
-/// It takes what it is asked, and does not even say that bytes follow.
+/// The holder takes the request, and does not even send the head of an answer.
 #[test]
 fn who_has_other_things_to_do_does_them_while_a_holder_answers_nothing() {
     let here = Bed::new(Limits::default());
@@ -389,7 +391,7 @@ fn who_has_other_things_to_do_does_them_while_a_holder_answers_nothing() {
     });
 }
 
-/// The kernel takes shares for a store that reads nothing: that is no word of its.
+/// The kernel takes shares for a store that reads nothing. That is no sign of life.
 #[test]
 fn a_holder_that_answers_nothing_is_lost_while_shares_go_back_to_it() {
     let here = Bed::new(Limits::default());
@@ -398,7 +400,7 @@ fn a_holder_that_answers_nothing_is_lost_while_shares_go_back_to_it() {
         let reader = scope.spawn(|| some_by_some(&holders, &of(&body)));
         let store = connect_to_nobody(&here);
         let (returns, mut shares) = (Returns::default(), 0);
-        // Fewer than fill the socket, which would be a silence, too.
+        // Fewer shares than fill the socket: a full socket would be silence, too.
         while !reader.is_finished() && shares < 200 {
             shares += 1;
             returns.give(reference(mute()).payload, Weight::WHOLE);

@@ -1,8 +1,9 @@
-//! Copies: a program that copies absent memory gets all of it with one question, and what follows it, not page by page.
+//! Copies of memory. A program that copies absent memory has all of it fetched together, with the bytes behind it, and
+//! not page by page. nginx copies what it writes over TLS, 16 KiB at a time, into a buffer of its own. OpenSSL 3.0
+//! copies what it is given, too.
 //!
-//! So nginx writes over TLS: 16 KiB at a time, by way of a buffer of its own. And so does OpenSSL 3.0 with what it is given.
-//!
-//! And what a program writes over is not fetched first: buffers that are used again still stand for what they had.
+//! Memory that a program overwrites is not fetched first. Buffers that are used again still stand for bytes of their
+//! last use.
 
 use std::ops::Range;
 
@@ -18,12 +19,12 @@ use shunt_process::tls;
 use super::socket::checked;
 use super::{errno, real, set_errno};
 
-/// Less is a field, not a part of a body.
+/// Shortest copy that may be a part of a body. Shorter ones are fields.
 const COPY_MIN: usize = 512;
-/// Behind what is copied. Who copies one part of a block goes on.
+/// Number of bytes to fetch behind a copy. A program that copies one part of a block usually copies the next, too.
 const AHEAD_BYTES: usize = 256 << 10;
 
-/// Copies where memory may be absent.
+/// Copies memory that may be absent.
 #[cold]
 fn copies(to: *mut c_void, from: *const c_void, bytes: size_t) -> *mut c_void {
     if !copy(to as usize, from as usize, bytes) {
@@ -33,12 +34,14 @@ fn copies(to: *mut c_void, from: *const c_void, bytes: size_t) -> *mut c_void {
     to
 }
 
-/// Whether a page of a block is missing in a range. Takes no lock: the library copies what is there, and with locks held.
+/// Whether a page of a block is missing in a range. Takes no lock: the library copies present memory, too, while it
+/// holds locks.
 fn is_missing(range: &Range<usize>) -> bool {
     blocks::contains(range.start) && blocks::any(&pages_around(range), PageState::Missing)
 }
 
-/// Does something in the library, by which the program's error number stays. False: not now, or it was of no use.
+/// Calls `work` inside the library, and preserves the program's errno. Returns false if the thread is inside already,
+/// or if `work` returns false.
 fn inside(work: impl FnOnce(&'static Runtime) -> bool) -> bool {
     let (Some(runtime), Some(_inside)) = (runtime(), Inside::enter()) else { return false };
     let before = errno();
@@ -48,13 +51,14 @@ fn inside(work: impl FnOnce(&'static Runtime) -> bool) -> bool {
     done
 }
 
-/// True: it is done.
+/// Copies memory, if a page of it is missing. Returns whether the copy is done.
 fn copy(to: usize, from: usize, bytes: usize) -> bool {
     let (source, target) = (from..from.saturating_add(bytes), to..to.saturating_add(bytes));
     (is_missing(&source) || is_missing(&target)) && inside(|runtime| absent(runtime, &source, &target))
 }
 
-/// What is copied towards a TLS connection stays absent: it may leave without ever being here.
+/// Copies memory that has missing pages. Bytes that are copied towards a TLS connection stay absent: they may leave
+/// without ever being here. Returns whether the copy is done.
 fn absent(runtime: &'static Runtime, source: &Range<usize>, target: &Range<usize>) -> bool {
     let memory = &runtime.memory;
     if memory.meets(source) && !memory.absent_within(source).is_empty() {
@@ -67,7 +71,7 @@ fn absent(runtime: &'static Runtime, source: &Range<usize>, target: &Range<usize
             return false;
         }
         let ahead = source.end.saturating_add(AHEAD_BYTES).min(blocks::around(source.start).end);
-        // Where it cannot be had, the copy itself ends the process, with a sentence.
+        // If they cannot be fetched, the copy itself ends the process, with a message.
         let _ = memory.fetch_range(&(source.start..ahead.max(source.end)));
     }
     // Real bytes are copied beside absent ones, or over them.
@@ -76,12 +80,12 @@ fn absent(runtime: &'static Runtime, source: &Range<usize>, target: &Range<usize
     keeps && memory.absent_within(source).is_empty() && unsafe { memory.copy(source, target.start) }
 }
 
-/// Whether a touch somewhere in a range would have something fetched.
+/// Whether a touch somewhere in a range would have bytes fetched.
 fn stands_for_any(runtime: &Runtime, range: &Range<usize>) -> bool {
     !runtime.memory.absent_within(&pages_around(range)).is_empty()
 }
 
-/// Fills memory that may be absent. True: it is done.
+/// Fills memory that may be absent. Returns whether that is done.
 #[cold]
 fn fills(to: usize, value: u8, bytes: usize) -> bool {
     const AT_ONCE: usize = 64 << 10;
@@ -123,7 +127,8 @@ unsafe extern "C-unwind" fn bzero(to: *mut c_void, bytes: size_t) {
     unsafe { memset(to, 0, bytes) };
 }
 
-/// What memcpy(3) of programs that were linked before glibc 2.14 allows, too: overlapping memory. To glibc it is the same.
+/// The memory may overlap: memcpy(3) of programs that were linked before glibc 2.14 allows that. glibc has the same
+/// code for both.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn memcpy(to: *mut c_void, from: *const c_void, bytes: size_t) -> *mut c_void {
     let reads = bytes >= COPY_MIN && blocks::contains(from as usize);

@@ -1,4 +1,4 @@
-//! Calls that make descriptors, copy them, and end them; and what programs ask about connections.
+//! Calls that make, copy and close descriptors, and questions and options of programs about connections.
 
 use libc::{c_int, c_uint, c_ulong, c_void, sockaddr, socklen_t};
 use shunt_process::bypass;
@@ -10,7 +10,7 @@ use shunt_process::system::kernel;
 
 use super::{connection, errno, real, returned, set_errno};
 
-/// Does something about descriptors that leaves errno alone.
+/// Does something about descriptors, and preserves errno.
 fn quietly(what: impl FnOnce(&'static Runtime)) {
     if let Some(runtime) = runtime() {
         let before = errno();
@@ -21,7 +21,7 @@ fn quietly(what: impl FnOnce(&'static Runtime)) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
-    // SAFETY: the program's address, here and in all that follow the program's own call.
+    // SAFETY: the program's address, or its own call, here and below.
     let family = if address.is_null() || length < 2 { 0 } else { unsafe { (*address).sa_family } };
     if fd >= 0 && matches!(c_int::from(family), libc::AF_INET | libc::AF_INET6) {
         quietly(|runtime| {
@@ -77,17 +77,19 @@ pub unsafe extern "C-unwind" fn setsockopt(
     value: *const c_void,
     length: socklen_t,
 ) -> c_int {
-    // The kernel would count the bytes of references.
+    // Ignored, because the kernel would count the bytes of references, and not those that they stand for.
     if level == libc::SOL_SOCKET && option == libc::SO_RCVLOWAT && connection(fd).is_some() {
         return 0;
     }
     if level == libc::SOL_SOCKET && option == libc::SO_ZEROCOPY && runtime().is_some() {
-        // What would say that memory has been read counts system calls, and a framed write makes its own.
+        // The kernel's reports that memory has been read count system calls, and a framed write makes other ones than
+        // the program.
         set_errno(libc::EOPNOTSUPP);
         return -1;
     }
     if level == libc::IPPROTO_TCP && option == libc::TCP_ULP && connection(fd).is_some() {
-        // A protocol between the program and TCP (kTLS) would take frames for the program's bytes. As on a kernel without it.
+        // A protocol between the program and TCP (kTLS) would take frames for the program's bytes. The error is that of
+        // a kernel without such protocols.
         set_errno(libc::ENOENT);
         return -1;
     }
@@ -103,7 +105,7 @@ pub unsafe extern "C-unwind" fn getsockopt(
     value: *mut c_void,
     length: *mut socklen_t,
 ) -> c_int {
-    /// <linux/tcp.h>: maps what was received.
+    /// Option of <linux/tcp.h> that maps received bytes.
     const TCP_ZEROCOPY_RECEIVE: c_int = 35;
     if level == libc::IPPROTO_TCP && option == TCP_ZEROCOPY_RECEIVE && connection(fd).is_some() {
         set_errno(libc::EOPNOTSUPP);
@@ -126,13 +128,13 @@ pub unsafe extern "C-unwind" fn socketpair(domain: c_int, kind: c_int, protocol:
     // SAFETY: as above.
     let outcome = unsafe { real::socketpair(domain, kind, protocol, pair) };
     if outcome == 0 {
-        // SAFETY: the kernel has written both.
+        // SAFETY: the kernel has written both descriptors.
         (0..2).for_each(|at| descriptors::forget_entry(unsafe { *pair.add(at) }));
     }
     outcome
 }
 
-/// glibc's puts /dev/null in the place of the standard streams.
+/// glibc's daemon(3) puts /dev/null in the place of the standard streams.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn daemon(stays: c_int, keeps: c_int) -> c_int {
     // SAFETY: as above.
@@ -165,7 +167,7 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
         // SAFETY: as above.
         return unsafe { real::close_range(first, last, flags) };
     }
-    // Around our own.
+    // The library's own descriptors stay open.
     let end = last.min(entries::highest().unsigned_abs());
     let mut from = first;
     for fd in first..=end {
@@ -183,9 +185,9 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
 }
 
 /// # Safety
-/// As close_range(2).
+/// As for close_range(2).
 unsafe fn close_between(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    /// <linux/close_range.h>: marks them, and closes none.
+    /// Flag of <linux/close_range.h>: marks the descriptors as close-on-exec, and closes none.
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
     let closes = flags & CLOSE_RANGE_CLOEXEC == 0;
     let numbers = first..=last.min(entries::highest().unsigned_abs());
@@ -205,10 +207,10 @@ pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
     unsafe { close_range(first.max(0).unsigned_abs(), c_uint::MAX, 0) };
 }
 
-/// Another process's descriptor (Linux 5.6).
+/// Copies another process's descriptor (Linux 5.6).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int {
-    // By number: glibc has it since 2.36.
+    // By number, because glibc has the function only since 2.36.
     let arguments = [process as usize, fd as usize, flags as usize, 0, 0, 0];
     // SAFETY: as above.
     let copy = returned(unsafe { kernel::call(libc::SYS_pidfd_getfd, arguments) }) as c_int;
@@ -218,7 +220,7 @@ pub unsafe extern "C-unwind" fn pidfd_getfd(process: c_int, fd: c_int, flags: c_
     copy
 }
 
-/// After a call that has made a copy of `from`.
+/// Notes a copy of `from` that a call has made.
 fn copied(from: c_int, to: c_int) -> c_int {
     if to >= 0 {
         quietly(|_| descriptors::duplicated(from, to));
@@ -226,10 +228,10 @@ fn copied(from: c_int, to: c_int) -> c_int {
     to
 }
 
-/// A call that puts a copy in the place of `to`.
+/// Makes a call that puts a copy in the place of `to`.
 fn replaces(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if entries::is_kept(to) {
-        // As for a number beyond the limit.
+        // The error for a number beyond the limit.
         set_errno(libc::EBADF);
         return -1;
     }
@@ -260,7 +262,7 @@ pub unsafe extern "C-unwind" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_
     replaces(from, to, || unsafe { real::dup3(from, to, flags) })
 }
 
-/// The third argument is an int, a pointer or absent: a register in each case (System V ABI, x86_64).
+/// The third argument is an int, a pointer or absent. It is passed in a register in each case (System V ABI, x86_64).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     if command == libc::F_SETFD && entries::is_kept(fd) {
@@ -283,7 +285,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: usi
         && argument != 0
         && let Some((runtime, place)) = connection(fd)
     {
-        // A signal's handler that has interrupted the library may come again: it is told of nothing now.
+        // A signal handler that has interrupted the library is told of no bytes now, and may ask again.
         let there = Inside::enter().map_or(Ok(0), |_inside| available::available(runtime, fd, place));
         return match there {
             Ok(bytes) => {
@@ -298,8 +300,8 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: usi
     unsafe { real::ioctl(fd, request, argument) }
 }
 
-/// A child of vfork shares the parent's memory: what it closes and copies would be the parent's connections that we
-/// forget. As fork it has its own.
+/// Forks, because a child of vfork(2) shares the parent's memory. If such a child closed or copied descriptors, the
+/// library would forget connections of the parent. A forked child has its own memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn vfork() -> libc::pid_t {
     // SAFETY: as above.

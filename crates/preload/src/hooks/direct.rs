@@ -8,12 +8,12 @@ use shunt_process::system::kernel;
 use super::{descriptor, exec, file, heap, returned, set_errno, socket};
 use crate::forking;
 
-/// A pointer argument.
+/// Makes a pointer of an argument.
 fn at<T>(argument: usize) -> *mut T {
     argument as *mut T
 }
 
-/// The interposed functions, by number; all others as they are.
+/// Calls the interposed function that belongs to a system call's number. If there is none, makes the system call.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn syscall(
     number: c_long,
@@ -77,7 +77,8 @@ unsafe extern "C-unwind" fn syscall(
     plain(number, [a, b, c, d, e, f])
 }
 
-/// Whether a call wakes others and does not wait itself, so that no turn ends: std's locks make it where one is dropped.
+/// Whether a call only wakes other threads and does not wait itself. Such a call ends no turn: std's locks make it when
+/// they are released.
 fn wakes(number: c_long, operation: usize) -> bool {
     let flags = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
     number == libc::SYS_futex && [libc::FUTEX_WAKE, libc::FUTEX_WAKE_BITSET].contains(&(operation as c_int & !flags))
@@ -91,17 +92,17 @@ fn plain(number: c_long, arguments: [usize; 6]) -> c_long {
 /// Whether a clone3(2) with these arguments makes a process with its own copy of this one's memory.
 ///
 /// # Safety
-/// As for the call.
+/// As for clone3(2).
 unsafe fn clone3_copies(arguments: usize, bytes: usize) -> bool {
     // SAFETY: the caller's promise; the flags come first (linux/sched.h, struct clone_args).
     let flags = (bytes >= size_of::<u64>() && arguments != 0).then(|| unsafe { *(arguments as *const u64) });
     flags.is_some_and(|flags| flags & libc::CLONE_VM as u64 == 0)
 }
 
-/// A process that glibc's fork does not know of.
+/// Makes a process that glibc's fork(3) does not know of.
 ///
 /// # Safety
-/// A call that makes a process with its own copy of this one's memory.
+/// The call makes a process with its own copy of this one's memory.
 unsafe fn forked(number: c_long, arguments: [usize; 6]) -> isize {
     forking::before();
     // SAFETY: the caller's promise.
@@ -127,7 +128,7 @@ extern "C-unwind" fn begin(begin: *mut c_void) -> c_int {
     start(argument)
 }
 
-/// What follows the argument (parent's and child's ids, thread area) is passed on as it is.
+/// The arguments behind `argument` (the parent's and child's ids, the thread area) are passed on as they are.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn clone(
     start: Start,
@@ -165,13 +166,13 @@ unsafe extern "C-unwind" fn __clone(
     unsafe { clone(start, stack, flags, argument, parent, area, child) }
 }
 
-/// Rings read and write connections in the kernel, where frames are bytes as any others. So there are none, as on a
-/// kernel without io_uring, for which programs are prepared.
+/// Refuses a ring. A ring would read and write connections in the kernel, where frames look like any other bytes. So
+/// programs get no rings, as on a kernel without io_uring, for which they are prepared.
 fn no_ring() -> c_int {
     -libc::ENOSYS
 }
 
-/// liburing's, which makes system calls of its own.
+/// Function of liburing, which makes its system calls itself.
 #[unsafe(no_mangle)]
 extern "C-unwind" fn io_uring_queue_init(_entries: c_uint, _ring: *mut c_void, _flags: c_uint) -> c_int {
     no_ring()

@@ -1,4 +1,4 @@
-//! Files into connections, and connections into pipes.
+//! sendfile(2) from files into connections, and splice(2) between connections and pipes.
 
 use std::os::fd::RawFd;
 
@@ -34,11 +34,11 @@ pub unsafe extern "C-unwind" fn sendfile64(to: c_int, from: c_int, offset: *mut 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendfile(to: c_int, from: c_int, offset: *mut off64_t, bytes: size_t) -> ssize_t {
-    // SAFETY: the same call: off_t has 64 bits.
+    // SAFETY: the same call, because off_t has 64 bits.
     unsafe { sendfile64(to, from, offset, bytes) }
 }
 
-/// The most that one call moves (sendfile(2)).
+/// Most bytes that one call moves (sendfile(2)).
 const AT_ONCE: usize = 0x7fff_f000;
 
 fn sends_file(

@@ -1,10 +1,11 @@
-//! The heap: large blocks are ours ([`shunt_process::memory::blocks`]), all others glibc's.
+//! The heap. Large blocks are this library's ([`shunt_process::memory::blocks`]), all others glibc's.
 //!
-//! What is freed is not fetched only because the heap writes its own words into it; realloc copies, so that it is.
+//! free(3) forgets what a block stands for. Otherwise that would be fetched, only because the heap writes its own words
+//! into the block. realloc(3) copies, so it does fetch.
 //!
-//! The whole family is here, and all of it is ours and glibc's: a program that brings another heap (jemalloc) must not get a
-//! block from the one and give it to the other. Heaps that take the places of glibc's `__libc_malloc` and so on, too (tcmalloc,
-//! mimalloc), do so here as well: all of them or none.
+//! All functions of the family are interposed, and lead to this library or to glibc. A program that brings another heap
+//! (jemalloc) must not get a block from one heap and give it to the other. Some heaps (tcmalloc, mimalloc) also replace
+//! glibc's `__libc_malloc` and its kin. They replace them here, too, all of them or none.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -26,22 +27,22 @@ unsafe extern "C" {
     fn __libc_free(at: *mut c_void);
 }
 
-/// Whether large blocks are looked for pages of their own.
+/// Whether large blocks are this library's.
 static OURS: AtomicBool = AtomicBool::new(false);
-/// What glibc aligns to.
+/// Alignment of glibc's blocks.
 const ALIGNMENT: usize = 16;
-/// Zeros of so many bytes come from the kernel when they are touched, as with glibc.
+/// Size from which calloc(3) leaves it to the kernel to make zeros when they are touched, as glibc does.
 const CLEARED_MIN: usize = 128 << 10;
-/// Where a block that is not to begin at a page begins in it.
+/// Offset in its first page of a block that is not to begin at a page.
 const ELSEWHERE: usize = 48;
 
-/// From here on.
+/// Makes large blocks this library's from now on. `unaligned`: they do not begin at a page.
 pub fn begin(unaligned: bool) {
     blocks::begin(if unaligned { ELSEWHERE } else { 0 });
     OURS.store(true, Ordering::Relaxed);
 }
 
-/// A block of ours. `None`: glibc gives it.
+/// Allocates a block of this library's. Returns `None` if glibc has to allocate it.
 fn block(bytes: usize, alignment: usize) -> Option<*mut c_void> {
     if bytes < PAGE_BYTES || alignment > PAGE_BYTES || !OURS.load(Ordering::Relaxed) {
         return None;
@@ -62,7 +63,7 @@ fn is_ours(at: *mut c_void) -> bool {
 pub unsafe extern "C-unwind" fn malloc(bytes: size_t) -> *mut c_void {
     match block(bytes, ALIGNMENT) {
         Some(block) => block,
-        // Larger ones begin at a page, too: then more of their pages can be absent.
+        // glibc's large blocks begin at a page, too: then more of their pages can be absent.
         // SAFETY: the program's own call, as all here.
         None if bytes >= PAGE_BYTES && OURS.load(Ordering::Relaxed) => unsafe { __libc_memalign(PAGE_BYTES, bytes) },
         // SAFETY: as above.
@@ -131,7 +132,8 @@ pub unsafe extern "C-unwind" fn free(at: *mut c_void) {
     {
         let _inside = Inside::enter();
         let before = errno();
-        // SAFETY: a block of the heap, whose size is not kept in pages of the block alone.
+        // SAFETY: a block of the heap. Its size lies outside the pages that belong to the block alone, so reading it
+        // touches no absent page.
         let bytes = unsafe { malloc_usable_size(at) };
         if ours {
             runtime.memory.forget(&blocks::around(at as usize));
@@ -200,7 +202,7 @@ pub unsafe extern "C-unwind" fn reallocarray(at: *mut c_void, count: size_t, byt
     }
 }
 
-/// What drops pages drops what they stood for.
+/// Forgets what pages stand for, if the call drops them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int {
     if any_bytes_absent()
@@ -215,7 +217,8 @@ pub unsafe extern "C-unwind" fn madvise(at: *mut c_void, bytes: size_t, advice: 
     unsafe { real::madvise(at, bytes, advice) }
 }
 
-/// The kernel moves one mapping at a time. The new address is there with MREMAP_FIXED.
+/// Makes the memory ordinary first, because the kernel moves only one mapping at a time. The caller passes `address`
+/// only with MREMAP_FIXED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn mremap(
     at: *mut c_void,
@@ -233,7 +236,7 @@ pub unsafe extern "C-unwind" fn mremap(
             return libc::MAP_FAILED;
         }
     }
-    // Not by another heap's function of that name: tcmalloc's goes by syscall(2), and with that back to here.
+    // Not by another heap's function of this name: tcmalloc's uses syscall(2), which leads back to here.
     // SAFETY: as above.
     let moved = returned(unsafe {
         kernel::call(libc::SYS_mremap, [at as usize, bytes, wanted, flags as usize, address as usize, 0])
@@ -243,12 +246,13 @@ pub unsafe extern "C-unwind" fn mremap(
     if in_pieces && runtime().is_some() { unsafe { copied(at, bytes, wanted) } } else { moved }
 }
 
-/// As mremap(2) with MREMAP_MAYMOVE, of memory in several mappings: a child has them from a parent that had absent memory.
+/// Does what mremap(2) with MREMAP_MAYMOVE does, for memory in several mappings. A child has such memory if its parent
+/// had absent memory.
 ///
 /// # Safety
-/// The program has no use for the old memory any more.
+/// The program does not use the old memory any more.
 unsafe fn copied(at: *mut c_void, bytes: size_t, wanted: size_t) -> *mut c_void {
-    // SAFETY: memory of our own from here on, until it is the program's. The kernel copies, so that a bad address is EFAULT.
+    // SAFETY: the new memory is this function's until it is returned. The kernel copies, so a bad address is EFAULT.
     unsafe {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let to = libc::mmap(std::ptr::null_mut(), wanted, access, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);

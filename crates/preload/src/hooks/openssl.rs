@@ -1,5 +1,5 @@
-//! OpenSSL's functions that a handoff over TLS takes part in ([`shunt_process::tls`]). Each goes on to the OpenSSL that made what it
-//! is called with ([`shunt_process::tls::libraries`]).
+//! Functions of OpenSSL that take part in a handoff over TLS ([`shunt_process::tls`]). Each call goes on to the OpenSSL
+//! that made the object it is called with ([`shunt_process::tls::libraries`]).
 
 use std::arch::naked_asm;
 use std::ffi::{c_int, c_long, c_void};
@@ -9,12 +9,12 @@ use shunt_process::connections::runtime::runtime;
 use shunt_process::tls::functions::{self, Callback, SYSCALL_ERROR};
 use shunt_process::tls::{self, Context, Full, Ssl};
 
-/// `SSL_CTRL_SET_MSG_CALLBACK`.
+/// OpenSSL's `SSL_CTRL_SET_MSG_CALLBACK`.
 const SET_MESSAGE_CALLBACK: c_int = 15;
-/// `SSL_ERROR_WANT_WRITE`.
+/// OpenSSL's `SSL_ERROR_WANT_WRITE`.
 const WANTS_WRITE: c_int = 3;
 
-/// The symbols. Each hands its return address on, behind its own arguments (System V ABI for x86_64, 3.2.3).
+/// Defines the symbols. Each passes its return address on, behind its own arguments (System V ABI for x86_64, 3.2.3).
 macro_rules! symbols {
     ($($name:ident($($kind:ty),*) -> $result:ty, caller in $register:literal => $target:path;)*) => {$(
         #[unsafe(no_mangle)]
@@ -73,7 +73,7 @@ unsafe extern "C-unwind" fn writes_ex(
     unsafe { functions::write_ex(ssl, from, bytes, wrote, caller) }
 }
 
-/// OpenSSL does not know of a write that waits behind a handoff.
+/// SSL_get_error(3). OpenSSL does not know of a write that waits behind a handoff, so this answers for it.
 unsafe extern "C-unwind" fn gets_error(ssl: *const Ssl, returned: c_int, caller: usize) -> c_int {
     // SAFETY: as above.
     let full = if returned <= 0 { unsafe { tls::is_full(ssl.cast_mut()) } } else { Full::No };
@@ -82,8 +82,8 @@ unsafe extern "C-unwind" fn gets_error(ssl: *const Ssl, returned: c_int, caller:
     }
     // SAFETY: as above.
     let error = unsafe { functions::get_error(ssl, returned, caller) };
-    // What it says where it knows of nothing: it is asked once more of that write. It says the same of another call that found the
-    // connection broken.
+    // OpenSSL says this if it knows of no error: the program asks about the waiting write once more. OpenSSL also says
+    // it of another call that found the connection broken.
     // SAFETY: as above.
     let is_asked_again = full == Full::Told && error == SYSCALL_ERROR && unsafe { tls::goes_on(ssl.cast_mut()) };
     if is_asked_again { WANTS_WRITE } else { error }
@@ -99,7 +99,7 @@ unsafe extern "C-unwind" fn clears(ssl: *mut Ssl, caller: usize) -> c_int {
 
 fn made(context: *mut Context, method: *const c_void) -> *mut Context {
     if runtime().is_some() && !context.is_null() {
-        // SAFETY: OpenSSL has just made it.
+        // SAFETY: OpenSSL has just made the context.
         unsafe { tls::watch(context, method) };
     }
     context
@@ -120,8 +120,8 @@ unsafe extern "C-unwind" fn makes_context_ex(
     made(unsafe { functions::new_context_ex(library, properties, method, caller) }, method)
 }
 
-/// A connection whose program looks at its messages itself is not counted, and not handed off. (One of a context for which a
-/// program does that never was.)
+/// SSL_set_msg_callback(3). If a program looks at a connection's messages itself, the connection is no longer counted,
+/// and not handed off. Connections of a context with such a callback never are.
 unsafe extern "C-unwind" fn sets_callback(ssl: *mut Ssl, callback: Callback, caller: usize) {
     // SAFETY: as above.
     unsafe {

@@ -1,4 +1,4 @@
-//! Reading and writing: every spelling that glibc has for it.
+//! Reads and writes, by every function that glibc has for them.
 
 use std::os::fd::RawFd;
 
@@ -19,10 +19,10 @@ fn part(at: *const c_void, bytes: size_t) -> iovec {
     iovec { iov_base: at.cast_mut(), iov_len: bytes }
 }
 
-/// `None`: the kernel says what is wrong with them.
+/// The program's parts. `None` if they are invalid: then the kernel says what is wrong with them.
 ///
 /// # Safety
-/// `count` iovecs at `iov`, as the program promises to the kernel.
+/// There are `count` iovecs at `iov`, as the program promises to the kernel.
 unsafe fn parts<'a>(iov: *const iovec, count: usize) -> Option<&'a [iovec]> {
     match count {
         0 => Some(&[]),
@@ -33,10 +33,10 @@ unsafe fn parts<'a>(iov: *const iovec, count: usize) -> Option<&'a [iovec]> {
 }
 
 const MOST_PARTS: usize = libc::UIO_MAXIOV as usize;
-/// What is no part of the stream: the kernel's own read.
+/// Flags of reads of something that is no part of the stream. These are the kernel's.
 const BESIDE: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE;
 
-/// Reads where the descriptor is a framed connection's; `None`: the call is glibc's.
+/// Reads, if the descriptor is a framed connection's. Returns `None` if the call is glibc's.
 fn reads(fd: RawFd, iov: Option<&[iovec]>, flags: c_int) -> Option<ssize_t> {
     let iov = iov?;
     if let Some((runtime, place)) = connection(fd) {
@@ -55,16 +55,16 @@ fn reads(fd: RawFd, iov: Option<&[iovec]>, flags: c_int) -> Option<ssize_t> {
     None
 }
 
-/// By which call a program writes.
+/// The call by which a program writes.
 #[derive(Clone, Copy)]
 enum How {
     Write,
     Send(c_int),
-    /// With more to it than bytes.
+    /// A call that may pass more than bytes, such as an address.
     Message(c_int),
 }
 
-/// Writes where the descriptor is a framed connection's, or memory is absent; `None`: the call is glibc's.
+/// Writes, if the descriptor is a framed connection's, or memory is absent. Returns `None` if the call is glibc's.
 fn writes(fd: RawFd, iov: Option<&[iovec]>, how: How) -> Option<ssize_t> {
     let iov = iov?;
     let flags = match how {
@@ -94,7 +94,8 @@ fn writes(fd: RawFd, iov: Option<&[iovec]>, how: How) -> Option<ssize_t> {
     None
 }
 
-/// Before memory goes elsewhere than to a framed connection: what is absent is fetched at once, not page by page.
+/// Fetches memory that goes elsewhere than to a framed connection: together, not page by page. Returns `None` if the
+/// call is glibc's, and -1 if the bytes cannot be fetched.
 fn fetches(iov: &[iovec]) -> Option<ssize_t> {
     if any_absent()
         && let Some(runtime) = runtime()
@@ -111,7 +112,8 @@ fn fetches(iov: &[iovec]) -> Option<ssize_t> {
     None
 }
 
-/// `None`, also where the number leads to something else by now: glibc closes some descriptors by itself.
+/// Result of a call on a framed connection. `None` if the number leads to something else by now: glibc closes some
+/// descriptors by itself.
 fn ours(fd: RawFd, outcome: Result<usize, Errno>) -> Option<ssize_t> {
     if outcome == Err(libc::ENOTSOCK) {
         descriptors::forget_entry(fd);
@@ -120,7 +122,7 @@ fn ours(fd: RawFd, outcome: Result<usize, Errno>) -> Option<ssize_t> {
     Some(returned(outcome))
 }
 
-/// The flags of preadv2(2) and pwritev2(2) that matter here.
+/// Flags of recv(2) and send(2) for those flags of preadv2(2) and pwritev2(2) that matter here.
 fn stream_flags(flags: c_int) -> c_int {
     if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 }
 }
@@ -138,7 +140,7 @@ pub unsafe extern "C-unwind" fn __read_chk(fd: c_int, to: *mut c_void, bytes: si
     unsafe { read(fd, to, bytes) }
 }
 
-/// What glibc's fortified calls do where a buffer is too small.
+/// Aborts if a buffer is too small, as glibc's fortified functions do.
 pub fn checked(bytes: size_t, room: size_t) {
     if bytes > room {
         // SAFETY: ends the process.
@@ -184,7 +186,7 @@ pub unsafe extern "C-unwind" fn recvfrom(
 ) -> ssize_t {
     let ours = reads(fd, Some(&[part(to, bytes)]), flags);
     if ours.is_some() && !length.is_null() {
-        // SAFETY: the program's; a connected socket's recvfrom tells no address.
+        // SAFETY: the program's variable. recvfrom(2) on a connected socket returns no address.
         unsafe { *length = 0 };
     }
     // SAFETY: as above.
@@ -228,10 +230,10 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     got
 }
 
-/// Descriptors that came in a message may lead to framed connections, and so may those that are to go in one.
+/// Calls `then` for each descriptor that a message carries. It may lead to a framed connection.
 ///
 /// # Safety
-/// The control data that the message describes is there.
+/// The control data that the message describes is readable.
 unsafe fn passed(message: &msghdr, then: impl Fn(&Runtime, RawFd)) {
     let Some(runtime) = runtime() else { return };
     let before = errno();
@@ -241,7 +243,8 @@ unsafe fn passed(message: &msghdr, then: impl Fn(&Runtime, RawFd)) {
         while !control.is_null() {
             if (*control).cmsg_level == libc::SOL_SOCKET && (*control).cmsg_type == libc::SCM_RIGHTS {
                 let data = libc::CMSG_DATA(control);
-                // Not beyond the message's, whatever the program says: the kernel would refuse that.
+                // Not beyond the end of the message's control data, whatever the program says: the kernel would refuse
+                // that.
                 let end = message.msg_control as usize + message.msg_controllen;
                 let bytes = (*control).cmsg_len.saturating_sub(data as usize - control as usize);
                 let bytes = bytes.min(end.saturating_sub(data as usize));
@@ -270,7 +273,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         (0..got.max(0) as usize).for_each(|at| unsafe { passed(&(*messages.add(at)).msg_hdr, descriptors::arrived) });
         return got;
     }
-    // SAFETY: as above. A stream has no messages: one read is all there is to it.
+    // SAFETY: as above. A stream has no messages, so one read does all that is asked.
     let got = unsafe { recvmsg(fd, &raw mut (*messages).msg_hdr, flags) };
     if got < 0 {
         return -1;
@@ -315,7 +318,7 @@ pub unsafe extern "C-unwind" fn sendto(
         .unwrap_or_else(|| unsafe { real::sendto(fd, from, bytes, flags, to, length) })
 }
 
-/// Whoever gets the descriptors that a message has may be another user's.
+/// Leaves the states of descriptors that a message passes on, because the receiver may be another user's process.
 ///
 /// # Safety
 /// `message` is null, or a message as for sendmsg(2).
@@ -369,7 +372,7 @@ pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, coun
     count as c_int
 }
 
-/// An offset of -1: as readv.
+/// With an offset of -1, this is readv(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn preadv2(
     fd: c_int,
@@ -385,7 +388,7 @@ pub unsafe extern "C-unwind" fn preadv2(
     ours.unwrap_or_else(|| unsafe { real::preadv2(fd, iov, count, offset, flags) })
 }
 
-/// An offset of -1: as writev.
+/// With an offset of -1, this is writev(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pwritev2(
     fd: c_int,

@@ -1,5 +1,5 @@
-//! Streams (FILE) on connections: glibc reads and writes the descriptor of a stream by itself, so those of TCP sockets
-//! get streams that read and write by the interposed calls.
+//! Streams (FILE) on connections. glibc reads and writes the descriptor of a stream by itself. So streams of TCP
+//! sockets are made here, and read and write by the interposed functions.
 
 use std::os::fd::RawFd;
 
@@ -29,7 +29,7 @@ unsafe extern "C" {
     static mut stderr: *mut FILE;
 }
 
-/// Where a FILE of glibc has its descriptor, for fileno(3).
+/// Offset of the descriptor in glibc's FILE, for fileno(3).
 const FILENO_AT: usize = 112;
 
 unsafe extern "C-unwind" fn stream_read(cookie: *mut c_void, to: *mut c_char, bytes: size_t) -> ssize_t {
@@ -37,7 +37,7 @@ unsafe extern "C-unwind" fn stream_read(cookie: *mut c_void, to: *mut c_char, by
     unsafe { socket::read(cookie as usize as RawFd, to.cast(), bytes) }
 }
 
-/// All of it, as glibc expects; less after an error.
+/// Writes all bytes, as glibc expects; fewer only after an error.
 unsafe extern "C-unwind" fn stream_write(cookie: *mut c_void, from: *const c_char, bytes: size_t) -> ssize_t {
     let mut done = 0;
     while done < bytes {
@@ -61,10 +61,10 @@ fn is_tcp(fd: RawFd) -> bool {
 }
 
 /// # Safety
-/// As fdopen(3).
+/// As for fdopen(3).
 unsafe fn open(fd: RawFd, mode: *const c_char) -> *mut FILE {
     let functions = Functions { read: stream_read, write: stream_write, seek: None, close: stream_close };
-    // SAFETY: the functions take the descriptor for the cookie.
+    // SAFETY: the functions take the descriptor as their cookie.
     let stream = unsafe { fopencookie(fd as usize as *mut c_void, mode, functions) };
     if !stream.is_null() {
         // SAFETY: a FILE, whose layout is part of glibc's ABI.
@@ -85,7 +85,7 @@ unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE 
     unsafe { real::fdopen(fd, mode) }
 }
 
-/// glibc closes a stream's descriptor by itself.
+/// Notes that a stream's descriptor is closed: glibc closes it by itself.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     // SAFETY: the program's stream.
@@ -97,7 +97,7 @@ unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     unsafe { real::fclose(stream) }
 }
 
-/// When the library is loaded: a program whose standard streams are connections (inetd(8)).
+/// Replaces standard streams that are connections (inetd(8)). Called when the library is loaded.
 pub fn adopt_standard(runtime: &Runtime) {
     // SAFETY: no other thread runs yet; glibc lets these be assigned.
     unsafe {
@@ -126,10 +126,10 @@ pub unsafe extern "C-unwind" fn vdprintf(fd: c_int, format: *const c_char, argum
     if bytes < 0 {
         return bytes;
     }
-    // SAFETY: so many bytes, which are freed after that.
+    // SAFETY: vasprintf(3) has written so many bytes. They are freed afterwards.
     let written = unsafe { stream_write(fd as usize as *mut c_void, text, bytes as usize) };
     let after = errno();
-    // SAFETY: vasprintf's.
+    // SAFETY: memory that vasprintf(3) has allocated.
     unsafe { libc::free(text.cast()) };
     set_errno(after);
     if written == bytes as ssize_t { bytes } else { -1 }

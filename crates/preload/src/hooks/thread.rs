@@ -1,4 +1,5 @@
-//! Whether the program has threads: some of what is done to its memory is right only where nobody else writes meanwhile.
+//! Notes whether the program has several threads: some changes of its memory are right only if no other thread writes
+//! meanwhile.
 
 use libc::{c_int, c_void, pthread_attr_t, pthread_t};
 use shunt_process::memory;

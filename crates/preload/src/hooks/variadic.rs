@@ -1,5 +1,5 @@
-//! Calls with any number of arguments: Rust can call such functions, not define them. Each entry makes a va_list of its
-//! arguments (System V ABI for x86_64, 3.5.7) and calls a function that takes one.
+//! Functions with a variable number of arguments. Rust can call such functions, but not define them. Each symbol here
+//! makes a va_list of its arguments (System V ABI for x86_64, 3.5.7), and calls a function that takes one.
 
 use std::arch::naked_asm;
 
@@ -56,7 +56,7 @@ macro_rules! variadic {
         unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
             naked_asm!(
                 "sub rsp, 0xd8",
-                // The registers' save area.
+                // The save area of the registers.
                 "mov [rsp + 0x28], rsi",
                 "mov [rsp + 0x30], rdx",
                 "mov [rsp + 0x38], rcx",

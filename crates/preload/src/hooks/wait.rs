@@ -1,4 +1,4 @@
-//! Waiting for events: where a program's turn ends (shunt_process::bypass). What it waits for is the kernel's.
+//! Calls that wait for events. They end the program's turn (shunt_process::bypass), and then are glibc's.
 
 use libc::{c_int, c_ulong, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use shunt_process::bypass::turn_ends;
@@ -34,7 +34,7 @@ same! {
     __select is select(count: c_int, read: *mut fd_set, write: *mut fd_set, other: *mut fd_set, timeout: *mut timeval) -> c_int;
 }
 
-/// The end of the process, without exit's handlers.
+/// Ends the process without exit(3)'s handlers.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn _exit(status: c_int) -> ! {
     turn_ends();
@@ -54,7 +54,7 @@ unsafe extern "C-unwind" fn _Exit(status: c_int) -> ! {
 #[unsafe(link_section = ".fini_array")]
 static AT_END: extern "C" fn() = at_end;
 
-/// exit(3), behind the program's own handlers.
+/// Ends the program's turn at exit(3), behind the program's own handlers.
 extern "C" fn at_end() {
     turn_ends();
 }

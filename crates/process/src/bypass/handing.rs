@@ -1,4 +1,4 @@
-//! One handoff: what its bytes are, whose connection they go to, and what its agent is told.
+//! One handoff: its bytes, the connection that they go to, and the message to its agent.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::RawFd;
@@ -12,29 +12,29 @@ use shunt_sys::erase::{Erased, wipe_stack};
 use shunt_wire::local::{Handoff, Reason, Tls};
 use shunt_wire::parts::{PARTS_MAX, Part, Parts};
 
-/// Bytes of one region at most: what is written behind it is fetched until it is complete, which holds a program up that
-/// is faster than its client.
+/// Most bytes of one region. Bytes that are written behind it are fetched until it is complete, which holds up a
+/// program that is faster than its client.
 pub const REGION_MAX: u64 = 8 << 20;
 
-/// What is shorter, and not a part of what is as long, is not worth a handoff of its own.
+/// Least length for which a handoff is worth its cost. A part of a payload of this length is worth it, too.
 const LONG: u64 = 64 << 10;
 
-/// A share of each payload is kept until the client has all of it.
+/// A handoff. It keeps a share of each payload until the client has all of it.
 pub struct Handing {
-    /// By which it was written to last: the number may be another's by now.
+    /// Descriptor by which the connection was last written to. The number may stand for another file by now.
     pub fd: RawFd,
-    /// Of the connection (SO_COOKIE).
+    /// Cookie of the connection (SO_COOKIE).
     pub cookie: u64,
     pub message: Handoff,
     parts: Vec<Part>,
     holds: Vec<Arc<Hold>>,
-    /// Of a TLS connection, until the agent is told.
+    /// Keys of a TLS connection, until the agent is told.
     pub keys: Option<Erased<Tls>>,
-    /// Whether it is one's: nobody here can seal what is left of it.
+    /// Whether the connection is a TLS one. Then nobody in this process can seal what is left of the handoff.
     pub is_sealed: bool,
 }
 
-/// One that nobody sends.
+/// A handoff that nobody sends.
 pub struct Failed {
     pub handing: Handing,
     pub reason: Reason,
@@ -55,7 +55,7 @@ pub fn is_long(run: &[Piece]) -> bool {
     bytes(run) >= LONG || run.iter().any(|piece| piece.hold.of_bytes() >= LONG)
 }
 
-/// Bytes on the wire of a payload; `None`: the keys are not for so many.
+/// Number of bytes on the wire of a payload; `None` if the keys may not protect so many.
 pub fn region_bytes(keys: Option<&Erased<Tls>>, payload: u64) -> Option<u64> {
     match keys {
         Some(keys) if payload > 0 => keys.generation().region_bytes(payload),
@@ -64,14 +64,14 @@ pub fn region_bytes(keys: Option<&Erased<Tls>>, payload: u64) -> Option<u64> {
 }
 
 impl Handing {
-    /// One of no bytes.
+    /// A handoff of no bytes.
     pub fn new(fd: RawFd, cookie: u64, message: Handoff, keys: Option<Erased<Tls>>) -> Self {
         let is_sealed = keys.is_some();
         let message = Handoff { length: 0, ..message };
         Self { fd, cookie, message, parts: Vec::new(), holds: Vec::new(), keys, is_sealed }
     }
 
-    /// Whether there is room, and its sender has them.
+    /// Whether a run fits into the handoff, and the handoff's sender has its bytes.
     pub fn can_take(&self, run: &[Piece]) -> bool {
         self.parts.len() + run.len() <= PARTS_MAX
             && self.message.length + bytes(run) <= REGION_MAX
@@ -82,7 +82,8 @@ impl Handing {
         Some(self.holds.first()?.payload().holder)
     }
 
-    /// By how much its region grows with a run of absent bytes; `None`: its keys are not for so many.
+    /// Number of bytes by which the region grows with a run of absent bytes; `None` if the keys may not protect so
+    /// many.
     pub fn growth(&self, run: &[Piece]) -> Option<u64> {
         let before = region_bytes(self.keys.as_ref(), self.message.length)?;
         Some(region_bytes(self.keys.as_ref(), self.message.length + bytes(run))? - before)
@@ -107,7 +108,7 @@ impl Handing {
         }
     }
 
-    /// What its bytes are.
+    /// References to the handoff's bytes.
     pub fn references(&self) -> impl Iterator<Item = Reference> {
         self.parts.iter().zip(&self.holds).map(|(part, hold)| {
             let (offset, length) = (part.offset.get(), part.length.get());
@@ -115,10 +116,10 @@ impl Handing {
         })
     }
 
-    /// Tells the agent of it. Nobody needs the keys here any more, unless it cannot be told yet.
+    /// Tells the agent of the handoff. The keys are given up here, unless the agent cannot be told yet.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns `WouldBlock` if the agent cannot be told yet, else the error of the connection to it.
     pub fn tell(&mut self, link: &Link) -> io::Result<()> {
         let parts = Parts::new(&self.parts).ok_or(ErrorKind::InvalidInput)?;
         let Some(keys) = self.keys.take() else { return link.claim(&self.message, &parts) };

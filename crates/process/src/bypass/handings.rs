@@ -1,4 +1,5 @@
-//! Handoffs of this process: those that have begun in the kernel, and those that agents know of.
+//! Handoffs of this process: those that have begun in the kernel, and those that agents know of. In a handoff, another
+//! machine sends bytes on the connection of one of this program's clients.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -20,30 +21,31 @@ use crate::connections::waiting::waits;
 use crate::system::counts::count;
 use crate::system::kernel::borrow;
 
-/// After an agent could not be had, it is not asked for so long.
+/// Pause after the agent could not be reached, before it is asked again.
 const RETRY_MS: u64 = 1000;
-/// How long the end of a handoff is waited for whose agent is gone: its successor says so if nobody sends it.
+/// Time to wait for the end of a handoff whose agent is gone. That agent's successor reports it if nobody sends the
+/// bytes.
 const ORPHAN_MS: u64 = 60_000;
 
 #[derive(Default)]
 pub struct Handings {
     link: Option<Link>,
     asked_ms: u64,
-    /// Begun in this turn, and not told yet.
+    /// Handoffs that began in this turn, and that the agent has not been told of.
     begun: Vec<Handing>,
-    /// Under way, by name.
+    /// Handoffs under way that the agent knows of, by the handoff's name.
     told: HashMap<u64, Handing>,
-    /// The newest under way on a connection, by its cookie: a program may close a descriptor and get its number again in one
-    /// turn.
+    /// Name of the newest handoff under way on a connection, by the connection's cookie (SO_COOKIE). A descriptor would
+    /// not do: a program may close it and get its number again in one turn.
     on: HashMap<u64, u64>,
     failed: Vec<Failed>,
-    /// Those that an agent knew of that is gone, and when that was noticed.
+    /// Handoffs that a previous agent knew of, and the time when its loss was noticed.
     orphans: HashMap<u64, (Handing, u64)>,
 }
 
 impl Handings {
-    /// Has the holder of a run of absent bytes send them, behind all that was written to the descriptor. False: they are to
-    /// be fetched.
+    /// Has the holder of a run of absent bytes send them, behind all bytes that were written to the descriptor. Returns
+    /// false if they are to be fetched.
     pub fn hand_off(&mut self, runtime: &Runtime, fd: RawFd, run: &[Piece], flags: i32) -> bool {
         self.settle();
         let is_long = is_long(run);
@@ -61,12 +63,12 @@ impl Handings {
         true
     }
 
-    /// Whether some of a connection's is under way that the agent knows of: nothing can begin there.
+    /// Whether a handoff that the agent knows of is under way on a connection. Then no other can begin there.
     pub fn is_under_way(&self, cookie: u64) -> bool {
         self.on.contains_key(&cookie)
     }
 
-    /// What has begun on a connection in this turn.
+    /// Index of the handoff that has begun on a connection in this turn.
     pub fn begun_on(&self, cookie: u64) -> Option<usize> {
         self.begun.iter().rposition(|handing| handing.cookie == cookie)
     }
@@ -75,7 +77,7 @@ impl Handings {
         &self.begun[at]
     }
 
-    /// What has begun cannot go on.
+    /// Gives up a handoff that has begun and cannot continue.
     pub fn give_up(&mut self, at: usize) {
         BEGUN.fetch_sub(1, Ordering::Relaxed);
         let handing = self.begun.remove(at);
@@ -83,28 +85,29 @@ impl Handings {
         self.failed.push(Failed { handing, reason: Reason::Aborted });
     }
 
-    /// Who waits in its calls may not come by here again for long.
+    /// Tells the agent of all that has begun, if the program's call waits. Such a program may not come here again for
+    /// long.
     pub fn tell_if_waits(&mut self, fd: RawFd, flags: i32) {
         if waits(fd, flags) {
             self.tell_all();
         }
     }
 
-    /// Who sends what is absent, and has said that it does so for this connection's server.
+    /// The sender for a run of absent bytes, if it has said that it sends for this connection's server.
     fn sender(&mut self, fd: RawFd, run: &[Piece]) -> Option<Sender> {
         let link = self.link.as_mut()?;
         let sender = link.sender(run.first()?.hold.payload().holder)?;
         let standing = link.standing(borrow(fd), sender).ok()?;
         match standing {
             Standing::No => count(Counted::Declined, bytes(run) as usize),
-            // Later ones may be handed off.
+            // Later payloads may be handed off, so their writer does not hear that these bytes were fetched.
             Standing::Unknown(_) => run.iter().for_each(|piece| piece.hold.excuse()),
             Standing::Yes => {}
         }
         (standing == Standing::Yes).then_some(sender)
     }
 
-    /// Begins one, and says which of those that have begun it is.
+    /// Begins a handoff, and returns its index among those that have begun.
     pub fn begin(
         &mut self,
         runtime: &Runtime,
@@ -123,7 +126,7 @@ impl Handings {
         let mut begun = link.begin(borrow(fd), sender, region);
         let is_refused = begun.as_ref().is_err_and(|error| error.raw_os_error().is_some());
         if is_refused && !unsent(fd) {
-            // What had not left yet has left meanwhile, perhaps: what is refused now is refused for another reason.
+            // Unsent bytes may have left meanwhile. A second refusal then has another reason.
             begun = link.begin(borrow(fd), sender, region);
         }
         let message = match begun {
@@ -133,7 +136,7 @@ impl Handings {
                 return None;
             }
             Err(_) => {
-                // Where it has gone meanwhile, others may send on this connection.
+                // If that sender is gone, another one may send on this connection later.
                 if link.sender(holder) == Some(sender) {
                     refuse(fd);
                 }
@@ -163,7 +166,7 @@ impl Handings {
         self.connect(runtime) && self.sender(fd, run).is_some()
     }
 
-    /// Has a connection with the agent.
+    /// Connects to the agent, unless there is a connection. Returns whether there is one now.
     pub fn connect(&mut self, runtime: &Runtime) -> bool {
         if self.link.as_ref().is_some_and(|link| !link.is_alive()) {
             self.lose();
@@ -177,8 +180,8 @@ impl Handings {
         self.link.is_some()
     }
 
-    /// The agent is gone. What it knew of goes on without it: the kernel steers, and whoever sends has pinned its bytes. Its
-    /// successor looks whether it does.
+    /// Notes that the agent is gone. Handoffs that it knew of go on without it: the kernel steers, and the senders have
+    /// pinned the bytes. The agent's successor looks whether somebody sends them.
     fn lose(&mut self) {
         self.tell_all();
         self.link = None;
@@ -187,14 +190,15 @@ impl Handings {
         self.on.clear();
     }
 
-    /// Tells the agent of all that has begun, in that order: by the last that it was told of it knows what it was not.
+    /// Tells the agent of all that has begun, in the order in which it began. From the last handoff that it was told
+    /// of, the agent knows which ones it was not told of.
     pub fn tell_all(&mut self) {
         let mut begun = std::mem::take(&mut self.begun).into_iter();
         while let Some(mut handing) = begun.next() {
             let told =
                 self.link.as_ref().map_or_else(|| Err(ErrorKind::NotConnected.into()), |link| handing.tell(link));
             match told {
-                // It has not read yet what it was told before.
+                // The agent has not read yet what it was told before.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     self.begun.push(handing);
                     self.begun.extend(begun);
@@ -211,13 +215,13 @@ impl Handings {
             self.on.insert(handing.cookie, handing.message.handoff);
             self.told.insert(handing.message.handoff, handing);
         } else {
-            // Its agent has counted it.
+            // The handoff was counted when it began.
             self.link.iter().for_each(|link| link.over(&handing.message));
             self.failed.push(Failed { handing, reason: Reason::Limit });
         }
     }
 
-    /// Takes note of what is over.
+    /// Takes note of handoffs that are over.
     pub fn settle(&mut self) {
         let outcomes = self.link.as_mut().map(Link::outcomes).unwrap_or_default();
         outcomes.into_iter().for_each(|(handoff, outcome)| self.take_note(handoff, outcome));
@@ -237,7 +241,7 @@ impl Handings {
                 if let Some(link) = &self.link {
                     link.over(&handing.message);
                     if outcome == Outcome::Reset {
-                        // Who has begun to send after the reset had passed would wait for ACKs until its patience ends.
+                        // A sender that began after the reset had passed would wait for ACKs until its patience ends.
                         let _ = link.abort(handoff);
                     }
                 }
@@ -246,7 +250,7 @@ impl Handings {
                 }
                 handing
             }
-            // That one was counted with the agent before.
+            // An orphan, which was counted with the previous agent.
             None => match self.orphans.remove(&handoff) {
                 Some((handing, _)) => handing,
                 None => return,
@@ -257,7 +261,7 @@ impl Handings {
         }
     }
 
-    /// What has failed since the last call.
+    /// Does what is due, and returns the handoffs that have failed since the last call.
     pub fn tend(&mut self, runtime: &Runtime) -> Vec<Failed> {
         self.tell_all();
         if self.link.as_mut().is_some_and(|link| link.hear().is_err()) {
@@ -273,16 +277,16 @@ impl Handings {
         std::mem::take(&mut self.failed)
     }
 
-    /// The connection of a handoff that nobody sends is not this program's any more.
+    /// Cancels a handoff that nobody sends, and whose connection this program does not have any more.
     pub fn cancel(&self, handoff: u64) {
         if let Some(link) = &self.link {
             let _ = link.cancel(handoff);
         }
     }
 
-    /// In the child of a fork: all of it is the parent's.
+    /// Forgets everything in the child of a fork: it is the parent's.
     pub fn forget(&mut self) {
-        // The agent knows the parent by it.
+        // Closed, because the agent knows the parent by this connection.
         drop(self.link.take());
         std::mem::forget(std::mem::take(self));
         BEGUN.store(0, Ordering::Relaxed);

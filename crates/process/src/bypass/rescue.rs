@@ -1,5 +1,6 @@
-//! A handoff that nobody sends. Where not a byte of it was sent, its bytes are fetched and written after all, and whoever
-//! writes on waits for that; else its client has a part of it, and the connection ends, as by a network that fails.
+//! Rescue of a handoff that nobody sends. If not a byte of it was sent, its bytes are fetched and written after all,
+//! and further writes wait for that. Otherwise the client has a part of it, and the connection is reset, as if the
+//! network had failed.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -21,13 +22,14 @@ use crate::system::kernel::{self, borrow, own};
 use crate::system::ranks::Rank;
 use crate::system::threads;
 
-/// How long a client may take nothing of it.
+/// Longest time that a client may take none of the bytes.
 const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 const AT_ONCE: u64 = 256 << 10;
 
-/// Connections where one is under way: nearly always, there are none.
+/// Number of connections where a rescue is under way. It is nearly always 0.
 static RESCUES: AtomicUsize = AtomicUsize::new(0);
-/// By cookie (SO_COOKIE): a program may close a descriptor and get its number again, or have several.
+/// Cookies of these connections (SO_COOKIE), because a program may close a descriptor and get its number again, or have
+/// several for one connection.
 static UNDER_WAY: Lock<BTreeSet<u64>> = Lock::new(Rank::Rescues, BTreeSet::new());
 
 #[inline]
@@ -50,7 +52,7 @@ pub fn is_full(fd: RawFd, flags: i32) -> bool {
     false
 }
 
-/// A connection's, until it is dropped.
+/// Marks a connection as being rescued, until it is dropped.
 struct UnderWay(u64);
 
 impl UnderWay {
@@ -68,18 +70,19 @@ impl Drop for UnderWay {
     }
 }
 
-/// Until the value is dropped none begins or ends: before a fork.
+/// Holds the lock for a fork: no rescue begins or ends until the value is dropped.
 pub fn hold_still() -> Held<'static, BTreeSet<u64>> {
     UNDER_WAY.lock()
 }
 
-/// In the child, whose parent's threads do them.
+/// Forgets all rescues in the child of a fork: the parent's threads do them.
 pub fn forget(under_way: &mut BTreeSet<u64>) {
     under_way.clear();
     RESCUES.store(0, Ordering::Release);
 }
 
-/// Does what is left to do, in a thread of its own: it may take as long as its client does.
+/// Does what is left to do for a failed handoff. A separate thread writes the bytes, because that may take as long as
+/// the client does.
 pub fn start(runtime: &'static Runtime, failed: Failed) {
     let Some(connection) = connection(&failed) else {
         return super::lock().cancel(failed.handing.message.handoff);
@@ -103,7 +106,7 @@ pub fn start(runtime: &'static Runtime, failed: Failed) {
     }
 }
 
-/// A copy of its descriptor, if that is its connection's still.
+/// A copy of the handoff's descriptor, if that still leads to the handoff's connection.
 fn connection(failed: &Failed) -> Option<OwnedFd> {
     let copy = rustix::io::fcntl_dupfd_cloexec(borrow(failed.handing.fd), 512).ok()?;
     let cookie = rustix::net::sockopt::socket_cookie(&copy).ok()?;
@@ -115,7 +118,7 @@ fn reset(connection: &OwnedFd) {
     let _ = odb::disconnect(connection);
 }
 
-/// `None`: it cannot be had, or the client takes no more.
+/// Writes all bytes of the handoff. Returns `None` if they cannot be fetched, or the client takes no more.
 fn write_all(runtime: &'static Runtime, connection: &OwnedFd, failed: &Failed) -> Option<()> {
     for reference in failed.handing.references() {
         let mut done = 0;

@@ -14,18 +14,18 @@ use crate::connections::runtime::Runtime;
 use crate::system::counts::count;
 use crate::system::kernel::borrow;
 
-/// When something may be handed off.
+/// When a run of absent bytes may be handed off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
     Now,
-    /// Behind what has begun in this turn of the program's, under the same keys.
+    /// Behind the handoff that has begun in this turn of the program, under the same keys.
     Grows,
-    /// When what is before it has left.
+    /// When the bytes before it have left.
     Later,
     Never,
 }
 
-/// A connection, by the descriptor that is written to and by its cookie (SO_COOKIE).
+/// A client's connection: the descriptor that is written to, and its cookie (SO_COOKIE).
 #[derive(Clone, Copy)]
 pub struct Client {
     pub fd: RawFd,
@@ -33,7 +33,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// `None`: nobody else can send there.
+    /// Returns `None` if no other machine can send on the connection.
     pub fn of(fd: RawFd) -> Option<Self> {
         if fd < 0 || !may_be_client(fd) {
             return None;
@@ -42,19 +42,20 @@ impl Client {
         Some(Self { fd, cookie })
     }
 
-    /// Whether a run of absent bytes may go out on it, behind what has begun there or by itself.
+    /// When a run of absent bytes may be handed off, behind the handoff that has begun on the connection or by itself.
     pub fn turn(self, runtime: &'static Runtime, run: &[Piece]) -> Turn {
         super::lock().turn(runtime, self, run)
     }
 }
 
-/// Whether anything can be handed off at all.
+/// Whether anything can be handed off at all: there is a connection to the agent.
 pub fn can_begin(runtime: &'static Runtime) -> bool {
     super::try_lock().is_some_and(|mut handings| handings.connect(runtime))
 }
 
-/// Has the holder of a run of absent bytes seal and send them: under keys that are given away now; without keys, behind what
-/// has begun under some. `go_on` is told how much is under these keys now, and says whether the connection can go on.
+/// Has the holder of a run of absent bytes seal and send them. With `keys`, a handoff begins under these; without, the
+/// run joins the handoff that has begun under others. `go_on` is told the number of bytes under the keys now, and
+/// returns whether the connection can go on.
 pub fn seal(
     runtime: &'static Runtime,
     Client { fd, cookie }: Client,
@@ -69,7 +70,8 @@ pub fn seal(
         None => handings.begun_on(cookie).filter(|at| handings.begun(*at).is_sealed && handings.grow(*at, fd, run)),
     };
     let Some(at) = at else {
-        // Or the agent has been told meanwhile of what was to grow.
+        // A handoff is possible later if bytes have not left yet, or if the agent has been told of the one that was to
+        // grow.
         return if unsent(fd) || handings.is_under_way(cookie) { Turn::Later } else { Turn::Never };
     };
     let handing = handings.begun(at);

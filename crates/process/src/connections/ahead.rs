@@ -1,15 +1,15 @@
-//! What is in a socket, looked at and not taken: frames, and what in them is the program's.
+//! Walks through bytes that were seen in a socket and not taken: frames, and the program's bytes in them.
 
 use shunt_odb::frame::{Beginning, PREAMBLE, Receiving, Want};
 use shunt_odb::reference::Reference;
 
-/// Bytes of the program.
+/// Bytes of the program: real ones, or a reference to them.
 pub enum Piece<'a> {
     Real(&'a [u8]),
     Reference(Reference),
 }
 
-/// Gives each piece in `bytes`, which begin where `receiving` is, until `wanted` says that it was the last.
+/// Gives `wanted` each piece in `bytes`, until it returns false. `receiving` is the state where `bytes` begin.
 pub fn walk<'a>(receiving: &mut Receiving, mut bytes: &'a [u8], mut wanted: impl FnMut(Piece<'a>) -> bool) {
     while !bytes.is_empty() {
         let (used, piece) = match receiving.want() {

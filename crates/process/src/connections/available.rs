@@ -1,4 +1,4 @@
-//! FIONREAD: how many bytes the program could read now, which are not as many as are in the socket.
+//! FIONREAD: the number of bytes that the program could read now, which is not the number of bytes in the socket.
 
 use std::os::fd::RawFd;
 
@@ -9,9 +9,12 @@ use crate::connections::reading::{Read, Stop};
 use crate::connections::runtime::Runtime;
 use crate::system::kernel::{self, Errno, own};
 
-/// Bytes that the program could read now: all of them, because one that reads more than it was told of takes it for new, and waits for the
-/// kernel to tell it of what is behind (nginx, where it waits for edges). It may go by what this says and read no more, so a read that takes the last of
-/// them takes what is behind them, too ([`Read::tidy`]).
+/// Number of bytes that the program could read now. All of them are counted. A program that reads more than it was told
+/// of (nginx with edge-triggered events) takes the others for new bytes. It then waits for the kernel to report those
+/// behind them.
+///
+/// A program may also go by this number and read no more. So a read that takes the last of these bytes takes what is
+/// behind them, too ([`Read::tidy`]).
 pub fn available(runtime: &'static Runtime, fd: RawFd, place: u32) -> Result<usize, Errno> {
     let connection = runtime.connections.at(place);
     let _locked = connection.lock_receiving(&runtime.connections, fd);
@@ -20,7 +23,7 @@ pub fn available(runtime: &'static Runtime, fd: RawFd, place: u32) -> Result<usi
     Ok(bytes)
 }
 
-/// Takes frames as far as there is nothing in them for the program, and counts what is behind them.
+/// Takes frames as long as they have nothing for the program, and counts the program's bytes behind them.
 fn look(mut read: Read<'_>) -> Result<usize, Errno> {
     let fd = read.fd();
     let there = rustix::io::ioctl_fionread(kernel::borrow(fd)).map_err(|error| error.raw_os_error())?;

@@ -1,8 +1,9 @@
-//! What of a write goes for real because whoever is at the other end would look at it: by what has become of payloads of the
-//! same kind (shunt_odb::learnt), which processes of one user know together with those that they start.
+//! Decides which bytes of a write are sent inline, as real bytes, because the receiver would look at them. The decision
+//! goes by what has become of payloads of the same kind (shunt_odb::learnt). Processes of one user share that knowledge
+//! with those that they start.
 //!
-//! A kind is: to whom, which content type, whether it begins a message, and whether it is long. A message is what one end
-//! says until the other has said something.
+//! A kind is: the receiver, the content type, whether the payload begins a message, and whether it is long. A message
+//! is what one end says until the other end says something.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
@@ -23,7 +24,7 @@ use crate::system::counts::count;
 use crate::system::kernel::borrow;
 use crate::system::parts::slices;
 
-/// From here on payloads are of another kind: what is done to them may go by their length.
+/// Length from which payloads are of another kind: what receivers do to them may depend on their length.
 const LONG: usize = 32 << 10;
 
 /// One write of a message.
@@ -33,29 +34,29 @@ pub struct Message<'a> {
     fd: RawFd,
     said: Said,
     looked: bool,
-    /// Of this write: bytes that go for real only because they would be touched, and payloads that go by reference only to
-    /// see whether they still would.
+    /// Bytes of this write that are sent inline only because they would be touched. Then payloads that go by reference
+    /// only to see whether they still would be.
     real: usize,
     probes: usize,
 }
 
-/// How a payload that goes by reference is told of later.
+/// How a payload goes by reference, and the note by which its fate is reported later.
 #[derive(Clone, Copy, Default)]
 pub struct Telling {
     pub head: usize,
     pub tail: usize,
-    /// It goes by reference only to see: then one as short as any tells as much.
+    /// Whether it goes by reference only as a test. A short payload tells as much as a long one then.
     pub probe: bool,
     note: Note,
 }
 
 impl<'a> Message<'a> {
-    /// A write of a connection begins, with its lock held.
+    /// Begins a write of a connection, with its lock held.
     pub fn new(runtime: &'a Runtime, connection: Connection<'a>, fd: RawFd) -> Self {
         Self { runtime, connection, fd, said: connection.said(), looked: false, real: 0, probes: 0 }
     }
 
-    /// What all payloads that go over the connection are parts of.
+    /// Cookie of the connection, by which the store knows which payloads belong together.
     pub fn stream(&self) -> u64 {
         self.connection.cookie()
     }
@@ -65,7 +66,7 @@ impl<'a> Message<'a> {
         self.said.bytes == 0
     }
 
-    /// Looks for the content type in memory that the kernel reads too, or has read.
+    /// Looks for the content type in memory that the kernel reads, too, or has read.
     pub fn look(&mut self, memory: &[iovec]) {
         if self.looked || self.said.content != 0 || self.said.bytes as usize >= LOOK_BYTES {
             return;
@@ -83,7 +84,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// How so many bytes go, which could be left in the store. `None`: for real.
+    /// Decides how bytes go that could be left in the store. `None`: inline.
     pub fn plan(&mut self, bytes: usize, begins: bool) -> Option<Telling> {
         let own = self.runtime.store.holder()?;
         if !self.is_source(&own) {
@@ -104,14 +105,14 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// What the plan was for is in the store.
+    /// Notes that a payload is in the store, as planned by `telling`.
     pub fn stored(&mut self, reference: &Reference, telling: &Telling) {
         self.real += telling.head + telling.tail;
         self.probes += usize::from(telling.probe);
         self.runtime.store.note(reference, telling.note);
     }
 
-    /// So many bytes of the write have gone.
+    /// Ends the write, of which `sent` bytes were sent.
     pub fn end(mut self, sent: usize) {
         if sent == 0 {
             return;
@@ -126,7 +127,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Whether the other end can fetch from that store. Where nobody knows the end, it gets bytes.
+    /// Whether the other end can fetch from a store. If the end is not known, its bytes are sent inline.
     pub fn is_source(&mut self, store: &Holder) -> bool {
         let known = u64::from(self.said.end[0]) | u64::from(self.said.end[1]) << 32;
         let end = match known {
@@ -144,7 +145,8 @@ impl<'a> Message<'a> {
         getpeername(borrow(self.fd)).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok())
     }
 
-    /// To whom: of a connection that this end has made, the address; of another, the host, and where it was accepted.
+    /// Hash of the receiver. If this end has made the connection, that is the peer's address; else the peer's host, and
+    /// the port that accepted it.
     fn upstream(&mut self) -> u32 {
         if self.said.upstream == Said::ACCEPTED || self.said.upstream == Said::CONNECTED {
             let peer = self.peer();
@@ -165,12 +167,12 @@ fn hash_long(what: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Never one of the small numbers that mean something else.
+/// Hash that is never one of the small numbers with another meaning ([`Said::upstream`], [`Said::content`]).
 fn hash(what: impl Hash) -> u32 {
     hash_long(what) as u32 | 1 << 31
 }
 
-/// Good enough to keep no rhythm.
+/// A number that is random enough to avoid a rhythm.
 fn random() -> u8 {
     static STATE: AtomicU32 = AtomicU32::new(0);
     (STATE.fetch_add(0x9e37_79b9, Ordering::Relaxed) >> 24) as u8

@@ -1,5 +1,6 @@
-//! MSG_PEEK: what is there, and all of it stays. Across frames, as far as the program has room: one that looks for the
-//! end of a header looks again until it has it, and there may be a frame for each of its bytes.
+//! MSG_PEEK on a framed connection (shunt_odb::frame): shows what is in the socket and leaves it there. It looks across
+//! frames, as far as the program has room. A program that looks for the end of a header looks again until it has it.
+//! Each byte of the header may be in a separate frame.
 
 use std::os::fd::RawFd;
 
@@ -15,13 +16,13 @@ use crate::system::inside::outside;
 use crate::system::kernel::{self, Errno, own};
 use crate::system::parts::{Parts, length, split};
 
-/// More than this no frame has in a socket beside real bytes.
+/// Most bytes of a frame in a socket, without its real bytes.
 const FRAME_BYTES: usize = HEADER_BYTES + REFERENCE_BYTES + 1;
 
-/// What one look has shown.
+/// Outcome of one look.
 struct Looked {
     got: usize,
-    /// Bytes that are in the socket, ours and the program's.
+    /// Number of bytes in the socket (not only the program's).
     there: usize,
 }
 
@@ -81,10 +82,10 @@ fn look(read: &mut Read<'_>, iov: &[iovec], flags: i32) -> Result<Looked, Stop> 
     show(read, iov, flags, seen).map(|got| Looked { got, there })
 }
 
-/// Gives the program what it has room for of what was seen.
+/// Copies the bytes that were seen, as far as the program has room. Returns their number.
 fn show(read: &Read<'_>, iov: &[iovec], flags: i32, seen: &[u8]) -> Result<usize, Stop> {
     let (mut got, mut rest, mut failed) = (0, Parts::from_slice(iov), None);
-    // Where it is told how much there is, and nothing else (tcp(7), MSG_TRUNC).
+    // With MSG_TRUNC the program is told how many bytes there are, and gets none (tcp(7)).
     let shows = flags & libc::MSG_TRUNC == 0;
     walk(&mut read.state(), seen, |piece| {
         let room = length(&rest);

@@ -1,5 +1,5 @@
-//! splice(2) between connections and pipes: real bytes by the kernel's own splice, frame by frame; what a reference stands
-//! for is fetched.
+//! splice(2) between connections and pipes. The kernel's own splice moves real bytes, frame by frame. Bytes that a
+//! reference stands for are fetched first.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -13,10 +13,10 @@ use crate::connections::waiting;
 use crate::system::inside::outside;
 use crate::system::kernel::{Errno, borrow};
 
-/// The most that is put into a pipe at a time: what a new one holds.
+/// Most bytes that are put into a pipe at a time: as many as a new pipe holds.
 const AT_ONCE: u64 = 64 << 10;
 
-/// From a connection into a pipe.
+/// Moves bytes from a connection into a pipe, as splice(2) does.
 pub fn from_connection(
     runtime: &'static Runtime,
     fd: RawFd,
@@ -38,12 +38,12 @@ pub fn from_connection(
         match moved {
             Ok(moved) => return Ok(moved),
             Err(Stop::End) => return Ok(0),
-            // Of reads into memory only.
+            // Only reads into memory stop for this reason.
             Err(Stop::Split) => return Err(libc::EAGAIN),
             Err(Stop::Plain) => return waiting::splice(fd, pipe, bytes, flags),
             Err(Stop::Failed(errno)) => return Err(errno),
             Err(Stop::Empty(_)) if flags & libc::SPLICE_F_NONBLOCK != 0 => return Err(libc::EAGAIN),
-            // Full, the pipe: for its reader to change.
+            // The pipe is full, until its reader changes that.
             Err(Stop::Empty(_)) if !is_ready(pipe, PollFlags::OUT, false)? => {
                 if !waiting::waits(pipe, 0) {
                     return Err(libc::EAGAIN);
@@ -59,7 +59,7 @@ pub fn from_connection(
     }
 }
 
-/// Moves some of the next frame.
+/// Moves some bytes of the next frame.
 fn move_frame(read: &mut Read<'_>, pipe: RawFd, bytes: usize, flags: u32) -> Result<usize, Stop> {
     match read.frame()? {
         Frame::Real(left) => {
@@ -87,14 +87,15 @@ fn move_frame(read: &mut Read<'_>, pipe: RawFd, bytes: usize, flags: u32) -> Res
     }
 }
 
-/// Puts as many bytes into a pipe as it takes now, whether it waits for others or not: by way of one of our own.
+/// Puts as many bytes into a pipe as it takes now, without waiting even if the pipe is blocking. They go through a pipe
+/// of the library's own.
 fn put(bytes: &[u8], pipe: RawFd) -> Result<usize, Errno> {
     let (out, into) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(|error| error.raw_os_error())?;
     let there = rustix::io::write(&into, bytes).map_err(|error| error.raw_os_error())?;
     waiting::splice(out.as_raw_fd(), pipe, there, libc::SPLICE_F_NONBLOCK)
 }
 
-/// From a pipe into a connection: what is in the pipe becomes a real frame.
+/// Moves bytes from a pipe into a connection, where they become a real frame.
 pub fn into_connection(
     runtime: &Runtime,
     pipe: RawFd,

@@ -1,5 +1,6 @@
-//! What a read of a framed connection does: real bytes as they come; a reference becomes absent memory where the buffer
-//! has whole pages, and is fetched where it has not.
+//! Reads of a framed connection, which carries real bytes and references to bytes in a store (shunt_odb::frame). Real
+//! bytes are received as they come. A reference becomes absent memory where the buffer has whole pages, and is fetched
+//! elsewhere.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -26,41 +27,42 @@ pub struct Read<'a> {
     runtime: &'static Runtime,
     connection: Connection<'a>,
     fd: RawFd,
-    /// The program's, without those that say whether to wait.
+    /// The program's flags, without those that say whether to wait.
     flags: i32,
     receiving: Receiving,
     /// Bytes that the program has got.
     pub(super) got: usize,
-    /// All that was in the socket has been taken.
+    /// Whether all that was in the socket has been taken.
     drained: bool,
-    /// Where the last real bytes end that this call has put into place; 0: none.
+    /// End of the last real bytes that this call has put into place; 0 if there are none.
     real_end: usize,
-    /// What fetches took, until a share is told of it, in quarters of a microsecond.
+    /// Time of fetches that no share has been told of yet, in quarters of a microsecond.
     waited: Cell<u32>,
 }
 
-/// How far to look ahead in a socket: a response's header and the references behind it, as a rule.
+/// Number of bytes to look ahead in a socket: usually a response's header and the references behind it.
 const LOOK_BYTES: usize = 512;
 
-/// The most that is fetched in one piece into the program's memory.
+/// Most bytes that are fetched at a time into the program's memory.
 const FETCHED_AT_ONCE: usize = 1 << 20;
 
-/// What comes next in a connection.
+/// Next frame of a connection, or what is left of it.
 pub enum Frame {
-    /// So many real bytes.
+    /// Number of real bytes.
     Real(u64),
     Reference(Reference),
 }
 
 /// Why a read stops before its buffer is full.
 pub enum Stop {
-    /// Nothing more is there now; so many bytes of ours must be there before it makes sense to look again.
+    /// The socket has nothing more now. It must have this many bytes (not only the program's) before another look makes
+    /// sense.
     Empty(usize),
     End,
-    /// Here, though there is more: see [`Read::splits`].
+    /// The read stops here, though there is more: see [`Read::splits`].
     Split,
     Failed(Errno),
-    /// The direction is not framed: the kernel's own read.
+    /// The direction is not framed: the caller uses the kernel's own read.
     Plain,
 }
 
@@ -69,8 +71,9 @@ pub fn plain(runtime: &Runtime, fd: RawFd, iov: &[iovec], flags: i32) -> Result<
     outside(|| patient(fd, iov, flags))
 }
 
-/// Before the kernel reads into memory: what was absent there need not be fetched first. A program that gives a read a
-/// buffer has given up all that was in it, once a byte comes: what is behind the bytes that come reads as zeros.
+/// Prepares buffers that the kernel is about to read into: absent bytes there need not be fetched first. A program that
+/// gives a buffer to a read has given up its contents, once a byte comes. Memory behind the bytes that come reads as
+/// zeros.
 pub fn overwriting(runtime: &Runtime, fd: RawFd, iov: &[iovec]) {
     if iov.iter().any(|part| runtime.memory.meets(&addresses(part)))
         && rustix::io::ioctl_fionread(kernel::borrow(fd)).is_ok_and(|there| there > 0)
@@ -79,7 +82,7 @@ pub fn overwriting(runtime: &Runtime, fd: RawFd, iov: &[iovec]) {
     }
 }
 
-/// The address behind the first `bytes` of some memory.
+/// The address behind the first `bytes` of some memory; 0 if there are no bytes.
 fn end_of(memory: &[iovec], mut bytes: usize) -> usize {
     for part in memory {
         if bytes <= part.iov_len {
@@ -91,15 +94,16 @@ fn end_of(memory: &[iovec], mut bytes: usize) -> usize {
 }
 
 impl<'a> Read<'a> {
-    /// Begins one, with the connection's lock held.
+    /// Begins a read. The caller holds the connection's lock.
     pub fn new(runtime: &'static Runtime, connection: Connection<'a>, fd: RawFd, flags: i32) -> Self {
         let receiving = connection.receiving();
         let (got, drained, real_end, waited) = (0, false, 0, Cell::new(0));
         Self { runtime, connection, fd, flags, receiving, got, drained, real_end, waited }
     }
 
-    /// The program has got `bytes` more. Where those were all that it knew of (FIONREAD, MSG_PEEK) it may wait for an edge without
-    /// another read, and what there is of a frame may be all that keeps the socket's window shut: then that is taken.
+    /// Notes that the program has got `bytes` more. If it knew of no others (FIONREAD, MSG_PEEK), it may wait for an
+    /// edge without another read. The rest of a frame may then be all that keeps the socket's window shut, so it is
+    /// taken here.
     pub fn tidy(&mut self, bytes: usize) {
         if self.connection.took_told(bytes)
             && !self.drained
@@ -109,7 +113,7 @@ impl<'a> Read<'a> {
         }
     }
 
-    /// Ends it: others go on from here.
+    /// Ends the read, and stores the state for the next one.
     pub fn keep(&self) {
         if self.got > 0 && self.flags & libc::MSG_PEEK == 0 {
             self.connection.heard();
@@ -117,7 +121,7 @@ impl<'a> Read<'a> {
         self.connection.set_receiving(&self.receiving);
     }
 
-    /// Where the direction is.
+    /// State of the receiving direction.
     pub fn state(&self) -> Receiving {
         self.receiving
     }
@@ -126,7 +130,7 @@ impl<'a> Read<'a> {
         self.fd
     }
 
-    /// The frame that is next, or what is left of it.
+    /// Returns the next frame, or what is left of it.
     pub fn frame(&mut self) -> Result<Frame, Stop> {
         loop {
             match self.receiving.want() {
@@ -145,13 +149,13 @@ impl<'a> Read<'a> {
         }
     }
 
-    /// Fills memory with as much as there is.
+    /// Fills memory with as many bytes as there are.
     pub(super) fn fill(&mut self, mut rest: Parts) -> Result<(), Stop> {
         while !rest.is_empty() {
             let before = self.got;
             self.step(&rest)?;
             if self.drained {
-                // Nothing more is there: what is left of the buffer is for another read.
+                // Nothing more is there: the rest of the buffer is for another read.
                 return if length(&rest) == self.got - before { Ok(()) } else { Err(Stop::Empty(1)) };
             }
             rest = split(&rest, self.got - before).1;
@@ -178,7 +182,7 @@ impl<'a> Read<'a> {
         }
     }
 
-    /// The program wants none of the bytes that it takes (tcp(7), MSG_TRUNC).
+    /// Takes bytes that the program does not want (tcp(7), MSG_TRUNC).
     fn pass_over(&mut self, rest: &[iovec]) -> Result<(), Stop> {
         match self.frame()? {
             Frame::Real(left) => {
@@ -194,8 +198,8 @@ impl<'a> Read<'a> {
         }
     }
 
-    /// Whether to give the program what it has, before absent bytes come into the same page: what it gets for real it looks
-    /// at as soon as it has it, and then the page would have to be fetched.
+    /// Whether to return real bytes before absent ones come into the same page. A program looks at real bytes as soon
+    /// as it has them, and the page would have to be fetched for that.
     fn splits(&self, start: usize) -> bool {
         self.real_end == start
             && start != 0
@@ -205,7 +209,7 @@ impl<'a> Read<'a> {
             && !self.runtime.memory.can_be_absent(&(start..start + 1)).is_empty()
     }
 
-    /// Takes frames as far as one look shows them, by one call more.
+    /// Looks at the socket once, and takes the frames that it sees by one more call.
     fn look_ahead(&mut self, rest: &[iovec]) -> Result<(), Stop> {
         let mut looked = [0; LOOK_BYTES];
         let there = self.look(&mut looked, 1)?;
@@ -255,13 +259,14 @@ impl<'a> Read<'a> {
         Self::drain(self.fd, &mut looked[..at])
     }
 
-    /// Has the kernel put real bytes into place, behind what is `seen` of ours and not taken yet.
+    /// Has the kernel put real bytes into place. `seen` are bytes of frames before them that were looked at, and are
+    /// still in the socket.
     fn real(&mut self, rest: &[iovec], left: u64, seen: &mut [u8]) -> Result<(), Stop> {
         let most = usize::try_from(left).unwrap_or(usize::MAX);
         let now = first(rest, most);
         overwriting(self.runtime, self.fd, &now);
         let room = length(&now);
-        // Where the first page stands for something before them, the kernel's touch would have it fetched.
+        // If the first page stands for something before these bytes, the kernel's touch would have the page fetched.
         let at_edge = self.runtime.memory.behind_absent(now[0].iov_base as usize).min(now[0].iov_len);
         let mut edge = vec![0; at_edge];
         let mut next = [0; HEADER_BYTES];
@@ -275,7 +280,8 @@ impl<'a> Read<'a> {
         } else {
             parts.extend_from_slice(&now);
         }
-        // The next frame's header, where this one ends here: of itself it is nothing that the program could read.
+        // If the frame ends here, the next frame's header is taken, too: alone it is nothing that the program could
+        // read.
         let whole = room as u64 == left;
         if whole && parts.len() < PARTS_AT_ONCE {
             parts.extend(own(&mut next));
@@ -295,7 +301,7 @@ impl<'a> Read<'a> {
         Ok(())
     }
 
-    /// Puts bytes that were seen into the program's memory.
+    /// Writes bytes that were seen in the socket to the program's memory.
     pub fn place(&self, rest: &[iovec], mut bytes: &[u8]) {
         for part in rest {
             let (now, after) = bytes.split_at(bytes.len().min(part.iov_len));
@@ -308,8 +314,8 @@ impl<'a> Read<'a> {
         }
     }
 
-    /// What is left of a buffer has no meaning any more. Where the page in which real bytes end still stands for some of an
-    /// earlier body, a look at those bytes would have that fetched; and end the process, if it is lost.
+    /// Gives up the rest of a buffer, which has no meaning any more. The page in which real bytes end may still stand
+    /// for bytes of an earlier body. A touch of those would have them fetched, and end the process if they are lost.
     pub(super) fn give_up_behind(&self, iov: &[iovec]) {
         if self.real_end == 0 || !any_absent() || self.flags & libc::MSG_TRUNC != 0 {
             return;
@@ -350,7 +356,8 @@ impl<'a> Read<'a> {
 
     fn preamble(&mut self, bytes: usize) -> Result<(), Stop> {
         let mut seen = [0; PREAMBLE.len()];
-        // Who speaks without frames may say less than a preamble and wait for an answer: the first byte tells, as a rule.
+        // A peer without frames may send less than a preamble and wait for an answer. Usually the first byte is enough
+        // to tell.
         let there = self.look(&mut seen[..bytes], 1)?;
         match self.receiving.saw_preamble(&seen[..there]) {
             Beginning::Framed => {
@@ -359,7 +366,7 @@ impl<'a> Read<'a> {
                 Ok(())
             }
             Beginning::Plain => Err(Stop::Plain),
-            // A program's own bytes that begin as a preamble does, and end there.
+            // The program's own bytes, which begin like a preamble and end before its end.
             Beginning::Undecided if ended(self.fd) => {
                 self.receiving = Receiving::plain();
                 Err(Stop::Plain)
@@ -384,7 +391,7 @@ impl<'a> Read<'a> {
         self.receiving.took_reference_part(&taken[..got?]).map_err(|_| Stop::Failed(libc::ECONNRESET))
     }
 
-    /// The reference that is next; `None`: it does not count, and is taken.
+    /// Returns the next reference. Returns `None` for one that does not count, after taking it from the socket.
     fn see_reference(&mut self) -> Result<Option<Reference>, Stop> {
         if let Some(known) = self.receiving.known_reference().map_err(|_| Stop::Failed(libc::ECONNRESET))? {
             return Ok(Some(known));
@@ -399,7 +406,7 @@ impl<'a> Read<'a> {
         Ok(seen)
     }
 
-    /// Takes what was looked at, all of which is there. TCP copies nothing then (tcp(7), MSG_TRUNC).
+    /// Takes bytes that were looked at, all of which are in the socket. TCP copies nothing then (tcp(7), MSG_TRUNC).
     fn drain(fd: RawFd, looked: &mut [u8]) -> Result<(), Stop> {
         if looked.is_empty() {
             return Ok(());
@@ -421,7 +428,7 @@ impl<'a> Read<'a> {
         self.receiving.took_header(&taken[1..got]).map_err(|_| Stop::Failed(libc::ECONNRESET))
     }
 
-    /// Gives the program what a reference stands for, in as much of its memory as can be absent from the beginning on.
+    /// Gives the program the bytes of a reference, in as much of its memory as can be absent from the beginning on.
     fn deliver(&mut self, left: &Reference, rest: &[iovec]) -> Result<(), Stop> {
         let memory = &self.runtime.memory;
         if memory.recent_hold(&left.payload).is_none() {
@@ -453,7 +460,8 @@ impl<'a> Read<'a> {
         if stack::is_own(range.start) { range.start..range.start } else { self.runtime.memory.can_be_absent(range) }
     }
 
-    /// In memory of which only `absent` can be so: up to that, then that, then what is behind it.
+    /// Delivers into memory of which only the range `absent` can be absent. One call fills one of three parts: the
+    /// bytes before that range, the range, or the bytes behind it.
     fn deliver_part(&mut self, left: &Reference, wanted: &Range<usize>, absent: Range<usize>) -> Result<(), Stop> {
         let start = wanted.start;
         if !absent.is_empty() && absent.start == start {
@@ -465,11 +473,13 @@ impl<'a> Read<'a> {
         self.took(left, now, &[])
     }
 
-    /// Accounts for bytes of a reference that the program gets; some, or all, as absent memory, which is given.
+    /// Accounts for bytes of a reference that the program gets. `absent` is memory that is to stand for some or all of
+    /// them.
     pub fn took(&mut self, left: &Reference, bytes: usize, absent: &[Range<usize>]) -> Result<(), Stop> {
         let from_writer = self.receiving.is_from_writer();
         let memory = &self.runtime.memory;
-        // Kept until the bytes are there, or stand there: while it is, nobody can free them.
+        // The share is kept until memory has the bytes or stands for them. While it is kept, the payload cannot be
+        // freed.
         let recent = memory.recent_hold(&left.payload);
         recent.iter().for_each(|hold| hold.reaches(left.offset + left.length));
         let Took { share, over, used_up } = match recent {
@@ -486,7 +496,7 @@ impl<'a> Read<'a> {
             if !made {
                 fetched += addresses.len();
                 if let Err(stop) = self.fetch(&Reference { offset, length, ..*left }, addresses.start) {
-                    // Taken, and not there: a program that reads on must not get what follows.
+                    // The bytes are taken and not delivered: a program that reads on must not get those behind them.
                     self.receiving.break_off();
                     return Err(stop);
                 }
@@ -501,22 +511,23 @@ impl<'a> Read<'a> {
         if used_up { self.drain_reference() } else { Ok(()) }
     }
 
-    /// Fetches bytes into program memory.
+    /// Fetches bytes into the program's memory.
     fn fetch(&self, reference: &Reference, start: usize) -> Result<(), Stop> {
         let mut done = 0;
         while done < reference.length {
             let length = (reference.length - done).min(FETCHED_AT_ONCE as u64);
             let part = Reference { offset: reference.offset + done, length, ..*reference };
-            // Into our own memory first: the program's may be absent, and its faults are served over the same connection.
+            // Into memory of the library's own first: the program's may be absent, and its faults are served over the
+            // same connection.
             let bytes = self.fetched(&part, length)?;
-            // SAFETY: memory that the program has given to read into, as long as this.
+            // SAFETY: memory that the program has given to read into; it is at least this long.
             unsafe { self.runtime.memory.write(start + done as usize, &bytes) };
             done += length;
         }
         Ok(())
     }
 
-    /// The first bytes of a reference, in memory of our own.
+    /// Fetches the first bytes of a reference into memory of the library's own.
     pub fn fetched(&self, reference: &Reference, bytes: u64) -> Result<Vec<u8>, Stop> {
         let mut into = vec![0; bytes as usize];
         let waited = self.runtime.memory.fetch(&Reference { length: bytes, ..*reference }, &mut into);

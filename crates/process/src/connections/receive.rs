@@ -1,4 +1,5 @@
-//! recv(2) and its kin on a connection that may be framed.
+//! recv(2) and its kin on a connection that may be framed: one that carries references beside real bytes
+//! (shunt_odb::frame).
 
 use std::os::fd::RawFd;
 

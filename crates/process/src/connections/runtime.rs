@@ -1,4 +1,4 @@
-//! What the calls of a process on its connections have in common: made once, when the library is loaded.
+//! State that the calls of a process on its connections have in common. It is made once, when the library is loaded.
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
@@ -9,13 +9,13 @@ use super::states::Connections;
 use crate::memory::Memory;
 use crate::store::Store;
 
-/// All of it.
+/// State that all connections of the process share.
 pub struct Runtime {
     pub connections: Connections,
     pub memory: Memory,
     pub store: Store,
     pub learnt: Option<Table>,
-    /// The number by which programs that this one executes inherit the memory of the connections' states.
+    /// Descriptor number by which programs that this one executes inherit the memory of the connections' states.
     pub inherited: RawFd,
 }
 
@@ -27,7 +27,7 @@ pub fn runtime() -> Option<&'static Runtime> {
     RUNTIME.get()?.as_ref()
 }
 
-/// When the library is loaded.
+/// Sets the runtime when the library is loaded.
 pub fn begin(made: Option<Runtime>) -> Option<&'static Runtime> {
     RUNTIME.get_or_init(|| made).as_ref()
 }

@@ -1,5 +1,6 @@
-//! What a write of a framed connection does: large present bytes go to the store and absent bytes stay where they are,
-//! and references to them go into the socket; everything else goes for real. One call to the kernel for all of it.
+//! Writes to a framed connection, which carries real bytes and references to bytes in a store (shunt_odb::frame). Large
+//! present bytes are put into the store, absent bytes stay where they are, and references to both go into the socket.
+//! All other bytes are sent inline, as real bytes. One call to the kernel sends all of it.
 
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -25,20 +26,22 @@ use crate::system::counts::count;
 use crate::system::kernel::{self, Errno};
 use crate::system::parts::{PARTS_AT_ONCE, Parts, addresses, length, of, slices, split};
 
-/// Less than this is sent for real.
+/// Fewest bytes that are put into the store. Fewer are sent inline.
 const STORED_MIN: usize = 8 << 10;
-/// A part of a write that is shorter is a header or a frame of the program's own, and not a part of what is beside it.
+/// A part of a write that is shorter is taken for a header or a frame of the program's own. It is kept apart from the
+/// bytes beside it.
 const FRAMING_MAX: usize = 512;
-/// What one real frame promises at most: all of it has to be real, whatever the socket takes now.
+/// Most bytes that one real frame promises: all of them have to be real, whatever the socket takes now.
 const REAL_AT_ONCE: usize = 256 << 10;
 
-/// What a write consists of, in order.
+/// A part of a write.
 enum Part {
     Present(Parts),
     Absent(Absent),
 }
 
-/// Absent memory, and what it stands for: so many bytes of a payload. A share is taken of that only where it is passed on.
+/// Absent memory, and the payload bytes that it stands for. A share of the payload is taken only if these bytes are
+/// passed on.
 struct Absent {
     memory: Parts,
     hold: Arc<Hold>,
@@ -46,7 +49,7 @@ struct Absent {
     bytes: u64,
 }
 
-/// Cuts a write into what is present and what is absent.
+/// Cuts a write into present and absent parts.
 fn parts(runtime: &Runtime, iov: &[iovec], parts: &mut SmallVec<[Part; 4]>, copies: &mut Copies) {
     let mut present = |parts: &mut SmallVec<[Part; 4]>, range: &Range<usize>| {
         runtime.memory.readable(range, copies, |range| add_present(parts, range));
@@ -86,17 +89,17 @@ fn add_present(parts: &mut SmallVec<[Part; 4]>, addresses: Range<usize>) {
 
 /// A frame of a write.
 enum Frame {
-    /// What is still to come of a real frame that has begun.
+    /// Real bytes that an earlier frame has promised.
     Promised(Parts),
     Real(Parts),
-    /// What the store has been given for this write.
+    /// Reference to bytes that this write has put into the store.
     Stored(Reference),
-    /// What stays where it is.
+    /// Reference to bytes that stay where they are.
     Forwarded(Reference),
 }
 
 impl Frame {
-    /// Where its real bytes are.
+    /// Memory with the frame's real bytes.
     fn memory(&self) -> &[iovec] {
         match self {
             Self::Promised(memory) | Self::Real(memory) => memory,
@@ -104,7 +107,7 @@ impl Frame {
         }
     }
 
-    /// The program's bytes in it.
+    /// Number of the program's bytes in the frame.
     fn bytes(&self) -> usize {
         match self {
             Self::Promised(memory) | Self::Real(memory) => length(memory),
@@ -112,7 +115,7 @@ impl Frame {
         }
     }
 
-    /// Counts so many of its bytes, which went.
+    /// Counts `bytes` bytes of the frame as sent.
     fn count(&self, bytes: usize) {
         let what = match self {
             Self::Promised(_) | Self::Real(_) => Counted::SentReal,
@@ -122,7 +125,7 @@ impl Frame {
         count(what, bytes);
     }
 
-    /// Takes back what did not go.
+    /// Takes back the reference of a frame that was not sent.
     fn withdraw(&self, runtime: &Runtime) {
         match self {
             Self::Promised(_) | Self::Real(_) => {}
@@ -131,7 +134,8 @@ impl Frame {
         }
     }
 
-    /// Has the direction owe what the frame begins with; returns the real bytes that follow.
+    /// Enters the frame's header or reference into `sending` as owed. Returns how many real bytes may follow in the
+    /// same write.
     fn begin(&self, sending: &mut Sending, is_short: bool) -> usize {
         match self {
             Self::Promised(memory) | Self::Real(memory) if is_short => sending.short(length(memory)),
@@ -153,7 +157,7 @@ pub fn write(runtime: &Runtime, fd: RawFd, place: u32, iov: &[iovec], flags: i32
         return outside::write(&runtime.memory, iov, outside::AT_ONCE, &Call::new(&comes_again), emit);
     }
     if flags & libc::MSG_OOB != 0 {
-        // Urgent bytes are not in the stream where they were written; frames are.
+        // Urgent bytes are not in the stream where they were written, and frames are.
         return Err(libc::EOPNOTSUPP);
     }
     let _locked = connection.lock_sending(&runtime.connections, fd);
@@ -180,7 +184,7 @@ pub fn write_file(
     let mut write = Write::new(runtime, connection, fd, 0)?;
     write.is_short = bytes < STORED_MIN;
     let mut message = Message::new(runtime, connection, fd);
-    // All of it, as the kernel would: a program takes less for a full socket, and waits for that to change.
+    // All of it, as the kernel would do: a program takes a short write for a full socket, and waits for room.
     let mut outcome = Ok(());
     while write.sent < bytes && outcome.is_ok() {
         let before = write.sent;
@@ -193,7 +197,7 @@ pub fn write_file(
     write.end(outcome)
 }
 
-/// From a pipe, `bytes` that are in it: a frame's header, and the kernel's own splice behind it.
+/// Sends `bytes` bytes that are in a pipe: a frame's header, and the kernel's own splice behind it.
 pub fn from_pipe(
     runtime: &Runtime,
     fd: RawFd,
@@ -212,8 +216,8 @@ pub fn from_pipe(
 /// The frames of a write.
 type Frames = SmallVec<[Frame; 4]>;
 
-/// Cuts a write into frames. The first `promised` bytes are a part of a real frame that has begun. False: it has taken long to fetch
-/// what goes for real, and the rest of the write is for another call.
+/// Cuts a write into frames. Its first `promised` bytes belong to a real frame that has begun. Returns false if
+/// fetching bytes that are sent inline has taken long; the rest of the write is for another call then.
 fn cut(
     runtime: &Runtime,
     iov: &[iovec],
@@ -260,7 +264,7 @@ fn cut(
     Ok(true)
 }
 
-/// Has absent memory in place, which goes for real. False: it has taken long, and the call may end.
+/// Fetches absent memory that is sent inline. Returns false if that has taken long, and the call may end.
 fn fetch(runtime: &Runtime, memory: &[iovec], frames: &Frames, call: &Call<'_>) -> Result<bool, Stop> {
     for part in memory {
         match runtime.memory.fetch_within(&addresses(part), call) {
@@ -275,7 +279,7 @@ fn fetch(runtime: &Runtime, memory: &[iovec], frames: &Frames, call: &Call<'_>) 
     Ok(true)
 }
 
-/// Bytes that are there: real where they are few or are framing, else through the store.
+/// Adds frames for present bytes: inline if they are few or framing, else through the store.
 fn present(runtime: &Runtime, memory: &[iovec], frames: &mut Frames, message: &mut Message<'_>) {
     if length(memory) >= STORED_MIN {
         message.look(memory);
@@ -308,7 +312,8 @@ fn present(runtime: &Runtime, memory: &[iovec], frames: &mut Frames, message: &m
     }
 }
 
-/// Whether a message's body may be written next: HTTP's header ends here, or FastCGI's with its padding.
+/// Whether memory ends with the end of a header (HTTP's, or FastCGI's with its padding), so that the body may be
+/// written next.
 fn ends_head(memory: &[iovec]) -> bool {
     const END: usize = 12;
     let slices = slices(memory);
@@ -316,7 +321,7 @@ fn ends_head(memory: &[iovec]) -> bool {
     slice[slice.len().saturating_sub(END)..].windows(4).any(|four| four == b"\r\n\r\n")
 }
 
-/// Bytes that go themselves.
+/// Adds frames for bytes that are sent inline.
 fn real(memory: Parts, frames: &mut Frames) {
     let mut left = memory;
     while !left.is_empty() {
@@ -337,26 +342,26 @@ struct Write<'a> {
     flags: i32,
     sending: Sending,
     sent: usize,
-    /// All of it is there, and it is too short for the store.
+    /// The write has no absent bytes, and is too short for the store.
     is_short: bool,
 }
 
 /// Why a write stops before its end.
 enum Stop {
-    /// The kernel took less: the rest is for another write.
+    /// The kernel took less than all: the rest is for another write.
     Full,
     Failed(Errno),
 }
 
 impl<'a> Write<'a> {
-    /// Begins one, with the connection's lock held; sends first what the last one owes.
+    /// Begins a write, with the connection's lock held. Sends first what the last write owes.
     fn new(runtime: &'a Runtime, connection: Connection<'a>, fd: RawFd, flags: i32) -> Result<Self, Errno> {
         let mut write =
             Self { runtime, connection, fd, flags, sending: connection.sending(), sent: 0, is_short: false };
         if write.sending.is_broken() {
             return Err(libc::ECONNRESET);
         }
-        // Of a frame that is void, and no part of one that goes on.
+        // A void reference owes these bytes, and not a real frame that goes on.
         if write.sending.promised() == 0 && !write.sending.owed().is_empty() {
             let pushed = write.push(libc::MSG_MORE);
             connection.set_sending(&write.sending);
@@ -365,7 +370,7 @@ impl<'a> Write<'a> {
         Ok(write)
     }
 
-    /// Sends what is owed.
+    /// Sends the bytes that are owed.
     fn push(&mut self, flags: i32) -> Result<(), Errno> {
         while !self.sending.owed().is_empty() {
             let owed = self.sending.owed();
@@ -379,14 +384,14 @@ impl<'a> Write<'a> {
     fn splice(&mut self, pipe: RawFd, bytes: usize, flags: u32) -> Result<(), Stop> {
         let promised = self.sending.real(bytes);
         self.push(libc::MSG_MORE).map_err(Stop::Failed)?;
-        // The thread may be cancelled there, with the header gone.
+        // The thread may be cancelled in splice(2), after the header was sent.
         self.connection.set_sending(&self.sending);
         let moved = waiting::splice(pipe, self.fd, promised, flags).map_err(Stop::Failed)?;
         self.sent = self.sending.sent(moved);
         Ok(())
     }
 
-    /// What the program's call returns.
+    /// Ends the write, and returns what the program's call returns.
     fn end(mut self, outcome: Result<(), Stop>) -> Result<usize, Errno> {
         self.sending.wrote(self.sent, self.is_short);
         self.connection.set_sending(&self.sending);
@@ -414,7 +419,7 @@ impl<'a> Write<'a> {
         outcome
     }
 
-    /// Goes as it is, where all of it is promised; else behind a header.
+    /// Sends a short write as it is, if an earlier frame has promised all of it; else behind a header.
     fn short(&mut self, iov: &[iovec], message: &mut Message<'_>) -> Result<(), Stop> {
         let (bytes, promised) = (length(iov), self.sending.promised() as usize);
         let outcome = if self.sending.owed().is_empty() && promised >= bytes && iov.len() <= PARTS_AT_ONCE {
@@ -434,7 +439,7 @@ impl<'a> Write<'a> {
         outcome
     }
 
-    /// Sends frames, as many in one call as the kernel takes parts; takes back what does not go.
+    /// Sends frames, with as many parts in each call as the kernel takes. Takes back the frames that are not sent.
     fn all(&mut self, frames: &[Frame]) -> Result<(), Stop> {
         let mut rest = frames;
         while !rest.is_empty() {
@@ -449,7 +454,7 @@ impl<'a> Write<'a> {
         Ok(())
     }
 
-    /// One write to the kernel. Returns how many frames have begun to go.
+    /// Makes one write to the kernel. Returns how many frames were sent, at least in part.
     fn some(&mut self, frames: &[Frame]) -> Result<usize, (usize, Stop)> {
         let mut planned = self.sending;
         let mut owed: SmallVec<[u8; 512]> = SmallVec::new();
@@ -480,7 +485,7 @@ impl<'a> Write<'a> {
             flags |= libc::MSG_MORE;
         }
         if self.sent > 0 {
-            // The kernel would not signal a write that has succeeded in part.
+            // The kernel would send no SIGPIPE for a write that has succeeded in part.
             flags |= libc::MSG_NOSIGNAL;
         }
         let asked = length(&iov);
@@ -495,7 +500,8 @@ impl<'a> Write<'a> {
         Err((self.account(frames_now, taken), Stop::Full))
     }
 
-    /// Follows the kernel through the frames as far as it took them. Returns how many went, or began to.
+    /// Updates the state for the bytes of the frames that the kernel took. Returns how many frames were sent, at least
+    /// in part.
     fn account(&mut self, frames: &[Frame], mut taken: usize) -> usize {
         for (at, frame) in frames.iter().enumerate() {
             if taken == 0 {
@@ -509,11 +515,12 @@ impl<'a> Write<'a> {
                 self.sent += went;
                 frame.count(went);
             } else if self.push(0).is_ok() {
-                // A reference that the kernel took a part of, and a blocking socket the rest.
+                // The kernel took a part of this reference, and then the rest, because the socket is blocking.
                 self.sent += frame.bytes();
                 frame.count(frame.bytes());
             } else {
-                // None of its bytes is written: what is left of it will say that it does not count.
+                // The program is told that none of these bytes is written. The rest of the reference will say that it
+                // does not count.
                 self.sending.void_reference();
                 return at;
             }
@@ -521,20 +528,21 @@ impl<'a> Write<'a> {
         frames.len()
     }
 
-    /// Some of a file's bytes, if it has any.
+    /// Sends some of a file's bytes, if it has any.
     fn file(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize, message: &mut Message<'_>) -> Result<(), Stop> {
         let before = self.sent;
         let can_be_stored = bytes >= STORED_MIN && self.sending.takes_reference();
         let begins = before == 0 && message.begins();
         let telling = can_be_stored.then(|| message.plan(bytes.min(REAL_AT_ONCE), begins)).flatten();
         let Some(telling) = telling else { return self.file_for_real(file, from, bytes.min(REAL_AT_ONCE)) };
-        // A file's end is no frame of the program's own, which somebody would look at.
+        // No tail is sent inline: at a file's end there is no frame of the program's own, which a receiver would look
+        // at.
         if telling.head > 0 {
             self.file_for_real(file, from, telling.head)?;
         }
         let head = self.sent - before;
         if !self.sending.takes_reference() {
-            // The socket took a part of the head: the rest of it is for another write.
+            // The socket took only a part of the head: the rest is for another write.
             return Ok(());
         }
         let most = if telling.probe { COPIED_MAX } else { bytes };
@@ -548,7 +556,7 @@ impl<'a> Write<'a> {
         }
     }
 
-    /// The same, not through the store.
+    /// Sends some of a file's bytes inline.
     fn file_for_real(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Result<(), Stop> {
         if self.sending.owed().is_empty() && self.sending.promised() >= bytes as u64 {
             match self.rest_of_frame(file, from, bytes) {
@@ -556,7 +564,7 @@ impl<'a> Write<'a> {
                 outcome => return outcome,
             }
         }
-        // As much as there is, because a frame promises it.
+        // As many bytes as there are, because a frame promises them.
         let status = rustix::fs::fstat(file).ok();
         let status = status.filter(|status| FileType::from_raw_mode(status.st_mode) == FileType::RegularFile);
         let Some(status) = status else { return self.copy_of_file(file, from, bytes) };
@@ -570,22 +578,22 @@ impl<'a> Write<'a> {
         self.rest_of_frame(file, from, promised)
     }
 
-    /// The same, all of which a frame that has begun has promised.
+    /// Sends bytes of a file that a frame which has begun has promised.
     fn rest_of_frame(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Result<(), Stop> {
         let moved = kernel::send_file(self.fd, file, from, bytes).map_err(Stop::Failed)?;
         self.sent += self.sending.sent(moved);
         count(Counted::SentReal, moved);
-        // Less may have another reason than a full socket: the next call says.
+        // A short count need not mean a full socket: the next call tells.
         Ok(())
     }
 
-    /// The same of what has no size.
+    /// Sends bytes of a file that has no size, inline.
     fn copy_of_file(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Result<(), Stop> {
         let mut buffer = vec![0u8; bytes];
         let got = loop {
             match rustix::io::pread(file, &mut buffer[..], from) {
                 Err(rustix::io::Errno::INTR) => {}
-                // A directory (sendfile(2)).
+                // The file is a directory, for which sendfile(2) returns EINVAL.
                 Err(rustix::io::Errno::ISDIR) => return Err(Stop::Failed(libc::EINVAL)),
                 other => break other.map_err(|error| Stop::Failed(error.raw_os_error()))?,
             }

@@ -1,12 +1,16 @@
-//! The states of connections, in memory that processes of one user share with those that they start: dup, fork, exec and
-//! passed descriptors lead to the same state, found by the socket's cookie (SO_COOKIE).
+//! States of connections between programs under Shunt. A direction of such a connection is *framed*: it carries frames
+//! of real bytes and of references (shunt_odb::frame).
 //!
-//! A state lives as long as its socket, which the kernel tells (SHUNT_ENDED): descriptors may be on their way between
-//! processes, in programs that are about to start, or in ones that were killed.
+//! The states are in memory that processes of one user share with those that they start. dup, fork, exec and passed
+//! descriptors lead to the same state, which is found by the socket's cookie (SO_COOKIE).
 //!
-//! Other users' processes have other memory ([`crate::connections::users`]). To one of those a state goes by the socket itself
-//! (SHUNT_CARRY): whoever passes a descriptor on leaves the state there, and whoever uses the connection next takes it. Of
-//! two users that use a connection in turn without passing it, the second finds nothing, and gets ECONNRESET.
+//! A state lives as long as its socket, whose end the kernel reports (SHUNT_ENDED). Counting descriptors would not do:
+//! some are on their way between processes, in programs that are about to start, or in processes that were killed.
+//!
+//! Processes of other users have other memory ([`crate::connections::users`]). A state gets there with the socket
+//! itself (SHUNT_CARRY). The process that passes a descriptor leaves the state with the socket, and the process that
+//! uses the connection next takes it. If two users use a connection in turn without passing it, the second finds no
+//! state and gets ECONNRESET.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
@@ -32,23 +36,23 @@ use crate::system::ranks::{Rank, Taken};
 const COOKIE: usize = 0;
 const RECEIVE_LOCK: usize = 8;
 const SEND_LOCK: usize = 12;
-/// Whether what is sent is framed: [`UNDECIDED`] and what follows it.
+/// Whether what is sent is framed: [`UNDECIDED`], [`ALWAYS`] or [`NEVER`].
 const FRAMES: usize = 16;
-/// An error that the socket has told us and not yet the program.
+/// Error that the socket has reported and the program has not been told of.
 const ERROR: usize = 20;
-/// Where the state is: [`HERE`] and what follows it.
+/// Where the state is: [`HERE`], [`AWAY`] or [`CAME`].
 const WHERE: usize = 24;
 const RECEIVING: usize = 32;
 const SENDING: usize = RECEIVING + size_of::<Receiving>();
-/// Whether the program has looked at what it has not taken (MSG_PEEK).
+/// Whether the program has seen bytes that it has not taken (MSG_PEEK).
 const SHOWN: usize = SENDING + size_of::<Sending>();
-/// Bytes that the program knows are there (FIONREAD, MSG_PEEK), and has not read since.
+/// Number of bytes that the program knows of (FIONREAD, MSG_PEEK), and has not read since.
 const TOLD: usize = SHOWN + size_of::<u32>();
-/// Whether the other end has said something since this one did.
+/// Whether the other end has said something since this end last did.
 const HEARD: usize = TOLD + size_of::<u32>();
 const SAID: usize = HEARD + size_of::<u32>();
 const _: () = assert!(SAID + size_of::<Said>() <= STATE_BYTES && SHOWN.is_multiple_of(4));
-/// Where the part begins that another user's process gets: all but the cookie and the locks.
+/// Start of the part that another user's process gets: all but the cookie and the locks.
 const ACCOUNT: usize = FRAMES;
 const _: () = assert!(ACCOUNT + odb::CARRIED_BYTES == STATE_BYTES);
 
@@ -57,23 +61,23 @@ const ALWAYS: u32 = 1;
 const NEVER: u32 = 2;
 
 const HERE: u32 = 0;
-/// With the socket, for whoever uses it next.
+/// The state is with the socket, for the process that uses it next.
 const AWAY: u32 = 1;
-/// Here, and it was with the socket: whoever passed it on may use it again.
+/// The state is here, and was with the socket: the process that passed it on may use it again.
 const CAME: u32 = 2;
 
-/// How long a state is waited for that another process is about to make, or to take from its socket.
+/// Time to wait for a state that another process is about to make, or to take from its socket.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// In place of a cookie, while a state is made.
+/// Value in place of a cookie while a state is made.
 const TAKEN: u64 = u64::MAX;
 
-/// All states: an open hash table by cookie, with what programs have learnt behind it ([`crate::connections::learning`]).
+/// All states: an open hash table by cookie. Behind it is what programs have learnt ([`crate::connections::learning`]).
 pub struct Connections {
     table: Arc<SharedMemory>,
-    /// A TCP socket to ask the kernel with; without one, states of killed processes stay.
+    /// A TCP socket for questions to the kernel. Without it, states of killed processes stay.
     asking: Option<OwnFd>,
-    /// One thread at a time finds out whether a connection has a state.
+    /// Lets one thread at a time find out whether a connection has a state.
     entering: Lock<()>,
 }
 
@@ -84,17 +88,17 @@ pub struct Connection<'a> {
     at: usize,
 }
 
-/// What this end is saying, since the other last said something.
+/// The message of this end: what it says until the other end says something.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Said {
-    /// Whom to, as a number; at first, which end has made the connection.
+    /// Receiver, as a hash. At first [`Self::ACCEPTED`] or [`Self::CONNECTED`]: which end has made the connection.
     pub upstream: u32,
-    /// Its content type, as a number; 0: not known.
+    /// Content type, as a hash; 0 if it is not known.
     pub content: u32,
-    /// How much.
+    /// Number of bytes so far.
     pub bytes: u32,
-    /// The other end (shunt_odb::sources), in two halves; 0: nobody has looked.
+    /// The other end (shunt_odb::sources), in two halves; 0 if nobody has looked.
     pub end: [u32; 2],
 }
 
@@ -103,7 +107,7 @@ impl Said {
     pub const CONNECTED: u32 = 1;
 }
 
-/// One direction's lock. Other processes wait for it, too.
+/// A held lock of one direction. Other processes wait for such locks, too.
 pub struct Locked<'a> {
     word: &'a AtomicU32,
     _taken: Taken,
@@ -114,7 +118,7 @@ impl Connections {
         Self { table, asking, entering: Lock::new(Rank::Entering, ()) }
     }
 
-    /// The memory's file, which says whose it is.
+    /// File of the memory; its owner is the memory's user.
     pub fn memory(&self) -> BorrowedFd<'_> {
         self.table.as_fd()
     }
@@ -133,11 +137,12 @@ impl Connections {
         self.probe(cookie).find(|place| self.cookie(*place).load(Ordering::Acquire) == cookie)
     }
 
-    /// The place of the state of a connection that this process has not used yet. `frames`: if nobody has, what this end
-    /// sends is framed. `waits`: for a process that may be about to have made a state.
+    /// Returns the place of a connection's state, for a connection that this process has not used yet. `frames`: if no
+    /// process has, what this end sends is framed. `waits`: whether to wait for a process that may be about to make the
+    /// state.
     ///
     /// # Errors
-    /// No place is left: there are too many connections.
+    /// Returns an error if no place is left, because there are too many connections.
     pub fn enter(&self, socket: BorrowedFd<'_>, frames: bool, waits: bool) -> io::Result<u32> {
         {
             let _alone = self.entering.lock();
@@ -148,15 +153,16 @@ impl Connections {
                 return self.add(socket, frames);
             }
         }
-        // Somebody has: in this memory, a moment ago, or in another user's.
+        // Another process has used it: with this memory, a moment ago, or with another user's.
         patiently(|is_last| self.enter_begun(socket, !waits || is_last).transpose())
     }
 
-    /// Enters a connection that somebody else has begun to use. `gives_up`: breaks it off where nobody says how far that one is;
-    /// `None` in place of that.
+    /// Enters a connection that another process has begun to use. If that process has not left its state, returns
+    /// `None`, or breaks the connection off with `gives_up`.
     fn enter_begun(&self, socket: BorrowedFd<'_>, gives_up: bool) -> io::Result<Option<u32>> {
         let _alone = self.entering.lock();
-        // Another may have entered it since, and left it again: whoever uses that state takes it back.
+        // Another thread may have entered it since, and left its state with the socket again. The next use takes that
+        // back.
         if let Some(place) = self.find(socket) {
             return Ok(Some(place));
         }
@@ -174,7 +180,8 @@ impl Connections {
         Ok(Some(place))
     }
 
-    /// Until the value is dropped no thread is about to enter a connection or to take one back: before a fork.
+    /// Takes the lock of [`Self::enter`] for a fork: until the value is dropped, no thread enters a connection or takes
+    /// a state back.
     pub fn hold_still(&self) -> Held<'_, ()> {
         self.entering.lock()
     }
@@ -185,7 +192,7 @@ impl Connections {
         self.at(place).is_away()
     }
 
-    /// Whether a state has been with its socket, and somebody may look for it there again.
+    /// Whether a state has been with its socket, so that another process may look for it there again.
     pub fn has_come(&self, place: u32) -> bool {
         self.at(place).whereabouts().load(Ordering::Relaxed) == CAME
     }
@@ -207,18 +214,19 @@ impl Connections {
         });
     }
 
-    /// Leaves a state with its socket, for whoever uses that next. Not while it is in use.
+    /// Leaves a state with its socket, for the process that uses the socket next. Does nothing while the state is in
+    /// use.
     pub fn leave(&self, socket: BorrowedFd<'_>, place: u32) {
         let connection = self.at(place);
         let Some((_receiving, _sending)) = connection.try_lock() else { return };
-        // Another may have left it meanwhile, and somebody taken it: what is here would be old.
+        // Another process may have left it meanwhile, and a third one taken it: the state here would be old.
         if !connection.is_away() && odb::carry(socket, &connection.account()).is_ok() {
             connection.whereabouts().store(AWAY, Ordering::Release);
         }
     }
 
-    /// Goes on in memory of this process alone, in place of another user's. Of `used`, descriptors with their places,
-    /// what can be left with its socket is, and is taken back when it is used.
+    /// Continues in memory of this process alone, in place of another user's. `used` are descriptors with their places.
+    /// States that can be left with their sockets are, and are taken back when they are used.
     pub fn move_to(&self, memory: &SharedMemory, used: impl Iterator<Item = (RawFd, u32)>) -> io::Result<()> {
         for (fd, place) in used {
             let (cookie, is_away) = self.part_with(fd, place);
@@ -227,24 +235,25 @@ impl Connections {
         self.table.replace(memory)
     }
 
-    /// The same in memory without a file, where the process can have none.
+    /// Does what [`Self::move_to`] does, with memory that needs no file: the process can have no more descriptors.
     pub fn move_alone(&self, used: impl Iterator<Item = (RawFd, u32)>) -> io::Result<()> {
         let parted: Vec<_> = used.map(|(fd, place)| (place, self.part_with(fd, place))).collect();
-        // SAFETY: it lives as long as the process, which asks at most whose the file with that number is.
+        // SAFETY: the table lives as long as the process. Its descriptor is only used to ask which user's file has that
+        // number.
         unsafe { self.table.replace_by_own() }?;
         parted.into_iter().for_each(|(place, (cookie, is_away))| enter_moved(&self.table, place, cookie, is_away));
         Ok(())
     }
 
-    /// Leaves a state with its socket: which that is, and whether it could be left.
+    /// Leaves a state with its socket. Returns the cookie, and whether the state could be left.
     fn part_with(&self, fd: RawFd, place: u32) -> (u64, bool) {
         self.leave(borrow(fd), place);
-        // The state in the new memory is another user's.
+        // The state in the new memory is another user's, who has to hear of the socket's end, too.
         odb::adopt_too(borrow(fd));
         (self.cookie(place).load(Ordering::Acquire), self.is_away(place))
     }
 
-    /// A new state for a socket, before its first byte. `frames`: what this end sends is framed.
+    /// Adds a state for a socket, before its first byte. `frames`: what this end sends is framed.
     fn add(&self, socket: BorrowedFd<'_>, frames: bool) -> io::Result<u32> {
         let cookie = rustix::net::sockopt::socket_cookie(socket)?;
         let take =
@@ -263,8 +272,9 @@ impl Connections {
         Ok(place)
     }
 
-    /// Where a cookie's state may be. States that ended leave holes, so all of these are looked at. The kernel counts cookies: those of a
-    /// few connections that were made one after the other are together, in as few pages, and far from those before and after.
+    /// Places where a cookie's state may be. States that ended leave holes, so all of these are looked at. The kernel
+    /// counts cookies up. Connections that were made one after another have their states together, in few pages, and
+    /// far from those of older and newer connections.
     fn probe(&self, cookie: u64) -> impl Iterator<Item = u32> {
         const PROBES: u64 = 64;
         const TOGETHER: u64 = 16;
@@ -278,8 +288,8 @@ impl Connections {
         self.table.long(place as usize * STATE_BYTES + COOKIE)
     }
 
-    /// A descriptor that led to a state is closed, or a process that had some may have been killed: frees the state, if
-    /// that was the last.
+    /// Frees a state whose socket has ended. Called when a descriptor that led to it was closed, or when a process that
+    /// had some may have been killed.
     pub fn closed(&self, place: u32) {
         let state = self.cookie(place);
         let cookie = state.load(Ordering::Acquire);
@@ -288,18 +298,19 @@ impl Connections {
             && cookie != TAKEN
             && odb::ended(asking, cookie)
         {
-            // Another may have heard it too, and the place be another connection's.
+            // Another process may have noticed it, too, and the place may be another connection's by now.
             let _ = state.compare_exchange(cookie, 0, Ordering::Release, Ordering::Relaxed);
         }
     }
 
-    /// The socket lives on without its connection (connect(2) with AF_UNSPEC).
+    /// Frees the state of a socket that lives on without its connection (connect(2) with AF_UNSPEC).
     pub fn dissolved(&self, place: u32) {
         self.cookie(place).store(0, Ordering::Release);
     }
 }
 
-/// Tries again and again for [`PATIENCE`], and tells the last attempt so. Sleeps without a lock: a signal's handler may come by here, too.
+/// Calls `attempt` until it returns something. After [`PATIENCE`] it is called with true, for the last time. This
+/// sleeps without a lock, because a signal handler may come here, too.
 fn patiently<T>(mut attempt: impl FnMut(bool) -> Option<T>) -> T {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -310,7 +321,7 @@ fn patiently<T>(mut attempt: impl FnMut(bool) -> Option<T>) -> T {
     }
 }
 
-/// A state in new memory, at the place that it had.
+/// Enters a state in new memory, at the place that it had in the old.
 fn enter_moved(memory: &SharedMemory, place: u32, cookie: u64, is_away: bool) {
     let moved = Connection { table: memory, at: place as usize * STATE_BYTES };
     memory.long(moved.at + COOKIE).store(cookie, Ordering::Relaxed);
@@ -322,18 +333,18 @@ fn enter_moved(memory: &SharedMemory, place: u32, cookie: u64, is_away: bool) {
 }
 
 impl<'a> Connection<'a> {
-    /// The lock of what comes in, with the state here ([`Self::lock`]).
+    /// Takes the lock of the receiving direction, and makes sure that the state is here ([`Self::lock`]).
     pub fn lock_receiving(&self, all: &Connections, fd: RawFd) -> Locked<'a> {
         self.lock(Rank::Receiving, Self::break_receiving, all, fd)
     }
 
-    /// The lock of what goes out, likewise.
+    /// Takes the lock of the sending direction, and makes sure that the state is here.
     pub fn lock_sending(&self, all: &Connections, fd: RawFd) -> Locked<'a> {
         self.lock(Rank::Sending, Self::break_sending, all, fd)
     }
 
-    /// Takes a lock, and the state back where somebody has left it with its socket since this thread has looked. `broken`: what
-    /// becomes of a direction whose owner was killed.
+    /// Takes a lock. Takes the state back, if it was left with its socket since this thread looked. `broken` is called
+    /// for a direction whose owner was killed.
     fn lock(&self, which: Rank, broken: impl Fn(&Self), all: &Connections, fd: RawFd) -> Locked<'a> {
         loop {
             let (locked, abandoned) = Locked::new(self.word_of(which), which);
@@ -352,18 +363,18 @@ impl<'a> Connection<'a> {
         self.table.word(self.at + if which == Rank::Receiving { RECEIVE_LOCK } else { SEND_LOCK })
     }
 
-    /// Both locks, whoever had them.
+    /// Takes both locks, even if an owner of one was killed.
     fn lock_both(&self) -> [Locked<'a>; 2] {
         [Rank::Receiving, Rank::Sending].map(|which| Locked::new(self.word_of(which), which).0)
     }
 
-    /// Both, if nobody has either.
+    /// Takes both locks, if both are free.
     fn try_lock(&self) -> Option<(Locked<'a>, Locked<'a>)> {
         let at_once = |which| Locked::at_once(self.word_of(which), which);
         Some((at_once(Rank::Receiving)?, at_once(Rank::Sending)?))
     }
 
-    /// Whether the state is with its socket. Then what is here is old: a call that goes by it would mix up bytes.
+    /// Whether the state is with its socket. Then the state here is old: a call that used it would mix up bytes.
     #[inline]
     fn is_away(&self) -> bool {
         self.whereabouts().load(Ordering::Acquire) == AWAY
@@ -386,7 +397,7 @@ impl<'a> Connection<'a> {
         self.set_sending(&state);
     }
 
-    /// Nobody knows what is in the socket: both directions are of no use any more.
+    /// Breaks off both directions, because nobody knows what is in the socket.
     fn break_off(&self) {
         let _locked = self.lock_both();
         self.begin_frames();
@@ -395,14 +406,14 @@ impl<'a> Connection<'a> {
         self.whereabouts().store(HERE, Ordering::Release);
     }
 
-    /// The part that another user's process gets.
+    /// The part of the state that another user's process gets.
     fn account(&self) -> [u8; odb::CARRIED_BYTES] {
         let mut account = [0; odb::CARRIED_BYTES];
         self.table.read(self.at + ACCOUNT, &mut account);
         account
     }
 
-    /// What [`Self::account`] said. It may be another user's, and anything.
+    /// Restores what [`Self::account`] returned. It may come from another user, and be any bytes.
     fn restore(&self, account: &[u8; odb::CARRIED_BYTES]) {
         let _locked = self.lock_both();
         let mut account = *account;
@@ -411,7 +422,7 @@ impl<'a> Connection<'a> {
         self.whereabouts().store(CAME, Ordering::Release);
     }
 
-    /// The socket's (SO_COOKIE).
+    /// Cookie of the socket (SO_COOKIE).
     pub fn cookie(&self) -> u64 {
         self.table.long(self.at + COOKIE).load(Ordering::Relaxed)
     }
@@ -436,7 +447,7 @@ impl<'a> Connection<'a> {
         self.store(SENDING, state);
     }
 
-    /// With two lengths that the compiler knows: neither is a call of memcpy.
+    /// Reads a direction's state. The compiler knows both lengths, so neither read is a call of memcpy.
     #[inline]
     fn load<T: End>(&self, from: usize) -> T {
         let mut state = T::default();
@@ -456,13 +467,13 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Whether what is sent from now on is framed. The first who asks decides: a direction that has begun without
-    /// frames never has any.
+    /// Whether what is sent from now on is framed. The first call decides: a direction that has begun without frames
+    /// never has any.
     pub fn frames(&self, all: &Connections, fd: RawFd) -> bool {
         let state = self.table.word(self.at + FRAMES);
         match state.load(Ordering::Acquire) {
             UNDECIDED => {
-                // Not while it is being left with its socket, or whoever takes it would decide again.
+                // Not while the state is being left with its socket: the process that takes it would decide again.
                 let _locked = self.lock_sending(all, fd);
                 state.compare_exchange(UNDECIDED, NEVER, Ordering::AcqRel, Ordering::Acquire) == Err(ALWAYS)
             }
@@ -470,13 +481,13 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// The other end looks for frames: what is sent is framed, unless it has begun already.
+    /// Has everything framed that is sent, unless the direction has begun already: the other end looks for frames.
     pub fn begin_frames(&self) {
         let state = self.table.word(self.at + FRAMES);
         let _ = state.compare_exchange(UNDECIDED, ALWAYS, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// What the program has been shown, its next read has to have, too.
+    /// Notes whether the program has been shown bytes that it has not taken. Its next read has to have these, too.
     pub fn set_shown(&self, shown: bool) {
         let state = self.table.word(self.at + SHOWN);
         if state.load(Ordering::Relaxed) != u32::from(shown) {
@@ -488,12 +499,12 @@ impl<'a> Connection<'a> {
         self.table.word(self.at + SHOWN).load(Ordering::Relaxed) != 0
     }
 
-    /// The program is told that so many bytes are there.
+    /// Notes that the program is told of `bytes` bytes.
     pub fn tell(&self, bytes: usize) {
         self.table.word(self.at + TOLD).store(u32::try_from(bytes).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
-    /// The program has got `bytes`: whether it had been told of some, and has all of them now.
+    /// Notes that the program has got `bytes`. Returns whether it had been told of some, and has all of them now.
     pub fn took_told(&self, bytes: usize) -> bool {
         let told = self.table.word(self.at + TOLD);
         let before = told.load(Ordering::Relaxed);
@@ -505,7 +516,7 @@ impl<'a> Connection<'a> {
         left == 0
     }
 
-    /// What this end is saying: something new, where the other has said something meanwhile.
+    /// The message of this end. It is a new one if the other end has said something meanwhile.
     pub fn said(&self) -> Said {
         let mut said = Said::default();
         self.table.read(self.at + SAID, said.as_mut_bytes());
@@ -521,7 +532,7 @@ impl<'a> Connection<'a> {
         self.table.write(self.at + SAID, said.as_bytes());
     }
 
-    /// The other end has said something.
+    /// Notes that the other end has said something.
     pub fn heard(&self) {
         let heard = self.table.word(self.at + HEARD);
         if heard.load(Ordering::Relaxed) == 0 {
@@ -543,12 +554,12 @@ impl<'a> Connection<'a> {
     }
 }
 
-/// Bit of a lock: somebody waits.
+/// Bit of a lock's word: somebody waits for the lock.
 const WAITED_FOR: u32 = 1 << 31;
 
 impl<'a> Locked<'a> {
-    /// The word is the owner's process id, so that a lock of a process that was killed does not stay. The second value:
-    /// such a lock was taken over, and what it protects may be half changed.
+    /// Takes a lock. Its word is the owner's process id, so that a lock of a killed process can be taken over. The
+    /// second value says that it was: what the lock protects may be half changed then.
     fn new(word: &'a AtomicU32, which: Rank) -> (Self, bool) {
         let (own, taken) = (process::own(), Taken::new(which));
         while let Err(owner) = word.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed) {
@@ -559,14 +570,14 @@ impl<'a> Locked<'a> {
         (Self { word, _taken: taken }, false)
     }
 
-    /// The lock, if nobody has it.
+    /// Takes the lock, if it is free.
     fn at_once(word: &'a AtomicU32, which: Rank) -> Option<Self> {
         let own = process::own();
         let is_free = word.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed).is_ok();
         is_free.then(|| Self { word, _taken: Taken::tried(which) })
     }
 
-    /// True: the owner has been killed, and this process owns the lock now.
+    /// Waits for the lock. Returns true if the owner was killed, and this process owns the lock now.
     fn wait(word: &AtomicU32, owner: u32, own: u32) -> bool {
         let marked = owner | WAITED_FOR;
         if owner != marked && word.compare_exchange(owner, marked, Ordering::Relaxed, Ordering::Relaxed).is_err() {
@@ -585,7 +596,7 @@ impl<'a> Locked<'a> {
 fn is_alive(process: u32) -> bool {
     let process = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw);
     let Some(process) = process else { return true };
-    // By a descriptor, because a zombie still takes signals; its descriptor is readable.
+    // By a descriptor, which is readable once the process has ended. Signals would not do: a zombie still takes them.
     match rustix::process::pidfd_open(process, rustix::process::PidfdFlags::empty()) {
         Ok(pidfd) => {
             let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];

@@ -1,9 +1,9 @@
-//! A process that becomes another user's has nothing of the old one's any more: neither the states of that user's
-//! connections, nor what was learnt of their peers. What its own descriptors lead to goes along ([`Connections::move_to`]).
+//! Processes that become another user's. Such a process keeps neither the states of the old user's connections, nor
+//! what was learnt of their peers. The states of its own descriptors go along ([`Connections::move_to`]).
 //!
-//! Its new memory is its own, and that of the processes that it starts. It comes from no agent, which a program that changes
-//! its user would have to wait for; and all that it could share with others of that user are guesses
-//! ([`shunt_odb::learnt`]).
+//! Its new memory is shared only with the processes that it starts. It does not come from an agent, because a program
+//! that changes its user would have to wait for that. All that it could share with other processes of that user are
+//! guesses ([`shunt_odb::learnt`]).
 //!
 //! [`Connections::move_to`]: crate::connections::states::Connections::move_to
 
@@ -21,15 +21,16 @@ use crate::system::inside::Inside;
 use crate::system::kernel;
 use crate::system::real::{errno, set_errno};
 
-/// The user whose the process is for good. `None`: it may still become one of several, and has the rights of all.
+/// The user that the process belongs to for good. `None` if it may still become one of several users, and has the
+/// rights of all.
 fn own() -> Option<u32> {
     let (mut real, mut effective, mut saved) = (0, 0, 0);
-    // SAFETY: the kernel writes the three.
+    // SAFETY: the kernel writes the three variables.
     let known = unsafe { libc::getresuid(&raw mut real, &raw mut effective, &raw mut saved) };
     (known == 0 && real == effective && effective == saved).then_some(effective)
 }
 
-/// Whether memory for states is another user's than the process.
+/// Whether memory for states belongs to another user than the process.
 pub fn is_of_another(memory: BorrowedFd<'_>) -> bool {
     own().is_some_and(|own| rustix::fs::fstat(memory).is_ok_and(|found| found.st_uid != own))
 }
@@ -39,16 +40,17 @@ fn is_same_file(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> bool {
     file(one).is_some() && file(one) == file(other)
 }
 
-/// Puts a descriptor where programs that this process executes look for one, in place of `old`, if that is there still.
+/// Puts a descriptor at the number where programs that this process executes look for it, if `old`'s file is still
+/// there.
 pub fn leave_to_children(new: BorrowedFd<'_>, number: RawFd, old: BorrowedFd<'_>) {
     if is_same_file(kernel::borrow(number), old) {
-        // SAFETY: open, as has just been seen; it gets another file, and is not closed here.
+        // SAFETY: open, as has just been seen. dup3(2) gives it another file, and `ManuallyDrop` does not close it.
         let mut number = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
         let _ = dup3(new, &mut number, DupFlags::empty());
     }
 }
 
-/// Around a call by which the process may become another user.
+/// Makes a call by which the process may become another user's, and gives up the old user's memory if it does.
 pub fn change(call: impl FnOnce() -> i32) -> i32 {
     let Some(runtime) = runtime() else { return call() };
     let Some(_inside) = Inside::enter() else { return call() };
@@ -70,10 +72,11 @@ fn let_go(runtime: &Runtime) -> io::Result<()> {
             leave_to_children(memory.as_fd(), runtime.inherited, connections.memory());
             connections.move_to(&memory, entries::used())
         }
-        // It may have no more descriptors (RLIMIT_NOFILE). Programs that it executes find no memory, and are not under Shunt.
+        // The process may have no more descriptors (RLIMIT_NOFILE). Programs that it executes find no memory, and are
+        // not under Shunt.
         Err(_) => {
             if is_same_file(kernel::borrow(runtime.inherited), connections.memory()) {
-                // SAFETY: the library's number, which nobody uses again but by its name in the environment.
+                // SAFETY: the library's descriptor, which from here on is used only by its number in the environment.
                 unsafe { rustix::io::close(runtime.inherited) };
                 entries::forget(runtime.inherited);
             }

@@ -1,7 +1,9 @@
-//! Absent memory in large blocks of malloc ([`crate::memory::blocks`]). A page that has been absent once stays registered, and
-//! missing until something is put there: a buffer that is used for one body after the other costs no system call.
+//! Absent memory in large blocks of malloc ([`crate::memory::blocks`]). It stands for bytes in a store, which are
+//! fetched when they are needed. A page that has been absent once stays registered with userfaultfd, and missing until
+//! something is put there. So a buffer that is used for one body after another costs no system call.
 //!
-//! A page may stand for some bytes and hold others: those are saved, and put back together with what it stands for.
+//! A page may stand for some bytes and hold others. The bytes that it holds are saved, and put back together with those
+//! that it stands for.
 
 use std::ops::Range;
 
@@ -17,7 +19,7 @@ fn pages(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
     range.clone().step_by(PAGE_BYTES).map(|page| page..page + PAGE_BYTES)
 }
 
-/// The longest runs of whole pages that `wanted` holds for.
+/// The longest runs of whole pages whose state meets `wanted`.
 fn runs(all: &Range<usize>, wanted: impl Fn(PageState) -> bool) -> SmallVec<[Range<usize>; 4]> {
     let mut runs: SmallVec<[Range<usize>; 4]> = SmallVec::new();
     for page in pages(all).filter(|page| wanted(blocks::state(page.start))) {
@@ -29,17 +31,18 @@ fn runs(all: &Range<usize>, wanted: impl Fn(PageState) -> bool) -> SmallVec<[Ran
     runs
 }
 
-/// What [`State::place`] has done.
+/// Outcome of [`State::place`].
 pub(super) struct Placed {
     /// The pieces that the block stood for in that range.
     pub(super) removed: Pieces,
-    /// Parts of the range in pages that are not missing. They are still to be written, and without a lock, because the
-    /// program may have emptied or protected those pages.
+    /// Parts of the range in pages that are not missing. The caller still has to write them, and without a lock,
+    /// because the program may have emptied or protected those pages.
     pub(super) rest: SmallVec<[Range<usize>; 2]>,
 }
 
 impl State {
-    /// Has every page that a range meets missing, and what a page holds outside the range saved. False: it cannot be.
+    /// Makes every page that overlaps a range missing, and saves what these pages hold outside the range. Returns false
+    /// if the kernel refuses.
     pub(super) fn empty_block(&mut self, faults: &Userfaultfd, addresses: &Range<usize>) -> bool {
         let around = pages_around(addresses);
         let edges = [around.start, around.end - PAGE_BYTES].into_iter().filter(|page| {
@@ -47,7 +50,7 @@ impl State {
             !inside && blocks::state(*page) != PageState::Missing
         });
         let edges: SmallVec<[usize; 2]> = edges.collect();
-        // A signal's handler may write into a page that is being saved.
+        // A signal handler may write into a page that is being saved.
         let _signals = (!edges.is_empty()).then(SignalsWait::new);
         for page in whole_pages(addresses).step_by(PAGE_BYTES) {
             if self.saved.is_empty() {
@@ -57,7 +60,7 @@ impl State {
         }
         for page in &edges {
             let mut copy = Box::<[u8; PAGE_BYTES]>::new_uninit();
-            // SAFETY: a page of a block, which is not missing: all of the copy is written.
+            // SAFETY: the page lies in a block and is not missing; all of the copy is written.
             let copy = unsafe {
                 std::ptr::copy_nonoverlapping(*page as *const u8, copy.as_mut_ptr().cast::<u8>(), PAGE_BYTES);
                 copy.assume_init()
@@ -73,7 +76,8 @@ impl State {
             blocks::set(&around, PageState::Missing);
             return true;
         }
-        // Locked memory (mlock(2)), or too many mappings. Some pages may have been emptied before the one that cannot be.
+        // The kernel refuses locked memory (mlock(2)), or has too many mappings. Pages before the refused one may have
+        // been emptied.
         for page in edges {
             if let Some(copy) = self.saved.remove(&page) {
                 filling::fill(faults, page, &copy[..]);
@@ -87,7 +91,8 @@ impl State {
         false
     }
 
-    /// A range of a block stands for nothing any more. Its pages stay as they are.
+    /// Notes that a range of a block stands for nothing any more, and returns what it stood for. Its pages stay as they
+    /// are.
     pub(super) fn forget_block(&mut self, range: &Range<usize>) -> Pieces {
         let gone: SmallVec<[usize; 2]> = self.saved.range(whole_pages(range)).map(|(page, _)| *page).collect();
         for page in gone {
@@ -96,7 +101,7 @@ impl State {
         self.absent.remove(range)
     }
 
-    /// Has the kernel find pages in a range that it is about to write somewhere in.
+    /// Puts pages into a range that the kernel is about to write into.
     pub(super) fn make_ordinary(&mut self, range: &Range<usize>) -> Pieces {
         let Some(faults) = self.faults.clone() else { return Pieces::new() };
         let inner = whole_pages(range);
@@ -106,7 +111,7 @@ impl State {
         }
         for page in pages(&pages_around(range)) {
             let is_edge = page.start < inner.start || page.end > inner.end;
-            // One that stands for something beside the range is fetched when the kernel touches it.
+            // An edge page that stands for something beside the range is fetched when the kernel touches it.
             if is_edge && blocks::state(page.start) == PageState::Missing && !self.absent.meets(&page) {
                 self.fill_page(&faults, page.start);
             }
@@ -114,7 +119,7 @@ impl State {
         removed
     }
 
-    /// Puts bytes into the missing pages of a block, in place of what it stands for.
+    /// Puts bytes into the missing pages of a block, in place of what these stand for.
     pub(super) fn place(&mut self, at: usize, bytes: &[u8]) -> Placed {
         let range = at..at + bytes.len();
         let mut placed = Placed { removed: self.absent.remove(&range), rest: SmallVec::new() };
@@ -145,7 +150,7 @@ impl State {
         placed
     }
 
-    /// What a range holds in missing pages, beside what those stand for.
+    /// Real bytes of a range that are saved for missing pages, each with its addresses.
     pub(super) fn saved_within(&self, range: &Range<usize>) -> Vec<(Range<usize>, Vec<u8>)> {
         let first = range.start / PAGE_BYTES * PAGE_BYTES;
         let saved = self.saved.range(first..range.end);
@@ -157,7 +162,7 @@ impl State {
         parts.collect()
     }
 
-    /// A missing page that stands for nothing gets what it holds.
+    /// Fills a missing page that stands for nothing with the bytes that were saved for it, or zeros.
     fn fill_page(&mut self, faults: &Userfaultfd, page: usize) {
         let filled = match self.saved.remove(&page) {
             Some(copy) => filling::fill(faults, page, &copy[..]),
@@ -168,10 +173,10 @@ impl State {
         }
     }
 
-    /// Somebody has touched a page that stands for nothing.
+    /// Serves a touch of a page that stands for nothing.
     pub(super) fn fill_meaningless(&mut self, faults: &Userfaultfd, page: usize) {
         if blocks::state(page) != PageState::Missing {
-            // Filled a moment ago, or emptied by the program itself.
+            // The page was filled a moment ago, or emptied by the program itself.
             if faults.is_absent(page) {
                 let _ = filling::fill_zeros(faults, page..page + PAGE_BYTES);
             }
@@ -181,12 +186,12 @@ impl State {
         if self.absent.meets(&block) || self.saved.range(block.clone()).next().is_some() {
             self.fill_page(faults, page);
         } else if faults.unregister(block.clone()).is_ok() {
-            // The block has another use now, which is not to wait for us at every page.
+            // The block has another use now, in which not every page should have to wait for a fault.
             blocks::set(&block, PageState::Ordinary);
         }
     }
 
-    /// Has every page there that holds something and stands for nothing.
+    /// Fills each missing page that has saved bytes and stands for nothing.
     pub(super) fn fill_saved(&mut self) {
         let Some(faults) = self.faults.clone() else { return };
         let whole = |page: &usize| !self.absent.meets(&(*page..page + PAGE_BYTES));

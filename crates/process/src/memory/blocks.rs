@@ -1,5 +1,5 @@
-//! Large blocks of malloc, in pages of their own: who frees one touches none of its bytes, so that it stays absent, and
-//! the next who reads into it finds it absent already. What is known of a block is kept apart from it.
+//! Large blocks of malloc, in pages of their own. Freeing one touches none of its bytes, so absent bytes stay absent,
+//! and the next read into the block finds it absent already. All that is known of a block is kept apart from it.
 //!
 //! ```text
 //!   SPACE   | block | block      | block | ...      | not used yet |
@@ -16,59 +16,63 @@ use shunt_sys::userfaultfd::PAGE_BYTES;
 /// Address space for all blocks.
 const SPACE_BYTES: usize = 16 << 30;
 const PAGES: usize = SPACE_BYTES / PAGE_BYTES;
-/// It becomes readable and writable so much at a time, so that a program that locks its memory does not get all of it.
+/// Bytes that become readable and writable at a time, so that a program that locks its memory does not lock all of the
+/// space.
 const STEP_BYTES: usize = 4 << 20;
-/// A larger block is libc's, whose large blocks have a mapping of their own.
+/// Largest block of this heap, in bytes. Larger ones are libc's, whose large blocks have a mapping of their own.
 const LARGEST_BYTES: usize = 4 << 20;
-/// Free blocks keep their pages up to here.
+/// Bytes of free blocks that keep their pages. A block that is freed beyond them gives its pages to the kernel.
 const KEPT_BYTES: usize = 64 << 20;
-/// Blocks of up to so many pages have a list for each number; larger ones four for each doubling.
+/// Largest block, in pages, whose size has a free list of its own. Larger blocks have four lists for each doubling.
 const EXACT_PAGES: usize = 16;
 const CLASSES: usize = 48;
 
-/// What the kernel has for a page of a block. Changed under the lock of [`crate::memory`], or by who has the block alone.
+/// State of a block's page in the kernel. It is changed under the lock of [`crate::memory`], or by the thread that owns
+/// the block alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum PageState {
     /// Ordinary memory.
     Ordinary = 0,
-    /// Registered with userfaultfd, and missing: whoever touches it waits.
+    /// Registered with userfaultfd, and missing: a thread that touches it waits.
     Missing = 1,
-    /// Registered, and there.
+    /// Registered with userfaultfd, and present.
     Filled = 2,
 }
 
-/// First address; 0: there are no blocks here.
+/// First address of the space; 0 if there is none.
 static BASE: AtomicUsize = AtomicUsize::new(0);
-/// Pages from the first that have been given out, and those that are readable and writable.
+/// Number of pages that have been given out, and number of pages that are readable and writable, both from the first
+/// page on.
 static USED: AtomicUsize = AtomicUsize::new(0);
 static READY: AtomicUsize = AtomicUsize::new(0);
 static STATES: [AtomicU8; PAGES] = [const { AtomicU8::new(0) }; PAGES];
-/// By first page: pages of the block there.
+/// By page: number of pages of the block that begins there.
 static SIZES: [AtomicU32; PAGES] = [const { AtomicU32::new(0) }; PAGES];
-/// By first page of a free block: the next one of its class, plus 1.
+/// Next free block of the same class, by a free block's first page: its first page plus 1, or 0.
 static NEXT: [AtomicU32; PAGES] = [const { AtomicU32::new(0) }; PAGES];
 static FREE: [AtomicU32; CLASSES] = [const { AtomicU32::new(0) }; CLASSES];
 static FREE_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Where a block begins in its first page.
+/// Offset of a block in its first page, in bytes.
 static OFFSET: AtomicUsize = AtomicUsize::new(0);
-/// Of the lists, which whoever has it holds for a few instructions.
+/// Spinlock of the free lists. A thread holds it for a few instructions.
 static LOCKED: AtomicBool = AtomicBool::new(false);
 
-/// From here on. `offset_bytes`: where blocks begin in their first page, a multiple of 16.
+/// Reserves the space, from which blocks come from now on. `offset_bytes`: offset of a block in its first page, a
+/// multiple of 16.
 pub fn begin(offset_bytes: usize) {
     // SAFETY: a new mapping at an address of the kernel's choice.
     let space = unsafe {
         mmap_anonymous(std::ptr::null_mut(), SPACE_BYTES, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
     };
-    // Where the process may not have that much (RLIMIT_AS), blocks are libc's.
+    // If the process may not have that much address space (RLIMIT_AS), all blocks are libc's.
     if let Ok(base) = space {
         OFFSET.store(offset_bytes, Ordering::Relaxed);
         BASE.store(base as usize, Ordering::Release);
     }
 }
 
-/// Whether an address is in a block, or was once.
+/// Whether an address is in the space of blocks.
 #[inline]
 pub fn contains(address: usize) -> bool {
     let base = BASE.load(Ordering::Relaxed);
@@ -85,17 +89,17 @@ fn unlock() {
     LOCKED.store(false, Ordering::Release);
 }
 
-/// In the child of a fork: no memory is registered there, and what was missing reads as zeros.
+/// Resets the states in the child of a fork: no memory is registered there, and missing pages read as zeros.
 pub fn after_fork() {
     let used = USED.load(Ordering::Relaxed);
     STATES[..used].iter().for_each(|state| state.store(PageState::Ordinary as u8, Ordering::Relaxed));
     if LOCKED.swap(false, Ordering::Relaxed) {
-        // Another thread of the parent was changing the lists. What is in them is lost to the child.
+        // Another thread of the parent was changing the lists. The child loses the blocks in them.
         FREE.iter().for_each(|list| list.store(0, Ordering::Relaxed));
     }
 }
 
-/// The list of blocks of `pages`, and how many pages its blocks have.
+/// Index of the free list for blocks of `pages` pages, and the number of pages that its blocks have.
 fn class(pages: usize) -> (usize, usize) {
     if pages <= EXACT_PAGES {
         return (pages, pages);
@@ -106,7 +110,7 @@ fn class(pages: usize) -> (usize, usize) {
     (EXACT_PAGES + (doubling - 4) * 4 + (rounded - (1 << doubling)) / step, rounded)
 }
 
-/// A block of at least so many bytes. `None`: libc has to give one.
+/// Allocates a block of at least `bytes` bytes. Returns `None` if libc has to allocate it.
 pub fn allocate(bytes: usize) -> Option<usize> {
     let base = BASE.load(Ordering::Acquire);
     let offset = OFFSET.load(Ordering::Relaxed);
@@ -127,7 +131,7 @@ pub fn allocate(bytes: usize) -> Option<usize> {
     page.map(|page| base + page * PAGE_BYTES + offset)
 }
 
-/// Under the lock.
+/// Changes the count of free bytes. The caller holds the lock.
 fn count_free(change: impl FnOnce(usize) -> usize) {
     FREE_BYTES.store(change(FREE_BYTES.load(Ordering::Relaxed)), Ordering::Relaxed);
 }
@@ -142,7 +146,7 @@ fn fresh(base: usize, pages: usize) -> Option<usize> {
     if end > ready {
         let more = ((end - ready) * PAGE_BYTES).next_multiple_of(STEP_BYTES).min((PAGES - ready) * PAGE_BYTES);
         let at = base + ready * PAGE_BYTES;
-        // SAFETY: a part of our own space that nobody has had.
+        // SAFETY: a part of the library's own space that has not been given out.
         unsafe { mprotect(at as *mut _, more, MprotectFlags::READ | MprotectFlags::WRITE) }.ok()?;
         READY.store(ready + more / PAGE_BYTES, Ordering::Relaxed);
     }
@@ -155,15 +159,15 @@ fn page_of(address: usize) -> usize {
     (address - BASE.load(Ordering::Relaxed)) / PAGE_BYTES
 }
 
-/// What a program may use of the block that begins at an address.
+/// Range that a program may use of the block that begins at an address.
 pub fn usable(start: usize) -> Range<usize> {
     let pages = SIZES[page_of(start)].load(Ordering::Relaxed) as usize;
     start..start / PAGE_BYTES * PAGE_BYTES + pages * PAGE_BYTES
 }
 
-/// Gives the pages of a block back to the kernel. False: they are locked, and hold what they held.
+/// Gives the pages of a block back to the kernel. Returns false if they are locked; they keep their contents then.
 fn drop_pages(pages: &Range<usize>) -> bool {
-    // SAFETY: whole pages of a block whose contents nobody wants.
+    // SAFETY: whole pages of a block whose contents are not needed.
     if unsafe { madvise(pages.start as *mut _, pages.len(), Advice::LinuxDontNeed) }.is_err() {
         return false;
     }
@@ -174,12 +178,13 @@ fn drop_pages(pages: &Range<usize>) -> bool {
     true
 }
 
-/// Has a block, in which nothing stands for anything, read as zeros. False: it does not.
+/// Makes a block read as zeros. Nothing in it may stand for payload bytes. Returns false if its pages are locked and
+/// keep their contents.
 pub fn clear(start: usize) -> bool {
     drop_pages(&around(start))
 }
 
-/// Takes a block back. Nothing stands for anything in it any more.
+/// Takes a block back. Nothing in it may stand for payload bytes any more.
 pub fn free(start: usize) {
     let page = page_of(start);
     let pages = SIZES[page].load(Ordering::Relaxed) as usize;
@@ -194,7 +199,7 @@ pub fn free(start: usize) {
     unlock();
 }
 
-/// The states of whole pages, as far as there are blocks: programs give reads more room than there is.
+/// States of whole pages, cut off at the end of the space: programs give reads more room than there is.
 fn states(pages: &Range<usize>) -> &'static [AtomicU8] {
     let first = page_of(pages.start);
     &STATES[first..(first + pages.len() / PAGE_BYTES).min(PAGES)]
@@ -209,7 +214,7 @@ pub fn state(address: usize) -> PageState {
     }
 }
 
-/// Whether any of some pages is in a state.
+/// Whether any of some pages is in the state `wanted`.
 pub fn any(pages: &Range<usize>, wanted: PageState) -> bool {
     states(pages).iter().any(|state| state.load(Ordering::Relaxed) == wanted as u8)
 }
@@ -219,7 +224,7 @@ pub fn set(pages: &Range<usize>, to: PageState) {
     states(pages).iter().for_each(|state| state.store(to as u8, Ordering::Relaxed));
 }
 
-/// The whole pages of the block that an address is in; none where it is in no block.
+/// The whole pages of the block that an address is in; empty if it is in no block.
 pub fn around(address: usize) -> Range<usize> {
     if !contains(address) {
         return address..address;

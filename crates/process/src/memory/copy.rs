@@ -1,4 +1,4 @@
-//! Copies of absent memory that are absent, too, and reading beside it.
+//! Copies of absent memory that stay absent, and reads of real bytes beside absent ones.
 
 use std::ops::Range;
 
@@ -10,11 +10,11 @@ use super::{Copies, Memory};
 use crate::memory::blocks;
 
 impl Memory {
-    /// Copies a range to a block: what is absent stays so, and what is real beside it is copied, without a touch of either's
-    /// missing pages. False: the copy cannot be absent, and what was there may be lost.
+    /// Copies a range to a block. Absent bytes stay absent in the copy. Real bytes are copied without a touch of
+    /// missing pages in either. Returns false if the copy cannot be absent; the old contents of `to` may be lost then.
     ///
     /// # Safety
-    /// As for a copy of these bytes, but that memory may be absent.
+    /// As for a copy of these bytes, except that the memory may be absent.
     pub unsafe fn copy(&'static self, from: &Range<usize>, to: usize) -> bool {
         let target = to..to + from.len();
         let pieces = self.absent_within(from);
@@ -38,23 +38,24 @@ impl Memory {
     }
 
     /// # Safety
-    /// As [`Self::copy`], of memory that stands for nothing.
+    /// As for [`Self::copy`]. `from` stands for nothing.
     unsafe fn copy_real(&self, from: &Range<usize>, to: usize) {
         if !from.is_empty() {
-            // SAFETY: the caller's promise. By way of memory of ours, because it is written under a lock.
+            // SAFETY: the caller's promise. The bytes pass through the library's own memory, because they are written
+            // under a lock.
             unsafe { self.write(to, &self.read(from)) };
         }
     }
 
-    /// What is real of a range, without a touch of a page that stands for something beside it.
+    /// Copies a range that stands for nothing, without a touch of a page that stands for something beside it.
     ///
     /// # Safety
-    /// The program lets the range be read.
+    /// The program may read the range.
     pub unsafe fn read(&self, range: &Range<usize>) -> Buffer<'_> {
         let (mut bytes, mut copies) = (self.scratch.buffer(range.len()), Copies::new());
         let mut at = 0;
         self.readable(range, &mut copies, |part| {
-            // SAFETY: the caller's promise, or a copy of ours that lives as long as `copies`.
+            // SAFETY: the caller's promise, or a copy that lives as long as `copies`.
             let part = unsafe { std::slice::from_raw_parts(part.start as *const u8, part.len()) };
             bytes[at..at + part.len()].copy_from_slice(part);
             at += part.len();
@@ -62,11 +63,11 @@ impl Memory {
         bytes
     }
 
-    /// Has a range fetched, and what other memory stands for behind it, up to so many bytes: of a body that is copied piece
-    /// by piece, the program has the rest.
+    /// Fetches a range into place, together with memory that stands for the next `most` bytes of the same payload. A
+    /// program that copies a body piece by piece has the rest of it in such memory.
     ///
     /// # Errors
-    /// They cannot be had.
+    /// Returns an error if they cannot be fetched.
     pub fn fetch_with_rest(&self, range: &Range<usize>, most: u64) -> Result<(), FetchError> {
         let mut ranges = vec![range.clone()];
         if let Some(last) = self.absent_within(range).last() {

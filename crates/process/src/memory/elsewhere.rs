@@ -1,5 +1,5 @@
-//! Absent memory that is not a block of ours: mappings, stacks, libc's own heap. Registered for as long as it stands for
-//! something, because whoever has it next knows nothing of us.
+//! Absent memory outside the library's blocks: mappings, stacks, libc's own heap. It is registered only as long as it
+//! stands for something, because its next user knows nothing of the library.
 
 use std::ops::Range;
 
@@ -8,13 +8,13 @@ use shunt_sys::userfaultfd::{PAGE_BYTES, Userfaultfd};
 
 use super::{State, whole_pages};
 
-/// Whether a piece is absent, as the kernel sees it now: what another thread has unmapped may be somebody else's memory
-/// before the event about it is here.
+/// Whether the kernel still has a piece absent. Memory that another thread has unmapped may have a new owner before the
+/// event about that is read.
 pub(super) fn is_absent(faults: &Userfaultfd, piece: &Piece) -> bool {
     faults.is_absent(piece.addresses.start / PAGE_BYTES * PAGE_BYTES)
 }
 
-/// Makes whole pages absent. False: they cannot be, and hold nothing any more.
+/// Makes whole pages absent. Returns false if they cannot be; they have lost their contents then.
 pub(super) fn discard(faults: &Userfaultfd, pages: &Range<usize>) -> bool {
     let made = faults.discard(pages.clone()).is_ok();
     if !made {
@@ -24,7 +24,8 @@ pub(super) fn discard(faults: &Userfaultfd, pages: &Range<usize>) -> bool {
 }
 
 impl State {
-    /// Whole pages of a range stand for nothing any more: ordinary memory, which the kernel fills with zeros by itself.
+    /// Notes that the whole pages of a range stand for nothing, and unregisters them: the kernel fills them with zeros
+    /// by itself. Returns what they stood for.
     pub(super) fn forget_elsewhere(&mut self, range: &Range<usize>) -> Pieces {
         let pages = whole_pages(range);
         if !self.absent.meets(&pages) {

@@ -1,9 +1,11 @@
-//! The threads that serve faults of absent memory (the paper's RZM): the program's threads wait for them in the kernel.
+//! Threads that serve faults of absent memory (the paper's RZM). The program's threads wait for them in the kernel.
 //!
-//! One of them leads: it reads what the kernel says, and serves each fault itself. Where that takes long, because a holder says
-//! nothing, another one leads from there on. Faults for the same holder wait until the first is served: so each silent holder
-//! has one thread at most. All are started before memory becomes absent: to start a thread takes memory from glibc's heap,
-//! whose locks somebody may hold who waits for a page.
+//! One of the threads leads: it reads the kernel's events and serves each fault itself. If that takes long, because a
+//! holder (the store that has the bytes) is silent, another thread leads from then on. Faults for the same holder wait
+//! until the first is served, so each silent holder occupies one thread at most.
+//!
+//! All threads are started before memory becomes absent. Starting a thread takes memory from glibc's heap, whose locks
+//! a thread may hold that waits for a page.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -20,27 +22,28 @@ use super::Memory;
 use crate::system::ending::end_process;
 use crate::system::threads;
 
-/// One leads, one tends, and so many more holders may be silent at a time before faults wait, for a second at most.
+/// Number of threads: one leads, one tends, and the others may wait for silent holders. Once all of them wait, further
+/// faults wait, too, for a second at most.
 const THREADS: usize = 3;
-/// As few as may be: so one can lead while another one waits.
+/// Fewest threads that are enough: one can lead while another waits.
 const THREADS_MIN: usize = 2;
 
-/// How often shares go back that are too few to go at once.
+/// Interval at which shares are sent back that are too few to be sent at once.
 const TENDED_EVERY: Duration = Duration::from_millis(100);
 
-/// How often is looked for what has been absent for long.
+/// Interval of the search for bytes that have been absent for long.
 const OLD_EVERY: Duration = Duration::from_secs(3);
 
-/// What the threads have in common.
+/// State that the threads share.
 struct Service {
     memory: &'static Memory,
     faults: Arc<Userfaultfd>,
-    /// By holders that a thread waits for, the addresses that stand for bytes of theirs and were touched meanwhile.
+    /// Per holder that a thread waits for: touched addresses whose bytes that holder has.
     turns: Turns<Holder, usize>,
     looked: Mutex<Instant>,
 }
 
-/// Starts the threads. False: the process may have no more.
+/// Starts the threads. Returns false if the process may have no more.
 pub fn start(memory: &'static Memory, faults: Arc<Userfaultfd>) -> bool {
     let service = Arc::new(Service { memory, faults, turns: Turns::default(), looked: Mutex::new(Instant::now()) });
     let started = (0..THREADS).take_while(|_| {
@@ -58,7 +61,7 @@ impl Service {
         }
     }
 
-    /// What nobody asks for: it may wait for a holder.
+    /// Does the work that no fault asks for. It may wait for a holder.
     fn tend(&self) {
         (self.memory.tend)();
         if self.memory.returns.waiting() > 0 {
@@ -79,7 +82,7 @@ impl Service {
         is_time
     }
 
-    /// Handles what the kernel says next. False: another thread leads now.
+    /// Handles the kernel's next events. Returns false once another thread leads.
     fn lead(&self) -> bool {
         const LONG: Timespec = Timespec { tv_sec: 3600, tv_nsec: 0 };
         let _ = self.faults.wait(LONG);
@@ -99,7 +102,7 @@ impl Service {
         true
     }
 
-    /// Serves a fault. Where another thread leads meanwhile: for which holder it took so long, if that is known.
+    /// Serves a fault. Returns `Some` if another thread leads meanwhile, with the slow holder if it is known.
     fn serve(&self, address: usize) -> Option<Option<Holder>> {
         let slow = Cell::new(None);
         let hand_over = || {
@@ -117,19 +120,19 @@ impl Service {
         }
     }
 
-    /// Has another thread lead, and what is touched of the same holder's bytes wait.
+    /// Has another thread lead, and has faults for the same holder wait. Returns that holder.
     fn hand_over(&self, address: usize) -> Option<Holder> {
         let holder = self.memory.holder_at(address);
         self.turns.hand_over(holder);
         holder
     }
 
-    /// Whether a thread waits for the holder of these bytes, and serves this fault then.
+    /// Whether another thread waits for the holder of these bytes; that thread then serves this fault, too.
     fn is_kept_for_later(&self, address: usize) -> bool {
         self.turns.any_slow() && self.memory.holder_at(address).is_some_and(|holder| self.turns.keep(holder, address))
     }
 
-    /// Serves what was kept for this thread.
+    /// Serves the faults that were kept for this thread.
     fn serve_kept(&self, holder: Option<Holder>) {
         let Some(holder) = holder else { return };
         loop {
@@ -142,7 +145,7 @@ impl Service {
     }
 }
 
-/// `how`: what needed them.
+/// Ends the process because bytes cannot be fetched. `how`: the operation that needed them.
 pub fn end_without_bytes(how: &str, error: &FetchError) -> ! {
     end_process(&format!("bytes that this process has read cannot be fetched any more ({how}: {error})"))
 }

@@ -1,4 +1,4 @@
-//! Pages that get their bytes. The kernel may have no memory for one ([`scarce`]).
+//! Fills missing pages. The kernel may have no memory for a page ([`scarce`]).
 
 use std::io;
 use std::ops::Range;
@@ -9,17 +9,19 @@ use shunt_sys::userfaultfd::Userfaultfd;
 use super::whole_pages;
 use crate::system::scarce;
 
-/// Fills missing pages from `at` on. False: they are not mapped any more. The process may end in it, and `bytes` with it.
+/// Fills missing pages from `at` on with `bytes`. Returns false if they are not mapped any more. If the kernel has no
+/// memory, the process ends here, and the memory of `bytes` is given up first.
 pub(super) fn fill(faults: &Userfaultfd, at: usize, bytes: &[u8]) -> bool {
     patiently(|| faults.fill(at, bytes)).unwrap_or_else(|| end(bytes))
 }
 
-/// The same with zeros.
+/// Fills missing pages with zeros, as [`fill`] does with bytes.
 pub(super) fn fill_zeros(faults: &Userfaultfd, pages: Range<usize>) -> bool {
     patiently(|| faults.fill_zeros(pages.clone())).unwrap_or_else(|| end(&[]))
 }
 
-/// `None`: there is no memory. What was done before it failed stays done, and is passed over the next time.
+/// Tries again while the kernel has no memory; `None` if it has none for too long. Pages that a failed call has filled
+/// stay filled, and the next call skips them.
 fn patiently(fill: impl Fn() -> io::Result<()>) -> Option<bool> {
     scarce::patiently(|| match fill() {
         Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => None,
@@ -30,7 +32,7 @@ fn patiently(fill: impl Fn() -> io::Result<()>) -> Option<bool> {
 fn end(bytes: &[u8]) -> ! {
     let start = bytes.as_ptr() as usize;
     let spare = whole_pages(&(start..start + bytes.len()));
-    // SAFETY: bytes of the library's own, which nobody reads any more: from here on the process only ends.
+    // SAFETY: bytes of the library's own, which are not read again: the process ends.
     let _ = unsafe { madvise(spare.start as *mut _, spare.len(), Advice::LinuxDontNeed) };
     scarce::end()
 }

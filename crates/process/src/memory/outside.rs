@@ -1,5 +1,5 @@
-//! Writes where no references go: to clients, to files, to programs that are not under Shunt. What is absent is fetched into
-//! memory of our own and written from there.
+//! Writes to receivers that take no references: clients, files, and programs that are not under Shunt. Absent bytes are
+//! fetched into the library's own memory and written from there.
 
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -20,16 +20,16 @@ use crate::system::kernel::{self, Errno};
 use crate::system::parts::{Parts, addresses, length, of, split};
 use crate::system::real::{self, errno};
 
-/// sendmsg(2) that may wait: glibc's, where the thread may be cancelled.
+/// Calls glibc's sendmsg(2), which may wait and lets the thread be cancelled.
 pub fn sendmsg(fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
     let message = kernel::message(iov);
-    // SAFETY: the message and its parts are readable for the call; memory is the program's, whose fault it is (EFAULT)
-    // where it is not.
+    // SAFETY: the message and its parts are readable for the call. The parts are the program's memory; the kernel
+    // returns EFAULT where that is not readable.
     let sent = outside(|| unsafe { real::sendmsg(fd, &raw const message, flags) });
     usize::try_from(sent).map_err(|_| errno())
 }
 
-/// writev(2), as above.
+/// Calls glibc's writev(2), which may wait and lets the thread be cancelled.
 pub fn writev(fd: RawFd, iov: &[iovec]) -> Result<usize, Errno> {
     let count = iov.len().min(libc::UIO_MAXIOV as usize);
     // SAFETY: as above.
@@ -37,12 +37,15 @@ pub fn writev(fd: RawFd, iov: &[iovec]) -> Result<usize, Errno> {
     usize::try_from(sent).map_err(|_| errno())
 }
 
-/// Absent bytes that leave for somewhere that takes no references are fetched so much at a time.
+/// Number of absent bytes that are fetched at a time for a receiver that takes no references.
 pub const AT_ONCE: usize = 512 << 10;
 
-/// Writes where no references go: what is absent is fetched and written from our own memory; the program's stays absent,
-/// except what the kernel does not take now. `at_once`: so many bytes are fetched at a time. Where that takes long and the call may end
-/// then, because the program will write the rest by another one, it ends with what there is, or with EAGAIN.
+/// Writes to a receiver that takes no references, by calls of `emit`. Absent bytes are fetched `at_once` at a time and
+/// written from the library's own memory. The program's memory stays absent, except for bytes that were fetched and
+/// that the kernel did not take.
+///
+/// If a fetch takes long, and the program is one that writes the rest by another call, this ends early. It returns the
+/// number of bytes written so far, or EAGAIN.
 pub fn write(
     memory: &Memory,
     iov: &[iovec],
@@ -56,7 +59,8 @@ pub fn write(
     let (mut rest, mut sent) = (split(iov, usize::MAX).0, 0);
     while !rest.is_empty() {
         let now = split(&rest, at_once).0;
-        // Also where some went already: of a short write a program waits until there is room, and there is.
+        // ECONNRESET even if bytes were written before: after a short write a program would wait for room, of which
+        // there is enough.
         let chunk = Fetched::new(memory, &now, call).ok_or(libc::ECONNRESET)?;
         if chunk.iov.is_empty() {
             return if sent > 0 { Ok(sent) } else { Err(libc::EAGAIN) };
@@ -80,22 +84,23 @@ pub fn write(
     Ok(sent)
 }
 
-/// A reference, and a share by which its payload stays until it is fetched, whatever another thread reads over it.
+/// A reference, and a share that keeps its payload until it is fetched, even if another thread reads into the memory
+/// meanwhile.
 type Kept = (Reference, Arc<Hold>);
 
-/// Some of a write, with what is absent of it in our own memory.
+/// Some of a write, with its absent bytes fetched into the library's own memory.
 struct Fetched<'a> {
     iov: Parts,
-    /// Of `iov`, where it is ours: where the program has it, and the bytes.
+    /// Parts of `iov` that were fetched: index in `iov`, the program's memory for them, and the bytes.
     ours: Vec<(usize, Parts, Buffer<'a>)>,
-    /// What else of `iov` is ours.
+    /// Copies that other parts of `iov` point to.
     _copies: Copies,
-    /// There is more of the write, which was not waited for.
+    /// There is more of the write, which was not fetched.
     is_cut: bool,
 }
 
 impl<'a> Fetched<'a> {
-    /// `None`: it cannot be had.
+    /// Fetches the absent bytes of `iov`. Returns `None` if they cannot be fetched.
     fn new(memory: &'a Memory, iov: &[iovec], call: &Call<'_>) -> Option<Self> {
         let mut wanted: Vec<(Parts, Option<Kept>)> = Vec::new();
         let mut copies = Copies::new();
@@ -132,7 +137,7 @@ impl<'a> Fetched<'a> {
                 fetched.iov.extend(parts);
                 continue;
             };
-            // Each of many references may take nearly as long as all of them may together.
+            // Each of several references may take nearly as long as all of them together may.
             if !fetched.iov.is_empty() && call.ends() {
                 fetched.is_cut = true;
                 break;
@@ -153,7 +158,8 @@ impl<'a> Fetched<'a> {
         Some(fetched)
     }
 
-    /// The kernel took the first `taken` bytes: the program writes the others once more, so they are put into place.
+    /// Puts fetched bytes behind the first `taken` into the program's memory, because the program writes them once
+    /// more.
     fn keep_from(&self, memory: &Memory, taken: usize) {
         if taken >= length(&self.iov) {
             return;
@@ -166,7 +172,7 @@ impl<'a> Fetched<'a> {
                 let skip = skipped.min(part.iov_len);
                 skipped -= skip;
                 let left = part.iov_len - skip;
-                // SAFETY: the bytes that this memory of the program stands for.
+                // SAFETY: program memory that stands for exactly these bytes.
                 unsafe { memory.write(part.iov_base as usize + skip, &bytes[from..from + left]) };
                 from += left;
             }

@@ -1,17 +1,17 @@
-//! Memory of our own that bytes are fetched into. A few buffers are kept: a fresh one would cost a page fault for each of
-//! its pages, which is more than copying into it does.
+//! Buffers of the library's own for fetched bytes. A few are kept: a new buffer costs a page fault for each of its
+//! pages, which is more than copying into it costs.
 
 use std::ops::{Deref, DerefMut};
 
 use shunt_sys::lock::Mutex;
 
-/// Buffers that are kept.
+/// Number of free buffers that are kept.
 const KEPT: usize = 4;
 
 #[derive(Default)]
 pub struct Scratch(Mutex<Vec<Vec<u8>>>);
 
-/// A buffer in use. What is in it at first is anything.
+/// A buffer in use. Its initial contents are arbitrary.
 pub struct Buffer<'a> {
     of: &'a Scratch,
     bytes: Vec<u8>,
@@ -19,9 +19,9 @@ pub struct Buffer<'a> {
 }
 
 impl Scratch {
-    /// A buffer of so many bytes.
+    /// Returns a buffer of `length` bytes.
     pub fn buffer(&self, length: usize) -> Buffer<'_> {
-        // Not waited for: in the child of a fork, whoever has it may be gone.
+        // Without waiting: in the child of a fork, the thread that holds the lock may not exist.
         let kept = self.0.try_lock().and_then(|mut kept| kept.pop());
         let mut bytes = kept.unwrap_or_default();
         if bytes.len() < length {

@@ -1,5 +1,5 @@
-//! What this process counts of itself, for `shunt stats` (shunt_odb::store::usage): in its own memory, and in a page of the
-//! store's once it is connected.
+//! Counters of this process, for `shunt stats` (shunt_odb::store::usage). They are in its own memory, and also in a
+//! page of the store once the process is connected.
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -10,10 +10,10 @@ use shunt_odb::store::usage::{self, COUNTED, Counted};
 use shunt_sys::shared::SharedMemory;
 
 static VALUES: [AtomicU64; COUNTED.len()] = [const { AtomicU64::new(0) }; COUNTED.len()];
-/// Null until there is one; never freed, because another thread may be writing there.
+/// Page of the store; null until there is one. It is never freed, because another thread may be writing there.
 static PAGE: AtomicPtr<SharedMemory> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Counts something.
+/// Adds `by` to a counter.
 pub fn count(counted: Counted, by: usize) {
     let value = VALUES[counted as usize].fetch_add(by as u64, Ordering::Relaxed) + by as u64;
     // SAFETY: null or leaked by `begin`.
@@ -22,7 +22,7 @@ pub fn count(counted: Counted, by: usize) {
     }
 }
 
-/// Goes on counting where the store sees it, as long as a connection lives.
+/// From now on also counts in a page that the store reads, as long as `connection` lives.
 pub fn begin(connection: &Connection) {
     let Ok(Some(page)) = connection.counts() else { return };
     usage::write_name(&page, &name());
@@ -34,20 +34,21 @@ unsafe extern "C" {
     static program_invocation_short_name: *const c_char;
 }
 
-/// The process's, by system calls of our own; in another root directory, where there is no /proc, the program's.
+/// Name of the process, read by the library's own system calls. In another root directory without /proc it is the
+/// program's name.
 fn name() -> String {
     let mut bytes = [0; 16];
     let read = rustix::fs::open("/proc/self/comm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
         .and_then(|file| rustix::io::read(file, &mut bytes));
     let name = match read {
         Ok(length) => &bytes[..length],
-        // SAFETY: glibc's, a string from the start on.
+        // SAFETY: glibc's string, which is valid from the process's start on.
         Err(_) => unsafe { CStr::from_ptr(program_invocation_short_name) }.to_bytes(),
     };
     String::from_utf8_lossy(name.trim_ascii_end()).into_owned()
 }
 
-/// The child counts from 0, in a page of its own.
+/// Resets the counters in the child of a fork, which gets its own page later.
 pub fn after_fork() {
     PAGE.store(std::ptr::null_mut(), Ordering::Release);
     VALUES.iter().for_each(|value| value.store(0, Ordering::Relaxed));

@@ -1,5 +1,6 @@
-//! Whether a thread is in the library. There it may hold locks, and a signal's handler that interrupts it must not wait for
-//! them: its calls go straight to the kernel. So may the library's own calls of what it has replaced.
+//! Marks threads that are inside the library. There a thread may hold locks, and a signal handler that interrupts it
+//! must not wait for them: the handler's calls go straight to the kernel. The library may call the functions that it
+//! has replaced, and these calls go straight to the kernel, too.
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
@@ -12,14 +13,14 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The thread is in the library, for as long as this lives.
+/// Marks the thread as inside the library, for as long as this lives.
 pub struct Inside;
 
 impl Inside {
-    /// `None`: it was already.
+    /// Returns `None` if the thread is inside already.
     #[inline]
     pub fn enter() -> Option<Self> {
-        // Not `then_some`, which makes one and drops it where the thread was inside already.
+        // Not `then_some`, which would make a value and drop it if the thread is inside already.
         if INSIDE.replace(true) { None } else { Some(Self) }
     }
 }
@@ -31,12 +32,12 @@ impl Drop for Inside {
     }
 }
 
-/// Whether the thread is in the library.
+/// Whether the thread is inside the library.
 pub fn is_inside() -> bool {
     INSIDE.get()
 }
 
-/// Puts the thread back to where it was.
+/// Restores the thread's mark when it is dropped.
 struct Back(bool);
 
 impl Drop for Back {
@@ -46,20 +47,20 @@ impl Drop for Back {
     }
 }
 
-/// Waits, in the library, without any lock.
+/// Calls `wait` with the thread marked as outside the library. The thread must hold none of the library's locks.
 pub fn outside<T>(wait: impl FnOnce() -> T) -> T {
     ranks::none_held();
     let _back = Back(INSIDE.replace(false));
     wait()
 }
 
-/// A lock that only a thread in the library holds: who asks for it is there from then on until it is given up.
+/// A lock that only a thread inside the library holds. A thread that asks for it is inside until it gives the lock up.
 pub struct Lock<T> {
     rank: Rank,
     mutex: Mutex<T>,
 }
 
-/// [`Lock::lock`]. The lock is given up before the thread leaves the library.
+/// A held [`Lock`]. The lock is given up before the thread leaves the library.
 #[clippy::has_significant_drop]
 pub struct Held<'a, T> {
     guard: MutexGuard<'a, T>,
@@ -78,7 +79,7 @@ impl<T> Lock<T> {
         Held { guard: self.mutex.lock(), _taken: taken, _back: back }
     }
 
-    /// `None`: another thread has it.
+    /// Returns `None` if another thread has the lock.
     pub fn try_lock(&self) -> Option<Held<'_, T>> {
         let back = Back(INSIDE.replace(true));
         let guard = self.mutex.try_lock()?;

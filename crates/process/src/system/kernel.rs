@@ -1,26 +1,26 @@
-//! System calls that no symbol stands between: not libc's, which are interposed and where threads can be cancelled
-//! (pthreads(7)) while a connection's state is half changed.
+//! System calls that are not interposed. They do not use libc's functions, which are interposed, and in which a thread
+//! can be cancelled (pthreads(7)) while a connection's state is half changed.
 
 use std::arch::asm;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use libc::{c_int, c_long, iovec, msghdr};
 
-/// What a call says that fails.
+/// Error number of a system call.
 pub type Errno = i32;
 
-/// Borrows a descriptor that the program has given in a call, for that call.
+/// Borrows a descriptor that the program has passed in a call, for the time of that call.
 pub fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
     debug_assert!(fd >= 0);
-    // SAFETY: only used during the call that the program makes with it; a number that is closed meanwhile makes calls
-    // fail, as they would without us.
+    // SAFETY: used only during the program's call. If the number is closed meanwhile, calls fail as they would without
+    // the library.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-/// Any system call.
+/// Makes any system call.
 ///
 /// # Safety
-/// As that system call.
+/// As for that system call.
 #[inline]
 pub unsafe fn call(number: c_long, arguments: [usize; 6]) -> Result<usize, Errno> {
     let [a, b, c, d, e, f] = arguments;
@@ -37,12 +37,12 @@ pub unsafe fn call(number: c_long, arguments: [usize; 6]) -> Result<usize, Errno
     usize::try_from(outcome).map_err(|_| -outcome as Errno)
 }
 
-/// Memory of our own, as one part.
+/// Memory of the library's own, as a single part.
 pub fn own(bytes: &mut [u8]) -> [iovec; 1] {
     [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }]
 }
 
-/// A message of these parts.
+/// A message header that points to these parts.
 pub fn message(iov: &[iovec]) -> msghdr {
     // SAFETY: all zeros is an empty message.
     let mut message: msghdr = unsafe { std::mem::zeroed() };
@@ -51,7 +51,7 @@ pub fn message(iov: &[iovec]) -> msghdr {
     message
 }
 
-/// sendmsg(2); of one part sendto(2), which costs the kernel less.
+/// Calls sendmsg(2), or sendto(2) for a single part, which costs the kernel less.
 #[inline]
 pub fn send(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize, Errno> {
     if let [part] = iov {
@@ -61,19 +61,19 @@ pub fn send(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize, Errno> {
         };
     }
     let message = message(iov);
-    // SAFETY: the kernel reads the message and its parts; parts that cannot be read are EFAULT.
+    // SAFETY: the kernel reads the message and its parts, and returns EFAULT for parts that cannot be read.
     unsafe { call(libc::SYS_sendmsg, [fd as usize, &raw const message as usize, flags as usize, 0, 0, 0]) }
 }
 
-/// sendfile(2), from a place in the file.
+/// Calls sendfile(2), from offset `from` of the file.
 pub fn send_file(fd: c_int, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Result<usize, Errno> {
     let mut from = from;
     let (file, at) = (file.as_raw_fd() as usize, &raw mut from as usize);
-    // SAFETY: the kernel reads and writes the place, for the call.
+    // SAFETY: the kernel reads and writes the offset during the call.
     unsafe { call(libc::SYS_sendfile, [fd as usize, file, at, bytes, 0, 0]) }
 }
 
-/// recvmsg(2); into one part recvfrom(2), which costs the kernel less.
+/// Calls recvmsg(2), or recvfrom(2) for a single part, which costs the kernel less.
 #[inline]
 pub fn receive(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize, Errno> {
     if let [part] = iov {
@@ -83,6 +83,6 @@ pub fn receive(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize, Errno> {
         };
     }
     let mut message = message(iov);
-    // SAFETY: the parts are the program's, which gave them to be written, or our own.
+    // SAFETY: the parts are the library's own memory, or memory that the program has given to be written.
     unsafe { call(libc::SYS_recvmsg, [fd as usize, &raw mut message as usize, flags as usize, 0, 0, 0]) }
 }

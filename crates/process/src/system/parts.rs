@@ -1,4 +1,4 @@
-//! Parts of a program's memory, as the kernel's calls take them (readv(2)).
+//! Parts of a program's memory, as readv(2) and its kin take them.
 
 use std::io::IoSlice;
 use std::ops::Range;
@@ -6,23 +6,23 @@ use std::ops::Range;
 use libc::iovec;
 use smallvec::SmallVec;
 
-/// Parts of one write to the kernel, with room for one of ours.
+/// Most parts of one write to the kernel, less one that the library adds.
 pub const PARTS_AT_ONCE: usize = libc::UIO_MAXIOV as usize - 1;
 
-/// Parts of a program's memory. Few, as a rule: then they take no memory of the heap.
+/// Parts of a program's memory. They are usually few, and then take no memory of the heap.
 pub type Parts = SmallVec<[iovec; 4]>;
 
-/// Where a part is.
+/// Addresses of a part.
 pub fn addresses(part: &iovec) -> Range<usize> {
     part.iov_base as usize..(part.iov_base as usize).saturating_add(part.iov_len)
 }
 
-/// Bytes of all.
+/// Length of all parts together, in bytes.
 pub fn length(parts: &[iovec]) -> usize {
     parts.iter().map(|part| part.iov_len).sum()
 }
 
-/// The first `bytes` of some memory.
+/// The first `bytes` of some parts.
 pub fn first(parts: &[iovec], bytes: usize) -> Parts {
     match parts {
         [part] => SmallVec::from_elem(iovec { iov_len: part.iov_len.min(bytes), ..*part }, 1),
@@ -30,7 +30,7 @@ pub fn first(parts: &[iovec], bytes: usize) -> Parts {
     }
 }
 
-/// Without the first `bytes`.
+/// Some parts without their first `bytes`.
 pub fn behind(parts: &[iovec], bytes: usize) -> Parts {
     match parts {
         [part] if bytes == 0 => SmallVec::from_elem(*part, 1),
@@ -38,7 +38,7 @@ pub fn behind(parts: &[iovec], bytes: usize) -> Parts {
     }
 }
 
-/// The first `bytes` of some memory, and the rest.
+/// The first `bytes` of some parts, and the rest.
 pub fn split(parts: &[iovec], bytes: usize) -> (Parts, Parts) {
     let (mut first, mut rest) = (Parts::new(), Parts::new());
     let mut left = bytes;
@@ -58,15 +58,15 @@ pub fn split(parts: &[iovec], bytes: usize) -> (Parts, Parts) {
     (first, rest)
 }
 
-/// The other way.
+/// The part that has these addresses.
 pub fn of(addresses: &Range<usize>) -> iovec {
     iovec { iov_base: addresses.start as *mut libc::c_void, iov_len: addresses.len() }
 }
 
-/// To be copied from.
+/// Some parts as slices, to be copied from.
 pub fn slices<'a>(memory: &[iovec]) -> SmallVec<[IoSlice<'a>; 8]> {
-    // SAFETY: readable memory of the program for the length of the call; that another thread may change it meanwhile is as
-    // with write(2). It is only copied.
+    // SAFETY: memory of the program that is readable during the call. Another thread may change it meanwhile, as during
+    // write(2); it is only copied.
     let slice = |part: &iovec| IoSlice::new(unsafe { std::slice::from_raw_parts(part.iov_base.cast(), part.iov_len) });
     memory.iter().filter(|part| part.iov_len > 0).map(slice).collect()
 }

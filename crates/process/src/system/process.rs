@@ -1,11 +1,11 @@
-//! Which process this is, known without a system call, and whether it is one that the library knows of.
+//! The id of this process, known without a system call, and whether the library knows of this process.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// 0: nobody has asked yet. In a child that was made by `_Fork(3)` it is its parent.
+/// Id of this process; 0 until it is asked for. In a child that `_Fork(3)` made, it is the parent's id.
 static OWN: AtomicU32 = AtomicU32::new(0);
 
-/// A process begins: the program, or the child of a fork.
+/// Notes the id of this process: the program, or the child of a fork.
 pub fn begin() {
     OWN.store(std::process::id(), Ordering::Relaxed);
 }
@@ -18,7 +18,7 @@ pub fn own() -> u32 {
     OWN.load(Ordering::Relaxed)
 }
 
-/// Whether this process is the one that the library's state is about, and no child that the library does not know of.
+/// Whether the library's state is about this process. It is not in a child that the library does not know of.
 pub fn is_own() -> bool {
     own() == std::process::id()
 }

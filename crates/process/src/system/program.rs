@@ -1,4 +1,4 @@
-//! The file of a program, as the kernel and its loader see it: whether a library can be preloaded into it, and sees its calls.
+//! Checks of a program's file: whether a library can be preloaded into it, and sees its calls.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,23 +6,24 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags, fgetxattr, fstat, openat};
 use rustix::io::pread;
 
-/// What is looked at of a file: a program's headers begin it, and so does the line that names a script's interpreter.
+/// Bytes that are read of a file. A program's headers are at its beginning, and so is the line that names a script's
+/// interpreter.
 const LOOKED: usize = 4096;
-/// Interpreters of interpreters, as the kernel follows them (fs/exec.c).
+/// Most scripts in a row that interpret each other, as the kernel follows them (fs/exec.c).
 const SCRIPTS: usize = 5;
-/// <elf.h>
+/// Constants of <elf.h>.
 const EM_X86_64: u16 = 62;
 const PT_INTERP: u32 = 3;
 const PT_NOTE: u32 = 4;
 
-/// A file to look at. `None`: it cannot be read.
+/// Opens a file to look at. Returns `None` if it cannot be read.
 #[must_use]
 pub fn open(directory: Option<BorrowedFd<'_>>, path: &CStr) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     openat(directory.unwrap_or(CWD), path, flags, Mode::empty()).ok()
 }
 
-/// What this name stands for on a path of directories, as execvp(3) finds it.
+/// Opens the file that a name stands for on a path of directories, as execvp(3) finds it.
 #[must_use]
 pub fn find(name: &CStr, path: &[u8]) -> Option<OwnedFd> {
     if name.to_bytes().contains(&b'/') {
@@ -35,8 +36,9 @@ pub fn find(name: &CStr, path: &[u8]) -> Option<OwnedFd> {
     })
 }
 
-/// Whether the library is in a program of this file once it runs, and its calls go by it. Not so in one that is linked statically,
-/// that has privileges of its own, or that Go has made, which makes its system calls itself. Yes, where nobody can tell.
+/// Whether a program of this file will have the library, and makes its calls through it. It does not if it is linked
+/// statically, if it has privileges of its own, or if it is made by Go, which makes system calls itself. Where this
+/// cannot be told, the answer is yes.
 #[must_use]
 pub fn is_covered(file: OwnedFd) -> bool {
     let mut file = file;
@@ -51,7 +53,7 @@ pub fn is_covered(file: OwnedFd) -> bool {
     true
 }
 
-/// Of a script: what its first line names.
+/// The interpreter that a script's first line names; `None` if the file is no script.
 fn interpreter(start: &[u8]) -> Option<std::ffi::CString> {
     let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
     let name = line.split(|byte| matches!(byte, b' ' | b'\t')).find(|word| !word.is_empty())?;
@@ -70,14 +72,14 @@ fn has_privileges(file: BorrowedFd<'_>) -> bool {
     sets_id || fgetxattr(file, "security.capability", &mut [0u8; 64]).is_ok_and(|bytes| bytes > 0)
 }
 
-/// Of a 64-bit ELF file: its machine and its program headers.
+/// Machine and program headers of a 64-bit ELF file.
 struct Program<'a> {
     machine: u16,
     headers: &'a [u8],
     each: usize,
 }
 
-/// Where a segment is in the file, and how long.
+/// Offset of a segment in the file, and its length.
 #[derive(Clone, Copy)]
 struct Segment {
     offset: u64,
@@ -89,7 +91,7 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 }
 
 impl<'a> Program<'a> {
-    /// `None`: it is none, or its headers are elsewhere.
+    /// Returns `None` if the file is no such program, or its headers are not within `start`.
     fn of(start: &'a [u8]) -> Option<Self> {
         const CLASS_64: u8 = 2;
         if !start.starts_with(b"\x7fELF") || start.get(4) != Some(&CLASS_64) {
@@ -114,13 +116,13 @@ impl<'a> Program<'a> {
     }
 }
 
-/// Whether a segment of notes has one of Go's.
+/// Whether a segment of notes has a note of Go's.
 fn is_go(file: BorrowedFd<'_>, segment: Segment) -> bool {
     let mut notes = [0; 1024];
     let most = usize::try_from(segment.bytes).unwrap_or(usize::MAX).min(notes.len());
     let Ok(bytes) = pread(file, &mut notes[..most], segment.offset) else { return false };
     let mut rest = &notes[..bytes];
-    // Each is three numbers, a name and what it says, both filled up to four bytes.
+    // A note is three numbers, a name and a description. These two are padded to four bytes.
     while let (Some(name), Some(said)) = (number(rest, 0), number(rest, 4)) {
         let [name, said] = [name, said].map(|bytes| u32::from_le_bytes(bytes) as usize);
         if rest.get(12..).is_some_and(|rest| name == 4 && rest.starts_with(b"Go\0\0")) {
@@ -160,7 +162,7 @@ mod tests {
             std::fs::write(&path, bytes).unwrap();
             path
         };
-        // A header alone, of a program without an interpreter.
+        // Only the headers, of a program without an interpreter.
         let mut header = [0u8; 120];
         header[..5].copy_from_slice(b"\x7fELF\x02");
         for (at, number) in [(18, 62u16), (32, 64), (54, 56), (56, 1)] {

@@ -1,45 +1,46 @@
-//! The order in which a thread takes the library's locks: a later one of [`Rank`] while it has an earlier one, never the other way,
-//! and never one twice. So no two threads wait for each other.
+//! The order in which a thread takes the library's locks. While it has a lock of one [`Rank`], it takes only locks of
+//! later ranks, and never one twice. So no two threads wait for each other.
 //!
-//! Below these are the locks of shunt-odb (ways to stores, shares to give back) and of shunt-sys, which take none of these.
+//! The locks of shunt-odb (connections to stores, shares to give back) and of shunt-sys come after these. None of these
+//! is taken under them.
 //!
-//! Tests have it checked ([`check`]); it costs others one look at a flag.
+//! Tests have the order checked ([`check`]). Without the check, a lock costs only one more look at a flag.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::ending::end_process;
 
-/// The locks, from the outermost in.
+/// The locks, in the order in which they are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    /// Of [`crate::connections::states`]: who finds out whether a connection has a state.
+    /// [`crate::connections::states`]: lets one thread at a time find out whether a connection has a state.
     Entering,
-    /// One direction of a connection, as other processes lock it, too.
+    /// One direction of a connection. Other processes lock it, too.
     Receiving,
     Sending,
-    /// Of [`crate::tls`]: what is in OpenSSL of ours.
+    /// [`crate::tls`]: state of the library in OpenSSL.
     OpenSsl,
-    /// Of [`crate::bypass`]: what is under way.
+    /// [`crate::bypass`]: handoffs under way.
     Handings,
-    /// Of [`crate::store`]: the segment.
+    /// [`crate::store`]: the leased segment.
     Segment,
-    /// Of [`crate::memory`]: what is absent.
+    /// [`crate::memory`]: absent memory.
     Absent,
-    /// Of [`crate::bypass`]: where a rescue is under way. Under these last two no other is taken.
+    /// [`crate::bypass`]: connections where a rescue is under way. No lock is taken under this one or the next.
     Rescues,
-    /// Of [`crate::memory`]: the share that was taken last.
+    /// [`crate::memory`]: the share that was taken last.
     Recent,
 }
 
 static CHECKS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// One bit for each that this thread has.
+    /// Locks that this thread has, a bit for each rank.
     static HELD: Cell<u32> = const { Cell::new(0) };
 }
 
-/// From here on the order is checked: a thread that breaks it ends the process.
+/// Has the order checked from now on. A thread that breaks it ends the process.
 pub fn check() {
     CHECKS.store(true, Ordering::Relaxed);
 }
@@ -48,7 +49,7 @@ const fn bit(rank: Rank) -> u32 {
     1 << rank as u32
 }
 
-/// A lock of this rank, for as long as it lives; made before the lock is waited for.
+/// Record of a lock of some rank that this thread has. It is made before the thread waits for the lock.
 #[derive(Debug)]
 pub struct Taken(u32);
 
@@ -68,7 +69,7 @@ impl Taken {
         bit(rank)
     }
 
-    /// One of which nobody waits for the other: tried, and in any order.
+    /// Records a lock that was tried and not waited for. That is allowed in any order, because no thread waits.
     #[inline]
     pub fn tried(rank: Rank) -> Self {
         if !CHECKS.load(Ordering::Relaxed) || HELD.get() & bit(rank) != 0 {
@@ -88,7 +89,7 @@ impl Drop for Taken {
     }
 }
 
-/// Before this thread waits for somebody who may take as long as he likes: it has no lock.
+/// Checks that this thread has no lock, before it waits for something that may take arbitrarily long.
 #[inline]
 pub fn none_held() {
     if CHECKS.load(Ordering::Relaxed) && HELD.get() != 0 {

@@ -1,4 +1,4 @@
-//! glibc's own functions behind the interposed symbols (dlsym(3), RTLD_NEXT), and its errno.
+//! glibc's own functions, which the interposed symbols replace (dlsym(3), RTLD_NEXT), and its errno.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -12,7 +12,7 @@ use super::kernel::Errno;
 
 /// The calling thread's errno.
 pub fn errno() -> Errno {
-    // SAFETY: always points to the calling thread's.
+    // SAFETY: the function always returns a pointer to the calling thread's errno.
     unsafe { *libc::__errno_location() }
 }
 
@@ -23,10 +23,10 @@ pub fn set_errno(errno: Errno) {
 
 #[cold]
 fn find(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
-    // SAFETY: a name that ends with a zero byte.
+    // SAFETY: `name` ends with a zero byte.
     let symbol = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     if symbol.is_null() {
-        // Only a libc that is not glibc 2.34 or later.
+        // Only glibc before 2.34, or another libc, lacks it.
         super::ending::end_process("the C library lacks a function that it had when this was built");
     }
     found.store(symbol, Ordering::Relaxed);
@@ -36,11 +36,11 @@ fn find(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
 macro_rules! real {
     ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {$(
         /// # Safety
-        /// As the function of that name in libc.
+        /// As for the function of that name in libc.
         #[inline]
         pub unsafe fn $name($($argument: $kind),*) -> $result {
             static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-            // SAFETY: both spellings below end with a zero byte.
+            // SAFETY: the string ends with a zero byte, which `concat!` adds.
             let name = unsafe { CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) };
             let known = FOUND.load(Ordering::Relaxed);
             let found = if known.is_null() { find(name, &FOUND) } else { known };
@@ -123,11 +123,12 @@ unsafe extern "C" {
     fn __libc_malloc(bytes: size_t) -> *mut c_void;
 }
 
-/// malloc_usable_size(3) of the heap whose `__libc_malloc` gives the blocks: glibc's, also where the program brings another (jemalloc);
-/// but some (tcmalloc, mimalloc) take the places of glibc's functions under those names, too.
+/// Calls malloc_usable_size(3) of the heap that `__libc_malloc` belongs to. That is glibc's, even where the program
+/// brings another heap (jemalloc). But some heaps (tcmalloc, mimalloc) replace glibc's functions under those names,
+/// too.
 ///
 /// # Safety
-/// A block of that heap's.
+/// `at` is a block of that heap.
 pub unsafe fn malloc_usable_size(at: *mut c_void) -> size_t {
     static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
     let mut found = FOUND.load(Ordering::Relaxed);

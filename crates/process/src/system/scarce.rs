@@ -1,5 +1,5 @@
-//! Where the kernel has no memory for what a program has read: it is asked again for a while, and then the process ends, as it
-//! might by the kernel's own choice. A page that was left out would read as zeros.
+//! Waits for the kernel to have memory for bytes that a program has read. If it has none for a while, the process ends,
+//! as it might by the kernel's own choice. A page that was left out would read as zeros.
 
 use rustix::mm::{Advice, madvise};
 use rustix::thread::nanosleep;
@@ -8,26 +8,26 @@ use shunt_sys::userfaultfd::PAGE_BYTES;
 
 use super::ending::end_process;
 
-/// Together a second.
+/// Number of tries, and the pause between them: a second together.
 const TRIES: u32 = 100;
 const BETWEEN: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
-/// Pages that are there to be given up: a pipe takes one for the sentence.
+/// Pages that can be given up at the end: a pipe takes one for the last message.
 #[repr(C, align(4096))]
 struct Spare([u8; 4 * PAGE_BYTES]);
 
-/// Not of zeros, whose pages the kernel would leave out.
+/// Not zeros: the kernel would leave out pages of zeros.
 static mut SPARE: Spare = Spare([1; 4 * PAGE_BYTES]);
 
-/// When the library is loaded: has the spare pages.
+/// Has the kernel make the spare pages. Called when the library is loaded.
 pub fn begin() {
     for page in 0..4 {
-        // SAFETY: a byte of the static's, which nobody else looks at.
+        // SAFETY: a byte of the static, which is not read anywhere.
         unsafe { (&raw mut SPARE).cast::<u8>().add(page * PAGE_BYTES).write_volatile(2) };
     }
 }
 
-/// Asks the kernel until it gives something. `None`: it has had no memory for a second.
+/// Asks the kernel until it gives something. Returns `None` if it has had no memory for a second.
 pub fn patiently<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     for _ in 0..TRIES {
         let given = ask();
@@ -39,9 +39,9 @@ pub fn patiently<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     None
 }
 
-/// Ends the process, which has no memory.
+/// Ends the process because there is no memory.
 pub fn end() -> ! {
-    // SAFETY: pages of the static's, which nobody looks at.
+    // SAFETY: pages of the static, which is not read anywhere.
     let _ = unsafe { madvise((&raw mut SPARE).cast(), size_of::<Spare>(), Advice::LinuxDontNeed) };
     end_process(
         "the kernel has no memory for bytes that this process has read, or to keep track of them (raise its memory limit)",

@@ -1,6 +1,6 @@
-//! Signals, for a while.
+//! Blocks a thread's signals for a while.
 
-/// This thread's signals wait while this lives. A thread that it starts meanwhile never takes any.
+/// Blocks this thread's signals for as long as it lives. A thread that is started meanwhile never takes any.
 pub struct SignalsWait(libc::sigset_t);
 
 impl SignalsWait {
@@ -19,7 +19,7 @@ impl SignalsWait {
 
 impl Drop for SignalsWait {
     fn drop(&mut self) {
-        // SAFETY: the mask that was there before.
+        // SAFETY: restores the mask that was there before.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
     }
 }

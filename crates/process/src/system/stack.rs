@@ -1,19 +1,22 @@
-//! Which memory is a thread's stack. It is never made absent: the library runs on it, also where it holds the lock that
-//! the fault's handler needs, and later where a buffer is now.
+//! Finds out which memory is a thread's stack. A stack is never made absent, because the library runs on it, even while
+//! it holds the lock that the fault handler needs. A buffer on the stack may later be a part of the library's own
+//! frames.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// A stack that is not the thread's own (a coroutine's, a signal's) ends at the latest so many bytes behind what is in use of it.
+/// Most bytes from the used end of a stack to its other end. It is for stacks that are not the thread's own: a
+/// coroutine's, or a signal handler's.
 const OTHER_BYTES: usize = 8 << 20;
 
 thread_local! {
-    /// This thread's stack; empty: not known yet.
+    /// Start and end of this thread's stack; zeros until they are known.
     static OWN: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
-/// Whether an address is in the thread's stack or, where it runs on another now, may be in the part of that which is in use.
+/// Whether an address is in the thread's stack. If the thread runs on another stack now: whether it may be in the used
+/// part of that one.
 pub fn is_own(address: usize) -> bool {
     let here = 0u8;
     let from = &raw const here as usize;
@@ -21,7 +24,8 @@ pub fn is_own(address: usize) -> bool {
     own.contains(&address) || !own.contains(&from) && (from..from.saturating_add(OTHER_BYTES)).contains(&address)
 }
 
-/// `None`: the kernel does not say (in another root directory, without /proc). Then all above is taken for it.
+/// The thread's own stack. `None` if the kernel does not tell (in another root directory, without /proc). Then all
+/// memory above the current frame is taken for stack.
 fn own() -> Option<Range<usize>> {
     let (start, end) = OWN.get();
     if end != 0 {
@@ -29,7 +33,8 @@ fn own() -> Option<Range<usize>> {
     }
     let mut attributes = MaybeUninit::uninit();
     let (mut start, mut bytes) = (std::ptr::null_mut(), 0);
-    // SAFETY: filled by the first call, where it succeeds, read by the second and ended by the third.
+    // SAFETY: the attributes are filled by the first call, if it succeeds; read by the second; and released by the
+    // third.
     unsafe {
         if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
             return None;

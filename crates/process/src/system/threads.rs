@@ -6,15 +6,16 @@ use super::inside::Inside;
 use super::signals::SignalsWait;
 
 thread_local! {
-    /// While the thread that this one starts is ours.
+    /// Whether the thread that this one is starting is the library's.
     static OURS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Starts a thread of that name of the library's, which takes no signals: those are the program's threads'. False: there can be
-/// no more.
+/// Starts a thread of the library's, with this name. It takes no signals, which are for the program's threads. Returns
+/// false if there can be no more threads.
 ///
-/// It is in the library as long as it lives: its own system calls end no turn of the program, whose thread may hold Handings,
-/// and wait for a lock that this one has just dropped and is to wake it for.
+/// The thread is inside the library as long as it lives, so its system calls do not end the program's turn. The end of
+/// a turn takes the lock of rank Handings. A program thread may hold that lock while it waits for another one, which
+/// this thread has just released and is about to wake it for.
 pub fn start(name: &'static str, work: impl FnOnce() + Send + 'static) -> bool {
     let _signals = SignalsWait::new();
     let builder = std::thread::Builder::new().name(name.into()).stack_size(256 << 10);
@@ -27,12 +28,12 @@ pub fn start(name: &'static str, work: impl FnOnce() + Send + 'static) -> bool {
     .is_ok()
 }
 
-/// Whether the thread that this one starts now is one of [`start`].
+/// Whether the thread that this one is starting comes from [`start`].
 pub fn are_ours() -> bool {
     OURS.get()
 }
 
-/// Starts a thread of our own.
+/// Calls `start`, which starts a thread, with that thread marked as the library's.
 fn start_ours<T>(start: impl FnOnce() -> T) -> T {
     OURS.set(true);
     let started = start();

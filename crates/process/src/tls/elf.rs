@@ -1,10 +1,10 @@
-//! The functions that a loaded library defines, by its own symbol table (DT_GNU_HASH): as dlsym(3) has them, without the
-//! loader's lock.
+//! Finds functions that a loaded library defines, in its own symbol table (DT_GNU_HASH). The result is that of
+//! dlsym(3), without the loader's lock.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
-/// The loader's description of what it has loaded, as far as it is public (link.h).
+/// The loader's description of a loaded object, as far as it is public (link.h).
 #[repr(C)]
 pub struct LinkMap {
     base: usize,
@@ -38,7 +38,7 @@ const DT_SYMTAB: i64 = 6;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 const DT_VERSYM: i64 = 0x6fff_fff0;
 const STT_FUNC: u8 = 2;
-/// The bit of a symbol's version that only those get who ask for it (DT_VERSYM).
+/// Bit of a symbol's version (DT_VERSYM): only a caller that asks for the version gets the symbol.
 const HIDDEN: u16 = 1 << 15;
 
 /// GNU's hash of a name.
@@ -47,12 +47,12 @@ fn hash(name: &CStr) -> u32 {
 }
 
 impl LinkMap {
-    /// Where a function is that it defines; null: it does not define one of that name.
+    /// Address of a function that the object defines; null if it defines none of that name.
     ///
     /// # Safety
-    /// The loader's, of something that stays loaded meanwhile.
+    /// The description is the loader's, of an object that stays loaded during the call.
     pub unsafe fn function(&self, name: &CStr) -> *mut c_void {
-        // SAFETY: the caller's promise, as far as the end of this function: tables that the loader has read, too.
+        // SAFETY: the caller's promise. All reads in this block are from tables that the loader has read, too.
         unsafe {
             let (Some(names), Some(symbols), Some(table)) =
                 (self.table(DT_STRTAB), self.table(DT_SYMTAB), self.table(DT_GNU_HASH))
@@ -65,7 +65,7 @@ impl LinkMap {
             if buckets == 0 {
                 return ptr::null_mut();
             }
-            // Behind four words and the Bloom filter.
+            // The buckets lie behind four words and the Bloom filter.
             let bucket = table.add(4 + 2 * filters as usize);
             let chain = bucket.add(buckets as usize);
             let mut at = bucket.add((wanted % buckets) as usize).read();
@@ -98,7 +98,7 @@ impl LinkMap {
             while (*at).tag != DT_NULL {
                 if (*at).tag == tag {
                     let value = (*at).value;
-                    // The loader makes addresses of them, where it can write there.
+                    // The loader has made an address of the value, if it can write there.
                     return Some(if value < self.base { self.base + value } else { value });
                 }
                 at = at.add(1);
@@ -108,9 +108,9 @@ impl LinkMap {
     }
 
     /// # Safety
-    /// As [`Self::function`]; the number of a symbol.
+    /// As [`Self::function`]. `symbol` is the number of a symbol.
     unsafe fn is_default(&self, symbol: u32) -> bool {
-        // SAFETY: as above: a version for each symbol.
+        // SAFETY: as above; the table has a version for each symbol.
         let version =
             unsafe { self.table(DT_VERSYM).map(|versions| (versions as *const u16).add(symbol as usize).read()) };
         version.is_none_or(|version| version & HIDDEN == 0)

@@ -1,15 +1,15 @@
-//! Which OpenSSL an object of the program belongs to. A process may have several: Python's `ssl` has the system's, and a
-//! wheel brings its own under another name, which only that wheel sees. The interposed symbols are called for all of
-//! them, so each call goes on to the OpenSSL that made the object it is about.
+//! Finds the OpenSSL that an object of the program belongs to. A process may have several: Python's `ssl` uses the
+//! system's, and a wheel brings its own under another name, which only that wheel sees. The interposed symbols are
+//! called for all of them, so each call goes on to the OpenSSL that made the object it is about.
 //!
 //! An object leads to its OpenSSL by its SSL_METHOD, a constant in that library: SSL_CTX_new gets its address, and each
-//! connection has it in one of its first words. The caller's address says less: a wrapper that ends in a jump
-//! (`return SSL_write(...)`) leaves its own caller's. So that is asked only where the object does not tell, after the
-//! program's global scope, as the dynamic linker does.
+//! connection has it in one of its first words. The caller's address says less: in a wrapper that ends in a jump
+//! (`return SSL_write(...)`), it is the address of the wrapper's own caller. So the caller counts only if the object
+//! does not tell, and after the program's global scope, as in the dynamic linker.
 //!
-//! Symbols are looked up without the loader's lock, which a thread may hold that waits for this one: that is taken once in a
-//! process, for each context until an OpenSSL is adopted, and where no object tells. Nothing is kept of a library that may
-//! be unloaded.
+//! Symbols are looked up without the loader's lock, because a thread may hold that one while it waits for this
+//! library's. The loader's lock is taken in three cases only: once in a process, for each context until an OpenSSL is
+//! adopted, and if no object tells. Nothing is kept of a library that may be unloaded.
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -49,12 +49,12 @@ impl Function {
     }
 }
 
-/// A function of every OpenSSL since 1.1 that is not interposed here.
+/// A function that every OpenSSL has since 1.1, and that is not interposed here.
 const METHOD: &CStr = c"TLS_method";
-/// Under this name programs load the system's for themselves.
+/// Name by which programs load the system's OpenSSL.
 const SYSTEMS: &CStr = c"libssl.so.3";
-/// Words of a connection that may point to its SSL_METHOD: the first in BoringSSL, the second in OpenSSL up to 3.1 and in
-/// LibreSSL, the third and fourth since OpenSSL 3.2.
+/// Number of first words of a connection that may point to its SSL_METHOD. It is the first word in BoringSSL, and the
+/// second in OpenSSL up to 3.1 and in LibreSSL. Since OpenSSL 3.2 it is the third and fourth.
 const WORDS: usize = 4;
 
 /// glibc's `struct dl_find_object` (dlfcn.h) on x86_64.
@@ -78,7 +78,7 @@ struct Object {
 }
 
 impl Object {
-    /// `None`: nothing is loaded there, or glibc is older than 2.35.
+    /// Returns `None` if nothing is loaded there, or glibc is older than 2.35.
     fn at(address: usize) -> Option<Self> {
         static FIND: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
         const FIRST_PAGE: usize = 4096;
@@ -105,39 +105,39 @@ impl Object {
         (self.start..self.end).contains(&address)
     }
 
-    /// This library's.
+    /// This library itself.
     fn own() -> Option<Self> {
         static HERE: u8 = 0;
         Self::at(&raw const HERE as usize)
     }
 
-    /// A function that it defines itself; null: there is none.
+    /// Address of a function that the object defines itself; null if there is none.
     fn function(&self, name: &CStr) -> *mut c_void {
-        // SAFETY: the program uses what is in it, so it stays loaded.
+        // SAFETY: the program uses contents of the object, so it stays loaded.
         let found = unsafe { (*self.map).function(name) };
         if self.contains(found as usize) { found } else { ptr::null_mut() }
     }
 
-    /// A handle to it, for dlsym(3); null: there is none.
+    /// Opens a handle of the object, for dlsym(3); null if there is none.
     fn open(&self, flags: i32) -> *mut c_void {
-        // SAFETY: as above; the loader's string.
+        // SAFETY: as above; the name is the loader's string.
         unsafe { libc::dlopen((*self.map).name, libc::RTLD_LAZY | libc::RTLD_NOLOAD | flags) }
     }
 }
 
-/// Looks up a symbol in the program's global scope, behind this library; null: there is none.
+/// Looks up a symbol in the program's global scope, behind this library. Returns null if there is none.
 fn next(name: &CStr) -> *mut c_void {
-    // SAFETY: a name that ends with a zero byte.
+    // SAFETY: `name` ends with a zero byte.
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
 }
 
-/// Looks up a symbol in a library and those that it is linked to. `library`: a handle of [`Object::open`] or dlopen(3), which
-/// is given up; null for null.
+/// Looks up a symbol in a library and in those that it is linked to. `library` is a handle of [`Object::open`] or
+/// dlopen(3), which is closed here. Returns null for null.
 fn symbol(library: *mut c_void, name: &CStr) -> *mut c_void {
     if library.is_null() {
         return library;
     }
-    // SAFETY: a handle that is given up once, and a name that ends with a zero byte.
+    // SAFETY: the handle is closed once, and `name` ends with a zero byte.
     unsafe {
         let found = libc::dlsym(library, name.as_ptr());
         libc::dlclose(library);
@@ -145,16 +145,16 @@ fn symbol(library: *mut c_void, name: &CStr) -> *mut c_void {
     }
 }
 
-/// The system's OpenSSL, if the program has loaded it.
+/// Handle of the system's OpenSSL, if the program has loaded it; else null.
 fn systems() -> *mut c_void {
     // SAFETY: a name that ends with a zero byte.
     unsafe { libc::dlopen(SYSTEMS.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) }
 }
 
-/// The one whose connections are handed off. It is never unloaded.
+/// The adopted OpenSSL, whose connections are handed off. It is never unloaded.
 struct Known {
     start: AtomicUsize,
-    /// 0: there is none.
+    /// 0 if there is none.
     end: AtomicUsize,
     functions: [AtomicPtr<c_void>; FUNCTIONS],
 }
@@ -172,12 +172,12 @@ impl Known {
     }
 }
 
-/// Whether there is one.
+/// Whether an OpenSSL was adopted.
 pub fn has_known() -> bool {
     KNOWN.end.load(Ordering::Acquire) != 0
 }
 
-/// The object of the program's that a call is about.
+/// The program's object that a call is about.
 #[derive(Clone, Copy)]
 pub enum Of {
     /// An `SSL`.
@@ -187,35 +187,35 @@ pub enum Of {
 }
 
 impl Of {
-    /// Addresses, of which one lies in the OpenSSL that made it.
+    /// Addresses of which one lies in the OpenSSL that made the object.
     ///
     /// # Safety
-    /// It is one, or null.
+    /// The pointer is to such an object, or null.
     #[inline]
     unsafe fn leads(self) -> [usize; WORDS] {
         match self {
             Self::Method(method) => [method as usize, 0, 0, 0],
             Self::Connection(ssl) if ssl.is_null() => [0; WORDS],
-            // SAFETY: the caller's promise: an SSL is longer than that in each version, and aligned to words.
+            // SAFETY: the caller's promise. In each version an SSL is longer than this, and aligned to words.
             Self::Connection(ssl) => unsafe { ssl.cast::<[usize; WORDS]>().read() },
         }
     }
 
-    /// Whether it belongs to the OpenSSL that was adopted ([`Candidate::adopt`]).
+    /// Whether the object belongs to the OpenSSL that was adopted ([`Candidate::adopt`]).
     ///
     /// # Safety
-    /// It is one, or null.
+    /// The pointer is to such an object, or null.
     #[inline]
     pub unsafe fn is_known(self) -> bool {
         // SAFETY: the caller's promise.
         unsafe { self.leads() }.into_iter().any(|lead| KNOWN.contains(lead))
     }
 
-    /// The function of the OpenSSL that made it; where it does not tell, what a call from `caller` would reach; null: there
-    /// is none.
+    /// Function of the OpenSSL that made the object. If the object does not tell, it is the function that a call from
+    /// `caller` would reach. Returns null if there is none.
     ///
     /// # Safety
-    /// It is one, or null.
+    /// The pointer is to such an object, or null.
     pub unsafe fn function(self, function: Function, caller: usize) -> *mut c_void {
         // SAFETY: the caller's promise.
         let leads = unsafe { self.leads() };
@@ -230,7 +230,8 @@ impl Of {
     }
 }
 
-/// As the dynamic linker looks: in the global scope, then in the caller's. Where the caller is in no library, the system's.
+/// Looks up a function as the dynamic linker does: in the global scope, then in the caller's. If the caller is in no
+/// library, the system's OpenSSL is the second.
 #[cold]
 fn reached_from(caller: usize, name: &CStr) -> *mut c_void {
     let before = errno();
@@ -243,8 +244,8 @@ fn reached_from(caller: usize, name: &CStr) -> *mut c_void {
     if is_own { ptr::null_mut() } else { found }
 }
 
-/// An OpenSSL whose connections may be handed off. From then on it stays loaded: what is kept in it, by numbers that it has
-/// given, would mean something else to one that is loaded in its place.
+/// An OpenSSL whose connections may be handed off. It stays loaded from then on, because this library keeps data in it
+/// under numbers that OpenSSL has assigned. They would mean something else to a library that is loaded in its place.
 pub struct Candidate {
     object: Object,
     handle: *mut c_void,
@@ -252,8 +253,8 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// A method's OpenSSL, where that is what the program is linked to, or the system's, which it has loaded: one that a
-    /// part of the program has brought for itself is left alone.
+    /// Returns a method's OpenSSL, if the program is linked to it, or if it is the system's and the program has loaded
+    /// it. An OpenSSL that a part of the program has brought for itself is left alone.
     pub fn of(method: *const c_void) -> Option<Self> {
         let object = Object::at(method as usize)?;
         let is_global = object.contains(next(METHOD) as usize);
@@ -264,13 +265,13 @@ impl Candidate {
         (!handle.is_null()).then_some(Self { object, handle, is_global })
     }
 
-    /// One of its functions, or of the libraries that it is linked to; null: there is none.
+    /// Looks up a function of this OpenSSL, or of the libraries that it is linked to. Returns null if there is none.
     pub fn find(&self, name: &CStr) -> *mut c_void {
-        // SAFETY: a name that ends with a zero byte, in a library that is loaded.
+        // SAFETY: `name` ends with a zero byte, and the library is loaded.
         unsafe { libc::dlsym(self.handle, name.as_ptr()) }
     }
 
-    /// Where the program's calls go on to. In the global scope others may stand before it.
+    /// Functions that the program's calls go on to. In the global scope, another library's may come before this one's.
     pub fn functions(&self) -> [*mut c_void; FUNCTIONS] {
         use Function::{CallbackCtrl, Clear, GetError, NewContext, NewContextEx, SetCallback, Write, WriteEx};
         let mut functions = [ptr::null_mut(); FUNCTIONS];
@@ -281,7 +282,8 @@ impl Candidate {
         functions
     }
 
-    /// Its connections are handed off from here on, if `begin` succeeds. One thread at a time; the first is taken, for good.
+    /// Has this OpenSSL's connections handed off from now on, if `begin` succeeds. Only one thread at a time may call
+    /// this. The first OpenSSL is taken, for good.
     pub fn adopt(&self, functions: &[*mut c_void; FUNCTIONS], begin: impl FnOnce() -> bool) -> bool {
         if has_known() {
             return KNOWN.contains(self.object.start);

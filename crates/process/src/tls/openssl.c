@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * OpenSSL as the program has it. Nothing is linked to: a program may have no OpenSSL, or load it
- * later. So each function that openssl/shunt_tls*.c call is a jump to where the program's
- * own was found (libraries.rs).
+ * OpenSSL as the program has it. This library is not linked to OpenSSL: a program may have none,
+ * or load it later. So each function that openssl/shunt_tls*.c call is a jump to the program's own,
+ * at the address where that was found (libraries.rs).
  */
 #include <openssl/bio.h>
 #include <openssl/ssl.h>
@@ -45,7 +45,8 @@ SHUNT_OPENSSL(FUNCTION)
 
 static int progress_index = -1;
 
-/* 1: all of them are there, and `found` has their addresses. Takes no lock but the loader's. */
+/* Writes the addresses of all functions to `found`. Returns 1 if all of them are there. Takes no
+ * lock but the loader's. */
 int shunt_openssl_find(void *(*find)(void *library, const char *name), void *library, void **found,
                        size_t room)
 {
@@ -59,7 +60,7 @@ int shunt_openssl_find(void *(*find)(void *library, const char *name), void *lib
     return 1;
 }
 
-/* Calls go there from here on. */
+/* From now on the functions jump to the addresses in `found`. Returns 1 on success. */
 int shunt_openssl_use(void *const *found)
 {
 #define USE(name) shunt_openssl_##name = *found++;
@@ -71,7 +72,7 @@ int shunt_openssl_use(void *const *found)
     return progress_index >= 0;
 }
 
-/* The socket that a connection writes to, if it writes to one by itself; else -1. */
+/* Returns the socket that a connection writes to by itself, or -1 if there is none. */
 int shunt_openssl_socket(SSL *ssl)
 {
     shunt_tls_state_t *state = shunt_tls_state(ssl);
@@ -84,7 +85,7 @@ int shunt_openssl_socket(SSL *ssl)
         bio = state->socket;
     }
 
-    /* several responses share the connection (HTTP/2): none has much of it in a row */
+    /* several responses share the connection (HTTP/2): none has many bytes in a row */
     SSL_get0_alpn_selected(ssl, &protocol, &n);
 
     if (n == 2 && memcmp(protocol, "h2", 2) == 0) {
@@ -98,7 +99,7 @@ int shunt_openssl_socket(SSL *ssl)
     return fd;
 }
 
-/* How far a write is that the program has to call again; 0: there is none. */
+/* Returns the progress of a write that the program has to call again; 0 if there is none. */
 uint64_t shunt_openssl_progress(SSL *ssl)
 {
     return progress_index < 0 ? 0 : (uintptr_t) SSL_get_ex_data(ssl, progress_index);
@@ -109,13 +110,13 @@ int shunt_openssl_set_progress(SSL *ssl, uint64_t progress)
     return SSL_set_ex_data(ssl, progress_index, (void *) (uintptr_t) progress);
 }
 
-/* What is written again may lie elsewhere than before. */
+/* Lets a write be repeated from other memory than before. */
 void shunt_openssl_let_memory_move(SSL *ssl)
 {
     SSL_set_mode(ssl, SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
 }
 
-/* What is left of the last handoff leaves with it, or waits behind it. */
+/* Sends the KeyUpdate that is left of the last handoff. It leaves, or waits behind the region. */
 void shunt_openssl_flush(SSL *ssl)
 {
     shunt_tls_state_t *state = shunt_tls_state(ssl);
@@ -125,8 +126,7 @@ void shunt_openssl_flush(SSL *ssl)
     }
 }
 
-/* The program has a message callback of its own from here on: nobody counts the records any more.
- */
+/* Stops counting a connection's records, because the program has a message callback of its own. */
 void shunt_openssl_unwatch(SSL *ssl)
 {
     shunt_tls_state_t *state = shunt_tls_state(ssl);

@@ -14,7 +14,7 @@ use super::process;
 
 const TIGHT_BYTES: usize = 4096;
 
-/// The process may make such connections while this lives.
+/// Lets this process make such connections as long as the returned values live.
 pub fn negotiate(name: &str) -> (Negotiation, Group) {
     process();
     let group = Group::enter(name);
@@ -23,7 +23,7 @@ pub fn negotiate(name: &str) -> (Negotiation, Group) {
     (negotiation, group)
 }
 
-/// One end.
+/// One end of a connection.
 pub struct Socket {
     fd: OwnedFd,
     pub place: u32,
@@ -57,8 +57,8 @@ fn tcp() -> OwnedFd {
     socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
 }
 
-/// Both ends of a new connection: the one that connected, and the one that accepted. `tight`: the sockets have room for few
-/// bytes, so that writes are cut short.
+/// Both ends of a new connection: the one that connected, and the one that accepted. `tight`: the sockets have room for
+/// few bytes, so that writes are cut short.
 pub fn connected(tight: bool) -> [Socket; 2] {
     let (runtime, listener, client) = (process().runtime, tcp(), tcp());
     if tight {

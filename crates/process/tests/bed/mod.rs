@@ -1,4 +1,4 @@
-//! A process with the library's memory and connections, and a store; nothing is preloaded.
+//! A process with the library's memory and connections, and a store. Nothing is preloaded.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 pub mod connections;
@@ -24,11 +24,11 @@ use shunt_sys::lock::Mutex;
 use shunt_testbed::eventually;
 use store::Bed;
 
-/// What a process has of the library.
+/// The library's state in this process.
 pub struct Process {
     pub runtime: &'static Runtime,
     pub memory: &'static Memory,
-    /// Of the one that made the bodies.
+    /// Segment of the program that makes the bodies.
     writer: Mutex<Writer>,
     _segment: Connection,
     pub bed: Mutex<Bed>,
@@ -49,7 +49,7 @@ pub fn process() -> &'static Process {
             connections: Connections::new(Arc::new(states::new().unwrap()), None),
             memory: Memory::new(device.into(), bed.path(), Calls { tick, tend: || () }),
             store: Store::new(bed.path()),
-            // All that may go by reference does.
+            // Everything goes by reference that may.
             learnt: None,
             inherited: -1,
         };
@@ -59,7 +59,8 @@ pub fn process() -> &'static Process {
 }
 
 impl Process {
-    /// Makes memory stand for a body, as a read of a reference does: whether it can. Waits for room in the store.
+    /// Makes memory stand for a body, as a read of a reference does. Returns whether the memory can be absent. Waits
+    /// for room in the store.
     pub fn receive(&self, into: Range<usize>, body: &[u8]) -> bool {
         let put = || self.writer.lock().put(&[IoSlice::new(body)]).ok_or("no room in the store");
         let reference = eventually(put).unwrap();
@@ -69,17 +70,17 @@ impl Process {
     }
 }
 
-/// The byte at a place of a stream: they repeat nowhere nearby.
+/// The byte at a place of a stream. Nearby sequences of these bytes differ.
 pub fn byte(at: usize) -> u8 {
     (at.wrapping_mul(0x9e37_79b1) >> 13) as u8
 }
 
-/// So many of them, and others for each seed.
+/// The first `bytes` bytes of a stream. Each seed has a different stream.
 pub fn body(seed: u8, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| byte(at) ^ seed).collect()
 }
 
-/// Pseudo-random, from a seed that is printed.
+/// Pseudo-random numbers, from a seed that is printed.
 pub struct Random(pub u64);
 
 impl Random {

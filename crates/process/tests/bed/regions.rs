@@ -1,4 +1,4 @@
-//! Memory of the program's, and what is to be in it.
+//! Memory of the program, and what it is to hold.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use shunt_sys::userfaultfd::PAGE_BYTES;
 
 use super::process;
 
-/// Where it has memory: blocks of malloc, and mappings of its own.
+/// Where a program has memory: in blocks of malloc, and in mappings of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Block,
@@ -27,7 +27,7 @@ pub const KINDS: [(Kind, usize); 5] = [
 pub struct Region {
     kind: Kind,
     pub memory: Range<usize>,
-    /// What each byte is to be; `None`: anything.
+    /// Byte that each place is to hold; `None`: any.
     pub model: Vec<Option<u8>>,
 }
 
@@ -41,7 +41,7 @@ impl Region {
                 unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, flags).unwrap() as usize }
             }
         };
-        // A block may have been another one before.
+        // The block may have been in use before.
         let known = (kind == Kind::Mapping).then_some(0);
         Self { kind, memory: start..start + bytes, model: vec![known; bytes] }
     }
@@ -61,7 +61,7 @@ impl Region {
         }
     }
 
-    /// As the program's own instructions find it.
+    /// Reads a part by the program's own instructions.
     pub fn loaded(&self, part: &Range<usize>) -> Vec<u8> {
         // SAFETY: memory of this region.
         self.addresses(part).map(|address| unsafe { (address as *const u8).read_volatile() }).collect()
@@ -73,13 +73,13 @@ impl Drop for Region {
         process().memory.forget(&self.memory);
         match self.kind {
             Kind::Block => blocks::free(self.memory.start),
-            // SAFETY: nobody has it any more.
+            // SAFETY: the mapping is not used any more.
             Kind::Mapping => unsafe { munmap(self.memory.start as *mut _, self.memory.len()).unwrap() },
         }
     }
 }
 
-/// A part of a region: which, and two places as parts of 65,536.
+/// A part of a region: the region's index, and two places in it in units of 1/65,536.
 #[derive(Debug, Clone, Copy)]
 pub struct Part(pub usize, u16, u16);
 

@@ -1,7 +1,8 @@
 /*
- * A program that does with connections and with what it has read from them whatever programs do, in
- * an order that a seed gives: at the ends it sends and receives streams that both ends know, in the
- * middle (relay) it passes bytes on, through memory of every kind. Every byte is compared.
+ * Test program that does with connections, and with the bytes that it has read from them, all that
+ * programs do, in an order that a seed gives. At the ends it sends and receives streams that both
+ * ends know. In the middle (relay) it passes bytes on, through memory of every kind. Every byte is
+ * compared.
  *
  *     actor ask PORT SEED | actor serve PORT SEED | actor relay PORT NEXT SEED
  */
@@ -65,7 +66,7 @@ static size_t some(void)
     return below(3) ? size : 1 + below(size);
 }
 
-/* The byte at a place of a stream. */
+/* Returns the byte at a place of a stream. */
 static uint8_t byte(unsigned stream, uint64_t place)
 {
     return mix(seed * 1000 + stream + (place / 8) * 0x9e3779b97f4a7c15u) >> place % 8 * 8;
@@ -116,7 +117,7 @@ static ssize_t by_file(int fd, const uint8_t *from, size_t bytes)
     return sent;
 }
 
-/* Writes some of it in a way that chance picks. */
+/* Writes some of the bytes, by a call that chance picks. */
 static ssize_t put(int fd, uint8_t *from, size_t bytes)
 {
     struct iovec parts[3] = {{from, bytes / 3}, {from + bytes / 3, bytes / 2}, {NULL, 0}};
@@ -190,7 +191,7 @@ static ssize_t peeked(int fd, uint8_t *to, size_t bytes)
     return got;
 }
 
-/* Reads some in a way that chance picks. */
+/* Reads some bytes, by a call that chance picks. */
 static ssize_t take(int fd, uint8_t *to, size_t bytes)
 {
     struct iovec parts[2] = {{to, bytes / 3}, {to + bytes / 3, bytes - bytes / 3}};
@@ -229,7 +230,7 @@ static int passed(int fd)
     memcpy(CMSG_DATA(head), &fd, sizeof(fd));
     if (sendmsg(pair[0], &message, 0) != 1)
         fail("passing a descriptor");
-    close(fd); /* on its way, nobody has it */
+    close(fd); /* now no process has it: it is on its way */
     if (recvmsg(pair[1], &message, 0) != 1)
         fail("getting a descriptor");
     memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
@@ -238,7 +239,7 @@ static int passed(int fd)
     return fd;
 }
 
-/* The same connection by another number. */
+/* Returns another descriptor of the same connection. */
 static int another(int fd)
 {
     int to = -1, unused = fcntl(fd, F_DUPFD, 20);
@@ -260,7 +261,7 @@ static int another(int fd)
     return to;
 }
 
-/* Another program, started in every way. */
+/* Starts another program, by a call that chance picks. */
 static void start(void)
 {
     char *arguments[] = {"true", NULL};
@@ -292,7 +293,7 @@ static void start(void)
         fail("another program");
 }
 
-/* From here on a child does what this process did. */
+/* Goes on in a child process, while this process waits for it. */
 static void go_on_in_child(void)
 {
     pid_t child = fork();
@@ -358,7 +359,7 @@ static void no_memory(struct memory *memory)
     memory->at = NULL;
 }
 
-/* Something that leaves its contents as they are. */
+/* Moves a memory, or changes it otherwise, so that its contents stay. */
 static void move_memory(struct memory *memory, size_t used)
 {
     size_t more = memory->room + 8192 * below(20);
@@ -381,7 +382,7 @@ static void move_memory(struct memory *memory, size_t used)
         fail("moving memory");
 }
 
-/* A file, a child or a pipe sees the same bytes as this process. */
+/* Checks that a child or a file gets the same bytes as this process. */
 static void compare_elsewhere(const uint8_t *at, size_t bytes, unsigned stream, uint64_t place)
 {
     if (below(2)) {
@@ -478,7 +479,7 @@ static void write_some(struct end *end)
     ssize_t sent = put(end->fd, from, bytes);
     if (sent < 0 && !nothing_now(sent))
         fail("a write of %zu bytes", bytes);
-    memset(memory, 0xee, bytes + 5000); /* it was given when the call returned */
+    memset(memory, 0xee, bytes + 5000); /* the bytes were the kernel's when the call returned */
     free(memory);
     end->sent += sent > 0 ? sent : 0;
 }
@@ -602,7 +603,7 @@ static void pass_on(struct way *way, int readable, int writable)
     if (writable && way->start < way->end) {
         size_t bytes = 1 + (below(4) ? way->end - way->start - 1 : below(way->end - way->start));
         if (below(10) == 0) {
-            /* Looks at one byte, and writes it as it is. */
+            /* Writes one byte back as it is: this touches absent memory. */
             volatile uint8_t *looked = way->memory.at + way->start + below(bytes);
             *looked = *looked;
         }

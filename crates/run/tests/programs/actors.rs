@@ -1,5 +1,5 @@
 //! actor.c at both ends and in the middle of connections, each under Shunt or plain in all combinations, also with
-//! AddressSanitizer. What a run without Shunt gives is what every other must give: the ends know the streams.
+//! AddressSanitizer. Each run must give what a run without Shunt gives; the ends know the streams.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use shunt_odb::store::Limits;
 
 use crate::bed::{Bed, Program, free_address};
 
-/// Compiles a program of this directory's.
+/// Compiles a program in this directory.
 pub fn built(directory: &Path, source: &str, name: &str, compiler: &str, flags: &[&str]) -> PathBuf {
     let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs")).join(source);
     let program = directory.join(name);
@@ -18,14 +18,14 @@ pub fn built(directory: &Path, source: &str, name: &str, compiler: &str, flags: 
     program
 }
 
-/// `SEED=… cargo test …` runs one again.
+/// Returns seeds to run with. `SEED=… cargo test …` runs one of them again.
 pub fn seeds(count: u64) -> impl Iterator<Item = u64> {
     let given = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
     let first = given.unwrap_or_else(|| u64::from(std::process::id()) * 1000);
     first..first + given.map_or(count, |_| 1)
 }
 
-/// The programs of a conversation: one asks and serves, and the same or another relays.
+/// Programs of a conversation: `end` asks and serves, and `relay`, which may be the same program, relays.
 pub struct Actors<'a> {
     pub bed: &'a Bed,
     pub end: &'a Path,
@@ -33,7 +33,7 @@ pub struct Actors<'a> {
 }
 
 impl Actors<'_> {
-    /// Has a conversation for each choice of who is under Shunt and who is not.
+    /// Has a conversation for each choice of the programs that are under Shunt.
     pub fn converse_in_all_ways(&self, seed: u64) {
         println!("SEED={seed}");
         for ends in 0..8 {
@@ -41,7 +41,8 @@ impl Actors<'_> {
         }
     }
 
-    /// Has one conversation. `under_shunt`: whether who asks, who relays and who serves is.
+    /// Has one conversation. `under_shunt` says for the asking, the relaying and the serving program whether it is
+    /// under Shunt.
     fn converse(&self, under_shunt: [bool; 3], seed: u64) {
         let (port, next) = (free_address().port().to_string(), free_address().port().to_string());
         let seed_text = seed.to_string();
@@ -64,7 +65,7 @@ impl Actors<'_> {
     }
 }
 
-/// Has conversations of one actor, which is at both ends and in the middle.
+/// Has conversations of one program, which is at both ends and in the middle.
 pub fn conversations(
     actor: impl Fn(&Path) -> PathBuf,
     machines: usize,
@@ -97,7 +98,7 @@ fn the_sanitizer_finds_nothing() {
     conversations(sanitized, 1, Limits::default(), seeds(2));
 }
 
-/// A store of one small segment, which is full most of the time.
+/// The store has few small segments, and is full most of the time.
 #[test]
 fn a_full_store_changes_nothing() {
     let segment_bytes = 256 << 10;

@@ -1,4 +1,4 @@
-//! Servers of other makes, as Debian ships them. None is ever a service of the machine.
+//! Servers other than nginx, as Debian ships them. The tests start them; none runs as a service of the machine.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ pub struct Backend {
     _program: Program,
 }
 
-/// A program's path. `None`, and it says so: it is not installed.
+/// Returns a program's path. Returns `None`, and says so, where it is not installed.
 pub fn has(path: &str) -> Option<&str> {
     let has = Path::new(path).exists();
     if !has {
@@ -47,14 +47,14 @@ if ($how == 'file') {
 }
 ";
 
-/// PHP-FPM's pools.
+/// PHP-FPM, and the addresses of its pools.
 pub struct Pools {
     pub addresses: Vec<SocketAddr>,
     _program: Backend,
 }
 
-/// PHP-FPM over TCP, with a pool for each of these users, and what an nginx before it needs: prefixes are /whole, /plain, /file and /pieces; /echo answers
-/// with what is posted.
+/// Starts PHP-FPM over TCP, with a pool for each of these users. Also returns the directives for an nginx before it.
+/// Prefixes are /whole, /plain, /file and /pieces; /echo answers with the request's body.
 pub fn php(bed: &Bed, users: &[&str]) -> (Pools, String) {
     let (addresses, files) = (users.iter().map(|_| free_address()).collect::<Vec<_>>(), files(bed));
     let directory = bed.path().join("php");
@@ -85,7 +85,7 @@ pub fn php(bed: &Bed, users: &[&str]) -> (Pools, String) {
     (Pools { addresses, _program: start(command, last) }, fields)
 }
 
-/// Apache with its threads, serving files.
+/// Starts Apache with threads, which serves the files.
 pub fn apache(bed: &Bed, more: &str) -> Backend {
     let (address, files) = (free_address(), files(bed));
     let directory = bed.path().join("apache");
@@ -141,8 +141,8 @@ def application(environ, start_response):
     return [body]
 ";
 
-/// gunicorn (Python), by `worker`s of its kinds: prefixes are /whole, /file (sendfile) and /pieces (chunked); /echo
-/// answers with what is posted.
+/// Starts gunicorn (Python) with workers of the kind `worker`. Prefixes are /whole, /file (sendfile) and /pieces
+/// (chunked); /echo answers with the request's body.
 pub fn gunicorn(bed: &Bed, worker: &str) -> Backend {
     let (address, files) = (free_address(), files(bed));
     let directory = bed.path().join("gunicorn");
@@ -155,7 +155,7 @@ pub fn gunicorn(bed: &Bed, worker: &str) -> Backend {
     start(command, address)
 }
 
-/// HAProxy before `next`.
+/// Starts HAProxy before `next`.
 pub fn haproxy(bed: &Bed, next: SocketAddr, more: &str) -> Backend {
     let address = free_address();
     let path = bed.path().join("haproxy.cfg");

@@ -1,4 +1,5 @@
-//! Machines for the tests: agents with stores, a control group of each in which connections are negotiated, and programs.
+//! Machines for the tests: each has an agent with a store, a control group in which connections are negotiated, and
+//! programs.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -19,35 +20,35 @@ use shunt_testbed::{LabId, PATIENCE, Watchdog};
 use shunt_wire::local::{Header, kind};
 use zerocopy::IntoBytes;
 
-/// Key of the machines of a bed for each other.
+/// Key that the machines of a bed share for negotiation.
 pub const SHARED_KEY: &[u8; 16] = b"one key for all.";
 
-/// One or more machines, each with an agent of its own; they have one network and one file system.
+/// One or more machines, each with its own agent. They share one network and one file system.
 pub struct Bed {
     machines: Vec<Machine>,
     pub authority: Authority,
     id: LabId,
-    /// Last, so that it removes what the machines leave.
+    /// Last field, so that it removes what the machines leave.
     _watchdog: Watchdog,
 }
 
-/// What one agent and its programs have.
+/// An agent, and what its programs need.
 pub struct Machine {
     launch: Launch,
     pub config: PathBuf,
     pub socket: PathBuf,
     group: PathBuf,
-    /// The control group of its agent.
+    /// Control group of the agent.
     agents: PathBuf,
     agent: Option<Program>,
     pins: PathBuf,
 }
 
-/// A program, ended with the test.
+/// A running program, which is ended with the test.
 pub struct Program(pub Child);
 
 impl Program {
-    /// Waits until it has ended, and does something again and again meanwhile. It ends well, and in time.
+    /// Calls `meanwhile` repeatedly until the program has ended. Asserts that it ends in time, and with success.
     pub fn ends_well(&mut self, deadline: Instant, what: &str, mut meanwhile: impl FnMut()) {
         let status = loop {
             if let Some(status) = self.0.try_wait().unwrap() {
@@ -76,7 +77,7 @@ impl Drop for Program {
     }
 }
 
-/// What was built with this test.
+/// Returns the path of a file that was built with this test.
 fn built(name: &str, package: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let path = own.ancestors().nth(2).unwrap().join(name);
@@ -85,32 +86,32 @@ fn built(name: &str, package: &str) -> PathBuf {
 }
 
 impl Bed {
-    /// One machine. `None`, and it says so: it takes root.
+    /// Makes one machine. Returns `None`, and says why, without root.
     pub fn new(limits: Limits) -> Option<Self> {
         Self::of(1, limits)
     }
 
-    /// So many machines.
+    /// Makes a number of machines.
     pub fn of(machines: usize, limits: Limits) -> Option<Self> {
         Self::with(machines, limits, "")
     }
 
-    /// The same, with something more in each `[store]`.
+    /// Like `of`, with more lines in each `[store]`.
     pub fn with(machines: usize, limits: Limits, more: &str) -> Option<Self> {
         Self::made(machines, limits, "", more)
     }
 
-    /// The same, with agents that become a user once they have started.
+    /// Like `of`, with agents that become `user` once they have started.
     pub fn of_user(machines: usize, limits: Limits, user: &str) -> Option<Self> {
         Self::made(machines, limits, &format!("user = {user:?}\n"), "")
     }
 
-    /// The same, with agents that let what is under way end when they are told to stop.
+    /// Like `of`, with agents that wait for what is under way when they are told to stop.
     pub fn draining(machines: usize, limits: Limits) -> Option<Self> {
         Self::made(machines, limits, "drain = \"1h\"\n", "")
     }
 
-    /// With something more in each configuration, and in each `[store]`.
+    /// Makes machines, with more lines in each configuration (`agent`) and in each `[store]` (`more`).
     fn made(machines: usize, limits: Limits, agent: &str, more: &str) -> Option<Self> {
         if !shunt_testbed::root() {
             return None;
@@ -124,18 +125,18 @@ impl Bed {
         let machine = |index| Machine::start(&id, &authority, index, &addresses, [agent, &section(limits, more)]);
         let bed = Self { machines: (0..machines).map(machine).collect(), authority, id, _watchdog: watchdog };
         bed.machines.iter().for_each(Machine::share_loopback);
-        // What agents do not yet know of each other goes as bytes.
+        // To a machine whose agent is not known yet, programs would send the bytes themselves.
         let all = if more.contains("readers") { 0 } else { machines * (machines - 1) };
         bed.machines.iter().for_each(|machine| machine.waits_for_sources(all as u64));
         Some(bed)
     }
 
-    /// A machine: the last one where there are not so many.
+    /// Returns a machine by its index, or the last one where there are fewer.
     pub fn machine(&self, index: usize) -> &Machine {
         &self.machines[index.min(self.machines.len() - 1)]
     }
 
-    /// The machine that a tier of a chain runs on.
+    /// Returns the machine that a tier of a chain runs on.
     pub fn machine_of(&self, tier: &str) -> &Machine {
         self.machine(["frontend", "intermediate"].iter().position(|name| *name == tier).unwrap_or(2))
     }
@@ -144,17 +145,17 @@ impl Bed {
         &mut self.machines[index]
     }
 
-    /// A program under Shunt, on the first machine.
+    /// Returns a command that runs a program under Shunt, on the first machine.
     pub fn under_shunt(&self, program: &str) -> Command {
         self.machine(0).under_shunt(program)
     }
 
-    /// The same without: in the group, too, so that nothing else differs.
+    /// Returns the same without Shunt, but in the same control group, so that nothing else differs.
     pub fn plain(&self, program: &str) -> Command {
         self.machine(0).plain(program)
     }
 
-    /// What all stores together have counted.
+    /// Returns the sum of a counter over all stores.
     pub fn counted(&self, name: &str) -> u64 {
         self.machines.iter().map(|machine| machine.counted(name)).sum()
     }
@@ -164,7 +165,7 @@ impl Bed {
     }
 }
 
-/// What a `[store]` says of limits, and of users.
+/// Returns the text of a `[store]` section.
 fn section(limits: Limits, more: &str) -> String {
     let Limits { bytes, segment_bytes, lease_ms, .. } = limits;
     format!(
@@ -177,7 +178,7 @@ impl Machine {
     fn start(id: &LabId, authority: &Authority, index: usize, all: &[SocketAddr], [more, section]: [&str; 2]) -> Self {
         let name = format!("m{index}");
         let (dir, root) = (id.dir(), shunt_sys::cgroup::root().unwrap());
-        // An agent is no member of the group that it negotiates for.
+        // The agent is not in the control group that it negotiates for.
         let [group, agents] = [name.clone(), format!("{name}-agent")].map(|name| id.cgroup(&root, &name));
         fs::create_dir(&group).unwrap();
         fs::create_dir(&agents).unwrap();
@@ -205,14 +206,14 @@ impl Machine {
         machine
     }
 
-    /// All machines have one network here, so that the loopback addresses of each are the others', too. What an agent says of
-    /// addresses is tested with networks of their own (lab, on_demand).
+    /// Tells the machine that loopback addresses are those of its peers, too, because all machines share one network
+    /// here. Addresses of separate networks are tested in the lab (on_demand).
     fn share_loopback(&self) {
         let ends = Ends::open(&self.pins.join("odb")).unwrap();
         ends.set(LOOPBACK, SHARED_KEY).unwrap();
     }
 
-    /// Until its agent knows so many stores that its peers' programs can fetch from.
+    /// Waits until the agent knows `all` stores that its peers' programs can fetch from.
     fn waits_for_sources(&self, all: u64) {
         let began = Instant::now();
         while self.counted("peer_sources") < all {
@@ -221,7 +222,7 @@ impl Machine {
         }
     }
 
-    /// Starts its agent, which no longer runs.
+    /// Starts the agent. No agent of this machine may run.
     pub fn start_agent(&mut self) {
         let mut command = Command::new(built("shuntd", "shunt-agent"));
         command.arg("--config").arg(&self.config).env("RUST_LOG", "warn").stdin(Stdio::null());
@@ -236,14 +237,14 @@ impl Machine {
         self.agent = Some(agent);
     }
 
-    /// What `shuntd --check` says of its configuration.
+    /// Returns what `shuntd --check` prints about the configuration.
     pub fn checked(&self) -> String {
         let mut command = Command::new(built("shuntd", "shunt-agent"));
         let output = command.arg("--check").arg("--config").arg(&self.config).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The place of another control group, which the bed removes.
+    /// Returns the path for another control group, which the bed removes.
     pub fn group_beside(&self, name: &str) -> PathBuf {
         let mut path = self.group.clone().into_os_string();
         path.push(format!("-{name}"));
@@ -258,18 +259,18 @@ impl Machine {
         }
     }
 
-    /// Whether its agent runs.
+    /// Returns whether the agent runs.
     pub fn has_agent(&mut self) -> bool {
         self.agent.as_mut().is_some_and(|agent| agent.0.try_wait().unwrap().is_none())
     }
 
-    /// Has its agent end, by a signal.
+    /// Ends the agent by a signal.
     pub fn end_agent(&mut self, signal: Signal) {
         self.signal_agent(signal);
         self.agent.take().unwrap().0.wait().unwrap();
     }
 
-    /// All that its agent has counted.
+    /// Returns all that the agent has counted, or `None` where it does not answer.
     fn ask(&self) -> Option<Value> {
         let agent = packets::connect(&self.socket).ok()?;
         let request = Header { kind: kind::STATS, size: size_of::<Header>() as u32 };
@@ -279,12 +280,12 @@ impl Machine {
         serde_json::from_slice(answer.get(size_of::<Header>()..length)?).ok()
     }
 
-    /// What processes of a name have counted.
+    /// Returns a counter of the processes with this name.
     pub fn program_counted(&self, program: &str, name: &str) -> u64 {
         self.ask().unwrap()["store"]["by_program"][program][name].as_u64().unwrap_or(0)
     }
 
-    /// One of its store's counters.
+    /// Returns one of the store's counters.
     pub fn counted(&self, name: &str) -> u64 {
         self.ask().unwrap()["store"][name].as_u64().unwrap_or_else(|| panic!("no counter {name}"))
     }
@@ -303,7 +304,7 @@ impl Machine {
     }
 }
 
-/// How a Python program begins that connects to the port which its first argument says, once somebody listens there.
+/// Beginning of a Python program that connects to the port in its first argument, once there is a listener.
 pub const CONNECTS: &str = "
 import os, signal, socket, sys, time
 signal.alarm(100)
@@ -315,15 +316,15 @@ for turn in range(1000):
         time.sleep(0.01)
 ";
 
-/// An address that no other test, in this process or another, uses.
+/// Returns an address that no other test uses, in this process or another.
 fn own_address() -> SocketAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let (next, pid) = (NEXT.fetch_add(1, Ordering::Relaxed), std::process::id());
     SocketAddr::from(([127, next, (pid >> 8) as u8, pid as u8], 7440 + (pid >> 16) as u16))
 }
 
-/// An address that nothing listens at, and that no connection gets before somebody does: below the ports that the kernel
-/// gives those (ip_local_port_range).
+/// Returns an address without a listener, with a port below ip_local_port_range. So the kernel gives it to no
+/// connection before the test listens there.
 pub fn free_address() -> SocketAddr {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
@@ -343,7 +344,7 @@ pub fn wait_until_listening(address: SocketAddr) {
     }
 }
 
-/// Bytes that are different everywhere, from a seed.
+/// Returns pseudo-random bytes from a seed.
 pub fn bytes(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let mut bytes = Vec::with_capacity(length + 8);

@@ -1,4 +1,4 @@
-//! nginx - nginx - nginx, as Debian ships it.
+//! Chains of three nginx, as Debian ships it.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,10 +10,10 @@ use crate::http::Client;
 use crate::mix::{SIZES, files};
 use crate::nginx::{Tier, proxy_to, tier};
 
-/// A body that no socket buffers hold.
+/// Size of a body that does not fit into socket buffers.
 pub const LARGE: usize = 48_000_007;
 
-/// Starts the chain; each tier is under Shunt or not.
+/// Starts the chain. Each tier is under Shunt or not.
 pub fn chain(bed: &Bed, under_shunt: [bool; 3], backend: &str, proxy: &str) -> [Tier; 3] {
     let files = files(bed);
     fs::write(files.join(LARGE.to_string()), bytes(LARGE as u64, LARGE)).unwrap();
@@ -25,7 +25,7 @@ pub fn chain(bed: &Bed, under_shunt: [bool; 3], backend: &str, proxy: &str) -> [
     [frontend, intermediate, backend]
 }
 
-/// Many requests on a few connections, in an order that the seed gives. Returns the bytes of the bodies that are
+/// Sends many requests on a few connections, in an order that the seed gives. Returns the bytes of all bodies that are
 /// large enough to be left in the store.
 pub fn load(to: SocketAddr, requests: u64, seed: u64) -> u64 {
     println!("seed {seed}");

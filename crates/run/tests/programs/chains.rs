@@ -1,5 +1,5 @@
-//! Chains of unmodified programs, all of them under Shunt. `make test` asks each for a sample; all of it, 10,000 requests
-//! each: `cargo test --release -p shunt-run --test programs -- --ignored`.
+//! Chains of unmodified programs, all under Shunt. `make test` sends each a sample of requests. `cargo test --release
+//! -p shunt-run --test programs -- --ignored` sends each 10,000.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ fn seed() -> u64 {
     u64::from(std::process::id())
 }
 
-/// nginx - nginx before a service.
+/// Starts two nginx before a service.
 fn two_tiers(bed: &Bed, next: SocketAddr, more: &str) -> [Tier; 2] {
     let (http, server) = proxy_to(next, more);
     let intermediate = tier(bed, "intermediate", &http, &server, true);
@@ -85,7 +85,7 @@ fn gunicorn(requests: usize) {
     }
 }
 
-/// Filters that read, change and keep bodies.
+/// Tests filters that read, change and cache bodies.
 fn filters(requests: usize) {
     let Some(bed) = Bed::of(3, Limits::default()) else { return };
     let served = files(&bed);
@@ -97,7 +97,8 @@ fn filters(requests: usize) {
     let substituted = "sub_filter_types *; sub_filter_once off; sub_filter 'ab' 'xyz!';";
     let small = "proxy_buffers 4 4k; proxy_buffer_size 4k; proxy_busy_buffers_size 8k;";
     let gunzip = format!("{compressed} gunzip on;");
-    // What the backend, the intermediate and the frontend have, and what comes of it.
+    // Directives of the backend, the intermediate and the frontend, and what to expect: prefixes, ranges, the body's
+    // change.
     type Case<'a> = (&'a str, &'a str, &'a str, &'static [&'static str], bool, fn(Vec<u8>) -> Vec<u8>);
     let cases: [Case<'_>; 5] = [
         (gzip, compressed, &gunzip, &[""], false, unchanged),
@@ -117,7 +118,7 @@ fn filters(requests: usize) {
     }
 }
 
-/// Pages that include the files.
+/// Writes pages that include the files.
 fn pages(files: &Path) {
     let directory = files.join("ssi");
     fs::create_dir_all(&directory).unwrap();
@@ -132,7 +133,7 @@ fn included(mut body: Vec<u8>) -> Vec<u8> {
     body
 }
 
-/// nginx finds what it replaces in any case.
+/// Replaces as nginx does, which ignores case in what it looks for.
 fn replaced(body: Vec<u8>) -> Vec<u8> {
     let mut made = Vec::with_capacity(body.len());
     let mut rest = &body[..];

@@ -1,5 +1,5 @@
-//! Coroutines that read on stacks of their own, which no system call knows of: Boost.Asio's. (Those of Python's greenlets: chains.rs,
-//! gunicorn's gevent worker.)
+//! Coroutines of Boost.Asio, which read on stacks of their own that no system call knows of. chains.rs tests those of
+//! Python's greenlets, by gunicorn's gevent worker.
 
 use shunt_odb::store::Limits;
 

@@ -1,4 +1,4 @@
-//! What a process and a connection under Shunt hold that they would not hold without: memory and descriptors.
+//! Memory and descriptors that a process and a connection hold under Shunt, compared with those without.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -11,7 +11,7 @@ use crate::bed::{Bed, CONNECTS, Program, free_address};
 
 const CONNECTIONS: i64 = 2000;
 
-/// Says how many descriptors the process has, and its share of the memory that is in use, in KiB.
+/// Prints the number of the process's descriptors and its share of the memory in use, in KiB.
 const LOOKS: &str = "
 import os, resource, socket, sys
 def says():
@@ -48,8 +48,8 @@ says()
 sys.stdin.read()
 ";
 
-/// A program that inherits nothing but its standard streams and what its library is to have: other tests are at work in this process,
-/// and open and close.
+/// Has a program inherit nothing but its standard streams and the library's descriptors. Other tests run in this
+/// process, and open and close descriptors meanwhile.
 fn with_none_of_ours(mut command: Command) -> Command {
     let settings = command.get_envs().find(|(name, _)| *name == "SHUNT_ODB").and_then(|(_, value)| value?.to_str());
     let numbers = settings.into_iter().flat_map(|value| value.split(';')).filter_map(|one| one.split_once('='));
@@ -59,19 +59,19 @@ fn with_none_of_ours(mut command: Command) -> Command {
         let mut from = 3;
         for kept in kept.iter().copied().chain([u32::MAX]) {
             if from < kept {
-                // SAFETY: takes numbers; the descriptors stay open until the program is executed.
+                // SAFETY: close_range(2) takes numbers, and with CLOSE_RANGE_CLOEXEC no descriptor closes before exec.
                 unsafe { libc::close_range(from, kept - 1, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
             }
             from = kept.saturating_add(1);
         }
         Ok(())
     };
-    // SAFETY: system calls on memory that was made before.
+    // SAFETY: the closure makes system calls only, and its memory was allocated before the fork.
     unsafe { command.pre_exec(none) };
     command
 }
 
-/// Descriptors and KiB, of one end with one connection and with all.
+/// Descriptors and memory in KiB of one end, with one connection and with all of them.
 type Held = [[i64; 2]; 2];
 
 fn held(start: impl Fn() -> Command) -> [Held; 2] {
@@ -107,7 +107,7 @@ fn a_connection_takes_no_descriptor_more_and_little_memory() {
         assert_eq!(more(1, 0), descriptors, "connections take descriptors of their own");
         assert!((1..=16).contains(&descriptors), "{descriptors} descriptors for a process");
         assert!(memory < 8 << 10, "{memory} KiB for a process");
-        // Its state, and what lies between states: other sockets have numbers, too.
+        // The state of a connection, and free places between states, because other sockets use up cookies, too.
         assert!(bytes < 8 * STATE_BYTES as i64, "{bytes} bytes for a connection");
     }
 }

@@ -1,6 +1,7 @@
 /*
- * A crowd of threads, each with a connection of its own, that give each other the blocks they have read, while one more forks child after
- * child: each child looks at the blocks that are there and ends. Every byte is known.
+ * Test program with a crowd of threads, each with its own connection, that free each other's
+ * blocks. Meanwhile the main thread forks one child after the other. Each child looks at some of
+ * the blocks, and ends. Every byte is known.
  *
  *     crowd serve PORT BLOCKS | crowd ask PORT BLOCKS
  */
@@ -22,7 +23,7 @@
 #define WORDS   (BLOCK / sizeof(uint64_t))
 #define KEPT    32
 
-/* Blocks whose threads have read them; whoever puts another in a place frees the old one. */
+/* Blocks that threads have read. A thread that puts another one in a place frees the old one. */
 static struct {
     uint64_t *words;
     unsigned thread, number;
@@ -78,7 +79,7 @@ static void *send_blocks(void *argument)
     return NULL;
 }
 
-/* Looks at every word of some blocks, and at some words of the others when they are freed. */
+/* Reads blocks. Checks every word of some, and some words of others when they are freed. */
 static void *take_blocks(void *argument)
 {
     struct end *end = argument;
@@ -111,7 +112,7 @@ static void *take_blocks(void *argument)
 
 /* ---- the children ---- */
 
-/* Looks at some words of every eighth block, which are what they are in its parent. */
+/* Checks some words of every eighth block, which must be the same as in the parent. */
 static void be_child(unsigned turn)
 {
     for (int place = 0; place < KEPT; place++)
@@ -156,7 +157,8 @@ static int connected(struct sockaddr_in *at)
     }
 }
 
-/* Who asks says which of its threads it is: whoever has said something gets references. */
+/* Opens a thread's connection. The asking end sends its thread's number first, because an end
+ * that has sent something may get references. */
 static struct end opened(int listener, struct sockaddr_in *at, unsigned thread)
 {
     uint8_t name = thread;

@@ -1,6 +1,6 @@
-//! What a program leaves in a socket that has read all that it was told is there (FIONREAD), and waits for an edge (EPOLLET)
-//! without another read, as nginx does: nothing of a frame. That holds the memory of all that came with it, and may keep the
-//! window shut for the rest of the frame, so that no edge ever comes.
+//! A program may read all that FIONREAD has reported, and then wait for an edge (EPOLLET) without another read, as
+//! nginx does. Then the library must have left nothing of a frame in the socket. Such a rest holds the memory of all
+//! that came with it. It may keep the window shut for the rest of the frame, so that no edge ever comes.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
@@ -11,7 +11,7 @@ use shunt_odb::store::Limits;
 
 use crate::bed::{Bed, Program, free_address};
 
-/// Sends frames that it is given: it is not under Shunt, and says that it is (SHUNT_SPEAK).
+/// Sends the frames that it is given. It is not under Shunt, but its connection says that it is (SHUNT_SPEAK).
 const SPEAKS: &str = "
 import socket, sys
 sock = socket.socket()
@@ -38,7 +38,7 @@ assert sock.recv(60) == b'x' * 60 and sock.recv(40) == b'x' * 40
 print(bool(select.select([sock], [], [], 0)[0]), flush=True)
 ";
 
-/// A hundred real bytes, and the first `more` of a reference behind them.
+/// Returns a frame of a hundred real bytes, and the first `more` bytes of a frame with a reference behind it.
 fn frames(more: usize) -> Vec<u8> {
     let mut sending = Sending::default();
     sending.real(100);

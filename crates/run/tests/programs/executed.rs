@@ -1,4 +1,5 @@
-//! Programs that others under Shunt execute, and that the library does not come into: their listeners are as any.
+//! Programs that others under Shunt execute, but into which the library is not loaded. Their listeners work like any
+//! other.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -52,9 +53,9 @@ fn who_connects_to_a_static_program_is_spoken_to_plainly() {
         let port = free_address().port().to_string();
         let mut command = bed.under_shunt("python3");
         command.args(["-B", "-c", HANDS_ON, &port]).arg(&program).arg(how);
-        // Its child is not its own: the group ends with the test.
+        // The program's child is no child of the test; it ends with the test's control group.
         let mut listens = Program(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap());
-        // A connection that waits from before has been agreed on.
+        // Waits, because a connection that comes before the other program runs has been negotiated already.
         let mut ready = String::new();
         BufReader::new(listens.0.stdout.take().unwrap()).read_line(&mut ready).unwrap();
         assert_eq!(ready, "ready\n", "{how}");

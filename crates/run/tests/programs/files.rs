@@ -1,4 +1,4 @@
-//! Files that programs send with sendfile: by reference, whatever becomes of the file meanwhile.
+//! Files that programs send with sendfile: they go by reference, whatever happens to the file meanwhile.
 
 use std::fs;
 use std::process::{Command, Output, Stdio};
@@ -10,7 +10,7 @@ use crate::bed::{Bed, CONNECTS, Program, bytes, free_address};
 use crate::chain::{LARGE, chain};
 use crate::http::Client;
 
-/// Hardly any memory: what is copied fills it at once, and the rest goes for real.
+/// Limits with hardly any memory: copies fill it at once, and the rest is sent inline.
 fn small() -> Limits {
     Limits { bytes: 3 << 20, segment_bytes: 256 << 10, ..Limits::default() }
 }
@@ -20,7 +20,7 @@ fn a_large_file_skips_the_intermediate_and_takes_no_room() {
     let Some(bed) = Bed::of(3, small()) else { return };
     let between = bed.machine_of("intermediate");
     let tiers = chain(&bed, [true; 3], "sendfile on;", "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
-    // What has just been written is copied.
+    // A file that has just been written would be copied.
     std::thread::sleep(Duration::from_millis(3100));
     for _ in 0..3 {
         let before = between.program_counted("nginx", "passed_on");
@@ -32,7 +32,7 @@ fn a_large_file_skips_the_intermediate_and_takes_no_room() {
     assert!(bed.machine_of("backend").counted("files") > 0);
 }
 
-/// Makes a file, waits until it has not been changed for long, and listens.
+/// Makes a file, waits until its last change is long enough ago, and sends it to the first client.
 const SENDS: &str = "
 import os, signal, socket, sys, time
 signal.alarm(100)
@@ -47,7 +47,7 @@ assert sock.recv(2) == b'go'
 assert os.sendfile(sock.fileno(), file.fileno(), 0, 1_000_000) == 400_000
 ";
 
-/// Looks at what it got once the other end has said that something has become of the file.
+/// Looks at what it got after the other end has changed the file.
 const LOOKS: &str = "
 sock.sendall(b'go')
 buffer = bytearray(1 << 20)
@@ -60,7 +60,7 @@ time.sleep(float(sys.argv[2]))
 print(buffer[:400_000] == b'x' * 400_000)
 ";
 
-/// Two programs on two machines, and what the second said.
+/// Runs two programs on two machines, and returns the second one's output.
 fn talk(bed: &Bed, sends: &str, looks: &str, then: &str) -> Output {
     let port = free_address().port().to_string();
     let program = |machine: usize, text: &str, more: &str| {
@@ -78,7 +78,7 @@ fn talk(bed: &Bed, sends: &str, looks: &str, then: &str) -> Output {
 
 #[test]
 fn a_file_that_changes_before_its_bytes_are_needed_is_lost_and_never_mixed() {
-    // With room for a segment of each sender: what nobody gives back waits for its lease.
+    // Room for a segment of each sender: segments that are not given back wait for the end of their lease.
     let Some(bed) = Bed::of(2, Limits { bytes: 1 << 30, ..Limits::default() }) else { return };
     let fates = [
         ("", true),
@@ -110,11 +110,11 @@ fn a_program_that_closes_its_file_and_ends_has_sent_it() {
     let why = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && output.stdout == b"True\n", "{} {why}", output.status);
     let fetched = bed.machine(1).counted("fetched_bytes");
-    // All but a head, which is sent for real.
+    // All of it but a head, which is sent inline.
     assert!(fetched > 400_000 - 4096, "{fetched} bytes came from the store");
 }
 
-/// Nobody looks at most of it: it passes at the price of its references.
+/// Nobody looks at most of the file, so it costs no more than its references.
 #[test]
 fn a_file_of_a_gib_and_a_half_passes_without_being_read() {
     let Some(bed) = Bed::of(2, small()) else { return };
@@ -148,7 +148,7 @@ sock.recv(1)",
     assert!(fetched < 64 << 20, "{fetched} bytes were fetched, of which nobody looked at more than a few");
 }
 
-/// Who reads all of it gets it for real, but for a little, once that is known.
+/// A receiver that reads all of the file gets it inline once that is known, except for a few probes.
 #[test]
 fn a_file_that_is_read_goes_for_real_but_for_short_probes() {
     const MESSAGES: usize = 60;
@@ -178,11 +178,11 @@ print(at == 8 << 20)"
     assert!(output.status.success() && output.stdout == b"True\n", "{} {why}", output.status);
     let (fetched, probes) = (bed.counted("fetched_bytes"), bed.machine(1).program_counted("python3", "probes"));
     println!("{fetched} bytes fetched, {probes} probes");
-    // Before that is known, of what begins a message and of what follows, some messages go by reference.
+    // Before it is known, some messages go by reference, those that begin a message and those that follow.
     assert!(probes > 0 && fetched < (6 * 8 + probes) << 20, "{fetched} bytes were fetched, {probes} probes");
 }
 
-/// Every way to call sendfile, and what it returns.
+/// Calls sendfile in all ways, and prints the results.
 const CALLS: &str = "
 import os, socket, sys, threading
 listener = socket.create_server(('127.0.0.1', 0))

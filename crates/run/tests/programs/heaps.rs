@@ -1,4 +1,4 @@
-//! Threads that free each other's blocks while children are forked, and programs that bring another heap than glibc's.
+//! Threads that free each other's blocks while children are forked, and programs with another heap than glibc's.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ const BLOCKS: u32 = 1500;
 
 struct Heap {
     name: &'static str,
-    /// The libraries that a program is linked with to have this heap.
+    /// Libraries that a program is linked with to have this heap.
     libraries: &'static [&'static str],
 }
 
 const GLIBC: Heap = Heap { name: "libc", libraries: &[] };
 
-/// The functions of the last heap are in the program itself, and come before the library's.
+/// The functions of the last of these heaps are in the program itself, and come before the preloaded library's.
 const OTHERS: [Heap; 4] = [
     Heap { name: "libtcmalloc", libraries: &["-l:libtcmalloc_minimal.so.4"] },
     Heap { name: "libjemalloc.so", libraries: &["-l:libjemalloc.so.2"] },

@@ -1,10 +1,10 @@
-//! A client that compares every byte: requests one after the other on a kept connection.
+//! HTTP client for the tests: requests one after the other on a persistent connection.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// A connection, of whatever kind.
+/// A plain or TLS connection.
 pub trait Stream: Read + Write {}
 
 impl<T: Read + Write> Stream for T {}
@@ -14,7 +14,7 @@ pub struct Client {
     stream: BufReader<Box<dyn Stream>>,
 }
 
-/// A response; its body with the chunks put together.
+/// A response. The chunks of its body are joined.
 pub struct Response {
     pub head: String,
     pub body: Vec<u8>,
@@ -31,7 +31,7 @@ fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     fields.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
 }
 
-/// A plain connection.
+/// Returns a plain connection.
 pub fn connect(to: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(to).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
@@ -43,7 +43,7 @@ impl Client {
         Self::by(move || Box::new(connect(to)))
     }
 
-    /// A client that connects so.
+    /// Returns a client that connects by this function.
     pub fn by(connect: impl Fn() -> Box<dyn Stream> + 'static) -> Self {
         let stream = BufReader::new(connect());
         Self { connect: Box::new(connect), stream }
@@ -54,7 +54,7 @@ impl Client {
         (response.head, response.body)
     }
 
-    /// One request; `fields` are lines that end in CR LF.
+    /// Sends one request and reads the response. `fields` are lines that end in CR LF.
     pub fn ask(&mut self, method: &str, path: &str, fields: &str, body: &[u8]) -> Response {
         let mut request = format!("{method} {path} HTTP/1.1\r\nHost: test\r\n{fields}");
         if !body.is_empty() {

@@ -1,5 +1,6 @@
-//! Chains whose clients speak TLS: programs of many makes that end it, and many makes behind them, all under Shunt. `make test` asks
-//! each for a sample, where its program is installed; `make https-chains` installs all of them, and asks each for 2,000.
+//! Chains whose clients speak TLS: different programs end TLS, different services are behind them, and all are under
+//! Shunt. `make test` sends each chain a few requests, where its programs are installed. `make https-chains` installs
+//! all of them, and sends each chain 2,000.
 
 mod behind;
 mod ends;
@@ -18,18 +19,18 @@ use ends::End;
 const SAMPLE: usize = 120;
 const ALL: usize = 2_000;
 
-/// nginx with its files.
+/// Starts the backend: nginx with the files.
 fn served(bed: &Bed) -> Tier {
     tier(bed, "backend", "sendfile off; output_buffers 2 256k;", &format!("root {};", files(bed).display()), true)
 }
 
-/// nginx on the machine between.
+/// Starts the intermediate: nginx before `next`.
 fn between(bed: &Bed, next: SocketAddr) -> Tier {
     let (http, server) = proxy_to(next, "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
     tier(bed, "intermediate", &http, &server, true)
 }
 
-/// What may be asked of a chain, by clients that offer one suite after the other.
+/// Sends requests that the site answers, by clients that each offer one cipher suite.
 fn asks(bed: &Bed, end: &End, site: &Site<'_>, requests: usize) {
     let (seed, roots) = (u64::from(std::process::id()), roots(bed));
     for suite in SUITES {
@@ -41,12 +42,12 @@ fn of_files(end: &End) -> Site<'static> {
     Site { to: end.address, prefixes: &[""], echoes: &[], ranges: true, made: unchanged }
 }
 
-/// That the chain was one of references, and no plain one.
+/// Asserts that references were used.
 fn was_absent(bed: &Bed) {
     assert!(bed.counted("returned") > 0, "nothing went by reference");
 }
 
-/// A program that ends TLS before two nginx.
+/// Tests a program that ends TLS before two nginx.
 fn ended_by(end: impl Fn(&Bed, SocketAddr) -> Option<End>, requests: usize) {
     let Some(bed) = Bed::of(3, Limits::default()) else { return };
     let backend = served(&bed);
@@ -56,7 +57,7 @@ fn ended_by(end: impl Fn(&Bed, SocketAddr) -> Option<End>, requests: usize) {
     was_absent(&bed);
 }
 
-/// nginx before Varnish, which keeps what it has had, and before one that keeps nothing.
+/// Tests nginx before Varnish, first with a Varnish that caches nothing, then with one that does.
 fn varnish(requests: usize) {
     let Some(bed) = Bed::of(3, Limits::default()) else { return };
     let backend = served(&bed);
@@ -68,7 +69,7 @@ fn varnish(requests: usize) {
     was_absent(&bed);
 }
 
-/// Two pools, of two users, behind one nginx.
+/// Tests two pools, of two users, behind one nginx.
 fn php(requests: usize) {
     let Some(bed) = Bed::of(3, Limits::default()) else { return };
     let (pools, fields) = backends::php(&bed, &["www-data", "nobody"]);
@@ -82,7 +83,7 @@ fn php(requests: usize) {
     was_absent(&bed);
 }
 
-/// gunicorn, whose bodies are in PostgreSQL: by psycopg2-binary, which brings an OpenSSL of its own.
+/// Tests gunicorn with bodies in PostgreSQL. It reads them by psycopg2-binary, which brings its own OpenSSL.
 fn database(requests: usize) {
     let Some(bed) = Bed::of(3, Limits::default()) else { return };
     let Some(database) = behind::Database::start(&bed) else { return };

@@ -1,4 +1,5 @@
-//! What writers learn of receivers, over real chains: by what the programs count of themselves. Nothing here is a time.
+//! Writers learn from receivers whether to send inline or by reference. The tests use real chains and the programs' own
+//! counters; none measures time.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -14,7 +15,7 @@ use crate::nginx::{Tier, proxy_to, tier};
 const SIZE: usize = 65_536;
 const ENOUGH: usize = 150;
 
-/// nginx - nginx - nginx; the intermediate has more locations. Its name, what is before that, and what is in it.
+/// Starts nginx - nginx - nginx. `locations` are more locations of the intermediate.
 fn chain(bed: &Bed, backend: &str, locations: &str) -> [Tier; 3] {
     let server = format!("root {}; sendfile off; {backend}", files(bed).display());
     let backend = tier(bed, "backend", "", &server, true);
@@ -25,25 +26,26 @@ fn chain(bed: &Bed, backend: &str, locations: &str) -> [Tier; 3] {
     [tier(bed, "frontend", &http, &server, true), intermediate, backend]
 }
 
-/// A location of the intermediate below which it does more to what the backend has.
+/// Returns a location of the intermediate. It has the directives `more`, and passes requests below it to the backend.
 fn location(name: &str, more: &str) -> String {
     let proxy = "proxy_pass http://next/; proxy_http_version 1.1; proxy_set_header Connection '';";
     format!("location {name} {{ {proxy} proxy_buffers 32 64k; proxy_max_temp_file_size 0; {more} }}")
 }
 
-/// What was counted meanwhile.
+/// Growth of counters during some requests.
 #[derive(Debug)]
 struct Meanwhile {
-    /// By the backend: payloads that went for real, and those that went by reference to see.
+    /// At the backend: bytes that were sent inline because receivers had read such ones, and payloads that were sent by
+    /// reference to probe.
     real: u64,
     probes: u64,
-    /// By the intermediate.
+    /// At the intermediate.
     passed_on: u64,
     faults: u64,
     fetched: u64,
 }
 
-/// Fetches a body so often and compares it.
+/// Fetches a body `times` times and compares it each time. Returns the growth of the counters.
 fn ask(bed: &Bed, to: SocketAddr, path: impl Fn(usize) -> String, size: usize, times: usize) -> Meanwhile {
     let (backend, between) = (bed.machine_of("backend"), bed.machine_of("intermediate"));
     let counts = || {
@@ -70,7 +72,7 @@ fn ask(bed: &Bed, to: SocketAddr, path: impl Fn(usize) -> String, size: usize, t
     meanwhile
 }
 
-/// So much in so many bodies, but for a few.
+/// Returns nine tenths of the bytes of `times` bodies.
 fn most(times: usize) -> u64 {
     (times * SIZE) as u64 / 10 * 9
 }
@@ -82,21 +84,22 @@ fn is_followed(more: &str) {
     let untouched = |_| format!("/{SIZE}");
     let touched = |turn| format!("/read/{SIZE}?{turn}");
     for round in 0..2 {
-        // The first round knows nothing. Later ones have to see what has changed: one payload in 64 tells, some time after.
+        // In the first round nothing is known. In later rounds the change has to be noticed, and only one payload in 64
+        // shows it.
         let patience = if round == 0 { 1 } else { 200 };
         let known = (0..patience).any(|_| ask(&bed, to, untouched, SIZE, 20).real == 0);
         assert!(known, "nobody looks at anything, and it still goes for real");
         let by_reference = ask(&bed, to, untouched, SIZE, 50);
         assert!(by_reference.passed_on >= most(50), "what nobody looks at goes by reference: {by_reference:?}");
         assert_eq!(by_reference.real, 0, "{by_reference:?}");
-        // A name of its own for each: a cache has none of them.
+        // Each request has a URL of its own, so that no cache has the response.
         ask(&bed, to, |turn| format!("{}.{round}", touched(turn)), SIZE, 40);
         let real = ask(&bed, to, |turn| format!("{}.{round}.again", touched(turn)), SIZE, ENOUGH);
         assert!(real.real >= most(ENOUGH), "what the intermediate reads goes for real: {real:?}");
-        // Of two payloads in each body.
+        // Each body is two payloads.
         assert!((1..=16).contains(&real.probes), "{real:?}");
-        // The others went by reference: probes, and a few after reports of the time before. A body that nobody looked at is
-        // reported when the memory that it was in is used again, and that may be long after it was freed.
+        // The other bytes went by reference: in probes, and after a few late reports. A body that nobody looked at is
+        // reported when its memory is used again, which may be long after it was freed.
         let by_reference = (ENOUGH * SIZE) as u64 - real.real;
         let payloads = by_reference.div_ceil(SIZE as u64 / 2);
         assert!(real.faults <= 6 * payloads && real.fetched <= by_reference, "only those are fetched: {real:?}");
@@ -117,7 +120,7 @@ fn what_a_cache_keeps_goes_for_real_as_long_as_it_does() {
 fn one_content_type_is_learnt_without_another() {
     let Some(bed) = Bed::of(3, Limits::default()) else { return };
     let types = "types { text/html html; application/octet-stream bin; }";
-    // sub_filter reads text/html.
+    // sub_filter reads only text/html.
     let tiers = chain(&bed, types, &location("/some/", "sub_filter 'no body has these words' '';"));
     for name in ["page.html", "file.bin"] {
         fs::write(files(&bed).join(name), bytes(SIZE as u64, SIZE)).unwrap();
@@ -135,12 +138,12 @@ fn one_content_type_is_learnt_without_another() {
     }
 }
 
-/// The paper's Table 4.1, in which PHP's framing costs one, one, two and no faults.
+/// Corresponds to the paper's Table 4.1, in which PHP's framing costs one, one, two and no faults.
 #[test]
 fn framing_costs_no_faults() {
     let Some(bed) = Bed::of(3, Limits::default()) else { return };
     let (php, fields) = backends::php(&bed, &["www-data"]);
-    // A new connection for each request, as nginx has it without being told otherwise.
+    // A new connection for each request, which is nginx's default.
     let http = format!("upstream php {{ server {}; }}", php.addresses[0]);
     let server = format!("location / {{ {fields} fastcgi_buffer_size 16k; fastcgi_buffers 32 64k; }}");
     let intermediate = tier(&bed, "intermediate", &http, &server, true);
@@ -152,7 +155,7 @@ fn framing_costs_no_faults() {
             let meanwhile = ask(how, size);
             assert_eq!(meanwhile.faults, 0, "from the first on: {how}, {size} bytes: {meanwhile:?}");
         }
-        // A large write is in records whose headers come apart, beside the body: that has to be found out.
+        // A large write has several records, and the headers of the later ones come inside it. That has to be learnt.
         for size in [16_384, SIZE] {
             let known = (0..50).map(|_| ask(how, size)).any(|round| round.faults == 0 && round.passed_on > 0);
             assert!(known, "{how}, {size} bytes: it still costs faults");

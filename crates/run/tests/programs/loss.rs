@@ -1,4 +1,5 @@
-//! When bytes can no longer be had: a broken connection or an ended process, never other bytes, never a wait.
+//! Bytes that can no longer be fetched: the connection breaks or the process ends. No program gets other bytes, or
+//! waits.
 
 use std::io::Read;
 use std::io::Write;
@@ -14,7 +15,7 @@ use crate::bed::{Bed, Program, bytes, free_address};
 use crate::chain::{LARGE, chain};
 use crate::http::Client;
 
-/// A client that lets the tiers wait for longer than payloads are kept gets a whole prefix, and then the end.
+/// A client that has the tiers wait for longer than payloads are kept gets a prefix of the body, and then the end.
 #[test]
 fn a_body_that_is_gone_ends_its_connection_and_no_other() {
     let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
@@ -40,7 +41,7 @@ fn a_body_that_is_gone_ends_its_connection_and_no_other() {
     assert!(head.starts_with("HTTP/1.1 200") && body == bytes(65_536, 65_536), "the tiers go on");
 }
 
-/// Receives 200,000 bytes, waits longer than they are kept, and looks at them.
+/// Receives 200,000 bytes, waits for longer than they are kept, and looks at them.
 const TOUCHES_LATE: &str = "
 import socket, sys, time
 sock = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
@@ -63,7 +64,7 @@ sock.sendall(b'x' * 200_000)
 sock.recv(1)
 ";
 
-/// Without a connection: the program takes only one.
+/// Waits until a program listens. It does not connect, because the program accepts only one connection.
 fn until_listening(port: &str) {
     let port: u16 = port.parse().unwrap();
     let line = format!("0100007F:{port:04X} 00000000:0000 0A");
@@ -74,7 +75,8 @@ fn until_listening(port: &str) {
     }
 }
 
-/// Has one program send and the other look when nothing is kept any more: how that ended, and what it said and why.
+/// Has one program send, and another look at the bytes when they are no longer kept. Returns how the second one ended,
+/// its output and its errors.
 fn looks_late(bed: &Bed, sends: &str, looks: &str) -> (ExitStatus, String, String) {
     let port = free_address().port().to_string();
     let program = |text: &str| {
@@ -100,7 +102,7 @@ fn a_process_that_touches_what_is_gone_ends() {
     assert!(!said.contains("went on") && why.contains("cannot be fetched any more"), "{said:?} {why:?}");
 }
 
-/// A buffer that is used again holds what it held, in the same page as what has come.
+/// The buffer still stands for lost bytes, in the same page as the bytes that come next.
 #[test]
 fn a_process_that_uses_a_buffer_again_goes_on_though_what_it_held_is_gone() {
     let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
@@ -111,7 +113,7 @@ fn a_process_that_uses_a_buffer_again_goes_on_though_what_it_held_is_gone() {
     assert!(status.success() && said == "went on 100\n", "{status}: {said:?} {why:?}");
 }
 
-/// A program may fill lost bytes, or copy others over them: it needs none of what was there.
+/// A program may fill lost bytes, or copy others over them, because it needs none of what was there.
 #[test]
 fn a_process_that_writes_over_what_is_gone_goes_on() {
     let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
@@ -124,7 +126,7 @@ fn a_process_that_writes_over_what_is_gone_goes_on() {
     }
 }
 
-/// A program copies from memory that is no block of malloc's to a block that still stands for what it had.
+/// The source is no block of malloc's. The destination is one, and is absent, too.
 #[test]
 fn a_copy_of_what_is_absent_over_what_is_absent_is_whole() {
     let Some(bed) = Bed::new(Limits::default()) else { return };
@@ -145,14 +147,15 @@ total = 0";
     assert!(status.success() && said == "went on 0\n", "{status}: {said:?} {why:?}");
 }
 
-/// Received bytes under their address, `at`, as C code sees it.
+/// Gives the address of the received bytes to C code, as `at`.
 const FROM_C: &str = "
 import ctypes, os, signal
 signal.alarm(60)
 c, at = ctypes.CDLL(None), ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 ";
 
-/// A child of `_Fork(3)`, which calls no handlers, has memory of its own: what it writes is there, and not in its parent's.
+/// A child of `_Fork(3)`, which calls no handlers, has its own copy of memory. What it writes is in that copy, and not
+/// in its parent's.
 #[test]
 fn a_child_that_the_library_does_not_know_of_writes_into_memory_of_its_own() {
     let Some(bed) = Bed::new(Limits::default()) else { return };
@@ -185,8 +188,8 @@ total = 0";
     assert!(status.success() && said == "went on 0\n", "{status}: {said:?} {why:?}");
 }
 
-/// Waits for edges (EPOLLET), as nginx does: after a short read it looks again when it is told to. In memory of so few bytes
-/// nothing is absent.
+/// Waits for edges (EPOLLET), as nginx does: after a short read it reads again only at the next event. Its buffers are
+/// so small that nothing in them is absent.
 const READS_ON_EDGES: &str = "
 import select, socket, sys, time
 sock = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
@@ -231,7 +234,7 @@ fn a_program_that_waits_for_edges_hears_of_what_is_gone_behind_what_it_got() {
     assert_eq!(said, "reset\n", "{}", reads.0.wait().unwrap());
 }
 
-/// What a program has sent outlives it.
+/// Bytes that a program has sent can be fetched after its end.
 #[test]
 fn a_program_that_is_killed_has_sent_what_it_has_sent() {
     let Some(bed) = Bed::of(2, Limits::default()) else { return };

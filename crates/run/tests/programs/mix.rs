@@ -1,4 +1,4 @@
-//! A mix of requests in an order that a seed gives, each response compared with what it must be.
+//! Mix of requests in an order that a seed gives, each response compared with the expected one.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,23 +10,23 @@ use crate::http::{Client, Response};
 /// Sizes of the bodies that the mix asks for.
 pub const SIZES: [usize; 12] = [0, 1, 4095, 4096, 4097, 8192, 12_289, 16_384, 65_536, 65_537, 262_144, 1_000_003];
 
-/// What may be asked of a service. Below each prefix are files whose name is their length.
+/// Requests that a service answers. Below each prefix are files whose names are their lengths.
 pub struct Site<'a> {
     pub to: SocketAddr,
     pub prefixes: &'a [&'a str],
-    /// Where what is posted comes back.
+    /// Paths that answer with the request's body.
     pub echoes: &'a [&'a str],
     pub ranges: bool,
-    /// What the service makes of a body.
+    /// The change that the service makes to a body.
     pub made: fn(Vec<u8>) -> Vec<u8>,
 }
 
-/// A service that changes nothing.
+/// The change of a service that sends bodies as they are: none.
 pub fn unchanged(body: Vec<u8>) -> Vec<u8> {
     body
 }
 
-/// The files that services serve.
+/// Makes the files that services serve, and returns their directory.
 pub fn files(bed: &Bed) -> PathBuf {
     let files = bed.path().join("files");
     fs::create_dir_all(&files).unwrap();
@@ -37,7 +37,7 @@ pub fn files(bed: &Bed) -> PathBuf {
     files
 }
 
-/// For programs that have given up their privileges.
+/// Makes a directory readable for programs that have given up their privileges.
 pub fn readable(directory: &Path) {
     fs::set_permissions(directory, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
 }
@@ -56,12 +56,12 @@ impl Chooser {
     }
 }
 
-/// Asks for so much, on a few connections in turn.
+/// Sends a number of requests, on a few connections in turn.
 pub fn ask(site: &Site<'_>, requests: usize, seed: u64) {
     ask_as(site, || Client::new(site.to), requests, seed);
 }
 
-/// The same by clients of another kind.
+/// Like [`ask`], with clients of another kind.
 pub fn ask_as(site: &Site<'_>, client: impl Fn() -> Client, requests: usize, seed: u64) {
     println!("seed {seed}");
     let mut chooser = Chooser(seed << 32);

@@ -1,4 +1,4 @@
-//! nginx, as Debian ships it, as a tier.
+//! nginx as a tier of a chain, as Debian ships it.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,7 +14,7 @@ pub struct Tier {
     _nginx: Program,
 }
 
-/// On the machine of its name in a chain of three.
+/// Starts nginx on the machine that the tier `name` has in a chain of three.
 pub fn tier(bed: &Bed, name: &str, http: &str, server: &str, under_shunt: bool) -> Tier {
     let (address, machine) = (free_address(), bed.machine_of(name));
     let prefix = bed.path().join(name);

@@ -1,4 +1,5 @@
-//! Processes with several OpenSSLs (openssls/main.c): each call reaches the one that its caller would have without Shunt.
+//! Processes with several OpenSSLs (openssls/main.c): each call must reach the OpenSSL that it would reach without
+//! Shunt.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +10,10 @@ use shunt_odb::store::Limits;
 
 use crate::bed::Bed;
 
-/// Where the linker finds the system's.
+/// Directory in which the linker finds the system's OpenSSL.
 const SYSTEMS: &str = "/usr/lib/x86_64-linux-gnu";
 
-/// Compiles these, and runs what they make.
+/// Compiles the test programs, and runs them.
 struct Workshop {
     bed: Bed,
     main: PathBuf,
@@ -44,7 +45,7 @@ impl Workshop {
         self.compile(name, sources, &[&["-shared", "-fPIC", "-Wl,--build-id=none"], flags].concat())
     }
 
-    /// A part with an OpenSSL of `from`, named as `names` say.
+    /// Builds a part with the OpenSSL in the directory `from`, whose libraries have the names `names`.
     fn part(&self, name: &str, from: &Path, names: [&str; 2], more: &[&str]) -> PathBuf {
         let paths = names.map(|name| from.join(name).to_str().unwrap().to_owned());
         let (defined, search) =
@@ -56,7 +57,7 @@ impl Workshop {
         self.part(name, Path::new(SYSTEMS), ["libssl.so.3", "libcrypto.so.3"], &["-O2"])
     }
 
-    /// As a Python wheel brings it: the system's, with other names.
+    /// Builds a part with an OpenSSL as a Python wheel brings it: the system's, with other names.
     fn wheels(&self, name: &str, more: &[&str]) -> PathBuf {
         let (names, from) = (["libwsl.so.3", "libwrypto.so.3"], self.bed.path());
         for (old, new) in ["libssl.so.3", "libcrypto.so.3"].into_iter().zip(names) {
@@ -68,7 +69,7 @@ impl Workshop {
         self.part(name, &from, names, more)
     }
 
-    /// Runs it without Shunt and with, and expects of both that all of its parts work.
+    /// Runs the program without Shunt and with it, and asserts that all of its parts work.
     fn runs(&self, how: &[(&str, &Path)]) {
         let Files { certificate, key } = &self.certificate;
         for mut command in
@@ -94,7 +95,8 @@ fn replaced(bytes: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// As psycopg2-binary has one: alone, and with the system's, which Python's `ssl` loads before or after.
+/// psycopg2-binary has such an OpenSSL. It may be alone, or beside the system's, which Python's `ssl` loads before or
+/// after it.
 #[test]
 fn one_that_only_its_library_sees() {
     let Some(workshop) = Workshop::open() else { return };
@@ -108,7 +110,7 @@ fn one_that_only_its_library_sees() {
     }
 }
 
-/// A library that has OpenSSL within it, and does not hide its symbols.
+/// The library has OpenSSL linked into it, and does not hide the symbols.
 #[test]
 fn one_that_is_a_part_of_its_library() {
     let Some(workshop) = Workshop::open() else { return };
@@ -121,7 +123,7 @@ fn one_that_is_a_part_of_its_library() {
     workshop.runs(&[("deep", &within), ("local", &systems)]);
 }
 
-/// Two versions that the whole program sees: each of their symbols says which it is of.
+/// The whole program sees both versions. The symbols have different version names.
 #[test]
 fn an_older_one_beside_the_systems() {
     let Some(workshop) = Workshop::open() else { return };
@@ -138,7 +140,7 @@ fn an_older_one_beside_the_systems() {
     }
 }
 
-/// Another may be loaded where it was, whose functions are elsewhere.
+/// Another OpenSSL may be loaded at the same address later, with its functions in other places.
 #[test]
 fn one_that_is_unloaded() {
     let Some(workshop) = Workshop::open() else { return };

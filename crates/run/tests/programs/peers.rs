@@ -1,5 +1,5 @@
-//! Python, preloaded and plain, at both ends of connections: what one end does in random order, the other end sees as
-//! without Shunt.
+//! Python at both ends of connections, under Shunt and plain. The ends do things in a random order, and each must see
+//! the same as without Shunt.
 
 use std::process::Stdio;
 

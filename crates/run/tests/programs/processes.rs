@@ -1,4 +1,5 @@
-//! What programs do with processes: children, other programs, descriptors that they close without having opened them.
+//! Programs with children, programs that execute others, and programs that close descriptors which they have not
+//! opened.
 
 use std::process::{Output, Stdio};
 use std::time::Duration;
@@ -7,13 +8,13 @@ use shunt_odb::store::Limits;
 
 use crate::bed::{Bed, CONNECTS, Program, free_address};
 
-/// Runs one Python program that sends when it is told to and one that receives, each under Shunt, and returns what the
-/// receiving one said.
+/// Runs two Python programs under Shunt: one that sends when it is told to, and one that receives. Returns the
+/// receiver's output.
 pub fn receive(bed: &Bed, sends: &str, receives: &str) -> Output {
     converse(bed, &format!("assert sock.recv(2) == b'go'\n{sends}"), &format!("sock.sendall(b'go')\n{receives}"))
 }
 
-/// The same, and the one that accepts may speak first.
+/// Like `receive`, but the accepting program need not wait until it is told to send.
 pub fn converse(bed: &Bed, accepts: &str, connects: &str) -> Output {
     let port = free_address().port().to_string();
     let program = |text: &str| {
@@ -98,7 +99,7 @@ os._exit(0)
     well(&receive(&bed, SENDS, forks), "True\n");
 }
 
-/// As inetd(8) does: another program's standard streams are the connection, and its environment is empty.
+/// inetd(8) does this: another program's standard streams are the connection, and its environment is empty.
 #[test]
 fn a_program_that_gets_the_connection_as_its_standard_streams_speaks_the_same() {
     let Some(bed) = Bed::new(Limits::default()) else { return };
@@ -119,8 +120,8 @@ print(b''.join(parts) == expected)
     well(&receive(&bed, executes, talks), "True\n");
 }
 
-/// A process that is killed while it writes leaves the connection in the middle of something: its parent cannot go on with
-/// it, and does not wait for ever, though the child is a zombie.
+/// A process that is killed while it writes leaves the connection in the middle of a frame. Its parent cannot use the
+/// connection any more. It must not wait for ever either, though the child is still a zombie.
 #[test]
 fn who_shares_a_connection_with_a_killed_writer_is_told() {
     let Some(bed) = Bed::new(Limits::default()) else { return };
@@ -148,7 +149,7 @@ print(total > 0)
     well(&receive(&bed, kills, waits), "True\n");
 }
 
-/// More than there are places for states, nearly all of them in programs that are killed.
+/// The connections are more than the table has places for, and nearly all of them are in programs that are killed.
 #[test]
 fn connections_of_killed_programs_leave_no_room_taken() {
     let Some(bed) = Bed::new(Limits::default()) else { return };
@@ -175,7 +176,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     }
 }
 
-/// Its memory is fetched while its holder still has the bytes.
+/// The library fetches memory that has been absent for long, while its holder still has the bytes.
 #[test]
 #[ignore = "waits for a minute and a half"]
 fn who_looks_only_after_the_lease_finds_the_bytes() {

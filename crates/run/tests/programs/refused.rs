@@ -1,4 +1,4 @@
-//! What a connection between two programs under Shunt refuses, and goes on as before.
+//! Calls that fail on a connection between two programs under Shunt, after which the connection works as before.
 
 use std::process::Stdio;
 

@@ -1,4 +1,4 @@
-//! Where the kernel has no memory for what a program has read: the program ends, and never goes on with zeros.
+//! The kernel has no memory for bytes that a program has read: the program must end, and not continue with zeros.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -20,7 +20,7 @@ for part in range(24):
 sock.recv(1)
 ";
 
-/// Receives 24 MiB, gets a limit of 4 MiB of memory more, and looks at all of them.
+/// Receives 24 MiB, then may use only 4 MiB more memory, and looks at all of it.
 const LOOKS: &str = "
 import os, signal, socket, sys
 signal.alarm(60)
@@ -53,7 +53,7 @@ for part in parts:
 print('went on')
 ";
 
-/// A group whose memory can be limited, of either version.
+/// A control group whose memory can be limited, of cgroup v1 or v2.
 struct Group(PathBuf);
 
 impl Group {
@@ -81,7 +81,7 @@ impl Drop for Group {
     }
 }
 
-/// How a program ended that was to look at what it has no memory for, and what it said of that.
+/// Has a program look at bytes that it has no memory for. Returns how it ended, and its errors.
 fn looks(bed: &Bed, group: &Group) -> (ExitStatus, String) {
     let port = free_address().port().to_string();
     let start = |text: &str, arguments: &[&str]| {
@@ -99,8 +99,8 @@ fn looks(bed: &Bed, group: &Group) -> (ExitStatus, String) {
     (looks.status, why.into_owned())
 }
 
-/// Sometimes the kernel refuses memory to the interpreter first, which then waits for it until it is ended, or gives up. What
-/// the library does is seen where it is the first one: in nearly all turns.
+/// Sometimes the kernel refuses memory to the interpreter first, which then waits until it is ended, or gives up. The
+/// library's behaviour shows only where the library is refused first, which nearly all turns have.
 #[test]
 fn a_program_without_memory_for_what_it_has_read_ends() {
     let Some(bed) = Bed::new(Limits::default()) else { return };

@@ -1,4 +1,4 @@
-//! Signals whose handlers write, at any moment: a handler's calls wait for nothing that its own thread holds.
+//! Signals whose handlers write, at any moment. A handler's call must not wait for a lock that its own thread holds.
 
 use shunt_odb::store::Limits;
 
@@ -6,7 +6,7 @@ use crate::actors::built;
 use crate::bed::Bed;
 use crate::transfer::transfer;
 
-/// Blocks of 64 KiB.
+/// Blocks of 64 KiB that are sent.
 const BLOCKS: u32 = 50_000;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Agents that are stopped, with the stores in them, and programs that go on.
+//! Agents that are stopped (SIGSTOP), together with their stores, while programs continue.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use shunt_testbed::PATIENCE;
 use crate::bed::{Bed, Machine, free_address};
 use crate::stores::Talking;
 
-/// Sends 40 bodies of 16 KiB to whoever connects.
+/// Sends 40 bodies of 16 KiB on the first connection.
 const SENDS: &str = "
 import socket, sys
 listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
@@ -21,7 +21,7 @@ print('sent', flush=True)
 sock.recv(1)
 ";
 
-/// Receives them from two programs, each into memory of its own, and has one thread wait for a page of the first one's.
+/// Receives the bodies from two senders, each into a buffer of its own.
 const RECEIVES: &str = "
 import ctypes, signal, socket, sys, threading, time
 signal.alarm(100)
@@ -44,7 +44,8 @@ def next_order():
     return sys.stdin.readline().strip()
 ";
 
-/// One thread touches the first one's bytes, without the interpreter's lock. Meanwhile others are touched, and freed.
+/// One thread touches the first sender's bytes, without the interpreter's lock. Meanwhile the main thread touches the
+/// second sender's, and frees memory.
 const TOUCHES: &str = "
 if next_order() == 'reach': assert first[0] == b'x' * 16384
 print('ready', flush=True)
@@ -66,7 +67,7 @@ print('freed', flush=True)
 toucher.join()
 ";
 
-/// Writes the first one's bytes to a pair of sockets whenever it is told to.
+/// Writes the first sender's bytes to a pair of sockets whenever it is told to.
 const WRITES: &str = "
 one, other = socket.socketpair()
 while next_order():
@@ -78,7 +79,7 @@ while next_order():
         print('reset', flush=True)
 ";
 
-/// Has agents go on again that were stopped.
+/// Stops a machine's agent. Dropping it has the agent continue.
 struct Stopped<'a>(&'a Machine);
 
 impl<'a> Stopped<'a> {
@@ -94,7 +95,7 @@ impl Drop for Stopped<'_> {
     }
 }
 
-/// On the second and the third machine programs send, on the first another receives.
+/// Has programs on the second and third machines send, and one on the first machine receive.
 fn received(bed: &Bed, then: &str) -> (Talking, [Talking; 2]) {
     let ports = [free_address(), free_address()].map(|address| address.port().to_string());
     let sender = |machine: usize, port: &str, byte: &str| {
@@ -109,8 +110,8 @@ fn received(bed: &Bed, then: &str) -> (Talking, [Talking; 2]) {
     (receives, senders)
 }
 
-/// Loads from memory cannot fail. What is touched of a silent holder's has a second, and then the process ends: until then it
-/// goes on with all others'.
+/// A load from memory cannot fail. So a touch of a silent holder's bytes waits for a second, and then the process ends.
+/// Until then its other threads use other holders' bytes.
 #[test]
 fn a_thread_that_touches_a_silent_holders_bytes_keeps_nobody_else_waiting() {
     for order in ["reach", "do not"] {
@@ -140,7 +141,7 @@ fn an_agent_that_is_stopped_for_a_moment_costs_no_bytes() {
     assert_eq!(said, ["freed", "others", "touched"]);
 }
 
-/// If each call waited for a second, or one of them for the agents' patience, there would be no time for so many.
+/// If each call waited for a second, or one of them for the agents' patience, 200 writes would take too long.
 #[test]
 fn a_silent_holder_is_waited_for_once_and_found_again() {
     let Some(bed) = Bed::of(3, Limits::default()) else { return };

@@ -1,4 +1,4 @@
-//! A client that reads for longer than a store keeps what nobody asks for.
+//! A client that reads a body for longer than a store keeps a payload that nobody asks for.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,11 +13,11 @@ use crate::nginx::{proxy_to, tier};
 
 const LEASE: Duration = Duration::from_secs(5);
 const BODY_BYTES: usize = 16 << 20;
-/// The body takes three leases at least.
+/// Bytes of one read, and the pause after it: the body takes three leases at least.
 const PIECE: usize = 64 << 10;
 const PAUSE: Duration = Duration::from_millis(60);
 
-/// Makes a body as a program does, in pieces, and writes them as fast as it may.
+/// Makes a body in pieces, as programs do, and writes them as fast as it can.
 const BACKEND: &str = r"
 import socket, sys
 server = socket.create_server(('127.0.0.1', int(sys.argv[1])))

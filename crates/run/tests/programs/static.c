@@ -1,5 +1,6 @@
-/* Gives back the opposite of each byte that comes over the connections of a listener that it has inherited, one after the
- * other: linked statically, so that no library is loaded into it. Its argument: the listener's descriptor. */
+/* Sends back the complement of each byte that comes over the connections of an inherited
+ * listener, one connection after the other. It is linked statically, so that no library is
+ * loaded into it. Its argument is the listener's descriptor. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>

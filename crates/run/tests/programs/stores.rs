@@ -1,4 +1,4 @@
-//! Stores of several machines: who may fetch what, and what becomes of programs whose agents end.
+//! Stores of several machines: which programs may fetch from them, and what happens to programs whose agents end.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -14,7 +14,7 @@ use crate::bed::{Bed, Machine, Program, free_address};
 use crate::chain::{chain, load};
 use crate::nginx::Tier;
 
-/// Listens, and sends 400,000 bytes to whoever connects.
+/// Listens, and sends 400,000 bytes on the first connection.
 const SENDS: &str = "
 import os, socket, sys
 if len(sys.argv) > 2: os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
@@ -27,8 +27,8 @@ print('sent', flush=True)
 sock.recv(1)
 ";
 
-/// Receives them, and looks at a tenth of them for each line that it reads. (In an empty root directory Python has no
-/// module for `create_connection`.)
+/// Receives them, and looks at a tenth of them for each line that it reads. In an empty root directory Python lacks a
+/// module that `create_connection` needs.
 const LOOKS: &str = "
 import socket, sys
 sock = socket.socket()
@@ -45,7 +45,7 @@ for part in range(10):
     print('good', flush=True)
 ";
 
-/// A program that is told what to do, and says what it has done.
+/// A running program that takes orders by its standard input and reports on its standard output.
 pub struct Talking {
     program: Program,
     to: ChildStdin,
@@ -108,19 +108,19 @@ impl Talking {
     }
 }
 
-/// On the second machine a program sends, on the first another receives, and looks at nothing yet.
+/// Has a program on the second machine send, and one on the first receive, without looking at anything yet.
 fn sent(bed: &Bed, sender: &[&str]) -> (Talking, Talking) {
     let (sends, mut looks) = begun(bed, sender);
     looks.says("received");
     (sends, looks)
 }
 
-/// The same, before it has received anything.
+/// Like `sent`, but returns before the receiver has received anything.
 fn begun(bed: &Bed, sender: &[&str]) -> (Talking, Talking) {
     begun_on(bed, 0, sender)
 }
 
-/// The same, with the one that receives on another machine.
+/// Like `begun`, with the receiver on another machine.
 fn begun_on(bed: &Bed, receives: usize, sender: &[&str]) -> (Talking, Talking) {
     let port = free_address().port().to_string();
     let mut sends = Talking::start(bed.machine(1), SENDS, &[&[port.as_str()], sender].concat());
@@ -147,7 +147,7 @@ fn an_agent_that_is_told_to_stop_gives_first_what_its_store_has() {
     let sender = bed.machine_mut(1);
     sender.signal_agent(Signal::TERM);
     let mut has_ended = || if sender.has_agent() { Err("it runs") } else { Ok(()) };
-    // One that has nothing left takes a moment to end.
+    // An agent that has nothing left takes a moment to end.
     let _ = within(Duration::from_secs(2), &mut has_ended);
     looks.looks_at_all();
     assert!(has_ended().is_err(), "some of it may still be asked for");
@@ -166,18 +166,19 @@ fn a_user_who_is_in_no_list_gets_nothing() {
 fn only_readers_of_the_configuration_fetch() {
     let Some(bed) = Bed::with(2, Limits::default(), "readers = []") else { return };
     let (_sends, mut looks) = begun(&bed, &[]);
-    // Before anything is absent: so its connection ends, and the program does not.
+    // This happens before anything is absent: so the program's connection ends, and the program does not.
     let error = looks.error();
     assert!(error.contains("ConnectionResetError"), "{error}");
     assert!(bed.machine(0).counted("unreached") > 0);
     assert_eq!(bed.counted("fetched_bytes"), 0);
 }
 
-/// It is told before it gives up memory for what that store has, by the end of a connection.
+/// The store refuses such a program before its memory becomes absent, and so only its connection ends.
 #[test]
 fn one_for_whom_a_store_has_no_place_ends_a_connection_and_no_process() {
     let Some(bed) = Bed::with(3, Limits::default(), "reader_connections = 1") else { return };
-    // It has reached the store, and looks at nothing: else the next body goes for real.
+    // The first program has reached the store. It looks at nothing, because otherwise the next body would be sent
+    // inline.
     let (_sends, _first) = sent(&bed, &[]);
     let (_sends_again, mut second) = begun_on(&bed, 2, &[]);
     let error = second.error();
@@ -197,7 +198,7 @@ fn a_revoked_agents_programs_fetch_nothing_more() {
         assert!(began.elapsed() < std::time::Duration::from_secs(20), "its connections stay");
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    // Not all of the rest: what is behind a touched page came with it.
+    // Nine lines, not the whole rest: more than the touched page was fetched with it.
     (0..9).for_each(|_| looks.looks());
     looks.ends_by_lost_bytes();
 }
@@ -217,7 +218,8 @@ fn an_agent_may_read_its_certificates_again_under_load() {
     }
 }
 
-/// Programs look for an agent that is new now and then: until they have found it they send bytes themselves.
+/// Loads the tiers until they use the store of a new agent. Programs look for a new agent only at intervals, and send
+/// the bytes themselves until they have found it.
 fn until_store_is_used(bed: &Bed, tiers: &[Tier], seed: u64, when: &str) {
     let began = std::time::Instant::now();
     loop {
@@ -229,7 +231,7 @@ fn until_store_is_used(bed: &Bed, tiers: &[Tier], seed: u64, when: &str) {
     }
 }
 
-/// Without its store a program sends bytes themselves, and with the next it leaves them there again.
+/// Without its store a program sends bytes themselves. With the next store it leaves them there again.
 #[test]
 fn programs_outlive_their_agent_and_use_the_next() {
     let Some(mut bed) = Bed::of(3, Limits::default()) else { return };
@@ -248,7 +250,7 @@ fn programs_outlive_their_agent_and_use_the_next() {
     }
 }
 
-/// An agent that has no such peer says only that of a reference.
+/// Another agent that has no such peer names the store only by this value.
 #[test]
 fn an_agent_that_is_checked_says_which_store_it_has() {
     let Some(bed) = Bed::new(Limits::default()) else { return };
@@ -256,7 +258,7 @@ fn an_agent_that_is_checked_says_which_store_it_has() {
     assert!(said.contains(&format!("{:?} is this agent's", Holder::named("m0"))), "{said}");
 }
 
-/// What takes root's power is done before it is given up, and again by the next agent.
+/// The agent does what takes root's privileges before it gives them up, and so does the next agent.
 #[test]
 fn agents_that_are_not_root_keep_bodies_and_begin_again() {
     let Some(mut bed) = Bed::of_user(3, Limits::default(), "daemon") else { return };
@@ -270,17 +272,17 @@ fn agents_that_are_not_root_keep_bodies_and_begin_again() {
     }
 }
 
-/// A user whom no agent here knows.
+/// A user that no agent here knows.
 const GAMES: &str = "5";
 
-/// An empty directory of this name, to be a root directory.
+/// Makes an empty directory of this name, to be a root directory.
 fn empty(bed: &Bed, name: &str) -> String {
     let root = bed.path().join(name);
     std::fs::create_dir(&root).unwrap();
     root.to_str().unwrap().to_owned()
 }
 
-/// Goes where its arguments say (a root directory, a user) when it is told to; before [`LOOKS`].
+/// When it is told to, moves to the root directory and becomes the user that its arguments name. Runs before [`LOOKS`].
 const MOVES: &str = "
 import os, socket, sys
 root, user = sys.argv[2], int(sys.argv[3])
@@ -290,8 +292,8 @@ if root: os.chroot(root); os.chdir('/')
 if user: os.setgid(user); os.setuid(user)
 ";
 
-/// Runs one that does something first, moves, looks at all that it is sent, and returns what has been fetched so far.
-/// `meanwhile`: before it moves.
+/// Runs a program that does `first`, moves, and looks at all that it is sent. Returns the bytes that have been fetched
+/// so far. Calls `meanwhile` before the program moves.
 fn moved(bed: &mut Bed, first: &str, root: &str, user: &str, meanwhile: impl FnOnce(&mut Bed)) -> u64 {
     let port = free_address().port().to_string();
     let mut moves = Talking::start(bed.machine(0), &format!("{first}{MOVES}{LOOKS}"), &[&port, root, user]);
@@ -306,7 +308,7 @@ fn moved(bed: &mut Bed, first: &str, root: &str, user: &str, meanwhile: impl FnO
     bed.machine(1).counted("fetched_bytes")
 }
 
-/// Connects, becomes another user, does something more, and receives what it has asked for before.
+/// Connects, becomes another user, does something more, and then receives what the sender sends.
 const BECOMES: &str = "
 import os, signal, socket, sys
 sock = socket.socket()
@@ -320,8 +322,8 @@ def becomes():
 socket.socket = becomes
 ";
 
-/// A program is let in before it becomes somebody whom its agent does not know: it goes on to fetch after that, what comes
-/// by connections that it already had.
+/// Runs a program that gets its connection to the store before it becomes a user that its agent does not know. After
+/// that it still fetches what comes by connections that it already had.
 fn became(bed: &Bed, more: &str) -> u64 {
     let port = free_address().port().to_string();
     let mut sends = Talking::start(bed.machine(1), SENDS, &[&port]);
@@ -340,7 +342,8 @@ fn one_that_becomes_a_user_in_no_list_fetches_what_it_is_referred_to() {
     assert!(fetched >= 380_000, "{fetched}");
 }
 
-/// Of connections that it makes from then on nobody is told that it is under Shunt, though it could fetch.
+/// The program could fetch, but its agent does not know its user. So its new connections do not say that it is under
+/// Shunt.
 #[test]
 fn one_that_is_a_user_in_no_list_gets_the_bytes_themselves() {
     const CONNECTS: &str = "
@@ -355,7 +358,7 @@ first = socket.create_connection(server.getsockname())
     }
 }
 
-/// Has as many connections to a store as it gets, and then as many fewer as it is told.
+/// Takes as many connections to a store as it gets, and then closes as many as it is told to.
 const FILLS: &str = "
 import resource, socket, struct, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
@@ -375,7 +378,7 @@ for line in sys.stdin:
     print('fewer', flush=True)
 ";
 
-/// A signal that comes while it looks at a connection is no reason to give that up.
+/// A signal that comes while the program looks at a connection must not make it give that up.
 #[test]
 fn one_that_becomes_a_user_in_no_list_fetches_though_signals_come() {
     const SIGNALS: &str = "
@@ -397,7 +400,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
     assert!(fetched >= 380_000, "{fetched}");
 }
 
-/// A program that gets a connection to the store, but none to fetch by, is referred to nothing.
+/// A program that gets a connection to the store, but none to fetch by, is sent no references.
 #[test]
 fn a_program_of_a_user_who_has_too_many_gets_the_bytes() {
     for free in 0..4 {
@@ -415,7 +418,7 @@ fn a_program_of_a_user_who_has_too_many_gets_the_bytes() {
     }
 }
 
-/// As HAProxy does, for which Debian's configuration says so.
+/// HAProxy does this: Debian's configuration has it change its root directory.
 #[test]
 fn one_in_another_root_directory_fetches() {
     let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
@@ -427,7 +430,8 @@ fn one_in_another_root_directory_fetches() {
     assert!(bed.machine(0).program_counted("python3", "received_absent") >= 760_000, "counted by its name");
 }
 
-/// Its own socket, where the entrance was, is not taken for that.
+/// The program's own socket has the number of the descriptor that the entrance had. It must not be taken for the
+/// entrance.
 #[test]
 fn one_that_has_closed_the_entrance_gets_the_bytes_and_no_message() {
     const REPLACES: &str = "
@@ -451,7 +455,7 @@ threading.Thread(target=tells, daemon=True).start()
     assert_eq!(moved(&mut bed, REPLACES, &root, "0", |_| ()), 0);
 }
 
-/// The agent that it was let in by is gone, and it does not find the next.
+/// The agent that gave the program its entrance is gone, and the program does not find the next one's socket.
 #[test]
 fn one_that_has_lost_its_store_gets_the_bytes() {
     let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
@@ -463,7 +467,7 @@ fn one_that_has_lost_its_store_gets_the_bytes() {
     assert_eq!(moved(&mut bed, "", &root, "65534", again), 0);
 }
 
-/// Nobody fetches for it, so nobody refers it to anything.
+/// The program cannot fetch, so it is sent no references.
 #[test]
 fn a_reader_who_is_in_no_list_gets_the_bytes() {
     let Some(mut bed) = Bed::of(2, Limits::default()) else { return };

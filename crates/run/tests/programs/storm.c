@@ -1,6 +1,7 @@
 /*
- * A program whose timer's handler writes to a pipe, as those of event loops do, and looks what there is in the connection, while it
- * sends or reads blocks that it hardly looks at. What its handler interrupts may be anything.
+ * Test program that sends or reads blocks while a timer interrupts it anywhere. The timer's handler
+ * writes to a pipe, as those of event loops do, and looks at what has come on the connection. The
+ * program itself looks at few of the bytes.
  *
  *     storm serve PORT BLOCKS HERTZ | storm ask PORT BLOCKS HERTZ
  */
@@ -55,7 +56,7 @@ static void drain(void)
 static int connection(int serves, int port)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    /* Not so much that a look at all of it takes longer than it is to the next tick. */
+    /* Small, so that the handler's look at all of it ends before the next tick. */
     int one = 1, room = 128 << 10, fd = socket(AF_INET, SOCK_STREAM, 0);
     setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &room, sizeof(room));
     if (!serves) {
@@ -75,7 +76,7 @@ static int connection(int serves, int port)
     }
     fd = accept(fd, NULL, NULL);
     char asked;
-    (void)!read(fd, &asked, 1); /* whoever has said something gets references */
+    (void)!read(fd, &asked, 1); /* an end that has sent something may get references */
     return fd;
 }
 
@@ -96,7 +97,7 @@ static void send_blocks(int fd, long blocks)
     }
 }
 
-/* Of every thousandth block a byte is looked at. */
+/* Reads blocks. Checks one byte of every thousandth block. */
 static void take_blocks(int fd, long blocks)
 {
     char *kept[KEPT] = {NULL};

@@ -1,4 +1,4 @@
-//! A machine that is none of the service's says in its handshakes that its program is under Shunt, and sends frames.
+//! A machine outside the service says in its handshakes that its program is under Shunt, and sends frames.
 
 use std::fs;
 use std::process::Command;
@@ -11,7 +11,7 @@ use shunt_odb::store::Limits;
 use crate::bed::{Bed, free_address};
 use crate::stores::Talking;
 
-/// Says what it gets, and how its connection ends.
+/// Prints what it gets, and how its connection ends.
 const SAYS: &str = "
 import signal, socket, sys
 signal.alarm(60)
@@ -28,7 +28,7 @@ except ConnectionResetError:
 print(got.hex(), flush=True)
 ";
 
-/// Marks its connection by itself (include/shunt.h), sends what it is told, and says what it got.
+/// Marks its own connection (include/shunt.h), sends the bytes that it is given, and prints what it gets.
 const STRANGER: &str = "
 import signal, socket, sys
 signal.alarm(60)
@@ -40,7 +40,7 @@ print(sock.recv(1000)[:6].hex(), flush=True)
 sock.close()
 ";
 
-/// One reference in a frame, to a payload that nobody has.
+/// Returns a frame with one reference, to a payload that nobody has.
 fn frames() -> Vec<u8> {
     const REFERENCE: u8 = 2;
     let payload = PayloadId { holder: Holder::named("nobody"), segment: 7, slot: 7, secret: 7 };
@@ -54,7 +54,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What a program under Shunt got of a stranger who has that key for it, and the stranger of the program.
+/// Lets a stranger with this key talk to a program under Shunt. Returns what the program got, and what the stranger
+/// got.
 fn said(bed: &Bed, key: [u8; 16]) -> (String, String) {
     let group = bed.machine(0).group_beside("stranger");
     fs::create_dir(&group).unwrap();
@@ -78,7 +79,8 @@ fn said(bed: &Bed, key: [u8; 16]) -> (String, String) {
 fn frames_of_a_stranger_are_bytes_like_any_other() {
     let Some(bed) = Bed::new(Limits::default()) else { return };
     assert_eq!(said(&bed, [1; 16]), (hex(&frames()), hex(b"answer")));
-    // The same of a machine that has the key: so the stranger has spoken as it would. Its reference ends its connection alone.
+    // A machine with the shared key gets through with the same bytes, so the stranger's handshake was right. Its
+    // reference ends only its own connection.
     let (got, told) = said(&bed, *crate::bed::SHARED_KEY);
     assert_eq!((got, told), (hex(b"reset"), String::new()));
 }

@@ -1,4 +1,4 @@
-//! A frontend that speaks TLS to its clients, by nginx and the OpenSSL that Debian ships.
+//! Frontends that speak TLS to their clients: nginx and OpenSSL, as Debian ships them.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -17,24 +17,24 @@ use crate::http::{Client, connect};
 use crate::mix::{SIZES, Site, ask_as, files, unchanged};
 use crate::nginx::{Tier, proxy_to, tier};
 
-/// Of the certificate.
+/// Name in the frontend's certificate.
 pub const NAME: &str = "frontend";
 pub const SUITES: [CipherSuite; 3] = [
     CipherSuite::TLS13_AES_128_GCM_SHA256,
     CipherSuite::TLS13_AES_256_GCM_SHA384,
     CipherSuite::TLS13_CHACHA20_POLY1305_SHA256,
 ];
-/// For bodies that are in memory as a whole.
+/// Configuration of proxies that keep each body in memory as a whole.
 const WHOLE: &str = "proxy_buffers 32 64k; proxy_busy_buffers_size 256k; proxy_max_temp_file_size 0;";
 
-/// nginx - nginx - nginx, whose frontend listens for TLS, too.
+/// nginx - nginx - nginx. The frontend listens for TLS, too.
 struct Chain {
     tls: SocketAddr,
     roots: RootCertStore,
     _tiers: [Tier; 3],
 }
 
-/// The bed's, issued the first time.
+/// Returns the frontend's certificate. The first call issues it.
 pub fn certificate(bed: &Bed) -> Files {
     let directory = bed.authority.certificate().parent().unwrap().to_owned();
     let [certificate, key] = ["pem", "key"].map(|kind| directory.join(format!("{NAME}.{kind}")));
@@ -65,14 +65,14 @@ impl Chain {
     }
 }
 
-/// Who has issued the certificate.
+/// Returns the authority that has issued the certificate, for clients.
 pub fn roots(bed: &Bed) -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(bed.authority.certificate()).unwrap()).unwrap();
     roots
 }
 
-/// One that offers these suites, and resumes its sessions.
+/// Returns a client that offers these suites, and resumes its sessions.
 pub fn client(to: SocketAddr, roots: &RootCertStore, suites: &[CipherSuite]) -> Client {
     let mut provider = ring::default_provider();
     provider.cipher_suites.retain(|suite| suites.contains(&suite.suite()));
@@ -84,7 +84,7 @@ pub fn client(to: SocketAddr, roots: &RootCertStore, suites: &[CipherSuite]) -> 
     })
 }
 
-/// Asks for new keys in both directions now and then.
+/// TLS connection that updates the keys of both directions before every seventh request.
 struct Updating {
     stream: StreamOwned<ClientConnection, TcpStream>,
     requests: u32,
@@ -110,7 +110,7 @@ impl Write for Updating {
     }
 }
 
-/// nginx copies what it sends over TLS into a buffer of 16 KiB, again and again.
+/// nginx copies each body through a buffer of 16 KiB, piece by piece.
 #[test]
 fn bodies_that_are_copied_are_not_fetched_page_by_page() {
     let Some(bed) = Bed::of(3, Limits::default()) else { return };
@@ -127,7 +127,7 @@ fn bodies_that_are_copied_are_not_fetched_page_by_page() {
     assert!(faults < 20, "{faults} faults for 100 bodies");
 }
 
-/// Suites, files and ranges, by clients that resume their sessions, change their keys and connect anew.
+/// Tests suites, files and ranges, with clients that resume sessions, update keys and connect anew.
 fn mixed(requests: usize) {
     let Some(bed) = Bed::of(3, Limits::default()) else { return };
     let certificate = certificate(&bed);
@@ -152,7 +152,7 @@ fn all() {
     mixed(10_002);
 }
 
-/// TLS 1.2, too, and other libraries than ours.
+/// Tests TLS 1.2, too, and clients with other TLS libraries.
 #[test]
 fn curl_and_openssl_get_the_bytes() {
     let Some(bed) = Bed::of(3, Limits::default()) else { return };

@@ -1,4 +1,4 @@
-//! A program that sends blocks from one machine to itself on another.
+//! A test program that sends blocks to itself, from one machine to another.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::bed::{Bed, Program, free_address};
 
-/// Starts it as `serve PORT MORE` and as `ask PORT MORE`, and waits until both have ended well: they know the bytes themselves. Some bytes
-/// were absent where they came, or this would test something else.
+/// Starts the program as `serve PORT MORE` and as `ask PORT MORE`, and waits until both have ended with success. They
+/// check the bytes themselves. Asserts that some bytes were absent where they came, because the test would else test
+/// nothing.
 pub fn transfer(bed: &Bed, program: &Path, more: &[String], what: &str) {
     let name = program.file_name().unwrap().to_str().unwrap();
     let port = free_address().port().to_string();

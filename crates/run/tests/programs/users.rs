@@ -1,12 +1,12 @@
-//! Programs that become another user's: what their connections say stays the same, and what they had of the old user's
-//! other connections is gone.
+//! Programs that become another user's: the bytes of their connections stay the same, and they keep nothing of the old
+//! user's other connections.
 
 use shunt_odb::store::Limits;
 
 use crate::bed::Bed;
 use crate::processes::{receive, well};
 
-/// A body that is different everywhere, so that bytes that are lost or come twice show.
+/// A body in which no two parts are equal, so that lost or repeated bytes show.
 const BODY: &str = "
 import array
 BODY = array.array('I', range(100_000)).tobytes()
@@ -19,8 +19,8 @@ sock.sendall(BODY[::-1])
 sock.recv(1)
 ";
 
-/// Where the process has the states of its connections, and whose that is: by the descriptor that programs inherit, and by
-/// what it has mapped.
+/// Functions for the reading program. `table` returns which memory holds the states of the process's connections and
+/// which user owns it, by the inherited descriptor and by the mappings.
 const READS: &str = "
 def name(fd):
     try:
@@ -53,7 +53,7 @@ def goes_on(asks=b'again'):
     assert some(400_000) == BODY[::-1]
 ";
 
-/// One program reads what another sends, with references in it.
+/// Has one program read what another sends by references.
 fn reads(text: &str) {
     let Some(bed) = Bed::new(Limits::default()) else { return };
     let begins = format!("READS = {READS:?}\nexec(READS)\n{BODY}");
@@ -100,7 +100,7 @@ for fd in os.listdir('/proc/self/fd'):
     );
 }
 
-/// What can be taken back is the mightier user's still.
+/// The process can take its privileges back, so the table stays the mightier user's.
 #[test]
 fn a_user_that_is_put_on_for_a_while_changes_nothing() {
     reads(
@@ -135,7 +135,7 @@ goes_on()
     );
 }
 
-/// Without having been passed to one of them, a connection is of no use to who comes second.
+/// A connection that was not passed to one of the users is of no use to the one that comes second.
 #[test]
 fn of_two_users_that_use_a_connection_in_turn_the_second_is_told() {
     reads(
@@ -165,7 +165,7 @@ assert os.waitpid(child, 0)[1] == 0
     );
 }
 
-/// A child takes all of them with it, also those that the parent is about to read.
+/// The child takes the states of all connections with it, also of those that the parent is about to read.
 #[test]
 fn a_parent_that_waits_for_bytes_gets_them_though_its_child_becomes_another_users() {
     reads(
@@ -192,7 +192,7 @@ assert got == [BODY[::-1]]
     );
 }
 
-/// As the processes of a mail server do.
+/// The processes of a mail server do this.
 #[test]
 fn a_connection_is_passed_to_another_users_process_and_back() {
     reads(
@@ -241,7 +241,7 @@ goes_on()
     );
 }
 
-/// The library hears of no change that a program makes by number.
+/// The library does not see a change of user that a program makes by system call number.
 #[test]
 fn a_program_of_another_user_does_not_take_what_it_inherits() {
     reads(
@@ -262,7 +262,7 @@ goes_on()
     );
 }
 
-/// By one such descriptor the parent's memory could be filled.
+/// Through such a descriptor a child could fill its parent's memory.
 #[test]
 fn a_child_has_no_descriptor_of_its_parents_memory() {
     reads(

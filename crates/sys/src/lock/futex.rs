@@ -1,7 +1,7 @@
-//! By futex(2) calls of our own. Those of std call libc's syscall(3), which crates/preload
-//! interposes: a lock that is given up must not enter the program's library once more.
+//! Mutex and condition variable on futex(2), called directly. Those of std call libc's syscall(3), which crates/preload
+//! interposes: giving up a lock must not enter the program's library once more.
 //!
-//! Nobody is poisoned: what a panic leaves half done, who locks next finds so.
+//! There is no poisoning: the next owner of a lock finds the value as a panic left it.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -11,41 +11,41 @@ use super::word::{LOOKS, Ordering, Word, wait, wake};
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
-/// And somebody may wait for it.
+/// Locked, and other threads may be waiting.
 const WAITED_FOR: u32 = 2;
 
-/// What one thread at a time uses.
+/// A value that one thread at a time may use.
 #[derive(Debug, Default)]
 pub struct Mutex<T: ?Sized> {
     word: Word,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached through a guard, of which there is one at a time.
+// SAFETY: the value is reached only through a guard, and one guard exists at a time.
 unsafe impl<T: ?Sized + Send> Send for Mutex<T> {}
 // SAFETY: as above.
 unsafe impl<T: ?Sized + Send> Sync for Mutex<T> {}
 
-/// [`Mutex::lock`]; gives the lock up when dropped.
+/// Access to the value of a [`Mutex`]; dropping it gives the lock up.
 #[derive(Debug)]
 #[clippy::has_significant_drop]
 pub struct MutexGuard<'a, T: ?Sized> {
     mutex: &'a Mutex<T>,
-    /// Not to be dropped by another thread: waiters count on the order of one thread's steps.
+    /// Keeps the guard in its thread: waiters rely on the order of one thread's steps.
     _thread: std::marker::PhantomData<*const ()>,
 }
 
-// SAFETY: a shared guard gives shared references to the value.
+// SAFETY: a shared guard gives only shared references to the value.
 unsafe impl<T: ?Sized + Sync> Sync for MutexGuard<'_, T> {}
 
 impl<T> Mutex<T> {
-    /// A free one.
+    /// Makes an unlocked mutex.
     #[cfg(not(loom))]
     pub const fn new(value: T) -> Self {
         Self { word: Word::new(FREE), value: UnsafeCell::new(value) }
     }
 
-    /// The same: loom makes words as it runs.
+    /// Makes an unlocked mutex. Not const, because loom creates its words at run time.
     #[cfg(loom)]
     pub fn new(value: T) -> Self {
         Self { word: Word::new(FREE), value: UnsafeCell::new(value) }
@@ -57,7 +57,7 @@ impl<T: ?Sized> Mutex<T> {
         MutexGuard { mutex: self, _thread: std::marker::PhantomData }
     }
 
-    /// Waits until nobody else has it.
+    /// Locks, waiting while another thread has the lock.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         if self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -76,13 +76,13 @@ impl<T: ?Sized> Mutex<T> {
             }
             std::hint::spin_loop();
         }
-        // Whoever has waited leaves the mark: others may wait still.
+        // A thread that has waited sets WAITED_FOR when it locks, because others may still be waiting.
         while self.word.swap(WAITED_FOR, Ordering::Acquire) != FREE {
             wait(&self.word, WAITED_FOR, None);
         }
     }
 
-    /// `None`: another thread has it.
+    /// Locks without waiting. `None`: another thread has the lock.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let is_free = self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
@@ -94,7 +94,7 @@ impl<T: ?Sized> Deref for MutexGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: while the guard lives nobody else reaches the value.
+        // SAFETY: no other thread reaches the value while the guard lives.
         unsafe { &*self.mutex.value.get() }
     }
 }
@@ -115,21 +115,21 @@ impl<T: ?Sized> Drop for MutexGuard<'_, T> {
     }
 }
 
-/// What threads wait for that have a lock: it is given up meanwhile.
+/// Condition variable: threads that have a lock wait here for a change, and give the lock up meanwhile.
 #[derive(Debug, Default)]
 pub struct Condvar {
-    /// How often something has changed.
+    /// Number of changes so far; it wraps.
     changes: Word,
 }
 
 impl Condvar {
-    /// One that nobody waits for.
+    /// Makes a condition variable without waiters.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Self { changes: Word::new(0) }
     }
 
-    /// The same: loom makes words as it runs.
+    /// Makes a condition variable without waiters. Not const, because loom creates its words at run time.
     #[cfg(loom)]
     pub fn new() -> Self {
         Self { changes: Word::new(0) }
@@ -141,24 +141,24 @@ impl Condvar {
         time: Option<Duration>,
     ) -> (MutexGuard<'a, T>, bool) {
         let mutex = guard.mutex;
-        // Read with the lock: a change from here on is one that the kernel's comparison sees.
+        // Read while the lock is held, so that the kernel's comparison detects any later change.
         let changes = self.changes.load(Ordering::Relaxed);
         drop(guard);
         let is_over = wait(&self.changes, changes, time);
         (mutex.lock(), is_over)
     }
 
-    /// Waits for a change. Returns without one, too.
+    /// Waits for a change. May also return without one.
     pub fn wait<'a, T: ?Sized>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         self.wait_at_most(guard, None).0
     }
 
-    /// The same, for so long at most: true, where nothing has changed in that time.
+    /// Waits for a change, at most for `time`. The flag is true where the time has run out.
     pub fn wait_timeout<'a, T: ?Sized>(&self, guard: MutexGuard<'a, T>, time: Duration) -> (MutexGuard<'a, T>, bool) {
         self.wait_at_most(guard, Some(time))
     }
 
-    /// Something has changed. Called with the lock, or after it.
+    /// Reports a change to all waiters. To be called with the lock held, or after giving it up.
     pub fn notify_all(&self) {
         self.changes.fetch_add(1, Ordering::Release);
         wake(&self.changes, i32::MAX as u32);

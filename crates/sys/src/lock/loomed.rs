@@ -1,41 +1,41 @@
-//! The same as in `futex.rs`, of loom's. The first wait of each condition variable's that has a limit ends by it, and no other: loom
-//! knows of no time, and of as many steps only as end.
+//! The types of `futex.rs`, built on those of loom. Loom has no clock, and explores only runs that end. So on each
+//! condition variable the first wait with a time limit runs out at once, and no other wait does.
 
 use std::time::Duration;
 
 pub use loom::sync::MutexGuard;
 
-/// What one thread at a time uses.
+/// A value that one thread at a time may use.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(loom::sync::Mutex<T>);
 
 impl<T> Mutex<T> {
-    /// A free one.
+    /// Makes an unlocked mutex.
     pub fn new(value: T) -> Self {
         Self(loom::sync::Mutex::new(value))
     }
 
-    /// Waits until nobody else has it.
+    /// Locks, waiting while another thread has the lock.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().expect("loom's are not poisoned")
     }
 
-    /// `None`: another thread has it.
+    /// Locks without waiting. `None`: another thread has the lock.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         self.0.try_lock().ok()
     }
 }
 
-/// What threads wait for that have a lock: it is given up meanwhile.
+/// Condition variable: threads that have a lock wait here for a change, and give the lock up meanwhile.
 #[derive(Debug, Default)]
 pub struct Condvar {
     of_loom: loom::sync::Condvar,
-    /// Whether one has ended by its limit. No atomic of loom's: it is no step.
+    /// Whether a wait has run out of time already. A plain atomic, not loom's, so that it adds no step to explore.
     is_over: std::sync::atomic::AtomicBool,
 }
 
 impl Condvar {
-    /// One that nobody waits for.
+    /// Makes a condition variable without waiters.
     pub fn new() -> Self {
         Self::default()
     }
@@ -45,7 +45,7 @@ impl Condvar {
         self.of_loom.wait(guard).expect("loom's are not poisoned")
     }
 
-    /// The same, or not at all: true.
+    /// The first call returns at once, with true: its time has run out. Later calls wait for a change.
     pub fn wait_timeout<'a, T>(&self, guard: MutexGuard<'a, T>, _time: Duration) -> (MutexGuard<'a, T>, bool) {
         if self.is_over.swap(true, std::sync::atomic::Ordering::Relaxed) {
             return (self.wait(guard), false);
@@ -53,7 +53,7 @@ impl Condvar {
         (guard, true)
     }
 
-    /// Something has changed.
+    /// Reports a change to all waiters.
     pub fn notify_all(&self) {
         self.of_loom.notify_all();
     }

@@ -1,5 +1,5 @@
-//! In place of `word.rs` where loom tries every order of steps: the kernel compares a word and has a thread sleep in one step, and
-//! so does a lock of loom's here.
+//! Replaces `word.rs` under loom, which tries every order of steps. futex(2) compares the word and puts the thread to
+//! sleep in one step; here a mutex of loom makes both one step.
 
 use std::ops::Deref;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use loom::sync::{Condvar, Mutex};
 
 pub(super) use loom::sync::atomic::Ordering;
 
-/// It would be a step each.
+/// No polling under loom, where each poll would be one more step to explore.
 pub(super) const LOOKS: u32 = 0;
 
 #[derive(Debug, Default)]
@@ -33,7 +33,7 @@ impl Deref for Word {
     }
 }
 
-/// Loom knows of no time: a wait that has a limit ends by it.
+/// Waits as futex(2) does. Loom has no clock, so a wait with a time limit ends at once, as if the time had run out.
 pub(super) fn wait(word: &Word, while_it_is: u32, at_most: Option<Duration>) -> bool {
     let kernel = word.kernel.lock().expect("loom's are not poisoned");
     if word.load(Ordering::SeqCst) != while_it_is {

@@ -1,4 +1,4 @@
-//! What threads wait by: a word of memory, and futex(2).
+//! A word of memory that threads wait on, with futex(2).
 
 use std::time::Duration;
 
@@ -8,10 +8,12 @@ use rustix::time::Timespec;
 
 pub(super) use std::sync::atomic::{AtomicU32 as Word, Ordering};
 
-/// Looks so often whether a lock is given up before its waiter asks the kernel: what is done under these is short.
+/// Number of times that a waiter polls a lock before it sleeps in the kernel. Critical sections of these locks are
+/// short.
 pub(super) const LOOKS: u32 = 100;
 
-/// Woken, changed, interrupted, or, where this is true, out of time: the caller looks.
+/// Waits until the word is woken, has another value, or a signal interrupts the wait. The caller checks the word again.
+/// Returns true where the time has run out.
 pub(super) fn wait(word: &Word, while_it_is: u32, at_most: Option<Duration>) -> bool {
     let patience = at_most.and_then(|time| Timespec::try_from(time).ok());
     futex::wait(word, futex::Flags::PRIVATE, while_it_is, patience.as_ref()) == Err(Errno::TIMEDOUT)

@@ -1,4 +1,4 @@
-//! What `shunt bench odb` measures, by names that never change.
+//! Cases of `shunt bench odb`, by names that never change.
 
 use std::fmt;
 
@@ -14,8 +14,8 @@ const MIB: u64 = 1 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Case {
-    /// The part of a body that an intermediate's ports never see: what they receive for a response with that body, less
-    /// what they receive for one without a body.
+    /// Fraction of a body that an intermediate's ports never see. The bytes that they do see are those received for a
+    /// response with the body, less those for a response without one.
     Bypass { unaligned: bool },
     /// One tier's CPU per response.
     Tier { tier: Tier, size: u64, wire: Wire },
@@ -25,9 +25,9 @@ pub(super) enum Case {
     Handshake,
     /// The whole service's CPU per response, with two intermediates.
     Service,
-    /// Bodies that are too short to be left in the store.
+    /// Throughput of bodies that are too short to be left in the store.
     Small,
-    /// Bodies that the intermediate reads to the last byte.
+    /// Throughput of bodies that the intermediate reads to the last byte.
     Touched,
 }
 
@@ -68,7 +68,7 @@ impl Subject for Case {
         match self {
             Self::Bypass { unaligned: false } => "bypass/64k".to_owned(),
             Self::Bypass { unaligned: true } => "bypass/64k/unaligned".to_owned(),
-            // The only one of its kind: without a wire, as the target is.
+            // The backend has only this case: its name and the name of its target have no wire.
             Self::Tier { tier: Tier::Backend, size, .. } => format!("be-cpu/{}", size_name(size)),
             Self::Tier { tier: Tier::Intermediate, size, wire } => format!("is-cpu/{}/{wire}", size_name(size)),
             Self::Tier { tier: Tier::Frontend, size, wire } => format!("fe-cpu/{}/{wire}", size_name(size)),
@@ -105,7 +105,7 @@ impl Subject for Case {
 }
 
 impl Case {
-    /// The body that it asks for, in bytes.
+    /// Size of the body that the case asks for, in bytes.
     pub(super) fn size(self) -> u64 {
         match self {
             Self::Tier { size, .. } => size,
@@ -130,7 +130,7 @@ impl Case {
         }
     }
 
-    /// How its hosts are placed.
+    /// Placement of the hosts for this case.
     pub(super) fn placement(self) -> Placement {
         match self {
             Self::Tier { tier, .. } => Placement::Tier(
@@ -147,7 +147,7 @@ impl Case {
     }
 }
 
-/// The frontend's neighbour.
+/// The intermediate next to the frontend.
 pub(super) const INTERMEDIATE: &str = "intermediate1";
 
 impl fmt::Display for Kind {

@@ -1,4 +1,4 @@
-//! What went through connections between programs under Shunt, from a capture: frames and their lengths.
+//! Frames on connections between programs under Shunt, and their lengths, read from a capture.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,7 +13,7 @@ use shunt_odb::reference::PayloadId;
 use crate::pcap::Pcap;
 use crate::segment::{Segment, flag};
 
-/// A frame of a direction.
+/// A frame of one direction, with its length in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Frame {
     Real(u64),
@@ -27,7 +27,7 @@ pub(super) struct Direction {
     pub(super) frames: Vec<Frame>,
 }
 
-/// Every direction of a capture whose packets are whole, in the order in which they began.
+/// Returns every direction in a capture, in the order in which they began. The capture must have whole packets.
 pub(super) fn directions(capture: &Path) -> Result<Vec<Direction>> {
     let file = File::open(capture).with_context(|| format!("opening {}", capture.display()))?;
     let mut pcap = Pcap::open(BufReader::new(file))?;
@@ -55,17 +55,17 @@ pub(super) fn directions(capture: &Path) -> Result<Vec<Direction>> {
     streams.into_iter().map(direction).collect()
 }
 
-/// A direction's bytes, as they come.
+/// Bytes of one direction, collected from its segments.
 struct Stream {
     source: SocketAddr,
     destination: SocketAddr,
-    /// The sequence number of its first byte.
+    /// Sequence number of the first byte.
     start: u32,
-    /// By their place in it.
+    /// Pieces of the stream, by their offset.
     pieces: BTreeMap<u32, Vec<u8>>,
 }
 
-/// Pieces of a stream by their place in it, which may have come twice.
+/// Joins the pieces of a stream, given by their offset. Pieces may have come twice.
 fn joined(pieces: BTreeMap<u32, Vec<u8>>) -> Vec<u8> {
     let mut stream: Vec<u8> = Vec::new();
     for (at, piece) in pieces {
@@ -75,7 +75,7 @@ fn joined(pieces: BTreeMap<u32, Vec<u8>>) -> Vec<u8> {
     stream
 }
 
-/// The frames of a stream; none where it is not framed.
+/// Returns the frames of a stream; none where the stream is not framed.
 fn frames(mut bytes: &[u8]) -> Result<Vec<Frame>> {
     let (mut receiving, mut frames) = (Receiving::default(), Vec::new());
     while !bytes.is_empty() {

@@ -1,5 +1,5 @@
-//! `shunt bench odb --paper`: the paper's Tables 4.1, 4.2 and 4.3, beside its numbers. Its chain is nginx, nginx, PHP
-//! (000, 4.4.4 and 4.4.5): the intermediate speaks FastCGI, and a page has a multiple of 4 KiB.
+//! `shunt bench odb --paper`: the paper's Tables 4.1, 4.2 and 4.3, beside its numbers. The paper's chain is nginx,
+//! nginx, PHP (its sections 4.4.4 and 4.4.5): the intermediate speaks FastCGI, and a page has a multiple of 4 KiB.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -23,7 +23,7 @@ use crate::tcpdump::Tcpdump;
 
 const PHP: &str = "/usr/sbin/php-fpm8.2";
 const FASTCGI_PORT: u16 = 9000;
-/// Pages of 4 KiB, and what of them passed by the intermediate in the paper: Tables 4.2 and 4.3, in percent.
+/// The paper's Tables 4.2 and 4.3: body in pages of 4 KiB, and the percentages of it that bypassed the intermediate.
 const BYPASSED: [(usize, f64, f64); 7] = [
     (1, 0.0, 0.0),
     (2, 50.0, 50.30),
@@ -33,14 +33,14 @@ const BYPASSED: [(usize, f64, f64); 7] = [
     (32, 93.75, 93.75),
     (64, 93.75, 93.75),
 ];
-/// Table 4.1: pages, faults at the intermediate, lengths of real and of virtual writes.
+/// The paper's Table 4.1: pages, faults at the intermediate, lengths of real and of virtual writes.
 const WRITES: [(usize, u32, &str, &str); 4] =
     [(1, 1, "", "4184"), (2, 1, "96", "8192"), (3, 2, "", "8192 4200"), (4, 0, "88 16", "16384")];
 /// Requests for each figure of Tables 4.2 and 4.3.
 const REQUESTS: usize = 50;
 const PAGE_BYTES: usize = 4096;
 
-/// Runs all of it, and prints the tables.
+/// Measures all three tables and prints them.
 pub(super) fn run() -> Result<()> {
     let progress = Progress::to_stderr();
     let mut text = String::new();
@@ -82,7 +82,7 @@ impl<'lab> Site<'lab> {
         Ok(Self { lab, service, _php: php })
     }
 
-    /// Fetches a page so often, and looks at every byte.
+    /// Fetches a body of `pages` pages `times` times, and checks every byte.
     fn fetch(&self, pages: usize, times: usize) -> Result<()> {
         let paths = vec![format!("/php/{pages}"); times];
         let expected = b"0123456789abcdef".repeat(pages * PAGE_BYTES / 16);
@@ -98,7 +98,7 @@ impl<'lab> Site<'lab> {
         self.lab.intermediates().first().copied().context("the lab has no intermediate")
     }
 
-    /// Table 4.1.
+    /// Measures Table 4.1.
     fn writes(&self) -> Result<Table> {
         let intermediate = self.intermediate()?;
         let device = &intermediate.ports().first().context("the intermediate has no port")?.device;
@@ -138,7 +138,8 @@ impl<'lab> Site<'lab> {
         Ok(table)
     }
 
-    /// Tables 4.2 and 4.3. Everything counts that comes to the intermediate: frames, acknowledgements, what it fetches.
+    /// Measures Table 4.2 or 4.3. All bytes that reach the intermediate count: frames, acknowledgements, and fetched
+    /// bytes.
     fn bypassed(&self, unaligned: bool) -> Result<Table> {
         let received = |pages: usize| -> Result<u64> {
             let meter = ByteMeter::start(self.intermediate()?)?;
@@ -170,7 +171,7 @@ impl<'lab> Site<'lab> {
     }
 }
 
-/// By payload: its bytes in references that somebody else than its writer sent.
+/// For each payload, its bytes in references that were not sent by its writer.
 fn forwarded(directions: &[Direction], writer: SocketAddr) -> HashMap<PayloadId, u64> {
     let mut bytes = HashMap::new();
     for frame in directions.iter().filter(|one| one.source != writer).flat_map(|one| &one.frames) {
@@ -181,7 +182,7 @@ fn forwarded(directions: &[Direction], writer: SocketAddr) -> HashMap<PayloadId,
     bytes
 }
 
-/// Bytes that were written by reference and did not go on as they came: somebody has looked at their pages.
+/// Bytes that were written by reference and not passed on by reference, because somebody has looked at their pages.
 fn touched(direction: &Direction, forwarded: &HashMap<PayloadId, u64>) -> u64 {
     let of = |frame: &Frame| match frame {
         Frame::Reference(payload, length) => length.saturating_sub(forwarded.get(payload).copied().unwrap_or(0)),
@@ -194,7 +195,7 @@ fn fastcgi_address(lab: &Lab) -> Result<SocketAddr> {
     Ok(SocketAddr::new(lab.backend().service_address_of(Family::V4)?, FASTCGI_PORT))
 }
 
-/// The intermediate's way to PHP.
+/// Location of the intermediate that leads to PHP.
 fn fastcgi(lab: &Lab, host: &Host) -> String {
     let Ok(address) = fastcgi_address(lab) else { return String::new() };
     if host.role() != Role::Intermediate {
@@ -212,7 +213,7 @@ fn script(backend: &Host) -> std::path::PathBuf {
     backend.dir().join("page.php")
 }
 
-/// PHP-FPM, one process.
+/// Starts PHP-FPM with one process.
 fn php(backend: &Host, on_demand: OnDemand) -> Result<Process> {
     let address = SocketAddr::new(backend.service_address_of(Family::V4)?, FASTCGI_PORT);
     let page = "<?php\n$pages = (int)substr(strrchr($_SERVER['REQUEST_URI'], '/'), 1);\n\

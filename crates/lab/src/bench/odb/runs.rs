@@ -1,4 +1,4 @@
-//! How each case is measured.
+//! Measurement of each case.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub(super) fn measure(bed: &Bed<'_>, case: Case, effort: Effort) -> Result<CaseO
     Ok(costs.compared(case, microseconds).with("kept_heap", microseconds(&kept_heap)))
 }
 
-/// One side as a case has it, with the bed as it is placed.
+/// Loads one side as a case requires; the bed must be placed already.
 pub(super) fn load(bed: &Bed<'_>, case: Case, side: Side, time: Duration) -> Result<Cost> {
     let directory = if case == Case::Touched { TOUCHING } else { "" };
     let path = format!("{directory}/{}", size_name(case.size()));
@@ -49,7 +49,8 @@ fn wrk(url: String, time: Duration) -> Wrk {
     Wrk::new(url).connections(CONNECTIONS).duration(time)
 }
 
-/// Everything counts that comes to the intermediate: frames, acknowledgements, what it fetches.
+/// Measures the bypassed fraction. All bytes that reach the intermediate count: frames, acknowledgements, and fetched
+/// bytes.
 fn bypass(bed: &Bed<'_>, case: Case, effort: Effort) -> Result<CaseOutcome> {
     let received = |path: &str| -> Result<f64> {
         let (_, chain) = bed.target(Side::Ours)?;

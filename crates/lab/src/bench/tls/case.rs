@@ -1,4 +1,4 @@
-//! What `shunt bench tls` measures, by names that never change.
+//! Cases of `shunt bench tls`, by names that never change.
 
 use super::super::case::Shape;
 use super::super::choice::Subject;
@@ -15,15 +15,15 @@ pub(super) enum Case {
     Frontend,
     /// The whole service's CPU per response, with two intermediates.
     Service { size: u64, wire: Wire },
-    /// What encryption costs where it is done now, to what it cost where it was done before:
+    /// Cost of encryption where it is done now, compared with its cost where it was done before:
     ///
     /// - ours: the backend's CPU per response with Shunt, less that with plain nginx;
     /// - baseline: the CPU of plain nginx's frontend per response on TLS, less that of the same response on plain HTTP.
     ///
     /// Ours counts all that a shortcut adds to a backend, not only the cipher.
     Encryption,
-    /// New connections, each with one response of 1 KiB, that one core of the frontend carries. wrk resumes its sessions: a
-    /// full handshake would cost both sides more, and Shunt no more.
+    /// New connections, each with one response of 1 KiB, that one core of the frontend carries. wrk resumes its
+    /// sessions: a full handshake would cost both sides more, and Shunt would add nothing to that.
     Handshake,
 }
 
@@ -64,7 +64,7 @@ impl Subject for Case {
 }
 
 impl Case {
-    /// The body that it asks for, in bytes.
+    /// Size of the body that the case asks for, in bytes.
     pub(super) fn size(self) -> u64 {
         match self {
             Self::Frontend | Self::Encryption => MIB,
@@ -73,12 +73,12 @@ impl Case {
         }
     }
 
-    /// The hosts and links that it needs.
+    /// Hosts and links that the case needs.
     pub(super) fn shape(self) -> Shape {
         let (intermediates, wire) = match self {
             Self::Frontend => (2, Wire::Tso),
             Self::Service { wire, .. } => (2, wire),
-            // Nobody stands between the two that are compared.
+            // No other tier lies between the two tiers that are compared.
             Self::Encryption | Self::Handshake => (0, Wire::Tso),
         };
         Shape { intermediates, wire }

@@ -1,4 +1,4 @@
-//! How each case is measured.
+//! Measurement of each case.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub(super) fn load_placed(bed: &Bed, case: Case, side: Side, time: Duration) -> 
     load(bed, case, side, time)
 }
 
-/// Of encryption: where ours does it.
+/// Placement of the hosts for a case. For encryption it is the backend, where our service encrypts.
 fn placement(case: Case) -> Placement {
     match case {
         Case::Service { .. } => Placement::WholeService,
@@ -51,7 +51,7 @@ fn load(bed: &Bed, case: Case, side: Side, time: Duration) -> Result<Cost> {
     bed.load_with(side, if case == Case::Handshake { load.new_connections() } else { load })
 }
 
-/// The same bodies without TLS.
+/// Loads one side with the same bodies, without TLS.
 fn load_plain(bed: &Bed, case: Case, side: Side, time: Duration) -> Result<Cost> {
     let (_, chain) = bed.target(side)?;
     bed.load_with(side, wrk(chain.url(&path(case)), time))
@@ -65,7 +65,7 @@ fn wrk(url: String, time: Duration) -> Wrk {
     Wrk::new(url).connections(CONNECTIONS).duration(time)
 }
 
-/// Four loads a round, on two placements: see [`Case::Encryption`].
+/// Measures [`Case::Encryption`], with five loads per round on two placements.
 fn encryption(bed: &Bed, effort: Effort) -> Result<CaseOutcome> {
     let (case, background, time) = (Case::Encryption, bed.background(), effort.load());
     let microseconds = |cost: Cost| cost.microseconds(&background);

@@ -1,4 +1,4 @@
-//! Many connections at once, and long bodies: nobody hangs.
+//! Loads of many connections at once, and long bodies, under which nothing may hang.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -9,10 +9,10 @@ use super::{handed_off, run};
 use crate::bed::{FILES, authority};
 use crate::service::Running;
 
-/// Nothing takes so long, beside whatever else.
+/// Longest time of a load, in seconds, even beside other work.
 const LIMIT_SECONDS: &str = "300";
 
-/// So many requests for each file, over so many connections of curl's.
+/// Sends `requests` requests for each file, over `connections` connections of curl.
 fn load(service: &Running<'_>, connections: u32, files: &[&str], requests: u32) -> Result<()> {
     let mut curl = Command::new("curl");
     curl.args(["--parallel", "--parallel-max", &connections.to_string(), "--max-time", LIMIT_SECONDS, "--http1.1"]);
@@ -36,7 +36,7 @@ fn loads(service: &Running<'_>, requests: u32) -> Result<()> {
     let before = handed_off(service)?;
     load(service, 8, &["1m"], requests)?;
     load(service, 16, &["1k", "16k-1", "16k+1", "64k", "1m"], requests / 5)?;
-    // More than a store keeps of one program.
+    // The file is longer than a store keeps for one program.
     load(service, 1, &["64m"], 1)?;
     ensure!(handed_off(service)? > before, "nothing was handed off");
     Ok(())
@@ -47,7 +47,7 @@ fn many_connections_at_once_hang_nobody() -> Result<()> {
     run("many_connections_at_once_hang_nobody", |service| loads(service, 100))
 }
 
-/// Minutes.
+/// Takes minutes.
 #[test]
 #[ignore = "many_connections_at_once_hang_nobody is a sample"]
 fn twenty_loads_hang_nobody() -> Result<()> {

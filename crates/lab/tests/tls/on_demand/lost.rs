@@ -1,5 +1,5 @@
-//! What goes wrong while a holder's agent sends on a TLS connection: a body is whole, or its client sees that it is not, and what
-//! came opens under keys and numbers that were used once.
+//! Faults while a holder's agent sends on a TLS connection. A body is whole, or its client sees that it is not. All
+//! records that came open with keys and numbers that were used once.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -13,13 +13,14 @@ use crate::client::{Client, Target, Told};
 use crate::nonces::opened;
 use crate::service::Running;
 
-/// Longer than the lease of a payload: what clients that left had not had fills the store for so long, if nobody returns it.
+/// Time that is longer than the lease of a payload. Until a lease ends, payloads that clients did not take fill the
+/// store, if nobody returns them.
 const LIMIT: Duration = Duration::from_secs(180);
-/// Until what was killed is started again.
+/// Time between killing a process and starting it again.
 const GONE: Duration = Duration::from_millis(300);
 const LONG: u64 = 64 << 20;
 
-/// The connection ended in the middle, as by a network that fails: nothing that came was not the file's, and nobody waited.
+/// Asserts that a connection was whole, or ended as with a network that fails.
 fn is_honest(ending: Result<()>) -> Result<()> {
     let Err(error) = ending else { return Ok(()) };
     let reset = error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::ConnectionReset);
@@ -27,7 +28,8 @@ fn is_honest(ending: Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// Does something while a client has some of a body and takes no more. What that client gets after all is whole, or it ends.
+/// Calls `what` while a client has a part of a body and reads no more. Asserts that the client then gets the whole
+/// body, or an end.
 fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
     until_handed_off(service)?;
     let opened = opened(service, |service| {
@@ -48,7 +50,7 @@ fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) -> Res
     Ok(())
 }
 
-/// Bodies come whole, and pass by the frontend: again, within a while.
+/// Waits until bodies come whole and pass by the frontend again.
 fn until_handed_off(service: &Running<'_>) -> Result<()> {
     let (deadline, target) = (Instant::now() + LIMIT, Target::of(service));
     loop {
@@ -70,7 +72,7 @@ fn kill_server(service: &mut Running<'_>, host: &Host) -> Result<()> {
     service.service.chain_mut().process(host.name()).context("it has a server")?.signal(Signal::KILL)
 }
 
-/// Disturbs the machine that sends and the one whose client it is: bodies are handed off again afterwards.
+/// Disturbs first the backend, then the frontend. Asserts that bodies are handed off again afterwards.
 fn on_each(service: &mut Running<'_>, what: impl Fn(&mut Running<'_>, &Host) -> Result<()>) -> Result<()> {
     for host in [service.lab.backend(), service.lab.frontend()] {
         let ending = disturb(service, |service| what(service, host));

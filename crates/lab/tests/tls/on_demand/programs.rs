@@ -1,4 +1,5 @@
-//! Other servers and clients than nginx and rustls: a thread for each connection, and OpenSSL's own client.
+//! Servers and clients other than nginx and rustls: a server with a thread for each connection, and OpenSSL's own
+//! client.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -15,7 +16,7 @@ use crate::service::Running;
 const PROGRAM: &str = include_str!("threads.py");
 const PORT: u16 = 8443;
 
-/// The program on the frontend, under Shunt.
+/// Starts the program on the frontend, under Shunt.
 fn start(service: &Running<'_>) -> Result<Process> {
     let host = service.lab.frontend();
     let file = host.dir().join("threads.py");
@@ -29,7 +30,7 @@ fn start(service: &Running<'_>) -> Result<Process> {
     host.serve(command, at)
 }
 
-/// Both of a program's calls for a write (SSL_write_ex is Python's), of blocking sockets.
+/// The program writes by SSL_write and SSL_write_ex (Python's call), on blocking sockets.
 #[test]
 fn threads_that_wait_in_their_writes_hand_bodies_off() -> Result<()> {
     run("threads_that_wait_in_their_writes_hand_bodies_off", |service| {
@@ -60,7 +61,7 @@ fn threads_that_wait_in_their_writes_hand_bodies_off() -> Result<()> {
     })
 }
 
-/// OpenSSL's own client, which asks for new keys behind each body (the line `K`).
+/// OpenSSL's client asks for new keys after each body (the line `K`).
 #[test]
 fn openssls_client_gets_new_keys_between_bodies() -> Result<()> {
     run("openssls_client_gets_new_keys_between_bodies", |service| {
@@ -72,7 +73,7 @@ fn openssls_client_gets_new_keys_between_bodies() -> Result<()> {
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(format!(
             "({} {} {} {}) | timeout 30 openssl s_client -connect {}:{} -CAfile {} 2>/dev/null",
-            // Of a part of the first it is not known yet who sends it.
+            // For a part of the first body it is not known yet which machine sends it.
             ask("64k"),
             ask("1m"),
             ask("64k"),

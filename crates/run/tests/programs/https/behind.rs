@@ -11,7 +11,7 @@ use crate::bed::{Bed, free_address};
 use crate::mix::{files, readable};
 use crate::tls::certificate;
 
-/// Varnish before `next`, which keeps what it has had for so many seconds.
+/// Starts Varnish before `next`. It caches responses for `kept` seconds.
 pub fn varnish(bed: &Bed, next: SocketAddr, kept: u32) -> Option<Backend> {
     let address = free_address();
     let directory = bed.path().join(format!("varnish-{kept}"));
@@ -22,15 +22,15 @@ pub fn varnish(bed: &Bed, next: SocketAddr, kept: u32) -> Option<Backend> {
     Some(start(command, address))
 }
 
-/// PostgreSQL with the files in a table, on the backend's machine.
+/// PostgreSQL on the backend's machine, with the files in a table.
 pub struct Database {
     server: Backend,
     directory: PathBuf,
-    /// Where psycopg2-binary is.
+    /// Directory of psycopg2-binary.
     library: PathBuf,
 }
 
-/// Neither it nor its clients are root.
+/// User of the server and its clients: not root.
 const USER: (&str, u32) = ("nobody", 65534);
 
 const FILLS: &str = "
@@ -44,7 +44,7 @@ with psycopg2.connect(sys.argv[1]) as connection, connection.cursor() as cursor:
                 cursor.execute('insert into bodies values (%s, %s)', (name, psycopg2.Binary(file.read())))
 ";
 
-/// What reads a body, in the place of the application's own.
+/// Python code that reads a body from the database, in place of the application's own code.
 const READS: &str = "
 import psycopg2, threading
 kept = threading.local()
@@ -59,7 +59,8 @@ def body_of(name):
 ";
 
 impl Database {
-    /// `None`, and it says so: there is no PostgreSQL here, or no psycopg2-binary.
+    /// Starts the server and fills the table. Returns `None`, and says why, where PostgreSQL or psycopg2-binary is not
+    /// installed.
     pub fn start(bed: &Bed) -> Option<Self> {
         let postgres = has("/usr/lib/postgresql/15/bin/postgres")?;
         let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/psycopg2");
@@ -107,7 +108,7 @@ impl Database {
         assert!(filled.status.success(), "{}", String::from_utf8_lossy(&filled.stderr));
     }
 
-    /// gunicorn on the machine between, which speaks TLS with the database or not.
+    /// Starts gunicorn on the intermediate's machine. `encrypted`: it speaks TLS with the database.
     pub fn gunicorn(&self, bed: &Bed, encrypted: bool) -> Backend {
         let address = free_address();
         let directory = self.directory.join(format!("application-{encrypted}"));

@@ -1,4 +1,4 @@
-//! Programs that end TLS, on the frontend's machine, before a service that speaks plain HTTP.
+//! Programs that end TLS on the frontend's machine, before a service that speaks plain HTTP.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -13,13 +13,13 @@ use crate::bed::{Bed, free_address};
 use crate::nginx::{Tier, proxy_to, tier};
 use crate::tls::certificate;
 
-/// Where it listens for TLS.
+/// A running program that ends TLS, and the address at which it listens.
 pub struct End {
     pub address: SocketAddr,
     _program: Program,
 }
 
-/// Ends with the test.
+/// The program, which ends with the test.
 #[expect(dead_code, reason = "kept for its end")]
 enum Program {
     Nginx(Tier),
@@ -30,7 +30,7 @@ fn of(program: Backend) -> End {
     End { address: program.address, _program: Program::Other(program) }
 }
 
-/// A directory of its own, with what only its program reads there.
+/// Makes a directory that only this program uses.
 fn directory(bed: &Bed, name: &str) -> PathBuf {
     let path = bed.path().join(name);
     fs::create_dir_all(&path).unwrap();
@@ -53,7 +53,7 @@ pub fn nginx(bed: &Bed, next: SocketAddr) -> End {
     End { address, _program: Program::Nginx(tier(bed, "frontend", &http, &server, true)) }
 }
 
-/// In an empty root directory, as Debian's configuration has it, and as an ordinary user.
+/// Starts HAProxy as an ordinary user in an empty root directory, as Debian's configuration does.
 pub fn haproxy(bed: &Bed, next: SocketAddr) -> End {
     let (address, directory) = (free_address(), directory(bed, "haproxy-tls"));
     fs::write(directory.join("both.pem"), text_of(&certificate(bed))).unwrap();
@@ -112,7 +112,7 @@ https.createServer(tls, (request, response) => {
 }).listen(port, host);
 ";
 
-/// Its OpenSSL is a part of the program.
+/// Starts Node.js, whose OpenSSL is a part of the program.
 pub fn node(bed: &Bed, next: SocketAddr) -> Option<End> {
     let (files, address, directory) = (certificate(bed), free_address(), directory(bed, "node"));
     let node = ["/usr/bin/node", "/usr/local/bin/node"].into_iter().find_map(has)?;
@@ -173,7 +173,7 @@ class Proxy {
 }
 "#;
 
-/// TLS of Java's own.
+/// Starts Java, which has its own TLS.
 pub fn java(bed: &Bed, next: SocketAddr) -> Option<End> {
     let (files, address, directory) = (certificate(bed), free_address(), directory(bed, "java"));
     let source = directory.join("Proxy.java");
@@ -185,7 +185,7 @@ pub fn java(bed: &Bed, next: SocketAddr) -> Option<End> {
     Some(of(start(command, address)))
 }
 
-/// As Java reads them.
+/// Puts certificate and key into one PKCS #12 file, which Java reads.
 fn together(files: &Files, to: &Path) {
     let mut command = Command::new("openssl");
     command.args(["pkcs12", "-export", "-passout", "pass:frontend", "-in"]).arg(&files.certificate);

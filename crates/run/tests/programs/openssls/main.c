@@ -1,12 +1,13 @@
 /*
- * A process with several OpenSSLs. Each is in a library of its own (part.c), and speaks TLS with
- * itself over a pair of sockets: a part that reached another's functions would fail, or crash.
+ * A process with several OpenSSLs. Each is linked to a library of its own (part.c), and speaks TLS
+ * with itself over a pair of sockets. A part whose calls reached another OpenSSL would fail or
+ * crash.
  *
- *     main CERTIFICATE KEY HOW:LIBRARY...      HOW: local, deep, global; again: loaded, used and
- * unloaded
+ *     main CERTIFICATE KEY HOW:LIBRARY...
+ *     HOW: how dlopen loads it: local, deep, global; again: loaded, used and unloaded
  *
- * Functions are called from here, so that a part that ends in a jump leaves an address of this
- * program's.
+ * The parts' functions are called from here. So where one ends in a jump to OpenSSL, the return
+ * address is this program's.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -36,7 +37,7 @@ static void see(int written, int version, int type, const void *bytes, size_t n,
     seen++;
 }
 
-/* Whether both have done it. */
+/* Returns whether both ends have finished the handshake. */
 static int shake_hands(const struct part *part, void *ssl[2])
 {
     int done = 1;

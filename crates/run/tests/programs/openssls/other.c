@@ -1,7 +1,7 @@
 /*
- * Stands in for an OpenSSL 1.1: as its objects it has others than version 3, and it ends the
- * process when it is given those of another library. It encrypts nothing. With -DLATER its
- * functions lie in another order.
+ * Stand-in for OpenSSL 1.1. Its objects differ from those of version 3, and it ends the process
+ * when it is given an object of another library. It encrypts nothing. With -DLATER its functions
+ * lie in another order.
  */
 #include <stdlib.h>
 #include <unistd.h>

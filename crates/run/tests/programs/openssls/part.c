@@ -1,5 +1,5 @@
-/* A part of a program, which uses the OpenSSL that it is linked to. With -DOLD that is an old one
- * (other.c). */
+/* A part of a program, which uses the OpenSSL that it is linked to. With -DOLD that is an old
+ * one (other.c). */
 #include "part.h"
 
 #define FUNCTION(result, name, ...) extern result name(__VA_ARGS__);
