@@ -12,29 +12,31 @@ AS_ROOT := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)"
 .PHONY: demo older-kernels loom sanitize fuzz test soak nginx-tests odb-suites https-chains tlsfuzzer check bench build clean packages rust
 .DEFAULT_GOAL := build
 
-build: packages rust   ## everything that runs: shunt, shuntd, the nginx module
+build: packages rust   ## everything that runs: shunt, shuntd, shunt-lab, the nginx module
 	$(CARGO) build --release --workspace --bins
 	$(CARGO) build --release -p shunt-preload
 	@$(MAKE) --no-print-directory -C nginx
 
 demo: build            ## real nginx tiers, with and without Shunt, and what that saves
-	$(SUDO) $(BIN)/shunt demo
+	$(SUDO) $(BIN)/shunt-lab demo
 
 test: build            ## all tests; those that need root get it by sudo
 	@$(MAKE) --no-print-directory -C nginx/t
 	@status=0; set -o pipefail; \
+	$(BIN)/shunt-lab simulate --seconds 30 || status=1; \
 	$(AS_ROOT) $(CARGO) test --release --workspace --no-fail-fast 2>&1 | tee target/test.log || status=1; \
 	$(SUDO) $(MAKE) --no-print-directory -C nginx test || status=1; \
 	scripts/failed-tests target/test.log; \
 	exit $$status
 
-soak: build            ## what takes long: every cell of the fault table, silence, mistakes, attacks, 100 lost backends, MINUTES=30 of everything
-	$(SUDO) $(BIN)/shunt bench faults --json target/faults.json
-	$(SUDO) $(BIN)/shunt bench silence --json target/silence.json
-	$(SUDO) $(BIN)/shunt bench mistakes --json target/mistakes.json
-	$(SUDO) $(BIN)/shunt bench attack --minutes $(or $(ATTACK_MINUTES),10) --json target/attack.json
-	$(SUDO) $(BIN)/shunt bench failover --how both --json target/failover.json
-	$(SUDO) $(BIN)/shunt bench soak --minutes $(or $(MINUTES),30) --json target/soak.json
+soak: build            ## what takes long: simulated services for SIMULATE_SECONDS=600, every cell of the fault table, silence, mistakes, attacks, 100 lost backends, MINUTES=30 of everything
+	$(BIN)/shunt-lab simulate --seconds $(or $(SIMULATE_SECONDS),600) --json target/simulate.json
+	$(SUDO) $(BIN)/shunt-lab bench faults --json target/faults.json
+	$(SUDO) $(BIN)/shunt-lab bench silence --json target/silence.json
+	$(SUDO) $(BIN)/shunt-lab bench mistakes --json target/mistakes.json
+	$(SUDO) $(BIN)/shunt-lab bench attack --minutes $(or $(ATTACK_MINUTES),10) --json target/attack.json
+	$(SUDO) $(BIN)/shunt-lab bench failover --how both --json target/failover.json
+	$(SUDO) $(BIN)/shunt-lab bench soak --minutes $(or $(MINUTES),30) --json target/soak.json
 
 nginx-tests: build     ## nginx's own test suite, without Shunt and with tiers, agents and shortcuts; fetches the suite
 	$(SUDO) nginx/t/nginx-tests.py
@@ -63,13 +65,14 @@ fuzz: build            ## every fuzzer, SECONDS_EACH=20
 	scripts/fuzz
 
 bench: build           ## all benchmarks, one HTML report
-	$(SUDO) $(BIN)/shunt bench all --html target/bench.html
+	$(SUDO) $(BIN)/shunt-lab bench all --html target/bench.html
 
-check: packages rust   ## formatting, lints, headers, licences, and whether verifiers, also Linux 5.15's and 6.1's, take the BPF programs
+check: packages rust   ## formatting, lints, headers, structure, licences, and whether verifiers, also Linux 5.15's and 6.1's, take the BPF programs
 	$(CARGO) fmt --all --check
 	clang-format-14 --dry-run --Werror include/*.h openssl/*.[ch] crates/handoff/bpf/*.[ch] crates/handoff/bpf/decisions/*.h crates/decisions/*.[ch] crates/negotiation/bpf/*.[ch] nginx/*.[ch]
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	scripts/check-headers
+	scripts/check-structure
 	scripts/cargo-deny
 	$(AS_ROOT) $(CARGO) test --quiet --release -p shunt-handoff --test steering loader::
 	scripts/older-kernels loader::both_sides both_ends_agree a_listener_that_says_no_more

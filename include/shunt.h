@@ -2,9 +2,9 @@
 /*
  * Interface between a server and Shunt on one machine. It has three parts: socket options of the
  * server's own connections (SHUNT_SOL), messages to the agent (over SOCK_SEQPACKET), and the memory
- * that the two share (board, counters, completion ring). The Rust twin of the messages is
- * crates/wire/src/local.rs; crates/wire/tests/header.rs fails where the two differ in a size or an
- * offset.
+ * that the two share (board, counters, completion ring). The Rust twins are in crates/wire
+ * (options.rs, local.rs, flow.rs, reason.rs); crates/wire/tests/header.rs fails where a number, a
+ * size, a field or an offset differs, or one side has something that the other has not.
  *
  * Addresses are 16 bytes, IPv4 as ::ffff:a.b.c.d. Ports and addresses are in network order, all
  * else in the machine's order: none of this leaves the machine.
@@ -227,7 +227,7 @@ struct shunt_event {
  * read.
  */
 #define SHUNT_BOARD_MAGIC 0x53424f41u
-#define SHUNT_BOARD_PEERS 64
+#define SHUNT_BOARD_PEERS 256
 #define SHUNT_NAME_BYTES  64
 
 #define SHUNT_FAMILY_IPV4 1

@@ -52,6 +52,12 @@ static void ngx_http_shunt_move_handoffs(struct shunt_counters *from, struct shu
     }
 }
 
+/* Number of entries on a board that this module reads. */
+static ngx_uint_t ngx_http_shunt_board_peers(const struct shunt_board *board)
+{
+    return ngx_min(board->peers, SHUNT_BOARD_PEERS);
+}
+
 /* Checks a board, perhaps of an agent of another version. All fields that this module knows are
  * there, but the entries may be longer. */
 static ngx_int_t ngx_http_shunt_board_check(const struct shunt_board *board, size_t size,
@@ -70,7 +76,7 @@ static ngx_int_t ngx_http_shunt_board_check(const struct shunt_board *board, siz
     }
 
     if (at < offsetof(struct shunt_board, peer) || each < sizeof(struct shunt_board_peer) ||
-        at % 8 || each % 4 || at + SHUNT_BOARD_PEERS * each > size) {
+        at % 8 || each % 4 || at + ngx_http_shunt_board_peers(board) * each > size) {
         ngx_log_error(NGX_LOG_ERR, log, 0, "shunt: the agent's board cannot be read");
         return NGX_ERROR;
     }
@@ -85,7 +91,7 @@ ngx_int_t ngx_http_shunt_board_map(int board_fd, int counters_fd, ngx_log_t *log
     struct shunt_board *board;
     struct shunt_counters *counters;
 
-    board = ngx_http_shunt_map(board_fd, sizeof(*board), &size, PROT_READ, log);
+    board = ngx_http_shunt_map(board_fd, offsetof(struct shunt_board, peer), &size, PROT_READ, log);
     if (board == NULL) {
         return NGX_ERROR;
     }
@@ -161,7 +167,8 @@ ngx_str_t ngx_http_shunt_board_peer(ngx_uint_t index)
 {
     ngx_str_t name = ngx_string("nobody");
 
-    if (ngx_http_shunt_board_memory && index < SHUNT_BOARD_PEERS) {
+    if (ngx_http_shunt_board_memory &&
+        index < ngx_http_shunt_board_peers(ngx_http_shunt_board_memory)) {
         name.data = (u_char *) ngx_http_shunt_board_entry(ngx_http_shunt_board_memory, index)->name;
         name.len = strnlen((char *) name.data, SHUNT_NAME_BYTES - 1);
     }
@@ -230,7 +237,7 @@ static ngx_int_t ngx_http_shunt_board_read(const struct shunt_board_peer *entry,
 /* Finds the peer of that name, connected or lost. */
 ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer)
 {
-    ngx_uint_t i;
+    ngx_uint_t i, n;
     const struct shunt_board_peer *entry;
     const struct shunt_board *board = ngx_http_shunt_board();
 
@@ -238,7 +245,9 @@ ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer
         return NGX_DECLINED;
     }
 
-    for (i = 0; i < SHUNT_BOARD_PEERS; i++) {
+    n = ngx_http_shunt_board_peers(board);
+
+    for (i = 0; i < n; i++) {
         entry = ngx_http_shunt_board_entry(board, i); /* its name never changes */
 
         if (ngx_memcmp(entry->name, name->data, name->len) == 0 && entry->name[name->len] == '\0') {

@@ -2,8 +2,8 @@
 /*
  * Whether more bodies will follow on a connection. Its first shortcut costs more than later ones:
  * the backend makes a socket, which begins with a small window and is sent every ACK. For a body
- * alone on its connection (the cases "alone" of shunt bench disc), that is worth it from some 64
- * KiB on where packets are small. Where segments of 64 KiB pass whole, it is not worth it yet at
+ * alone on its connection (the cases "alone" of shunt-lab bench disc), that is worth it from some
+ * 64 KiB on where packets are small. Where segments of 64 KiB pass whole, it is not worth it yet at
  * 256 KiB: shunt_alone_length. So the consent to a connection's first shortcut says how long a body
  * has to be:
  *

@@ -1,4 +1,4 @@
-//! Takes the list of the servers' counters from the C header, so that it is written once.
+//! Generates the list of the servers' counters from include/shunt.h, so that the list is written only once.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ fn main() {
     std::fs::write(Path::new(&out).join("counters.rs"), array).expect("OUT_DIR is writable");
 }
 
-/// `X(3, name, "help") \`
+/// Parses a row `X(3, name, "help") \` into index, name and help. Returns `None` at the end of the list.
 fn row(line: &str) -> Option<(usize, &str, &str)> {
     let inner = line.trim().trim_end_matches('\\').trim_end().strip_prefix("X(")?.strip_suffix(')')?;
     let (index, rest) = inner.split_once(", ")?;

@@ -3,7 +3,7 @@
 //!
 //! * `frontend.skel.rs`, `backend.skel.rs`: the objects and how to load them;
 //! * `types.rs`: the structs of bpf/steering.h, from the objects' BTF, as plain bytes (zerocopy);
-//! * `constants.rs`, `counters.rs`: its numbers and STEER_COUNTER_LIST.
+//! * `constants.rs`, `counters.rs`: the numbers of bpf/steering.h, and its STEER_COUNTER_LIST.
 
 use std::env;
 use std::fmt::Write;
@@ -50,7 +50,8 @@ fn compile(object: &str, out: &Path) -> String {
     fs::read_to_string(&skeleton).expect("the skeleton was just written")
 }
 
-/// A struct of the skeleton, in Rust's case, and as plain bytes: one with padding does not compile.
+/// Returns the Rust declaration of a struct of the skeleton, with a name in camel case. It derives zerocopy's traits,
+/// so that a struct with padding does not compile.
 fn plain_type(skeleton: &str, name: &str) -> String {
     let head = format!("pub struct {name} {{");
     let from = skeleton.find(&head).unwrap_or_else(|| panic!("no struct {name} in the BTF")) + head.len();
@@ -81,7 +82,7 @@ fn camel_case(name: &str) -> String {
     name.split('_').map(|word| word[..1].to_uppercase() + &word[1..]).collect()
 }
 
-/// `#define NAME 123`, line by line.
+/// Turns each line `#define NAME 123` into a Rust constant.
 fn constants(header: &str) -> String {
     let mut rust = String::new();
     for line in header.lines() {
@@ -96,7 +97,7 @@ fn constants(header: &str) -> String {
     rust
 }
 
-/// `X(NAME, "meaning")`, line by line, to an array of (name, meaning).
+/// Turns the lines `X(NAME, "meaning")` of STEER_COUNTER_LIST into an array of (name, meaning).
 fn counters(header: &str) -> String {
     let list = header.lines().skip_while(|line| !line.starts_with("#define STEER_COUNTER_LIST"));
     let mut rust = String::from("&[\n");

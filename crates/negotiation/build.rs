@@ -1,4 +1,4 @@
-//! Compiles the BPF programs and generates their skeleton.
+//! Compiles the BPF programs of the negotiation, and generates their skeleton.
 
 use std::env;
 use std::path::Path;

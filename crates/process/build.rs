@@ -1,5 +1,5 @@
-//! Compiles openssl/shunt_tls*.c, which the nginx module uses, too, for TLS connections. Needs OpenSSL's headers, not
-//! its libraries.
+//! Compiles openssl/shunt_tls*.c and src/tls/openssl.c. The nginx module uses openssl/shunt_tls*.c, too. This needs
+//! OpenSSL's headers, but not its libraries.
 
 use std::path::Path;
 

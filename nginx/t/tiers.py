@@ -95,7 +95,7 @@ def until(found, what, log=None):
 
 
 class Host:
-    """One host of the lab, as `shunt lab up` describes it."""
+    """One host of the lab, as `shunt-lab lab up` describes it."""
 
     def __init__(self, name, namespace, addresses, bed):
         self.name, self.namespace, self.addresses = name, namespace, addresses
@@ -128,11 +128,11 @@ class Tiers:
     """One lab with all that runs on it. It ends with this process."""
 
     def __init__(self):
-        for name in "shunt", "shuntd":
+        for name in "shunt", "shunt-lab", "shuntd":
             if not os.path.exists(f"{BUILT}/{name}"):
                 raise Missing(f"target/release/{name} is missing; make build builds it")
         # Only the machine's first network namespace decides which congestion control the others may use.
-        self.lab = subprocess.Popen([f"{BUILT}/shunt", "lab", "up", "--tiers", "1", "--wire", "mtu"], text=True,
+        self.lab = subprocess.Popen([f"{BUILT}/shunt-lab", "lab", "up", "--tiers", "1", "--wire", "mtu"], text=True,
                                     stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=in_first_network)
         self.hosts = self._described()
         self.frontend, self.intermediate = self.hosts["frontend"], self.hosts["intermediate1"]
@@ -151,7 +151,7 @@ class Tiers:
             if line.startswith("Ctrl-C"):
                 break
         else:
-            raise Missing("the lab does not start: `shunt lab up` says why")
+            raise Missing("the lab does not start: `shunt-lab lab up` says why")
         self.id = re.search(r"^lab (\S+) ", text, re.M)[1]
         self.directory = re.search(r"^files:\s+(\S+)", text, re.M)[1]
         with open("/proc/mounts") as mounts:

@@ -1,15 +1,16 @@
-//! `shuntd --detach`: takes out of the kernel what an agent leaves there.
+//! `shuntd --detach`: removes the programs and maps that an agent leaves in the kernel.
 
 use shunt_handoff::frontend::FlowKey;
 
-use crate::alone::Alone;
-use crate::closing::Closer;
-use crate::config::Config;
-use crate::steer::{SteerError, ends};
-use crate::{host, store};
+use crate::os::alone::Alone;
+use crate::os::closing::Closer;
+use crate::steering::{SteerError, ends};
+use crate::store::programs;
+use shunt_config::Config;
+use shunt_host::sockets;
 
-/// Takes everything that an agent with this configuration put into the kernel out again, the store's parts too. `force`:
-/// an agent that runs is ended first, else it is refused.
+/// Removes from the kernel everything that an agent with this configuration has put there, the store's parts included.
+/// If an agent runs, `force` ends it first. Without `force` this is an error.
 ///
 /// # Errors
 /// See [`SteerError`].
@@ -24,16 +25,46 @@ pub fn detach(config: &Config, force: bool) -> Result<(), SteerError> {
     all.into_iter().try_for_each(|(interface, is_frontend)| take_strays_off(interface, is_frontend, force))
 }
 
-/// Takes out whatever has pins. The caller is alone with these.
+/// Removes everything that is pinned. The caller holds the lock on the pins ([`Alone`]).
 pub(crate) fn everything(config: &Config) -> Result<(), SteerError> {
-    store::detach(config).map_err(|error| SteerError::Host { what: "taking the store's parts out", error })?;
+    programs::detach(config).map_err(|error| SteerError::Host { what: "taking the store's parts out", error })?;
     close(&shunt_handoff::end_handoffs(&config.pins)?);
     Ok(shunt_handoff::detach_all(&config.pins)?)
 }
 
-/// Programs whose pins are gone may be this agent's, or another's: only an operator knows.
+/// Guard of a start. If the start fails, and nothing was pinned before, it removes from the kernel what the start has
+/// put there.
+pub(crate) struct Beginning<'config> {
+    config: &'config Config,
+    takes_back: bool,
+}
+
+impl<'config> Beginning<'config> {
+    /// Begins the start of an agent, which holds the lock on its pins.
+    pub(crate) fn of(config: &'config Config) -> Self {
+        let is_first = std::fs::read_dir(&config.pins).is_ok_and(|mut pinned| pinned.next().is_none());
+        Self { config, takes_back: is_first }
+    }
+
+    pub(crate) fn has_worked(mut self) {
+        self.takes_back = false;
+    }
+}
+
+impl Drop for Beginning<'_> {
+    fn drop(&mut self) {
+        if self.takes_back
+            && let Err(error) = everything(self.config)
+        {
+            tracing::warn!(%error, "what this start has put into the kernel stays: run `shuntd --detach`");
+        }
+    }
+}
+
+/// Takes steering programs whose pins are gone off an interface. They may be this agent's or another's, which only an
+/// operator knows. So without `force` they are only logged.
 fn take_strays_off(interface: &str, is_frontend: bool, force: bool) -> Result<(), SteerError> {
-    let Ok(ifindex) = host::interface_index(interface) else { return Ok(()) };
+    let Ok(ifindex) = shunt_host::interfaces::interface_index(interface) else { return Ok(()) };
     let strays = shunt_handoff::strays(ifindex, is_frontend);
     for stray in &strays {
         let program = stray.name();
@@ -48,7 +79,7 @@ fn take_strays_off(interface: &str, is_frontend: bool, force: bool) -> Result<()
         }
     }
     if force {
-        // Both programs of a role use one table.
+        // Both programs of a role use one table, so the first program finds all connections.
         strays.first().into_iter().for_each(|stray| close(&stray.moved()));
         for stray in &strays {
             stray.take_off()?;
@@ -58,8 +89,8 @@ fn take_strays_off(interface: &str, is_frontend: bool, force: bool) -> Result<()
     Ok(())
 }
 
-/// Closes connections that would hang without the steering programs. Their resets pass these, which number them as the
-/// clients count.
+/// Closes connections that would hang without the steering programs. The programs still run now, and translate the
+/// resets into the clients' sequence numbers.
 fn close(connections: &[FlowKey]) {
     if connections.is_empty() {
         return;
@@ -77,8 +108,8 @@ fn close(connections: &[FlowKey]) {
     if closed > 0 {
         tracing::info!(connections = closed, "connections that have had a shortcut are closed: they get a reset");
     }
-    // A kernel without sock_diag(7) knows no connection, and says only that.
-    let Ok(living) = host::held_connections() else { return };
+    // A kernel without sock_diag(7) cannot list connections, so nothing is known about them.
+    let Ok(living) = sockets::held_connections() else { return };
     let hanging = connections.iter().filter(|key| living.contains(&ends(key))).count();
     if hanging > 0 {
         let error = failed.map_or_else(

@@ -1,24 +1,25 @@
-//! `shuntd`: reads its configuration and works until it is told to stop.
+//! `shuntd`: reads its configuration, and runs until a termination signal.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
-use shunt_agent::config::Config;
-use shunt_agent::doctor;
-use shunt_agent::log::LOG;
-use shunt_agent::{Agent, SteerError};
-use shunt_agent::{privileges, seccomp};
+use shunt_agent::os::{privileges, seccomp};
+use shunt_agent::telemetry::log::LOG;
+use shunt_agent::{Daemon, SetLog, SteerError};
+use shunt_config::Config;
 use shunt_odb::reference::Holder;
 use shunt_sys::erase::ErasingAllocator;
 use shunt_sys::say;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, fmt, reload};
 
 /// Shunt's agent: one per machine, beside its servers.
 ///
 /// It needs CAP_NET_ADMIN and CAP_BPF. What it loads into the kernel outlives it, so that connections go on while it
-/// restarts; --detach takes all of it out again. Log level: RUST_LOG=debug.
+/// restarts; --detach takes all of it out again. Log level: `log` in the configuration, or RUST_LOG=debug.
 #[derive(Parser)]
 #[command(name = "shuntd", version)]
 struct Arguments {
@@ -28,6 +29,9 @@ struct Arguments {
     /// Only say whether the configuration is good
     #[arg(long)]
     check: bool,
+    /// Print every key that has a default, with it, as a configuration file
+    #[arg(long, conflicts_with_all = ["check", "detach"])]
+    print_defaults: bool,
     /// Take the steering programs and maps out of the kernel, and end: connections that had a shortcut break
     #[arg(long, conflicts_with = "check")]
     detach: bool,
@@ -36,21 +40,28 @@ struct Arguments {
     force: bool,
 }
 
-/// Keys of clients' TLS connections go through this program, and through libraries that free them as they are.
+/// Erases freed memory. Keys of clients' TLS connections pass through this program, and through libraries that do not
+/// erase them.
 #[global_allocator]
 static ALLOCATOR: ErasingAllocator = ErasingAllocator;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let asked = EnvFilter::try_from_default_env().ok();
+    let is_fixed = asked.is_some();
+    let (filter, level) = reload::Layer::new(asked.unwrap_or_else(|| EnvFilter::new("info")));
     let colours = std::env::var_os("NO_COLOR").is_none() && std::io::IsTerminal::is_terminal(&std::io::stderr());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(|| &LOG)
-        .log_internal_errors(false)
-        .with_ansi(colours)
-        .init();
-    let outcome = run(&arguments);
+    let lines = fmt::layer().with_writer(|| &LOG).log_internal_errors(false).with_ansi(colours);
+    tracing_subscriber::registry().with(filter).with(lines).init();
+    let set_log = move |text: &str| {
+        // RUST_LOG takes precedence over the configuration.
+        if is_fixed {
+            return Ok(());
+        }
+        let filter = EnvFilter::try_new(text).map_err(|error| format!("log = {text:?}: {error}"))?;
+        level.reload(filter).map_err(|error| error.to_string())
+    };
+    let outcome = run(&arguments, Box::new(set_log));
     if let Err(error) = &outcome {
         LOG.take(format!("shuntd: {error:#}\n").as_bytes());
     }
@@ -58,13 +69,16 @@ fn main() -> ExitCode {
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Says what is wrong with a configuration, one sentence a line.
+/// Prints whether a configuration is good.
+///
+/// # Errors
+/// Returns the faults of the configuration, one sentence a line.
 fn check(config: &Config, path: &Path) -> anyhow::Result<()> {
     if config.store.is_some() {
         say!("{:?} is this agent's", Holder::named(&config.name))?;
     }
-    let findings = doctor::check(config);
-    let faults: Vec<String> = findings.iter().filter_map(doctor::Finding::fault_line).collect();
+    let findings = shunt_doctor::check(config);
+    let faults: Vec<String> = findings.iter().filter_map(shunt_doctor::Finding::fault_line).collect();
     anyhow::ensure!(faults.is_empty(), "{}: not good\n{}", path.display(), faults.join("\n"));
     if let Some(group) = findings.iter().find(|finding| finding.area == "cgroup") {
         say!("{}: servers are to be in it, or below it", group.about)?;
@@ -73,7 +87,10 @@ fn check(config: &Config, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn run(arguments: &Arguments) -> anyhow::Result<()> {
+fn run(arguments: &Arguments, set_log: SetLog) -> anyhow::Result<()> {
+    if arguments.print_defaults {
+        return Ok(say!("{}", Config::defaults().trim_end())?);
+    }
     let config = Config::read(&arguments.config)?;
     if arguments.check {
         return check(&config, &arguments.config);
@@ -85,7 +102,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         });
     }
     let (user, restricted) = (config.user.clone(), config.seccomp);
-    let mut agent = Agent::start(config)?;
+    set_log(&config.log).map_err(anyhow::Error::msg)?;
+    let mut agent = Daemon::start(config, &arguments.config, set_log)?;
     privileges::give_up(user.as_ref())?;
     LOG.start(std::io::stderr())?;
     agent.serve_metrics()?;

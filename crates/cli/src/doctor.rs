@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Args;
-use shunt_agent::config::Config;
-use shunt_agent::doctor::{Finding, Servers, Trial, Verdict, examine};
-use shunt_lab::report::Paint;
-use shunt_lab::{Stats, agent_stats};
+use shunt_config::Config;
+use shunt_doctor::{Finding, Servers, Trial, Verdict, examine};
+use shunt_report::Paint;
+use shunt_stats::{Stats, agent_stats};
 use shunt_sys::output;
 
 /// `shunt doctor`

@@ -5,13 +5,12 @@ mod ca;
 mod doctor;
 mod stats;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
-use shunt_lab::bench::Bench;
-use shunt_lab::cli::{LabCommand, WrongUse};
-use shunt_lab::demo::Demo;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
 use shunt_run::launch::RunCommand;
 
 use ca::CaCommand;
@@ -31,18 +30,6 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Watch real nginx tiers serve real files, without Shunt and with it, and see what that saves
-    ///
-    /// Builds four hosts as network namespaces (client, frontend, intermediate, backend), starts Debian's nginx in
-    /// them, and has curl fetch 1 KiB to 64 MiB over one keepalive connection and wrk load the service. Every body is
-    /// compared with its file by SHA-256. Ends with a table of every tier's bytes and CPU, and writes a picture of it.
-    ///
-    /// Needs root. Takes less than a minute. Fails if a byte differs or if a body that should have taken the
-    /// shortcut went through the tiers.
-    Demo(Demo),
-    /// Measure Shunt against plain nginx, HAProxy and the physical limit
-    #[command(subcommand)]
-    Bench(Bench),
     /// Show the counters of a running agent
     ///
     /// Asks the agent (shuntd) of this machine what it, its servers and its steering programs counted since it
@@ -85,9 +72,6 @@ enum Command {
     ///     shunt run -- nginx -g 'daemon off;'
     #[command(verbatim_doc_comment)]
     Run(RunCommand),
-    /// Build test hosts as network namespaces, and run commands in them
-    #[command(subcommand)]
-    Lab(LabCommand),
 }
 
 /// Ending of a command that could do its work.
@@ -97,8 +81,27 @@ enum Outcome {
     Faulty,
 }
 
+/// Commands of earlier versions that `shunt-lab` has now.
+const MOVED: [&str; 3] = ["demo", "bench", "lab"];
+
+/// Parses the arguments, of which the first is the program's name.
+///
+/// # Errors
+/// Where clap refuses them. A command that has moved is named with its new program.
+fn parse(arguments: &[OsString]) -> Result<Arguments, clap::Error> {
+    let command = arguments.get(1).and_then(|word| word.to_str());
+    match command.filter(|name| MOVED.contains(name)) {
+        Some(name) => {
+            let moved = format!("`shunt {name}` is `shunt-lab {name}` now");
+            Err(Arguments::command().error(ErrorKind::InvalidSubcommand, moved))
+        }
+        None => Arguments::try_parse_from(arguments),
+    }
+}
+
 fn main() -> ExitCode {
-    let command = Arguments::parse().command;
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let command = parse(&arguments).unwrap_or_else(|error| error.exit()).command;
     if let Some(what) = command.needs_root()
         && !rustix::process::geteuid().is_root()
     {
@@ -110,7 +113,7 @@ fn main() -> ExitCode {
         Ok(Outcome::Faulty) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("shunt: {error:#}");
-            if error.is::<WrongUse>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+            ExitCode::FAILURE
         }
     }
 }
@@ -118,27 +121,34 @@ fn main() -> ExitCode {
 impl Command {
     fn needs_root(&self) -> Option<&'static str> {
         match self {
-            Self::Demo(_) => Some("the demo"),
-            Self::Bench(bench) => (!bench.only_lists()).then_some("the benchmark"),
             Self::Doctor(_) => Some("the doctor"),
-            Self::Run(_) | Self::Stats(_) | Self::Ca(_) | Self::Lab(LabCommand::List) => None,
-            Self::Lab(_) => Some("the lab"),
+            Self::Run(_) | Self::Stats(_) | Self::Ca(_) => None,
         }
     }
 
     fn run(self) -> Result<Outcome> {
         match self {
-            Self::Demo(demo) => {
-                let faults = demo.run()?;
-                return Ok(if faults.0.is_empty() { Outcome::Good } else { Outcome::Faulty });
-            }
-            Self::Bench(bench) => return Ok(if bench.run()? { Outcome::Good } else { Outcome::Faulty }),
             Self::Doctor(doctor) => return Ok(if doctor.run()? { Outcome::Good } else { Outcome::Faulty }),
             Self::Stats(stats) => stats.run()?,
             Self::Ca(ca) => ca.run()?,
             Self::Run(run) => run.run()?,
-            Self::Lab(lab) => lab.run()?,
         }
         Ok(Outcome::Good)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_has_moved_is_named_with_its_new_program() {
+        for name in MOVED {
+            let error = parse(&["shunt", name, "--json", "file"].map(OsString::from)).unwrap_err();
+            assert!(error.to_string().contains(&format!("`shunt {name}` is `shunt-lab {name}` now")), "{error}");
+            assert_eq!(error.exit_code(), 2);
+        }
+        let error = parse(&["shunt", "ca", "demo"].map(OsString::from)).unwrap_err();
+        assert!(!error.to_string().contains("shunt-lab"), "{error}");
     }
 }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use shunt_lab::report::{Align, Paint, Table, number};
-use shunt_lab::{Stats, agent_stats};
+use shunt_report::{Align, Paint, Table, number};
+use shunt_stats::{Stats, agent_stats};
 use shunt_sys::output;
 
 /// `shunt stats`

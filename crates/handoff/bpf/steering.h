@@ -16,11 +16,11 @@
 
 /* Version of the pinned maps, to be raised with any change to the meaning of a field below. An
  * agent takes over only maps of its own layout. */
-#define STEERING_LAYOUT 11
+#define STEERING_LAYOUT 12
 
 #define MAX_FLOWS         65536
 #define MAX_SENDERS       65536
-#define MAX_PEERS         64 /* SHUNT_BOARD_PEERS */
+#define MAX_PEERS         256 /* SHUNT_BOARD_PEERS */
 #define MAX_RINGS         512
 #define MAX_HANDSHAKES    65536
 #define BEGUN_OF_A_RING   64 /* newest regions kept for each ring; a power of two */

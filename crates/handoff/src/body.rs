@@ -1,18 +1,19 @@
-//! The bytes that a sender has left to send: a file's bytes as they are, or their records on an encrypted connection.
-
-use std::os::fd::AsFd;
+//! The bytes of a region that a sender has left to send: a payload in the framing of its connection.
 
 use shunt_wire::local::Reason;
 use shunt_wire::peer::Claim;
 
+use crate::flow_sender::FlowSender;
+use crate::framing::{Framing, Plain};
 use crate::payload::Payload;
-use crate::tls13::stream::{Generation, SealedPayload, Workbench};
+use crate::tls13::stream::{Generation, Sealed};
+use crate::tls13::workbench::Workbench;
 
 /// The bytes of one region.
 #[derive(Debug)]
-pub(crate) enum Body {
-    Plain(Payload),
-    Sealed(Box<SealedPayload>),
+pub struct Body {
+    payload: Payload,
+    framing: Box<dyn Framing>,
 }
 
 impl Body {
@@ -23,7 +24,7 @@ impl Body {
     pub(crate) fn of(payload: Payload, claim: &Claim) -> Result<Self, Reason> {
         let generation = claim.generation();
         let Some((suite, _)) = generation.records(payload.remaining()) else {
-            return if generation.suite == 0 { Ok(Self::Plain(payload)) } else { Err(Reason::Malformed) };
+            return if generation.suite == 0 { Ok(Self::plain(payload)) } else { Err(Reason::Malformed) };
         };
         let generation = Generation {
             suite,
@@ -33,57 +34,56 @@ impl Body {
             content_bytes: generation.content_bytes,
             skip: generation.skip,
         };
-        SealedPayload::new(payload, generation).map(|sealed| Self::Sealed(Box::new(sealed)))
+        Self::sealed(payload, generation)
     }
 
-    /// Number of bytes of the region that the kernel does not have yet.
-    pub(crate) fn remaining(&self) -> u64 {
-        match self {
-            Self::Plain(payload) => payload.remaining(),
-            Self::Sealed(sealed) => sealed.remaining(),
-        }
+    /// The payload as it is.
+    pub fn plain(payload: Payload) -> Self {
+        Self { payload, framing: Box::new(Plain) }
+    }
+
+    /// The payload as records of TLS 1.3.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] for impossible keys and sizes.
+    pub fn sealed(payload: Payload, generation: Generation<'_>) -> Result<Self, Reason> {
+        let framing = Box::new(Sealed::new(payload.remaining(), generation)?);
+        Ok(Self { payload, framing })
+    }
+
+    /// Number of bytes of the region that the flow does not have yet.
+    pub fn remaining(&self) -> u64 {
+        self.framing.remaining(&self.payload)
     }
 
     /// The payload that the body is made of.
-    pub(crate) fn payload(&self) -> &Payload {
-        match self {
-            Self::Plain(payload) => payload,
-            Self::Sealed(sealed) => sealed.payload(),
-        }
+    pub fn payload(&self) -> &Payload {
+        &self.payload
     }
 
     /// The payload, to set its reader or give it what was read.
-    pub(crate) fn payload_mut(&mut self) -> &mut Payload {
-        match self {
-            Self::Plain(payload) => payload,
-            Self::Sealed(sealed) => sealed.payload_mut(),
-        }
+    pub fn payload_mut(&mut self) -> &mut Payload {
+        &mut self.payload
     }
 
-    /// See [`Payload::set_told`]. Only for sealed bytes: others may differ from those of another backend.
+    /// The payload, without its framing.
+    pub(crate) fn into_payload(self) -> Payload {
+        self.payload
+    }
+
+    /// See [`Payload::set_told`]. Only where the framing binds the content: other bytes may differ from those of another
+    /// backend.
     pub(crate) fn set_told(&self, told: bool) {
-        if let Self::Sealed(sealed) = self {
-            sealed.payload().set_told(told);
+        if self.framing.binds_content() {
+            self.payload.set_told(told);
         }
     }
 
-    /// See [`Payload::is_unchanged`].
-    pub(crate) fn is_unchanged(&self) -> bool {
-        match self {
-            Self::Plain(payload) => payload.is_unchanged(),
-            Self::Sealed(sealed) => sealed.is_unchanged(),
-        }
-    }
-
-    /// Gives the socket as many bytes as it takes. Returns `true` if it has all of them.
+    /// See [`Framing::send_to`].
     ///
     /// # Errors
-    /// [`Reason::FileChanged`] if the file is shorter or newer than its header said, else the reason that the socket's
-    /// error stands for.
-    pub(crate) fn send_to(&mut self, socket: impl AsFd, workbench: &mut Workbench) -> Result<bool, Reason> {
-        match self {
-            Self::Plain(payload) => payload.send_to(socket),
-            Self::Sealed(sealed) => sealed.send_to(socket, workbench),
-        }
+    /// As there.
+    pub fn send_to(&mut self, flow: &dyn FlowSender, workbench: &mut Workbench) -> Result<bool, Reason> {
+        self.framing.send_to(&mut self.payload, flow, workbench)
     }
 }

@@ -165,7 +165,7 @@ impl Frontend {
     pub fn load(config: &FrontendConfig) -> Result<Self, SteeringError> {
         attach::log_libbpf();
         pins::prepare(&config.pin_dir)?;
-        neighbours::refuse(config)?;
+        neighbours::refuse(&config.cgroup, &config.pin_dir, &config.interfaces)?;
         attach::until_not_interrupted(|| Self::load_once(config))
     }
 

@@ -2,19 +2,21 @@
 //!
 //! * [`frontend`], [`backend`]: loading, attaching and using the steering programs (bpf/). The programs outlive the
 //!   agent that loaded them: a restarted agent takes them over.
-//! * [`sender`], [`payload`]: the backend's socket for a client whose connection belongs to the frontend, and the bytes
-//!   sent.
+//! * [`sender`]: the backend's sockets for clients whose connections belong to frontends. Each sends a [`body`], which
+//!   is a [`payload`] in a framing, by a [`flow_sender`]. Three traits are the seams: `Source`, `Framing`, `FlowSender`.
 //! * [`reading`]: bytes of files that are not in memory.
-//! * [`tls13`]: the payload on a TLS 1.3 connection.
+//! * [`tls13`]: the framing of a TLS 1.3 connection.
 
 #[doc(hidden)]
 pub mod bpf;
 
 mod attach;
 pub mod backend;
-mod body;
+pub mod body;
 pub mod counters;
 pub mod error;
+pub mod flow_sender;
+pub mod framing;
 pub mod frontend;
 pub mod identity;
 mod in_memory;

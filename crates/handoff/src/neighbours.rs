@@ -1,5 +1,5 @@
-//! Another frontend agent whose servers would be ours, too. A control group runs the programs of both for each handoff: one
-//! would begin it, and the other refuse it.
+//! Another frontend agent with a control group that contains our servers, too. The programs of both agents would run
+//! for each handoff: one would begin it, and the other would refuse it.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,18 +10,17 @@ use libbpf_rs::query::LinkTypeInfo;
 
 use crate::attach::{self, FE_IN, FE_SETSOCKOPT};
 use crate::error::SteeringError;
-use crate::frontend::FrontendConfig;
 use crate::ownership::pinned_program;
 use crate::pins;
 
-/// Looks for one that has programs on an interface of this thread's network namespace, and a control group above or below
-/// ours; it may have ended. One that has them on an interface of ours is told of when ours are put there.
+/// Looks for an agent with programs on an interface of this thread's network namespace, and with a control group above
+/// or below ours. That agent may have ended. An agent with programs on one of our interfaces is not reported here, but
+/// when our programs are attached there.
 ///
 /// # Errors
-/// [`SteeringError::Neighbour`].
-pub(crate) fn refuse(config: &FrontendConfig) -> Result<(), SteeringError> {
-    let FrontendConfig { cgroup, pin_dir, interfaces, .. } = config;
-    // By number: it may be mounted twice.
+/// [`SteeringError::Neighbour`] if there is such an agent.
+pub(crate) fn refuse(cgroup: &Path, pin_dir: &Path, interfaces: &[u32]) -> Result<(), SteeringError> {
+    // Compared by device and inode, because a directory may be mounted twice.
     let file = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
     let ours = file(pin_dir);
     let others = pins::directories().into_iter().filter(|directory| file(directory) != ours);
@@ -37,12 +36,12 @@ pub(crate) fn refuse(config: &FrontendConfig) -> Result<(), SteeringError> {
         related.contains(group) && pinned_program(&directory.join(FE_IN.program)).is_some_and(is_here)
     };
     match linked.into_iter().find(is_neighbour) {
-        Some((pins, _)) => Err(SteeringError::Neighbour { cgroup: cgroup.clone(), pins }),
+        Some((pins, _)) => Err(SteeringError::Neighbour { cgroup: cgroup.into(), pins }),
         None => Ok(()),
     }
 }
 
-/// The control group that a pinned link is attached to.
+/// Id of the control group that a pinned link is attached to.
 fn group_of(pin: &Path) -> Option<u64> {
     if !pin.exists() {
         return None;
@@ -53,7 +52,7 @@ fn group_of(pin: &Path) -> Option<u64> {
     }
 }
 
-/// A control group, those above it and those below, by number: cgroup v2 numbers them by inode (kernfs).
+/// Ids of a control group, of all above it and of all below it. The id of a cgroup (v2) is its inode number (kernfs).
 fn related(cgroup: &Path) -> Vec<u64> {
     let Ok(cgroup) = cgroup.canonicalize() else { return Vec::new() };
     let Ok(device) = fs::metadata(&cgroup).map(|found| found.dev()) else { return Vec::new() };

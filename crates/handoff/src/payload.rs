@@ -1,56 +1,31 @@
 //! The bytes of a handoff. An offer's payload is a range of a file, with a record of what the file was when its header
-//! was made. Without an offer it is ranges of bytes that somebody keeps until they are sent.
+//! was made. Without an offer it is ranges of bytes that somebody keeps until they are sent. Each range has its
+//! [`Source`].
 
 mod ahead;
+mod offered;
 mod source;
 #[cfg(test)]
 mod tests;
 
-use std::cell::Cell;
-use std::fmt::Debug;
 use std::fs::File;
-use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::io::IoSliceMut;
+use std::os::fd::BorrowedFd;
 
-use rustix::io::{Errno, preadv};
-use rustix::net::SendFlags;
-use shunt_sys::shared::SharedMemory;
+use rustix::io::Errno;
 use shunt_wire::local::{Offer, Reason};
-use zerocopy::FromZeros;
 
+use crate::flow_sender::FlowSender;
 use crate::identity::FileIdentity;
-use crate::in_memory;
 use crate::reading::{Done, Owner, READ_BYTES, Reads};
 use ahead::Ahead;
-use source::{Range, Source};
+use offered::Offered;
+use source::Range;
 
-/// Bytes under a descriptor that stay there while the value lives, unless others change them.
-pub trait Kept: AsFd + Debug + Send {
-    /// Gives a socket up to `bytes` bytes from `offset` on. Returns how many it took. 0: there are no more bytes.
-    ///
-    /// Sends a copy if the place of the bytes is used again. Pages that `sendfile` gives away may still be in the
-    /// receive buffer of a client on the same machine (veth, loopback). By then all may have been acknowledged, and
-    /// their keeper may use the pages again.
-    ///
-    /// # Errors
-    /// Returns the kernel's error of the send: `WouldBlock` if the socket takes nothing.
-    fn send(&self, offset: u64, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize>;
+pub use source::{Kept, Source};
 
-    /// Whether the bytes are unchanged. Asked before any of them is relied on, and after they were read or sent.
-    fn is_unchanged(&self) -> bool;
-}
-
-impl Kept for SharedMemory {
-    fn send(&self, offset: u64, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize> {
-        let offset = usize::try_from(offset).map_err(io::Error::other)?;
-        Self::send(self, offset, bytes, socket)
-    }
-
-    fn is_unchanged(&self) -> bool {
-        true
-    }
-}
+/// Bytes that are copied at once for a flow into which the kernel moves none by itself.
+const COPIED_AT_ONCE: usize = 64 << 10;
 
 /// The part of a payload that is left to send.
 #[derive(Debug)]
@@ -72,11 +47,7 @@ impl Payload {
     /// Builds a payload as [`Payload::new`] does. `proven` is what the file was when its digest was told, where the
     /// claimant relies on the digest.
     pub fn proven(file: File, offer: &Offer, proven: Option<FileIdentity>) -> Self {
-        let (first, has_changed) = (Cell::new(None), Cell::new(false));
-        let (mtime_ns, size) = ((offer.flags & Offer::BODY == 0).then_some(offer.mtime_ns), offer.size);
-        let file = Arc::new(OwnedFd::from(file));
-        let (is_told, may_wait) = (Cell::new(false), Cell::new(false));
-        let source = Source::Offered { file, mtime_ns, size, first, has_changed, proven, is_told, may_wait };
+        let source = Box::new(Offered::new(file, offer, proven));
         Self::of(vec![Range { source, offset: offer.offset, end: offer.offset + offer.length }])
     }
 
@@ -84,12 +55,12 @@ impl Payload {
     ///
     /// # Panics
     /// If a range ends past 2^64.
-    pub fn of_kept(kept: impl IntoIterator<Item = (Box<dyn Kept>, u64, u64)>) -> Self {
-        let range = |(kept, offset, length): (_, u64, u64)| {
+    pub fn of_sources(sources: impl IntoIterator<Item = (Box<dyn Source>, u64, u64)>) -> Self {
+        let range = |(source, offset, length): (_, u64, u64)| {
             let end = offset.checked_add(length).expect("a range of a descriptor");
-            Range { source: Source::Kept(kept), offset, end }
+            Range { source, offset, end }
         };
-        Self::of(kept.into_iter().map(range).collect())
+        Self::of(sources.into_iter().map(range).collect())
     }
 
     fn of(ranges: Vec<Range>) -> Self {
@@ -131,7 +102,9 @@ impl Payload {
             return Ok(());
         };
         let bytes = usize::try_from(end - at).unwrap_or(usize::MAX).min(READ_BYTES);
-        self.ahead = Ahead::Asked(reads.ask(*owner, source.wanted(at, bytes)?)?, range, at);
+        if let Some(wanted) = source.wanted(at, bytes)? {
+            self.ahead = Ahead::Asked(reads.ask(*owner, wanted)?, range, at);
+        }
         Ok(())
     }
 
@@ -153,21 +126,13 @@ impl Payload {
     /// File that the whole payload is part of, with its identity when it was first examined. `None` if there is no such
     /// file, or if it has changed since.
     pub fn file(&self) -> Option<(BorrowedFd<'_>, FileIdentity)> {
-        match &self.ranges[..] {
-            [Range { source: Source::Offered { file, first, has_changed, .. }, .. }] if !has_changed.get() => {
-                Some((file.as_fd(), first.get()?))
-            }
-            _ => None,
-        }
+        let [range] = &self.ranges[..] else { return None };
+        range.source.file()
     }
 
     /// Notes whether others have been told the digest of [`Payload::file`], and so may seal the same records.
     pub fn set_told(&self, told: bool) {
-        for range in &self.ranges {
-            if let Source::Offered { is_told, .. } = &range.source {
-                is_told.set(told);
-            }
-        }
+        self.ranges.iter().for_each(|range| range.source.set_told(told));
     }
 
     /// Whether the file, when last examined, was not the one whose digest others have been told. None of it may be
@@ -180,21 +145,8 @@ impl Payload {
     /// matter how much has been sent. Number, tag, peer and trace are left out, because they are the claim's. `None` if
     /// the payload is part of no offer.
     pub fn into_offer(mut self, length: u64) -> Option<(Offer, File, Option<FileIdentity>)> {
-        let [Range { source: Source::Offered { file, mtime_ns, size, proven, .. }, end, .. }] =
-            <[Range; 1]>::try_from(std::mem::take(&mut self.ranges)).ok()?
-        else {
-            return None;
-        };
-        let mut offer = Offer::new_zeroed();
-        (offer.offset, offer.length, offer.size) = (end.checked_sub(length)?, length, size);
-        match mtime_ns {
-            Some(mtime_ns) => offer.mtime_ns = mtime_ns,
-            None => offer.flags = Offer::BODY,
-        }
-        offer.header = Offer::HEADER;
-        // A read that is under way holds the file, too.
-        let file = Arc::try_unwrap(file).or_else(|shared| shared.try_clone()).ok()?;
-        Some((offer, file.into(), proven))
+        let [Range { source, end, .. }] = <[Range; 1]>::try_from(std::mem::take(&mut self.ranges)).ok()?;
+        source.into_offer(end, length)
     }
 
     /// End of the payload in its last file, as an offset in bytes.
@@ -210,15 +162,15 @@ impl Payload {
         Some(self.next)
     }
 
-    /// Gives the socket as many bytes as it takes. Returns `true` if it has all of them. Returns `false` if the socket
-    /// is full, or a read has to end first.
+    /// Gives a flow as many bytes as it takes. Returns `true` if it has all of them. Returns `false` if it takes no more
+    /// now, or a read has to end first.
     ///
     /// # Errors
     /// [`Reason::FileChanged`] if the file is shorter or newer than its header said, else the reason that the socket's
     /// error stands for.
-    pub fn send_to(&mut self, socket: impl AsFd) -> Result<bool, Reason> {
+    pub fn send_to(&mut self, flow: &dyn FlowSender) -> Result<bool, Reason> {
         while let Some(range) = self.next() {
-            match self.send_some(range, socket.as_fd()) {
+            match self.send_some(range, flow) {
                 Ok(Some(0)) => return Err(Reason::FileChanged),
                 Ok(Some(_)) => {}
                 Ok(None) => {
@@ -233,22 +185,26 @@ impl Payload {
         self.still_good(true)
     }
 
-    /// Sends some bytes of a range. Returns how many the socket took. `None`: the next bytes are not in memory.
-    fn send_some(&mut self, index: usize, socket: BorrowedFd<'_>) -> Result<Option<usize>, Errno> {
+    /// Sends some bytes of a range. Returns how many the flow took. `None`: the next bytes are not at hand.
+    fn send_some(&mut self, index: usize, flow: &dyn FlowSender) -> Result<Option<usize>, Errno> {
         let Self { ranges, reader, ahead, .. } = self;
         let range = &mut ranges[index];
-        if let Some(bytes) = ahead.bytes(index, range.offset, range.most()) {
-            let sent = rustix::net::send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
-            range.offset += sent as u64;
-            return Ok(Some(sent));
-        }
-        ahead.go_on(index, range.offset);
-        let most = range.most();
-        let most = reader.as_ref().map_or(most, |(reads, _)| range.source.in_memory(range.offset, most, reads));
-        if most == 0 {
-            return Ok(None);
-        }
-        range.send_to(socket, most).map(Some)
+        let sent = if let Some(bytes) = ahead.bytes(index, range.offset, range.most()) {
+            flow.send(bytes, false)?
+        } else {
+            ahead.go_on(index, range.offset);
+            let most = range.most();
+            let most = reader.as_ref().map_or(most, |(reads, _)| range.source.at_hand(range.offset, most, reads));
+            if most == 0 {
+                return Ok(None);
+            }
+            match flow.socket() {
+                Some(socket) => range.source.send(range.offset, most, socket)?,
+                None => send_copy(range, most, reader.as_ref().map(|(reads, _)| reads), flow)?,
+            }
+        };
+        range.offset += sent as u64;
+        Ok(Some(sent))
     }
 
     /// Reads the next bytes into `buffer`, for a connection on which the kernel cannot send them by itself. Returns
@@ -330,17 +286,11 @@ impl Payload {
         if let Some(bytes) = self.ahead.bytes(index, at, usize::MAX) {
             return Ok(Some(copy(bytes, slices)));
         }
-        let read = match &self.reader {
-            None => read_waiting(source, at, slices),
-            Some((reads, _)) => match in_memory::read(source, slices, at) {
-                Err(Errno::OPNOTSUPP) if source.is_memory(reads) => read_waiting(source, at, slices),
-                other => other,
-            },
-        };
-        match read {
+        let reads = self.reader.as_ref().map(|(reads, _)| reads);
+        match source.read(at, slices, reads) {
             Ok(0) => Err(Reason::FileChanged),
             Ok(bytes) => Ok(Some(bytes)),
-            Err(Errno::AGAIN | Errno::OPNOTSUPP) if self.reader.is_some() => Ok(None),
+            Err(Errno::AGAIN) if reads.is_some() => Ok(None),
             Err(errno) => Err(reason_of(errno)),
         }
     }
@@ -353,17 +303,18 @@ impl Payload {
 }
 
 impl Drop for Payload {
-    /// Passes files whose file system may be slow to answer to a thread that closes them.
+    /// Passes sources whose end may wait to another thread.
     fn drop(&mut self) {
         let Some((reads, _)) = &self.reader else { return };
-        for range in self.ranges.drain(..) {
-            if let Source::Offered { file, may_wait, .. } = range.source
-                && may_wait.get()
-            {
-                reads.close(file);
-            }
-        }
+        self.ranges.drain(..).for_each(|range| range.source.close(reads));
     }
+}
+
+/// Sends up to `most` bytes by a copy.
+fn send_copy(range: &Range, most: usize, reads: Option<&Reads>, flow: &dyn FlowSender) -> Result<usize, Errno> {
+    let mut buffer = vec![0; most.min(COPIED_AT_ONCE)];
+    let read = range.source.read(range.offset, &mut [IoSliceMut::new(&mut buffer)], reads)?;
+    if read == 0 { Ok(0) } else { flow.send(&buffer[..read], (read as u64) < range.remaining()) }
 }
 
 /// Copies bytes into the slices, one after the other. Returns how many.
@@ -375,15 +326,6 @@ fn copy(mut from: &[u8], slices: &mut [IoSliceMut<'_>]) -> usize {
         from = &from[bytes..];
     }
     all - from.len()
-}
-
-fn read_waiting(source: &Source, at: u64, slices: &mut [IoSliceMut<'_>]) -> Result<usize, Errno> {
-    loop {
-        match preadv(source, slices, at) {
-            Err(Errno::INTR) => {}
-            other => return other,
-        }
-    }
 }
 
 /// Reason for a handoff's end that corresponds to the kernel's error of a send or read.

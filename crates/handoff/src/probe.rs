@@ -114,17 +114,13 @@ fn without_pins(object: &mut OpenObject) -> Result<()> {
 mod tests {
     #[test]
     fn a_kernel_that_runs_the_other_tests_misses_nothing() {
-        if !rustix::process::geteuid().is_root() {
-            return eprintln!("skipped: asking the kernel takes root");
-        }
+        shunt_testbed::needs_root();
         assert_eq!(super::missing().unwrap(), Vec::<&str>::new());
     }
 
     #[test]
     fn programs_that_are_only_asked_about_leave_no_pins() {
-        if !rustix::process::geteuid().is_root() {
-            return eprintln!("skipped: loading the programs takes root");
-        }
+        shunt_testbed::needs_root();
         // Paths under which libbpf pins the maps of an object by default (LIBBPF_PIN_BY_NAME).
         let pins = [
             "flows",

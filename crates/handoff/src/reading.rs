@@ -46,12 +46,15 @@ pub enum Owner {
 
 /// Range of a file that is to be read.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted {
-    pub(crate) file: Arc<OwnedFd>,
+pub struct Wanted {
+    /// The file.
+    pub file: Arc<OwnedFd>,
     /// The file's identity when it was first examined.
-    pub(crate) identity: FileIdentity,
-    pub(crate) at: u64,
-    pub(crate) bytes: usize,
+    pub identity: FileIdentity,
+    /// Offset of the first byte.
+    pub at: u64,
+    /// Number of bytes.
+    pub bytes: usize,
 }
 
 enum Work {

@@ -1,8 +1,8 @@
-//! The backend's side of a handoff: a kernel TCP socket that goes on where the frontend's stopped.
+//! The backend's side of a handoff: kernel TCP sockets that continue a connection where the frontend's socket stopped.
 //!
-//! One [`Sender`] per client connection. The first payload of a connection makes its socket with TCP_REPAIR; later
-//! ones find it **parked**, with its congestion window and RTT, and cost no more than `sendfile`: the socket counts
-//! in its own sequence space, and the steering programs add `seq_delta` (crates/handoff/bpf/steering.h).
+//! There is one [`Sender`] per client connection. The first payload of a connection makes its socket with TCP_REPAIR.
+//! Later payloads find the socket **parked**, with its congestion window and RTT, and cost no more than `sendfile`. The
+//! socket counts in its own sequence space, and the steering programs add `seq_delta` (crates/handoff/bpf/steering.h).
 //!
 //! ```text
 //!            start                      all queued              all acknowledged
@@ -11,33 +11,31 @@
 //!                       +------------------------------- start ----------------------------+
 //! ```
 //!
-//! Whoever owns the [`Senders`] owns their sockets; nothing here blocks and nothing here reads a clock.
+//! The owner of the [`Senders`] owns their sockets. Nothing here blocks, and nothing here reads a clock.
 
 mod answers;
 mod connection;
-mod load;
 mod table;
 mod words;
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use shunt_sys::repair::close_silently;
+use shunt_wire::Endpoint;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{Claim, Delivered, Spacing};
-use shunt_wire::{Endpoint, TraceId};
 
 use crate::body::Body;
 use crate::identity::FileIdentity;
 use crate::payload::Payload;
 use crate::reading::{Done, Owner, Reads};
-use crate::tls13::stream::Workbench;
+use crate::tls13::workbench::Workbench;
 use connection::{Sender, State, Verdict, first_slot};
 
 pub use answers::{FirstAnswer, Unsent};
-pub use load::Load;
+pub use shunt_wire::peer::Claimant;
 pub use table::{SenderKey, SenderTable, Slot};
 
 /// Limits that an operator sets.
@@ -45,69 +43,50 @@ pub use table::{SenderKey, SenderTable, Slot};
 pub struct SenderLimits {
     /// Sockets in all, parked ones included.
     pub senders: usize,
-    /// Send buffer in bytes that each begins with: twice that leaves without waking the agent again.
+    /// Initial send buffer of each socket, in bytes. Twice as many bytes fit in before the agent must be woken again.
     pub send_buffer_bytes: usize,
-    /// Kernel memory for what all of them have queued, in bytes: where many send at once, each begins with a smaller buffer.
+    /// Kernel memory for the bytes that all sockets have queued. Where many send at once, each begins with a smaller
+    /// buffer.
     pub memory_bytes: u64,
-    /// How long a parked socket waits for the next payload.
+    /// Time that a parked socket waits for the next payload.
     pub park: Duration,
-    /// How long a client may acknowledge nothing.
+    /// Longest time that a client may acknowledge nothing.
     pub progress: Duration,
-}
-
-/// Who asked, so that they can be told how it ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Claimant {
-    /// Index of the session's peer.
-    pub peer: u32,
-    /// From the claim.
-    pub worker: u32,
-    /// From the claim.
-    pub handoff: u64,
-    /// Of the client's request, for logs.
-    pub trace: TraceId,
-}
-
-impl Claimant {
-    /// Who made a claim in the session with `peer`.
-    pub fn of(peer: u32, claim: &Claim) -> Self {
-        Self { peer, worker: claim.worker.get(), handoff: claim.handoff.get(), trace: claim.trace }
-    }
 }
 
 /// A handoff that ended without success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Who asked.
+    /// The claimant, who is to be told.
     pub claimant: Claimant,
-    /// Why.
+    /// Why the handoff ended.
     pub reason: Reason,
 }
 
-/// News for a frontend of a payload that is under way.
+/// News about the file of a payload that is being sent, for the payload's frontend.
 #[derive(Debug)]
 pub struct FileNews<'a> {
-    /// Of the sender, for [`Senders::settle_news`].
+    /// Index of the sender, for [`Senders::settle_news`].
     pub index: usize,
-    /// Whom to tell.
+    /// The claimant, who is to be told.
     pub claimant: Claimant,
-    /// Which file all of it is of, and in which state; `None`: of none, or that has changed.
+    /// File that the whole payload is part of, and its state. `None`: there is no such file, or it has changed.
     pub file: Option<(BorrowedFd<'a>, FileIdentity)>,
-    /// Where in it the payload begins.
+    /// Offset of the payload in the file, in bytes.
     pub offset: u64,
-    /// Since when it has been sent.
+    /// Time when sending began.
     pub begun: Instant,
 }
 
-/// What a call left to do.
+/// Outcome of a call that sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// All bytes are with the kernel.
+    /// The kernel has all bytes.
     Queued,
-    /// The socket takes no more now: call [`Senders::resume`] with this index when it is writable.
+    /// The socket takes no more at present. Call [`Senders::resume`] with this index when it is writable.
     Blocked(usize),
-    /// The next bytes are not in memory, and are being read: [`Senders::take_read`] goes on. Or they are withheld until the
-    /// frontend answers: [`Senders::go_on_unproven`].
+    /// The next bytes are being read because they are not in memory: [`Senders::take_read`] continues. Or they are
+    /// withheld until the frontend answers: [`Senders::go_on_unproven`] continues.
     Waiting,
 }
 
@@ -120,35 +99,36 @@ pub struct Senders<T> {
     counts: SenderCounts,
     advice: Vec<(u32, Spacing)>,
     words: Vec<(u32, Delivered)>,
-    /// Senders whose frontends should be told which file they send.
+    /// Indices of senders whose frontends should be told which file they send.
     news: Vec<usize>,
     answers: Vec<FirstAnswer>,
     unsent: Vec<Unsent>,
-    /// Discarded for a newer payload of their client's address: the next sweep says so.
+    /// Handoffs whose senders were discarded for a newer payload to the same client. The next sweep reports them.
     replaced: Vec<Failure>,
-    /// Where the next sweep begins.
+    /// Index of the slot that was swept last.
     swept: usize,
-    /// Senders that are not parked: each has its payload's file beside its socket.
+    /// Number of senders that are not parked. Each holds its payload's file open beside its socket.
     busy: usize,
     workbench: Workbench,
-    /// Who reads what is not in memory; `None`: whoever calls, and waits.
+    /// Reads file bytes that are not in memory. `None`: the calling thread reads them, and waits.
     reads: Option<Reads>,
 }
 
-/// A sweep looks at so many slots at least, and at a tenth of all.
+/// Fewest slots that one sweep examines. A sweep examines a tenth of all slots where that is more.
 const SWEEP_AT_LEAST: usize = 256;
 const SWEEPS_FOR_ALL: usize = 10;
-/// Parked senders that are closed together where there is no room, for finding the oldest is a look at all.
+/// Number of parked senders that are closed together to make room, because finding the oldest takes a look at all
+/// senders.
 pub const EVICTED_AT_ONCE: usize = 32;
-/// No send buffer begins smaller, however many there are.
+/// Smallest initial send buffer, however many senders there are.
 const LEAST_SEND_BUFFER_BYTES: usize = 64 << 10;
 
-/// What happened so far.
+/// Counts since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SenderCounts {
     /// Sockets made with TCP_REPAIR.
     pub restored: u64,
-    /// Payloads that found a parked socket.
+    /// Payloads sent by a socket that was parked.
     pub reused: u64,
     /// Parked sockets that could not be used: stale, or not yet fully acknowledged.
     pub discarded: u64,
@@ -159,7 +139,7 @@ pub struct SenderCounts {
 }
 
 impl<T: SenderTable> Senders<T> {
-    /// No senders yet.
+    /// Makes an empty set of senders.
     pub fn new(table: T, limits: SenderLimits) -> Self {
         Self {
             table,
@@ -180,30 +160,30 @@ impl<T: SenderTable> Senders<T> {
         }
     }
 
-    /// From here on nothing waits for a disk.
+    /// From here on no call waits for a disk: `reads` reads the bytes that are not in memory.
     pub fn read_by(&mut self, reads: Reads) {
         self.reads = Some(reads);
     }
 
-    /// Every payload that is being sent, with the index of its peer.
-    pub fn loads(&self) -> impl Iterator<Item = (u32, Load)> {
+    /// Returns, for each payload that is being sent, the number of its peer and its length in bytes.
+    pub fn loads(&self) -> impl Iterator<Item = (u32, u64)> {
         let busy = self.slots.iter().filter(|(_, sender)| !sender.is_parked());
-        busy.map(|(_, sender)| (sender.claimant.peer, Load::sending(sender.length)))
+        busy.map(|(_, sender)| (sender.claimant.peer, sender.length))
     }
 
-    /// How many are not parked: their buffers share `memory_bytes`.
+    /// Number of senders that are not parked. Their buffers share `memory_bytes`.
     pub fn busy(&self) -> usize {
         self.busy
     }
 
-    /// That one more sender begins with. The kernel counts twice the bytes of a buffer, for what it keeps beside them,
-    /// and lets none grow while TCP's memory is short.
+    /// Initial send buffer of the next sender, in bytes. The kernel counts twice the bytes of a buffer, because of its
+    /// own overhead. It lets no buffer grow while TCP's memory is short.
     fn buffer_bytes(&self) -> usize {
         let share = usize::try_from(self.limits.memory_bytes / (self.busy as u64 + 1) / 2).unwrap_or(usize::MAX);
         share.max(LEAST_SEND_BUFFER_BYTES).min(self.limits.send_buffer_bytes)
     }
 
-    /// What happened so far.
+    /// Counts since the start.
     pub fn counts(&self) -> SenderCounts {
         self.counts
     }
@@ -213,33 +193,33 @@ impl<T: SenderTable> Senders<T> {
         &self.table
     }
 
-    /// Sockets in all, parked ones included.
+    /// Number of sockets, parked ones included.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no sockets.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
-    /// The socket at `index`, to wait for.
+    /// Socket of the sender at `index`, for polling.
     ///
     /// # Panics
-    /// Where there is none: indices come from [`Progress::Blocked`].
+    /// If there is no sender at `index`. Indices come from [`Progress::Blocked`].
     pub fn socket(&self, index: usize) -> BorrowedFd<'_> {
-        self.slots[index].socket.as_fd()
+        self.slots[index].flow.writable()
     }
 
-    /// Whether a sender is at `index` still.
+    /// Whether there still is a sender at `index`.
     pub fn contains(&self, index: usize) -> bool {
         self.slots.contains(index)
     }
 
-    /// Begins to send a payload as `claim` says, from `local`.
+    /// Begins to send a payload from the address `local`, as `claim` describes it.
     ///
     /// # Errors
-    /// Why it cannot: no byte has left then.
+    /// Returns the reason why the payload cannot be sent. No byte has left in this case.
     pub fn start(
         &mut self,
         claim: &Claim,
@@ -271,10 +251,10 @@ impl<T: SenderTable> Senders<T> {
         self.resume(index, now).map_err(|failure| failure.reason)
     }
 
-    /// Goes on with the sender at `index` after its socket became writable.
+    /// Continues the sender at `index` after its socket has become writable.
     ///
     /// # Errors
-    /// How it ended: the sender is gone.
+    /// Returns how the handoff ended. The sender is gone then.
     pub fn resume(&mut self, index: usize, now: Instant) -> Result<Progress, Failure> {
         let (sent, outcome) = self.slots[index].send(&mut self.workbench, now);
         self.counts.queued_bytes += sent;
@@ -291,10 +271,10 @@ impl<T: SenderTable> Senders<T> {
         }
     }
 
-    /// Goes on with the sender at `index` after a read has ended, where it is that sender's.
+    /// Continues the sender at `index` after a read has ended. Returns `None` if the read was not this sender's.
     ///
     /// # Errors
-    /// As [`Self::resume`].
+    /// See [`Self::resume`].
     pub fn take_read(&mut self, index: usize, done: Done, now: Instant) -> Result<Option<Progress>, Failure> {
         let taken = self.slots.get_mut(index).map_or(Ok(false), |sender| sender.take_read(done));
         match taken {
@@ -304,8 +284,8 @@ impl<T: SenderTable> Senders<T> {
         }
     }
 
-    /// The frontend gave these up, by peer, worker and handoff: nothing more of them reaches a client. All at once,
-    /// for many come together, and each would be a look at all senders.
+    /// Ends handoffs that the frontend has given up, named by peer, worker and handoff. No more of their bytes reaches
+    /// a client. The call takes a whole set because many come together, and each call looks at all senders.
     pub fn abort(&mut self, given_up: &HashSet<(u32, u32, u64)>) {
         let is_given_up = |of: &Claimant| given_up.contains(&(of.peer, of.worker, of.handoff));
         let found = self.slots.iter().filter(|(_, sender)| !sender.is_parked() && is_given_up(&sender.claimant));
@@ -314,9 +294,10 @@ impl<T: SenderTable> Senders<T> {
         }
     }
 
-    /// Ends every handoff of a session that is lost, parked sockets included: its frontend's flows are unknown now.
+    /// Discards the senders of a peer whose session is lost, parked ones included, because its flows are no longer
+    /// known.
     ///
-    /// Payloads that are wholly with the kernel go on: the frontend may well be there, and sees them complete.
+    /// Payloads that are wholly with the kernel are still sent: the frontend may well be there, and see them complete.
     pub fn forget_peer(&mut self, peer: u32) {
         let gone: Vec<usize> = self
             .slots
@@ -327,21 +308,24 @@ impl<T: SenderTable> Senders<T> {
         gone.into_iter().for_each(|index| self.discard(index));
     }
 
-    /// Ends every payload that is not wholly with the kernel: whoever claimed it is to be told that its sender is gone.
+    /// Ends every payload that is not wholly with the kernel. Returns the failures, so that each claimant can be told
+    /// that its sender is gone.
     pub fn give_up(&mut self) -> Vec<Failure> {
         let is_left = |sender: &Sender| matches!(sender.state, State::Sending(_));
         let left = self.slots.iter().filter(|(_, sender)| is_left(sender)).map(|(index, _)| index).collect::<Vec<_>>();
         left.into_iter().map(|index| self.fail(index, Reason::PeerLost)).collect()
     }
 
-    /// Ten times a second or so: parks what is acknowledged, closes what waited too long. Each call looks at a part,
-    /// so that it takes about as long with very many senders, each of which then gets its look once a second.
+    /// Parks senders whose payload is acknowledged, and closes those that waited too long. To be called about ten times
+    /// a second. Each call examines a part of the senders, so that it stays short with very many: each sender is
+    /// examined about once a second.
     pub fn sweep(&mut self, now: Instant) -> Vec<Failure> {
         let slots = self.slots.capacity();
         self.look_at(slots.min(SWEEP_AT_LEAST.max(slots.div_ceil(SWEEPS_FOR_ALL))), now)
     }
 
-    /// The same with all of them: for those that are acknowledged to be parked, and their files closed, at once.
+    /// Does the same as [`Self::sweep`] for all senders, so that acknowledged ones are parked, and their files closed,
+    /// at once.
     pub fn sweep_all(&mut self, now: Instant) -> Vec<Failure> {
         self.look_at(self.slots.capacity(), now)
     }
@@ -376,11 +360,11 @@ impl<T: SenderTable> Senders<T> {
         failures
     }
 
-    /// Whether a claim's connection has a sender already, at that port of ours.
+    /// Whether the claim's connection already has a sender at our port `port`.
     ///
     /// # Errors
-    /// [`Reason::Busy`]: that sends on the client's connection with another server. A client may have both from one port of
-    /// its own.
+    /// [`Reason::Busy`] if the sender found there is sending on the client's connection with another server. A client
+    /// may use one port for connections with two servers.
     pub fn has(&self, claim: &Claim, port: u16) -> Result<bool, Reason> {
         let client = Endpoint { address: claim.flow.client_address, port_be: claim.flow.client_port };
         match self.by_key.get(&SenderKey { client, port }) {
@@ -389,13 +373,14 @@ impl<T: SenderTable> Senders<T> {
         }
     }
 
-    /// Whether there is room for one more; parked ones are closed for it.
+    /// Whether there is room for one more sender. Parked senders are closed to make room.
     pub fn has_room(&mut self) -> bool {
         self.slots.len() < self.limits.senders || self.evict_parked(EVICTED_AT_ONCE) > 0
     }
 
-    /// A sender for this flow that can send at once. One that cannot is discarded: its connection is over, or its
-    /// frontend has given its payload up. Not so one that sends on the client's connection with another server.
+    /// Finds a sender that can send for this claim at once. A sender that cannot is discarded: its connection is over,
+    /// or its frontend has given its payload up. A sender that is busy on the client's connection with another server
+    /// is kept.
     fn parked(&mut self, key: &SenderKey, claim: &Claim) -> Result<Option<usize>, Reason> {
         let Some(&index) = self.by_key.get(key) else {
             return Ok(None);
@@ -443,9 +428,9 @@ impl<T: SenderTable> Senders<T> {
         let entry = self.slots.vacant_entry();
         let index = entry.key();
         let slot = first_slot(claim);
-        // The slot and the key first: the programs must know the socket before its first segment. But not open before
-        // it is there: until then, what has these ports is the socket of an agent that has ended, which may still
-        // repeat bytes that have their places in other sequence numbers.
+        // The slot and the key come first: the programs must know the socket before its first segment. But the slot
+        // stays closed until the socket is there. Until then these ports belong to the socket of an agent that has
+        // ended. That socket may still repeat bytes, whose places are in other sequence numbers.
         self.table.write_slot(index as u32, &Slot { live: false, ..slot });
         self.table.insert(&key, index as u32).map_err(|_| Reason::Socket)?;
         let sender = match Sender::restore(key, &slot, claim, claimant, local, now) {
@@ -457,14 +442,14 @@ impl<T: SenderTable> Senders<T> {
             }
         };
         self.table.write_slot(index as u32, &slot);
-        sender.set_send_buffer(buffer_bytes);
+        sender.flow.set_buffer_bytes(buffer_bytes);
         entry.insert(sender);
         self.by_key.insert(key, index);
         self.counts.restored += 1;
         Ok(index)
     }
 
-    /// Has the sender say which ACKs it needs.
+    /// Queues the sender's advice for its frontend, where it has any: how far apart ACKs may be.
     fn advise(&mut self, index: usize) {
         let sender = &mut self.slots[index];
         if let Some(advice) = sender.advice() {
@@ -472,12 +457,12 @@ impl<T: SenderTable> Senders<T> {
         }
     }
 
-    /// What frontends should know, and whose they are: indices of peers.
+    /// Takes the advice for frontends on how far apart ACKs may be, each with the number of its peer.
     pub fn take_advice(&mut self) -> Vec<(u32, Spacing)> {
         std::mem::take(&mut self.advice)
     }
 
-    /// Files that frontends want to know, of payloads that have been under way for a while, since the last call.
+    /// Takes the news that has come up since the last call: files of payloads that have been under way for a while.
     pub fn take_news(&mut self) -> Vec<FileNews<'_>> {
         let news = std::mem::take(&mut self.news);
         let of = |index: usize| {
@@ -489,15 +474,16 @@ impl<T: SenderTable> Senders<T> {
         news.into_iter().filter_map(of).collect()
     }
 
-    /// The frontend of the sender at `index` has been told which file that sends; or it never will be.
+    /// Notes that the frontend of the sender at `index` has been told which file it sends, or that it never will be.
     pub fn settle_news(&mut self, index: usize, is_known: bool, now: Instant) {
         if let Some(sender) = self.slots.get_mut(index) {
             sender.settle_news(is_known, now);
         }
     }
 
-    /// Frontends know that the digests of these are withdrawn, by peer, worker and handoff: the senders that can go on, by
-    /// index. All at once, as [`Self::abort`].
+    /// Notes that frontends know that the digests of these handoffs are withdrawn. Handoffs are named by peer, worker
+    /// and handoff. Returns the indices of the senders that can continue. Takes a whole set, for the same reason as
+    /// [`Self::abort`].
     pub fn go_on_unproven(&mut self, withdrawn: &HashSet<(u32, u32, u64)>) -> Vec<usize> {
         let is_meant = |of: &Claimant| withdrawn.contains(&(of.peer, of.worker, of.handoff));
         let senders = self.slots.iter_mut();
@@ -507,7 +493,7 @@ impl<T: SenderTable> Senders<T> {
             .collect()
     }
 
-    /// Makes room by closing parked senders, those that have waited longest: how many.
+    /// Closes up to `most` parked senders, those that have waited longest. Returns how many were closed.
     pub fn evict_parked(&mut self, most: usize) -> usize {
         let parked = self.slots.iter().filter(|(_, sender)| sender.is_parked());
         let mut oldest: Vec<(Instant, usize)> = parked.map(|(index, sender)| (sender.idle_since(), index)).collect();
@@ -530,25 +516,26 @@ impl<T: SenderTable> Senders<T> {
         drop(self.withdraw(index));
     }
 
-    /// Steering first, so that nothing of the socket's end reaches the client. What was being sent is given back.
+    /// Removes a sender and returns what it was sending. Steering ends first, so that nothing of the socket's end
+    /// reaches the client.
     fn withdraw(&mut self, index: usize) -> State {
         let sender = self.slots.remove(index);
         self.busy -= usize::from(!sender.is_parked());
         self.table.remove(&sender.key);
         self.by_key.remove(&sender.key);
-        close_silently(sender.socket);
+        sender.flow.close_silently();
         sender.state
     }
 }
 
 impl<T> Drop for Senders<T> {
-    /// Payloads that are wholly with the kernel are still delivered: those sockets close as the kernel does it, and
-    /// the egress program keeps their FIN. All others end silently.
+    /// Closes all sockets. Payloads that are wholly with the kernel are still delivered: their sockets are closed in
+    /// the normal manner, and the egress program drops their FIN. All other sockets are closed silently.
     fn drop(&mut self) {
         for sender in self.slots.drain() {
             match sender.state {
-                State::Draining(_) => drop(sender.socket),
-                State::Sending(_) | State::Parked => close_silently(sender.socket),
+                State::Draining(_) => drop(sender.flow),
+                State::Sending(_) | State::Parked => sender.flow.close_silently(),
             }
         }
     }
@@ -559,7 +546,7 @@ mod tests {
     use super::*;
     use zerocopy::FromZeros;
 
-    /// What the programs are told, in order.
+    /// Calls that changed the programs' tables, in order.
     #[derive(Default)]
     struct Told(Vec<&'static str>);
 
@@ -607,7 +594,7 @@ mod tests {
         let client: SocketAddr = "192.0.2.1:9".parse().unwrap();
         let key = SenderKey { client: client.into(), port: 7 };
         let local = "127.0.0.1:7".parse().unwrap();
-        // Without root there is no socket.
+        // Without root no socket can be made.
         let restored = senders.restore(key, &claim, Claimant::of(0, &claim), local, Instant::now());
         let then = if restored.is_ok() { "open" } else { "remove" };
         assert_eq!(senders.table().0, ["closed", "insert", then]);

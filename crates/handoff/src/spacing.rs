@@ -7,10 +7,9 @@
 //!
 //! Congestion control counts bytes, not ACKs (RFC 3465), and the ACKs that are passed on acknowledge all bytes.
 
-use std::os::fd::AsFd;
+use shunt_sys::sockopt::CongestionWindow;
 
-use rustix::net::sockopt::{socket_send_buffer_size, tcp_congestion};
-use shunt_sys::sockopt::{CongestionWindow, congestion_window};
+use crate::flow_sender::FlowSender;
 
 /// Divisor: the bytes between two ACKs are this part of the bytes that may be outstanding.
 const PARTS: u64 = 4;
@@ -32,7 +31,9 @@ pub(crate) struct Spacing {
     known: u32,
     /// See [`CongestionWindow::retransmitted`].
     retransmitted: u32,
-    /// See [`shrinks_only_by_loss`]. The socket is asked once, when it first matters.
+    /// Whether the sender's congestion control reduces its window only after a loss. Others, such as BBR, make their
+    /// window small to probe the path, and no frontend can foresee that. The sender is asked once, when it first
+    /// matters.
     by_loss: Option<bool>,
 }
 
@@ -43,15 +44,15 @@ impl Spacing {
     }
 
     /// Spacing to tell the frontend, if it is at least twice the present one, or at most half of it.
-    pub(crate) fn news(&mut self, socket: impl AsFd) -> Option<u32> {
+    pub(crate) fn news(&mut self, flow: &dyn FlowSender) -> Option<u32> {
         if self.by_loss == Some(false) && self.known <= EACH {
             return None;
         }
-        let window = congestion_window(&socket).ok()?;
+        let window = flow.congestion_window().ok()?;
         if std::mem::replace(&mut self.retransmitted, window.retransmitted) != window.retransmitted {
             self.known = EACH; // the frontend passes on every ACK from the first duplicate on
         }
-        let wanted = self.wanted(window, &socket);
+        let wanted = self.wanted(window, flow);
         if !differ(wanted, self.known.max(EACH)) {
             return None;
         }
@@ -59,12 +60,12 @@ impl Spacing {
         Some(wanted)
     }
 
-    fn wanted(&mut self, window: CongestionWindow, socket: impl AsFd) -> u32 {
+    fn wanted(&mut self, window: CongestionWindow, flow: &dyn FlowSender) -> u32 {
         // The most telling questions come first: on a small window nothing else matters.
-        if between(window, usize::MAX) == 0 || !*self.by_loss.get_or_insert_with(|| shrinks_only_by_loss(&socket)) {
+        if between(window, usize::MAX) == 0 || !*self.by_loss.get_or_insert_with(|| flow.shrinks_only_by_loss()) {
             return EACH;
         }
-        socket_send_buffer_size(&socket).map_or(EACH, |buffer| between(window, buffer).max(EACH))
+        flow.buffer_bytes().map_or(EACH, |buffer| between(window, buffer).max(EACH))
     }
 }
 
@@ -72,20 +73,13 @@ fn differ(wanted: u32, known: u32) -> bool {
     wanted / 2 >= known || known / 2 >= wanted
 }
 
-fn between(window: CongestionWindow, send_buffer_bytes: usize) -> u32 {
+fn between(window: CongestionWindow, buffer_bytes: usize) -> u32 {
     if !window.open {
         return 0;
     }
-    // The kernel counts the overhead of segments, too: half of the buffer holds payload.
-    let outstanding = (u64::from(window.segments) * u64::from(window.mss)).min(send_buffer_bytes as u64 / 2);
+    let outstanding = (u64::from(window.segments) * u64::from(window.mss)).min(buffer_bytes as u64);
     let bytes = (outstanding / PARTS).min(MOST);
     if bytes < LEAST_SEGMENTS * u64::from(window.mss) { 0 } else { bytes as u32 }
-}
-
-/// Whether the socket's congestion control reduces its window only after a loss. Others, such as BBR, make their window
-/// small to probe the path, and no frontend can foresee that.
-fn shrinks_only_by_loss(socket: impl AsFd) -> bool {
-    matches!(tcp_congestion(socket).as_deref(), Ok("cubic" | "reno"))
 }
 
 #[cfg(test)]
@@ -99,7 +93,7 @@ mod tests {
     #[test]
     fn a_quarter_of_what_may_be_outstanding_lies_between_two_acks() {
         assert_eq!(between(open(40), 1 << 20), 10 * 1448);
-        assert_eq!(between(open(40), 60_000), 7500, "the send buffer is the smaller one");
+        assert_eq!(between(open(40), 30_000), 7500, "the send buffer is the smaller one");
     }
 
     #[test]

@@ -18,3 +18,4 @@
 
 pub mod keys;
 pub mod stream;
+pub mod workbench;

@@ -1,4 +1,4 @@
-//! `shunt bench attack`: honest clients load a service, while attackers of every kind that can reach it attack it.
+//! `shunt-lab bench attack`: honest clients load a service, while attackers of every kind that can reach it attack it.
 //!
 //! A stranger on the clients' network forges packets ([`outside`]). A client behind a slow link acknowledges what it
 //! has not received, and opens connections that it does not read ([`greedy`]). Other users talk to the agents' Unix

@@ -1,4 +1,4 @@
-//! `shunt bench`: Shunt against plain nginx, HAProxy and the physical limit, in one run.
+//! `shunt-lab bench`: Shunt against plain nginx, HAProxy and the physical limit, in one run.
 //!
 //! The baseline and Shunt run side by side, each in its own lab on the same cores, and are loaded in turns, A B A B.
 //! The quoted figure is the ratio of their medians. [`case`] names what is measured, [`bed`] has the labs, and [`runs`]
@@ -16,8 +16,10 @@ mod odb;
 mod outcome;
 mod page;
 mod profile;
+mod rounds;
 mod runs;
 mod show;
+mod subject;
 mod target;
 mod tls;
 mod wan;
@@ -30,7 +32,6 @@ use clap::{Args, Subcommand};
 use choice::{Choice, ensure_two_cores};
 pub use disc::Disc;
 pub use odb::Odb;
-pub(crate) use outcome::Machine;
 pub use tls::Tls;
 
 use crate::attack::Attack;
@@ -129,7 +130,7 @@ pub enum Bench {
     All(All),
 }
 
-/// `shunt bench all`
+/// `shunt-lab bench all`
 #[derive(Debug, Args)]
 pub struct All {
     /// Fewer and shorter runs: every case within 3 minutes

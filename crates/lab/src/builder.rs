@@ -30,6 +30,14 @@ pub struct LabBuilder {
     sysctls: Vec<(Role, &'static str, &'static str)>,
 }
 
+impl Lab {
+    /// Builder with the defaults: one client, a frontend, no intermediate, one backend, a [`Wire::Tso`].
+    #[must_use]
+    pub fn builder() -> LabBuilder {
+        LabBuilder::default()
+    }
+}
+
 impl LabBuilder {
     /// Number of client hosts; 1 by default.
     #[must_use]

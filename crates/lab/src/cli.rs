@@ -1,4 +1,4 @@
-//! `shunt lab`: builds a lab, enters its hosts, and removes what dead labs left.
+//! `shunt-lab lab`: builds a lab, enters its hosts, and removes what dead labs left.
 
 use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
@@ -30,7 +30,7 @@ pub(crate) fn ensure_use(makes_sense: bool, words: impl FnOnce() -> String) -> R
     if makes_sense { Ok(()) } else { Err(WrongUse(words()).into()) }
 }
 
-/// The commands of `shunt lab`.
+/// The commands of `shunt-lab lab`.
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
     /// Build test hosts and keep them until Ctrl-C
@@ -43,7 +43,7 @@ pub enum LabCommand {
     Clean,
 }
 
-/// `shunt lab up`
+/// `shunt-lab lab up`
 #[derive(Debug, Args)]
 pub struct Up {
     /// Intermediate hosts between the frontend and the backend
@@ -63,10 +63,10 @@ pub struct Up {
     place: Option<String>,
 }
 
-/// `shunt lab exec`
+/// `shunt-lab lab exec`
 #[derive(Debug, Args)]
 pub struct Exec {
-    /// Which lab, as `shunt lab list` names it; needed only when several run
+    /// Which lab, as `shunt-lab lab list` names it; needed only when several run
     #[arg(long)]
     lab: Option<String>,
     /// A host's name: client, frontend, intermediate1, backend, switch
@@ -108,7 +108,7 @@ impl Up {
             .placement(placement)
             .build()?;
         output::write(&describe(&Description::of(lab.id())?))?;
-        say!("\nenter one:  shunt lab exec HOST -- COMMAND")?;
+        say!("\nenter one:  shunt-lab lab exec HOST -- COMMAND")?;
         say!("       or:  nsenter --net=/run/netns/NAMESPACE COMMAND")?;
         say!("files:      {}\nCtrl-C ends it.", lab.dir().display())?;
         signals.forever().next();
@@ -140,7 +140,7 @@ fn description(wanted: Option<&str>) -> Result<Description> {
     }
     let running: Vec<LabId> = labs().context("listing labs")?.into_iter().filter(LabId::owner_lives).collect();
     match running.as_slice() {
-        [] => bail!("no lab runs; `shunt lab up` builds one"),
+        [] => bail!("no lab runs; `shunt-lab lab up` builds one"),
         [lab] => Description::of(lab),
         several => {
             let names: Vec<&str> = several.iter().map(LabId::as_str).collect();
@@ -165,7 +165,7 @@ fn describe(lab: &Description) -> String {
 fn list() -> Result<()> {
     for lab in labs().context("listing labs")? {
         match Description::of(&lab) {
-            _ if !lab.owner_lives() => say!("lab {lab}: its process is dead; `shunt lab clean` removes it")?,
+            _ if !lab.owner_lives() => say!("lab {lab}: its process is dead; `shunt-lab lab clean` removes it")?,
             Ok(description) => output::write(&describe(&description))?,
             Err(_) => say!("lab {lab}: being built or removed")?,
         }

@@ -1,4 +1,4 @@
-//! `shunt demo`: real tiers and real clients, first without Shunt and then with it, and what Shunt saves.
+//! `shunt-lab demo`: real tiers and real clients, first without Shunt and then with it, and what Shunt saves.
 
 mod bodies;
 mod kill_backend;
@@ -19,7 +19,7 @@ use crate::wire::Wire;
 use phase::{Phase, run_phase};
 use shunt_sys::{output, say};
 
-/// `shunt demo`
+/// `shunt-lab demo`
 #[derive(Debug, Args)]
 pub struct Demo {
     /// Where to write the picture of what was measured

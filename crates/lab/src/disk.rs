@@ -258,9 +258,7 @@ mod tests {
 
     #[test]
     fn reads_fail_from_the_bad_part_on_and_nowhere_else() {
-        if !shunt_testbed::root() {
-            return;
-        }
+        shunt_testbed::needs_root();
         let directory = tempfile::tempdir().unwrap();
         files::write(&directory.path().join("1m"), "1m", 1 << 20).unwrap();
         let right = std::fs::read(directory.path().join("1m")).unwrap();

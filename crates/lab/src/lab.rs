@@ -5,7 +5,6 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::builder::LabBuilder;
 use crate::files;
 use crate::host::{Host, Role};
 use crate::link::Cable;
@@ -30,12 +29,6 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Builder with the defaults: one client, a frontend, no intermediate, one backend, a [`Wire::Tso`].
-    #[must_use]
-    pub fn builder() -> LabBuilder {
-        LabBuilder::default()
-    }
-
     #[must_use]
     pub fn id(&self) -> &LabId {
         &self.id

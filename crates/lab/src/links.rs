@@ -2,15 +2,15 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use shunt_sys::tap::Tap;
 
-use crate::host::{Family, Host, Port, Role};
+use crate::host::{Host, Port, Role};
 use crate::link::{Cable, Link, Whose};
+use crate::neighbour::{known_neighbour, link_address};
 use crate::router;
 use crate::topology::HostPlan;
 use crate::wire::Wire;
@@ -213,19 +213,6 @@ fn known_neighbours(host: &Host, neighbours: &[Host]) -> String {
         batch.push_str(&known_neighbour(other, &link_address(address), &port.device));
     }
     batch
-}
-
-/// Returns the commands that say which link address a port's IP addresses have.
-pub(crate) fn known_neighbour(port: &Port, link_address: &str, device: &str) -> String {
-    let addresses = [Family::V4, Family::V6].into_iter().filter_map(|family| port.address_of(family));
-    let known = |address| format!("neigh replace {address} lladdr {link_address} dev {device} nud permanent\n");
-    addresses.map(known).collect()
-}
-
-/// Link address of a port, made from its IPv4 address, so that every host can know it.
-pub(crate) fn link_address(address: Ipv4Addr) -> String {
-    let [_, _, network, node] = address.octets();
-    format!("02:00:0a:4d:{network:02x}:{node:02x}")
 }
 
 /// Allows cubic to everyone on the machine: only such algorithms can be a namespace's default (tcp_cong.c,

@@ -2,12 +2,13 @@
 
 pub mod chart;
 pub mod html;
-pub mod number;
+mod machine;
 pub mod progress;
 pub mod statistics;
-pub mod table;
+mod unit;
 
-pub use number::Unit;
+pub(crate) use machine::Machine;
 pub use progress::Progress;
+pub use shunt_report::{Align, Paint, Table, number, table};
 pub use statistics::Sample;
-pub use table::{Align, Paint, Table};
+pub use unit::Unit;

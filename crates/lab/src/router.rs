@@ -10,7 +10,7 @@
 use std::fmt::Write as _;
 
 use crate::host::{Host, Port};
-use crate::links::{known_neighbour, link_address};
+use crate::neighbour::{known_neighbour, link_address};
 
 /// Network sysctls of the router.
 pub(crate) const SYSCTLS: &[(&str, &str)] = &[

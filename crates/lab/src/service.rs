@@ -2,7 +2,6 @@
 
 mod agent;
 mod built;
-mod stats;
 mod store;
 
 use std::collections::BTreeMap;
@@ -10,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+pub use shunt_stats::{Stats, agent_stats};
 
 use crate::chain::{Chain, Families, ShuntPart};
 use crate::host::{Host, Role};
@@ -20,7 +20,6 @@ use crate::tls;
 
 use agent::Agent;
 pub use built::{module_file, shunt_program, shuntd_program};
-pub use stats::{Stats, agent_stats};
 pub use store::OnDemand;
 
 /// The module's default for `shunt_offer_min_length`, in bytes.

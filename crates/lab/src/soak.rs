@@ -1,4 +1,4 @@
-//! `shunt bench soak`: a service under a mix of loads and disturbances for a long time, with every byte compared.
+//! `shunt-lab bench soak`: a service under a mix of loads and disturbances for a long time, with every byte compared.
 //!
 //! Hundreds of connections at the same time use a lossy link, each with its own life ([`mix`]), while servers are
 //! reloaded and agents killed ([`disturbances`]). Between the parts of the run the load stops, and what the service
@@ -17,6 +17,7 @@ mod health;
 mod load;
 mod mix;
 mod outcome;
+mod response;
 mod tally;
 
 use std::collections::BTreeMap;
@@ -27,12 +28,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::bench::Machine;
 use crate::faults::{Bed, Ledger};
 use crate::lab::Lab;
 use crate::link::Link;
 use crate::random::{Random, seed_or_random};
-use crate::report::{Paint, Progress, number};
+use crate::report::{Machine, Paint, Progress, number};
 use crate::service::{Options, Settings};
 use disturbances::{Disturbance, Reach};
 use health::Health;
@@ -49,7 +49,7 @@ const PARTS: [(f64, Reach); 4] = [(0.1, Reach::None), (0.3, Reach::All), (0.3, R
 /// Shortest pause between two disturbances; the longest is twice that.
 const CALM: Duration = Duration::from_secs(5);
 
-/// `shunt bench soak`
+/// `shunt-lab bench soak`
 #[derive(Debug, Args)]
 pub struct Soak {
     /// How long

@@ -6,7 +6,7 @@ mod service;
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
-use service::{Running, may_run, start};
+use service::{Running, needs_root, start};
 use shunt_lab::{Host, shuntd_program};
 use shunt_testbed::eventually;
 
@@ -31,9 +31,7 @@ fn agents_process(service: &Running<'_>, host: &Host) -> Result<String> {
 
 #[test]
 fn nothing_is_detached_while_the_agent_works() -> Result<()> {
-    if !may_run("nothing_is_detached_while_the_agent_works") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         for host in [service.lab.frontend(), service.lab.backend()] {
             let config = host.dir().join("shuntd.toml");
@@ -54,9 +52,7 @@ fn nothing_is_detached_while_the_agent_works() -> Result<()> {
 
 #[test]
 fn a_second_agent_is_refused_and_told_of_the_first() -> Result<()> {
-    if !may_run("a_second_agent_is_refused_and_told_of_the_first") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         for (host, interface) in [(service.lab.frontend(), "client0"), (service.lab.backend(), "service0")] {
             let process = agents_process(service, host)?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::net::{RecvFlags, SendFlags};
 use service::impostor::{Impostor, Listening, agents_address};
-use service::{connect_to_agent, may_run, start};
+use service::{connect_to_agent, needs_root, start};
 use shunt_lab::{Fetch, Host};
 use shunt_testbed::eventually;
 use shunt_wire::local::{self, Reason};
@@ -18,9 +18,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 #[test]
 fn forged_fields_of_a_client_are_stripped_and_counted() -> Result<()> {
-    if !may_run("forged_fields_of_a_client_are_stripped_and_counted") {
-        return Ok(());
-    }
+    needs_root();
     start(1, |service| {
         let mut forging = Fetch::new(service.service.chain().server());
         let consent = "Shunt-Consent: 1; frontend=frontend; nonce=00000000000000000000000000000000; \
@@ -63,9 +61,7 @@ fn words(words: &[u32]) -> Vec<u8> {
 
 #[test]
 fn malformed_messages_close_only_their_session() -> Result<()> {
-    if !may_run("malformed_messages_close_only_their_session") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let hello = local::Channel::Control.hello();
         let larger = local::Hello { header: local::Header { size: 64, ..hello.header }, ..hello }.as_bytes().to_vec();
@@ -101,9 +97,7 @@ fn malformed_messages_close_only_their_session() -> Result<()> {
 
 #[test]
 fn malformed_frames_close_only_their_connection() -> Result<()> {
-    if !may_run("malformed_frames_close_only_their_connection") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
         let own = Impostor::with_certificate_of(service.lab, frontend.name())?;
@@ -135,9 +129,7 @@ fn malformed_frames_close_only_their_connection() -> Result<()> {
 /// Two agents have no session where there is no version that both know.
 #[test]
 fn an_agent_of_another_version_is_told_so_and_tells() -> Result<()> {
-    if !may_run("an_agent_of_another_version_is_told_so_and_tells") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
         let mut hello = Hello::new_zeroed();

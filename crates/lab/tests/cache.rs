@@ -4,13 +4,11 @@
 mod service;
 
 use std::os::unix::fs::symlink;
-use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use service::held::Held;
-use service::{Running, may_run, start_on};
+use service::{Running, needs_root, start_on, until};
 use shunt_lab::{Host, Lab, Options, Role, Settings, fetch};
-use shunt_testbed::PATIENCE;
 
 const FILES: &[(&str, u64)] = &[("1m", 1 << 20), ("7m", 7 << 20)];
 const CACHE: &[&str] = &["proxy_cache_path temp/cache keys_zone=c:1m use_temp_path=off"];
@@ -41,19 +39,12 @@ fn ask(service: &Running<'_>, path: &'static str) -> Result<String> {
 
 /// Asks until a request has made the cache revalidate its response.
 fn until_revalidated(service: &Running<'_>, path: &'static str) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    while ask(service, path)? != "REVALIDATED" {
-        ensure!(Instant::now() < deadline, "{path} is not revalidated");
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    Ok(())
+    until(&format!("{path} is revalidated"), || Ok(ask(service, path)? == "REVALIDATED"))
 }
 
 #[test]
 fn bodies_stay_whole_when_their_cache_revalidates_them() -> Result<()> {
-    if !may_run("cache") {
-        return Ok(());
-    }
+    needs_root();
     let settings = Settings { http: CACHE, locations: Some(cache), ..Settings::default() };
     start_on(Lab::builder(), FILES, Options { settings, ..Options::shunt() }, |service| {
         symlink(".", service.files.join("cached"))?;

@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::net::sockopt;
-use service::{Running, may_run, start_on};
+use service::{Running, needs_root, start_on};
 use shunt_lab::faults::Ledger;
-use shunt_lab::{Families, Family, Fetch, Lab, Options, Settings, file_sha256};
+use shunt_lab::{Families, Family, Fetch, Lab, Options, Settings};
+use shunt_testbed::same_bytes;
 
 const FILES: &[(&str, u64)] = &[("1k", 1 << 10), ("64k", 64 << 10), ("300k", 300 << 10), ("7m", 7 << 20)];
 
@@ -111,21 +112,12 @@ impl Client {
 fn same(files: &Path, name: &str, from: usize, got: &[u8]) -> Result<()> {
     let file = std::fs::read(files.join(name))?;
     let expected = file.get(from..from + got.len()).with_context(|| format!("{name} is shorter"))?;
-    let wrong = got.iter().zip(expected).position(|(got, expected)| got != expected);
-    ensure!(wrong.is_none(), "{name}: another byte at {:?}", wrong.map(|at| from + at));
-    Ok(())
+    same_bytes(got, expected).with_context(|| format!("{name} from {from} on"))
 }
 
 /// Runs a test while another client downloads, and then checks that nothing is left behind.
-fn beside_others(
-    test: &str,
-    intermediates: u8,
-    options: Options,
-    work: impl Fn(&Running<'_>) -> Result<()>,
-) -> Result<()> {
-    if !may_run(test) {
-        return Ok(());
-    }
+fn beside_others(intermediates: u8, options: Options, work: impl Fn(&Running<'_>) -> Result<()>) -> Result<()> {
+    needs_root();
     start_on(Lab::builder().intermediates(intermediates), FILES, options, |service| {
         // From here on, connections between tiers exist, and nginx's cache of open files is filled.
         FILES.iter().try_for_each(|(name, _)| fetch_one(service, name))?;
@@ -163,14 +155,12 @@ fn idle(service: &Running<'_>) -> Result<Ledger> {
 }
 
 fn fetch_one(service: &Running<'_>, name: &str) -> Result<()> {
-    let fetched = Fetch::new(service.service.chain().server()).run(service.lab.client(), &[format!("/{name}")])?;
-    ensure!(fetched[0].status == 200 && fetched[0].sha256 == file_sha256(service.files.join(name))?, "{name}");
-    Ok(())
+    service.whole(&Fetch::new(service.service.chain().server()).run(service.lab.client(), &[format!("/{name}")])?)
 }
 
 /// Has a client close or reset after each of many numbers of bytes of a response.
-fn leave_everywhere(test: &str, options: Options, resets: bool) -> Result<()> {
-    beside_others(test, 1, options, |service| {
+fn leave_everywhere(options: Options, resets: bool) -> Result<()> {
+    beside_others(1, options, |service| {
         for name in ["64k", "300k"] {
             let mut measured = Client::connect(service)?;
             measured.ask(&format!("/{name}"), "")?;
@@ -202,18 +192,17 @@ fn leave_at(service: &Running<'_>, name: &str, start: u64, at: u64, resets: bool
 
 #[test]
 fn a_client_that_closes_at_any_byte_leaves_nothing_behind() -> Result<()> {
-    leave_everywhere("a_client_that_closes_at_any_byte_leaves_nothing_behind", soon(), false)
+    leave_everywhere(soon(), false)
 }
 
 #[test]
 fn a_client_that_resets_at_any_byte_leaves_nothing_behind() -> Result<()> {
-    leave_everywhere("a_client_that_resets_at_any_byte_leaves_nothing_behind", soon(), true)
+    leave_everywhere(soon(), true)
 }
 
 #[test]
 fn a_port_that_a_client_left_by_a_reset_serves_its_next_connection() -> Result<()> {
-    let test = "a_port_that_a_client_left_by_a_reset_serves_its_next_connection";
-    beside_others(test, 0, soon(), |service| {
+    beside_others(0, soon(), |service| {
         let server = service.service.chain().server();
         for round in 0..10 {
             let mut client = Client::connect_to(service, server, Some(19_999))?;
@@ -232,8 +221,7 @@ fn a_port_that_a_client_left_by_a_reset_serves_its_next_connection() -> Result<(
 
 #[test]
 fn requests_that_come_with_acknowledgments_wait_their_turn() -> Result<()> {
-    let test = "requests_that_come_with_acknowledgments_wait_their_turn";
-    beside_others(test, 1, soon(), |service| {
+    beside_others(1, soon(), |service| {
         let names = ["64k", "1k", "300k"];
         let mut client = Client::connect(service)?;
         client.ask("/7m", "")?;
@@ -273,9 +261,7 @@ fn noise_in_the_stream(service: &Running<'_>, noise: &[u8]) -> Result<Vec<u8>> {
 
 #[test]
 fn noise_in_the_stream_is_answered_as_by_plain_nginx() -> Result<()> {
-    if !may_run("noise_in_the_stream_is_answered_as_by_plain_nginx") {
-        return Ok(());
-    }
+    needs_root();
     // A ClientHello's beginning, HTTP/2's preface, and bytes of no protocol.
     let noises: [&[u8]; 3] =
         [&[0x16, 3, 1, 0, 200, 1, 0, 0, 196, 3, 3], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &[0xff; 3000]];
@@ -336,7 +322,7 @@ fn half_close(service: &Running<'_>, name: &str, moment: Moment) -> Result<bool>
 // nginx gives a half-closed client up while it proxies, and while the response waits to be sent.
 #[test]
 fn a_client_that_has_closed_its_half_is_never_left_with_wrong_bytes() -> Result<()> {
-    beside_others("a_client_that_has_closed_its_half_is_never_left_with_wrong_bytes", 0, soon(), |service| {
+    beside_others(0, soon(), |service| {
         for name in ["1k", "64k", "7m"] {
             for moment in MOMENTS {
                 let whole = half_close(service, name, moment).with_context(|| format!("{name} {moment:?}"))?;
@@ -373,8 +359,7 @@ fn whole_though_half_closed(service: &Running<'_>) -> Result<Vec<String>> {
 // bytes, so it does not look again.
 #[test]
 fn a_client_that_has_closed_its_half_gets_everything_where_aborts_are_ignored() -> Result<()> {
-    let test = "a_client_that_has_closed_its_half_gets_everything_where_aborts_are_ignored";
-    beside_others(test, 0, deaf(), |service| {
+    beside_others(0, deaf(), |service| {
         let whole = whole_though_half_closed(service)?;
         ensure!(whole.len() == 2 * MOMENTS.len(), "whole are only {whole:?}");
         let aborted = service.frontend_stats()?.count("servers.aborted");
@@ -385,14 +370,13 @@ fn a_client_that_has_closed_its_half_gets_everything_where_aborts_are_ignored() 
 
 #[test]
 fn a_client_that_leaves_at_any_byte_leaves_nothing_behind_where_aborts_are_ignored() -> Result<()> {
-    let test = "a_client_that_leaves_at_any_byte_leaves_nothing_behind_where_aborts_are_ignored";
-    leave_everywhere(test, deaf(), false)?;
-    leave_everywhere(test, deaf(), true)
+    leave_everywhere(deaf(), false)?;
+    leave_everywhere(deaf(), true)
 }
 
 #[test]
 fn both_sides_close_at_once() -> Result<()> {
-    beside_others("both_sides_close_at_once", 1, soon(), |service| {
+    beside_others(1, soon(), |service| {
         for early in [0, 1, 1448, 20_000] {
             for name in ["300k", "7m"] {
                 let mut client = Client::connect(service)?;
@@ -413,8 +397,7 @@ fn both_sides_close_at_once() -> Result<()> {
 
 #[test]
 fn a_client_with_a_closed_window_gets_answers_to_its_keepalive_probes() -> Result<()> {
-    let test = "a_client_with_a_closed_window_gets_answers_to_its_keepalive_probes";
-    beside_others(test, 0, soon(), |service| {
+    beside_others(0, soon(), |service| {
         let mut client = Client::connect(service)?;
         // Without an answer, the kernel gives the connection up after 1 second and 3 probes at intervals of 1 second.
         sockopt::set_socket_keepalive(&client.stream, true)?;
@@ -424,7 +407,7 @@ fn a_client_with_a_closed_window_gets_answers_to_its_keepalive_probes() -> Resul
         client.ask("/7m", "")?;
         let length = client.head()?;
         let first = client.take(100_000)?;
-        std::thread::sleep(Duration::from_secs(12));
+        std::thread::sleep(Duration::from_secs(12)); // the subject: a closed window
         let rest = client.take(length - first.len())?;
         same(&service.files, "7m", 0, &[first, rest].concat())
     })
@@ -440,9 +423,7 @@ fn by_way_of_the_frontend(lab: &Lab) -> Result<()> {
 
 #[test]
 fn one_client_port_to_two_addresses_of_the_frontend_gets_both_bodies() -> Result<()> {
-    if !may_run("one_client_port_to_two_addresses_of_the_frontend_gets_both_bodies") {
-        return Ok(());
-    }
+    needs_root();
     let families = Families { clients: Family::V4, tiers: Family::V4, dual_stack: true };
     let options = Options { families, ..soon() };
     let lab = Lab::builder().ipv6().backends(2);

@@ -5,7 +5,7 @@ mod service;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use service::{ALONE, FILES, Running, may_run, start, start_on};
+use service::{ALONE, FILES, Running, needs_root, same_file, start, start_on};
 use shunt_lab::{Host, Lab, Options, Settings, Wrk, file_sha256};
 
 const URLS_OVER_ONE_CONNECTION: usize = 12;
@@ -27,7 +27,7 @@ fn compare(service: &Running<'_>, client: impl FnOnce(&Host, &[(String, String)]
     client(service.lab.client(), &urls, path)?;
     for (index, (name, _)) in urls.iter().enumerate() {
         let got = file_sha256(directory.path().join(index.to_string()))?;
-        ensure!(got == file_sha256(service.files.join(name))?, "{name} (number {index}): other bytes");
+        same_file(&service.files, name, &got).with_context(|| format!("number {index}"))?;
     }
     let long =
         urls.iter().filter(|(name, _)| FILES.iter().any(|(file, size)| file == name && *size >= 32 << 10)).count();
@@ -39,9 +39,7 @@ fn compare(service: &Running<'_>, client: impl FnOnce(&Host, &[(String, String)]
 
 #[test]
 fn curl_over_one_connection() -> Result<()> {
-    if !may_run("curl_over_one_connection") {
-        return Ok(());
-    }
+    needs_root();
     start(1, |service| {
         compare(service, |client, urls, directory| {
             let mut curl = Command::new("curl");
@@ -58,9 +56,7 @@ fn curl_over_one_connection() -> Result<()> {
 
 #[test]
 fn wget() -> Result<()> {
-    if !may_run("wget") {
-        return Ok(());
-    }
+    needs_root();
     // wget makes a new connection for each body.
     let settings = Settings { http: ALONE, ..Settings::default() };
     let options = Options { settings, ..Options::shunt() };
@@ -78,9 +74,7 @@ fn wget() -> Result<()> {
 
 #[test]
 fn python_requests_over_one_session() -> Result<()> {
-    if !may_run("python_requests_over_one_session") {
-        return Ok(());
-    }
+    needs_root();
     start(1, |service| {
         compare(service, |client, urls, directory| {
             let mut python = Command::new("/usr/bin/python3");
@@ -92,9 +86,7 @@ fn python_requests_over_one_session() -> Result<()> {
 
 #[test]
 fn go_over_one_client() -> Result<()> {
-    if !may_run("go_over_one_client") {
-        return Ok(());
-    }
+    needs_root();
     let built = tempfile::tempdir()?;
     let program = built.path().join("get");
     let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/go/get.go");
@@ -111,9 +103,7 @@ fn go_over_one_client() -> Result<()> {
 
 #[test]
 fn wrk_and_h2load_see_no_error() -> Result<()> {
-    if !may_run("wrk_and_h2load_see_no_error") {
-        return Ok(());
-    }
+    needs_root();
     start(1, |service| {
         let url = service.service.chain().url("/64k");
         let report =

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use service::held::Held;
-use service::{ALONE, FILES, Running, may_run, start_on};
+use service::{ALONE, FILES, Running, needs_root, start_on};
 use shunt_lab::{Host, Lab, Options, Settings, shuntd_program};
 
 /// Runs `shuntd` with the host's configuration. Returns what it prints.
@@ -32,9 +32,7 @@ fn kept(service: &Running<'_>, name: &str) -> Result<Held> {
 
 #[test]
 fn connections_that_had_a_shortcut_are_reset_and_others_go_on() -> Result<()> {
-    if !may_run("connections_that_had_a_shortcut_are_reset_and_others_go_on") {
-        return Ok(());
-    }
+    needs_root();
     start_on(Lab::builder(), FILES, options(), |service| {
         let (client, frontend) = (service.lab.client(), service.lab.frontend());
         let short = client.run(|| kept(service, "1k"))??;
@@ -69,9 +67,7 @@ fn refused(host: &Host, options: &[&str], words: &[&str]) -> Result<()> {
 
 #[test]
 fn programs_without_pins_are_taken_off_by_force_unless_an_agent_works_with_them() -> Result<()> {
-    if !may_run("programs_without_pins_are_taken_off_by_force_unless_an_agent_works_with_them") {
-        return Ok(());
-    }
+    needs_root();
     start_on(Lab::builder(), FILES, options(), |service| {
         let (client, frontend, backend) = (service.lab.client(), service.lab.frontend(), service.lab.backend());
         let held = client.run(|| kept(service, "64k"))??;

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use service::impostor::Listening;
-use service::{FILES, Running, may_run, start_on};
+use service::{FILES, Running, needs_root, start_on};
 use shunt_ca::{Authority, Request};
 use shunt_lab::{Host, Lab, Options, Role, fetch, shunt_program, shuntd_program};
 use shunt_testbed::eventually;
@@ -131,9 +131,7 @@ fn backend<'lab>(service: &Running<'lab>) -> Result<&'lab Host> {
 
 #[test]
 fn a_setup_that_works_has_no_fault() -> Result<()> {
-    if !may_run("a_setup_that_works_has_no_fault") {
-        return Ok(());
-    }
+    needs_root();
     with_service(|service| {
         for host in [service.lab.frontend(), backend(service)?] {
             let setup = Setup::of(host)?;
@@ -147,9 +145,7 @@ fn a_setup_that_works_has_no_fault() -> Result<()> {
 
 #[test]
 fn the_kernel_is_asked_for_the_programs_of_this_machine_alone() -> Result<()> {
-    if !may_run("the_kernel_is_asked_for_the_programs_of_this_machine_alone") {
-        return Ok(());
-    }
+    needs_root();
     with_service(|service| {
         for (host, role) in [(service.lab.frontend(), "[frontend]"), (backend(service)?, "[backend]")] {
             let (_, findings) = Setup::of(host)?.findings(&[])?;
@@ -176,7 +172,7 @@ fn handoff(service: &Running<'_>, path: &str) -> Result<Value> {
         let doctor = scope.spawn(|| frontend.output(command));
         while !doctor.is_finished() {
             fetch(client, service.service.chain().server(), &[path])?;
-            std::thread::sleep(std::time::Duration::from_millis(50));
+            std::thread::sleep(std::time::Duration::from_millis(50)); // the pace of the downloads
         }
         let output = doctor.join().map_err(|_| anyhow::anyhow!("the doctor's thread panicked"))??;
         let findings: Vec<Value> = serde_json::from_slice(&output.stdout)?;
@@ -186,9 +182,7 @@ fn handoff(service: &Running<'_>, path: &str) -> Result<Value> {
 
 #[test]
 fn a_real_handoff_is_seen_and_a_short_body_is_none() -> Result<()> {
-    if !may_run("a_real_handoff_is_seen_and_a_short_body_is_none") {
-        return Ok(());
-    }
+    needs_root();
     with_service(|service| {
         let good = handoff(service, "/7m")?;
         ensure!(good["verdict"] == "ok", "{good}{}", service.service.explain());
@@ -201,9 +195,7 @@ fn a_real_handoff_is_seen_and_a_short_body_is_none() -> Result<()> {
 
 #[test]
 fn mistakes_in_the_agents_configuration() -> Result<()> {
-    if !may_run("mistakes_in_the_agents_configuration") {
-        return Ok(());
-    }
+    needs_root();
     with_service(|service| {
         let (frontend, backend) = (service.lab.frontend(), backend(service)?);
         let cases: &[(&str, &str, &str, &str, &str)] = &[
@@ -238,9 +230,7 @@ fn mistakes_in_the_agents_configuration() -> Result<()> {
 
 #[test]
 fn mistakes_in_nginxs_configuration() -> Result<()> {
-    if !may_run("mistakes_in_nginxs_configuration") {
-        return Ok(());
-    }
+    needs_root();
     with_service(|service| {
         let (frontend, backend) = (service.lab.frontend(), backend(service)?);
         for (what, from, to, area, says) in [
@@ -281,9 +271,7 @@ fn while_so(what: &str, host: &Host, done: &str, undone: &str, area: &str, says:
 
 #[test]
 fn mistakes_of_the_machine() -> Result<()> {
-    if !may_run("mistakes_of_the_machine") {
-        return Ok(());
-    }
+    needs_root();
     with_service(|service| {
         let (frontend, backend) = (service.lab.frontend(), backend(service)?);
         let ranges =
@@ -330,9 +318,7 @@ fn as_stranger(setup: Setup<'_>) -> Result<Setup<'_>> {
 
 #[test]
 fn mistakes_of_the_other_machine() -> Result<()> {
-    if !may_run("mistakes_of_the_other_machine") {
-        return Ok(());
-    }
+    needs_root();
     with_service(|service| {
         let (frontend, backend) = (service.lab.frontend(), backend(service)?);
         let stranger = as_stranger(Setup::of(frontend)?)?;
@@ -361,9 +347,7 @@ fn own_client(frontend: &Host, path: &str) -> Result<Value> {
 
 #[test]
 fn the_doctors_own_client_takes_the_shortcut_and_leaves_nothing() -> Result<()> {
-    if !may_run("the_doctors_own_client_takes_the_shortcut_and_leaves_nothing") {
-        return Ok(());
-    }
+    needs_root();
     with_service(|service| {
         let (frontend, backend) = (service.lab.frontend(), backend(service)?);
         let links = || {
@@ -398,9 +382,7 @@ fn the_doctors_own_client_takes_the_shortcut_and_leaves_nothing() -> Result<()> 
 
 #[test]
 fn programs_that_are_not_the_agents_are_found_from_either_machine() -> Result<()> {
-    if !may_run("programs_that_are_not_the_agents_are_found_from_either_machine") {
-        return Ok(());
-    }
+    needs_root();
     with_service(|service| {
         let (frontend, backend) = (service.lab.frontend(), backend(service)?);
         let all_is_well = |host: &Host| {
@@ -431,9 +413,7 @@ fn programs_that_are_not_the_agents_are_found_from_either_machine() -> Result<()
 
 #[test]
 fn a_backend_that_sends_elsewhere_or_filters_is_found_from_the_frontend() -> Result<()> {
-    if !may_run("a_backend_that_sends_elsewhere_or_filters_is_found_from_the_frontend") {
-        return Ok(());
-    }
+    needs_root();
     with_service(|service| {
         let (frontend, backend) = (service.lab.frontend(), backend(service)?);
         run(
@@ -472,9 +452,7 @@ fn answered(service: &mut Running<'_>, answer: impl FnOnce() -> Vec<u8> + Send, 
 
 #[test]
 fn a_clock_that_differs_and_another_version_are_found() -> Result<()> {
-    if !may_run("a_clock_that_differs_and_another_version_are_found") {
-        return Ok(());
-    }
+    needs_root();
     with_service(|service| {
         let an_hour_ahead = || {
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -504,9 +482,7 @@ fn started_by(host: &Host, starter: &[&str], area: &str, says: &str) -> Result<(
 
 #[test]
 fn an_old_kernel_and_missing_capabilities_are_found() -> Result<()> {
-    if !may_run("an_old_kernel_and_missing_capabilities_are_found") {
-        return Ok(());
-    }
+    needs_root();
     with_service(|service| {
         let frontend = service.lab.frontend();
         // This process sees the kernel as Linux 2.6 (personality(2), UNAME26).
@@ -517,9 +493,7 @@ fn an_old_kernel_and_missing_capabilities_are_found() -> Result<()> {
 
 #[test]
 fn a_certificate_out_of_its_time_fails_the_check() -> Result<()> {
-    if !may_run("a_certificate_out_of_its_time_fails_the_check") {
-        return Ok(());
-    }
+    needs_root();
     const DAY: Duration = Duration::from_secs(24 * 3600);
     with_service(|service| {
         let frontend = service.lab.frontend();

@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use service::held::Held;
-use service::{ALONE, Running, may_run, start_on, until};
-use shunt_lab::{Fetch, Host, Lab, LabBuilder, Options, Role, Settings, fetch, file_sha256};
+use service::{ALONE, Running, needs_root, same_file, start_on, until};
+use shunt_lab::{Fetch, Host, Lab, LabBuilder, Options, Role, Settings, fetch};
 use shunt_testbed::PATIENCE;
 
 /// Files. The last one is larger than the buffers of both ends together.
@@ -62,10 +62,8 @@ fn begin_again(service: &mut Running<'_>, host: &Host) -> Result<()> {
     until("shortcuts are taken again", || Ok(!is_relayed(service)?))
 }
 
-fn drains(test: &str, of: fn(&Lab) -> &Host) -> Result<()> {
-    if !may_run(test) {
-        return Ok(());
-    }
+fn drains(of: fn(&Lab) -> &Host) -> Result<()> {
+    needs_root();
     start_on(Lab::builder(), FILES, options("drain = \"1h\"\n"), |service| {
         let host = of(service.lab);
         let held = begin(service)?;
@@ -82,12 +80,12 @@ fn drains(test: &str, of: fn(&Lab) -> &Host) -> Result<()> {
 
 #[test]
 fn a_backends_agent_ends_when_its_payloads_have() -> Result<()> {
-    drains("a_backends_agent_ends_when_its_payloads_have", Lab::backend)
+    drains(Lab::backend)
 }
 
 #[test]
 fn a_frontends_agent_ends_when_its_handoffs_have() -> Result<()> {
-    drains("a_frontends_agent_ends_when_its_handoffs_have", Lab::frontend)
+    drains(Lab::frontend)
 }
 
 fn serving<'lab>(service: &Running<'lab>) -> Result<&'lab Host> {
@@ -99,10 +97,8 @@ fn serving<'lab>(service: &Running<'lab>) -> Result<&'lab Host> {
     anyhow::bail!("no backend sends")
 }
 
-fn takes_too_long(test: &str, lab: LabBuilder, of: fn(&Running<'_>) -> Result<String>) -> Result<()> {
-    if !may_run(test) {
-        return Ok(());
-    }
+fn takes_too_long(lab: LabBuilder, of: fn(&Running<'_>) -> Result<String>) -> Result<()> {
+    needs_root();
     start_on(lab, FILES, options("drain = \"1s\"\n"), |service| {
         let held = begin(service)?;
         let name = of(service)?;
@@ -122,15 +118,12 @@ fn takes_too_long(test: &str, lab: LabBuilder, of: fn(&Running<'_>) -> Result<St
 
 #[test]
 fn another_backend_goes_on_with_what_takes_too_long() -> Result<()> {
-    let test = "another_backend_goes_on_with_what_takes_too_long";
-    takes_too_long(test, Lab::builder().backends(2), |service| Ok(serving(service)?.name().to_owned()))
+    takes_too_long(Lab::builder().backends(2), |service| Ok(serving(service)?.name().to_owned()))
 }
 
 #[test]
 fn a_second_signal_ends_it_at_once() -> Result<()> {
-    if !may_run("a_second_signal_ends_it_at_once") {
-        return Ok(());
-    }
+    needs_root();
     start_on(Lab::builder(), FILES, options("drain = \"1h\"\n"), |service| {
         let backend = service.lab.backend();
         let held = begin(service)?;
@@ -155,9 +148,7 @@ fn filtered(lab: &Lab, host: &Host) -> String {
 
 #[test]
 fn a_fetch_under_way_comes_to_its_end() -> Result<()> {
-    if !may_run("a_fetch_under_way_comes_to_its_end") {
-        return Ok(());
-    }
+    needs_root();
     for of in [Lab::frontend, Lab::backend] {
         let mut options = options("drain = \"1h\"\n");
         options.settings.locations = Some(filtered);
@@ -175,7 +166,7 @@ fn a_fetch_under_way_comes_to_its_end() -> Result<()> {
                 ensure!(under_way == 1, "{under_way} fetches under way: {:#}", stats.0["agent"]);
                 download.join().expect("no panic")
             })?;
-            ensure!(fetched[0].sha256 == file_sha256(service.files.join("held"))?, "other bytes");
+            same_file(&service.files, "held", &fetched[0].sha256)?;
             ends_well(service, host)?;
             begin_again(service, host)
         })

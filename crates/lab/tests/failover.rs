@@ -5,7 +5,7 @@ mod service;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use service::may_run;
+use service::needs_root;
 use shunt_lab::failover::{BODY_BYTES, BOUND, Failover, How, Loss, Rounds};
 use shunt_lab::pace::Pace;
 use shunt_lab::report::Progress;
@@ -30,9 +30,7 @@ fn two() -> LabBuilder {
 
 #[test]
 fn ten_downloads_are_whole_whenever_their_backends_are_killed() -> Result<()> {
-    if !may_run("ten_downloads_are_whole_whenever_their_backends_are_killed") {
-        return Ok(());
-    }
+    needs_root();
     let rounds = start(two(), |failover| Rounds::run(failover, 10, &HOWS, Rounds::seed(), &Progress::to_stderr()))?;
     let faults = rounds.faults(Pace::BesideOthers);
     ensure!(faults.is_empty(), "{}", faults.join("\n"));
@@ -40,10 +38,8 @@ fn ten_downloads_are_whole_whenever_their_backends_are_killed() -> Result<()> {
 }
 
 /// Tests losses at one place of a download, and the number of failovers that they lead to.
-fn lose_at(test: &str, builder: LabBuilder, at: u64, failovers: u64) -> Result<()> {
-    if !may_run(test) {
-        return Ok(());
-    }
+fn lose_at(builder: LabBuilder, at: u64, failovers: u64) -> Result<()> {
+    needs_root();
     start(builder, |failover| {
         let undisturbed = failover.undisturbed(2)?;
         for how in HOWS {
@@ -61,9 +57,7 @@ fn lose_at(test: &str, builder: LabBuilder, at: u64, failovers: u64) -> Result<(
 
 #[test]
 fn lost_before_the_header() -> Result<()> {
-    if !may_run("lost_before_the_header") {
-        return Ok(());
-    }
+    needs_root();
     start(two(), |failover| {
         for how in HOWS {
             let lost = failover.lose_next(how)?;
@@ -76,24 +70,22 @@ fn lost_before_the_header() -> Result<()> {
 
 #[test]
 fn lost_right_after_the_header() -> Result<()> {
-    lose_at("lost_right_after_the_header", two(), 1, 1)
+    lose_at(two(), 1, 1)
 }
 
 #[test]
 fn lost_in_the_middle() -> Result<()> {
-    lose_at("lost_in_the_middle", two(), MIDDLE, 1)
+    lose_at(two(), MIDDLE, 1)
 }
 
 #[test]
 fn lost_behind_an_intermediate() -> Result<()> {
-    lose_at("lost_behind_an_intermediate", two().intermediates(1), MIDDLE, 1)
+    lose_at(two().intermediates(1), MIDDLE, 1)
 }
 
 #[test]
 fn a_killed_backends_kernel_sends_what_it_has() -> Result<()> {
-    if !may_run("a_killed_backends_kernel_sends_what_it_has") {
-        return Ok(());
-    }
+    needs_root();
     start(two(), |failover| {
         let download = failover.download(&[Loss { at: BODY_BYTES - (128 << 10), how: How::Kill }])?;
         ensure!(download.failovers == 0, "{download:?}");
@@ -103,9 +95,7 @@ fn a_killed_backends_kernel_sends_what_it_has() -> Result<()> {
 
 #[test]
 fn lost_twice_in_one_download() -> Result<()> {
-    if !may_run("lost_twice_in_one_download") {
-        return Ok(());
-    }
+    needs_root();
     start(Lab::builder().backends(3), |failover| {
         for how in HOWS {
             let losses = [Loss { at: MIDDLE / 2, how }, Loss { at: MIDDLE + MIDDLE / 8, how }];
@@ -121,15 +111,13 @@ fn lost_twice_in_one_download() -> Result<()> {
 /// yet.
 #[test]
 fn after_a_moment_off_the_network_no_offer_is_refused() -> Result<()> {
-    if !may_run("after_a_moment_off_the_network_no_offer_is_refused") {
-        return Ok(());
-    }
+    needs_root();
     let lab = Lab::builder().wire(Wire::Mtu).build()?;
     let mut failover = Failover::start_with(&lab, &[])?;
     let backend = lab.hosts_of(Role::Backend).next().context("no backend")?;
     for moment in (700..1100).step_by(50).map(Duration::from_millis) {
         failover.lose(backend, How::CutOff)?;
-        std::thread::sleep(moment);
+        std::thread::sleep(moment); // the subject: the time off the network
         failover.bring_back(&[backend.name().to_owned()], How::CutOff)?;
         failover.download(&[]).with_context(|| format!("after {moment:?} off the network"))?;
     }
@@ -141,9 +129,7 @@ fn after_a_moment_off_the_network_no_offer_is_refused() -> Result<()> {
 /// Without a strong ETag it is unknown whether another backend has the same bytes.
 #[test]
 fn where_nobody_can_go_on_the_client_is_reset_in_time() -> Result<()> {
-    if !may_run("where_nobody_can_go_on_the_client_is_reset_in_time") {
-        return Ok(());
-    }
+    needs_root();
     let lab = two().wire(Wire::Mtu).build()?;
     let mut failover = Failover::start_with(&lab, &["etag off"])?;
     for how in HOWS {

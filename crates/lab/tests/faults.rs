@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
-use service::{Running, may_run, start, until};
+use service::{Running, needs_root, start, until};
 use shunt_lab::faults::Client;
 use shunt_lab::{Ending, Fetch, Host, TcpSocket, fetch, file_sha256};
 use shunt_testbed::eventually;
@@ -23,10 +23,8 @@ fn slow(service: &Running<'_>) -> Fetch {
 }
 
 /// Changes a file while a slow client reads it. The client must not take what it got for the whole.
-fn spoil(test: &str, change: impl Fn(&File) -> Result<()>) -> Result<()> {
-    if !may_run(test) {
-        return Ok(());
-    }
+fn spoil(change: impl Fn(&File) -> Result<()>) -> Result<()> {
+    needs_root();
     start(0, |service| {
         let file = OpenOptions::new().write(true).open(service.files.join("7m"))?;
         let client = service.lab.client();
@@ -48,21 +46,19 @@ fn spoil(test: &str, change: impl Fn(&File) -> Result<()>) -> Result<()> {
 
 #[test]
 fn a_file_truncated_in_flight_resets() -> Result<()> {
-    spoil("a_file_truncated_in_flight_resets", |file| Ok(file.set_len(3 << 20)?))
+    spoil(|file| Ok(file.set_len(3 << 20)?))
 }
 
 #[test]
 fn a_file_overwritten_in_flight_resets() -> Result<()> {
-    spoil("a_file_overwritten_in_flight_resets", |file| Ok(file.write_all_at(&[0x55; 4096], 6 << 20)?))
+    spoil(|file| Ok(file.write_all_at(&[0x55; 4096], 6 << 20)?))
 }
 
 /// A growing file may be a log, a recording or an upload. The client gets as much as the header said, as from plain
 /// nginx.
 #[test]
 fn a_file_that_grows_in_flight_is_sent_as_far_as_it_was() -> Result<()> {
-    if !may_run("a_file_that_grows_in_flight_is_sent_as_far_as_it_was") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let path = service.files.join("7m");
         let (old, client) = (file_sha256(&path)?, service.lab.client());
@@ -73,7 +69,7 @@ fn a_file_that_grows_in_flight_is_sent_as_far_as_it_was() -> Result<()> {
                 service.until_sending(true)?;
                 while !reader.is_finished() {
                     file.write_all(b"one more line\n")?;
-                    std::thread::sleep(Duration::from_millis(5));
+                    std::thread::sleep(Duration::from_millis(5)); // the pace of the writer
                 }
                 Ok(())
             };
@@ -88,9 +84,7 @@ fn a_file_that_grows_in_flight_is_sent_as_far_as_it_was() -> Result<()> {
 
 #[test]
 fn a_file_replaced_in_flight_is_sent_as_it_was() -> Result<()> {
-    if !may_run("a_file_replaced_in_flight_is_sent_as_it_was") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let old = file_sha256(service.files.join("7m"))?;
         let client = service.lab.client();
@@ -196,9 +190,7 @@ fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Resul
 
 #[test]
 fn a_client_whose_last_acks_were_lost_is_reset_all_the_same() -> Result<()> {
-    if !may_run("a_client_whose_last_acks_were_lost_is_reset_all_the_same") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         reset_after_lost_acks(service, true).context("with its window full")?;
         // On a busy machine an ACK may be noted after all, and then the first reset has the right number.
@@ -215,9 +207,7 @@ fn a_client_whose_last_acks_were_lost_is_reset_all_the_same() -> Result<()> {
 
 #[test]
 fn a_killed_frontend_agent_is_not_missed() -> Result<()> {
-    if !may_run("a_killed_frontend_agent_is_not_missed") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let (client, lab) = (service.lab.client(), service.lab);
         let server = service.service.chain().server();
@@ -231,9 +221,7 @@ fn a_killed_frontend_agent_is_not_missed() -> Result<()> {
 
 #[test]
 fn a_killed_backend_agent_is_not_missed() -> Result<()> {
-    if !may_run("a_killed_backend_agent_is_not_missed") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let (client, lab) = (service.lab.client(), service.lab);
         let server = service.service.chain().server();
@@ -247,9 +235,7 @@ fn a_killed_backend_agent_is_not_missed() -> Result<()> {
 
 #[test]
 fn a_connection_survives_the_restart_of_both_agents() -> Result<()> {
-    if !may_run("a_connection_survives_the_restart_of_both_agents") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let lab = service.lab;
         let server = service.service.chain().server();
@@ -259,10 +245,10 @@ fn a_connection_survives_the_restart_of_both_agents() -> Result<()> {
             fetch.pause = Duration::from_millis(150);
             let paths = ["/64k", "/32k", "/64k", "/32k", "/64k", "/32k", "/64k", "/32k", "/64k", "/32k", "/1k", "/64k"];
             let reader = scope.spawn(move || fetch.run(lab.client(), &paths));
-            std::thread::sleep(Duration::from_millis(400));
+            std::thread::sleep(Duration::from_millis(400)); // the subject: restarts amid the responses
             let restarted = [lab.frontend(), lab.backend()].into_iter().try_for_each(|host| {
                 service.service.kill_agent(host)?;
-                std::thread::sleep(Duration::from_millis(100));
+                std::thread::sleep(Duration::from_millis(100)); // the subject: a moment without an agent
                 service.service.restart_agent(host)
             });
             (restarted, reader.join())
@@ -279,9 +265,7 @@ fn a_connection_survives_the_restart_of_both_agents() -> Result<()> {
 /// heartbeats.
 #[test]
 fn machines_that_stand_still_together_lose_no_session() -> Result<()> {
-    if !may_run("machines_that_stand_still_together_lose_no_session") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let mut hosts = [service.lab.frontend(), service.lab.backend()];
         for _ in 0..4 {
@@ -291,7 +275,7 @@ fn machines_that_stand_still_together_lose_no_session() -> Result<()> {
                 for host in hosts {
                     service.service.agent_process(host)?.context("an agent")?.signal(signal)?;
                 }
-                std::thread::sleep(then);
+                std::thread::sleep(then); // the subject: how long they stand still
             }
             hosts.reverse();
         }
@@ -305,9 +289,7 @@ fn machines_that_stand_still_together_lose_no_session() -> Result<()> {
 
 #[test]
 fn reload_and_quit_let_bodies_finish() -> Result<()> {
-    if !may_run("reload_and_quit_let_bodies_finish") {
-        return Ok(());
-    }
+    needs_root();
     start(1, |service| {
         let (client, lab) = (service.lab.client(), service.lab);
         let slow = slow(service);
@@ -332,9 +314,7 @@ fn reload_and_quit_let_bodies_finish() -> Result<()> {
 
 #[test]
 fn a_client_that_goes_away_leaves_nothing() -> Result<()> {
-    if !may_run("a_client_that_goes_away_leaves_nothing") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let server = service.service.chain().server();
         let client = service.lab.client();
@@ -342,7 +322,7 @@ fn a_client_that_goes_away_leaves_nothing() -> Result<()> {
             client.run(|| -> Result<()> {
                 let mut stream = std::net::TcpStream::connect(server)?;
                 stream.write_all(b"GET /7m HTTP/1.1\r\nHost: x\r\n\r\n")?;
-                std::thread::sleep(Duration::from_millis(20));
+                std::thread::sleep(Duration::from_millis(20)); // leaves at any moment of the response
                 Ok(()) // closes with unread bytes, so the client's kernel sends a reset
             })??;
         }

@@ -1,4 +1,4 @@
-//! Tests of the lab itself, with real namespaces and servers. Without root each test says that it is skipped.
+//! Tests of the lab itself, with real namespaces and servers. They need root: without it, each test fails and says so.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
@@ -9,7 +9,7 @@ use shunt_lab::{
     ByteMeter, Capture, Chain, Cores, CpuMeter, Expect, Families, Family, Fetch, HaproxyChain, Lab, LabBuilder, Link,
     NginxChain, Options, Placement, Rate, Service, Tcpdump, Wire, Wrk, fetch, file_sha256,
 };
-use shunt_testbed::{eventually, may_run, of_process};
+use shunt_testbed::{eventually, needs_root, of_process};
 
 const FILES: &[(&str, u64)] = &[("empty", 0), ("1k", 1 << 10), ("64k", 64 << 10), ("1m", 1 << 20), ("3m", 3 << 20)];
 
@@ -31,9 +31,7 @@ fn compare_files(lab: &Lab, server: SocketAddr, pipeline: bool) -> Result<()> {
 
 #[test]
 fn chains_of_every_length_on_both_wires_carry_the_bytes() -> Result<()> {
-    if !may_run("chains_of_every_length_on_both_wires_carry_the_bytes") {
-        return Ok(());
-    }
+    needs_root();
     for wire in [Wire::Tso, Wire::Mtu] {
         for intermediates in 0..=2 {
             let begin = Instant::now();
@@ -62,9 +60,7 @@ fn chains_of_every_length_on_both_wires_carry_the_bytes() -> Result<()> {
 
 #[test]
 fn the_wires_differ_in_what_a_packet_is() -> Result<()> {
-    if !may_run("the_wires_differ_in_what_a_packet_is") {
-        return Ok(());
-    }
+    needs_root();
     for (wire, most) in [(Wire::Tso, 1000), (Wire::Mtu, 100_000)] {
         let lab = Lab::builder().wire(wire).build()?;
         let files = lab.files(FILES)?;
@@ -84,9 +80,7 @@ fn the_wires_differ_in_what_a_packet_is() -> Result<()> {
 
 #[test]
 fn a_backend_reaches_the_client_with_the_frontends_address() -> Result<()> {
-    if !may_run("a_backend_reaches_the_client_with_the_frontends_address") {
-        return Ok(());
-    }
+    needs_root();
     let lab = Lab::builder().build()?;
     let to = SocketAddr::from((lab.client().address(), 4000));
     let client = lab.client().run(|| UdpSocket::bind(to))??;
@@ -103,9 +97,7 @@ fn a_backend_reaches_the_client_with_the_frontends_address() -> Result<()> {
 
 #[test]
 fn both_ip_versions_carry_the_bytes_with_routers_and_without() -> Result<()> {
-    if !may_run("both_ip_versions_carry_the_bytes_with_routers_and_without") {
-        return Ok(());
-    }
+    needs_root();
     for (routed, link) in [(false, None), (true, None), (true, Some(Link::wan(Duration::from_millis(2))))] {
         let mut builder = Lab::builder().intermediates(1).ipv6();
         builder = if routed { builder.routed() } else { builder };
@@ -134,9 +126,7 @@ fn both_ip_versions_carry_the_bytes_with_routers_and_without() -> Result<()> {
 #[test]
 fn a_link_has_its_delay_and_its_mtu() -> Result<()> {
     const DELAY: Duration = Duration::from_millis(30);
-    if !may_run("a_link_has_its_delay_and_its_mtu") {
-        return Ok(());
-    }
+    needs_root();
     let lab = Lab::builder().client_link(Link::wan(DELAY).mtu(1400)).build()?;
     let to = SocketAddr::from((lab.client().address(), 4000));
     let client = lab.client().run(|| UdpSocket::bind(to))??;
@@ -167,9 +157,7 @@ fn a_link_has_its_delay_and_its_mtu() -> Result<()> {
 
 #[test]
 fn a_link_loses_and_repeats_what_it_is_told_to() -> Result<()> {
-    if !may_run("a_link_loses_and_repeats_what_it_is_told_to") {
-        return Ok(());
-    }
+    needs_root();
     let link = Link::wan(Duration::from_millis(2)).loss(0.02).duplicate(0.02).reorder(0.02, Duration::from_millis(1));
     let lab = Lab::builder().client_link(link).build()?;
     let files = lab.files(FILES)?;
@@ -183,9 +171,7 @@ fn a_link_loses_and_repeats_what_it_is_told_to() -> Result<()> {
 
 #[test]
 fn a_capture_of_plain_chains_has_no_violation() -> Result<()> {
-    if !may_run("a_capture_of_plain_chains_has_no_violation") {
-        return Ok(());
-    }
+    needs_root();
     for wire in [Wire::Tso, Wire::Mtu] {
         // Between cores a veth pair may bring a bare ACK behind data that was sent after it. The capture checker takes
         // that for a violation.
@@ -208,9 +194,7 @@ fn a_capture_of_plain_chains_has_no_violation() -> Result<()> {
 
 #[test]
 fn loads_and_meters_agree_with_each_other() -> Result<()> {
-    if !may_run("loads_and_meters_agree_with_each_other") {
-        return Ok(());
-    }
+    needs_root();
     let lab = Lab::builder().placement(Placement::WholeService).build()?;
     let files = lab.files(FILES)?;
     let chain = NginxChain::new(&files).start(&lab)?;
@@ -239,15 +223,13 @@ fn loads_and_meters_agree_with_each_other() -> Result<()> {
 
 #[test]
 fn a_busy_core_is_told_from_an_idle_one() -> Result<()> {
-    if !may_run("a_busy_core_is_told_from_an_idle_one") {
-        return Ok(());
-    }
+    needs_root();
     let lab = Lab::builder().placement(Placement::Tier("backend".into())).build()?;
     let mut spin = Command::new("sh");
     spin.args(["-c", "while :; do :; done"]);
     let spin = lab.backend().spawn(spin)?;
     let meter = CpuMeter::start(lab.cores().measured)?;
-    std::thread::sleep(Duration::from_millis(500));
+    std::thread::sleep(Duration::from_millis(500)); // the time that is measured
     let busy = meter.read()?;
     ensure!(busy.fraction() > 0.9, "{busy:?}");
     lab.place(&Placement::Tier("client".into()))?;
@@ -336,9 +318,7 @@ fn kill(signal: &str, process: &str) -> Result<()> {
 
 #[test]
 fn a_killed_process_leaves_nothing() -> Result<()> {
-    if !may_run("a_killed_process_leaves_nothing") {
-        return Ok(());
-    }
+    needs_root();
     let dir = tempfile::tempdir()?;
     for signal in ["-KILL", "-INT", "-TERM"] {
         let told = dir.path().join(signal);
@@ -355,9 +335,7 @@ fn a_killed_process_leaves_nothing() -> Result<()> {
 
 #[test]
 fn a_process_that_is_killed_at_any_moment_leaves_nothing() -> Result<()> {
-    if !may_run("a_process_that_is_killed_at_any_moment_leaves_nothing") {
-        return Ok(());
-    }
+    needs_root();
     let dir = tempfile::tempdir()?;
     for moment in (0..12).map(|turn| Duration::from_millis(turn * 80)) {
         let mut victim = start_victim(&dir.path().join("told"))?;
@@ -372,9 +350,7 @@ fn a_process_that_is_killed_at_any_moment_leaves_nothing() -> Result<()> {
 /// The victim's watchdogs are killed, too. The next process that starts a watchdog removes what is left.
 #[test]
 fn what_the_dead_left_is_swept() -> Result<()> {
-    if !may_run("what_the_dead_left_is_swept") {
-        return Ok(());
-    }
+    needs_root();
     let dir = tempfile::tempdir()?;
     let told = dir.path().join("told");
     let mut victim = start_victim(&told)?;
@@ -391,9 +367,7 @@ fn what_the_dead_left_is_swept() -> Result<()> {
 
 #[test]
 fn a_panic_leaves_nothing() -> Result<()> {
-    if !may_run("a_panic_leaves_nothing") {
-        return Ok(());
-    }
+    needs_root();
     let mut names = (String::new(), std::path::PathBuf::new());
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let lab = Lab::builder().build().unwrap();

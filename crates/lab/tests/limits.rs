@@ -3,13 +3,13 @@
 
 mod service;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use service::held::{HELD_BYTES, Held};
-use service::{Running, connect_to_agent, may_run, start_on};
+use service::{Running, connect_to_agent, needs_root, start_on, until};
 use shunt_lab::{Lab, Options, Settings, Stats, fetch};
 use shunt_testbed::eventually;
 
@@ -25,9 +25,7 @@ const UNDER_WAY: u64 = 1;
 const FETCHES: usize = 2;
 
 fn with_limits(limits: &'static str, test: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
-    if !may_run(limits) {
-        return Ok(());
-    }
+    needs_root();
     let settings = Settings { agent: limits, ..Settings::default() };
     start_on(Lab::builder(), FILES, Options { settings, ..Options::shunt() }, test)
 }
@@ -73,16 +71,10 @@ fn ask_slowly(service: &Running<'_>) -> Result<Held> {
 }
 
 fn until_shortcut(service: &Running<'_>, before: u64) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
+    until("there is a shortcut, because all are over", || {
         Held::ask(service, "held", "")?.finish(service)?;
-        let stats = service.frontend_stats()?;
-        if stats.count("servers.shortcuts") > before {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "no shortcut though all are over: {}", stats.under("servers"));
-        std::thread::sleep(Duration::from_millis(50));
-    }
+        Ok(service.frontend_stats()?.count("servers.shortcuts") > before)
+    })
 }
 
 fn reached(stats: &Stats, limit: &str, relayed: &str) -> Result<()> {
@@ -210,19 +202,21 @@ fn fetches_of_one_peer() -> Result<()> {
 fn connections_of_servers() -> Result<()> {
     with_limits("[limits]\nservers = 4", |service| {
         let (client, frontend) = (service.lab.client(), service.lab.frontend());
-        let is_over = AtomicBool::new(false);
+        let (is_over, connected) = (AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|scope| -> Result<()> {
             // Other connections, which say nothing, take each place that becomes free.
             let silent = scope.spawn(|| -> Result<Vec<_>> {
                 let mut silent = Vec::new();
                 while !is_over.load(Ordering::Relaxed) {
                     silent.push(connect_to_agent(frontend)?);
-                    std::thread::sleep(Duration::from_millis(1));
+                    connected.fetch_add(1, Ordering::Relaxed);
+                    std::thread::sleep(Duration::from_millis(1)); // the pace of the attempts
                 }
                 Ok(silent)
             });
-            std::thread::sleep(Duration::from_millis(100));
-            let restarted = service.service.chain_mut().restart(frontend);
+            let crowded =
+                until("more connections than there are places", || Ok(connected.load(Ordering::Relaxed) > 20));
+            let restarted = crowded.and_then(|()| service.service.chain_mut().restart(frontend));
             let relayed = restarted.and_then(|()| fetch(client, service.service.chain().server(), &["/64k", "/7m"]));
             is_over.store(true, Ordering::Relaxed);
             silent.join().expect("the thread that says nothing")?;

@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use service::held::{HELD_BYTES, Held};
-use service::{Running, may_run, start_on};
+use service::{Running, needs_root, start_on};
 use shunt_lab::{Host, Lab, Options};
 use shunt_testbed::{eventually, skipped};
 
@@ -100,9 +100,7 @@ fn enough_descriptors() -> Result<bool> {
 
 #[test]
 fn two_thousand_shortcuts_at_once() -> Result<()> {
-    if !may_run("two_thousand_shortcuts_at_once") {
-        return Ok(());
-    }
+    needs_root();
     if !enough_descriptors()? {
         let why = format!("it takes {DESCRIPTORS} descriptors in a process (ulimit -Hn)");
         skipped("two_thousand_shortcuts_at_once", &why);

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
-use service::{Running, may_run, start_on};
+use service::{Running, needs_root, start_on};
 use shunt_lab::{Lab, Options, Settings, fetch};
-use shunt_testbed::eventually;
+use shunt_testbed::{eventually, is_asleep, wait_for};
 
 const ADDRESS: &str = "127.0.0.1:9440";
 
@@ -99,9 +99,7 @@ fn is_complete(service: &Running<'_>, samples: &BTreeMap<String, u64>) -> Result
 
 #[test]
 fn prometheus_reads_every_counter() -> Result<()> {
-    if !may_run("prometheus_reads_every_counter") {
-        return Ok(());
-    }
+    needs_root();
     let settings = Settings { agent: "metrics = \"127.0.0.1:9440\"", ..Settings::default() };
     start_on(
         Lab::builder(),
@@ -134,9 +132,7 @@ fn prometheus_reads_every_counter() -> Result<()> {
 /// A system call with a timeout is interrupted when its process is stopped and continues (signal(7)).
 #[test]
 fn an_agent_that_was_stopped_answers_when_it_goes_on() -> Result<()> {
-    if !may_run("an_agent_that_was_stopped_answers_when_it_goes_on") {
-        return Ok(());
-    }
+    needs_root();
     let settings = Settings { agent: "metrics = \"127.0.0.1:9440\"", ..Settings::default() };
     start_on(Lab::builder(), &[("64k", 64 << 10)], Options { settings, ..Options::shunt() }, |service| {
         let frontend = service.lab.frontend();
@@ -152,12 +148,7 @@ fn an_agent_that_was_stopped_answers_when_it_goes_on() -> Result<()> {
         let agent = service.service.agent_process(frontend)?.context("an agent")?;
         agent.signal(Signal::STOP)?;
         agent.signal(Signal::CONT)?;
-        eventually(|| {
-            let stat = std::fs::read_to_string(format!("/proc/{}/stat", agent.pid()))?;
-            let now = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').next());
-            ensure!(now == Some("S"), "the agent is {now:?} and does not sleep");
-            Ok(())
-        })?;
+        wait_for("the agent sleeps", || is_asleep(agent.pid()));
         stream.write_all(b"Host: x\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
@@ -168,9 +159,7 @@ fn an_agent_that_was_stopped_answers_when_it_goes_on() -> Result<()> {
 
 #[test]
 fn bad_requests_end_and_others_are_served() -> Result<()> {
-    if !may_run("bad_requests_end_and_others_are_served") {
-        return Ok(());
-    }
+    needs_root();
     let settings = Settings { agent: "metrics = \"127.0.0.1:9440\"", ..Settings::default() };
     start_on(Lab::builder(), &[("64k", 64 << 10)], Options { settings, ..Options::shunt() }, |service| {
         service.lab.frontend().run(|| -> Result<()> {

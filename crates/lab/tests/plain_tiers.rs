@@ -8,8 +8,9 @@ use std::net::SocketAddr;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use service::{Running, may_run, start_on};
+use service::{Running, needs_root, start_on};
 use shunt_lab::{Host, Lab, Options, Process, Role, Settings, haproxy};
+use shunt_testbed::same_bytes;
 
 const FILES: &[(&str, u64)] = &[("1m", 1 << 20)];
 /// Lines of the page that filters change.
@@ -108,16 +109,15 @@ fn as_without_shunt() -> Result<Vec<Vec<u8>>> {
 
 #[test]
 fn without_the_operators_word_no_body_goes_past_a_plain_tier() -> Result<()> {
-    if !may_run("without_the_operators_word_no_body_goes_past_a_plain_tier") {
-        return Ok(());
-    }
+    needs_root();
     let expected = as_without_shunt()?;
-    ensure!(expected[0] == page().replace("needle", "thread").into_bytes(), "the plain service's own filter");
+    same_bytes(&expected[0], page().replace("needle", "thread").as_bytes())
+        .context("the plain service's own filter")?;
     let settings = Settings { nginx_text: Some(without_a_word), ..Settings::default() };
     with_tiers(Options { settings, ..Options::shunt() }, |running| {
         let paths = [TOUCHED, PASSED].concat();
         for ((path, body), expected) in paths.iter().zip(bodies(running, &paths)?).zip(&expected) {
-            ensure!(body == *expected, "{path}: {} bytes instead of {}", body.len(), expected.len());
+            same_bytes(&body, expected).context(*path)?;
         }
         let stats = running.service.all_stats()?;
         let count = |name: &str| stats.count(&format!("servers.{name}"));
@@ -134,15 +134,13 @@ fn without_the_operators_word_no_body_goes_past_a_plain_tier() -> Result<()> {
 
 #[test]
 fn with_the_operators_word_bodies_go_past_a_plain_tier() -> Result<()> {
-    if !may_run("with_the_operators_word_bodies_go_past_a_plain_tier") {
-        return Ok(());
-    }
+    needs_root();
     let settings = Settings { nginx_text: Some(caching), ..Settings::default() };
     with_tiers(Options { settings, ..Options::shunt() }, |running| {
         for round in 1..3 {
             for (path, body) in PASSED.iter().zip(bodies(running, PASSED)?) {
                 let file = path.rsplit('/').next().unwrap_or_default();
-                ensure!(body == std::fs::read(running.files.join(file))?, "{path}: other bytes");
+                same_bytes(&body, &std::fs::read(running.files.join(file))?).context(*path)?;
             }
             let shortcuts = running.frontend_stats()?.count("servers.shortcuts");
             ensure!(shortcuts == round * PASSED.len() as u64, "{shortcuts} shortcuts: {}", running.service.explain());

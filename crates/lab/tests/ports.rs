@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use service::held::Held;
-use service::{ALONE, FILES, Running, may_run, start_on};
+use service::{ALONE, FILES, Running, needs_root, start_on};
 use shunt_lab::{Host, Lab, Options, Settings};
 use shunt_testbed::eventually;
 
@@ -40,9 +40,7 @@ fn says(service: &Running<'_>, host: &Host, words: &[&str]) -> Result<()> {
 
 #[test]
 fn a_download_goes_on_when_the_port_towards_clients_is_made_anew() -> Result<()> {
-    if !may_run("a_download_goes_on_when_the_port_towards_clients_is_made_anew") {
-        return Ok(());
-    }
+    needs_root();
     start_on(Lab::builder(), FILES, with(None), |service| {
         let (lab, frontend) = (service.lab, service.lab.frontend());
         let held = lab.client().run(|| Held::ask(service, "7m", ""))??;
@@ -65,9 +63,7 @@ fn a_download_goes_on_when_the_port_towards_clients_is_made_anew() -> Result<()>
 
 #[test]
 fn shortcuts_are_taken_again_when_a_backends_port_is_made_anew() -> Result<()> {
-    if !may_run("shortcuts_are_taken_again_when_a_backends_port_is_made_anew") {
-        return Ok(());
-    }
+    needs_root();
     start_on(Lab::builder(), FILES, with(None), |service| {
         let (lab, backend) = (service.lab, service.lab.backend());
         service.still_good()?;
@@ -81,9 +77,7 @@ fn shortcuts_are_taken_again_when_a_backends_port_is_made_anew() -> Result<()> {
 
 #[test]
 fn an_interface_that_comes_after_the_start_gets_its_programs() -> Result<()> {
-    if !may_run("an_interface_that_comes_after_the_start_gets_its_programs") {
-        return Ok(());
-    }
+    needs_root();
     start_on(Lab::builder(), FILES, with(None), |service| {
         let (lab, frontend) = (service.lab, service.lab.frontend());
         service.service.kill_agent(frontend)?;
@@ -104,9 +98,7 @@ fn shell(host: &Host, line: &str) -> Result<()> {
 
 #[test]
 fn programs_that_other_software_takes_off_are_put_back() -> Result<()> {
-    if !may_run("programs_that_other_software_takes_off_are_put_back") {
-        return Ok(());
-    }
+    needs_root();
     start_on(Lab::builder(), FILES, with(None), |service| {
         for (host, device) in [(service.lab.frontend(), "client0"), (service.lab.backend(), "service0")] {
             shell(host, &format!("tc qdisc del dev {device} clsact"))?;
@@ -124,9 +116,7 @@ fn with_late(_: &Host, text: String) -> String {
 /// An agent replaces no other agent's programs, also on an interface that comes later.
 #[test]
 fn a_new_interface_with_the_programs_of_another_agent_is_left_to_that() -> Result<()> {
-    if !may_run("a_new_interface_with_the_programs_of_another_agent_is_left_to_that") {
-        return Ok(());
-    }
+    needs_root();
     start_on(Lab::builder(), FILES, with(Some(with_late)), |service| {
         let frontend = service.lab.frontend();
         says(service, frontend, &["late0", "is not there"])?;

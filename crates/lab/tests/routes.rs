@@ -8,10 +8,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use service::held::Held;
-use service::{ALONE, FILES, Running, may_run, start_on, until};
-use shunt_lab::{
-    Capture, Expect, Families, Family, Fetch, Host, Lab, LabBuilder, Options, Settings, Tcpdump, file_sha256,
-};
+use service::{ALONE, FILES, Running, needs_root, start_on, until};
+use shunt_lab::{Capture, Expect, Families, Family, Fetch, Host, Lab, LabBuilder, Options, Settings, Tcpdump};
 use shunt_testbed::eventually;
 
 /// Number of files that are long enough to be offered.
@@ -25,11 +23,7 @@ fn with(families: Families) -> Options {
 fn fetch_all(service: &Running<'_>) -> Result<()> {
     let paths: Vec<String> = FILES.iter().map(|(name, _)| format!("/{name}")).collect();
     let fetched = Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths);
-    for one in fetched.with_context(|| service.service.explain())? {
-        ensure!(one.status == 200, "{}: status {}", one.path, one.status);
-        ensure!(one.sha256 == file_sha256(service.files.join(&one.path[1..]))?, "{}: other bytes", one.path);
-    }
-    Ok(())
+    service.whole(&fetched.with_context(|| service.service.explain())?)
 }
 
 /// Fetches every file by shortcuts only. Asserts that the connection is intact, as the client sees it.
@@ -50,10 +44,8 @@ fn families() -> impl Iterator<Item = Families> {
     both.into_iter().flat_map(move |clients| both.map(|tiers| Families { clients, tiers, dual_stack: false }))
 }
 
-fn over(test: &str, builder: impl Fn() -> LabBuilder) -> Result<()> {
-    if !may_run(test) {
-        return Ok(());
-    }
+fn over(builder: impl Fn() -> LabBuilder) -> Result<()> {
+    needs_root();
     for intermediates in 0..=1 {
         for families in families() {
             let lab = builder().ipv6().intermediates(intermediates);
@@ -66,19 +58,17 @@ fn over(test: &str, builder: impl Fn() -> LabBuilder) -> Result<()> {
 
 #[test]
 fn on_one_bridge_in_either_ip_version_and_mixed() -> Result<()> {
-    over("on_one_bridge_in_either_ip_version_and_mixed", Lab::builder)
+    over(Lab::builder)
 }
 
 #[test]
 fn across_routers_in_either_ip_version_and_mixed() -> Result<()> {
-    over("across_routers_in_either_ip_version_and_mixed", || Lab::builder().routed())
+    over(|| Lab::builder().routed())
 }
 
 #[test]
 fn a_socket_of_both_ip_versions_serves_clients_of_either() -> Result<()> {
-    if !may_run("a_socket_of_both_ip_versions_serves_clients_of_either") {
-        return Ok(());
-    }
+    needs_root();
     for clients in [Family::V4, Family::V6] {
         let families = Families { clients, tiers: Family::V4, dual_stack: true };
         start_on(Lab::builder().ipv6(), FILES, with(families), |service| all_by_shortcut(service, clients))
@@ -96,9 +86,7 @@ fn without_ipv6(lab: &Lab, backend: &str) -> Result<()> {
 
 #[test]
 fn a_client_of_an_ip_version_that_no_backend_has_is_relayed() -> Result<()> {
-    if !may_run("a_client_of_an_ip_version_that_no_backend_has_is_relayed") {
-        return Ok(());
-    }
+    needs_root();
     for dual_stack in [false, true] {
         let families = Families { clients: Family::V6, tiers: Family::V4, dual_stack };
         let lab = Lab::builder().ipv6();
@@ -129,9 +117,7 @@ fn a_client_of_an_ip_version_that_no_backend_has_is_relayed() -> Result<()> {
 
 #[test]
 fn where_only_some_backends_have_the_clients_ip_version_the_others_bodies_are_fetched() -> Result<()> {
-    if !may_run("where_only_some_backends_have_the_clients_ip_version_the_others_bodies_are_fetched") {
-        return Ok(());
-    }
+    needs_root();
     let families = Families { clients: Family::V6, tiers: Family::V4, dual_stack: false };
     let lab = Lab::builder().ipv6().backends(2);
     // Every long body is to be offered, although the other backend's bodies have to be fetched.
@@ -167,10 +153,8 @@ fn ip(host: &Host, commands: &[&str]) -> Result<()> {
 
 /// Asserts that every long body takes the shortcut, where frontend and backend have these routes before anything
 /// starts. With `cut`, the frontend's service interface is cut off.
-fn by_shortcut_with_routes(test: &str, frontend: &[&str], backend: &[&str], cut: bool) -> Result<()> {
-    if !may_run(test) {
-        return Ok(());
-    }
+fn by_shortcut_with_routes(frontend: &[&str], backend: &[&str], cut: bool) -> Result<()> {
+    needs_root();
     let prepare = |lab: &Lab| {
         ip(lab.backend(), backend)?;
         ip(lab.frontend(), frontend)?;
@@ -185,13 +169,13 @@ fn by_shortcut_with_routes(test: &str, frontend: &[&str], backend: &[&str], cut:
 fn acks_leave_by_the_routes_port_wherever_the_source_address_is() -> Result<()> {
     let commands = ["addr add 10.77.1.200/32 dev lo", "route replace 10.77.1.0/24 dev service0 src 10.77.1.200"];
     let back = ["route add 10.77.1.200/32 via 10.77.1.1"];
-    by_shortcut_with_routes("acks_leave_by_the_routes_port_wherever_the_source_address_is", &commands, &back, false)
+    by_shortcut_with_routes(&commands, &back, false)
 }
 
 #[test]
 fn acks_leave_by_one_of_several_paths() -> Result<()> {
     let commands = ["route add 10.77.1.101/32 src 10.77.1.1 nexthop dev service0 nexthop dev client0"];
-    by_shortcut_with_routes("acks_leave_by_one_of_several_paths", &commands, &[], false)
+    by_shortcut_with_routes(&commands, &[], false)
 }
 
 #[test]
@@ -203,14 +187,12 @@ fn acks_leave_as_policy_rules_say() -> Result<()> {
         "route add 10.77.1.101/32 dev client0 src 10.77.1.1 table 77",
         "rule add to 10.77.1.101 lookup 77",
     ];
-    by_shortcut_with_routes("acks_leave_as_policy_rules_say", &commands, &back, true)
+    by_shortcut_with_routes(&commands, &back, true)
 }
 
 #[test]
 fn a_download_goes_on_when_its_acks_leave_by_another_uplink() -> Result<()> {
-    if !may_run("a_download_goes_on_when_its_acks_leave_by_another_uplink") {
-        return Ok(());
-    }
+    needs_root();
     let settings = Settings { http: ALONE, ..Settings::default() };
     start_on(Lab::builder(), FILES, Options { settings, ..Options::shunt() }, |service| {
         let (lab, frontend) = (service.lab, service.lab.frontend());
@@ -233,9 +215,7 @@ fn a_download_goes_on_when_its_acks_leave_by_another_uplink() -> Result<()> {
 
 #[test]
 fn without_a_route_to_a_backends_senders_its_bodies_are_relayed() -> Result<()> {
-    if !may_run("without_a_route_to_a_backends_senders_its_bodies_are_relayed") {
-        return Ok(());
-    }
+    needs_root();
     let settings = Settings { agent_backend: "addresses = [\"10.77.1.250\"]\n", ..Settings::default() };
     let prepare = |lab: &Lab| {
         ip(lab.backend(), &["addr add 10.77.1.250/32 dev lo"])?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use service::held::Held;
-use service::{FILES, Running, may_run, start, start_on};
+use service::{FILES, Running, needs_root, start, start_on};
 use shunt_lab::{Host, Lab, Link, Options};
 
 const RELAYED: &str = "servers.relayed_stalled";
@@ -58,18 +58,14 @@ fn with_closed_ports(service: &Running<'_>) -> Result<()> {
 /// The client's packets reach the frontend, and are dropped by a firewall on the backend.
 #[test]
 fn a_firewall_that_closes_the_ports_of_acks_costs_the_rest_of_a_shortcut() -> Result<()> {
-    if !may_run("a_firewall_that_closes_the_ports_of_acks_costs_the_rest_of_a_shortcut") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| with_closed_ports(service))
 }
 
 /// The same firewall, with a client whose answers take 100 ms.
 #[test]
 fn a_client_far_away_has_time_to_answer() -> Result<()> {
-    if !may_run("a_client_far_away_has_time_to_answer") {
-        return Ok(());
-    }
+    needs_root();
     let far = Lab::builder().client_link(Link::wan(Duration::from_millis(50)));
     start_on(far, FILES, Options::shunt(), |service| with_closed_ports(service))
 }
@@ -77,9 +73,7 @@ fn a_client_far_away_has_time_to_answer() -> Result<()> {
 /// The backend's packets do not reach the client any more, as with a router that takes them for forged.
 #[test]
 fn a_way_to_the_client_that_closes_costs_the_rest_of_a_shortcut() -> Result<()> {
-    if !may_run("a_way_to_the_client_that_closes_costs_the_rest_of_a_shortcut") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let from = link_address(service.lab.backend())?;
         is_whole(service, service.lab.client(), &format!("ether saddr {from}"))

@@ -3,14 +3,12 @@
 
 mod service;
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use service::held::Held;
-use service::{FILES, Running, may_run, start, start_on};
+use service::{FILES, Running, needs_root, start, start_on};
 use shunt_lab::{FlowTable, Host, Lab, Options, Role, Stats, fetch};
-use shunt_testbed::{PATIENCE, eventually};
+use shunt_testbed::eventually;
 
 fn signal(service: &mut Running<'_>, host: &Host, signal: Signal) -> Result<()> {
     service.service.agent_process(host)?.context("the host has an agent")?.signal(signal)
@@ -21,33 +19,30 @@ fn ask(service: &Running<'_>) -> Result<Held> {
     service.lab.client().run(|| Held::ask(service, "7m", ""))?
 }
 
+/// Waits until the frontend's counters are so.
 fn until(service: &Running<'_>, holds: impl Fn(&Stats) -> bool) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+    eventually(|| {
         let stats = service.frontend_stats()?;
-        if holds(&stats) {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "waited too long: {:#}", stats.0);
-        std::thread::sleep(Duration::from_millis(50));
-    }
+        ensure!(holds(&stats), "not yet: {:#}", stats.0);
+        Ok(())
+    })
 }
 
-/// Waits until a response takes the shortcut. Every response until then must be whole.
+/// Waits until a response takes the shortcut. Every response that comes until then must be whole.
 fn recovers(service: &Running<'_>) -> Result<()> {
     let before = service.frontend_stats()?.count("servers.shortcuts");
-    until(service, |stats| {
+    service::until("a response takes the shortcut", || {
         let fetched = fetch(service.lab.client(), service.service.chain().server(), &["/1m"]);
-        fetched.and_then(|fetched| service.whole(&fetched)).is_ok() && stats.count("servers.shortcuts") > before
+        let Ok(fetched) = fetched else { return Ok(false) };
+        service.whole(&fetched)?;
+        Ok(service.frontend_stats()?.count("servers.shortcuts") > before)
     })
 }
 
 /// The agent is stopped just before: nobody claims these payloads, and the worker does not know yet.
 #[test]
 fn a_handoff_that_a_stopped_agent_never_reads_goes_on_without_it() -> Result<()> {
-    if !may_run("a_handoff_that_a_stopped_agent_never_reads_goes_on_without_it") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let frontend = service.lab.frontend();
         service.still_good()?;
@@ -66,9 +61,7 @@ fn a_handoff_that_a_stopped_agent_never_reads_goes_on_without_it() -> Result<()>
 /// Payloads under way need no agent, unless their backend is lost as well. Then the worker has to find that out itself.
 #[test]
 fn a_payload_whose_backend_is_lost_while_the_agent_is_stopped_goes_on() -> Result<()> {
-    if !may_run("a_payload_whose_backend_is_lost_while_the_agent_is_stopped_goes_on") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
         let held = ask(service)?;
@@ -85,9 +78,7 @@ fn a_payload_whose_backend_is_lost_while_the_agent_is_stopped_goes_on() -> Resul
 /// The agent is killed, and is not restarted before the response has ended.
 #[test]
 fn a_handoff_of_an_agent_that_is_killed_goes_on_without_it() -> Result<()> {
-    if !may_run("a_handoff_of_an_agent_that_is_killed_goes_on_without_it") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let frontend = service.lab.frontend();
         signal(service, frontend, Signal::STOP)?;
@@ -106,9 +97,7 @@ const QUEUED_BYTES: &str = "agent.senders.queued_bytes";
 /// The frontend waits for the word of the backend's agent. It does not come, or the frontend's agent does not hear it.
 #[test]
 fn a_payload_that_no_agent_calls_delivered_is_complete_when_its_client_says_so() -> Result<()> {
-    if !may_run("a_payload_that_no_agent_calls_delivered_is_complete_when_its_client_says_so") {
-        return Ok(());
-    }
+    needs_root();
     let files = [FILES, &[QUEUED]].concat();
     start_on(Lab::builder(), &files, Options::shunt(), |service| {
         service.still_good()?;
@@ -118,11 +107,7 @@ fn a_payload_that_no_agent_calls_delivered_is_complete_when_its_client_says_so()
                 |service: &Running<'_>| Ok::<_, anyhow::Error>(service.service.stats(backend)?.count(QUEUED_BYTES));
             let before = queued(service)?;
             let held = client.run(|| Held::ask(service, QUEUED.0, ""))??;
-            let deadline = Instant::now() + PATIENCE;
-            while queued(service)? < before + QUEUED.1 {
-                ensure!(Instant::now() < deadline, "the payload is not all in its socket");
-                std::thread::sleep(Duration::from_millis(10));
-            }
+            service::until("the payload is all in its socket", || Ok(queued(service)? >= before + QUEUED.1))?;
             let host = service.lab.hosts_of(role).next().context("a host")?;
             signal(service, host, Signal::STOP)?;
             held.finish_and_ask_again(service, "1k").with_context(|| format!("{role:?} stopped"))?;
@@ -139,9 +124,7 @@ fn a_payload_that_no_agent_calls_delivered_is_complete_when_its_client_says_so()
 /// The agent reads the handoff of a client that has left meanwhile.
 #[test]
 fn a_client_that_leaves_is_no_refusal_in_the_log() -> Result<()> {
-    if !may_run("a_client_that_leaves_is_no_refusal_in_the_log") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let frontend = service.lab.frontend();
         let flows = FlowTable::of(service.lab)?;

@@ -3,12 +3,12 @@
 mod service;
 
 use std::fs::OpenOptions;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use service::held::Held;
-use service::{Running, may_run, start_on};
+use service::{Running, needs_root, start_on};
 use shunt_lab::{Host, Lab, Options, Settings};
+use shunt_testbed::eventually;
 
 const GOOD: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const FAILING: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -19,15 +19,12 @@ fn traceparent(id: &str) -> String {
 
 /// Waits until a log has a line with both texts.
 fn has_line(mut log: impl FnMut() -> Result<String>, id: &str, text: &str) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
+    eventually(|| {
         let all = log()?;
-        if all.lines().any(|line| line.contains(&format!("trace={id}")) && line.contains(text)) {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "no line with trace={id} and {text:?} in\n{all}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+        let has = all.lines().any(|line| line.contains(&format!("trace={id}")) && line.contains(text));
+        ensure!(has, "no line with trace={id} and {text:?} in\n{all}");
+        Ok(())
+    })
 }
 
 fn agent_log(service: &Running<'_>, host: &Host) -> Result<String> {
@@ -36,9 +33,7 @@ fn agent_log(service: &Running<'_>, host: &Host) -> Result<String> {
 
 #[test]
 fn a_trace_id_is_in_the_logs_of_agents_and_nginx() -> Result<()> {
-    if !may_run("a_trace_id_is_in_the_logs_of_agents_and_nginx") {
-        return Ok(());
-    }
+    needs_root();
     let settings = Settings { agent_debug: true, ..Settings::default() };
     let files = [("good", 256 << 10), ("failing", 64 << 20)];
     start_on(Lab::builder(), &files, Options { settings, ..Options::shunt() }, |service| {

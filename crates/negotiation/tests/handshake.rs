@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketType, accept, bind, connect, getsockname,
 use shunt_negotiation::{Ends, LOOPBACK, Negotiation, Speakers};
 use shunt_sys::odb;
 use shunt_testbed::Group;
+use shunt_wire::options::CARRIED_BYTES;
 
 /// Negotiates between this machine's programs only.
 fn negotiate(group: &std::path::Path) -> Negotiation {
@@ -65,16 +66,17 @@ fn connection(connecting: bool, accepting: bool) -> (bool, bool) {
 }
 
 /// Makes a control group for one test, and moves this process into it. Tests hold a lock, because the whole process
-/// moves. `None`: the test needs root.
-fn alone(name: &str) -> Option<(MutexGuard<'static, ()>, Group)> {
+/// moves.
+fn alone(name: &str) -> (MutexGuard<'static, ()>, Group) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    shunt_testbed::needs_root();
     let alone = ONE_AT_A_TIME.lock().unwrap();
-    shunt_testbed::root().then(|| (alone, Group::enter(name)))
+    (alone, Group::enter(name))
 }
 
 #[test]
 fn both_ends_agree_or_neither_does() {
-    let Some((_alone, group)) = alone("negotiation") else { return };
+    let (_alone, group) = alone("negotiation");
     let unknown = odb::speak(tcp().as_fd()).unwrap_err();
     assert_eq!(unknown.raw_os_error(), Some(92), "ENOPROTOOPT: nobody negotiates here");
 
@@ -152,7 +154,7 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
     let (listener, address) = listening(true);
     let client = tcp();
     odb::speak(&client).unwrap();
-    assert!(!odb::adopt(&client) && odb::carry(&client, &[1; odb::CARRIED_BYTES]).is_err(), "it is no connection yet");
+    assert!(!odb::adopt(&client) && odb::carry(&client, &[1; CARRIED_BYTES]).is_err(), "it is no connection yet");
     connect(&client, &address).unwrap();
     let server = accept(&listener).unwrap();
     let copy = client.try_clone().unwrap();
@@ -160,9 +162,9 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
     assert!(odb::adopt(&copy) && !odb::adopt(&client) && odb::speaks(&client));
     assert!(odb::adopt(&server), "the other end has an account of its own");
     for turn in [1, 2] {
-        odb::carry(&client, &[turn; odb::CARRIED_BYTES]).unwrap();
-        odb::carry(&client, &[turn + 10; odb::CARRIED_BYTES]).unwrap();
-        assert_eq!(odb::take(&copy).unwrap(), [turn + 10; odb::CARRIED_BYTES]);
+        odb::carry(&client, &[turn; CARRIED_BYTES]).unwrap();
+        odb::carry(&client, &[turn + 10; CARRIED_BYTES]).unwrap();
+        assert_eq!(odb::take(&copy).unwrap(), [turn + 10; CARRIED_BYTES]);
         assert!(odb::take(&client).is_err() && odb::take(&server).is_err());
     }
     // The end of the connection is reported once for each account of it.
@@ -190,7 +192,7 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
     let (client, other) = (speaking(address), accept(&listener).unwrap());
     let cookie = rustix::net::sockopt::socket_cookie(&client).unwrap();
     assert!(odb::adopt(&client));
-    odb::carry(&client, &[1; odb::CARRIED_BYTES]).unwrap();
+    odb::carry(&client, &[1; CARRIED_BYTES]).unwrap();
     let client = as_user(1234, 1234, || odb::take(&client).map(|_| client)).unwrap();
     drop((client, other));
     assert!(as_user(1234, 1234, || odb::ended(tcp(), cookie) && !odb::ended(tcp(), cookie)));
@@ -198,7 +200,7 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
 
     let plain = tcp();
     connect(&plain, &address).unwrap();
-    assert!(odb::carry(&plain, &[1; odb::CARRIED_BYTES]).is_err() && odb::take(&plain).is_err());
+    assert!(odb::carry(&plain, &[1; CARRIED_BYTES]).is_err() && odb::take(&plain).is_err());
     let short = shunt_sys::sockopt::set(&server, 0x5348_5554, 20, &[1u8; 16][..]);
     assert!(short.is_err() && odb::take(&server).is_err(), "an account of another length");
     // Options of other sockets are answered by the kernel, also where the value is longer than a page, or only its
@@ -238,7 +240,7 @@ fn told_of_three_groups() -> (Option<i32>, libc::socklen_t) {
 /// Two agents run by mistake, one for a part of the other's programs: still either both ends agree, or neither does.
 #[test]
 fn a_negotiation_within_another_changes_nothing() {
-    let Some((_alone, outer)) = alone("negotiation-outer") else { return };
+    let (_alone, outer) = alone("negotiation-outer");
     let _outer = negotiate(&outer.path);
     let (listener, address) = listening(true);
     let inner = outer.path.join("inner");
@@ -268,7 +270,7 @@ fn a_negotiation_within_another_changes_nothing() {
 /// frames from then on.
 #[test]
 fn what_was_answered_holds_without_the_key() {
-    let Some((_alone, group)) = alone("negotiation-answered") else { return };
+    let (_alone, group) = alone("negotiation-answered");
     let negotiation = negotiate(&group.path);
     let (listener, address) = listening(true);
     // The server gets no connection before the client's first bytes.
@@ -294,13 +296,13 @@ fn what_was_answered_holds_without_the_key() {
 /// A socket's second connection inherits nothing from its first.
 #[test]
 fn a_socket_that_is_connected_again_has_agreed_on_nothing() {
-    let Some((_alone, group)) = alone("negotiation-again") else { return };
+    let (_alone, group) = alone("negotiation-again");
     let _negotiation = negotiate(&group.path);
     let ((listener, address), (plain, plain_address)) = (listening(true), listening(false));
     let client = speaking(address);
     let _first = accept(&listener).unwrap();
     assert!(odb::adopt(&client));
-    odb::carry(&client, &[1; odb::CARRIED_BYTES]).unwrap();
+    odb::carry(&client, &[1; CARRIED_BYTES]).unwrap();
     odb::disconnect(&client).unwrap();
     connect(&client, &plain_address).unwrap();
     let _second = accept(&plain).unwrap();
@@ -310,7 +312,7 @@ fn a_socket_that_is_connected_again_has_agreed_on_nothing() {
 /// An agent that is started again takes over what its predecessor has negotiated.
 #[test]
 fn what_is_agreed_on_stays_so_while_agents_come_and_go() {
-    let Some((_alone, group)) = alone("negotiation-kept") else { return };
+    let (_alone, group) = alone("negotiation-kept");
     let pins = PathBuf::from(shunt_testbed::of_process().pins_prefix() + "negotiation");
     let ends = shunt_negotiation::keep(&group.path, &pins, &Speakers::default()).unwrap();
     ends.set(LOOPBACK, &[7; 16]).unwrap();
@@ -327,8 +329,7 @@ fn what_is_agreed_on_stays_so_while_agents_come_and_go() {
     shunt_negotiation::detach(&pins).unwrap();
     assert!(!pins.exists());
     // The kernel detaches a link's program when its last reference is gone (bpf_link_put), which may be later.
-    let ended = shunt_testbed::eventually(|| odb::speak(tcp()).err().ok_or("connections are still marked"));
-    ended.unwrap();
+    shunt_testbed::wait_for("connections cannot be marked any more", || odb::speak(tcp()).is_err());
 }
 
 /// Makes a connection where no programs are attached: marking fails, and the connection works as usual.
@@ -359,7 +360,7 @@ fn between(from: &str, to: &str) -> (bool, bool) {
 /// listeners still agree, and so do those that later listen at its address.
 #[test]
 fn a_listener_that_says_no_more_is_spoken_to_plainly() {
-    let Some((_alone, group)) = alone("negotiation-silent") else { return };
+    let (_alone, group) = alone("negotiation-silent");
     let pins = PathBuf::from(shunt_testbed::of_process().pins_prefix() + "negotiation-silent");
     let keep = || shunt_negotiation::keep(&group.path, &pins, &Speakers::default()).unwrap();
     keep().set(LOOPBACK, &[7; 16]).unwrap();
@@ -410,7 +411,7 @@ fn a_listener_that_says_no_more_is_spoken_to_plainly() {
 /// Both ends go by the first SYN-ACK, also where it is sent again after the listener was silenced.
 #[test]
 fn an_answer_that_is_repeated_is_the_same() {
-    let Some((_alone, group)) = alone("negotiation-repeated") else { return };
+    let (_alone, group) = alone("negotiation-repeated");
     let _negotiation = negotiate(&group.path);
     let (listener, address) = listening(true);
     // For a second the server gets no connection. Then the kernel repeats the SYN-ACK, and accepts the ACK of that.
@@ -425,7 +426,7 @@ fn an_answer_that_is_repeated_is_the_same() {
 /// A silenced listener that is shut down and listens again agrees only if it was marked again in between.
 #[test]
 fn a_listener_that_listens_again_says_what_it_is_marked_with() {
-    let Some((_alone, group)) = alone("negotiation-relistens") else { return };
+    let (_alone, group) = alone("negotiation-relistens");
     let _negotiation = negotiate(&group.path);
     let (listener, _) = listening(true);
     odb::speak_no_more(&listener);
@@ -458,7 +459,7 @@ fn ends_are(ends: &Ends, expected: &[&str]) {
 /// Two control groups stand for two machines, the client's and the server's, each with its own keys.
 #[test]
 fn who_does_not_have_the_key_is_spoken_to_plainly() {
-    let Some((_alone, group)) = alone("negotiation-keys") else { return };
+    let (_alone, group) = alone("negotiation-keys");
     let machines = ["client", "server"].map(|name| group.path.join(name));
     machines.iter().for_each(|path| fs::create_dir(path).unwrap());
     let negotiations = machines.each_ref().map(|path| Negotiation::attach(path).unwrap());
@@ -500,7 +501,7 @@ fn who_does_not_have_the_key_is_spoken_to_plainly() {
 /// One negotiation, at several addresses of this machine.
 #[test]
 fn only_towards_addresses_that_were_named() {
-    let Some((_alone, group)) = alone("negotiation-addresses") else { return };
+    let (_alone, group) = alone("negotiation-addresses");
     let negotiation = Negotiation::attach(&group.path).unwrap();
     let ends = negotiation.ends();
     ends_are(ends, &[]);
@@ -523,7 +524,7 @@ fn only_towards_addresses_that_were_named() {
 /// An IPv4 address and its mapped IPv6 form are the same end.
 #[test]
 fn an_ipv4_address_is_the_same_in_ipv6_clothes() {
-    let Some((_alone, group)) = alone("negotiation-mapped") else { return };
+    let (_alone, group) = alone("negotiation-mapped");
     let _negotiation = negotiate(&group.path);
     for (from, to) in [("::ffff:127.0.0.1", "127.0.0.1"), ("127.0.0.1", "::ffff:127.0.0.1")] {
         let listener = tcp_of(to);
@@ -544,7 +545,7 @@ fn an_ipv4_address_is_the_same_in_ipv6_clothes() {
 /// Only users and groups that the machine's list names may mark sockets.
 #[test]
 fn a_user_who_is_in_no_list_cannot_say_it() {
-    let Some((_alone, group)) = alone("negotiation-users") else { return };
+    let (_alone, group) = alone("negotiation-users");
     let pins = PathBuf::from(shunt_testbed::of_process().pins_prefix() + "negotiation-users");
     let speakers = Speakers { users: vec![4201], groups: vec![4302] };
     shunt_negotiation::keep(&group.path, &pins, &speakers).unwrap();
@@ -597,7 +598,7 @@ fn captured(packets: &OwnedFd, ports: [u16; 2], flags: u8) -> Option<(u32, u32, 
 fn tokens_are_siphash_of_both_ends_and_their_numbers() {
     const SYN: u8 = 2;
     const SYN_ACK: u8 = 18;
-    let Some((_alone, group)) = alone("negotiation-tokens") else { return };
+    let (_alone, group) = alone("negotiation-tokens");
     let _negotiation = negotiate(&group.path);
     let every_ip =
         rustix::net::Protocol::from_raw(rustix::net::RawProtocol::new(u32::from(0x0800_u16.to_be())).unwrap());

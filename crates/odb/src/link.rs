@@ -20,9 +20,10 @@ use shunt_sys::ringbuf::RingBuffer;
 use shunt_sys::shared::SharedMemory;
 use shunt_wire::Endpoint;
 use shunt_wire::local::{
-    Abort, Answer, Ask, Begin, BoardHead, BoardPeer, Cancel, Channel, Counters, Ended, Event, Handoff, Header,
+    Abort, Answer, Ask, BoardHead, BoardPeer, Cancel, Channel, Counters, Ended, Event, Handoff, Header,
     MAX_PACKET_BYTES, NO_PEER, Reason, State, Welcome, closed, kind,
 };
+use shunt_wire::options::Begin;
 use shunt_wire::parts::Parts;
 use shunt_wire::versions::Growing;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};

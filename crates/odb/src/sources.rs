@@ -6,11 +6,11 @@
 //! memory that its programs read. So a check takes no message and no system call.
 //!
 //! ```text
-//!  0         8    4096                        6144 .. 8192
-//!  +---------+----+---------------------------+-----+---------------------------------+
-//!  | seen    |    | 128 sources of this       |     | 8,192 rows of 8 pairs           |
-//!  |         |    | machine: name, arrivals   |     | of an end and a store, or zeros |
-//!  +---------+----+---------------------------+-----+---------------------------------+
+//!  0         8    4096                        8192
+//!  +---------+----+---------------------------+---------------------------------+
+//!  | seen    |    | 256 sources of this       | 8,192 rows of 8 pairs           |
+//!  |         |    | machine: name, arrivals   | of an end and a store, or zeros |
+//!  +---------+----+---------------------------+---------------------------------+
 //! ```
 //! The lowest bits of a pair give its row. A pair for which its row has no room is not found, and bytes are sent for
 //! it.
@@ -33,7 +33,7 @@ use crate::reference::Holder;
 /// Offset of the word of [`crate::presence`].
 const SEEN: usize = 0;
 const OWN: usize = 4096;
-const OWN_MAX: usize = 128;
+const OWN_MAX: usize = 256;
 const ROWS: usize = 8192;
 const ROWS_MAX: u64 = 8192;
 const PAIRS_OF_A_ROW: usize = 8;

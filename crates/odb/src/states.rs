@@ -3,8 +3,8 @@
 
 use std::io;
 
-use shunt_sys::odb::CARRIED_BYTES;
 use shunt_sys::shared::SharedMemory;
+use shunt_wire::options::CARRIED_BYTES;
 
 use crate::learnt::TABLE_BYTES;
 

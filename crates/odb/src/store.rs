@@ -1,7 +1,10 @@
-//! The buffer store (the paper's RAB): payloads that outlive the programs that wrote them, for whoever has a reference.
+//! The buffer store (the paper's RAB): payloads that outlive the programs that wrote them, for programs that have
+//! references to them.
 //!
-//! Bounded: a program that asks for a segment when there is no room gets none, and sends real bytes instead.
+//! The store is bounded. A program that asks for a segment when there is no room gets none, and sends real bytes
+//! instead.
 
+pub mod caller;
 pub mod client;
 mod files;
 pub(crate) mod messages;
@@ -25,25 +28,26 @@ use crate::segment::{DATA_BYTES_FROM, Found, Reader, SLOTS, Used, now_ms};
 use crate::touched::Touched;
 use files::Files;
 
-/// Where programs find the store of their machine, if it is not elsewhere.
+/// Default path of the socket on which the machine's store listens.
 pub const STORE_SOCKET: &str = "/run/shunt/store";
 
-/// How much there may be, and for how long.
+/// Limits of the store's memory, files, connections and leases.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Of all segments.
+    /// Bytes of all segments together.
     pub bytes: usize,
-    /// Of one segment: the most that is leased at a time.
+    /// Bytes of one segment.
     pub segment_bytes: usize,
-    /// How long a payload waits for those who have references to it; after that nobody gets it any more.
+    /// Lease of a payload: time that it waits for programs with references to it, in milliseconds. After that it is
+    /// gone.
     pub lease_ms: u64,
-    /// Connections of readers, each of which may have a few answers under way.
+    /// Connections of readers. Each may have several answers under way.
     pub readers: usize,
-    /// Connections of programs of one user: a program has two to fetch by and one to keep what it writes.
+    /// Connections of one user's programs. A program has two to fetch by, and one to keep what it writes.
     pub programs_of_a_user: usize,
-    /// Files that are open because programs have sent them.
+    /// Open files that programs have sent.
     pub files: usize,
-    /// Of those, by programs of one user.
+    /// Open files of one user's programs.
     pub files_of_a_user: usize,
 }
 
@@ -65,24 +69,24 @@ impl Default for Limits {
 struct Leased {
     reader: Reader,
     returned: HashMap<u32, Returned>,
-    /// By slot: answers under way.
+    /// By slot: number of answers under way.
     pins: HashMap<u32, u32>,
-    /// The user whose program writes it, whose other programs may map it.
+    /// User of the program that writes the segment. The user's other programs may map it.
     user: u32,
     writer_lives: bool,
     files: Files,
-    /// By stream: when somebody last read some of it.
+    /// By stream: time at which some of it was last read.
     streams: HashMap<u64, u64>,
 }
 
-/// A payload waits for a slow reader longer than a lease, as long as somebody reads its file, or other payloads of its stream: who sends
-/// a long body sends all of it at once. But what a reader lost when it crashed does not wait for ever: so many leases where it takes
-/// no memory, and fewer where it does.
+/// Longest life of a payload, in leases: for payloads in files, which take no memory, and for copies. A payload
+/// outlives its first lease while its file, or another payload of its stream, is read. The reason is that a long body
+/// is sent at once, and its reader may be slow. The limit is for payloads whose reader has crashed.
 const LEASES_OF_FILE: u64 = 60;
 const LEASES_OF_COPY: u64 = 15;
 
 impl Leased {
-    /// Somebody has read some of what is in a slot, at `now_ms`.
+    /// Notes that some bytes of a slot's payload were read at `now_ms`.
     fn is_read(&mut self, slot: u32, now_ms: u64) {
         let stream = self.reader.stream(slot);
         if stream != 0 && (self.streams.len() < SLOTS || self.streams.contains_key(&stream)) {
@@ -90,7 +94,8 @@ impl Leased {
         }
     }
 
-    /// When a payload was last of use, for the end of its lease: not before its file or its stream was.
+    /// Time from which a payload's lease counts: the last time that its file or its stream was read, at most
+    /// [`LEASES_OF_FILE`] or [`LEASES_OF_COPY`] leases after its birth.
     fn last_of_use(&self, used: &Used, lease_ms: u64) -> u64 {
         let file_ms = used.file.and_then(|number| self.files.used_ms(number)).unwrap_or(0);
         let read_ms = self.streams.get(&used.stream).copied().unwrap_or(0);
@@ -100,7 +105,7 @@ impl Leased {
     }
 }
 
-/// What has come back of the payload in a slot.
+/// Weight of a slot's payload that has come back, and which of its bytes were needed.
 #[derive(Debug, Default)]
 struct Returned {
     secret: u64,
@@ -108,11 +113,12 @@ struct Returned {
     touched: Touched,
 }
 
-/// All payloads of a machine. No I/O but memory.
+/// All payloads of a machine. No I/O but on memory.
 #[derive(Debug)]
 pub struct Store {
     limits: Limits,
-    /// By id. That of one that is freed is not used again, and another store of this machine begins elsewhere.
+    /// Segments by id. The id of a freed segment is not used again, and another store of this machine begins with
+    /// another one.
     segments: BTreeMap<u32, Leased>,
     next: u32,
     bytes: usize,
@@ -120,31 +126,31 @@ pub struct Store {
 }
 
 impl Store {
-    /// An empty one.
+    /// Makes an empty store.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         let mut first = [0; 4];
-        // A number that can be guessed does no harm: it is not what keeps payloads apart.
+        // An id that can be guessed does no harm, because secrets protect the payloads.
         let _ = rustix::rand::getrandom(&mut first, rustix::rand::GetRandomFlags::empty());
         Self { limits, segments: BTreeMap::new(), next: u32::from_ne_bytes(first), bytes: 0, is_closed: false }
     }
 
-    /// Bytes of all segments.
+    /// Bytes of all segments together.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// How many segments there are.
+    /// Number of segments.
     #[must_use]
     pub fn segments(&self) -> usize {
         self.segments.len()
     }
 
-    /// Leases a segment to a program of a user. `None`: the store is full.
+    /// Leases a segment to a program of a user, and returns its id. `None`: the store is full.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of making the memory.
     pub fn lease(&mut self, user: u32) -> io::Result<Option<u32>> {
         self.sweep();
         let bytes = DATA_BYTES_FROM + self.limits.segment_bytes;
@@ -162,26 +168,26 @@ impl Store {
         Ok(Some(id))
     }
 
-    /// Takes nothing more, so that what it has comes to its end: programs learn that nobody would get what they write.
+    /// Leases nothing more, so that the store runs empty. Programs learn that nothing they write could be fetched.
     pub fn close(&mut self) {
         self.is_closed = true;
         self.segments.values().for_each(|leased| leased.reader.end());
     }
 
-    /// Payloads that somebody may still ask for.
+    /// Number of payloads that may still be asked for.
     #[must_use]
     pub fn payloads(&self) -> usize {
         self.segments.values().map(|leased| leased.reader.used().count()).sum()
     }
 
-    /// The memory of a segment.
+    /// Memory of a segment.
     #[must_use]
     pub fn memory(&self, segment: u32) -> Option<Arc<SharedMemory>> {
         Some(Arc::clone(self.segments.get(&segment)?.reader.memory()))
     }
 
-    /// The memory of a segment, where a program of that user may look at all of it: it is of a program of the same
-    /// user, from whom it could have it anyway. Other users' programs get the bytes that they have references to.
+    /// Memory of a segment, if a program of this user may see all of it. Only programs of the user who writes the
+    /// segment may, and root's. Other users' programs get only the bytes that they have references to.
     #[must_use]
     pub fn memory_for(&self, segment: u32, user: u32) -> Option<Arc<SharedMemory>> {
         Some(Arc::clone(self.leased_for(segment, user)?.reader.memory()))
@@ -192,8 +198,8 @@ impl Store {
         self.segments.get(&segment).filter(|leased| leased.user == user || user == ROOT)
     }
 
-    /// Takes a file that the program of a segment sends, under a number of the program's choice; what had its place before
-    /// nobody gets any more. `None`: there are too many.
+    /// Takes a file that a segment's program has sent, under a number that the program has chosen. The file that had
+    /// the same place before can no longer be fetched. `None`: there are too many files.
     pub fn open_file(&mut self, segment: u32, number: u32, file: SentFile) -> Option<Arc<SentFile>> {
         let user = self.segments.get(&segment)?.user;
         let of_user = self.segments.values().filter(|leased| leased.user == user).map(|leased| leased.files.len());
@@ -204,19 +210,19 @@ impl Store {
         Some(leased.files.open(&leased.reader, number, file, now_ms()))
     }
 
-    /// A file of a segment, as in [`Self::memory_for`].
+    /// File of a segment, under the conditions of [`Self::memory_for`].
     #[must_use]
     pub fn file_for(&self, segment: u32, number: u32, user: u32) -> Option<Arc<SentFile>> {
         Some(Arc::clone(self.leased_for(segment, user)?.files.file(number)?))
     }
 
-    /// Files of all segments.
+    /// Number of open files of all segments.
     #[must_use]
     pub fn files(&self) -> usize {
         self.segments.values().map(|leased| leased.files.len()).sum()
     }
 
-    /// Where the bytes of a reference are. They stay there until [`Self::unpin`]. `None`: nobody can have them.
+    /// Pins the bytes of a reference: they stay in their place until [`Self::unpin`]. `None`: the bytes are gone.
     pub fn pin(&mut self, reference: &Reference) -> Option<Place> {
         let leased = self.segments.get_mut(&reference.payload.segment)?;
         let place = match leased.reader.find(reference)? {
@@ -240,7 +246,7 @@ impl Store {
         Self::free_if_whole(leased, payload);
     }
 
-    /// A share has come back, from somebody who needed this of the payload.
+    /// Takes back a share of a payload. `touched` says which bytes its owner needed.
     pub fn give_back(&mut self, payload: &PayloadId, weight: Weight, touched: Touched) {
         self.give_back_at(now_ms(), payload, weight, touched);
     }
@@ -272,7 +278,7 @@ impl Store {
         }
     }
 
-    /// The program has ended. Its payloads stay.
+    /// Notes that the segment's program has ended. Its payloads stay.
     pub fn writer_gone(&mut self, segment: u32) {
         if let Some(leased) = self.segments.get_mut(&segment) {
             leased.writer_lives = false;
@@ -280,7 +286,8 @@ impl Store {
         self.sweep();
     }
 
-    /// Says that the store is there, and ends what has waited longer than a lease, at `now_ms` of [`crate::segment::now_ms`].
+    /// Announces that the store is there, and frees payloads whose leases have ended, at `now_ms` of
+    /// [`crate::segment::now_ms`].
     pub fn expire(&mut self, now_ms: u64) {
         let lease_ms = self.limits.lease_ms;
         for leased in self.segments.values_mut() {
@@ -302,7 +309,7 @@ impl Store {
         self.sweep();
     }
 
-    /// Frees the segments of programs that have ended, where nobody can ask for anything.
+    /// Frees segments whose programs have ended and whose payloads are all gone.
     fn sweep(&mut self) {
         let bytes = &mut self.bytes;
         self.segments.retain(|_, leased| {
@@ -317,7 +324,7 @@ impl Store {
 }
 
 impl Drop for Store {
-    /// Programs that still write learn that nobody would get it.
+    /// Tells programs that still write that nothing they write could be fetched.
     fn drop(&mut self) {
         self.segments.values().for_each(|leased| leased.reader.end());
     }
@@ -359,7 +366,7 @@ mod tests {
         let (left, alone) = (put(&mut writer, 2), put(&mut writer, 0));
         let begun = now_ms();
         for (turn, reference) in slow.iter().enumerate() {
-            // Each is read within a lease of the one before, in the end long after its own.
+            // Each payload is read within a lease of the one before, the last ones long after their own leases.
             let now = begun + turn as u64 * LEASE_MS * 9 / 10;
             store.expire(now);
             let is_in_time = now < begun + LEASES_OF_COPY * LEASE_MS;

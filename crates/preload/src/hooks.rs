@@ -11,6 +11,7 @@ macro_rules! same {
     )*};
 }
 
+mod arguments;
 mod copy;
 mod descriptor;
 mod direct;

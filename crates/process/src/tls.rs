@@ -1,10 +1,10 @@
-//! TLS connections of a program whose library is OpenSSL 3: absent bytes that it writes to a TLS 1.3 client are sealed and
-//! sent by their holder's agent (ARCHITECTURE.md, "TLS 1.3", "On-demand buffers").
+//! TLS connections of a program whose library is OpenSSL 3. Absent bytes that it writes to a TLS 1.3 client are sealed
+//! and sent by the agent of their holder (ARCHITECTURE.md, "TLS 1.3", "On-demand buffers").
 //!
-//! What is known of OpenSSL is the nginx module's (openssl/shunt_tls*.c), compiled for this library, too: it counts
-//! what OpenSSL writes, and gives away the keys of one generation of a connection. Here only the order of things is
-//! simpler: what OpenSSL writes behind a payload waits in the kernel ([`crate::bypass`]), so that it goes on at once, in the next
-//! generation.
+//! The nginx module's C files about OpenSSL (openssl/shunt_tls*.c) are compiled for this library, too. They count what
+//! OpenSSL writes, and give away the keys of one generation of a connection. The order of events is simpler here than
+//! in the module. What OpenSSL writes behind a payload waits in the kernel ([`crate::bypass`]), so OpenSSL goes on at
+//! once, in the next generation.
 //!
 //! ```text
 //!   SSL_write:  | header, present       | body, absent                       | present again
@@ -14,6 +14,7 @@
 
 mod elf;
 pub mod functions;
+pub mod handles;
 pub mod libraries;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -30,6 +31,7 @@ use shunt_wire::local::Tls;
 use smallvec::SmallVec;
 use zerocopy::FromZeros;
 
+pub use self::handles::{Context, Ssl};
 use self::libraries::{Candidate, Of};
 use crate::bypass::{self, Client, Turn};
 use crate::connections::runtime::Runtime;
@@ -40,18 +42,14 @@ use crate::system::kernel::borrow;
 use crate::system::ranks::Rank;
 use crate::system::real::{self, set_errno};
 
-/// OpenSSL's `SSL`.
-pub type Ssl = c_void;
-/// OpenSSL's `SSL_CTX`.
-pub type Context = c_void;
-
-/// `SHUNT_TLS_READY`.
+/// `SHUNT_TLS_READY` of openssl/shunt_tls.h.
 const READY: c_int = 0;
-/// How often a write looks again whether its turn has come, once the socket has room, before its bytes are fetched.
+/// Number of times that a write waits for room in the socket and asks again for a handoff, before its bytes are
+/// fetched.
 const PATIENCE: u32 = 8;
-/// Of a body that cannot be handed off so much is fetched ahead.
+/// Number of bytes that are fetched ahead of a body that cannot be handed off.
 const AHEAD_BYTES: u64 = 256 << 10;
-/// Room for those that the C files call.
+/// Room for the OpenSSL functions that the C files call.
 const FUNCTIONS_MAX: usize = 96;
 
 unsafe extern "C" {
@@ -75,7 +73,7 @@ unsafe extern "C" {
     fn shunt_tls_go_on(ssl: *mut Ssl, keys: *const Tls, payload: u64, now_ms: u64) -> c_int;
 }
 
-/// What is in OpenSSL of ours for the whole process is used by one thread at a time.
+/// Lock of the state that this library has in OpenSSL for the whole process.
 static LOCK: Lock<()> = Lock::new(Rank::OpenSsl, ());
 /// Whether the program has a context whose connections are watched.
 static WATCHES: AtomicBool = AtomicBool::new(false);
@@ -84,13 +82,14 @@ fn lock() -> Held<'static, ()> {
     LOCK.lock()
 }
 
-/// Until the value is dropped nobody else is in OpenSSL for us: before a fork.
+/// Holds the lock for a fork: no other thread is in OpenSSL for this library until the value is dropped.
 pub fn hold_still() -> Held<'static, ()> {
     lock()
 }
 
 unsafe extern "C" fn find(library: *mut c_void, name: *const c_char) -> *mut c_void {
-    // SAFETY: what `adopt` gives for both; the table's own names end with a zero byte.
+    // SAFETY: `adopt` has this function called with its candidate; the names in the C file's table end with a zero
+    // byte.
     unsafe { (*library.cast::<Candidate>()).find(CStr::from_ptr(name)) }
 }
 
@@ -100,31 +99,31 @@ pub fn watches() -> bool {
     WATCHES.load(Ordering::Relaxed)
 }
 
-/// Whether a connection may be a watched one. Those of another OpenSSL never are.
+/// Whether a connection may be a watched one. Connections of another OpenSSL never are.
 #[inline]
 fn is_watched(ssl: *mut Ssl) -> bool {
     // SAFETY: the program's connection, or null.
     watches() && unsafe { Of::Connection(ssl).is_known() }
 }
 
-/// A context that the program has made with a method.
+/// Has a new context watched, if its OpenSSL is the adopted one. `method` is what the program made the context with.
 ///
 /// # Safety
-/// `context` is one that nobody else has yet, made with `method`.
+/// `context` was made with `method`, and nobody else has it yet.
 pub unsafe fn watch(context: *mut Context, method: *const c_void) {
     // SAFETY: the program's method.
     if !unsafe { Of::Method(method).is_known() } && !adopt(method) {
         return;
     }
     let _locked = lock();
-    // SAFETY: the caller's promise; it is of the OpenSSL that was adopted.
+    // SAFETY: the caller's promise; the context is of the OpenSSL that was adopted.
     if unsafe { shunt_tls_watch(context) == 0 } {
         WATCHES.store(true, Ordering::Relaxed);
     }
 }
 
-/// Takes a method's OpenSSL for the one whose connections are handed off. False: there is one already, or it is to be left
-/// alone, or it lacks one of the functions and so is another than version 3.
+/// Adopts a method's OpenSSL as the one whose connections are handed off. Returns false if there is one already, or if
+/// this one is to be left alone. Also returns false if it lacks one of the functions, and so is not version 3.
 #[cold]
 fn adopt(method: *const c_void) -> bool {
     if libraries::has_known() {
@@ -132,17 +131,18 @@ fn adopt(method: *const c_void) -> bool {
     }
     let Some(mut candidate) = Candidate::of(method) else { return false };
     let mut found = [ptr::null_mut(); FUNCTIONS_MAX];
-    // Before the lock: the loader's own lock is held by whoever loads a library, whose initialization may come here.
-    // SAFETY: room for so many; the candidate lives meanwhile.
+    // Before this library's lock: a thread that loads a library holds the loader's lock, and that library's
+    // initialization may come here.
+    // SAFETY: `found` has room for so many, and the candidate lives during the call.
     let is_complete =
         unsafe { shunt_openssl_find(find, (&raw mut candidate).cast(), found.as_mut_ptr(), found.len()) == 1 };
     let functions = candidate.functions();
     let _locked = lock();
-    // SAFETY: all that was found. Nobody has connections of it yet.
+    // SAFETY: `found` has all functions. Nobody has connections of this OpenSSL yet.
     is_complete && candidate.adopt(&functions, || unsafe { shunt_openssl_use(found.as_ptr()) == 1 })
 }
 
-/// The program looks at what a connection writes itself: nobody counts it any more.
+/// Stops counting what a connection writes, because the program has a message callback of its own.
 ///
 /// # Safety
 /// `ssl` is the program's connection.
@@ -153,30 +153,30 @@ pub unsafe fn unwatch(ssl: *mut Ssl) {
     }
 }
 
-/// How far a write is that the program has to call again.
+/// Progress of a write that the program has to call again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Progress {
-    /// Bytes that are written, by whomever.
+    /// Number of bytes that are written, by OpenSSL or by a handoff.
     done: usize,
-    /// Bytes behind those that OpenSSL has begun to write.
+    /// Number of bytes behind these that OpenSSL has begun to write.
     begun: usize,
-    /// The program is to wait for room in the socket: what it is told of the write is not OpenSSL's word.
+    /// Whether the program is to wait for room in the socket. The library tells it so, and not OpenSSL.
     full: Full,
 }
 
-/// Whether the last write waits for room, which OpenSSL does not know (SSL_ERROR_WANT_WRITE).
+/// Whether the last write waits for room in the socket, which OpenSSL does not know (SSL_ERROR_WANT_WRITE).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Full {
     #[default]
     No,
     Yes,
-    /// And the program has been told.
+    /// It does, and the program has been told.
     Told,
 }
 
 impl Progress {
     const FULL: u64 = 1 << 63;
-    /// With the former. No such write has begun.
+    /// Only set with [`Self::FULL`]. OpenSSL has begun nothing of such a write.
     const TOLD: u64 = 1 << 62;
 
     fn from_long(all: u64) -> Self {
@@ -206,14 +206,14 @@ impl Progress {
     }
 
     /// # Safety
-    /// As above.
+    /// `ssl` is the program's connection.
     unsafe fn keep(self, ssl: *mut Ssl) {
         // SAFETY: as above.
         unsafe { shunt_openssl_set_progress(ssl, self.to_long()) };
     }
 }
 
-/// The connection is to be used for another (SSL_clear(3)): what was begun on the last is of no meaning there.
+/// Forgets the progress of a write, because the connection is to be used for another one (SSL_clear(3)).
 ///
 /// # Safety
 /// `ssl` is the program's connection.
@@ -224,8 +224,8 @@ pub unsafe fn begin_again(ssl: *mut Ssl) {
     }
 }
 
-/// Whether the last write waits for room in the socket. Who asks is told that, and asks again only to hear it once more, or of another
-/// call.
+/// Whether the last write waits for room in the socket. This tells the program so. If it asks again, it wants to hear
+/// it once more, or asks about another call.
 ///
 /// # Safety
 /// `ssl` is the program's connection.
@@ -243,7 +243,7 @@ pub unsafe fn is_full(ssl: *mut Ssl) -> Full {
     }
 }
 
-/// Whether the connection below goes on.
+/// Whether the TCP connection below is not over yet.
 ///
 /// # Safety
 /// `ssl` is the program's connection.
@@ -252,10 +252,10 @@ pub unsafe fn goes_on(ssl: *mut Ssl) -> bool {
     !is_over(unsafe { shunt_openssl_socket(ssl) })
 }
 
-/// Writes as SSL_write(3) does. `None`: all of it is OpenSSL's.
+/// Writes as SSL_write(3) does. Returns `None` if OpenSSL is to do all of it.
 ///
 /// # Safety
-/// As SSL_write.
+/// As for SSL_write(3).
 pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usize>) -> Option<c_int> {
     if !is_watched(ssl) || memory.len() > c_int::MAX as usize {
         return None;
@@ -306,7 +306,7 @@ pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usi
         let is_part = (wrote as usize) < begun;
         begun = 0;
         if is_part {
-            break; // as the program lets OpenSSL do
+            break; // a partial write, which the program allows OpenSSL
         }
     }
     if !is_new {
@@ -331,7 +331,8 @@ fn run(runtime: &Runtime, range: &Range<usize>) -> SmallVec<[Piece; 8]> {
     run
 }
 
-/// Whether a few bytes go out ([`has_room`]) after as much time as a write of the program's would wait.
+/// Waits until a few bytes can be sent ([`has_room`]), as long as a write of the program's would. Returns whether they
+/// can.
 fn waits_for_room(fd: RawFd) -> bool {
     if !waits(fd, 0) {
         return false;
@@ -339,20 +340,21 @@ fn waits_for_room(fd: RawFd) -> bool {
     let limit = rustix::net::sockopt::socket_timeout(borrow(fd), Timeout::Send).ok().flatten();
     let limit_ms = limit.map_or(-1, |limit| c_int::try_from(limit.as_millis()).unwrap_or(c_int::MAX));
     let mut wanted = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one, which lives in this frame. glibc's, because the thread may be cancelled in a write.
+    // SAFETY: one element, which lives in this frame. This is glibc's poll(2), because the thread may be cancelled in a
+    // write.
     unsafe { real::poll(&raw mut wanted, 1, limit_ms) == 1 }
 }
 
-/// A connection in a write.
+/// A connection during a write.
 struct Connection {
     runtime: &'static Runtime,
     ssl: *mut Ssl,
-    /// `None`: it goes to no socket that others could send on.
+    /// `None` if it does not write to a socket that another machine could send on.
     client: Option<Client>,
 }
 
 impl Connection {
-    /// Whether a handoff may begin here, or go on.
+    /// When a handoff may begin here, or grow.
     fn turn(&self, run: &[Piece]) -> Turn {
         let (Some(_inside), Some(client)) = (Inside::enter(), self.client) else { return Turn::Never };
         // SAFETY: the program's connection.
@@ -362,9 +364,9 @@ impl Connection {
         client.turn(self.runtime, run)
     }
 
-    /// Waits as the program's own write would, until the socket has room: all that was written before has left then, and a
-    /// handoff may begin. So the KeyUpdate goes into the socket, which has no room as long as that waits there. False: the
-    /// program is to come again, when the kernel tells it that there is room.
+    /// Waits as the program's own write would, until the socket has room. Then all that was written before has left,
+    /// and a handoff may begin. The KeyUpdate goes into the socket first, which has no room as long as that waits
+    /// there. Returns false if the program is to come again, when the kernel tells it that there is room.
     fn waits(&self) -> bool {
         if let Some(_inside) = Inside::enter() {
             // SAFETY: as above.
@@ -373,13 +375,14 @@ impl Connection {
         self.client.is_none_or(|client| has_room(client.fd) || waits_for_room(client.fd))
     }
 
-    /// Now: it is done. Never: OpenSSL writes it.
+    /// Hands off a run of absent bytes. `Now`: it is done. `Later`: it may be possible later. `Never`: OpenSSL writes
+    /// the bytes.
     fn hand_off(&self, run: &[Piece]) -> Turn {
         let turn = self.turn(run);
         let Some(client) = self.client.filter(|_| matches!(turn, Turn::Now | Turn::Grows)) else { return turn };
         let Some(_inside) = Inside::enter() else { return Turn::Never };
         let _locked = lock();
-        // SAFETY: the program's connection; keys that live meanwhile.
+        // SAFETY: the program's connection; the keys live during the call.
         let go_on = |keys: &Tls, bytes| unsafe { shunt_tls_go_on(self.ssl, keys, bytes, now_ms()) == 0 };
         if turn == Turn::Grows {
             return bypass::seal(self.runtime, client, run, None, go_on);
@@ -390,9 +393,9 @@ impl Connection {
             return Turn::Later;
         }
         let mut keys = Erased::new(Tls::new_zeroed());
-        // SAFETY: as above. Where anything has been written under the present keys, a KeyUpdate goes out: those that are given
-        // away are for the payload alone. Clients take only so many without data between them, so that if nothing comes of
-        // this, OpenSSL writes.
+        // SAFETY: as above. If anything has been written under the present keys, a KeyUpdate goes out first: the keys
+        // that are given away are for the payload alone. Clients take only so many KeyUpdates without data between
+        // them, so OpenSSL writes the bytes if no handoff comes about.
         let given = unsafe {
             let fresh = shunt_tls_is_fresh(self.ssl);
             shunt_tls_hand_over(self.ssl, fresh, now_ms(), &raw mut *keys)
@@ -402,10 +405,10 @@ impl Connection {
         turn
     }
 
-    /// OpenSSL's own write, of memory that is there or is fetched.
+    /// Has OpenSSL write memory that is present, or that is fetched for this.
     ///
     /// # Safety
-    /// As SSL_write.
+    /// As for SSL_write(3).
     unsafe fn write(&self, range: &Range<usize>) -> c_int {
         let memory = &self.runtime.memory;
         let mut beside = None;

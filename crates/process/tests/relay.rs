@@ -18,7 +18,7 @@ use shunt_process::connections::{receive, send};
 use shunt_process::forks;
 use shunt_process::memory::{blocks, has_threads};
 use shunt_process::system::parts;
-use shunt_testbed::{PATIENCE, may_run};
+use shunt_testbed::{PATIENCE, needs_root};
 
 const LONG: usize = 64 << 20;
 const SHORT: usize = 1 << 20;
@@ -135,7 +135,7 @@ fn fork_on(over: &AtomicBool) {
         // SAFETY: waits for the child, and writes how it ended.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
         assert_eq!(status, 0);
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5)); // the pace of the forks
     }
 }
 
@@ -169,9 +169,7 @@ fn through(tight: bool, seed: u64) {
 
 #[test]
 fn all_comes_through_whatever_else_the_process_does() {
-    if !may_run("all_comes_through_whatever_else_the_process_does") {
-        return;
-    }
+    needs_root();
     let _negotiation = negotiate("relay");
     process();
     has_threads();

@@ -22,7 +22,7 @@ use shunt_process::connections::{receive, send};
 use shunt_process::memory::outside;
 use shunt_process::system::parts;
 use shunt_sys::lock::Mutex;
-use shunt_testbed::{PATIENCE, eventually, may_run};
+use shunt_testbed::{PATIENCE, assert_same_bytes, needs_root, wait_for};
 
 const BYTES: usize = 1 << 20;
 
@@ -151,30 +151,26 @@ fn is_written_in_parts(holder: &str, payloads: usize, most: usize) {
             reader.join().unwrap()
         })
     });
-    assert!(got == sent);
+    assert_same_bytes(&got, &sent, "the body");
     assert!(ended_early.get() > 1, "{}", ended_early.get());
 }
 
 #[test]
 fn a_client_gets_all_in_many_writes_whose_program_is_told_each_time() {
-    if may_run("a_client_gets_all_in_many_writes_whose_program_is_told_each_time") {
-        is_written_in_parts("slow", 1, BYTES);
-    }
+    needs_root();
+    is_written_in_parts("slow", 1, BYTES);
 }
 
 /// Each payload is there before a call would end for that one alone.
 #[test]
 fn a_write_of_many_payloads_ends_for_what_they_take_together() {
-    if may_run("a_write_of_many_payloads_ends_for_what_they_take_together") {
-        is_written_in_parts("slow-by-many", 16, outside::AT_ONCE - 1);
-    }
+    needs_root();
+    is_written_in_parts("slow-by-many", 16, outside::AT_ONCE - 1);
 }
 
 #[test]
 fn a_tier_that_fetches_for_the_next_one_writes_what_has_come() {
-    if !may_run("a_tier_that_fetches_for_the_next_one_writes_what_has_come") {
-        return;
-    }
+    needs_root();
     let (_negotiation, _group) = negotiate("slow-tier");
     let ([ours, theirs], runtime, sent) = (connected(false), process().runtime, body(3, BYTES));
     let memory = absent("slow-tier", &sent, 3, Kind::Block);
@@ -202,7 +198,8 @@ fn a_tier_that_fetches_for_the_next_one_writes_what_has_come() {
             (reader.join().unwrap(), calls)
         })
     });
-    assert!(got == sent && calls > 2, "{calls}");
+    assert_same_bytes(&got, &sent, "the body");
+    assert!(calls > 2, "{calls}");
     // One share for each payload, when all of it is in place. None is taken for bytes that are not passed on.
     assert!(given.returns <= 3, "{given:?} in {calls}");
 }
@@ -210,9 +207,7 @@ fn a_tier_that_fetches_for_the_next_one_writes_what_has_come() {
 /// As a tier does before it writes to a program that cannot fetch from the holder.
 #[test]
 fn what_is_to_be_in_place_comes_in_many_calls() {
-    if !may_run("what_is_to_be_in_place_comes_in_many_calls") {
-        return;
-    }
+    needs_root();
     // In a mapping, only whole pages can be absent.
     for (holder, payloads, kind) in [("slow-in-block", 3, Kind::Block), ("slow-in-mapping", 4, Kind::Mapping)] {
         let sent = body(5, BYTES);
@@ -224,7 +219,8 @@ fn what_is_to_be_in_place_comes_in_many_calls() {
         assert!(turns > 2, "{turns}");
         assert!(given.bytes < BYTES * 9 / 8, "{given:?}");
         // SAFETY: memory of the test, all of which is in place.
-        assert!(unsafe { std::slice::from_raw_parts(memory.start as *const u8, BYTES) } == sent);
+        let got = unsafe { std::slice::from_raw_parts(memory.start as *const u8, BYTES) };
+        assert_same_bytes(got, &sent, "the body");
     }
 }
 
@@ -236,5 +232,5 @@ fn a_connection_is_over_when_it_has_broken_or_both_ends_have_said_so() {
     assert!(!over(), "this end can write on");
     rustix::net::sockopt::set_socket_linger(&theirs, Some(Duration::ZERO)).unwrap();
     drop(theirs);
-    eventually(|| over().then_some(()).ok_or("it goes on")).unwrap();
+    wait_for("it is over", over);
 }

@@ -14,7 +14,7 @@ use shunt_process::memory::outside::{self, AT_ONCE};
 use shunt_process::memory::{blocks, has_threads};
 use shunt_process::system::parts;
 use shunt_sys::userfaultfd::PAGE_BYTES;
-use shunt_testbed::may_run;
+use shunt_testbed::needs_root;
 
 const PAGES: usize = 24;
 /// End of the generations. Each byte of a page is the page's generation.
@@ -142,9 +142,7 @@ fn test(start: usize, seed: u64) {
 
 #[test]
 fn threads_find_the_old_bytes_or_the_new() {
-    if !may_run("threads_find_the_old_bytes_or_the_new") {
-        return;
-    }
+    needs_root();
     process();
     has_threads();
     let seed = u64::from(std::process::id());

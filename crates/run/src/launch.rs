@@ -14,7 +14,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
-use shunt_agent::config::{Config, ConfigError};
+use shunt_config::{Config, ConfigError};
 use shunt_odb::states;
 use shunt_odb::store::STORE_SOCKET;
 use shunt_odb::store::client::entrance;

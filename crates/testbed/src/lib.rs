@@ -1,19 +1,22 @@
 //! Support for tests and labs on a machine that others use, too. Names say which process something belongs to, and it
-//! is removed when that process ends. Tests wait for conditions, and report where they cannot run.
+//! is removed when that process ends. Tests wait for conditions, compare bodies, and report where they cannot run.
 #![forbid(unsafe_code)]
 
 mod bpffs;
+mod bytes;
 mod group;
 mod id;
+pub mod machine;
 mod proc;
 mod skip;
 mod wait;
 mod watchdog;
 
 pub use bpffs::mount_bpffs;
+pub use bytes::{Difference, assert_same_bytes, same_bytes};
 pub use group::Group;
 pub use id::LabId;
 pub use proc::is_asleep;
-pub use skip::{may_run, root, skipped};
-pub use wait::{PATIENCE, eventually, until_group_stopped, until_stopped, within};
+pub use skip::{needs_root, skipped};
+pub use wait::{PATIENCE, eventually, until_group_stopped, until_stopped, wait_for, within};
 pub use watchdog::{Watchdog, labs, of_process, remove_leftovers, sweep};

@@ -1,26 +1,22 @@
-//! Reports, on standard error, of tests that cannot run on a machine, and why.
+//! Tests that cannot run: for want of root they fail, and for want of a feature of the kernel they report it.
 
 use std::io::Write as _;
 
-/// Reports that `test` does not run here, and why.
+/// Reports on standard error that `test` does not run here, and why. Only for what this machine's kernel cannot do: a
+/// program that is missing is installed by the target that runs the test, and without it the test fails.
 ///
 /// The report bypasses the test harness, which hides what a passing test prints by a macro.
 pub fn skipped(test: &str, why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
 }
 
-/// Whether this process is root. If not, reports that `test` is skipped.
-#[must_use]
-pub fn may_run(test: &str) -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        skipped(test, "network namespaces and BPF programs take root (make test)");
-    }
-    root
-}
-
-/// Whether the test of the calling thread may run, as [`may_run`]: the harness names threads after their tests.
-#[must_use]
-pub fn root() -> bool {
-    may_run(std::thread::current().name().unwrap_or("a test"))
+/// Ends a test that is not run by root, with a sentence: it would be counted as good without having looked at anything.
+///
+/// # Panics
+/// Where this process is not root.
+pub fn needs_root() {
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "network namespaces and BPF programs take root: run `make test`, which asks sudo for it"
+    );
 }

@@ -8,10 +8,22 @@ use crate::proc::stat;
 /// Deadline for conditions that hold within a second or so on an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Time between two checks.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Time between the first two checks. Each following pause is twice as long, up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// Calls `look` until it succeeds. Returns what it found.
+/// Waits until `holds` returns true.
+///
+/// # Panics
+/// When it has not within [`PATIENCE`]. `what` says what should hold by then.
+#[track_caller]
+pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
+    let held = eventually(|| if holds() { Ok(()) } else { Err(()) });
+    assert!(held.is_ok(), "not within {PATIENCE:?}: {what}");
+}
+
+/// Calls `look` until it succeeds. Returns what it found. For conditions that find something, or say why they do not
+/// hold; others wait by [`wait_for`].
 ///
 /// # Errors
 /// Returns the error of the last call, once [`PATIENCE`] has passed.
@@ -24,13 +36,14 @@ pub fn eventually<T, E>(look: impl FnMut() -> Result<T, E>) -> Result<T, E> {
 /// # Errors
 /// Returns the error of the last call, once that time has passed.
 pub fn within<T, E>(time: Duration, mut look: impl FnMut() -> Result<T, E>) -> Result<T, E> {
-    let deadline = Instant::now() + time;
+    let (deadline, mut pause) = (Instant::now() + time, FIRST_PAUSE);
     loop {
         let found = look();
         if found.is_ok() || Instant::now() > deadline {
             return found;
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(pause);
+        pause = LONGEST_PAUSE.min(2 * pause);
     }
 }
 
@@ -91,6 +104,16 @@ mod tests {
         sleeps.kill().unwrap();
         sleeps.wait().unwrap();
         until_stopped(sleeps.id()).unwrap();
+    }
+
+    #[test]
+    fn waits_until_it_holds() {
+        let mut looks = 0;
+        wait_for("the third look", || {
+            looks += 1;
+            looks > 2
+        });
+        assert_eq!(looks, 3);
     }
 
     #[test]

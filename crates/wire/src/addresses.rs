@@ -1,18 +1,18 @@
-//! Addresses that the programs of a machine have: an agent tells its peers, which then let those programs' connections carry
-//! references (crates/negotiation).
+//! Addresses of a machine's programs. An agent tells them to its peers, which then let connections of those programs
+//! carry references (crates/negotiation).
 
 use std::net::IpAddr;
 
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::address::Address;
-use crate::local::Reason;
-use crate::peer::{FrameHeader, kind};
+use crate::frame::{FrameHeader, kind};
+use crate::reason::Reason;
 
-/// Addresses of one machine at most.
+/// Most addresses of one machine.
 pub const ADDRESSES_MAX: usize = 64;
 
-/// A list of them.
+/// A list of addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Addresses {
     list: [Address; ADDRESSES_MAX],
@@ -20,7 +20,7 @@ pub struct Addresses {
 }
 
 impl Addresses {
-    /// The first [`ADDRESSES_MAX`] of some addresses.
+    /// Takes the first [`ADDRESSES_MAX`] of some addresses.
     #[must_use]
     pub fn of(addresses: &[IpAddr]) -> Self {
         let mut all = Self { list: [Address::NONE; ADDRESSES_MAX], count: addresses.len().min(ADDRESSES_MAX) };
@@ -30,20 +30,20 @@ impl Addresses {
         all
     }
 
-    /// One after the other.
+    /// The addresses in order.
     pub fn iter(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.list[..self.count].iter().map(|address| address.ip())
     }
 
-    /// Appends them as one frame (ADDRESSES).
+    /// Appends the list as one frame (ADDRESSES).
     pub fn emit(&self, out: &mut Vec<u8>) {
         FrameHeader::emit(kind::ADDRESSES, &[self.list[..self.count].as_bytes()], out);
     }
 
-    /// Of a frame's body.
+    /// Reads the body of a frame.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] where that is no such list, or a longer one.
+    /// [`Reason::Malformed`] where it is no list of addresses, or one longer than [`ADDRESSES_MAX`].
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Reason> {
         let addresses = <[Address]>::ref_from_bytes(body).map_err(|_| Reason::Malformed)?;
         let mut all = Self { list: [Address::NONE; ADDRESSES_MAX], count: addresses.len() };

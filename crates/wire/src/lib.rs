@@ -1,25 +1,32 @@
-//! Byte layouts that leave a process, and nothing that does I/O.
+//! Byte layouts of messages that leave a process, without I/O.
 //!
-//! * [`addresses`]: those of a machine's programs under `shunt run`.
-//! * [`flow`]: a client's connection, as whoever sends on it for another has to know it.
-//! * [`local`]: between a server and the agent of its machine (`include/shunt.h` is the same in C).
-//! * [`parts`]: what a handoff without an offer is of.
-//! * [`peer`]: between two agents.
-//! * [`prefixes`]: as which servers a backend sends payloads.
-//! * [`sources`]: the stores that a machine's programs can fetch from.
-//! * [`trace`]: which request of a client's something belongs to.
-//! * [`tag`]: the proof that an offer was made for this request, by this backend, with this length.
-//! * [`tls`]: TLS 1.3 records, as far as two tiers have to agree on them.
-//! * [`versions`]: which version two parties speak, and how a message grows.
+//! * [`address`]: IP addresses and endpoints.
+//! * [`addresses`]: addresses of a machine's programs under `shunt run`.
+//! * [`flow`]: state of a client's connection that another machine needs in order to send on it.
+//! * [`frame`]: headers and kinds of the frames between two agents.
+//! * [`local`]: messages between a server and the agent of its machine (`include/shunt.h` has the same in C).
+//! * [`options`]: socket options that steering programs answer.
+//! * [`parts`]: payload of a handoff without an offer.
+//! * [`peer`]: messages between two agents.
+//! * [`prefixes`]: server addresses in whose name a backend sends payloads.
+//! * [`reason`]: reasons why a handoff, a fetch or a session has ended.
+//! * [`sources`]: stores that a machine's programs can fetch from.
+//! * [`trace`]: trace-id of a client's request.
+//! * [`tag`]: proof that an offer was made for this request, by this backend, with this length.
+//! * [`tls`]: parameters of TLS 1.3 records that two tiers have to agree on.
+//! * [`versions`]: choice of the version that two parties speak, and growth of messages.
 #![forbid(unsafe_code)]
 
 pub mod address;
 pub mod addresses;
 pub mod flow;
+pub mod frame;
 pub mod local;
+pub mod options;
 pub mod parts;
 pub mod peer;
 pub mod prefixes;
+pub mod reason;
 pub mod sources;
 pub mod tag;
 pub mod tls;

@@ -1,18 +1,18 @@
-//! What a handoff without an offer is of: bytes of the store of the backend's machine, in order. A list of parts follows the
-//! message, or the frame; how many there are, its length says.
+//! Payload of a handoff without an offer: ordered ranges of bytes in the store of the backend's machine. The list of
+//! parts follows the message or the frame, whose length tells how many parts there are.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::local::Reason;
+use crate::reason::Reason;
 
-/// Parts of one handoff at most (`SHUNT_PARTS_MAX`).
+/// Most parts of one handoff (`SHUNT_PARTS_MAX`).
 pub const PARTS_MAX: usize = 32;
-/// Bytes of one (`struct shunt_part`).
+/// Bytes of one part (`struct shunt_part`).
 pub const PART_BYTES: usize = size_of::<Part>();
 
-/// Some bytes of a payload of the store (`struct shunt_part`): a reference (crates/odb) without its holder, which the peer
-/// is, and without a weight, which stays with whoever asks.
+/// A range of bytes in the peer's store (`struct shunt_part`): a reference (crates/odb) without its holder, which is
+/// the peer, and without a weight, which stays with the program that has the reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -24,7 +24,7 @@ pub struct Part {
     pub length: U64,
 }
 
-/// All parts of a handoff: at least one, of at least a byte each.
+/// All parts of a handoff: at least one, each of at least one byte.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts {
     list: [Part; PARTS_MAX],
@@ -32,7 +32,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// `None` where there are too many, or none.
+    /// Makes a list of these parts. `None` where there are none, or more than [`PARTS_MAX`].
     #[must_use]
     pub fn new(parts: &[Part]) -> Option<Self> {
         let mut list = [Part::default(); PARTS_MAX];
@@ -40,16 +40,16 @@ impl Parts {
         (!parts.is_empty()).then_some(Self { list, count: parts.len() })
     }
 
-    /// One after the other.
+    /// The parts in order.
     #[must_use]
     pub fn as_slice(&self) -> &[Part] {
         &self.list[..self.count]
     }
 
-    /// Of what follows a message of a payload of `length` bytes.
+    /// Reads the list that follows a message about a payload of `length` bytes.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] where that is no list of parts, or of another length in all.
+    /// [`Reason::Malformed`] where `bytes` is no list of parts, or its lengths do not add up to `length`.
     pub(crate) fn parse(bytes: &[u8], length: u64) -> Result<Self, Reason> {
         let parts = <[Part]>::ref_from_bytes(bytes).map_err(|_| Reason::Malformed)?;
         let fits = |part: &Part| part.length.get() > 0 && part.offset.get().checked_add(part.length.get()).is_some();

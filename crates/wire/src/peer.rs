@@ -1,4 +1,5 @@
-//! Messages between two agents: frames on one persistent TCP connection per pair of machines, many handoffs at once.
+//! Messages between two agents: frames on one persistent TCP connection per pair of machines, which carries many
+//! handoffs at once.
 //!
 //! ```text
 //!  0      4      6      8                length
@@ -7,9 +8,10 @@
 //!  +------+------+------+----------------+
 //! ```
 //!
-//! A fetch has a connection of its own: FETCH, then FETCHED or REFUSED, then (after FETCHED) the payload and the end
-//! of the stream. So has a program that reads from another machine's store: STORE, then STORED or REFUSED, then (after
-//! STORED) what programs and stores say to each other (crates/odb). The transport is whatever gives ordered bytes from an authenticated peer.
+//! A fetch has its own connection: FETCH, then FETCHED or REFUSED. After FETCHED come the payload and the end of the
+//! stream. A program that reads from another machine's store has its own connection, too: STORE, then STORED or
+//! REFUSED. After STORED come the messages between programs and stores (crates/odb). The transport is any ordered byte
+//! stream from an authenticated peer.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -19,75 +21,22 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::address::{Address, Endpoint, with_ends};
 use crate::addresses::Addresses;
 use crate::flow::WireFlowState;
-use crate::local::{Handoff, NAME_BYTES, Reason};
+use crate::local::{Handoff, NAME_BYTES};
 use crate::parts::Parts;
 use crate::prefixes::Prefixes;
+use crate::reason::Reason;
 use crate::sources::Sources;
 use crate::tag::Tag;
 use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
 use crate::versions::{Growing, Versions};
 
-/// Of this protocol.
+pub use crate::frame::{FrameHeader, HEADER_BYTES, MAX_FRAME_BYTES, kind};
+
+/// Versions of this protocol that this agent speaks.
 pub const VERSIONS: Versions = Versions { oldest: 9, newest: 9 };
-/// First in what opens a connection, so that a stray one is recognised.
+/// Magic number in the first message of a connection: it tells an agent from a stray connection.
 pub const MAGIC: [u8; 4] = *b"SHNT";
-/// Length of a frame's header.
-pub const HEADER_BYTES: usize = size_of::<FrameHeader>();
-/// No frame is longer.
-pub const MAX_FRAME_BYTES: usize = 2048;
-
-/// What a frame is.
-pub mod kind {
-    #![allow(missing_docs)]
-    pub const HELLO: u16 = 1;
-    pub const CLAIM: u16 = 2;
-    pub const ABORT: u16 = 3;
-    pub const ENDED: u16 = 4;
-    pub const FETCH: u16 = 5;
-    pub const FETCHED: u16 = 6;
-    pub const REFUSED: u16 = 7;
-    pub const SPACING: u16 = 8;
-    pub const PING: u16 = 9;
-    pub const CLOSED: u16 = 12;
-    pub const SPEAKS_FOR: u16 = 13;
-    pub const STORE: u16 = 20;
-    pub const STORED: u16 = 21;
-    pub const CLAIM_PARTS: u16 = 22;
-    pub const ASK: u16 = 23;
-    pub const ANSWER: u16 = 24;
-    pub const PROVE: u16 = 25;
-    pub const DIGEST: u16 = 26;
-    pub const EXAMINE: u16 = 27;
-    pub const EXAMINED: u16 = 28;
-    pub const DELIVERED: u16 = 29;
-    pub const WITHDRAWN: u16 = 30;
-    pub const ADDRESSES: u16 = 31;
-    pub const SOURCES: u16 = 32;
-}
-
-/// First in every frame.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct FrameHeader {
-    /// Of the whole frame, this header included.
-    pub length: U32,
-    /// One of [`kind`].
-    pub kind: U16,
-    /// Zero.
-    pub zero: U16,
-}
-
-impl FrameHeader {
-    /// Appends a frame of a kind, whose body has these parts.
-    pub(crate) fn emit(kind: u16, parts: &[&[u8]], out: &mut Vec<u8>) {
-        let bytes: usize = parts.iter().map(|part| part.len()).sum();
-        let header = Self { length: U32::new((HEADER_BYTES + bytes) as u32), kind: U16::new(kind), zero: U16::ZERO };
-        out.extend_from_slice(header.as_bytes());
-        parts.iter().for_each(|part| out.extend_from_slice(part));
-    }
-}
-
 macro_rules! body {
     ($(#[$doc:meta])* $name:ident, $kind:expr, { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$doc])*
@@ -110,26 +59,27 @@ macro_rules! body {
     };
 }
 
-/// First in whatever opens a connection between two agents.
+/// Magic number and protocol versions, at the start of the first message on any connection between two agents.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Protocol {
     /// [`MAGIC`].
     pub magic: [u8; 4],
-    /// See [`Versions::oldest`].
+    /// Oldest version that the sender speaks.
     pub oldest: U16,
-    /// See [`Versions::newest`].
+    /// Newest version that the sender speaks.
     pub newest: U16,
 }
 
 impl Protocol {
-    /// What this agent says.
+    /// Magic number and versions that this agent sends.
     pub const OURS: Self = Self { magic: MAGIC, oldest: U16::new(VERSIONS.oldest), newest: U16::new(VERSIONS.newest) };
 
-    /// The version that is spoken with whoever says this.
+    /// Returns the version to speak with the sender of this.
     ///
     /// # Errors
-    /// [`Reason::Version`] where there is none that both know, [`Reason::Malformed`] where this is no agent.
+    /// [`Reason::Version`] where no version is known to both agents, [`Reason::Malformed`] where the sender is no
+    /// agent.
     pub fn version(&self) -> Result<u16, Reason> {
         if self.magic != MAGIC {
             return Err(Reason::Malformed);
@@ -139,268 +89,274 @@ impl Protocol {
 }
 
 body!(
-    /// First on a session's connection, from both sides.
+    /// First message on a session's connection, from both sides.
     Hello, kind::HELLO, {
-        /// Which protocol it speaks.
+        /// Protocol versions that the sender speaks.
         protocol: Protocol,
-        /// A bit for each thing that it can do with a peer that can do it, too: none yet.
+        /// Optional features of the sender, one bit each, for peers that have them, too. None is defined yet.
         features: U64,
-        /// Port that the sender's sockets for this peer's clients have, 0 where it offers nothing.
+        /// Port of the sockets that send payload to this peer's clients; 0 where the sender offers nothing.
         sender_port: U16,
-        /// Zero.
+        /// Reserved, zero.
         zero: U16,
-        /// Milliseconds after which it wants to hear something, whatever the other's own heartbeat is.
+        /// Longest silence that the sender accepts, in milliseconds, whatever the receiver's own heartbeat is.
         heartbeat_ms: U32,
-        /// Address of those sockets that send to clients of IPv4, all zero where it has none.
+        /// Address from which payload goes to IPv4 clients; all zero where there is none.
         sender_ipv4: Address,
-        /// The same for IPv6.
+        /// Address from which payload goes to IPv6 clients; all zero where there is none.
         sender_ipv6: Address,
         /// The sender's name, NUL-padded.
         name: [u8; NAME_BYTES],
-        /// Key of the tags of its offers to this peer in this session.
+        /// Key of the tags of the sender's offers to this peer in this session.
         offer_key: [u8; 16],
     }
 );
 body!(
-    /// Frontend's agent to backend's: send this payload on that flow. Answered only by ENDED, where it fails.
+    /// Frontend's agent to the backend's: send this payload on that flow. The only answer is ENDED, if the handoff
+    /// fails.
     Claim, kind::CLAIM, {
-        /// Returned in ENDED: the frontend's worker.
+        /// Frontend's worker; returned in ENDED.
         worker: U32,
-        /// Of this message: where the parts of CLAIM_PARTS begin.
+        /// Length of this message in bytes: where the list of parts begins in CLAIM_PARTS.
         bytes: U16,
-        /// Zero.
+        /// Reserved, zero.
         zero: U16,
-        /// Returned in ENDED.
+        /// Name of the handoff; returned in ENDED.
         handoff: U64,
-        /// Which payload.
+        /// Offer to send.
         offer: U64,
-        /// Its length in bytes.
+        /// Length of the payload in bytes.
         length: U64,
-        /// Bytes a second, 0: no limit.
+        /// Rate limit in bytes per second; 0: no limit.
         rate: U64,
-        /// See [`Tag`].
+        /// Proof that the offer was made for this request ([`Tag`]).
         tag: Tag,
-        /// Of the request, for logs.
+        /// Trace-id of the request, for logs.
         trace: TraceId,
-        /// The connection.
+        /// State of the client's connection.
         flow: WireFlowState,
-        /// Of the generation of write keys for this payload, where the connection is encrypted; else 0, as all of
-        /// the rest. See [`Generation`].
+        /// Cipher suite of the write keys for this payload ([`Generation::suite`]). On an unencrypted connection this
+        /// and all following fields are 0.
         suite: U16,
-        /// See [`Generation::record`].
+        /// Number of the payload's first TLS record ([`Generation::record`]).
         record: U64,
-        /// See [`Generation::content_bytes`].
+        /// Most content bytes of a TLS record ([`Generation::content_bytes`]).
         content_bytes: U16,
-        /// See [`Generation::skip`].
+        /// Leading bytes of the first TLS record that the client already has ([`Generation::skip`]).
         skip: U16,
-        /// Secret: only over a session that nobody else can read.
+        /// Write keys. A secret: sent only over an encrypted session.
         keys: Keys,
     }
 );
 body!(
-    /// Frontend's agent to a store's: would you send bytes of yours to that client, in that server's name?
+    /// Frontend's agent to the agent of a store: would you send bytes of your store to that client, in that server's
+    /// name?
     Ask, kind::ASK, {
-        /// Returned in ANSWER: the frontend's worker.
+        /// Frontend's worker; returned in ANSWER.
         worker: U32,
-        /// Zero.
+        /// Reserved, zero.
         zero: U32,
-        /// Returned in ANSWER.
+        /// Name of the handoff; returned in ANSWER.
         handoff: U64,
         /// The client's end.
         client_address: Address,
         /// The frontend's end, as the client knows it.
         server_address: Address,
-        /// Network order.
+        /// The client's port, in network order.
         client_port: [u8; 2],
-        /// Network order.
+        /// The frontend's port, in network order.
         server_port: [u8; 2],
     }
 );
 body!(
-    /// The answer. Unasked: that claim of bytes of the store waits until more can be sent, and others would, too.
+    /// Answer to ASK. Without a question: that claim of bytes in the store waits until more can be sent, and other
+    /// claims would wait, too.
     Answer, kind::ANSWER, {
-        /// From the question, or the claim.
+        /// Frontend's worker, from the question or the claim.
         worker: U32,
-        /// A [`Reason`], or 0: it would.
+        /// A [`Reason`] for a refusal; 0: this machine would send.
         reason: U32,
-        /// From the question, or the claim.
+        /// Name of the handoff, from the question or the claim.
         handoff: U64,
     }
 );
 body!(
-    /// The frontend gave a handoff up: stop, and say nothing to the client.
+    /// The frontend has given a handoff up: stop sending, and send nothing else to the client.
     Abort, kind::ABORT, { worker: U32, handoff: U64, }
 );
 body!(
     /// A handoff ended without success.
     Ended, kind::ENDED, {
-        /// From the claim.
+        /// Frontend's worker, from the claim.
         worker: U32,
-        /// A [`Reason`].
+        /// Why it ended: a [`Reason`].
         reason: U32,
-        /// From the claim.
+        /// Name of the handoff, from the claim.
         handoff: U64,
-        /// From the claim, for logs.
+        /// Trace-id of the request, from the claim, for logs.
         trace: TraceId,
     }
 );
 body!(
-    /// Backend's agent to frontend's: how many of a flow's ACKs its sender needs.
+    /// Backend's agent to the frontend's: how many of a flow's ACKs its sender needs.
     Spacing, kind::SPACING, {
         /// The client's end.
         client_address: Address,
         /// The frontend's end, as the client knows it.
         server_address: Address,
-        /// Network order.
+        /// The client's port, in network order.
         client_port: [u8; 2],
-        /// Network order.
+        /// The frontend's port, in network order.
         server_port: [u8; 2],
-        /// Payload bytes from one ACK to the next, at least 1. It holds until something seems lost on that flow; then
-        /// the sender gets every ACK until it says so again.
+        /// Payload bytes from one needed ACK to the next, at least 1. Valid until the flow shows a sign of loss. From
+        /// then on the sender gets every ACK until it sends SPACING again.
         bytes: U32,
     }
 );
 body!(
-    /// Backend's agent to frontend's: the client has acknowledged all of a claim with [`FlowState::WORD`], which has been
-    /// sent.
+    /// Backend's agent to the frontend's: the client has acknowledged all of a claim with [`FlowState::WORD`], and all
+    /// of it had been sent.
     Delivered, kind::DELIVERED, {
-        /// From the claim.
+        /// Name of the handoff, from the claim.
         handoff: U64,
         /// The client's end.
         client_address: Address,
         /// The frontend's end, as the client knows it.
         server_address: Address,
-        /// Network order.
+        /// The client's port, in network order.
         client_port: [u8; 2],
-        /// Network order.
+        /// The frontend's port, in network order.
         server_port: [u8; 2],
     }
 );
 body!(
-    /// Frontend's agent to backend's, before a claim: which file is behind this offer? Answered by DIGEST.
+    /// Frontend's agent to the backend's, before a claim: which file is behind this offer? The answer is DIGEST.
     Prove, kind::PROVE, {
-        /// Returned in DIGEST: the frontend's worker.
+        /// Frontend's worker; returned in DIGEST.
         worker: U32,
-        /// Zero.
+        /// Reserved, zero.
         zero: U32,
-        /// Returned in DIGEST.
+        /// Name of the handoff; returned in DIGEST.
         handoff: U64,
-        /// Which payload.
+        /// Offer in question.
         offer: U64,
-        /// Its length in bytes.
+        /// Length of the payload in bytes.
         length: U64,
-        /// See [`Tag`].
+        /// Proof that the offer was made for this request ([`Tag`]).
         tag: Tag,
     }
 );
 body!(
-    /// Backend's agent to frontend's: the file behind an offer; unasked, that behind a claim with
-    /// [`FlowState::DIGEST`] that has been under way for a while.
+    /// Backend's agent to the frontend's: digest of the file behind an offer, in answer to PROVE. Without a question:
+    /// digest of the file behind a claim with [`FlowState::DIGEST`] that has been under way for a while.
     Digest, kind::DIGEST, {
-        /// From the question, or the claim.
+        /// Frontend's worker, from the question or the claim.
         worker: U32,
-        /// 1, or 0: it is not known, or no longer.
+        /// 1 where the digest is known; 0 where it is unknown, or taken back.
         known: U32,
-        /// From the question, or the claim.
+        /// Name of the handoff, from the question or the claim.
         handoff: U64,
-        /// Where in the file the payload begins, in bytes.
+        /// Offset in the file at which the payload begins, in bytes.
         offset: U64,
         /// SHA-256 of the whole file.
         sha256: [u8; 32],
     }
 );
 body!(
-    /// Frontend's agent to backend's: the server knows that this claim's DIGEST is taken back. Until then the backend seals
-    /// nothing more.
+    /// Frontend's agent to the backend's: the server knows that this claim's DIGEST is taken back. Until this message
+    /// comes, the backend seals nothing more.
     Withdrawn, kind::WITHDRAWN, {
-        /// From the claim.
+        /// Frontend's worker, from the claim.
         worker: U32,
-        /// Zero.
+        /// Reserved, zero.
         zero: U32,
-        /// From the claim.
+        /// Name of the handoff, from the claim.
         handoff: U64,
     }
 );
 body!(
-    /// Nothing else to say, but here: whoever hears nothing for too long takes the other side for lost.
+    /// Sign of life from an agent that has nothing else to say. An agent that hears nothing for too long takes its peer
+    /// for lost.
     Ping, kind::PING, {}
 );
 body!(
-    /// Frontend's agent to backend's: whether it takes offers. Offers from before are as good as ever.
+    /// Frontend's agent to the backend's: whether it accepts new offers. Offers made before stay valid.
     Closed, kind::CLOSED, {
-        /// 1: make none, 0: make them again.
+        /// 1: make no new offers; 0: make them again.
         offers: U32,
     }
 );
 body!(
-    /// First on a fetch's connection.
+    /// First message on the connection of a fetch.
     Fetch, kind::FETCH, {
-        /// Which protocol the sender speaks.
+        /// Protocol versions that the sender speaks.
         protocol: Protocol,
-        /// Which payload.
+        /// Offer to fetch.
         offer: U64,
-        /// Its length in bytes.
+        /// Length of the payload in bytes.
         length: U64,
-        /// See [`Tag`].
+        /// Proof that the offer was made for this request ([`Tag`]).
         tag: Tag,
-        /// Of the request, for logs.
+        /// Trace-id of the request, for logs.
         trace: TraceId,
     }
 );
 body!(
-    /// The payload follows.
+    /// Answer to FETCH: the payload follows, `length` bytes.
     Fetched, kind::FETCHED, { length: U64, }
 );
 body!(
-    /// First on the connection of a program that reads from the other machine's store.
+    /// First message on the connection of a program that reads from the other machine's store.
     Store, kind::STORE, {
-        /// Which protocol the sender speaks.
+        /// Protocol versions that the sender speaks.
         protocol: Protocol,
     }
 );
 body!(
-    /// It may. No other frame follows.
+    /// Answer to STORE: the program may read. No other frame follows.
     Stored, kind::STORED, {}
 );
 body!(
-    /// First on the connection of a peer's `shunt doctor`.
+    /// First message on the connection of a peer's `shunt doctor`.
     Examine, kind::EXAMINE, {
-        /// Which protocol the sender speaks.
+        /// Protocol versions that the sender speaks.
         protocol: Protocol,
-        /// How many of `servers` count, at most [`Examine::MOST`].
+        /// Number of valid entries in `servers`, at most [`Examine::MOST`].
         count: U16,
-        /// What the peer's clients know it by: addresses, and ports in network order.
+        /// Endpoints by which the peer's clients know its servers: an address (16 bytes) and a port in network order
+        /// each.
         servers: [[u8; 18]; 16],
     }
 );
 body!(
-    /// The answer. No other frame follows.
+    /// Answer to EXAMINE. No other frame follows.
     Examined, kind::EXAMINED, {
-        /// Nanoseconds since 1970.
+        /// Clock of the machine, in nanoseconds since 1970.
         time_ns: U64,
-        /// [`Examined::FRONTEND`], [`Examined::BACKEND`].
+        /// Roles of the machine: [`Examined::FRONTEND`], [`Examined::BACKEND`].
         roles: U32,
-        /// A bit for each of the servers that were asked about, the lowest first: payload may be sent as that.
+        /// One bit per server in the question, the first in the lowest bit: set where payload may be sent in that
+        /// server's name.
         may: U32,
-        /// What is wrong there, for payload on behalf of whoever asks: [`Examined::NO_ROUTE`] and so on.
+        /// Faults that affect payload for the peer that asks: bits such as [`Examined::NO_ROUTE`].
         faults: U32,
     }
 );
 body!(
-    /// A HELLO, FETCH or STORE is refused; the connection closes.
+    /// Refusal of a HELLO, FETCH or STORE; the connection closes.
     Refused, kind::REFUSED, {
-        /// A [`Reason`].
+        /// Why: a [`Reason`].
         reason: U32,
     }
 );
 
-/// A frame's contents.
-#[derive(Clone, Copy, Debug)]
+/// Contents of a frame.
+#[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub enum Frame {
     Hello(Hello),
     Claim(Claim),
-    /// Of bytes of the backend's store, in place of an offer.
+    /// A claim of bytes in the backend's store, in place of an offer.
     ClaimParts(Claim, Parts),
     Ask(Ask),
     Answer(Answer),
@@ -413,12 +369,12 @@ pub enum Frame {
     Delivered(Delivered),
     Ping(Ping),
     Closed(Closed),
-    /// As which servers the sender sends payloads for the receiver. Follows HELLO.
+    /// Server addresses in whose name the sender sends payloads for the receiver. Follows HELLO.
     SpeaksFor(Prefixes),
-    /// The addresses of the sender's programs, whenever they have changed.
+    /// Addresses of the sender's programs, sent whenever they have changed.
     Addresses(Addresses),
-    /// The stores that the sender's programs can fetch from, whenever they have changed.
-    Sources(Sources),
+    /// Stores that the sender's programs can fetch from, sent whenever they have changed.
+    Sources(Box<Sources>),
     Fetch(Fetch),
     Fetched(Fetched),
     Refused(Refused),
@@ -429,10 +385,10 @@ pub enum Frame {
 }
 
 impl Frame {
-    /// Reads the first frame of `bytes`: itself and its length, or `None` where more bytes are needed.
+    /// Reads the first frame of `bytes`: returns the frame and its length, or `None` where more bytes are needed.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] or [`Reason::Version`]; the stream cannot be read any further.
+    /// [`Reason::Malformed`] or [`Reason::Version`]; the rest of the stream cannot be read then.
     pub fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, Reason> {
         let Ok((header, _)) = FrameHeader::read_from_prefix(bytes) else {
             return Ok(None);
@@ -465,7 +421,7 @@ impl Frame {
             kind::CLOSED => Closed::read(body)?.checked().map(Frame::Closed),
             kind::SPEAKS_FOR => Prefixes::parse(body).map(Frame::SpeaksFor),
             kind::ADDRESSES => Addresses::parse(body).map(Frame::Addresses),
-            kind::SOURCES => Sources::parse(body).map(Frame::Sources),
+            kind::SOURCES => Sources::parse(body).map(|sources| Frame::Sources(Box::new(sources))),
             kind::FETCH => Fetch::read(body)?.checked().map(Frame::Fetch),
             kind::FETCHED => Fetched::read(body).map(Frame::Fetched),
             kind::REFUSED => Refused::read(body).map(Frame::Refused),
@@ -491,7 +447,7 @@ impl Frame {
 }
 
 impl Store {
-    /// What a program's agent says first.
+    /// First message of the agent whose program wants to read.
     pub const REQUEST: Self = Self { protocol: Protocol::OURS };
 
     fn checked(self) -> Result<Self, Reason> {
@@ -500,10 +456,10 @@ impl Store {
 }
 
 impl Examine {
-    /// As many as can be asked about at once.
+    /// Most servers that one message can ask about.
     pub const MOST: usize = 16;
 
-    /// Asks about some servers, the first [`Self::MOST`] of them.
+    /// Asks about some servers, of which only the first [`Self::MOST`] fit.
     pub fn of(servers: &[SocketAddr]) -> Self {
         let mut asked = [[0; 18]; Self::MOST];
         for (place, server) in asked.iter_mut().zip(servers) {
@@ -515,7 +471,7 @@ impl Examine {
         Self { protocol: Protocol::OURS, count, servers: asked }
     }
 
-    /// Those that are asked about.
+    /// Servers that the message asks about.
     pub fn servers(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         self.servers[..usize::from(self.count.get())].iter().map(|place| {
             let (address, port) = place.split_at(16);
@@ -531,21 +487,21 @@ impl Examine {
 }
 
 impl Examined {
-    /// Clients connect to it.
+    /// The machine accepts connections of clients.
     pub const FRONTEND: u32 = 1;
-    /// It sends payload.
+    /// The machine sends payload.
     pub const BACKEND: u32 = 2;
 
-    /// No route leads from there to whoever asks.
+    /// No route leads from the examined machine to the peer that asks.
     pub const NO_ROUTE: u32 = 1;
-    /// Payload leaves there by an interface that is not listed.
+    /// Payload would leave the examined machine by an interface that its configuration does not list.
     pub const PAYLOAD_ELSEWHERE: u32 = 2;
-    /// Clients' ACKs are dropped there by a strict rp_filter.
+    /// A strict rp_filter on the examined machine drops the clients' ACKs.
     pub const FILTERED: u32 = 4;
-    /// An interface there is missing, or lacks its steering programs.
+    /// An interface of the examined machine is missing, or lacks its steering programs.
     pub const WITHOUT_PROGRAMS: u32 = 8;
 
-    /// Whether it sends payload.
+    /// Whether the machine sends payload.
     pub fn is_backend(&self) -> bool {
         self.roles.get() & Self::BACKEND != 0
     }
@@ -560,17 +516,17 @@ impl Hello {
         if senders && families { Ok(self) } else { Err(Reason::Malformed) }
     }
 
-    /// Where its senders for clients of IPv4 are, if it has any.
+    /// Address of the peer's senders for IPv4 clients, if it has any.
     pub fn ipv4(&self) -> Option<IpAddr> {
         (self.sender_ipv4 != Address::NONE).then(|| self.sender_ipv4.ip())
     }
 
-    /// The same for IPv6.
+    /// Address of the peer's senders for IPv6 clients, if it has any.
     pub fn ipv6(&self) -> Option<IpAddr> {
         (self.sender_ipv6 != Address::NONE).then(|| self.sender_ipv6.ip())
     }
 
-    /// The peer's name: `None` where it is empty or not what a configuration accepts.
+    /// The peer's name; `None` where it is empty, or not a name that a configuration accepts.
     pub fn name(&self) -> Option<&str> {
         let end = self.name.iter().position(|byte| *byte == 0)?;
         let name = std::str::from_utf8(&self.name[..end]).ok()?;
@@ -578,24 +534,51 @@ impl Hello {
     }
 }
 
-/// Whether an agent may have this name: 1 to 63 of `a-z 0-9 . _ -`, so that it fits a header field as it is.
+/// Whether an agent may have this name: 1 to 63 characters of `a-z 0-9 . _ -`, so that it fits a header field
+/// unescaped.
 pub fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-');
     !name.is_empty() && name.len() < NAME_BYTES && name.bytes().all(allowed)
 }
 
-/// A name as the wire has it.
+/// Pads a name with NUL bytes to its length on the wire.
 ///
 /// # Panics
-/// Where `name` is longer than 63 bytes: [`is_name`] comes first.
+/// Panics where `name` is longer than 63 bytes; check [`is_name`] first.
 pub fn padded_name(name: &str) -> [u8; NAME_BYTES] {
     let mut padded = [0; NAME_BYTES];
     padded[..name.len()].copy_from_slice(name.as_bytes());
     padded
 }
 
+/// The worker and handoff that a claim was made for, so that the frontend can be told how it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claimant {
+    /// Number of the peer in whose session the claim came.
+    pub peer: u32,
+    /// Frontend's worker ([`Claim::worker`]).
+    pub worker: u32,
+    /// Name of the handoff ([`Claim::handoff`]).
+    pub handoff: u64,
+    /// Trace-id of the client's request, for logs.
+    pub trace: TraceId,
+}
+
+impl Claimant {
+    /// Takes the claimant from a claim that came in the session with `peer`.
+    pub fn of(peer: u32, claim: &Claim) -> Self {
+        Self { peer, worker: claim.worker.get(), handoff: claim.handoff.get(), trace: claim.trace }
+    }
+
+    /// Builds the message that the handoff has ended.
+    pub fn ended(&self, reason: Reason) -> Ended {
+        let &Self { worker, handoff, trace, .. } = self;
+        Ended { worker: worker.into(), reason: (reason as u32).into(), handoff: handoff.into(), trace }
+    }
+}
+
 impl Claim {
-    /// From what a worker of the frontend asked.
+    /// Builds the claim for a handoff that a worker of the frontend has asked for.
     pub fn of(worker: u32, handoff: &Handoff) -> Self {
         Self {
             worker: worker.into(),
@@ -616,12 +599,12 @@ impl Claim {
         }
     }
 
-    /// Appends it as one frame, with the parts that it is of.
+    /// Appends this claim as one frame, followed by its list of parts.
     pub fn emit_with(&self, parts: &Parts, out: &mut Vec<u8>) {
         FrameHeader::emit(kind::CLAIM_PARTS, &[self.as_bytes(), parts.as_slice().as_bytes()], out);
     }
 
-    /// How the connection is encrypted for this payload.
+    /// TLS parameters of the connection for this payload.
     pub fn generation(&self) -> Generation {
         Generation {
             suite: self.suite.get(),
@@ -631,7 +614,7 @@ impl Claim {
         }
     }
 
-    /// Bytes of the region: of the payload, or of its records. A claim that was read has them.
+    /// Length of the region in bytes: of the payload, or of its TLS records. A parsed claim always has one.
     pub fn region_bytes(&self) -> Option<u64> {
         self.generation().region_bytes(self.length.get())
     }
@@ -734,7 +717,7 @@ mod tests {
         }
     }
 
-    /// A later version appends to a message, and its list still comes behind.
+    /// A later version appends fields to a message; the list of parts still comes after them.
     #[test]
     fn what_a_newer_agent_appends_is_skipped() {
         let flow = WireFlowState { mss: 1448.into(), ..WireFlowState::new_zeroed() };
@@ -750,7 +733,7 @@ mod tests {
         assert!(matches!(frame, Frame::Claim(_)));
         let (frame, _) = Frame::parse(&bytes[used..]).unwrap().unwrap();
         assert!(matches!(frame, Frame::ClaimParts(_, parts) if parts.as_slice() == [part]));
-        // Parts that begin in the claim, or behind the frame, are none.
+        // A list of parts that begins inside the claim, or past the frame's end, is malformed.
         for wrong in [0, 1, size_of::<Claim>() - 1, 2000] {
             claim.bytes = (wrong as u16).into();
             bytes.clear();

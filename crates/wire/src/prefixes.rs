@@ -1,36 +1,36 @@
-//! Addresses that a machine has as a server, as prefixes: a backend's agent tells a frontend's as which of them it sends
-//! payloads, and the board tells servers.
+//! Server addresses as prefixes. A backend's agent tells a frontend's agent the server addresses in whose name it sends
+//! payloads, and the board tells the servers.
 
 use std::net::SocketAddr;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::address::Address;
-use crate::local::Reason;
-use crate::peer::{FrameHeader, kind};
+use crate::frame::{FrameHeader, kind};
+use crate::reason::Reason;
 
-/// Prefixes for one peer at most (`SHUNT_PREFIXES_MAX`).
+/// Most prefixes for one peer (`SHUNT_PREFIXES_MAX`).
 pub const PREFIXES_MAX: usize = 64;
-/// Bits of a mapped IPv4 address (RFC 4291, 2.5.5.2) before its own.
+/// Leading bits of a mapped IPv4 address (RFC 4291, 2.5.5.2) that come before its own 32 bits.
 pub const MAPPED_BITS: u8 = 96;
 
-/// Some addresses, at one port or at all (`struct shunt_prefix`).
+/// A range of addresses, at one port or at all ports (`struct shunt_prefix`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 #[allow(missing_docs)]
 pub struct Prefix {
     pub address: Address,
-    /// How many bits of the address count; those of an IPv4 address come after [`MAPPED_BITS`].
+    /// Length of the prefix in bits. For IPv4 it includes [`MAPPED_BITS`].
     pub bits: u8,
     pub pad: u8,
-    /// Network order; 0: all.
+    /// TCP port in network order; 0: all ports.
     pub port: [u8; 2],
 }
 
 impl Prefix {
     const NONE: Self = Self { address: Address::NONE, bits: 0, pad: 0, port: [0; 2] };
 
-    /// Whether a server is among them. An IPv6 prefix has no IPv4 address, however short it is.
+    /// Whether a server's address is in this prefix. An IPv6 prefix covers no IPv4 address, however short it is.
     #[must_use]
     pub fn covers(&self, server: SocketAddr) -> bool {
         let of = |address: Address| u128::from_be_bytes(address.0);
@@ -42,7 +42,7 @@ impl Prefix {
     }
 }
 
-/// A list of them.
+/// A list of prefixes.
 #[derive(Clone, Copy, Debug)]
 pub struct Prefixes {
     list: [Prefix; PREFIXES_MAX],
@@ -56,7 +56,7 @@ impl Default for Prefixes {
 }
 
 impl Prefixes {
-    /// `None` where there are too many.
+    /// Makes a list of these prefixes. `None` where there are more than [`PREFIXES_MAX`].
     #[must_use]
     pub fn new(prefixes: &[Prefix]) -> Option<Self> {
         let mut all = Self { count: prefixes.len(), ..Self::default() };
@@ -64,27 +64,27 @@ impl Prefixes {
         Some(all)
     }
 
-    /// One after the other.
+    /// The prefixes in order.
     #[must_use]
     pub fn as_slice(&self) -> &[Prefix] {
         &self.list[..self.count]
     }
 
-    /// As the board has them.
+    /// Count and array, in the form that the board has.
     #[must_use]
     pub fn list(&self) -> (u32, [Prefix; PREFIXES_MAX]) {
         (self.count as u32, self.list)
     }
 
-    /// Appends them as one frame (SPEAKS_FOR).
+    /// Appends the list as one frame (SPEAKS_FOR).
     pub fn emit(&self, out: &mut Vec<u8>) {
         FrameHeader::emit(kind::SPEAKS_FOR, &[self.as_slice().as_bytes()], out);
     }
 
-    /// Of a frame's body.
+    /// Reads the body of a frame.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] where that is no such list.
+    /// [`Reason::Malformed`] where it is no list of prefixes, or one longer than [`PREFIXES_MAX`].
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Reason> {
         let prefixes = <[Prefix]>::ref_from_bytes(body).map_err(|_| Reason::Malformed)?;
         if prefixes.iter().any(|prefix| prefix.bits > 128 || prefix.pad != 0) {

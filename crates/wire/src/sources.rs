@@ -1,18 +1,18 @@
-//! Sources of a machine: the stores that its programs can fetch from. An agent tells its peers, whose programs pass on
-//! references to these alone (crates/odb, sources.rs).
+//! Sources of a machine: the stores that its programs can fetch from. An agent tells its peers, whose programs then
+//! send references only to programs that can fetch them (crates/odb, sources.rs).
 
 use zerocopy::IntoBytes;
 
-use crate::local::Reason;
-use crate::peer::{FrameHeader, kind};
+use crate::frame::{FrameHeader, kind};
+use crate::reason::Reason;
 
-/// Sources of one machine at most: its own store, and its peers'.
-pub const SOURCES_MAX: usize = 65;
+/// Most sources of one machine: its own store, and its peers'.
+pub const SOURCES_MAX: usize = 257;
 
-/// A store's name, as references have it.
+/// Name of a store, as references have it.
 pub type Source = [u8; 16];
 
-/// A list of them.
+/// A list of sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sources {
     list: [Source; SOURCES_MAX],
@@ -20,7 +20,7 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// The first [`SOURCES_MAX`] of some stores.
+    /// Takes the first [`SOURCES_MAX`] of some stores.
     #[must_use]
     pub fn of(stores: impl IntoIterator<Item = Source>) -> Self {
         let mut all = Self { list: [[0; 16]; SOURCES_MAX], count: 0 };
@@ -31,20 +31,20 @@ impl Sources {
         all
     }
 
-    /// One after the other.
+    /// The sources in order.
     pub fn iter(&self) -> impl Iterator<Item = Source> + '_ {
         self.list[..self.count].iter().copied()
     }
 
-    /// Appends them as one frame (SOURCES).
+    /// Appends the list as one frame (SOURCES).
     pub fn emit(&self, out: &mut Vec<u8>) {
         FrameHeader::emit(kind::SOURCES, &[self.list[..self.count].as_bytes()], out);
     }
 
-    /// Of a frame's body.
+    /// Reads the body of a frame.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] where that is no such list, or a longer one.
+    /// [`Reason::Malformed`] where it is no list of sources, or one longer than [`SOURCES_MAX`].
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Reason> {
         let (stores, rest) = body.as_chunks::<16>();
         if !rest.is_empty() || stores.len() > SOURCES_MAX {
@@ -60,7 +60,7 @@ mod tests {
     use crate::peer::Frame;
 
     fn stores(count: usize) -> impl Iterator<Item = Source> {
-        (0..count).map(|number| [number as u8 + 1; 16])
+        (0..count).map(|number| [(number % 251) as u8 + 1; 16])
     }
 
     #[test]

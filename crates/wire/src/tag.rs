@@ -2,12 +2,16 @@
 //!
 //! SipHash-2-4 with 128-bit output (Aumasson and Bernstein 2012), keyed with the backend's key for that frontend. Its
 //! input is the request's nonce, the offer's number and the payload's length. A frontend checks the tag before it sends
-//! the header. So an offer that is forged, replayed, or made for another frontend or length ends as a clean 502.
+//! the header. So the client gets status 502 and no payload where an offer is forged, replayed, or made for another
+//! frontend or length.
 
 use std::hash::Hasher;
 
 use siphasher::sip128::{Hasher128, SipHasher24};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Length in bytes of what a tag is computed from: nonce, number and length.
+pub const INPUT_BYTES: usize = 32;
 
 /// 128 bits that only the two agents of a session, and their servers, can compute.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -18,7 +22,7 @@ impl Tag {
     /// Computes the tag for one payload.
     pub fn compute(key: &[u8; 16], nonce: &[u8; 16], offer: u64, length: u64) -> Self {
         let mut hasher = SipHasher24::new_with_key(key);
-        let mut input = [0u8; 32];
+        let mut input = [0u8; INPUT_BYTES];
         input[..16].copy_from_slice(nonce);
         input[16..24].copy_from_slice(&offer.to_le_bytes());
         input[24..].copy_from_slice(&length.to_le_bytes());

@@ -4,11 +4,14 @@ use std::fmt;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// 16 bytes that the client or the first tier has chosen; zeros where there is none. It is a label, and proves nothing,
+/// Length in bytes of a trace-id.
+pub const TRACE_BYTES: usize = 16;
+
+/// What the client or the first tier has chosen; zeros where there is none. It is a label, and proves nothing,
 /// because the sender of a request can choose any value.
 #[derive(Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
-pub struct TraceId(pub [u8; 16]);
+pub struct TraceId(pub [u8; TRACE_BYTES]);
 
 impl TraceId {
     /// The trace-id, or `None` where the request had none, so that a log line can leave it out.

@@ -1,25 +1,26 @@
-//! Which version two parties speak. Each says the oldest and the newest that it knows, and both take the newest that both
-//! know. Within a version a message may grow at its end: an older reader skips what it does not know, and what an older
-//! writer leaves out is zero. What needs the other party's help has a bit of its own in the first message.
+//! Choice of the version that two parties speak. Each party sends the oldest and the newest version that it knows, and
+//! both take the newest that both know. Within a version a message may grow at its end. An older reader skips the
+//! fields that it does not know, and fields that an older writer leaves out read as zero. A feature that needs the
+//! other party's help has its own bit in the first message.
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-use crate::local::Reason;
+use crate::reason::Reason;
 
-/// Versions of a protocol, both ends included.
+/// Range of versions of a protocol, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Versions {
-    /// What is spoken with parties of before.
+    /// Oldest version, for older parties.
     pub oldest: u16,
-    /// What is spoken where nothing stands against it.
+    /// Newest version, the preferred one.
     pub newest: u16,
 }
 
 impl Versions {
-    /// What two parties speak.
+    /// Returns the newest version that both parties know.
     ///
     /// # Errors
-    /// [`Reason::Version`] where there is none that both know, [`Reason::Malformed`] where one says nonsense.
+    /// [`Reason::Version`] where no version is known to both, [`Reason::Malformed`] where `other` is no range.
     pub fn common(self, other: Self) -> Result<u16, Reason> {
         if other.oldest > other.newest {
             return Err(Reason::Malformed);
@@ -29,15 +30,15 @@ impl Versions {
     }
 }
 
-/// A message that may grow.
+/// A message that may grow at its end.
 pub trait Growing: FromBytes + FromZeros + IntoBytes + Immutable + KnownLayout + Sized {
-    /// Bytes that every writer sends.
+    /// Bytes that a writer of any version sends at least.
     const LEAST: usize;
 
-    /// Of a writer of any version.
+    /// Reads a message of a writer of any version.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] where it is shorter than any writer's.
+    /// [`Reason::Malformed`] where it is shorter than [`Self::LEAST`].
     fn read(bytes: &[u8]) -> Result<Self, Reason> {
         if bytes.len() < Self::LEAST {
             return Err(Reason::Malformed);

@@ -1,93 +1,272 @@
-//! Checks with the C compiler that `include/shunt.h` and `shunt_wire::local` have the same layouts.
+//! Holds `include/shunt.h` against this crate, wholly: every number of the header has its twin here with the same value,
+//! and every struct has one with the same size, fields and offsets.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Arc, Mutex};
 
+use bindgen::callbacks::{IntKind, ParseCallbacks};
 use shunt_wire::flow::FlowState;
 use shunt_wire::local::*;
+use shunt_wire::options::{self, Begin, Move, Take};
 use shunt_wire::parts::{PARTS_MAX, Part};
 use shunt_wire::prefixes::{PREFIXES_MAX, Prefix};
+use shunt_wire::reason::Reason;
+use shunt_wire::tag;
 use shunt_wire::tls::Keys;
+use shunt_wire::trace::TRACE_BYTES;
 
-/// Appends assertions that a C struct has this type's size and fields at this type's offsets.
-macro_rules! same_layout {
-    ($out:expr, $c:literal, $rust:ty, [$($field:ident),* $(,)?]) => {
-        writeln!($out, "_Static_assert(sizeof(struct {}) == {}, \"{}\");", $c, size_of::<$rust>(), $c).unwrap();
-        $(writeln!(
-            $out, "_Static_assert(offsetof(struct {}, {}) == {}, \"{}.{}\");",
-            $c, stringify!($field), offset_of!($rust, $field), $c, stringify!($field),
-        ).unwrap();)*
-    };
+fn header() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../include/shunt.h")
 }
 
-fn constants(out: &mut String) {
-    let pairs = [
-        ("SHUNT_VERSION", VERSIONS.newest as u64),
-        ("SHUNT_VERSION_OLDEST", VERSIONS.oldest as u64),
-        ("SHUNT_BOARD_MAGIC", BOARD_MAGIC as u64),
-        ("SHUNT_BOARD_PEERS", BOARD_PEERS as u64),
-        ("SHUNT_NAME_BYTES", NAME_BYTES as u64),
-        ("SHUNT_PACKET_BYTES", MAX_PACKET_BYTES as u64),
-        ("SHUNT_COUNTERS", COUNTERS as u64),
-        ("SHUNT_CLOSED_OFFERS", closed::OFFERS as u64),
-        ("SHUNT_CLOSED_HANDOFFS", closed::HANDOFFS as u64),
-        ("SHUNT_PEER_DOWN", BoardPeer::DOWN as u64),
-        ("SHUNT_PEER_UP", BoardPeer::UP as u64),
-        ("SHUNT_PEER_LOST", BoardPeer::LOST as u64),
-        ("SHUNT_CHANNEL_CONTROL", Channel::Control.number() as u64),
-        ("SHUNT_CHANNEL_OFFERS", Channel::Offers.number() as u64),
-        ("SHUNT_MSG_HELLO", kind::HELLO as u64),
-        ("SHUNT_MSG_HANDOFF", kind::HANDOFF as u64),
-        ("SHUNT_MSG_FETCHED", kind::FETCHED as u64),
-        ("SHUNT_MSG_STATS_TEXT", kind::STATS_TEXT as u64),
-        ("SHUNT_MSG_HANDOFF_PARTS", kind::HANDOFF_PARTS as u64),
-        ("SHUNT_MSG_CANCEL", kind::CANCEL as u64),
-        ("SHUNT_MSG_ASK", kind::ASK as u64),
-        ("SHUNT_MSG_ANSWER", kind::ANSWER as u64),
-        ("SHUNT_MSG_PROVE", kind::PROVE as u64),
-        ("SHUNT_MSG_DIGEST", kind::DIGEST as u64),
-        ("SHUNT_EVENT_COMPLETE", Event::COMPLETE.into()),
-        ("SHUNT_EVENT_RESET", Event::RESET.into()),
-        ("SHUNT_EVENT_STATE", Event::STATE.into()),
-        ("SHUNT_OFFER_BODY", Offer::BODY as u64),
-        ("SHUNT_PARTS_MAX", PARTS_MAX as u64),
-        ("SHUNT_PREFIXES_MAX", PREFIXES_MAX as u64),
-        ("SHUNT_REASON_UNKNOWN_OFFER", Reason::UnknownOffer as u64),
-        ("SHUNT_REASON_CLIENT_GONE", Reason::ClientGone as u64),
-        ("SHUNT_REASON_BUSY", Reason::Busy as u64),
-        ("SHUNT_OPTION_TIMESTAMPS", FlowState::TIMESTAMPS as u64),
-        ("SHUNT_OPTION_SACK", FlowState::SACK as u64),
-        ("SHUNT_OPTION_WSCALE", FlowState::WSCALE as u64),
-        ("SHUNT_OPTION_DIGEST", FlowState::DIGEST as u64),
-        ("SHUNT_OPTION_WORD", FlowState::WORD as u64),
-        ("SHUNT_FAMILY_IPV4", BoardHead::IPV4 as u64),
-        ("SHUNT_FAMILY_IPV6", BoardHead::IPV6 as u64),
-        ("sizeof(struct shunt_board)", BOARD_BYTES as u64),
-    ];
-    for (name, value) in pairs {
-        writeln!(out, "_Static_assert({name} == {value}, \"{name}\");").unwrap();
+/// What the header has: its numbers by their names, and its structs with the names of their fields.
+struct Contents {
+    numbers: BTreeMap<String, i64>,
+    structs: BTreeMap<String, Vec<String>>,
+}
+
+/// Takes the values of macros.
+#[derive(Debug, Default)]
+struct Macros(Arc<Mutex<BTreeMap<String, i64>>>);
+
+impl ParseCallbacks for Macros {
+    fn int_macro(&self, name: &str, value: i64) -> Option<IntKind> {
+        if name.starts_with("SHUNT_") {
+            self.0.lock().unwrap().insert(name.into(), value);
+        }
+        None
     }
 }
 
-#[test]
-fn the_c_header_has_the_same_layout() {
-    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../include/shunt.h");
-    let mut c = format!("#include <stddef.h>\n#include \"{}\"\n", header.display());
-    constants(&mut c);
-    same_layout!(c, "shunt_header", Header, [kind, size]);
-    same_layout!(c, "shunt_hello", Hello, [header, oldest, newest, channel, features]);
-    same_layout!(c, "shunt_welcome", Welcome, [header, worker, ring, version, pad, features]);
-    same_layout!(c, "shunt_offer", Offer, [header, peer, flags, number, offset, length, tag, trace, mtime_ns, size]);
+impl Contents {
+    fn read() -> Self {
+        let numbers = Arc::default();
+        let header = header();
+        let bindings = bindgen::Builder::default()
+            .header(header.to_str().unwrap())
+            .parse_callbacks(Box::new(Macros(Arc::clone(&numbers))))
+            .allowlist_type("shunt_.*")
+            .formatter(bindgen::Formatter::None)
+            .generate()
+            .unwrap();
+        let file = syn::parse_file(&bindings.to_string()).unwrap();
+        let structs = file.items.iter().filter_map(|item| match item {
+            syn::Item::Struct(found) => {
+                let field = |field: &syn::Field| field.ident.as_ref().unwrap().to_string();
+                Some((found.ident.to_string(), found.fields.iter().map(field).collect()))
+            }
+            _ => None,
+        });
+        let structs = structs.collect();
+        Self { numbers: std::mem::take(&mut *numbers.lock().unwrap()), structs }
+    }
+}
+
+/// Names and values of the numbers that this crate shares with the header.
+fn numbers() -> BTreeMap<String, i64> {
+    let of = |prefix: &'static str, all: &[(&str, i64)]| -> Vec<(String, i64)> {
+        all.iter().map(|(name, value)| (format!("SHUNT_{prefix}{name}"), *value)).collect()
+    };
+    let reasons: Vec<(String, i64)> =
+        Reason::ALL.iter().map(|reason| (format!("SHUNT_REASON_{}", in_capitals(*reason)), *reason as i64)).collect();
+    let all = [
+        of("", &singles()),
+        of("", &socket_options()),
+        of("MSG_", &messages()),
+        of("REGION_", &regions()),
+        of("TAKE_", &[("ALWAYS", Take::ALWAYS.into()), ("WHOLE", Take::WHOLE.into()), ("NONE", Take::NONE.into())]),
+        of(
+            "OPTION_",
+            &[
+                ("TIMESTAMPS", FlowState::TIMESTAMPS.into()),
+                ("SACK", FlowState::SACK.into()),
+                ("WSCALE", FlowState::WSCALE.into()),
+                ("DIGEST", FlowState::DIGEST.into()),
+                ("WORD", FlowState::WORD.into()),
+            ],
+        ),
+        of(
+            "EVENT_",
+            &[("COMPLETE", Event::COMPLETE.into()), ("RESET", Event::RESET.into()), ("STATE", Event::STATE.into())],
+        ),
+        of("FAMILY_", &[("IPV4", BoardHead::IPV4.into()), ("IPV6", BoardHead::IPV6.into())]),
+        of(
+            "PEER_",
+            &[("DOWN", BoardPeer::DOWN.into()), ("UP", BoardPeer::UP.into()), ("LOST", BoardPeer::LOST.into())],
+        ),
+        of("CLOSED_", &[("OFFERS", closed::OFFERS.into()), ("HANDOFFS", closed::HANDOFFS.into())]),
+        of("CHANNEL_", &[("CONTROL", Channel::Control.number().into()), ("OFFERS", Channel::Offers.number().into())]),
+        reasons,
+    ];
+    all.concat().into_iter().collect()
+}
+
+fn singles() -> Vec<(&'static str, i64)> {
+    vec![
+        ("VERSION", VERSIONS.newest.into()),
+        ("VERSION_OLDEST", VERSIONS.oldest.into()),
+        ("BOARD_MAGIC", BOARD_MAGIC.into()),
+        ("BOARD_PEERS", BOARD_PEERS as i64),
+        ("NAME_BYTES", NAME_BYTES as i64),
+        ("PREFIXES_MAX", PREFIXES_MAX as i64),
+        ("COUNTERS", COUNTERS as i64),
+        ("TRACE_BYTES", TRACE_BYTES as i64),
+        ("PACKET_BYTES", MAX_PACKET_BYTES as i64),
+        ("OFFER_BODY", Offer::BODY.into()),
+        ("PARTS_MAX", PARTS_MAX as i64),
+        ("NO_PEER", NO_PEER.into()),
+        ("TAG_INPUT_BYTES", tag::INPUT_BYTES as i64),
+    ]
+}
+
+fn socket_options() -> Vec<(&'static str, i64)> {
+    vec![
+        ("SOL", options::SOL.into()),
+        ("BEGIN", options::BEGIN.into()),
+        ("CANCEL", options::CANCEL.into()),
+        ("STATE", options::STATE.into()),
+        ("MOVE", options::MOVE.into()),
+        ("APPEND", options::APPEND.into()),
+        ("UNDO", options::UNDO.into()),
+        ("WATCH", options::WATCH.into()),
+        ("TAKE", options::TAKE.into()),
+        ("SPEAK", options::SPEAK.into()),
+        ("SPEAKS", options::SPEAKS.into()),
+        ("ENDED", options::ENDED.into()),
+        ("ADOPT", options::ADOPT.into()),
+        ("ADOPT_TOO", options::ADOPT_TOO.into()),
+        ("CARRY", options::CARRY.into()),
+        ("CARRIED_BYTES", options::CARRIED_BYTES as i64),
+    ]
+}
+
+fn messages() -> Vec<(&'static str, i64)> {
+    vec![
+        ("HELLO", kind::HELLO.into()),
+        ("WELCOME", kind::WELCOME.into()),
+        ("OFFER", kind::OFFER.into()),
+        ("HANDOFF", kind::HANDOFF.into()),
+        ("ABORT", kind::ABORT.into()),
+        ("ENDED", kind::ENDED.into()),
+        ("FETCH", kind::FETCH.into()),
+        ("FETCHED", kind::FETCHED.into()),
+        ("STATS", kind::STATS.into()),
+        ("STATS_TEXT", kind::STATS_TEXT.into()),
+        ("HANDOFF_PARTS", kind::HANDOFF_PARTS.into()),
+        ("CANCEL", kind::CANCEL.into()),
+        ("ASK", kind::ASK.into()),
+        ("ANSWER", kind::ANSWER.into()),
+        ("PROVE", kind::PROVE.into()),
+        ("DIGEST", kind::DIGEST.into()),
+        ("WITHDRAWN", kind::WITHDRAWN.into()),
+    ]
+}
+
+fn regions() -> Vec<(&'static str, i64)> {
+    vec![
+        ("NONE", State::NONE.into()),
+        ("ACTIVE", State::ACTIVE.into()),
+        ("COMPLETE", State::COMPLETE.into()),
+        ("CANCELLED", State::CANCELLED.into()),
+        ("UNPROVEN", State::UNPROVEN.into()),
+        ("UNSENT", State::UNSENT.into()),
+        ("NO_PEER", State::NO_PEER.into()),
+        ("FAMILY", State::FAMILY.into()),
+    ]
+}
+
+/// `UnknownOffer` is `UNKNOWN_OFFER`.
+fn in_capitals(reason: Reason) -> String {
+    let name = format!("{reason:?}");
+    let word = |(at, letter): (usize, char)| {
+        let gap = if at > 0 && letter.is_uppercase() { "_" } else { "" };
+        format!("{gap}{}", letter.to_ascii_uppercase())
+    };
+    name.char_indices().map(word).collect()
+}
+
+/// Layouts of this crate: for each struct of the header its fields, and for the C compiler what their places have to be.
+#[derive(Default)]
+struct Layouts {
+    structs: BTreeMap<String, Vec<String>>,
+    assertions: String,
+}
+
+impl Layouts {
+    fn sized(&mut self, name: &str, bytes: usize) {
+        self.structs.insert(name.into(), Vec::new());
+        writeln!(self.assertions, "_Static_assert(sizeof(struct {name}) == {bytes}, \"{name}\");").unwrap();
+    }
+
+    fn field(&mut self, name: &str, field: &str, offset: usize) {
+        self.structs.get_mut(name).unwrap().push(field.into());
+        let place = format!("offsetof(struct {name}, {field})");
+        writeln!(self.assertions, "_Static_assert({place} == {offset}, \"{name}.{field}\");").unwrap();
+    }
+}
+
+/// Adds fields of a struct, at the offsets that they have in this type.
+macro_rules! same_fields {
+    ($layouts:expr, $name:literal, $rust:ty, [$($field:ident),* $(,)?]) => {
+        $($layouts.field($name, stringify!($field), offset_of!($rust, $field));)*
+    };
+}
+
+/// Adds a struct of the header that has this type's size, and its fields at their offsets.
+macro_rules! same_layout {
+    ($layouts:expr, $name:literal, $rust:ty, $fields:tt) => {
+        $layouts.sized($name, size_of::<$rust>());
+        same_fields!($layouts, $name, $rust, $fields);
+    };
+}
+
+fn shared_memory(all: &mut Layouts) {
+    same_layout!(all, "shunt_begin", Begin, [peer, ring, handoff, length]);
+    same_layout!(all, "shunt_move", Move, [peer, ring, handoff, from]);
+    same_layout!(all, "shunt_take", Take, [ring, when, handoff]);
+    same_layout!(all, "shunt_event", Event, [handoff, acked, kind, pad]);
+    same_layout!(all, "shunt_state", State, [handoff, acked, kind, status, regions, flow, answered, shut, pad]);
+    same_layout!(all, "shunt_prefix", Prefix, [address, bits, pad, port]);
     same_layout!(
-        c,
-        "shunt_handoff",
-        Handoff,
-        [header, peer, epoch, bytes, pad, handoff, offer, length, rate, tag, trace, flow, tls,]
+        all,
+        "shunt_board_peer",
+        BoardPeer,
+        [epoch, state, closed, families, name, our_key, their_key, prefixes, prefix]
     );
+    same_layout!(all, "shunt_counters", Counters, [value, handoffs]);
+    all.sized("shunt_board", BOARD_BYTES);
+    same_fields!(
+        all,
+        "shunt_board",
+        BoardHead,
+        [
+            magic,
+            oldest,
+            newest,
+            peers_at,
+            peer_bytes,
+            alive,
+            frontend,
+            backend,
+            offer_lifetime_ms,
+            closed,
+            families,
+            beat,
+            peers,
+            netns,
+            name,
+        ]
+    );
+    all.field("shunt_board", "peer", size_of::<BoardHead>());
+}
+
+fn of_handoffs(all: &mut Layouts) {
     same_layout!(
-        c,
+        all,
         "shunt_flow",
         FlowState,
         [
@@ -114,52 +293,62 @@ fn the_c_header_has_the_same_layout() {
             pad,
         ]
     );
-    same_layout!(c, "shunt_tls", Tls, [suite, content_bytes, skip, record]);
-    for (field, offset) in [("iv", offset_of!(Keys, iv)), ("key", offset_of!(Keys, key))] {
-        let offset = offset_of!(Tls, keys) + offset;
-        writeln!(c, "_Static_assert(offsetof(struct shunt_tls, {field}) == {offset}, \"{field}\");").unwrap();
-    }
-    same_layout!(c, "shunt_event", Event, [handoff, acked, kind, pad]);
-    same_layout!(c, "shunt_begin", Begin, [peer, ring, handoff, length]);
-    same_layout!(c, "shunt_state", State, [handoff, acked, kind, status, regions, flow, answered, shut, pad,]);
-    same_layout!(c, "shunt_part", Part, [segment, slot, secret, offset, length]);
-    same_layout!(c, "shunt_abort", Abort, [header, handoff]);
-    same_layout!(c, "shunt_cancel", Cancel, [header, handoff]);
+    same_layout!(all, "shunt_tls", Tls, [suite, content_bytes, skip, pad, record]);
+    all.field("shunt_tls", "iv", offset_of!(Tls, keys) + offset_of!(Keys, iv));
+    all.field("shunt_tls", "key", offset_of!(Tls, keys) + offset_of!(Keys, key));
+    all.field("shunt_tls", "pad2", offset_of!(Tls, pad2));
     same_layout!(
-        c,
+        all,
+        "shunt_handoff",
+        Handoff,
+        [header, peer, epoch, bytes, pad, handoff, offer, length, rate, tag, trace, flow, tls]
+    );
+    same_layout!(all, "shunt_part", Part, [segment, slot, secret, offset, length]);
+    same_layout!(all, "shunt_abort", Abort, [header, handoff]);
+    same_layout!(all, "shunt_cancel", Cancel, [header, handoff]);
+    same_layout!(all, "shunt_ended", Ended, [header, handoff, reason, peer]);
+}
+
+fn other_messages(all: &mut Layouts) {
+    same_layout!(all, "shunt_header", Header, [kind, size]);
+    same_layout!(all, "shunt_hello", Hello, [header, oldest, newest, channel, features]);
+    same_layout!(all, "shunt_welcome", Welcome, [header, worker, ring, version, pad, features]);
+    same_layout!(all, "shunt_offer", Offer, [header, peer, flags, number, offset, length, tag, trace, mtime_ns, size]);
+    same_layout!(
+        all,
         "shunt_ask",
         Ask,
         [header, handoff, peer, epoch, client_address, server_address, client_port, server_port, pad]
     );
-    same_layout!(c, "shunt_answer", Answer, [header, handoff, reason, peer]);
-    same_layout!(c, "shunt_prove", Prove, [header, peer, epoch, handoff, offer, length, tag]);
-    same_layout!(c, "shunt_digest", Digest, [header, handoff, offset, peer, known, sha256]);
-    same_layout!(c, "shunt_ended", Ended, [header, handoff, reason, peer]);
-    same_layout!(c, "shunt_fetch", Fetch, [header, peer, pad, fetch, offer, length, tag, trace]);
-    same_layout!(c, "shunt_fetched", Fetched, [header, fetch, length]);
-    same_layout!(
-        c,
-        "shunt_board_peer",
-        BoardPeer,
-        [epoch, state, closed, families, name, our_key, their_key, prefixes, prefix]
-    );
-    same_layout!(c, "shunt_prefix", Prefix, [address, bits, pad, port]);
-    same_layout!(c, "shunt_counters", Counters, [value, handoffs]);
-    for (field, offset) in [
-        ("frontend", offset_of!(BoardHead, frontend)),
-        ("offer_lifetime_ms", offset_of!(BoardHead, offer_lifetime_ms)),
-        ("closed", offset_of!(BoardHead, closed)),
-        ("families", offset_of!(BoardHead, families)),
-        ("beat", offset_of!(BoardHead, beat)),
-        ("peers", offset_of!(BoardHead, peers)),
-        ("name", offset_of!(BoardHead, name)),
-        ("peer", size_of::<BoardHead>()),
-    ] {
-        writeln!(c, "_Static_assert(offsetof(struct shunt_board, {field}) == {offset}, \"{field}\");").unwrap();
-    }
+    same_layout!(all, "shunt_answer", Answer, [header, handoff, reason, peer]);
+    same_layout!(all, "shunt_prove", Prove, [header, peer, epoch, handoff, offer, length, tag]);
+    same_layout!(all, "shunt_digest", Digest, [header, handoff, offset, peer, known, sha256]);
+    same_layout!(all, "shunt_withdrawn", Withdrawn, [header, peer, epoch, handoff]);
+    same_layout!(all, "shunt_fetch", Fetch, [header, peer, pad, fetch, offer, length, tag, trace]);
+    same_layout!(all, "shunt_fetched", Fetched, [header, fetch, length]);
+}
+
+#[test]
+fn every_number_of_the_header_is_the_same_here() {
+    assert_eq!(Contents::read().numbers, numbers());
+}
+
+#[test]
+fn every_struct_of_the_header_has_the_same_fields_here() {
+    let mut ours = Layouts::default();
+    shared_memory(&mut ours);
+    of_handoffs(&mut ours);
+    other_messages(&mut ours);
+
+    let names = |all: &BTreeMap<String, Vec<String>>| -> BTreeMap<String, BTreeSet<String>> {
+        all.iter().map(|(name, fields)| (name.clone(), fields.iter().cloned().collect())).collect()
+    };
+    assert_eq!(names(&Contents::read().structs), names(&ours.structs));
+
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("layout.c");
-    std::fs::write(&source, c).unwrap();
+    let text = format!("#include <stddef.h>\n#include \"{}\"\n{}", header().display(), ours.assertions);
+    std::fs::write(&source, text).unwrap();
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     let output = Command::new(compiler).args(["-std=c11", "-fsyntax-only"]).arg(&source).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

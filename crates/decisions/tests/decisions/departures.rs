@@ -121,7 +121,7 @@ fn a_client_that_has_room_and_gets_nothing_for_a_minute_is_reset() {
     server.flow = flow;
     server.send(10);
     let again = repeated(&server, START, 10);
-    server.now += IDLE_NS as u64;
+    server.now += IDLE_NS;
     let departure = server.depart(&again);
     assert!(departure.fate == Fate::WAITS && departure.asks, "{departure:?}");
     server.now += 1;

@@ -1,122 +1,148 @@
-//! The place of a payload's bytes, and how many of them are in memory.
+//! Where a payload's bytes come from.
 
-use std::cell::Cell;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::fmt::Debug;
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use rustix::io::Errno;
-use shunt_wire::local::Reason;
+use rustix::io::{Errno, preadv};
+use shunt_sys::shared::SharedMemory;
+use shunt_wire::local::{Offer, Reason};
 
-use super::Kept;
 use crate::identity::FileIdentity;
-use crate::in_memory::{self, Untold};
+use crate::in_memory;
 use crate::reading::{Reads, Wanted};
 
-#[derive(Debug)]
-pub(super) enum Source {
-    /// File of an offer, with the modification time and size that its header told the client. Without `mtime_ns`, bytes
-    /// before the range may be written to.
-    Offered {
-        file: Arc<OwnedFd>,
-        mtime_ns: Option<i64>,
-        size: u64,
-        /// The file's identity when it was first examined.
-        first: Cell<Option<FileIdentity>>,
-        /// Whether a later look found another identity: the file was replaced by another, as a rule.
-        has_changed: Cell<bool>,
-        /// Identity that the file must have, where others rely on its bytes.
-        proven: Option<FileIdentity>,
-        /// Whether the digest of the first identity has been told, and has not been withdrawn.
-        is_told: Cell<bool>,
-        /// Whether calls to its file system may wait for something else than a disk.
-        may_wait: Cell<bool>,
-    },
-    Kept(Box<dyn Kept>),
-}
-
-impl AsFd for Source {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Offered { file, .. } => file.as_fd(),
-            Self::Kept(kept) => kept.as_fd(),
-        }
-    }
-}
-
-impl Source {
-    pub(super) fn is_unchanged(&self) -> bool {
-        match self {
-            Self::Offered { file, .. } => FileIdentity::at_hand(file).is_ok_and(|now| self.is_as_told(now)),
-            Self::Kept(kept) => kept.is_unchanged(),
-        }
-    }
-
-    /// Notes the file's present identity `now`, and returns whether it fits what the header told.
-    pub(super) fn is_as_told(&self, now: FileIdentity) -> bool {
-        let Self::Offered { mtime_ns, size, first, has_changed, proven, .. } = self else { return true };
-        has_changed.set(has_changed.get() || first.get().is_some_and(|first| first != now));
-        first.set(first.get().or(Some(now)));
-        // Logs, recordings and uploads grow while they are read. The client gets as much as its header told.
-        let is_longer = now.size > *size && mtime_ns.is_some();
-        let as_told = is_longer || now.size == *size && mtime_ns.is_none_or(|then| then == now.mtime_ns);
-        as_told && proven.is_none_or(|proven| proven == now)
-    }
-
-    /// Whether others have been told a digest of the file, and the file has changed since.
-    pub(super) fn is_withheld(&self) -> bool {
-        matches!(self, Self::Offered { is_told, has_changed, .. } if is_told.get() && has_changed.get())
-    }
-
-    fn identity(&self) -> Option<FileIdentity> {
-        match self {
-            Self::Offered { first, .. } => first.get(),
-            Self::Kept(kept) => FileIdentity::at_hand(kept).ok(),
-        }
-    }
-
-    /// Whether the bytes are in memory, for a file system that does not tell. Kept bytes count as in memory: where they
-    /// are in a file, its file system does tell.
-    pub(super) fn is_memory(&self, reads: &Reads) -> bool {
-        let Self::Offered { first, may_wait, .. } = self else { return true };
-        let is_memory = first.get().is_some_and(|first| reads.is_memory(first.device));
-        may_wait.set(!is_memory);
-        is_memory
-    }
-
+/// Bytes that a payload, or a part of it, is made of. No call waits for a disk where it is given [`Reads`].
+///
+/// A source whose bytes are still being made has none at hand until they are, and wants no read ([`Source::wanted`]):
+/// who makes them wakes the payload's owner.
+pub trait Source: Debug + Send {
     /// Number of bytes from `at` on that can be had without waiting, at most `most`.
-    pub(super) fn in_memory(&self, at: u64, most: usize, reads: &Reads) -> usize {
-        let file = if let Self::Offered { first, .. } = self { first.get() } else { None };
-        let found = file.map_or(0, |file| reads.found(&file, at));
-        if found >= most.min(in_memory::STRIDE_BYTES) {
-            return most.min(found);
-        }
-        match in_memory::bytes_from(self, at, most) {
-            Ok(here) => {
-                if let Some(file) = file.filter(|_| here > 0) {
-                    reads.note_found(file, at, here);
-                }
-                here
-            }
-            Err(Untold) if self.is_memory(reads) => most,
-            Err(Untold) => 0,
+    fn at_hand(&self, at: u64, most: usize, reads: &Reads) -> usize;
+
+    /// Has the kernel move up to `most` bytes from `at` on into a socket. Returns how many. 0: there are no more bytes.
+    ///
+    /// # Errors
+    /// Returns the kernel's error of sendfile(2) or send(2): `EAGAIN` where the socket takes nothing.
+    fn send(&self, at: u64, most: usize, socket: BorrowedFd<'_>) -> Result<usize, Errno>;
+
+    /// Copies bytes from `at` on into the slices, one after the other, at least one. 0: there are no more bytes. With
+    /// `reads` only what is at hand.
+    ///
+    /// # Errors
+    /// `EAGAIN` where the first byte is not at hand, else the kernel's error of preadv2(2).
+    fn read(&self, at: u64, slices: &mut [IoSliceMut<'_>], reads: Option<&Reads>) -> Result<usize, Errno>;
+
+    /// Describes the read by which another thread gets bytes that are not at hand. `None`: there is nothing to read
+    /// yet.
+    ///
+    /// # Errors
+    /// [`Reason::Socket`] where the bytes cannot be read.
+    fn wanted(&self, at: u64, bytes: usize) -> Result<Option<Wanted>, Reason>;
+
+    /// Whether the bytes are those that the payload was made of. Asked before any of them is relied on, and after they
+    /// were read or sent.
+    fn is_unchanged(&self) -> bool;
+
+    /// Notes the identity that a file had after another thread's read, and returns whether its bytes can be used.
+    fn is_as_told(&self, _: FileIdentity) -> bool {
+        true
+    }
+
+    /// The file that the bytes are part of, with its identity when it was first examined. `None` where there is no such
+    /// file, or it has changed since.
+    fn file(&self) -> Option<(BorrowedFd<'_>, FileIdentity)> {
+        None
+    }
+
+    /// Notes whether others have been told the digest of that file.
+    fn set_told(&self, _: bool) {}
+
+    /// Whether others have been told the digest of the file, and the file has changed since.
+    fn is_withheld(&self) -> bool {
+        false
+    }
+
+    /// Returns the offer of the `length` bytes up to `end`, with its file and the identity that this must have.
+    fn into_offer(self: Box<Self>, _end: u64, _length: u64) -> Option<(Offer, File, Option<FileIdentity>)> {
+        None
+    }
+
+    /// Called where the payload is dropped. A source whose end may wait passes it to another thread.
+    fn close(self: Box<Self>, _: &Reads) {}
+}
+
+/// Bytes under a descriptor that stay there while the value lives, unless others change them.
+pub trait Kept: AsFd + Debug + Send {
+    /// Gives a socket up to `bytes` bytes from `offset` on. Returns how many it took. 0: there are no more bytes.
+    ///
+    /// Sends a copy if the place of the bytes is used again. Pages that `sendfile` gives away may still be in the
+    /// receive buffer of a client on the same machine (veth, loopback). By then all may have been acknowledged, and
+    /// their keeper may use the pages again.
+    ///
+    /// # Errors
+    /// Returns the kernel's error of the send: `WouldBlock` if the socket takes nothing.
+    fn send(&self, offset: u64, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize>;
+
+    /// Whether the bytes are unchanged. Asked before any of them is relied on, and after they were read or sent.
+    fn is_unchanged(&self) -> bool;
+}
+
+impl Kept for SharedMemory {
+    fn send(&self, offset: u64, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        let offset = usize::try_from(offset).map_err(io::Error::other)?;
+        Self::send(self, offset, bytes, socket)
+    }
+
+    fn is_unchanged(&self) -> bool {
+        true
+    }
+}
+
+/// Where kept bytes are in a file, its file system tells what is in memory; where it does not tell, they are memory.
+impl<K: Kept> Source for K {
+    fn at_hand(&self, at: u64, most: usize, _: &Reads) -> usize {
+        in_memory::bytes_from(self, at, most).unwrap_or(most)
+    }
+
+    fn send(&self, at: u64, most: usize, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
+        Kept::send(self, at, most, socket).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    }
+
+    fn read(&self, at: u64, slices: &mut [IoSliceMut<'_>], reads: Option<&Reads>) -> Result<usize, Errno> {
+        match reads.map(|_| in_memory::read(self, slices, at)) {
+            None | Some(Err(Errno::OPNOTSUPP)) => read_waiting(self, at, slices),
+            Some(other) => other,
         }
     }
 
-    /// Describes a read for another thread.
-    pub(super) fn wanted(&self, at: u64, bytes: usize) -> Result<Wanted, Reason> {
-        let identity = self.identity().ok_or(Reason::Socket)?;
-        let file = match self {
-            Self::Offered { file, .. } => file.clone(),
-            Self::Kept(kept) => Arc::new(kept.as_fd().try_clone_to_owned().map_err(|_| Reason::Socket)?),
-        };
-        Ok(Wanted { file, identity, at, bytes })
+    fn wanted(&self, at: u64, bytes: usize) -> Result<Option<Wanted>, Reason> {
+        let identity = FileIdentity::at_hand(self).map_err(|_| Reason::Socket)?;
+        let file = Arc::new(self.as_fd().try_clone_to_owned().map_err(|_| Reason::Socket)?);
+        Ok(Some(Wanted { file, identity, at, bytes }))
+    }
+
+    fn is_unchanged(&self) -> bool {
+        Kept::is_unchanged(self)
+    }
+}
+
+/// Reads at least one byte, and waits for the disk.
+pub(super) fn read_waiting(file: impl AsFd, at: u64, slices: &mut [IoSliceMut<'_>]) -> Result<usize, Errno> {
+    loop {
+        match preadv(&file, slices, at) {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
     }
 }
 
 /// The part of one range that is left to send.
 #[derive(Debug)]
 pub(super) struct Range {
-    pub(super) source: Source,
+    pub(super) source: Box<dyn Source>,
     pub(super) offset: u64,
     pub(super) end: u64,
 }
@@ -129,18 +155,5 @@ impl Range {
     /// Most bytes that one call sends.
     pub(super) fn most(&self) -> usize {
         usize::try_from(self.remaining()).unwrap_or(usize::MAX).min(1 << 30)
-    }
-
-    /// Sends some bytes of the range. Returns how many the socket took.
-    pub(super) fn send_to(&mut self, socket: BorrowedFd<'_>, most: usize) -> Result<usize, Errno> {
-        match &self.source {
-            Source::Offered { file, .. } => rustix::fs::sendfile(socket, file, Some(&mut self.offset), most),
-            Source::Kept(kept) => {
-                let sent = kept.send(self.offset, most, socket);
-                let sent = sent.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-                self.offset += sent as u64;
-                Ok(sent)
-            }
-        }
     }
 }

@@ -1,8 +1,13 @@
 //! Payloads from files and from memory, with reader threads and without.
 
 use super::*;
-use crate::in_memory::Untold;
-use std::io::{Read, Write};
+use crate::flow_sender::KernelSocket;
+use crate::in_memory::{self, Untold};
+use shunt_sys::shared::SharedMemory;
+use shunt_testbed::{assert_same_bytes, eventually, wait_for};
+use std::cell::RefCell;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use zerocopy::FromZeros;
@@ -27,10 +32,16 @@ fn memory_of(bytes: &[u8]) -> SharedMemory {
     memory
 }
 
+/// A socket, and its other end.
+fn pair() -> (KernelSocket, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    (OwnedFd::from(ours).into(), theirs)
+}
+
 #[test]
 fn sends_just_its_range() {
     let file = file_of(b"0123456789");
-    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let (ours, mut theirs) = pair();
     assert_eq!(payload(&file, 2, 5).send_to(&ours), Ok(true));
     drop(ours);
     let mut got = Vec::new();
@@ -41,10 +52,10 @@ fn sends_just_its_range() {
 #[test]
 fn ranges_come_one_after_the_other() {
     let whole = || {
-        let kept = |bytes: &[u8]| -> Box<dyn Kept> { Box::new(memory_of(bytes)) };
-        Payload::of_kept([(kept(b"0123456789"), 2, 5), (kept(b"abc"), 0, 3), (kept(b"xyz"), 1, 1)])
+        let kept = |bytes: &[u8]| -> Box<dyn Source> { Box::new(memory_of(bytes)) };
+        Payload::of_sources([(kept(b"0123456789"), 2, 5), (kept(b"abc"), 0, 3), (kept(b"xyz"), 1, 1)])
     };
-    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let (ours, mut theirs) = pair();
     let mut payload = whole();
     assert_eq!((payload.remaining(), payload.send_to(&ours), payload.remaining()), (9, Ok(true), 0));
     drop(ours);
@@ -66,13 +77,14 @@ fn what_was_sent_stays_as_it_was_when_its_place_is_used_again() {
     let (mut reads, _) = listener.accept().unwrap();
     let memory = memory_of(&[b'a'; 40_000]);
     let file = File::from(memory.as_fd().try_clone_to_owned().unwrap());
-    let mut payload = Payload::of_kept([(Box::new(memory) as Box<dyn Kept>, 0, 40_000)]);
+    let mut payload = Payload::of_sources([(Box::new(memory) as Box<dyn Source>, 0, 40_000)]);
     sends.set_nonblocking(true).unwrap();
+    let sends = KernelSocket::from(OwnedFd::from(sends));
     assert_eq!(payload.send_to(&sends), Ok(true));
     std::os::unix::fs::FileExt::write_all_at(&file, &[b'b'; 40_000], 0).unwrap();
     let mut got = vec![0; 40_000];
     std::io::Read::read_exact(&mut reads, &mut got).unwrap();
-    assert!(got.iter().all(|byte| *byte == b'a'));
+    assert_same_bytes(&got, &[b'a'; 40_000], "what was sent");
 }
 
 /// Bytes kept in a file. They count as unchanged as long as the file has this size.
@@ -99,10 +111,10 @@ impl Kept for InFile {
 fn what_is_kept_in_a_file_is_looked_at_after_it_was_sent_or_read() {
     let mut file = file_of(b"0123456789");
     let kept = |file: &File| {
-        let kept: Box<dyn Kept> = Box::new(InFile(file.try_clone().unwrap(), 10));
-        Payload::of_kept([(kept, 2, 5)])
+        let kept: Box<dyn Source> = Box::new(InFile(file.try_clone().unwrap(), 10));
+        Payload::of_sources([(kept, 2, 5)])
     };
-    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let (ours, mut theirs) = pair();
     assert_eq!(kept(&file).send_to(&ours), Ok(true));
     let mut got = [0; 5];
     theirs.read_exact(&mut got).unwrap();
@@ -141,6 +153,7 @@ fn a_truncated_file_is_noticed() {
     let mut payload = payload(&file, 0, 1 << 20);
     let (ours, _theirs) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
+    let ours = KernelSocket::from(OwnedFd::from(ours));
     assert_eq!(payload.send_to(&ours), Ok(false));
     file.set_len(10).unwrap();
     assert!(!payload.is_unchanged());
@@ -161,12 +174,15 @@ fn a_file_that_is_appended_to_is_sent_as_far_as_was_told() {
 
 #[test]
 fn a_file_written_in_place_is_noticed() {
-    let mut file = file_of(b"0123456789");
+    let file = file_of(b"0123456789");
     let mut payload = payload(&file, 0, 10);
-    std::thread::sleep(std::time::Duration::from_millis(20));
-    file.write_all(b"x").unwrap();
-    file.set_len(10).unwrap();
-    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let modified = || file.metadata().unwrap().modified().unwrap();
+    let before = modified();
+    wait_for("the clock of the file system has gone on", || {
+        std::os::unix::fs::FileExt::write_all_at(&file, b"x", 0).unwrap();
+        modified() != before
+    });
+    let (ours, _theirs) = pair();
     assert_eq!(payload.send_to(&ours), Err(Reason::FileChanged));
 }
 
@@ -188,13 +204,13 @@ fn a_body_behind_a_header_that_is_rewritten_is_whole() {
 }
 
 /// Makes a file in memory (tmpfs). Its file system does not tell what is in memory, so that a thread reads its first
-/// bytes.
-fn untold(bytes: &[u8]) -> Option<File> {
-    let mut file = tempfile::tempfile_in("/dev/shm").ok()?;
+/// bytes. Returns `None`, and reports that `test` is skipped, where this kernel's does tell.
+fn untold(test: &str, bytes: &[u8]) -> Option<File> {
+    let mut file = tempfile::tempfile_in("/dev/shm").unwrap();
     file.write_all(bytes).unwrap();
     let is_untold = in_memory::bytes_from(&file, 0, 1) == Err(Untold);
     if !is_untold {
-        shunt_testbed::skipped("payload", "/dev/shm tells what is in memory");
+        shunt_testbed::skipped(test, "/dev/shm tells what is in memory");
     }
     is_untold.then_some(file)
 }
@@ -209,14 +225,14 @@ fn readers() -> Reads {
 
 /// Waits until a read has ended, and returns its result.
 fn read(reads: &Reads) -> Done {
-    shunt_testbed::eventually(|| reads.take_done().pop().ok_or("no read has ended")).unwrap()
+    eventually(|| reads.take_done().pop().ok_or("no read has ended")).unwrap()
 }
 
 #[test]
 fn nobody_waits_for_bytes_that_a_thread_reads() {
     let bytes: Vec<u8> = (0..700_000u32).map(|at| (at % 251) as u8).collect();
-    let Some(file) = untold(&bytes) else { return };
-    let (reads, (ours, mut theirs)) = (readers(), UnixStream::pair().unwrap());
+    let Some(file) = untold("nobody_waits_for_bytes_that_a_thread_reads", &bytes) else { return };
+    let (reads, (ours, mut theirs)) = (readers(), pair());
     let reader = std::thread::spawn(move || {
         let mut got = Vec::new();
         theirs.read_to_end(&mut got).unwrap();
@@ -234,7 +250,7 @@ fn nobody_waits_for_bytes_that_a_thread_reads() {
         assert!(!first.is_reading());
     }
     drop(ours);
-    assert!(reader.join().unwrap() == bytes[10..600_010], "other bytes");
+    assert_same_bytes(&reader.join().unwrap(), &bytes[10..600_010], "the payload");
     let (mut second, mut buffer) = (payload(&file, 0, 5), [0; 5]);
     second.read_by(&reads, Owner::Fetch(4));
     assert_eq!((second.is_unchanged(), second.read(&mut buffer)), (true, Ok(Some(5))));
@@ -242,7 +258,8 @@ fn nobody_waits_for_bytes_that_a_thread_reads() {
 
 #[test]
 fn records_contents_are_read_by_a_thread_too_and_a_change_meanwhile_is_noticed() {
-    let Some(file) = untold(b"0123456789") else { return };
+    let test = "records_contents_are_read_by_a_thread_too_and_a_change_meanwhile_is_noticed";
+    let Some(file) = untold(test, b"0123456789") else { return };
     let begun = || {
         let (reads, mut payload) = (readers(), payload(&file, 0, 10));
         payload.read_by(&reads, Owner::Sender(0));
@@ -262,7 +279,76 @@ fn records_contents_are_read_by_a_thread_too_and_a_change_meanwhile_is_noticed()
 #[test]
 fn a_peer_that_is_gone_is_told_from_a_bad_file() {
     let file = file_of(b"0123456789");
-    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (ours, theirs) = pair();
     drop(theirs);
     assert_eq!(payload(&file, 0, 10).send_to(&ours), Err(Reason::ClientGone));
+}
+
+/// A flow into which no kernel moves bytes. It takes 1,000 bytes at a time, at most 5,000 in all, and notes whether more
+/// were to come.
+#[derive(Default)]
+struct Collects(RefCell<(Vec<u8>, bool)>);
+
+impl FlowSender for Collects {
+    fn send(&self, bytes: &[u8], more: bool) -> Result<usize, Errno> {
+        let mut taken = self.0.borrow_mut();
+        let room = bytes.len().min(1000).min(5000 - taken.0.len());
+        taken.0.extend_from_slice(&bytes[..room]);
+        taken.1 = more;
+        if room > 0 { Ok(room) } else { Err(Errno::AGAIN) }
+    }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn writable(&self) -> BorrowedFd<'_> {
+        unimplemented!("nobody waits for it")
+    }
+
+    fn unacknowledged(&self) -> io::Result<u32> {
+        Ok(0)
+    }
+
+    fn congestion_window(&self) -> io::Result<shunt_sys::sockopt::CongestionWindow> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn buffer_bytes(&self) -> io::Result<usize> {
+        Ok(5000)
+    }
+
+    fn shrinks_only_by_loss(&self) -> bool {
+        false
+    }
+
+    fn set_buffer_bytes(&self, _: usize) {}
+
+    fn pace(&self, _: Option<u64>) {}
+
+    fn set_window(&self, _: u32) -> Result<(), shunt_sys::repair::RepairError> {
+        Ok(())
+    }
+
+    fn is_open(&self) -> bool {
+        true
+    }
+
+    fn close_silently(self: Box<Self>) {}
+}
+
+#[test]
+fn a_flow_without_a_socket_is_given_copies() {
+    let bytes: Vec<u8> = (0..9000u32).map(|at| (at % 251) as u8).collect();
+    let file = file_of(&bytes);
+    let kept = || Payload::of_sources([(Box::new(memory_of(&bytes)) as Box<dyn Source>, 7, 4000)]);
+    for mut payload in [payload(&file, 7, 4000), kept()] {
+        let flow = Collects::default();
+        assert_eq!(payload.send_to(&flow), Ok(true));
+        let (taken, more) = flow.0.into_inner();
+        assert_same_bytes(&taken, &bytes[7..4007], "what the flow took");
+        assert!(!more, "nothing follows the end");
+    }
+    let (mut long, flow) = (payload(&file, 0, 9000), Collects::default());
+    assert_eq!((long.send_to(&flow), long.remaining()), (Ok(false), 4000), "it is full");
 }

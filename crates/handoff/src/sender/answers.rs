@@ -9,7 +9,6 @@ use shunt_wire::{Endpoint, Tag};
 
 use super::connection::{FirstWord, State};
 use super::{Failure, SenderTable, Senders};
-use crate::body::Body;
 use crate::identity::FileIdentity;
 
 /// Answer of a client to the first payload of a new socket.
@@ -52,11 +51,8 @@ impl<T: SenderTable> Senders<T> {
 
     fn give_back(&mut self, index: usize, (number, tag): (u64, Tag)) {
         let (claimant, length) = (self.slots[index].claimant, self.slots[index].length);
-        let (State::Sending(Body::Plain(payload)) | State::Draining(Body::Plain(payload))) = self.withdraw(index)
-        else {
-            return;
-        };
-        if let Some((mut offer, file, proven)) = payload.into_offer(length) {
+        let (State::Sending(body) | State::Draining(body)) = self.withdraw(index) else { return };
+        if let Some((mut offer, file, proven)) = body.into_payload().into_offer(length) {
             (offer.peer, offer.number, offer.tag, offer.trace) = (claimant.peer, number, tag, claimant.trace);
             self.unsent.push(Unsent { offer, file, proven });
         }

@@ -1,64 +1,75 @@
-//! One sender: its socket, how that counts, and what has become of its payload.
+//! One sender: its socket, the socket's sequence numbers, and the state of its payload.
 //!
-//! The socket counts on in its own sequence space from payload to payload; a [`Slot`] says where that is in the
-//! client's. Its timestamps and its idea of the client's window are brought up to date when the next payload begins.
+//! The socket counts on in its own sequence space from payload to payload. A [`Slot`] says where that is in the
+//! client's sequence space. The socket's timestamps and its idea of the client's window are updated when the next
+//! payload begins.
 
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use shunt_sys::repair::{RepairError, Restored, clock_ms, restore, set_window};
-use shunt_sys::sockopt::{begin_with_send_buffer, congestion_window, set_max_pacing_rate, unacknowledged};
+use shunt_sys::repair::{RepairError, Restored, clock_ms};
 use shunt_wire::flow::FlowState;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{Claim, Spacing};
 use shunt_wire::{Endpoint, Tag};
 
-use super::words::Word;
 use super::{Claimant, SenderKey, SenderLimits, Slot};
 use crate::body::Body;
+use crate::flow_sender::{FlowSender, KernelSocket};
 use crate::payload::Payload;
 use crate::reading::Done;
 use crate::spacing;
-use crate::tls13::stream::Workbench;
+use crate::tls13::workbench::Workbench;
 
-/// Bytes that a sender's socket says it could receive: it never does, and a window that a client has seen may not
-/// become smaller than this.
+/// State of the word to a payload's frontend that the payload's end is acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    /// The frontend needs no word: the client's ACK is enough.
+    Unwanted,
+    /// The frontend waits for the word.
+    Owed,
+    /// The frontend has been told.
+    Given,
+}
+
+/// Receive window of a sender's socket, in bytes. The socket never receives data, but a window that a client has seen
+/// may not become smaller than this.
 const RCV_WND: u32 = 65535;
-/// So many payloads of a connection, and its need of ACKs is looked at again.
+/// Number of payloads of a connection after which its need of ACKs is examined again.
 const LOOK_EVERY: u32 = 16;
-/// A payload that is shorter under way is not worth a digest.
+/// Time after which a payload's frontend is told its digest. For a shorter payload a digest is not worth computing.
 const DIGEST_AFTER: Duration = Duration::from_secs(1);
-/// A frontend that has not answered is told again that a digest is withdrawn, for its server may not have taken that: after
-/// so long, and then each time after twice as long.
+/// Pause after which a frontend that has not answered is told again that a digest is withdrawn. Its server may not have
+/// taken the message. The pause doubles each time.
 const WITHDRAW_AGAIN: Duration = Duration::from_secs(1);
-/// How long a client may acknowledge nothing of what a new socket sends, and four round trips more. A tail probe goes
-/// out after a second, and the first retransmission after three.
+/// Time that a client may take to acknowledge anything from a new socket, beside four round trips. A tail probe is sent
+/// after one second, and the first retransmission after three.
 const ANSWER_WITHIN: Duration = Duration::from_millis(1500);
 
 pub(super) enum State {
-    /// A payload's bytes are being queued.
+    /// The payload's bytes are being queued.
     Sending(Body),
-    /// All queued, not known to be acknowledged. The body stays for the last look at its file.
+    /// All bytes are queued, and not known to be acknowledged. The body stays until its file is examined a last time.
     Draining(Body),
-    /// Nothing outstanding.
+    /// Nothing is outstanding.
     Parked,
 }
 
-/// Whether its frontend knows which file a payload is of.
+/// Whether a payload's frontend knows which file the payload is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Digest {
-    /// It does not want to, or never will.
+    /// The frontend does not want to know, or will never be told.
     Unwanted,
-    /// It is to be told, once the payload has been under way for a while.
+    /// The frontend is to be told once the payload has been under way for a while.
     Wanted,
-    /// It has been told.
+    /// The frontend has been told.
     Told,
-    /// It was told then that this is not known any more, and will be again. Nothing is sealed until it answers.
+    /// The frontend was told, at `told`, that the file is not known any more. It is told again after `again`. Nothing
+    /// is sealed until it answers.
     Withdrawn { told: Instant, again: Duration },
 }
 
-/// What a look at a sender says.
+/// Action for a sender that has been examined.
 pub(super) enum Verdict {
     Keep,
     Close,
@@ -67,62 +78,64 @@ pub(super) enum Verdict {
 
 pub(super) struct Sender {
     pub(super) key: SenderKey,
-    pub(super) socket: OwnedFd,
+    pub(super) flow: Box<dyn FlowSender>,
     pub(super) claimant: Claimant,
     pub(super) state: State,
     pub(super) server: Endpoint,
-    /// Bytes given to the socket, in its own sequence space: its `write_seq`.
+    /// Next sequence number of the socket, in its own sequence space (the kernel's `write_seq`).
     pub(super) write_seq: u32,
-    /// Constant: the socket never receives data. The token of its client's connection, which steered packets have.
+    /// Next sequence number that the socket expects. It is constant, because the socket never receives data. Its value
+    /// is the token of the client's connection, which steered packets carry.
     rcv_nxt: u32,
-    /// Of the socket's timestamp clock from [`clock_ms`].
+    /// Offset of the socket's timestamp clock from [`clock_ms`].
     ts_offset: u32,
     ts_delta: u32,
     mss: u16,
     paced: bool,
-    /// Of its payload in bytes.
+    /// Length of the payload, in bytes.
     pub(super) length: u64,
     pub(super) digest: Digest,
-    /// Beginning of its payload.
+    /// Time when sending of the payload began.
     pub(super) begun: Instant,
     pub(super) word: Word,
-    /// Payloads so far.
+    /// Number of payloads so far.
     payloads: u32,
-    /// Which ACKs of its client it gets.
+    /// Spacing of the client's ACKs that reach this sender.
     spacing: spacing::Spacing,
-    /// Of the last change of `unacknowledged`.
+    /// Unacknowledged bytes, and when their number last changed.
     progress: (u32, Instant),
-    /// Until its client is known to acknowledge something, or not to.
+    /// `Some` until the client is known to acknowledge something, or known not to.
     unheard: Option<Unheard>,
 }
 
 /// A socket whose client has acknowledged nothing yet.
 struct Unheard {
-    /// Its first sequence number.
+    /// First sequence number of the socket.
     first: u32,
-    /// When something has to have been acknowledged.
+    /// Time by which something must have been acknowledged.
     due: Instant,
-    /// Number and tag of the offer that it began with, where that can be given back: its bytes are sent as they are.
+    /// Number and tag of the offer that the socket began with. `None` where the offer cannot be given back, as on TLS.
     offer: Option<(u64, Tag)>,
 }
 
-/// What the first payload of a socket has come to.
+/// Outcome of the first payload of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FirstWord {
-    /// Its client acknowledges.
+    /// The client acknowledges.
     Answered,
-    /// It acknowledges nothing, though it was sent something; the offer's number and tag, where it can be given back.
+    /// The client acknowledges nothing, though bytes were sent. Holds the offer's number and tag where it can be given
+    /// back.
     Silent(Option<(u64, Tag)>),
 }
 
-/// Of a sender whose socket begins with `claim`, so that both count alike.
+/// Slot of a sender whose socket begins with `claim`: both sequence spaces are the same.
 pub(super) fn first_slot(claim: &Claim) -> Slot {
     Slot {
         server: Endpoint { address: claim.flow.server_address, port_be: claim.flow.server_port },
         live: true,
         start: claim.flow.start.get(),
         seq_delta: 0,
-        // The socket takes only an even clock (Restored::tsval); the client sees the frontend's.
+        // The socket takes only an even timestamp (Restored::tsval). The client sees the frontend's.
         ts_delta: claim.flow.tsval.get() & 1,
         rcv_nxt: claim.flow.token.get(),
         ack: claim.flow.rcv_nxt.get(),
@@ -133,7 +146,7 @@ pub(super) fn first_slot(claim: &Claim) -> Slot {
 }
 
 impl Sender {
-    /// Makes the socket, as `slot` from [`first_slot`] has it.
+    /// Makes the socket that `slot` describes. `slot` comes from [`first_slot`].
     pub(super) fn restore(
         key: SenderKey,
         slot: &Slot,
@@ -143,7 +156,7 @@ impl Sender {
         now: Instant,
     ) -> Result<Self, RepairError> {
         let timestamps = claim.flow.options & FlowState::TIMESTAMPS != 0;
-        let (socket, ts_offset) = restore(&Restored {
+        let (socket, ts_offset) = KernelSocket::restore(&Restored {
             local,
             remote: key.client.socket_addr(),
             snd_nxt: claim.flow.start.get(),
@@ -158,7 +171,7 @@ impl Sender {
         })?;
         Ok(Self {
             key,
-            socket,
+            flow: Box::new(socket),
             claimant,
             state: State::Parked,
             server: slot.server,
@@ -183,49 +196,44 @@ impl Sender {
         })
     }
 
-    pub(super) fn set_send_buffer(&self, bytes: usize) {
-        let _ = begin_with_send_buffer(&self.socket, bytes);
-    }
-
     pub(super) fn is_parked(&self) -> bool {
         matches!(self.state, State::Parked)
     }
 
-    /// Since when nothing has changed.
+    /// Time of the last change.
     pub(super) fn idle_since(&self) -> Instant {
         self.progress.1
     }
 
-    /// Whether its socket is of the claim's flow, and can send at once.
+    /// Whether the socket belongs to the claim's flow, and can send at once.
     pub(super) fn can_take(&self, claim: &Claim) -> bool {
         let same_flow = claim.flow.first == 0
             && claim.flow.token.get() == self.rcv_nxt
             && self.is_with_server_of(claim)
             && self.mss >= claim.flow.mss.get();
-        // Bytes that are not acknowledged here were acknowledged to the frontend, whose copy of that ACK was lost:
-        // sent again, they would land in the next payload's sequence space.
+        // Bytes that are not acknowledged here were acknowledged to the frontend, but the copy of that ACK was lost.
+        // Sent again, they would land in the next payload's sequence space.
         let settled =
-            !matches!(self.state, State::Sending(_)) && unacknowledged(&self.socket).is_ok_and(|bytes| bytes == 0);
+            !matches!(self.state, State::Sending(_)) && self.flow.unacknowledged().is_ok_and(|bytes| bytes == 0);
         same_flow && settled
     }
 
-    /// Whether its client's connection with another server than the claim's still waits for bytes. Both connections'
-    /// packets would have the same addresses here.
+    /// Whether this sender is still busy on the client's connection with another server than the claim's. Packets of
+    /// both connections would have the same addresses here.
     pub(super) fn sends_for_another(&self, claim: &Claim) -> bool {
         let is_unfinished = || match self.state {
             State::Sending(_) => true,
-            State::Draining(_) => unacknowledged(&self.socket).is_ok_and(|bytes| bytes > 0),
+            State::Draining(_) => self.flow.unacknowledged().is_ok_and(|bytes| bytes > 0),
             State::Parked => false,
         };
-        // A client's reset has closed the socket.
-        !self.is_with_server_of(claim) && is_unfinished() && rustix::net::getpeername(&self.socket).is_ok()
+        !self.is_with_server_of(claim) && is_unfinished() && self.flow.is_open()
     }
 
     fn is_with_server_of(&self, claim: &Claim) -> bool {
         self.server.address == claim.flow.server_address && self.server.port_be == claim.flow.server_port
     }
 
-    /// Brings a parked socket up to date for a claim. `window`: the field of the newest ACK that it got.
+    /// Updates a parked socket for a claim. `window` is the window field of the newest ACK that the socket got.
     pub(super) fn reuse(
         &mut self,
         claim: &Claim,
@@ -256,15 +264,16 @@ impl Sender {
         }
     }
 
-    /// The client must never see our timestamps go back (RFC 7323, 5.3): follow the frontend's clock, forward only.
+    /// Timestamp delta for a claim. The client must never see our timestamps go back (RFC 7323, 5.3), so the delta
+    /// follows the frontend's clock, but only forward.
     fn raised_ts_delta(&self, claim: &Claim) -> u32 {
         let ours = clock_ms().wrapping_add(self.ts_offset).wrapping_add(self.ts_delta);
         let behind = claim.flow.tsval.get().wrapping_sub(ours) as i32;
         self.ts_delta.wrapping_add(behind.max(0) as u32)
     }
 
-    /// The socket knows the window as its last ACK had it; since then the frontend has sent into it, and the client
-    /// may have opened it. Where that matters for this payload, the socket is told.
+    /// Sets the socket's idea of the client's window where that matters for this payload. The socket knows the window
+    /// from its last ACK. Since then the frontend has sent into the window, and the client may have opened it.
     fn correct_window(&self, claim: &Claim, field: u32) -> Result<(), RepairError> {
         let scale = if claim.flow.options & FlowState::WSCALE != 0 { claim.flow.snd_wscale } else { 0 };
         let (believed, really) = (u64::from(field) << scale, u64::from(claim.flow.snd_wnd.get()));
@@ -272,10 +281,10 @@ impl Sender {
         if believed.min(length) == really.min(length) {
             return Ok(());
         }
-        set_window(&self.socket, self.rcv_nxt, claim.flow.snd_wnd.get(), RCV_WND)
+        self.flow.set_window(claim.flow.snd_wnd.get())
     }
 
-    /// Begins with a body.
+    /// Begins to send a body.
     pub(super) fn begin(&mut self, body: Body, claim: &Claim, now: Instant) {
         let is_wanted = claim.flow.options & FlowState::DIGEST != 0;
         self.begun = now;
@@ -284,7 +293,7 @@ impl Sender {
         self.state = State::Sending(body);
     }
 
-    /// What it sends, if anything.
+    /// Payload that is being sent, if any.
     pub(super) fn payload(&self) -> Option<&Payload> {
         match &self.state {
             State::Sending(body) | State::Draining(body) => Some(body.payload()),
@@ -292,13 +301,13 @@ impl Sender {
         }
     }
 
-    /// Whether it comes no further until a read has ended, or its frontend answers, though its socket may take more.
+    /// Whether sending waits for a read to end or for the frontend to answer, though the socket may take more.
     pub(super) fn is_waiting(&self) -> bool {
         let waits = |payload: &Payload| payload.is_reading() || payload.is_withheld();
         matches!(&self.state, State::Sending(body) if waits(body.payload()))
     }
 
-    /// Its frontend has been told which file it sends, or that this is not known any more.
+    /// Notes that the frontend has been told which file is sent, or that the file is not known any more.
     pub(super) fn settle_news(&mut self, is_known: bool, now: Instant) {
         let State::Sending(body) = &self.state else {
             self.digest = if is_known { Digest::Told } else { Digest::Unwanted };
@@ -315,7 +324,7 @@ impl Sender {
         };
     }
 
-    /// Its frontend knows that the digest is withdrawn: whether that was so.
+    /// Notes that the frontend knows that the digest is withdrawn. Returns whether it was withdrawn.
     pub(super) fn go_on_unproven(&mut self) -> bool {
         let State::Sending(body) = &self.state else { return false };
         let was_withdrawn = matches!(self.digest, Digest::Withdrawn { .. });
@@ -326,7 +335,7 @@ impl Sender {
         was_withdrawn
     }
 
-    /// A read has ended: whether it was this sender's.
+    /// Takes the result of a read. Returns whether the read was this sender's.
     pub(super) fn take_read(&mut self, done: Done) -> Result<bool, Reason> {
         match &mut self.state {
             State::Sending(body) => body.payload_mut().take_read(done),
@@ -334,7 +343,7 @@ impl Sender {
         }
     }
 
-    /// Whether its frontend should be told about its file now: which one it is, or that this is not known any more.
+    /// Whether the frontend should be told about the file now: which file it is, or that it is not known any more.
     pub(super) fn has_news(&self, now: Instant) -> bool {
         match self.digest {
             Digest::Unwanted => false,
@@ -344,16 +353,16 @@ impl Sender {
         }
     }
 
-    /// `rate` in bytes a second, 0: no limit.
+    /// Limits the rate at which the socket sends, in bytes per second. 0: no limit.
     pub(super) fn pace(&mut self, rate: u64) {
         if rate == 0 && !self.paced {
             return;
         }
         self.paced = rate != 0;
-        let _ = set_max_pacing_rate(&self.socket, (rate != 0).then_some(rate));
+        self.flow.pace((rate != 0).then_some(rate));
     }
 
-    /// Notes which ACKs the claim's flow passes on; `true` where it is time to see whether those are the right ones.
+    /// Notes the spacing of ACKs of the claim's flow. Returns `true` where it is time to examine whether it is right.
     pub(super) fn note_spacing(&mut self, claim: &Claim) -> bool {
         let known = claim.flow.ack_spacing.get();
         self.spacing.is(known);
@@ -361,21 +370,21 @@ impl Sender {
         known == 0 || self.payloads.is_multiple_of(LOOK_EVERY)
     }
 
-    /// What the frontend should know, where it passes on many more ACKs than this sender needs, or too few.
+    /// Spacing to tell the frontend, where it passes on many more ACKs than this sender needs, or too few.
     pub(super) fn advice(&mut self) -> Option<Spacing> {
-        let bytes = self.spacing.news(&self.socket)?.into();
+        let bytes = self.spacing.news(&*self.flow)?.into();
         let Endpoint { address: client_address, port_be: client_port } = self.key.client;
         let Endpoint { address: server_address, port_be: server_port } = self.server;
         Some(Spacing { client_address, server_address, client_port, server_port, bytes })
     }
 
-    /// Gives the socket what it takes: how many bytes that were, and whether the payload is queued as a whole.
+    /// Gives the socket as many bytes as it takes. Returns their number, and whether the whole payload is queued.
     pub(super) fn send(&mut self, workbench: &mut Workbench, now: Instant) -> (u64, Result<bool, Reason>) {
         let State::Sending(body) = &mut self.state else {
             return (0, Ok(true));
         };
         let before = body.remaining();
-        let outcome = body.send_to(&self.socket, workbench);
+        let outcome = body.send_to(&*self.flow, workbench);
         let sent = before - body.remaining();
         self.write_seq = self.write_seq.wrapping_add(sent as u32);
         self.progress.1 = now;
@@ -388,12 +397,13 @@ impl Sender {
         (sent, outcome)
     }
 
-    /// After a look: what its first payload has come to, once. A client that has no room is sent nothing, and is not silent.
+    /// Returns, once, the outcome of the socket's first payload. To be called after [`Self::look`]. A client without
+    /// room is sent nothing, and so does not count as silent.
     pub(super) fn first_word(&mut self, now: Instant) -> Option<FirstWord> {
         let unheard = self.unheard.as_ref()?;
         let word = if self.progress.0 < self.write_seq.wrapping_sub(unheard.first) {
             FirstWord::Answered
-        } else if now >= unheard.due && congestion_window(&self.socket).is_ok_and(|window| window.in_flight > 0) {
+        } else if now >= unheard.due && self.flow.congestion_window().is_ok_and(|window| window.in_flight > 0) {
             FirstWord::Silent(unheard.offer)
         } else {
             return None;
@@ -402,19 +412,19 @@ impl Sender {
         Some(word)
     }
 
-    /// As which server it sends.
+    /// Endpoint of the server in whose name it sends.
     pub(super) fn server(&self) -> Endpoint {
         self.server
     }
 
-    /// Parks it where all is acknowledged, and says what is to become of it.
+    /// Examines the sender: parks it where all is acknowledged, and returns what is to be done with it.
     pub(super) fn look(&mut self, now: Instant, limits: &SenderLimits) -> Verdict {
-        // Nothing changes there, and there may be very many: not worth a system call.
+        // Nothing changes in a parked sender, and there may be very many of them: it is not worth a system call.
         if self.is_parked() {
             let waited = now.duration_since(self.progress.1);
             return if waited > limits.park { Verdict::Close } else { Verdict::Keep };
         }
-        let Ok(outstanding) = unacknowledged(&self.socket) else {
+        let Ok(outstanding) = self.flow.unacknowledged() else {
             return Verdict::Close;
         };
         if outstanding != self.progress.0 {
@@ -423,11 +433,11 @@ impl Sender {
         let waited = now.duration_since(self.progress.1);
         match &self.state {
             State::Draining(body) if outstanding == 0 => {
-                let unchanged = body.is_unchanged();
+                let unchanged = body.payload().is_unchanged();
                 self.state = State::Parked;
                 if unchanged { Verdict::Keep } else { Verdict::Fail(Reason::FileChanged) }
             }
-            // Not the client's fault: another backend may have the rest.
+            // The wait is not the client's fault: another backend may have the rest.
             _ if waited > limits.progress && self.is_waiting() => Verdict::Fail(Reason::Socket),
             _ if waited > limits.progress => Verdict::Fail(Reason::NoProgress),
             _ => Verdict::Keep,

@@ -8,19 +8,8 @@
 use shunt_wire::Endpoint;
 use shunt_wire::peer::Delivered;
 
-use super::connection::{Sender, State};
+use super::connection::{Sender, State, Word};
 use super::{SenderKey, SenderTable, Senders};
-
-/// Whether a payload's frontend knows that the end is acknowledged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Word {
-    /// The client's ACK is enough for it.
-    Unwanted,
-    /// It waits.
-    Owed,
-    /// It has been told.
-    Given,
-}
 
 impl Sender {
     fn delivered(&self) -> Delivered {
@@ -55,7 +44,10 @@ impl<T: SenderTable> Senders<T> {
     fn give_word_if_due(&mut self, index: usize) {
         let sender = &self.slots[index];
         let State::Draining(body) = &sender.state else { return };
-        if sender.word == Word::Owed && self.table.acked(index as u32) == sender.write_seq && body.is_unchanged() {
+        if sender.word == Word::Owed
+            && self.table.acked(index as u32) == sender.write_seq
+            && body.payload().is_unchanged()
+        {
             self.give_word(index);
         }
     }

@@ -1,6 +1,5 @@
 //! Tests of be_out and be_in: a sender's segments leave as the frontend's, and its client's ACKs come in.
 
-use super::host::root;
 use super::programs::*;
 use super::segment::*;
 use shunt_handoff::bpf::*;
@@ -36,15 +35,11 @@ fn slot(server: SocketAddr) -> SenderSlot {
     }
 }
 
-macro_rules! backend {
-    () => {{
-        if !root() {
-            return;
-        }
-        let backend = Backend::new();
-        backend.set_sender(client(), 7001, INDEX, &slot(server()));
-        backend
-    }};
+/// Loads the backend's programs, with one sender.
+fn with_sender() -> Backend {
+    let backend = Backend::new();
+    backend.set_sender(client(), 7001, INDEX, &slot(server()));
+    backend
 }
 
 fn data(seq: u32) -> Segment {
@@ -63,7 +58,7 @@ fn steered(seq: u32, ack: u32) -> Segment {
 
 #[test]
 fn a_senders_data_goes_out_as_the_frontends() {
-    let mut be = backend!();
+    let mut be = with_sender();
     let out = be.be_out(&data(0x1000));
     assert_eq!(out.verdict, PASS);
     let sent = Segment { from: server(), ack: 90_000, seq: START, options: Vec::new(), ..data(0) };
@@ -73,7 +68,7 @@ fn a_senders_data_goes_out_as_the_frontends() {
 
 #[test]
 fn the_clients_newest_timestamp_is_echoed_from_the_first_segment_on() {
-    let be = backend!();
+    let be = with_sender();
     for (tsecr, sent) in [(0, 55), (54, 55), (55, 55), (56, 56)] {
         let segment = Segment { options: Vec::new(), ..data(0x1000) }.timestamps(50, tsecr);
         assert_eq!(be.be_out(&segment).segment().timestamp_values(), Some((50 + TS_DELTA, sent)));
@@ -82,7 +77,7 @@ fn the_clients_newest_timestamp_is_echoed_from_the_first_segment_on() {
 
 #[test]
 fn a_senders_fin_reset_or_syn_never_leaves() {
-    let mut be = backend!();
+    let mut be = with_sender();
     for flags in [ACK | FIN, RST, RST | ACK, SYN] {
         assert_eq!(be.be_out(&data(0x1001).flags(flags).payload(b"")).verdict, SHOT);
         assert_eq!(be.counted(), once(&["be_drop_fin"]));
@@ -95,7 +90,7 @@ fn a_senders_fin_reset_or_syn_never_leaves() {
 
 #[test]
 fn the_bytes_that_a_fin_comes_with_leave_without_it() {
-    let mut be = backend!();
+    let mut be = with_sender();
     let out = be.be_out(&data(0x1000).flags(ACK | PSH | FIN));
     assert_eq!(out.verdict, PASS);
     assert_eq!(out.segment(), be.be_out(&data(0x1000).flags(ACK | PSH)).segment());
@@ -104,7 +99,7 @@ fn the_bytes_that_a_fin_comes_with_leave_without_it() {
 
 #[test]
 fn a_reserved_port_without_live_sender_is_silent_both_ways() {
-    let mut be = backend!();
+    let mut be = with_sender();
     let mut stray = data(0x1000);
     stray.from.set_port(7002);
     assert_eq!(be.be_out(&stray.payload(b"")).verdict, SHOT);
@@ -127,7 +122,7 @@ fn reset(seq: u32) -> Segment {
 
 #[test]
 fn a_fin_after_the_last_acknowledgement_comes_back_as_a_reset() {
-    let mut be = backend!();
+    let mut be = with_sender();
     let fin = data(0x1007).flags(ACK | FIN).payload(b"");
     assert_eq!(be.be_out(&fin).verdict, SHOT, "the payload is on its way");
     be.be_in(&arriving(90_000, START + 7));
@@ -140,7 +135,7 @@ fn a_fin_after_the_last_acknowledgement_comes_back_as_a_reset() {
 
 #[test]
 fn what_an_ended_agents_socket_sends_comes_back_as_a_reset() {
-    let mut be = backend!();
+    let mut be = with_sender();
     be.set_sender(client(), 7001, INDEX, &SenderSlot { live: 0, ..slot(server()) });
     for segment in [data(0x1000), data(0x1000).flags(ACK | FIN), data(0x1000).flags(ACK | FIN).payload(b"")] {
         let out = be.be_out(&segment);
@@ -151,7 +146,7 @@ fn what_an_ended_agents_socket_sends_comes_back_as_a_reset() {
 
 #[test]
 fn other_ports_are_not_ours() {
-    let mut be = backend!();
+    let mut be = with_sender();
     for port in [6999, 7010] {
         let mut out = data(0x1000);
         out.from.set_port(port);
@@ -165,7 +160,7 @@ fn other_ports_are_not_ours() {
 
 #[test]
 fn a_steered_ack_comes_in_as_the_clients() {
-    let mut be = backend!();
+    let mut be = with_sender();
     let sack = [(START + 5000, START + 6000)];
     let steered_ack = arriving(90_500, START + 1460).timestamps(7, 60 + TS_DELTA).sack(&sack);
     let out = be.be_in(&steered_ack);
@@ -184,13 +179,13 @@ fn a_steered_ack_comes_in_as_the_clients() {
 
 #[test]
 fn a_late_ack_of_an_older_payload_is_one_of_the_start() {
-    let be = backend!();
+    let be = with_sender();
     assert_eq!(be.be_in(&arriving(90_000, START - 400)).segment().ack, 0x1000);
 }
 
 #[test]
 fn an_ack_of_what_another_sender_has_sent_is_one_of_all_that_this_one_has() {
-    let mut be = backend!();
+    let mut be = with_sender();
     let slot = SenderSlot { sent: 0x1000, edge: 0x1000 + 5000, ..slot(server()) };
     be.set_sender(client(), 7001, INDEX, &slot);
     assert_eq!(be.be_in(&arriving(90_000, START + 5000)).segment().ack, 0x1000, "nothing has been sent");
@@ -211,7 +206,7 @@ fn an_ack_of_what_another_sender_has_sent_is_one_of_all_that_this_one_has() {
 
 #[test]
 fn an_ack_of_what_has_not_been_sent_is_dropped() {
-    let mut be = backend!();
+    let mut be = with_sender();
     let nothing_sent = SenderSlot { sent: 0x1000, edge: 0x1000, ..slot(server()) };
     be.set_sender(client(), 7001, INDEX, &nothing_sent);
     for ahead in [1, 7, 1 << 20, 1 << 30] {
@@ -230,7 +225,7 @@ fn an_ack_of_what_has_not_been_sent_is_dropped() {
 
 #[test]
 fn the_ack_of_an_awaited_end_is_reported() {
-    let mut be = backend!();
+    let mut be = with_sender();
     let end = 0x1000 + 5000;
     let awaited = SenderSlot { live: (SENDER_LIVE | SENDER_WORD) as u16, end, ..slot(server()) };
     be.set_sender(client(), 7001, INDEX, &awaited);
@@ -253,7 +248,7 @@ fn the_ack_of_an_awaited_end_is_reported() {
 /// This also covers payloads longer than half of the sequence space: the region's start is soon behind, and then ahead.
 #[test]
 fn acks_are_judged_over_the_whole_sequence_space() {
-    let be = backend!();
+    let be = with_sender();
     let (first, step) = (0x1000u32, 1u32 << 29);
     be.set_sender(client(), 7001, INDEX, &SenderSlot { sent: first, edge: first, ..slot(server()) });
     for sent in (1..30).map(|n| first.wrapping_add(step.wrapping_mul(n))) {
@@ -272,7 +267,7 @@ fn acks_are_judged_over_the_whole_sequence_space() {
 
 #[test]
 fn a_reset_is_acceptable_to_the_socket() {
-    let be = backend!();
+    let be = with_sender();
     assert_eq!(
         be.be_in(&arriving(90_000, START).flags(RST | ACK)).segment(),
         steered(RCV_NXT, 0x1000).flags(RST | ACK | CWR)
@@ -281,7 +276,7 @@ fn a_reset_is_acceptable_to_the_socket() {
 
 #[test]
 fn a_packet_with_a_guessed_sequence_number_is_dropped() {
-    let mut be = backend!();
+    let mut be = with_sender();
     let (near, far) = (90_000u32 + (1 << 20), 90_000u32 + (1 << 25));
     assert_eq!(be.be_in(&arriving(near, START)).verdict, PASS);
     for strange in [far, far.wrapping_add(1 << 31), 90_000u32.wrapping_sub(1 << 25)] {
@@ -296,7 +291,7 @@ fn a_packet_with_a_guessed_sequence_number_is_dropped() {
 /// All numbers of a connection that a stranger who knows the ports can see are not enough.
 #[test]
 fn a_packet_without_the_token_is_dropped() {
-    let mut be = backend!();
+    let mut be = with_sender();
     for flags in [ACK, RST | ACK] {
         for urgent in [0, RCV_NXT as u16 + 1, !(RCV_NXT as u16)] {
             let made_up = Segment { urgent, ..arriving(90_000, START).flags(flags) };
@@ -310,7 +305,7 @@ fn a_packet_without_the_token_is_dropped() {
 /// them for ever.
 #[test]
 fn a_made_up_number_is_gone_with_the_next_packet() {
-    let be = backend!();
+    let be = with_sender();
     assert_eq!(be.be_in(&arriving(90_000 + (1 << 23), START)).verdict, PASS);
     assert_eq!(be.be_in(&arriving(90_010, START)).verdict, PASS);
     assert_eq!(be.slot(INDEX).ack, 90_010, "what our segments acknowledge");
@@ -318,7 +313,7 @@ fn a_made_up_number_is_gone_with_the_next_packet() {
 
 #[test]
 fn an_ack_of_long_ago_is_dropped() {
-    let mut be = backend!();
+    let mut be = with_sender();
     for back in [1 << 25, 1 << 30, 0x7fff_ffff - 0x1000] {
         assert_eq!(be.be_in(&arriving(90_000, START.wrapping_sub(back))).verdict, SHOT, "{back:#x}");
     }
@@ -328,7 +323,7 @@ fn an_ack_of_long_ago_is_dropped() {
 
 #[test]
 fn data_and_fin_are_kept_from_the_socket() {
-    let mut be = backend!();
+    let mut be = with_sender();
     let arriving = arriving(90_000, START).flags(ACK | FIN | PSH).payload(b"where from?");
     assert_eq!(be.be_in(&arriving).segment(), steered(RCV_NXT, 0x1000));
     assert_eq!(be.counted(), once(&["be_in_steered", "be_stripped"]));
@@ -336,7 +331,7 @@ fn data_and_fin_are_kept_from_the_socket() {
 
 #[test]
 fn timestamps_at_an_odd_offset_keep_the_checksum_good() {
-    let be = backend!();
+    let be = with_sender();
     let odd = [1, 8, 10, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 60, 0];
     let out = be.be_out(&Segment { options: Vec::new(), ..data(0x1000) }.options(&odd)).segment();
     assert_eq!(out.timestamp_values(), Some((TS_DELTA - 1, 60)));
@@ -346,7 +341,7 @@ fn timestamps_at_an_odd_offset_keep_the_checksum_good() {
 
 #[test]
 fn ipv6_goes_out_and_comes_in_alike() {
-    let be = backend!();
+    let be = with_sender();
     let (client, server, us): (SocketAddr, SocketAddr, SocketAddr) =
         ("[fd00::2]:4000".parse().unwrap(), "[fd00::1]:80".parse().unwrap(), "[fd01::1]:7001".parse().unwrap());
     be.set_sender(client, 7001, INDEX, &slot(server));

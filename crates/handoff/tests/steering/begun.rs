@@ -4,6 +4,7 @@ use std::net::TcpStream;
 
 use shunt_handoff::bpf::{BEGUN_OF_A_RING, FlowKey};
 use shunt_sys::sockopt;
+use shunt_testbed::wait_for;
 
 use super::programs::key;
 use super::steered::*;
@@ -24,7 +25,7 @@ fn begun(steered: &Steered, handoff: u64) -> (TcpStream, TcpStream, FlowKey) {
 
 #[test]
 fn a_region_that_has_begun_is_found_once() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (_server, _client, flow) = begun(&steered, 1);
     let mut other = flow;
     other.client_port ^= 1;
@@ -41,7 +42,7 @@ fn a_region_that_has_begun_is_found_once() {
 
 #[test]
 fn a_region_that_was_moved_is_found_by_its_new_name() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (server, _client, flow) = begun(&steered, 1);
     let moved = Move { peer: PEER, ring: RING, handoff: 2, from: 10 };
     sockopt::set(&server, SHUNT_SOL, SHUNT_MOVE, &moved).expect("SHUNT_MOVE");
@@ -50,7 +51,7 @@ fn a_region_that_was_moved_is_found_by_its_new_name() {
 
 #[test]
 fn what_the_kernel_refused_has_not_begun() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (server, _client, flow) = begun(&steered, 1);
     begin(&server, 2, 1000).expect_err("a region is active");
     let beyond = Move { peer: PEER, ring: RING, handoff: 3, from: 1000 };
@@ -61,7 +62,7 @@ fn what_the_kernel_refused_has_not_begun() {
 
 #[test]
 fn of_two_in_one_place_the_newer_is_found() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let newer = 1 + u64::from(BEGUN_OF_A_RING);
     let connections = [1, newer].map(|handoff| begun(&steered, handoff));
     let [first, second] = connections.each_ref().map(|(_, _, flow)| *flow);
@@ -71,7 +72,7 @@ fn of_two_in_one_place_the_newer_is_found() {
 
 #[test]
 fn what_is_over_has_not_begun() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let over = |steered: &Steered, handoff: u64, end: &dyn Fn(&TcpStream)| {
         let (server, client, flow) = begun(steered, handoff);
         end(&server);
@@ -99,7 +100,7 @@ fn what_is_over_has_not_begun() {
 
 #[test]
 fn what_a_ring_had_begun_is_nothing_to_the_next_one() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (_server, _client, flow) = begun(&steered, 1);
     steered.frontend.create_ring(RING, 0).expect("create_ring");
     assert!(!steered.frontend.take_begun(RING, 1, PEER, &flow));
@@ -107,11 +108,10 @@ fn what_a_ring_had_begun_is_nothing_to_the_next_one() {
 
 #[test]
 fn a_region_whose_client_has_reset_has_not_begun() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (_server, client, flow) = begun(&steered, 1);
     rustix::net::sockopt::set_socket_linger(&client, Some(std::time::Duration::ZERO)).expect("SO_LINGER");
     drop(client);
-    shunt_testbed::eventually(|| (steered.count("fe_client_reset") == 1).then_some(()).ok_or("no reset has come"))
-        .expect("the client's reset");
+    wait_for("the client's reset has come", || steered.count("fe_client_reset") == 1);
     assert!(!steered.frontend.take_begun(RING, 1, PEER, &flow));
 }

@@ -37,7 +37,7 @@ fn noted(flow: &Flow) -> (u64, u32, u16, u32, u32, u32) {
 
 #[test]
 fn an_ack_past_what_the_client_had_room_for_is_dropped() {
-    let mut fe = frontend!(under_way());
+    let mut fe = Frontend::with_flow(&under_way());
     let before = noted(&fe.flow());
     for ahead in [1, 7, ROOM, 1 << 20, LENGTH - ACKED - ROOM] {
         for packet in [from_client(EDGE + ahead), from_client(EDGE + ahead).payload(b"GET")] {
@@ -51,7 +51,7 @@ fn an_ack_past_what_the_client_had_room_for_is_dropped() {
 
 #[test]
 fn one_packet_moves_a_region_on_by_no_more_than_a_window() {
-    let fe = frontend!(under_way());
+    let fe = Frontend::with_flow(&under_way());
     let mut edge = EDGE;
     for _ in 0..100 {
         assert_eq!(fe.fe_in(&from_client(edge + 1)).verdict, SHOT);
@@ -63,7 +63,7 @@ fn one_packet_moves_a_region_on_by_no_more_than_a_window() {
 
 #[test]
 fn a_client_may_take_room_back() {
-    let fe = frontend!(under_way());
+    let fe = Frontend::with_flow(&under_way());
     let shrunk = Segment { window: 0, ..from_client(START + ACKED) };
     assert_eq!(fe.fe_in(&shrunk).verdict, REDIRECT);
     assert_eq!((fe.flow().edge, fe.flow().client_window), (EDGE, 0));
@@ -72,7 +72,7 @@ fn a_client_may_take_room_back() {
 
 #[test]
 fn a_packet_with_a_block_past_that_is_dropped() {
-    let mut fe = frontend!(under_way());
+    let mut fe = Frontend::with_flow(&under_way());
     let good = (START + ACKED + 1000, EDGE);
     assert_eq!(fe.fe_in(&from_client(START + ACKED).sack(&[good])).verdict, REDIRECT);
     fe.counted();
@@ -90,7 +90,7 @@ fn a_packet_with_a_block_past_that_is_dropped() {
 fn a_connection_without_a_region_is_its_kernels() {
     let mut flow = under_way();
     complete(&mut flow);
-    let mut fe = frontend!(flow);
+    let mut fe = Frontend::with_flow(&flow);
     let before = noted(&fe.flow());
     for packet in [from_client(START + LENGTH + 1), from_client(EDGE).sack(&[(EDGE, START + LENGTH + 1)])] {
         assert_eq!(fe.fe_in(&packet.timestamps(2000, 2000)).verdict, PASS);
@@ -102,7 +102,7 @@ fn a_connection_without_a_region_is_its_kernels() {
 
 #[test]
 fn sequence_numbers_are_the_windows_as_the_kernel_has_it() {
-    let mut fe = frontend!(under_way());
+    let mut fe = Frontend::with_flow(&under_way());
     let strange = |fe: &mut Frontend, seq: u32, payload: &[u8]| {
         let packet = Segment { seq, ..from_client(START + ACKED) };
         fe.fe_in(&if payload.is_empty() { packet } else { packet.payload(payload) });
@@ -148,7 +148,7 @@ fn packets_are_noted_however_much_the_client_uploads_behind_a_payload() {
     let mut flow = under_way();
     complete(&mut flow);
     (flow.client_ack, flow.edge) = (START + LENGTH, START + LENGTH + ROOM);
-    let mut fe = frontend!(flow);
+    let mut fe = Frontend::with_flow(&flow);
     let mut seq = RCV_NXT;
     for upload in 1..=12 {
         seq = seq.wrapping_add(1 << 29);
@@ -161,7 +161,7 @@ fn packets_are_noted_however_much_the_client_uploads_behind_a_payload() {
 
 #[test]
 fn the_newest_ack_counts_and_not_the_highest() {
-    let fe = frontend!(under_way());
+    let fe = Frontend::with_flow(&under_way());
     for at in [EDGE, START + ACKED, START + ACKED + 10, START + ACKED - 10, START] {
         fe.fe_in(&from_client(at));
         assert_eq!((fe.flow().client_ack, fe.flow().spaces.acked), (at, (at - START).into()));
@@ -170,7 +170,7 @@ fn the_newest_ack_counts_and_not_the_highest() {
 
 #[test]
 fn an_ack_that_is_older_than_a_window_is_not_noted() {
-    let fe = frontend!(under_way());
+    let fe = Frontend::with_flow(&under_way());
     let before = noted(&fe.flow());
     for back in [ROOM + 1, 1 << 20, 1 << 30] {
         fe.fe_in(&from_client((START + ACKED).wrapping_sub(back)).timestamps(5000, 5000));
@@ -202,7 +202,7 @@ fn completion() -> Vec<(u64, u64, u32)> {
 
 #[test]
 fn a_client_that_walks_its_claims_completes_nothing() {
-    let mut fe = frontend!(needs_a_word());
+    let mut fe = Frontend::with_flow(&needs_a_word());
     let out = walk(&fe);
     assert_eq!((out.verdict, out.segment().ack), (PASS, START), "the frontend's kernel hears of its own bytes");
     assert_eq!(fe.copies(1)[0].ack, START + LENGTH, "and the backend judges");
@@ -222,7 +222,7 @@ fn a_client_that_walks_its_claims_completes_nothing() {
 
 #[test]
 fn a_claim_and_the_word_of_its_backend_complete_a_payload() {
-    let mut fe = frontend!(needs_a_word());
+    let mut fe = Frontend::with_flow(&needs_a_word());
     walk(&fe);
     assert!(fe.events().is_empty());
     fe.counted();
@@ -238,7 +238,7 @@ fn a_claim_and_the_word_of_its_backend_complete_a_payload() {
 
 #[test]
 fn a_word_before_the_claim_completes_nothing_by_itself() {
-    let fe = frontend!(needs_a_word());
+    let fe = Frontend::with_flow(&needs_a_word());
     assert_eq!(fe.deliver(client(), PEER, needs_a_word().handoff), PASS);
     assert_eq!((fe.events(), fe.flow().spaces.status), (vec![], ACTIVE));
     assert_eq!(walk(&fe).verdict, PASS);
@@ -247,7 +247,7 @@ fn a_word_before_the_claim_completes_nothing_by_itself() {
 
 #[test]
 fn nobody_but_its_backend_has_a_word_on_a_payload() {
-    let fe = frontend!(needs_a_word());
+    let fe = Frontend::with_flow(&needs_a_word());
     walk(&fe);
     let mut other = client();
     other.set_port(1);
@@ -262,7 +262,7 @@ fn nobody_but_its_backend_has_a_word_on_a_payload() {
 
 #[test]
 fn an_older_ack_that_comes_late_takes_no_claim_back() {
-    let fe = frontend!(needs_a_word());
+    let fe = Frontend::with_flow(&needs_a_word());
     walk(&fe);
     fe.fe_in(&from_client(START + LENGTH - 5000));
     assert_eq!(fe.deliver(client(), PEER, needs_a_word().handoff), PASS);
@@ -271,7 +271,7 @@ fn an_older_ack_that_comes_late_takes_no_claim_back() {
 
 #[test]
 fn room_that_an_old_ack_offers_is_nobodys() {
-    let fe = frontend!(Flow { snd_wscale: 14, edge: START + ACKED + (1 << 20), ..under_way() });
+    let fe = Frontend::with_flow(&Flow { snd_wscale: 14, edge: START + ACKED + (1 << 20), ..under_way() });
     let before = noted(&fe.flow());
     fe.fe_in(&Segment { window: u16::MAX, ..from_client((START + ACKED).wrapping_sub(100 << 20)) });
     assert_eq!(noted(&fe.flow()), before);
@@ -279,7 +279,7 @@ fn room_that_an_old_ack_offers_is_nobodys() {
 
 #[test]
 fn what_a_client_says_when_it_is_asked_counts_however_far_a_stranger_was_ahead() {
-    let fe = frontend!(under_way());
+    let fe = Frontend::with_flow(&under_way());
     let honest = from_client(START + ACKED);
     for _ in 0..10 {
         fe.fe_in(&from_client(fe.flow().edge));
@@ -315,7 +315,7 @@ fn width(good: u32, takes: impl Fn(u32) -> bool) -> u64 {
 /// window at most.
 #[test]
 fn who_knows_no_number_has_to_guess_as_much_as_with_plain_linux() {
-    let fe = frontend!(under_way());
+    let fe = Frontend::with_flow(&under_way());
     let moves = |seq: u32, ack: u32| {
         fe.set_flow(&under_way());
         fe.fe_in(&Segment { seq, window: 77, ..from_client(ack) });

@@ -5,7 +5,6 @@ use libbpf_rs::{ProgramInput, ProgramMut};
 use shunt_handoff::bpf::*;
 use shunt_wire::Endpoint;
 
-use super::host::root;
 use super::programs::*;
 use super::segment::*;
 
@@ -21,9 +20,6 @@ fn cost(what: &str, program: &ProgramMut<'_>, segment: &Segment) {
 #[test]
 #[ignore = "prints, checks nothing"]
 fn of_each_program() {
-    if !root() {
-        return;
-    }
     let fe = Frontend::new();
     let mut flow = Flow { server_ack: 1, client_ack: 5000, ..Default::default() };
     begin(&mut flow, 5000, 5000, 1_000_000, PEER);

@@ -57,7 +57,7 @@ fn at_each_place(reset: &Segment) -> [Segment; 3] {
 
 #[test]
 fn segments_of_no_flow_pass_untouched() {
-    let mut fe = frontend!(active());
+    let mut fe = Frontend::with_flow(&active());
     let mut stranger = from_server(LOCAL + 5).payload(b"x");
     stranger.to.set_port(1);
     let out = fe.fe_out(&stranger);
@@ -67,7 +67,7 @@ fn segments_of_no_flow_pass_untouched() {
 
 #[test]
 fn headers_sent_again_keep_the_delta_of_their_place() {
-    let mut fe = frontend!(active());
+    let mut fe = Frontend::with_flow(&active());
     for (seq, client_seq) in [(OLDER - 200, OLDER - 200), (OLDER, OLDER + 3000), (LOCAL - 100, START - 100)] {
         let header = from_server(seq).payload(&[7; 100]);
         let out = fe.fe_out(&header);
@@ -80,14 +80,14 @@ fn headers_sent_again_keep_the_delta_of_their_place() {
 /// give up in the end.
 #[test]
 fn a_header_that_is_sent_again_opens_the_way_for_its_ack() {
-    let fe = frontend!(Flow { flags: FLOW_START_ACKED as u8, ..active() });
+    let fe = Frontend::with_flow(&Flow { flags: FLOW_START_ACKED as u8, ..active() });
     assert_eq!(fe.fe_out(&from_server(LOCAL - 100).payload(&[7; 100])).verdict, PASS);
     assert_eq!(u32::from(fe.flow().flags) & FLOW_START_ACKED, 0);
 }
 
 #[test]
 fn writing_during_a_handoff_is_dropped_and_counted() {
-    let mut fe = frontend!(active());
+    let mut fe = Frontend::with_flow(&active());
     for segment in [from_server(LOCAL).payload(b"x"), from_server(LOCAL - 50).payload(&[7; 51])] {
         assert_eq!(fe.fe_out(&segment).verdict, SHOT);
         assert_eq!(fe.counted(), once(&["fe_drop_early_write"]));
@@ -97,7 +97,7 @@ fn writing_during_a_handoff_is_dropped_and_counted() {
 
 #[test]
 fn what_was_written_early_goes_out_when_it_is_sent_again() {
-    let fe = frontend!(finished());
+    let fe = Frontend::with_flow(&finished());
     let footer = from_server(LOCAL).payload(b"footer").flags(ACK | FIN);
     assert_eq!(fe.fe_out(&footer).segment(), Segment { seq: START + LENGTH, ..footer.clone() });
     assert!(u32::from(fe.flow().flags) & FLOW_SERVER_FIN != 0);
@@ -105,7 +105,7 @@ fn what_was_written_early_goes_out_when_it_is_sent_again() {
 
 #[test]
 fn pure_acks_move_to_the_right_edge_of_the_clients_window() {
-    let mut fe = frontend!(active());
+    let mut fe = Frontend::with_flow(&active());
     let ack = Segment { ack: 77_500, ..from_server(LOCAL) };
     let out = fe.fe_out(&ack);
     assert_eq!((out.verdict, out.segment()), (PASS, Segment { seq: EDGE, ..ack }));
@@ -119,7 +119,7 @@ fn pure_acks_move_to_the_right_edge_of_the_clients_window() {
 #[test]
 fn acks_wait_for_the_first_of_the_payload() {
     let begun = Flow { rcv_nxt: 77_000, ..active() };
-    let mut fe = frontend!(Flow { spaces: Spaces { acked: 0, ..begun.spaces }, ..begun });
+    let mut fe = Frontend::with_flow(&Flow { spaces: Spaces { acked: 0, ..begun.spaces }, ..begun });
     let ack = |bytes: u32| Segment { ack: 77_000 + bytes, ..from_server(LOCAL) };
     assert_eq!(fe.fe_out(&ack(16_384)).verdict, PASS);
     assert_eq!(fe.fe_out(&ack(16_385)).verdict, SHOT);
@@ -131,7 +131,7 @@ fn acks_wait_for_the_first_of_the_payload() {
 
 #[test]
 fn a_keepalive_probe_opens_the_way_for_its_answer() {
-    let mut fe = frontend!(active());
+    let mut fe = Frontend::with_flow(&active());
     let probe = from_server(LOCAL - 1);
     assert_eq!(fe.fe_out(&probe).segment(), from_server(START - 1));
     let answer = Segment::ack(client(), server(), 77_000, START + 2000);
@@ -142,7 +142,7 @@ fn a_keepalive_probe_opens_the_way_for_its_answer() {
 
 #[test]
 fn a_fin_during_a_handoff_becomes_a_reset() {
-    let mut fe = frontend!(active());
+    let mut fe = Frontend::with_flow(&active());
     for payload in [&b""[..], b"odd", b"even"] {
         fe.set_flow(&active());
         let fin = from_server(LOCAL).flags(ACK | FIN | PSH).payload(payload).timestamps(4, 5);
@@ -159,7 +159,7 @@ fn a_fin_during_a_handoff_becomes_a_reset() {
 /// 3.2).
 #[test]
 fn a_challenge_ack_draws_a_reset_at_its_very_number() {
-    let mut fe = frontend!(active());
+    let mut fe = Frontend::with_flow(&active());
     resets(&fe, &from_server(LOCAL).flags(ACK | FIN));
     fe.counted();
     for (number, data) in [&b""[..], b"odd", b"even"].into_iter().enumerate() {
@@ -182,7 +182,7 @@ fn a_challenge_ack_draws_a_reset_at_its_very_number() {
 /// The server has given up the region, but not its connection: its client's packets go to the server's kernel.
 #[test]
 fn a_cancelled_region_alone_answers_nobody() {
-    let mut fe = frontend!(cancelled());
+    let mut fe = Frontend::with_flow(&cancelled());
     assert_eq!(fe.fe_in(&Segment::ack(client(), server(), 77_000, START + 3000)).verdict, PASS);
     assert_eq!(fe.counted(), once(&["fe_in_server"]));
 }
@@ -191,7 +191,7 @@ fn a_cancelled_region_alone_answers_nobody() {
 fn a_reset_goes_where_the_client_takes_it_or_says_where_it_would() {
     for (flow, counted) in [(active(), &["fe_out_rst_moved", "fe_cancelled"][..]), (cancelled(), &["fe_out_rst_moved"])]
     {
-        let mut fe = frontend!(flow);
+        let mut fe = Frontend::with_flow(&flow);
         let sent = resets(&fe, &from_server(LOCAL).flags(RST | ACK));
         assert_eq!(sent, at_each_place(&from_server(0).flags(RST | ACK)));
         assert_eq!(fe.counted(), once(counted));
@@ -204,14 +204,14 @@ fn a_reset_goes_where_the_client_takes_it_or_says_where_it_would() {
 
 #[test]
 fn a_reset_after_completion_is_translated() {
-    let fe = frontend!(finished());
+    let fe = Frontend::with_flow(&finished());
     assert_eq!(fe.fe_out(&from_server(LOCAL + 10).flags(RST)).segment(), from_server(START + LENGTH + 10).flags(RST));
 }
 
 /// Whatever the kernel repeats, a header or a window probe, leaves as the reset again.
 #[test]
 fn after_a_cancel_only_acks_and_resets_leave() {
-    let mut fe = frontend!(cancelled());
+    let mut fe = Frontend::with_flow(&cancelled());
     let header = from_server(LOCAL - 100).payload(&[7; 100]);
     assert_eq!(fe.fe_out(&from_server(LOCAL)).segment(), from_server(EDGE));
     assert_eq!(fe.counted(), once(&["fe_out_ack_moved"]));
@@ -225,7 +225,7 @@ fn after_a_cancel_only_acks_and_resets_leave() {
 
 #[test]
 fn a_segment_on_both_sides_of_a_break_is_dropped() {
-    let mut fe = frontend!(finished());
+    let mut fe = Frontend::with_flow(&finished());
     for seq in [LOCAL - 50, OLDER - 50] {
         assert_eq!(fe.fe_out(&from_server(seq).payload(&[7; 100])).verdict, SHOT);
         assert_eq!(fe.counted(), once(&["fe_drop_early_write"]));
@@ -235,7 +235,7 @@ fn a_segment_on_both_sides_of_a_break_is_dropped() {
 
 #[test]
 fn timestamps_do_not_fall_behind_what_the_client_has_seen() {
-    let mut fe = frontend!(Flow { client_tsecr: 9_000, ..finished() });
+    let mut fe = Frontend::with_flow(&Flow { client_tsecr: 9_000, ..finished() });
     let segment = from_server(LOCAL).payload(b"x").timestamps(8_500, 5);
     assert_eq!(fe.fe_out(&segment).segment().timestamp_values(), Some((8_500, 5)), "nothing echoed yet");
     fe.counted();
@@ -250,7 +250,7 @@ fn timestamps_do_not_fall_behind_what_the_client_has_seen() {
 /// A client that has accepted such a timestamp drops all that a backend sends after it (RFC 7323, 5.3).
 #[test]
 fn a_made_up_echo_raises_no_timestamp_far() {
-    let fe = frontend!(finished());
+    let fe = Frontend::with_flow(&finished());
     for far in [8_500u32 + 8192, 8_500 + (1 << 20), 8_499 + (1 << 31)] {
         fe.set_flow(&Flow { client_tsecr: far, flags: FLOW_TIMESTAMPS as u8, ..finished() });
         let segment = from_server(LOCAL).payload(b"x").timestamps(8_500, 5);
@@ -262,7 +262,7 @@ fn a_made_up_echo_raises_no_timestamp_far() {
 /// so is the frontend's.
 #[test]
 fn a_client_that_gets_nothing_for_a_minute_is_reset_when_its_server_has_more_to_say() {
-    let mut fe = frontend!(active());
+    let mut fe = Frontend::with_flow(&active());
     let queues = |idle_ns| Flow { flags: FLOW_QUEUES as u8, idle_acked: 2000, idle_ns, mss: 1448, ..active() };
     let long_ago = 1;
     let closed = from_server(LOCAL).flags(ACK | FIN);
@@ -289,7 +289,7 @@ fn a_client_that_gets_nothing_for_a_minute_is_reset_when_its_server_has_more_to_
 
 #[test]
 fn a_relayed_stream_longer_than_half_the_sequence_space_keeps_its_delta() {
-    let fe = frontend!(finished());
+    let fe = Frontend::with_flow(&finished());
     let delta = START - LOCAL + LENGTH;
     let mut sent = 0u64;
     while sent < 5 << 30 {

@@ -6,12 +6,12 @@
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, netdevice, recv, socket_with};
 use shunt_sys::netns::Netns;
 use shunt_sys::sockopt;
-use shunt_testbed::of_process;
+use shunt_testbed::{PATIENCE, needs_root, of_process, within};
 
 use super::segment::Segment;
 
@@ -37,10 +37,9 @@ pub struct Host {
     wire: rustix::fd::OwnedFd,
 }
 
-pub use shunt_testbed::root;
-
 impl Host {
     pub fn new() -> Self {
+        needs_root();
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}{number}", of_process().namespace_prefix());
         ip(&["netns", "add", &name]);
@@ -71,17 +70,19 @@ impl Host {
         pins(self.number, what)
     }
 
-    /// Waits until `expected` TCP segments that `wanted` accepts have arrived at any port, and returns them.
+    /// Waits until `expected` TCP segments that `wanted` accepts have arrived at any port, and returns them. Where none
+    /// is expected, one that is sent all the same has a moment to arrive.
     pub fn arrived(&self, expected: usize, wanted: impl Fn(&Segment) -> bool) -> Vec<Segment> {
-        let until = Instant::now() + if expected == 0 { Duration::from_millis(30) } else { Duration::from_secs(30) };
+        let time = if expected == 0 { Duration::from_millis(30) } else { PATIENCE };
         let mut segments = Vec::new();
         let mut frame = vec![0; 70_000];
-        while Instant::now() < until && (segments.len() < expected || expected == 0) {
-            match recv(&self.wire, frame.as_mut_slice(), RecvFlags::DONTWAIT) {
-                Ok((_, bytes)) => segments.extend(Segment::read(&frame[..bytes]).ok().filter(&wanted)),
-                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        let _ = within(time, || {
+            while segments.len() < expected || expected == 0 {
+                let (_, bytes) = recv(&self.wire, frame.as_mut_slice(), RecvFlags::DONTWAIT)?;
+                segments.extend(Segment::read(&frame[..bytes]).ok().filter(&wanted));
             }
-        }
+            Ok::<_, rustix::io::Errno>(())
+        });
         segments
     }
 }
@@ -134,6 +135,7 @@ pub struct Hosts {
 
 impl Hosts {
     pub fn new() -> Self {
+        needs_root();
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}{number}", of_process().namespace_prefix());
         let named = |role: &str| format!("{name}-{role}");
@@ -241,11 +243,22 @@ impl Hosts {
 
     /// Number of segments with a wrong checksum that the three kernels have seen.
     pub fn checksum_errors(&self) -> u64 {
+        self.counted_by_kernels("snmp", "Tcp:", "InCsumErrors")
+    }
+
+    /// Number of retransmission timeouts of all sockets of the three kernels.
+    pub fn timeouts(&self) -> u64 {
+        self.counted_by_kernels("netstat", "TcpExt:", "TCPTimeouts")
+    }
+
+    /// Sum of a counter of the three kernels. In /proc/net/snmp and /proc/net/netstat, a line of names stands before
+    /// each line of values.
+    fn counted_by_kernels(&self, file: &str, group: &str, counter: &str) -> u64 {
         let count = || {
-            let snmp = std::fs::read_to_string("/proc/thread-self/net/snmp").expect("/proc");
-            let mut tcp = snmp.lines().filter(|line| line.starts_with("Tcp:")).map(|line| line.split(' '));
-            let (names, values) = (tcp.next().expect("names"), tcp.next().expect("values"));
-            let (_, value) = names.zip(values).find(|(name, _)| *name == "InCsumErrors").expect("since Linux 3.10");
+            let all = std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).expect("/proc");
+            let mut lines = all.lines().filter(|line| line.starts_with(group)).map(|line| line.split(' '));
+            let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
+            let (_, value) = names.zip(values).find(|(name, _)| *name == counter).expect("since Linux 3.10");
             value.parse::<u64>().expect("a number")
         };
         count() + self.client.run(count).expect("setns") + self.backend.run(count).expect("setns")

@@ -61,7 +61,7 @@ fn steered(ack: u32) -> Segment {
 
 #[test]
 fn a_segment_outside_the_window_is_the_frontends_alone() {
-    let mut fe = frontend!(active());
+    let mut fe = Frontend::with_flow(&active());
     let before = fe.flow().spaces;
     let inside = from_client(START + 1000);
     for offset in [1 << 24, 1 << 31, (1u32 << 24).wrapping_neg()] {
@@ -75,7 +75,7 @@ fn a_segment_outside_the_window_is_the_frontends_alone() {
 
 #[test]
 fn a_packet_of_no_flow_passes_untouched() {
-    let mut fe = frontend!(active());
+    let mut fe = Frontend::with_flow(&active());
     let mut stranger = from_client(START + 5);
     stranger.from.set_port(40_001);
     let out = fe.fe_in(&stranger.clone());
@@ -85,7 +85,7 @@ fn a_packet_of_no_flow_passes_untouched() {
 
 #[test]
 fn an_ack_at_or_below_the_start_goes_to_the_frontend() {
-    let mut fe = frontend!(active());
+    let mut fe = Frontend::with_flow(&active());
     for ack in [START - 200, START] {
         let out = fe.fe_in(&from_client(ack));
         assert_eq!((out.verdict, out.segment()), (PASS, from_client(ack)));
@@ -98,7 +98,7 @@ fn an_ack_at_or_below_the_start_goes_to_the_frontend() {
 
 #[test]
 fn the_first_ack_past_the_start_goes_to_both_clamped_for_the_frontend() {
-    let mut fe = frontend!(active());
+    let mut fe = Frontend::with_flow(&active());
     let out = fe.fe_in(&from_client(START + 1460));
     assert_eq!((out.verdict, out.segment()), (PASS, from_client(START)));
     assert_eq!(fe.copies(1), [steered(START + 1460)]);
@@ -113,7 +113,7 @@ fn the_first_ack_past_the_start_goes_to_both_clamped_for_the_frontend() {
 
 #[test]
 fn later_pure_acks_go_to_the_backend_only_duplicates_and_window_updates_too() {
-    let mut fe = frontend!(under_way());
+    let mut fe = Frontend::with_flow(&under_way());
     let window_update = Segment { window: 9000, ..from_client(START + 2920) };
     for (packet, ack) in [
         (from_client(START + 2920), START + 2920),
@@ -133,7 +133,7 @@ fn later_pure_acks_go_to_the_backend_only_duplicates_and_window_updates_too() {
 
 #[test]
 fn the_ack_at_the_end_completes_once_and_goes_to_both() {
-    let mut fe = frontend!(under_way());
+    let mut fe = Frontend::with_flow(&under_way());
     let out = fe.fe_in(&from_client(END));
     assert_eq!((out.verdict, out.segment()), (PASS, from_client(START)));
     assert_eq!(fe.copies(1), [steered(END)]);
@@ -149,7 +149,7 @@ fn the_ack_at_the_end_completes_once_and_goes_to_both() {
 
 #[test]
 fn one_ack_of_header_and_whole_payload_completes() {
-    let fe = frontend!(active());
+    let fe = Frontend::with_flow(&active());
     let out = fe.fe_in(&from_client(END));
     assert_eq!((out.verdict, out.segment()), (PASS, from_client(START)));
     assert_eq!(fe.copies(1), [steered(END)]);
@@ -158,7 +158,7 @@ fn one_ack_of_header_and_whole_payload_completes() {
 
 #[test]
 fn an_ack_past_the_end_of_an_active_region_is_dropped() {
-    let mut fe = frontend!(under_way());
+    let mut fe = Frontend::with_flow(&under_way());
     let before = fe.flow();
     assert_eq!(fe.fe_in(&from_client(END + 1)).verdict, SHOT);
     assert_eq!(fe.counted(), once(&["fe_drop_bad_ack"]));
@@ -168,7 +168,7 @@ fn an_ack_past_the_end_of_an_active_region_is_dropped() {
 
 #[test]
 fn after_completion_acks_get_the_new_delta() {
-    let mut fe = frontend!(finished());
+    let mut fe = Frontend::with_flow(&finished());
     for (ack, local) in [(END + 400, START + 400), (END + 1, START + 1), (END, START), (END - 1, START), (START, START)]
     {
         let out = fe.fe_in(&from_client(ack));
@@ -181,7 +181,7 @@ fn after_completion_acks_get_the_new_delta() {
 
 #[test]
 fn data_goes_to_the_frontend_and_its_ack_part_to_the_backend() {
-    let mut fe = frontend!(under_way());
+    let mut fe = Frontend::with_flow(&under_way());
     let request = from_client(START + 2000).flags(ACK | PSH).payload(b"GET /next").timestamps(900, 800);
     let out = fe.fe_in(&request);
     assert_eq!(out.verdict, PASS);
@@ -192,7 +192,7 @@ fn data_goes_to_the_frontend_and_its_ack_part_to_the_backend() {
 
 #[test]
 fn a_probe_is_answered_by_the_frontend() {
-    let mut fe = frontend!(under_way());
+    let mut fe = Frontend::with_flow(&under_way());
     // A keepalive probe (RFC 9293, 3.8.4), the same again, and one with the data byte that some stacks send.
     let probe = Segment { seq: RCV_NXT - 1, ..from_client(START + 1000) };
     for probe in [probe.clone(), probe.clone(), probe.clone().payload(&[0])] {
@@ -209,7 +209,7 @@ fn a_probe_is_answered_by_the_frontend() {
 
 #[test]
 fn long_odd_and_empty_payloads_are_stripped_with_good_checksums() {
-    let fe = frontend!(under_way());
+    let fe = Frontend::with_flow(&under_way());
     for bytes in [1, 2, 3, 1447, 1448] {
         let data: Vec<u8> = (0..bytes).map(|n| (n * 37) as u8).collect();
         fe.fe_in(&from_client(START + 2000).payload(&data));
@@ -219,7 +219,7 @@ fn long_odd_and_empty_payloads_are_stripped_with_good_checksums() {
 
 #[test]
 fn data_that_completes_goes_to_both() {
-    let fe = frontend!(under_way());
+    let fe = Frontend::with_flow(&under_way());
     let request = from_client(END).flags(ACK | PSH).payload(b"GET /next");
     let out = fe.fe_in(&request);
     assert_eq!((out.verdict, out.segment()), (PASS, Segment { ack: START, ..request.clone() }));
@@ -229,7 +229,7 @@ fn data_that_completes_goes_to_both() {
 
 #[test]
 fn urgent_data_goes_to_both_and_no_urgent_pointer_to_the_backend() {
-    let fe = frontend!(under_way());
+    let fe = Frontend::with_flow(&under_way());
     let urgent = Segment { urgent: 3, ..from_client(START + 2000).flags(ACK | URG).payload(b"abc") };
     assert_eq!(fe.fe_in(&urgent).segment(), Segment { ack: START, ..urgent.clone() });
     assert_eq!(fe.copies(1), [steered(START + 2000)]);
@@ -237,7 +237,7 @@ fn urgent_data_goes_to_both_and_no_urgent_pointer_to_the_backend() {
 
 #[test]
 fn a_fin_goes_to_both_and_not_as_a_fin_to_the_backend() {
-    let mut fe = frontend!(under_way());
+    let mut fe = Frontend::with_flow(&under_way());
     let fin = from_client(START + 2000).flags(ACK | FIN);
     assert_eq!(fe.fe_in(&fin).segment(), Segment { ack: START, ..fin.clone() });
     assert_eq!(fe.copies(1), [steered(START + 2000)]);
@@ -247,7 +247,7 @@ fn a_fin_goes_to_both_and_not_as_a_fin_to_the_backend() {
 
 #[test]
 fn a_reset_at_the_next_sequence_number_ends_the_region_and_goes_to_both() {
-    let mut fe = frontend!(under_way());
+    let mut fe = Frontend::with_flow(&under_way());
     for flags in [RST, RST | ACK] {
         fe.set_flow(&under_way());
         let reset = from_client(START + 1000).flags(flags);
@@ -272,7 +272,7 @@ fn a_reset_at_the_next_sequence_number_ends_the_region_and_goes_to_both() {
 /// After a FIN that number is one too low: the frontend has acknowledged the FIN, but the backend has not heard of it.
 #[test]
 fn a_reset_at_what_the_backend_acknowledges_is_one() {
-    let fe = frontend!(under_way());
+    let fe = Frontend::with_flow(&under_way());
     for copied in [[RCV_NXT, RCV_NXT - 9], [RCV_NXT + 1, RCV_NXT]] {
         fe.set_flow(&Flow { server_ack: RCV_NXT + 1, copied, ..under_way() });
         let reset = from_client(START + 1000).flags(RST);
@@ -288,7 +288,7 @@ fn a_reset_at_what_the_backend_acknowledges_is_one() {
 /// for long.
 #[test]
 fn a_client_that_has_room_again_has_just_come_back() {
-    let fe = frontend!(Flow { mss: 1448, client_window: 0, idle_ns: 1, idle_acked: 1000, ..under_way() });
+    let fe = Frontend::with_flow(&Flow { mss: 1448, client_window: 0, idle_ns: 1, idle_acked: 1000, ..under_way() });
     fe.fe_in(&from_client(START + 1000));
     assert_eq!(fe.flow().idle_ns, 0);
     fe.set_flow(&Flow { mss: 1448, client_window: 9000, idle_ns: 1, idle_acked: 1000, ..under_way() });
@@ -298,7 +298,7 @@ fn a_client_that_has_room_again_has_just_come_back() {
 
 #[test]
 fn copies_have_the_token_and_are_remembered() {
-    let fe = frontend!(Flow { token: 0x1234_5678, ..under_way() });
+    let fe = Frontend::with_flow(&Flow { token: 0x1234_5678, ..under_way() });
     let out = fe.fe_in(&from_client(START + 2000));
     assert_eq!(out.segment(), Segment { urgent: 0x5678, ..steered(START + 2000) });
     assert_eq!(fe.flow().copied, [RCV_NXT, 0]);
@@ -306,7 +306,7 @@ fn copies_have_the_token_and_are_remembered() {
 
 #[test]
 fn a_reset_elsewhere_in_the_window_resets_nothing() {
-    let mut fe = frontend!(under_way());
+    let mut fe = Frontend::with_flow(&under_way());
     let blind = Segment { seq: RCV_NXT + 100, ..from_client(START + 1000).flags(RST) };
     assert_eq!(fe.fe_in(&blind).verdict, PASS);
     assert_eq!(fe.flow().spaces.status, ACTIVE);
@@ -316,7 +316,7 @@ fn a_reset_elsewhere_in_the_window_resets_nothing() {
 
 #[test]
 fn sack_blocks_inside_the_region_go_to_the_backend() {
-    let mut fe = frontend!(under_way());
+    let mut fe = Frontend::with_flow(&under_way());
     let blocks = [(START + 5000, START + 6000), (START + 8000, START + 9000)];
     let out = fe.fe_in(&from_client(START + 2000).timestamps(1, 2).sack(&blocks));
     assert_eq!(out.verdict, REDIRECT);
@@ -326,7 +326,7 @@ fn sack_blocks_inside_the_region_go_to_the_backend() {
 
 #[test]
 fn a_lost_header_is_the_frontends_and_the_blocks_behind_it_the_backends() {
-    let mut fe = frontend!(active());
+    let mut fe = Frontend::with_flow(&active());
     // One block spans the second half of the header and the payload's beginning. The other lies in the payload.
     let blocks = [(START - 100, START + 3000), (START + 4000, START + 5000)];
     let out = fe.fe_in(&from_client(START - 200).sack(&blocks));
@@ -345,19 +345,19 @@ fn a_lost_header_is_the_frontends_and_the_blocks_behind_it_the_backends() {
 #[test]
 fn a_raised_ack_number_makes_the_window_smaller() {
     for (scale, window, left) in [(0, 500, 300), (0, 200, 0), (0, 100, 0), (7, 500, 498), (7, 1, 0), (14, 84, 83)] {
-        let fe = frontend!(Flow { snd_wscale: scale, edge: START + 100_000, ..active() });
+        let fe = Frontend::with_flow(&Flow { snd_wscale: scale, edge: START + 100_000, ..active() });
         let packet = Segment { window, ..from_client(START - 200).sack(&[(START, START + 1000)]) };
         assert_eq!(fe.fe_in(&packet).segment().window, window, "the frontend's kernel knows its header");
         assert_eq!(fe.copies(1)[0].window, left, "{window} << {scale}");
     }
-    let fe = frontend!(Flow { snd_wscale: 7, ..active() });
+    let fe = Frontend::with_flow(&Flow { snd_wscale: 7, ..active() });
     fe.fe_in(&from_client(START + 1460));
     assert_eq!(fe.copies(1)[0].window, from_client(0).window, "of an ACK that is not raised");
 }
 
 #[test]
 fn a_sack_of_the_header_alone_stays_at_the_frontend() {
-    let mut fe = frontend!(active());
+    let mut fe = Frontend::with_flow(&active());
     let packet = from_client(START - 200).sack(&[(START - 100, START - 50)]);
     assert_eq!(fe.fe_in(&packet).segment(), packet);
     assert!(fe.copies(0).is_empty());
@@ -366,7 +366,7 @@ fn a_sack_of_the_header_alone_stays_at_the_frontend() {
 
 #[test]
 fn a_sack_that_is_all_the_others_becomes_nops() {
-    let fe = frontend!(active());
+    let fe = Frontend::with_flow(&active());
     let blocks = [(START, START + 3000), (START + 4000, START + 5000), (START + 6000, START + 7000)];
     let out = fe.fe_in(&from_client(START - 200).sack(&blocks)).segment();
     assert_eq!(out.options, vec![1; 28]);
@@ -374,7 +374,7 @@ fn a_sack_that_is_all_the_others_becomes_nops() {
 
 #[test]
 fn options_in_any_order_and_at_odd_offsets_are_found() {
-    let fe = frontend!(active());
+    let fe = Frontend::with_flow(&active());
     let block = (START - 100, START + 3000);
     // NOP, SACK option at offset 21, timestamps at offset 31: the fields are at odd offsets.
     let mut options = vec![1];
@@ -390,7 +390,7 @@ fn options_in_any_order_and_at_odd_offsets_are_found() {
 
 #[test]
 fn forty_bytes_of_nops_and_a_broken_option_are_survived() {
-    let fe = frontend!(under_way());
+    let fe = Frontend::with_flow(&under_way());
     for options in [vec![1; 40], vec![5, 0, 0, 0], vec![5, 200, 0, 0], vec![8, 9, 0, 0], vec![1, 1, 1, 5], vec![8; 40]]
     {
         let out = fe.fe_in(&from_client(START + 2000).options(&options));
@@ -400,7 +400,7 @@ fn forty_bytes_of_nops_and_a_broken_option_are_survived() {
 
 #[test]
 fn the_second_regions_frontend_sees_neither_payload() {
-    let fe = frontend!(second());
+    let fe = Frontend::with_flow(&second());
     let out = fe.fe_in(&from_client(SECOND + 1000)).segment();
     assert_eq!(out, from_client(START + 400));
     assert_eq!(fe.copies(1), [Segment { to: other_peer(), ..steered(SECOND + 1000) }]);
@@ -410,7 +410,7 @@ fn the_second_regions_frontend_sees_neither_payload() {
 
 #[test]
 fn late_duplicates_of_an_older_region_are_reported_to_its_backend() {
-    let mut fe = frontend!(second());
+    let mut fe = Frontend::with_flow(&second());
     let packet = from_client(SECOND - 400).sack(&[(END - 1448, END)]);
     let out = fe.fe_in(&packet);
     assert_eq!(out.verdict, PASS);
@@ -430,7 +430,7 @@ fn late_duplicates_of_an_older_region_are_reported_to_its_backend() {
 fn a_cancelled_region_is_the_frontends_alone() {
     let mut flow = under_way();
     flow.spaces.status = CANCELLED;
-    let fe = frontend!(flow);
+    let fe = Frontend::with_flow(&flow);
     assert_eq!(fe.fe_in(&from_client(START + 3000)).segment(), from_client(START));
     assert!(fe.copies(0).is_empty());
     assert_eq!(fe.flow().client_ack, START + 3000, "a reset will need it");
@@ -439,7 +439,7 @@ fn a_cancelled_region_is_the_frontends_alone() {
 #[test]
 fn sequence_numbers_wrap() {
     let start = u32::MAX - 999;
-    let fe = frontend!(active_at(start, 5000));
+    let fe = Frontend::with_flow(&active_at(start, 5000));
     assert_eq!(fe.fe_in(&from_client(start - 1)).segment(), from_client(start - 1));
     assert_eq!(fe.fe_in(&from_client(start + 900)).segment(), from_client(start));
     assert_eq!(fe.copies(1), [steered(start + 900)]);
@@ -454,7 +454,7 @@ fn sequence_numbers_wrap() {
 #[test]
 fn a_region_longer_than_the_sequence_space_completes_at_its_end_only() {
     let length = (1u64 << 33) + 12_345;
-    let fe = frontend!(active_at(START, length));
+    let fe = Frontend::with_flow(&active_at(START, length));
     let mut at = 0u64;
     let has_room = |at: u64| fe.set_flow(&Flow { edge: START.wrapping_add(at as u32), ..fe.flow() });
     while at + (1 << 30) < length {
@@ -476,7 +476,7 @@ fn a_region_longer_than_the_sequence_space_completes_at_its_end_only() {
 
 #[test]
 fn the_newest_echoed_timestamp_is_remembered() {
-    let fe = frontend!(under_way());
+    let fe = Frontend::with_flow(&under_way());
     for (tsecr, newest) in [(0xffff_fff0, 0xffff_fff0), (0xffff_ffe0, 0xffff_fff0), (5, 5)] {
         fe.fe_in(&from_client(START + 2000).timestamps(1, tsecr));
         assert_eq!(fe.flow().client_tsecr, newest);
@@ -485,7 +485,7 @@ fn the_newest_echoed_timestamp_is_remembered() {
 
 #[test]
 fn a_syn_for_a_connection_that_is_gone_forgets_the_flow() {
-    let fe = frontend!(finished());
+    let fe = Frontend::with_flow(&finished());
     let syn = from_client(0).flags(SYN);
     assert_eq!(fe.fe_in(&syn).verdict, PASS);
     assert!(fe.find_flow().is_none() && fe.events().is_empty());
@@ -494,7 +494,7 @@ fn a_syn_for_a_connection_that_is_gone_forgets_the_flow() {
 /// Otherwise nobody would report any more how the region ended.
 #[test]
 fn the_region_of_a_flow_that_is_forgotten_has_ended() {
-    let mut fe = frontend!(under_way());
+    let mut fe = Frontend::with_flow(&under_way());
     assert_eq!(fe.fe_in(&from_client(0).flags(SYN)).verdict, PASS);
     assert!(fe.find_flow().is_none());
     assert_eq!((fe.events(), fe.counted()), (vec![(42, 1000, 2)], once(&["fe_client_reset"])));
@@ -502,7 +502,7 @@ fn the_region_of_a_flow_that_is_forgotten_has_ended() {
 
 #[test]
 fn truncated_frames_are_not_touched() {
-    let fe = frontend!(under_way());
+    let fe = Frontend::with_flow(&under_way());
     let frame = from_client(START + 2000).timestamps(1, 2).to_frame();
     for bytes in 34..frame.len() {
         let out = run(&fe.skel.progs.fe_in, fe.host.client_port, &frame[..bytes], 0);
@@ -512,7 +512,7 @@ fn truncated_frames_are_not_touched() {
 
 #[test]
 fn a_lost_event_is_counted() {
-    let mut fe = frontend!(Flow { ring: 9, ..under_way() });
+    let mut fe = Frontend::with_flow(&Flow { ring: 9, ..under_way() });
     fe.fe_in(&from_client(END));
     assert_eq!(fe.counted(), once(&["fe_in_both", "fe_completed", "fe_event_lost"]));
     assert_eq!(fe.flow().spaces.status, COMPLETE);
@@ -520,7 +520,7 @@ fn a_lost_event_is_counted() {
 
 #[test]
 fn a_marked_clone_of_a_flow_that_is_gone_is_dropped() {
-    let fe = frontend!(under_way());
+    let fe = Frontend::with_flow(&under_way());
     let mut stranger = from_client(START + 2000);
     stranger.from.set_port(1);
     assert_eq!(run(&fe.skel.progs.fe_in, fe.host.client_port, &stranger.to_frame(), COPY_MARK).verdict, SHOT);
@@ -528,7 +528,7 @@ fn a_marked_clone_of_a_flow_that_is_gone_is_dropped() {
 
 #[test]
 fn ipv6_is_steered_and_translated_alike() {
-    let mut fe = frontend!(active());
+    let mut fe = Frontend::with_flow(&active());
     let (client, server, peer) =
         ("[fd00::2]:40000".parse().unwrap(), "[fd00::1]:80".parse().unwrap(), "[fd01::2]:7001".parse().unwrap());
     fe.set_peer(PEER, peer);

@@ -10,7 +10,7 @@ use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, Frontend, FrontendConfig, SteeringError, detach_all, end_handoffs};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::host::{Host, cgroup, ifindex, root};
+use super::host::{Host, cgroup, ifindex};
 use super::programs::{Pins, client, key, server};
 
 fn frontend_config(host: &Host, pins: &Pins) -> FrontendConfig {
@@ -37,16 +37,13 @@ struct Loaded {
 }
 
 impl Loaded {
-    /// Loads a frontend. Returns None if the test does not run as root.
-    fn new() -> Option<Self> {
-        if !root() {
-            return None;
-        }
+    /// Loads a frontend.
+    fn new() -> Self {
         let host = Host::new();
         let pins = Pins::new(&host, "loader");
         let frontend = Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads");
         let flows = MapHandle::from_pinned_path(pins.0.join("flows")).expect("pinned");
-        Some(Self { flows, frontend, pins, host })
+        Self { flows, frontend, pins, host }
     }
 }
 
@@ -80,9 +77,6 @@ const BACKEND_PRIORITY: u32 = 0x5342;
 
 #[test]
 fn both_sides_share_a_directory_and_leave_nothing_behind() {
-    if !root() {
-        return;
-    }
     let host = Host::new();
     let pins = Pins::new(&host, "loader");
     let _frontend = Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads");
@@ -98,7 +92,7 @@ fn both_sides_share_a_directory_and_leave_nothing_behind() {
 
 #[test]
 fn a_restart_keeps_the_flows_and_moves_to_the_configured_interfaces() {
-    let Some(Loaded { host, pins, frontend, flows }) = Loaded::new() else { return };
+    let Loaded { host, pins, frontend, flows } = Loaded::new();
     drop(frontend);
     put(&flows, client().port(), &Flow { handoff: 99, ..Default::default() });
 
@@ -113,7 +107,7 @@ fn a_restart_keeps_the_flows_and_moves_to_the_configured_interfaces() {
 
 #[test]
 fn maps_of_another_layout_are_refused_with_what_to_do() {
-    let Some(Loaded { host, pins, frontend, .. }) = Loaded::new() else { return };
+    let Loaded { host, pins, frontend, .. } = Loaded::new();
     drop(frontend);
     let config = frontend_config(&host, &pins);
     let layout = MapHandle::from_pinned_path(pins.0.join("layout")).expect("pinned");
@@ -128,7 +122,7 @@ fn maps_of_another_layout_are_refused_with_what_to_do() {
 
 #[test]
 fn connections_with_breaks_are_told_before_the_programs_go() {
-    let Some(Loaded { host: _host, pins, frontend, flows }) = Loaded::new() else { return };
+    let Loaded { host: _host, pins, frontend, flows } = Loaded::new();
     drop(frontend);
     let mut moved = Flow::default();
     moved.spaces.made = 1;
@@ -151,9 +145,6 @@ fn connections_with_breaks_are_told_before_the_programs_go() {
 
 #[test]
 fn a_directory_elsewhere_is_refused_with_what_to_do() {
-    if !root() {
-        return;
-    }
     let host = Host::new();
     let pins = Pins(PathBuf::from(format!("/tmp/{}-not-bpffs", host.name)));
     let error = Frontend::load(&frontend_config(&host, &pins)).expect_err("not a BPF file system");
@@ -162,7 +153,7 @@ fn a_directory_elsewhere_is_refused_with_what_to_do() {
 
 #[test]
 fn garbage_is_what_has_ended_or_nobody_knows_and_is_quiet() {
-    let Some(Loaded { host: _host, pins, frontend, flows }) = Loaded::new() else { return };
+    let Loaded { host: _host, pins, frontend, flows } = Loaded::new();
     let now = monotonic_ns();
     let add = |port: u16, flags: u32, last_seen_ns: u64| {
         put(&flows, port, &Flow { flags: flags as u8, last_seen_ns, ..Default::default() });
@@ -188,7 +179,7 @@ fn garbage_is_what_has_ended_or_nobody_knows_and_is_quiet() {
 
 #[test]
 fn a_new_connection_from_the_port_of_an_ended_one_is_no_garbage() {
-    let Some(Loaded { host: _host, pins, frontend, flows }) = Loaded::new() else { return };
+    let Loaded { host: _host, pins, frontend, flows } = Loaded::new();
     put(&flows, 1, &Flow { flags: FLOW_RESET as u8, last_seen_ns: 1, ..Default::default() });
     put(&flows, 2, &Flow { last_seen_ns: 1, ..Default::default() }); // makes the closure below run
     let collected = frontend.collect_garbage(Duration::from_nanos(monotonic_ns() / 2), |_| {
@@ -204,7 +195,7 @@ fn a_new_connection_from_the_port_of_an_ended_one_is_no_garbage() {
 
 #[test]
 fn a_table_of_many_flows_is_read_whole() {
-    let Some(Loaded { host: _host, pins, frontend, flows }) = Loaded::new() else { return };
+    let Loaded { host: _host, pins, frontend, flows } = Loaded::new();
     for number in 0..20_000 {
         put(&flows, number, &Flow { last_seen_ns: u64::from(number), ..Default::default() });
     }
@@ -216,7 +207,7 @@ fn a_table_of_many_flows_is_read_whole() {
 
 #[test]
 fn rings_come_and_go_by_number() {
-    let Some(Loaded { host: _host, pins, mut frontend, .. }) = Loaded::new() else { return };
+    let Loaded { host: _host, pins, mut frontend, .. } = Loaded::new();
     frontend.create_ring(63, 0).expect("the last");
     frontend.create_ring(63, 0).expect("in place of the first");
     frontend.remove_ring(63).expect("there");
@@ -228,9 +219,6 @@ fn rings_come_and_go_by_number() {
 
 #[test]
 fn senders_are_written_found_and_forgotten() {
-    if !root() {
-        return;
-    }
     let host = Host::new();
     let pins = Pins::new(&host, "loader");
     let config = backend_config(&host, &pins);
@@ -291,9 +279,6 @@ impl Drop for Group {
 
 #[test]
 fn two_agents_share_no_interface_and_take_out_their_own_alone() {
-    if !root() {
-        return;
-    }
     let (host, groups) = (Host::new(), ["one", "other"].map(Group::new));
     let (pins, others) = (Pins::new(&host, "loader"), Pins::new(&host, "loader-other"));
     let of = |pins, group: &Group| FrontendConfig { cgroup: group.0.clone(), ..frontend_config(&host, pins) };
@@ -318,7 +303,7 @@ fn two_agents_share_no_interface_and_take_out_their_own_alone() {
 /// it.
 #[test]
 fn the_servers_of_a_control_group_are_one_agents() {
-    let Some(Loaded { host, pins, .. }) = Loaded::new() else { return };
+    let Loaded { host, pins, .. } = Loaded::new();
     let (others, below) = (Pins::new(&host, "loader-other"), Group::new("below"));
     let config = FrontendConfig { interfaces: vec![host.backend_port], ..frontend_config(&host, &others) };
     for cgroup in [cgroup(), below.0.clone()] {

@@ -1,5 +1,5 @@
 //! Tests of the steering programs (bpf/), packet by packet, and of their loader. They need root: without it, every test
-//! says so and ends.
+//! fails and says so.
 
 mod backend;
 mod begun;
@@ -13,6 +13,7 @@ mod ingress;
 mod loader;
 mod model;
 mod native;
+mod nft;
 mod plain;
 mod predicted;
 mod programs;

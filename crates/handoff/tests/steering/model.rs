@@ -8,7 +8,6 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use shunt_handoff::bpf::*;
 
-use super::host::root;
 use super::programs::*;
 use super::seeded::many;
 use super::segment::*;
@@ -308,9 +307,6 @@ fn run_case(fe: &Frontend, case: &Case) -> Result<(), TestCaseError> {
 
 #[test]
 fn any_sequence_of_acks_is_split_as_the_model_splits_it() {
-    if !root() {
-        return;
-    }
     let fe = Frontend::new();
     many(150, case(), |case| run_case(&fe, case));
 }

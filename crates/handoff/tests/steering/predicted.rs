@@ -12,7 +12,7 @@ use shunt_sys::repair::{Restored, clock_ms, restore, set_window};
 use shunt_sys::sockopt::unacknowledged;
 use shunt_testbed::eventually;
 
-use super::host::{Host, cgroup, ifindex, ip, root};
+use super::host::{Host, cgroup, ifindex, ip};
 use super::programs::{Pins, server};
 use super::segment::Segment;
 
@@ -139,9 +139,6 @@ impl Drop for Bed {
 /// A window that was set on a parked socket ends with the next ACK, even if that ACK has the old window field.
 #[test]
 fn an_ack_with_the_window_of_before_is_believed_after_another_was_set() {
-    if !root() {
-        return;
-    }
     let bed = Bed::new();
     bed.write(1000);
     bed.acknowledge(1000, 16, 0);
@@ -155,9 +152,6 @@ fn an_ack_with_the_window_of_before_is_believed_after_another_was_set() {
 /// A socket that has just been restored predicts a closed window.
 #[test]
 fn a_window_that_closes_with_the_first_ack_is_closed() {
-    if !root() {
-        return;
-    }
     let bed = Bed::new();
     let unsent = bed.write(100_000);
     assert!((80_000..84_000).contains(&unsent), "20,000 bytes have room: {unsent}");

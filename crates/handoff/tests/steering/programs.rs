@@ -159,6 +159,13 @@ impl Frontend {
         frontend
     }
 
+    /// Loads the programs, with one flow.
+    pub fn with_flow(flow: &Flow) -> Self {
+        let frontend = Self::new();
+        frontend.set_flow(flow);
+        frontend
+    }
+
     pub fn set_peer(&self, index: u32, at: SocketAddr) {
         let endpoint = Endpoint::from(at);
         let mut peer = SteerPeer { port: u16::from_ne_bytes(endpoint.port_be), up: 1, ..Default::default() };
@@ -216,19 +223,6 @@ impl Frontend {
         records(&self.ring).iter().map(|record| event(record)).collect()
     }
 }
-
-/// Loads the frontend's programs with one flow. Ends the test if it does not run as root.
-macro_rules! frontend {
-    ($flow:expr) => {{
-        if !$crate::host::root() {
-            return;
-        }
-        let frontend = $crate::programs::Frontend::new();
-        frontend.set_flow(&$flow);
-        frontend
-    }};
-}
-pub(crate) use frontend;
 
 /// Returns the records in a ring.
 fn records(ring: &dyn MapCore) -> Vec<Vec<u8>> {

@@ -1,9 +1,8 @@
 //! Tests of the proof that a handoff needs: a client's packets must pass the steering programs as its server's socket
 //! numbers them (bpf/proof.h).
 
-use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::process::{Command, Stdio};
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use shunt_handoff::Frontend as Loaded;
@@ -14,7 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::host::ifindex;
 use super::programs::*;
 use super::segment::*;
-use super::steered::{RING as STEERED_RING, SHUNT_SOL, SHUNT_STATE, Steered, begin, expect, payload};
+use super::steered::{Steered, begin, expect, payload};
 
 /// Status after a refusal for want of proof (SHUNT_REGION_UNPROVEN).
 const UNPROVEN: u32 = 4;
@@ -43,9 +42,6 @@ fn syn_ack(seq: u32, ack: u32) -> Segment {
 
 #[test]
 fn a_handshake_is_noted_on_both_ways_where_its_port_is_watched() {
-    if !super::host::root() {
-        return;
-    }
     let mut fe = Frontend::new();
     let pass = |out: Outcome, sent: Segment| assert_eq!((out.verdict, out.segment()), (PASS, sent));
     pass(fe.fe_in(&syn(70)), syn(70));
@@ -77,7 +73,8 @@ fn a_handshake_is_noted_on_both_ways_where_its_port_is_watched() {
 #[test]
 fn what_passes_of_a_flow_is_noted() {
     let seen = (FLOW_SEEN_IN | FLOW_SEEN_OUT) as u8;
-    let fe = frontend!(Flow { server_ack: 77, rcv_nxt: 77, client_ack: 5000, edge: 6000, ..Default::default() });
+    let fe =
+        Frontend::with_flow(&Flow { server_ack: 77, rcv_nxt: 77, client_ack: 5000, edge: 6000, ..Default::default() });
     fe.fe_in(&Segment::ack(client(), server(), 77, 4000));
     assert_eq!((fe.flow().client_ack, fe.flow().flags & seen), (4000, FLOW_SEEN_IN as u8), "the first that is seen");
     assert_eq!(fe.flow().furthest_ack, 4000);
@@ -110,7 +107,7 @@ pub fn exchange(server: &mut TcpStream, client: &mut TcpStream) {
 }
 
 /// Checks that SHUNT_BEGIN is refused for want of proof, that the ring says so, and that the connection still works.
-fn refused(steered: &Steered, server: &mut TcpStream, client: &mut TcpStream) {
+pub fn refused(steered: &Steered, server: &mut TcpStream, client: &mut TcpStream) {
     let before = steered.count("fe_refused_unproven");
     let error = begin(server, 9, 100).expect_err("no proof");
     assert_eq!(error.raw_os_error(), Some(libc::EPERM));
@@ -140,7 +137,7 @@ pub fn handed_off(steered: &mut Steered, server: &mut TcpStream, client: &mut Tc
 #[test]
 fn the_first_response_of_a_watched_port_is_handed_off() {
     for steered in [Steered::new, Steered::ipv6] {
-        let Some(mut steered) = steered() else { return };
+        let mut steered = steered();
         let (mut server, mut client) = steered.connect();
         server.write_all(b"header").expect("the very first bytes of this connection");
         expect(&mut client, b"header");
@@ -153,7 +150,7 @@ fn the_first_response_of_a_watched_port_is_handed_off() {
 #[test]
 fn a_connection_that_began_unseen_is_handed_off_from_its_second_response_on() {
     for steered in [Steered::new, Steered::ipv6] {
-        let Some(mut steered) = steered() else { return };
+        let mut steered = steered();
         let (mut server, mut client) = connect_unwatched(&steered);
         exchange(&mut server, &mut client);
         refused(&steered, &mut server, &mut client);
@@ -175,7 +172,7 @@ fn change_flow(steered: &Steered, server: &TcpStream, client: &TcpStream, change
 /// A network that changes the order of packets may deliver an ACK of the last response after the next request.
 #[test]
 fn an_old_ack_that_comes_late_costs_no_proof() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (mut server, mut client) = steered.connect();
     exchange(&mut server, &mut client);
     handed_off(&mut steered, &mut server, &mut client);
@@ -191,7 +188,7 @@ fn an_old_ack_that_comes_late_costs_no_proof() {
 /// The server has acknowledged, unseen, more bytes than sequence numbers can be compared over.
 #[test]
 fn a_flow_whose_last_region_began_long_ago_is_proven_anew() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (mut server, mut client) = connect_unwatched(&steered);
     exchange(&mut server, &mut client);
     refused(&steered, &mut server, &mut client);
@@ -206,7 +203,7 @@ fn a_flow_whose_last_region_began_long_ago_is_proven_anew() {
 
 #[test]
 fn the_first_refusal_has_its_port_watched() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let listener = TcpListener::bind((steered.hosts.frontend_address, 0)).expect("listen");
     let at = listener.local_addr().expect("bound");
     let (mut server, mut client) = steered.connect_by(&listener, at);
@@ -219,7 +216,7 @@ fn the_first_refusal_has_its_port_watched() {
 
 #[test]
 fn a_client_of_an_interface_that_is_not_listed_is_relayed_to() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     steered.frontend_config.interfaces = vec![ifindex("backends")];
     steered.frontend = Loaded::load(&steered.frontend_config).expect("the frontend loads again");
     let (mut server, mut client) = steered.connect();
@@ -240,7 +237,7 @@ fn noted(steered: &Steered, server: &TcpStream, client: &TcpStream) -> (MapHandl
 /// A stranger who knows a connection's addresses and ports sends a SYN in its name, or in the name of its successor.
 #[test]
 fn a_handshake_of_other_numbers_is_no_proof() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (mut server, mut client) = steered.connect();
     exchange(&mut server, &mut client);
     let (map, key, noted) = noted(&steered, &server, &client);
@@ -259,7 +256,7 @@ fn a_handshake_of_other_numbers_is_no_proof() {
 /// The numbers of the socket fit the handshake, and yet the socket may belong to a later connection by now.
 #[test]
 fn a_handshake_of_long_ago_is_no_proof() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (mut server, mut client) = steered.connect();
     exchange(&mut server, &mut client);
     let (map, key, noted) = noted(&steered, &server, &client);
@@ -279,9 +276,6 @@ fn a_handshake_of_long_ago_is_no_proof() {
 
 #[test]
 fn a_handshake_that_has_aged_proves_again_when_its_server_has_answered() {
-    if !super::host::root() {
-        return;
-    }
     let fe = Frontend::new();
     watch(&fe, server().port());
     fe.fe_in(&syn(70));
@@ -305,7 +299,7 @@ fn a_handshake_that_has_aged_proves_again_when_its_server_has_answered() {
 /// A flood of SYNs that pushes handshakes out of the map costs each of their connections one shortcut, and no response.
 #[test]
 fn a_forgotten_handshake_costs_a_shortcut_and_a_flood_none_to_whom_comes_later() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (mut server, mut client) = steered.connect();
     exchange(&mut server, &mut client);
     let map = steered.frontend_map("handshakes");
@@ -327,101 +321,10 @@ fn a_forgotten_handshake_costs_a_shortcut_and_a_flood_none_to_whom_comes_later()
 
 #[test]
 fn watching_is_for_sockets_of_tcp() {
-    let Some(steered) = Steered::new() else { return };
+    let steered = Steered::new();
     let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
     assert_eq!(odb::watch(&datagrams).expect_err("UDP").raw_os_error(), Some(libc::EPERM));
     let unbound = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None);
     odb::watch(unbound.expect("a socket")).expect("a port of 0 is nobody's");
     drop(steered);
-}
-
-// ---- netfilter ----
-
-/// Loads rules of nft(8) at the frontend. Returns false, and says why, if this machine cannot.
-fn nft(rules: &str) -> bool {
-    let child = Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let Ok(mut child) = child else {
-        eprintln!("skipped: there is no nft(8); scripts/install-packages brings it");
-        return false;
-    };
-    child.stdin.take().expect("piped").write_all(rules.as_bytes()).expect("nft reads");
-    let output = child.wait_with_output().expect("nft ends");
-    if !output.status.success() {
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(!error.contains("syntax error"), "{error}");
-        eprintln!("skipped: this kernel does not take `{rules}`: {error}");
-    }
-    output.status.success()
-}
-
-/// Clients ask for another port than their server's. Each response is relayed, and none is lost.
-fn translated(steered: &Steered, listening: IpAddr, rules: impl Fn(SocketAddr) -> String) {
-    let listener = TcpListener::bind((listening, 0)).expect("listen");
-    odb::watch(&listener).expect("SHUNT_WATCH");
-    let at = listener.local_addr().expect("bound");
-    if !nft(&rules(at)) {
-        return;
-    }
-    let asked = SocketAddr::new(steered.hosts.frontend_address, 80);
-    let (mut server, mut client) = steered.connect_by(&listener, asked);
-    for _ in 0..3 {
-        exchange(&mut server, &mut client);
-        refused(steered, &mut server, &mut client);
-    }
-}
-
-#[test]
-fn a_client_that_is_redirected_is_relayed_to() {
-    for (steered, family) in [(Steered::new as fn() -> _, "ip"), (Steered::ipv6, "ip6")] {
-        let Some(steered) = steered() else { return };
-        translated(&steered, steered.hosts.frontend_address, |at| {
-            let rule = format!("tcp dport 80 redirect to :{}", at.port());
-            format!("table {family} n {{ chain p {{ type nat hook prerouting priority -100; {rule}; }}; }}")
-        });
-    }
-}
-
-#[test]
-fn a_client_whose_address_is_translated_is_relayed_to() {
-    let Some(steered) = Steered::new() else { return };
-    translated(&steered, [10, 1, 0, 1].into(), |at| {
-        let rule = format!("tcp dport 80 dnat to {at}");
-        format!("table ip n {{ chain p {{ type nat hook prerouting priority -100; {rule}; }}; }}")
-    });
-}
-
-/// The proxy answers the SYN itself, so that the server's sequence numbers are not those that its client sees.
-#[test]
-fn a_client_behind_a_synproxy_is_relayed_to() {
-    let Some(steered) = Steered::new() else { return };
-    let listener = TcpListener::bind((steered.hosts.frontend_address, 0)).expect("listen");
-    odb::watch(&listener).expect("SHUNT_WATCH");
-    let at = listener.local_addr().expect("bound");
-    let port = at.port();
-    let rules = format!(
-        "table ip s {{
-            chain r {{ type filter hook prerouting priority -300; tcp dport {port} tcp flags syn notrack; }}
-            chain i {{ type filter hook input priority 0;
-                tcp dport {port} ct state invalid,untracked synproxy mss 1460 wscale 7 timestamp sack-perm;
-                tcp dport {port} ct state invalid drop; }}
-         }}"
-    );
-    // With 2, the server's own number would be the same SYN cookie as its proxy's.
-    std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "1").expect("sysctl");
-    if !nft(&rules) {
-        return;
-    }
-    let _ = std::fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_loose", "0");
-    let (mut server, mut client) = steered.connect_by(&listener, at);
-    for _ in 0..3 {
-        exchange(&mut server, &mut client);
-        refused(&steered, &mut server, &mut client);
-    }
-    assert_eq!(steered.count("fe_handshake"), 1, "the SYN-ACK that the client has got is another than the server's");
-    let state = shunt_sys::sockopt::set(&server, SHUNT_SOL, SHUNT_STATE, &STEERED_RING);
-    state.expect("SHUNT_STATE");
-    assert_eq!(steered.answer().status, 0, "nothing has begun");
-    let mut rest = [0; 1];
-    drop(server);
-    assert_eq!(client.read(&mut rest).expect("a clean end"), 0);
 }

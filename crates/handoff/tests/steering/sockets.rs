@@ -5,11 +5,11 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddrV6, TcpListener, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use shunt_handoff::Frontend;
 use shunt_sys::sockopt;
-use shunt_testbed::{PATIENCE, eventually};
+use shunt_testbed::wait_for;
 use shunt_wire::flow::FlowState;
 use zerocopy::IntoBytes;
 
@@ -53,10 +53,11 @@ pub fn serve(steered: &mut Steered, lengths: &[usize]) {
 
 #[test]
 fn responses_of_all_sizes_arrive_whole_on_one_connection() {
-    let Some(mut steered) = Steered::new() else { return };
-    let started = Instant::now();
+    let mut steered = Steered::new();
     serve(&mut steered, &[1, 100, 1460, 65_536, 1_000_000, 1, 8_000_000, 4096]);
-    assert!(started.elapsed() < Duration::from_secs(3), "no retransmission timeout: {:?}", started.elapsed());
+    // A region that stalls costs each response a timeout. A busy machine causes one now and then.
+    let timeouts = steered.hosts.timeouts();
+    assert!(timeouts < 8, "{timeouts} retransmission timeouts");
     assert_eq!(steered.count("fe_completed"), 8);
     for nothing in ["fe_drop_early_write", "fe_drop_bad_ack", "fe_drop_rewrite", "fe_event_lost", "be_drop_rewrite"] {
         assert_eq!(steered.count(nothing), 0, "{nothing}");
@@ -66,7 +67,7 @@ fn responses_of_all_sizes_arrive_whole_on_one_connection() {
 #[test]
 fn they_arrive_whole_over_ipv6_whoever_finishes_checksums() {
     for in_software in [false, true] {
-        let Some(mut steered) = Steered::ipv6() else { return };
+        let mut steered = Steered::ipv6();
         steered.spacing = Some(8 * 1448);
         if in_software {
             steered.hosts.checksums_in_software();
@@ -95,14 +96,14 @@ fn takes(steered: &Steered, listening: &str, address: &str) -> bool {
 
 #[test]
 fn a_client_of_another_ip_version_than_the_senders_is_refused() {
-    let Some(steered) = Steered::new() else { return };
+    let steered = Steered::new();
     assert!(takes(&steered, "10.0.0.1", "10.0.0.1"));
     assert!(takes(&steered, "::", "10.0.0.1"), "IPv4 on a socket of both versions is IPv4");
     assert!(!takes(&steered, "fd00::1", "fd00::1"));
     assert!(!takes(&steered, "::", "fd00::1"));
     assert_eq!(steered.count("fe_refused_family"), 2);
     drop(steered);
-    let Some(steered) = Steered::ipv6() else { return };
+    let steered = Steered::ipv6();
     assert!(takes(&steered, "::", "fd00::1"));
     assert!(!takes(&steered, "::", "10.0.0.1"));
     assert_eq!(steered.count("fe_refused_family"), 1);
@@ -111,7 +112,7 @@ fn a_client_of_another_ip_version_than_the_senders_is_refused() {
 #[test]
 fn a_client_that_no_backend_can_send_to_is_refused() {
     for steered in [Steered::new, Steered::ipv6] {
-        let Some(steered) = steered() else { return };
+        let steered = steered();
         let refused = |address: IpAddr| {
             let listener = TcpListener::bind((address, 0)).expect("listen");
             let mut client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connect");
@@ -125,7 +126,7 @@ fn a_client_that_no_backend_can_send_to_is_refused() {
         assert!(refused(steered.hosts.frontend_address), "it asks itself");
         assert_eq!(steered.count("fe_refused_client"), 2);
     }
-    let Some(steered) = Steered::ipv6() else { return };
+    let steered = Steered::ipv6();
     ip(&["addr", "add", "fe80::1/64", "dev", "clients", "nodad"]);
     let listener = TcpListener::bind("[::]:0").expect("listen");
     let port = listener.local_addr().expect("bound").port();
@@ -142,7 +143,7 @@ fn a_client_that_no_backend_can_send_to_is_refused() {
 
 #[test]
 fn they_arrive_whole_over_a_link_that_loses_packets() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     steered.hosts.congest();
     serve(&mut steered, &[3000, 300_000, 1_000_000, 50_000]);
     assert_eq!(steered.count("fe_completed"), 4);
@@ -160,13 +161,13 @@ fn serve_with_few_acks(steered: &mut Steered) {
 
 #[test]
 fn they_arrive_whole_where_the_backend_gets_few_acks() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     serve_with_few_acks(&mut steered);
 }
 
 #[test]
 fn they_arrive_whole_where_it_gets_few_acks_over_a_link_that_loses_packets() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     steered.hosts.congest();
     serve_with_few_acks(&mut steered);
     assert!(steered.hosts.lost() > 0, "nothing was lost");
@@ -174,20 +175,20 @@ fn they_arrive_whole_where_it_gets_few_acks_over_a_link_that_loses_packets() {
 
 #[test]
 fn they_arrive_whole_without_segmentation_offload() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     steered.hosts.without_segmentation_offload();
     serve(&mut steered, &[1, 100_000, 700_000]);
 }
 
 #[test]
 fn what_the_client_sends_meanwhile_reaches_the_frontend() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     upload_during_a_handoff(&mut steered, 300_000, 400_000);
 }
 
 #[test]
 fn checksums_are_good_whoever_finishes_them() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     steered.hosts.checksums_in_software();
     upload_during_a_handoff(&mut steered, 10_000_000, 20_000_000);
     serve(&mut steered, &[1, 100_000]);
@@ -220,7 +221,7 @@ pub fn upload_during_a_handoff(steered: &mut Steered, upload: usize, download: u
 
 #[test]
 fn a_new_agent_takes_over_in_the_middle_of_a_handoff() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (mut server, mut client) = steered.connect_and_send_header();
     let body = payload(1, 30_000_000);
     let read = body.clone();
@@ -239,7 +240,7 @@ fn a_new_agent_takes_over_in_the_middle_of_a_handoff() {
 
 #[test]
 fn a_server_that_leaves_in_the_middle_resets_its_client() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (server, mut client) = steered.connect_and_send_header();
     let sending = steered.hand_off(&server, 1, &payload(1, 100));
     assert_eq!(steered.event().2, 1);
@@ -261,7 +262,7 @@ fn a_server_that_leaves_in_the_middle_resets_its_client() {
 /// The client has more bytes than the frontend knows: all its ACKs were lost, and nothing that anybody sends causes
 /// another.
 fn reset_after_lost_acks(end: impl FnOnce(TcpStream)) {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (mut server, mut client) = steered.connect_and_send_header();
     client.write_all(b"next").expect("a request, and with it the ACK of the header");
     server.read_exact(&mut [0; 4]).expect("the request");
@@ -294,14 +295,14 @@ fn a_client_whose_last_acks_were_lost_is_reset_by_a_reset() {
 /// In this case the kernel repeats the header, and not its FIN.
 #[test]
 fn a_client_whose_ack_of_the_header_was_lost_is_reset() {
-    let Some(steered) = Steered::new() else { return };
+    let steered = Steered::new();
     let (mut server, mut client) = steered.connect();
     steered.hosts.client_is_heard(false);
     server.write_all(b"header").expect("header");
     expect(&mut client, b"header");
     begin(&server, 1, 1000).expect("SHUNT_BEGIN");
     drop(server);
-    std::thread::sleep(Duration::from_millis(100)); // for the first FIN, and its answer
+    wait_for("the first FIN has left", || steered.count("fe_cancelled") > 0);
     steered.hosts.client_is_heard(true);
     let error = ending(&mut client).expect_err("a part of a response");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
@@ -309,7 +310,7 @@ fn a_client_whose_ack_of_the_header_was_lost_is_reset() {
 
 #[test]
 fn a_client_that_resets_is_reported() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (mut server, mut client) = steered.connect_and_send_header();
     client.write_all(b"never read").expect("a request");
     server.read_exact(&mut [0; 10]).expect("the request");
@@ -325,14 +326,14 @@ fn a_client_that_resets_is_reported() {
 
 #[test]
 fn a_client_that_has_no_room_is_told_from_one_that_waits() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (server, mut client) = steered.connect_and_send_header();
     let body = payload(1, 3_000_000);
     begin(&server, 1, body.len() as u64).expect("SHUNT_BEGIN");
     let begun = steered.answer();
     assert_eq!(begun.shut, 0);
     let sending = steered.send(&begun, &body);
-    eventually(|| if steered.state(&server).shut == 1 { Ok(()) } else { Err(()) }).expect("its window is full");
+    wait_for("its window is full", || steered.state(&server).shut == 1);
     expect(&mut client, &body);
     assert_eq!((steered.event(), steered.state(&server).shut), ((1, body.len() as u64, 1), 0));
     sending.finish();
@@ -341,7 +342,7 @@ fn a_client_that_has_no_room_is_told_from_one_that_waits() {
 /// Loses the first sender after `first` bytes, and has another continue from `from`. Bytes that both senders send are
 /// already acknowledged by the client when the second one sends them.
 fn move_in_the_middle(first: usize, from: usize) {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (mut server, mut client) = steered.connect_and_send_header();
     let body = payload(1, 3_000_000);
     let read = body.clone();
@@ -352,11 +353,7 @@ fn move_in_the_middle(first: usize, from: usize) {
     begin(&server, 1, body.len() as u64).expect("SHUNT_BEGIN");
     let begun = steered.answer();
     let lost = steered.send(&begun, &body[..first]);
-    let until = Instant::now() + PATIENCE;
-    while steered.state(&server).acked < first as u64 {
-        assert!(Instant::now() < until, "{:?}", steered.state(&server));
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for("the client has acknowledged the first bytes", || steered.state(&server).acked >= first as u64);
     lost.finish();
     let goes_on = Move { peer: PEER, ring: RING, handoff: 2, from: from as u64 };
     sockopt::set(&server, SHUNT_SOL, SHUNT_MOVE, &goes_on).expect("SHUNT_MOVE");
@@ -394,7 +391,7 @@ fn another_sender_goes_on_from_the_very_first_byte() {
 fn a_server_goes_on_though_the_client_has_bytes_behind_a_hole() {
     const HOLE: usize = 3_000;
     const ISLAND: usize = 50_000;
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (mut server, mut client) = steered.connect_and_send_header();
     let body = payload(1, 3_000_000);
     begin(&server, 1, body.len() as u64).expect("SHUNT_BEGIN");
@@ -402,11 +399,7 @@ fn a_server_goes_on_though_the_client_has_bytes_behind_a_hole() {
     let mut behind = begun;
     behind.flow.start = begun.flow.start.wrapping_add(HOLE as u32);
     let lost = steered.send(&behind, &body[HOLE..HOLE + ISLAND]);
-    let until = Instant::now() + PATIENCE;
-    while steered.count("be_in_steered") < 10 {
-        assert!(Instant::now() < until, "the client has not reported the hole: {:?}", steered.counted());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for("the client has reported the hole", || steered.count("be_in_steered") >= 10);
     lost.finish();
     sockopt::set(&server, SHUNT_SOL, SHUNT_TAKE, &Take { ring: RING, when: 0, handoff: 1 }).expect("SHUNT_TAKE");
     let taken = steered.answer();
@@ -422,7 +415,7 @@ fn a_server_goes_on_though_the_client_has_bytes_behind_a_hole() {
 fn a_region_is_taken_only_when_the_client_has_as_much_as_was_said() {
     const WHOLE: u32 = 1;
     const NONE: u32 = 2;
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (server, mut client) = steered.connect_and_send_header();
     let take = |when, handoff| sockopt::set(&server, SHUNT_SOL, SHUNT_TAKE, &Take { ring: RING, when, handoff });
     begin(&server, 1, 100_000).expect("SHUNT_BEGIN");
@@ -434,8 +427,7 @@ fn a_region_is_taken_only_when_the_client_has_as_much_as_was_said() {
     let begun = steered.answer();
     let lost = steered.send(&begun, &payload(1, 1000));
     expect(&mut client, &payload(1, 1000));
-    let acked = || if steered.state(&server).acked == 1000 { Ok(()) } else { Err("not acknowledged") };
-    shunt_testbed::eventually(acked).unwrap();
+    wait_for("they are acknowledged", || steered.state(&server).acked == 1000);
     for when in [WHOLE, NONE] {
         assert_eq!(take(when, 2).expect_err("it has a part").raw_os_error(), Some(libc::EPERM));
     }
@@ -446,7 +438,7 @@ fn a_region_is_taken_only_when_the_client_has_as_much_as_was_said() {
 
 #[test]
 fn move_is_refused_where_it_must_be() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (server, mut client) = steered.connect_and_send_header();
     let refused = |steered: &Steered, move_to: Move, counter: &str| {
         let before = steered.count(counter);
@@ -478,7 +470,7 @@ fn move_is_refused_where_it_must_be() {
 
 #[test]
 fn begin_is_refused_where_it_must_be() {
-    let Some(steered) = Steered::new() else { return };
+    let steered = Steered::new();
     let (server, _client) = steered.connect_and_send_header();
     let refused = |begin: Begin, counter: &str| {
         let before = steered.count(counter);
@@ -516,7 +508,7 @@ fn begin_is_refused_where_it_must_be() {
 
 #[test]
 fn unsent_bytes_refuse_a_handoff() {
-    let Some(steered) = Steered::new() else { return };
+    let steered = Steered::new();
     let (mut server, _client) = steered.connect();
     server.set_nonblocking(true).expect("nonblocking");
     while server.write(&[0; 65536]).is_ok() {}
@@ -528,7 +520,7 @@ fn unsent_bytes_refuse_a_handoff() {
 
 #[test]
 fn the_state_is_what_the_kernel_says_of_the_connection() {
-    let Some(steered) = Steered::new() else { return };
+    let steered = Steered::new();
     let (server, client) = steered.connect_and_send_header();
     begin(&server, 5, 10).expect("SHUNT_BEGIN");
     let state = steered.answer();
@@ -549,7 +541,7 @@ fn the_state_is_what_the_kernel_says_of_the_connection() {
 
 #[test]
 fn a_restored_socket_has_the_frontends_congestion_window() {
-    let Some(mut steered) = Steered::new() else { return };
+    let mut steered = Steered::new();
     let (server, _client) = steered.connect_and_send_header();
     begin(&server, 1, 10).expect("SHUNT_BEGIN");
     let mut state = steered.answer();
@@ -560,7 +552,7 @@ fn a_restored_socket_has_the_frontends_congestion_window() {
 
 #[test]
 fn another_namespaces_servers_are_not_answered() {
-    let Some(steered) = Steered::new() else { return };
+    let steered = Steered::new();
     let error = steered.hosts.client.run(|| {
         let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
         let client = TcpStream::connect(listener.local_addr().unwrap()).expect("connect");
@@ -585,7 +577,7 @@ fn needs_a_word(steered: &Steered, read_before: usize, length: u64) -> (bool, u6
 
 #[test]
 fn a_payload_that_its_client_has_no_room_for_needs_a_word_and_so_does_a_long_one() {
-    let Some(steered) = Steered::new() else { return };
+    let steered = Steered::new();
     let opened = 32 << 20;
     assert!(!needs_a_word(&steered, 1, 1000).0);
     let (word, room) = needs_a_word(&steered, 1, 900 << 10);

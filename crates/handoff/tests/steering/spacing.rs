@@ -54,7 +54,7 @@ fn at_once(fe: &mut Frontend, flow: Flow, packet: &Segment) -> (Outcome, Flow) {
 
 #[test]
 fn an_ack_that_only_advances_ends_at_the_frontend() {
-    let mut fe = frontend!(spaced());
+    let mut fe = Frontend::with_flow(&spaced());
     for bytes in [ACKED + 1, ACKED + 2896, ACKED + SPACING - 1] {
         let (out, flow) = at_once(&mut fe, spaced(), &ack_of(bytes));
         assert_eq!(out.verdict, SHOT, "{bytes} bytes");
@@ -67,7 +67,7 @@ fn an_ack_that_only_advances_ends_at_the_frontend() {
 
 #[test]
 fn one_ack_in_each_spacing_goes_on() {
-    let mut fe = frontend!(spaced());
+    let mut fe = Frontend::with_flow(&spaced());
     let (out, flow) = at_once(&mut fe, spaced(), &ack_of(ACKED + SPACING));
     assert_eq!(out.verdict, REDIRECT);
     assert_eq!(flow.hold_until, (ACKED + 2 * SPACING).into());
@@ -76,7 +76,7 @@ fn one_ack_in_each_spacing_goes_on() {
 
 #[test]
 fn no_more_than_a_quarter_of_the_clients_window_is_held() {
-    let mut fe = frontend!(spaced());
+    let mut fe = Frontend::with_flow(&spaced());
     let narrow = Segment { window: 1000, ..ack_of(ACKED + SPACING) };
     let (_, flow) = at_once(&mut fe, spaced(), &narrow);
     assert_eq!(flow.hold_until, u64::from(ACKED + SPACING) + 1000);
@@ -88,7 +88,7 @@ fn no_more_than_a_quarter_of_the_clients_window_is_held() {
 #[test]
 fn a_sign_of_loss_goes_on_and_so_does_every_ack_after_it() {
     const ECE: u8 = 0x40;
-    let mut fe = frontend!(spaced());
+    let mut fe = Frontend::with_flow(&spaced());
     let at = START + ACKED;
     let signs = [
         ("duplicate", ack_of(ACKED)),
@@ -107,7 +107,7 @@ fn a_sign_of_loss_goes_on_and_so_does_every_ack_after_it() {
 
 #[test]
 fn what_does_not_advance_goes_on() {
-    let mut fe = frontend!(spaced());
+    let mut fe = Frontend::with_flow(&spaced());
     let window_update = Segment { window: 61_000, ..ack_of(ACKED) };
     for packet in [window_update, ack_of(ACKED - 2000)] {
         let (out, flow) = at_once(&mut fe, spaced(), &packet);
@@ -117,7 +117,7 @@ fn what_does_not_advance_goes_on() {
 
 #[test]
 fn data_probes_and_the_end_go_to_both() {
-    let mut fe = frontend!(spaced());
+    let mut fe = Frontend::with_flow(&spaced());
     let ack = ack_of(ACKED + 100);
     let probe = Segment { seq: RCV_NXT - 1, ..ack.clone() };
     for packet in [ack.clone().payload(b"GET /"), ack.flags(ACK | FIN), probe, ack_of(LENGTH)] {
@@ -129,7 +129,7 @@ fn data_probes_and_the_end_go_to_both() {
 
 #[test]
 fn a_new_region_has_its_first_ack_passed_on() {
-    let mut fe = frontend!(spaced());
+    let mut fe = Frontend::with_flow(&spaced());
     let mut flow = spaced();
     flow.flags &= !(FLOW_START_ACKED as u8);
     flow.spaces.acked = 0;
@@ -141,7 +141,7 @@ fn a_new_region_has_its_first_ack_passed_on() {
 
 #[test]
 fn one_ack_goes_on_in_each_tick_of_the_clock() {
-    let fe = frontend!(spaced());
+    let fe = Frontend::with_flow(&spaced());
     fe.set_flow(&Flow { passed_ns: tick() - 4_000_000, ..spaced() });
     assert_eq!(fe.fe_in(&ack_of(ACKED + 100)).verdict, REDIRECT);
     assert_eq!(fe.flow().ack_spacing, SPACING);
@@ -149,7 +149,7 @@ fn one_ack_goes_on_in_each_tick_of_the_clock() {
 
 #[test]
 fn after_a_silence_every_ack_goes_on() {
-    let fe = frontend!(spaced());
+    let fe = Frontend::with_flow(&spaced());
     fe.set_flow(&Flow { passed_ns: tick() - 150_000_000, ..spaced() });
     assert_eq!(fe.fe_in(&ack_of(ACKED + 100)).verdict, REDIRECT);
     assert_eq!(fe.flow().ack_spacing, 0, "the sender may have timed out");
@@ -157,7 +157,7 @@ fn after_a_silence_every_ack_goes_on() {
 
 #[test]
 fn a_silence_of_a_round_trip_says_nothing() {
-    let fe = frontend!(spaced());
+    let fe = Frontend::with_flow(&spaced());
     for (silence_ns, spacing) in [(190_000_000, SPACING), (250_000_000, 0)] {
         fe.set_flow(&Flow { passed_ns: tick() - silence_ns, srtt_us: 100_000, ..spaced() });
         assert_eq!(fe.fe_in(&ack_of(ACKED + 100)).verdict, REDIRECT);
@@ -180,7 +180,7 @@ fn spacing(peer: u32, bytes: u32, port: u16) -> Vec<u8> {
 
 #[test]
 fn only_the_newest_regions_sender_says_what_it_needs() {
-    let fe = frontend!(Flow { ack_spacing: 0, ..spaced() });
+    let fe = Frontend::with_flow(&Flow { ack_spacing: 0, ..spaced() });
     let say = |frame: &[u8]| run(&fe.skel.progs.fe_spacing, 1, frame, 0).verdict;
     let port = client().port();
     assert_eq!(say(&spacing(OTHER_PEER, 9000, port)), SHOT);

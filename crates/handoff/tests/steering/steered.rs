@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libbpf_rs::{MapCore, MapHandle, MapInfo, RingBufferBuilder};
 use shunt_handoff::bpf::{FlowKey, SteerPeer};
@@ -18,14 +18,15 @@ use shunt_handoff::{Backend, BackendConfig, Frontend, FrontendConfig, detach_all
 use shunt_sys::odb;
 use shunt_sys::repair::{Restored, close_silently, restore};
 use shunt_sys::sockopt;
-use shunt_testbed::PATIENCE;
+use shunt_testbed::{assert_same_bytes, eventually};
 use shunt_wire::Endpoint;
 use shunt_wire::flow::FlowState;
 use shunt_wire::local::Event;
-pub use shunt_wire::local::{Begin, State};
+pub use shunt_wire::local::State;
+pub use shunt_wire::options::Begin;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::host::{Hosts, cgroup, ifindex, root};
+use super::host::{Hosts, cgroup, ifindex};
 use super::programs::{event, key};
 
 pub const SHUNT_SOL: i32 = 0x5348_5554;
@@ -114,15 +115,14 @@ fn cookie() -> u64 {
 }
 
 impl Steered {
-    /// Sets up the hosts over IPv4. From here on the calling thread is at the frontend. Returns `None` if the test does
-    /// not run as root.
-    pub fn new() -> Option<Self> {
-        root().then(|| Self::on(Hosts::new()))
+    /// Sets up the hosts over IPv4. From here on the calling thread is at the frontend.
+    pub fn new() -> Self {
+        Self::on(Hosts::new())
     }
 
     /// Sets up the hosts over IPv6.
-    pub fn ipv6() -> Option<Self> {
-        root().then(|| Self::on(Hosts::new().ipv6()))
+    pub fn ipv6() -> Self {
+        Self::on(Hosts::new().ipv6())
     }
 
     fn on(hosts: Hosts) -> Self {
@@ -189,11 +189,7 @@ impl Steered {
 
     /// Hands `payload` off on `server`'s connection, and sends it from the backend.
     pub fn hand_off(&mut self, server: &TcpStream, handoff: u64, payload: &[u8]) -> Sending {
-        let until = Instant::now() + PATIENCE;
-        while let Err(error) = begin(server, handoff, payload.len() as u64) {
-            assert!(Instant::now() < until, "SHUNT_BEGIN: {error}");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        eventually(|| begin(server, handoff, payload.len() as u64)).expect("SHUNT_BEGIN");
         let state = self.answer();
         assert_eq!((state.handoff, state.status, state.acked), (handoff, 1, 0));
         if let Some(bytes) = self.spacing {
@@ -252,17 +248,9 @@ impl Steered {
             sack: state.flow.options & 2 != 0,
             tsval: (state.flow.options & 1 != 0).then_some(state.flow.tsval & !1),
         };
-        let until = Instant::now() + PATIENCE;
-        loop {
-            match self.hosts.backend.run(|| restore(&restored)).expect("netns") {
-                // Another test's thread may be starting a program. Until the program runs, it holds our last socket
-                // open, too.
-                Err(error) if error.errno.kind() == ErrorKind::AddrNotAvailable && Instant::now() < until => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                restored => return restored.expect("the socket is restored").0,
-            }
-        }
+        // Another test's thread may be starting a program. Until the program runs, it holds our last socket open, too.
+        let restored = eventually(|| self.hosts.backend.run(|| restore(&restored)).expect("netns"));
+        restored.expect("the socket is restored").0
     }
 
     /// Opens a map of the frontend's programs.
@@ -290,14 +278,12 @@ impl Steered {
 
     /// Waits for the next event of the ring: handoff, bytes acknowledged, kind. Meanwhile the backend gives its words.
     pub fn event(&self) -> (u64, u64, u32) {
-        let until = Instant::now() + PATIENCE;
-        loop {
+        let look = || {
             self.say_words();
-            match self.records(Duration::from_millis(10)) {
-                records if records.is_empty() && Instant::now() < until => {}
-                records => return event(&one(records, self)),
-            }
-        }
+            let records = self.records(Duration::from_millis(10));
+            if records.is_empty() { Err("no event") } else { Ok(records) }
+        };
+        event(&one(eventually(look).unwrap_or_default(), self))
     }
 
     fn say_words(&self) {
@@ -361,7 +347,7 @@ fn one(mut records: Vec<Vec<u8>>, steered: &Steered) -> Vec<u8> {
     records.remove(0)
 }
 
-/// Reads the expected bytes, and fails at the first one that differs.
+/// Reads the expected bytes, and fails as soon as one differs.
 pub fn expect(client: &mut TcpStream, expected: &[u8]) {
     let mut read = vec![0; expected.len()];
     let mut at = 0;
@@ -371,7 +357,11 @@ pub fn expect(client: &mut TcpStream, expected: &[u8]) {
             bytes => bytes.unwrap_or_else(|error| panic!("after {at} bytes: {error}")),
         };
         assert!(bytes > 0, "the end after {at} of {} bytes", expected.len());
-        assert_eq!(read[at..at + bytes], expected[at..at + bytes], "between {at} and {}", at + bytes);
+        assert_same_bytes(
+            &read[at..at + bytes],
+            &expected[at..at + bytes],
+            format_args!("what comes after {at} bytes"),
+        );
         at += bytes;
     }
 }

@@ -8,8 +8,9 @@ use ring::hmac;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{CipherSuite, ClientConfig, ClientConnection, KeyLog, RootCertStore, ServerConfig, ServerConnection};
+use shunt_handoff::body::Body;
 use shunt_handoff::tls13::keys::{ContentType, Sealer};
-use shunt_handoff::tls13::stream::SealedPayload;
+use shunt_testbed::assert_same_bytes;
 use shunt_wire::tls::Suite;
 
 use crate::sources::{Keys, bytes, file_of, payload, rest, sent};
@@ -138,8 +139,9 @@ fn a_client_reads_header_and_payload_of_one_response_after_the_other() {
             let (mut keys, next) = generation(suite, &secret);
             assert_eq!(read(&mut client, &header(&keys, b"HTTP/1.1 200 OK"), 7).unwrap(), b"HTTP/1.1 200 OK");
             keys.first_record = 1;
-            let stream = SealedPayload::new(payload(&file_of(&all), 0), keys.generation()).unwrap();
-            assert!(read(&mut client, &sent(stream, 1 << 16), 1448).unwrap() == all, "{suite:?}, {length} bytes");
+            let stream = Body::sealed(payload(&file_of(&all), 0), keys.generation()).unwrap();
+            let got = read(&mut client, &sent(stream, 1 << 16), 1448).unwrap();
+            assert_same_bytes(&got, &all, format_args!("{suite:?}, {length} bytes"));
             assert_eq!(read(&mut client, &key_update(&keys, 1 + length.div_ceil(1 << 14) as u64), 7).unwrap(), b"");
             secret = next;
         }
@@ -151,7 +153,7 @@ fn the_handed_over_keys_say_nothing_to_the_client_after_the_key_update() {
     for suite in Suite::ALL {
         let (mut client, secret) = connected(suite);
         let (keys, _) = generation(suite, &secret);
-        let stream = SealedPayload::new(payload(&file_of(b"payload"), 0), keys.generation()).unwrap();
+        let stream = Body::sealed(payload(&file_of(b"payload"), 0), keys.generation()).unwrap();
         assert_eq!(read(&mut client, &sent(stream, 100), 1448).unwrap(), b"payload");
         assert_eq!(read(&mut client, &key_update(&keys, 1), 1448).unwrap(), b"");
         assert_eq!(read(&mut client, &header(&keys, b"forged"), 1448).unwrap_err(), rustls::Error::DecryptError);
@@ -165,9 +167,9 @@ fn a_payload_that_two_senders_share_in_mid_record_is_whole() {
     let (keys, _) = generation(suite, &secret);
     let all = bytes(100_000);
     let file = file_of(&all);
-    let first = sent(SealedPayload::new(payload(&file, 0), keys.generation()).unwrap(), 1 << 16);
+    let first = sent(Body::sealed(payload(&file, 0), keys.generation()).unwrap(), 1 << 16);
     let (from, keys) = rest(&keys, 40_000);
-    let second = sent(SealedPayload::new(payload(&file, from), keys.generation()).unwrap(), 1 << 16);
+    let second = sent(Body::sealed(payload(&file, from), keys.generation()).unwrap(), 1 << 16);
     let wire = [&first[..40_000], &second].concat();
-    assert!(read(&mut client, &wire, 1448).unwrap() == all);
+    assert_same_bytes(&read(&mut client, &wire, 1448).unwrap(), &all, "the payload");
 }

@@ -5,12 +5,15 @@ use std::os::unix::net::UnixStream;
 
 use proptest::prelude::*;
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
+use shunt_handoff::body::Body;
+use shunt_handoff::flow_sender::KernelSocket;
 use shunt_handoff::identity::FileIdentity;
-use shunt_handoff::tls13::stream::{SealedPayload, Workbench};
+use shunt_handoff::tls13::workbench::Workbench;
+use shunt_testbed::{assert_same_bytes, wait_for};
 use shunt_wire::local::Reason;
 use shunt_wire::tls::Suite;
 
-use crate::sources::{Keys, bytes, file_of, payload, proven_payload, rest, sent};
+use crate::sources::{Keys, bytes, file_of, pair, payload, proven_payload, rest, sent};
 
 /// Opens the records of a stream, and returns their contents.
 fn opened(keys: &Keys, mut wire: &[u8]) -> Vec<u8> {
@@ -54,8 +57,8 @@ proptest! {
         let content_bytes = content_bytes.max((length / 2000) as u16).max(63);
         let keys = Keys { first_record, content_bytes, ..Keys::of(suite) };
         let (all, offset) = (bytes(length), (length as f64 * offset) as usize);
-        let stream = SealedPayload::new(payload(&file_of(&all), offset as u64), keys.generation()).unwrap();
-        prop_assert!(opened(&keys, &sent(stream, step)) == all[offset..]);
+        let stream = Body::sealed(payload(&file_of(&all), offset as u64), keys.generation()).unwrap();
+        assert_same_bytes(&opened(&keys, &sent(stream, step)), &all[offset..], "what the records hold");
     }
 
     #[test]
@@ -65,12 +68,12 @@ proptest! {
         let content_bytes = content_bytes.max((length / 2000) as u16).max(63);
         let keys = Keys { first_record: 7, content_bytes, ..Keys::of(suite) };
         let file = file_of(&bytes(length));
-        let whole = sent(SealedPayload::new(payload(&file, 0), keys.generation()).unwrap(), 1 << 16);
+        let whole = sent(Body::sealed(payload(&file, 0), keys.generation()).unwrap(), 1 << 16);
         let cut = (whole.len() as f64 * cut) as usize;
         let (from, keys) = rest(&keys, cut);
-        let stream = SealedPayload::new(payload(&file, from), keys.generation()).unwrap();
+        let stream = Body::sealed(payload(&file, from), keys.generation()).unwrap();
         prop_assert_eq!(stream.remaining(), (whole.len() - cut) as u64);
-        prop_assert!(sent(stream, 1 << 16) == whole[cut..]);
+        assert_same_bytes(&sent(stream, 1 << 16), &whole[cut..], "what the second sender sends");
     }
 }
 
@@ -78,7 +81,7 @@ proptest! {
 fn what_a_claim_cannot_mean_is_malformed() {
     let good = Keys::of(Suite::Aes128GcmSha256);
     let file = file_of(&bytes(100_000));
-    let stream = |keys: &Keys| SealedPayload::new(payload(&file, 0), keys.generation()).map(drop);
+    let stream = |keys: &Keys| Body::sealed(payload(&file, 0), keys.generation()).map(drop);
     for good in
         [good.clone(), Keys { first_record: (1 << 24) - 8, ..good.clone() }, Keys { skip: 16405, ..good.clone() }]
     {
@@ -107,16 +110,16 @@ fn a_file_that_changes_ends_the_stream_before_a_changed_byte_is_sealed() {
         let modified = file.metadata().unwrap().modified().unwrap();
         let proven = mtime_is_kept.then(|| FileIdentity::of(&file.metadata().unwrap()));
         let keys = Keys::of(Suite::Aes128GcmSha256);
-        let mut stream = SealedPayload::new(proven_payload(&file, proven), keys.generation()).unwrap();
-        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut stream = Body::sealed(proven_payload(&file, proven), keys.generation()).unwrap();
+        let (ours, mut theirs) = pair();
         let mut workbench = Workbench::default();
         assert_eq!(stream.send_to(&ours, &mut workbench), Ok(false));
         let then = FileIdentity::of(&file.metadata().unwrap());
-        // Writes until the clock of the file system has gone on.
-        while FileIdentity::of(&file.metadata().unwrap()).ctime_ns == then.ctime_ns {
+        wait_for("the clock of the file system has gone on", || {
             file.rewind().unwrap();
             file.write_all(&[0; 1 << 20]).unwrap();
-        }
+            FileIdentity::of(&file.metadata().unwrap()).ctime_ns != then.ctime_ns
+        });
         if mtime_is_kept {
             file.set_modified(modified).unwrap();
         }
@@ -129,12 +132,13 @@ fn a_file_that_changes_ends_the_stream_before_a_changed_byte_is_sealed() {
         let all = [early, late].concat();
         let whole = all.len() / ((1 << 14) + 22) * ((1 << 14) + 22);
         let data = opened(&keys, &all[..whole]);
-        assert!(data.len() >= 1 << 14 && data == before[..data.len()], "a changed byte was sealed");
+        assert!(data.len() >= 1 << 14, "{} bytes were sealed", data.len());
+        assert_same_bytes(&data, &before[..data.len()], "what was sealed");
     }
 }
 
 /// Reads all that a stream sends, until it waits for something other than its socket.
-fn sent_until_it_waits(stream: &mut SealedPayload, ours: &UnixStream, theirs: &mut UnixStream, all: &mut Vec<u8>) {
+fn sent_until_it_waits(stream: &mut Body, ours: &KernelSocket, theirs: &mut UnixStream, all: &mut Vec<u8>) {
     let (mut workbench, mut step) = (Workbench::default(), vec![0; 1 << 20]);
     loop {
         let (left, had) = (stream.remaining(), all.len());
@@ -155,8 +159,8 @@ fn a_file_that_grows_after_its_digest_is_told_is_sealed_once_that_is_withdrawn()
     let before = bytes(4 << 20);
     let mut file = file_of(&before);
     let keys = Keys::of(Suite::Aes128GcmSha256);
-    let mut stream = SealedPayload::new(payload(&file, 0), keys.generation()).unwrap();
-    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let mut stream = Body::sealed(payload(&file, 0), keys.generation()).unwrap();
+    let (ours, mut theirs) = pair();
     theirs.set_nonblocking(true).unwrap();
     assert_eq!(stream.send_to(&ours, &mut Workbench::default()), Ok(false));
     stream.payload().set_told(true);
@@ -167,7 +171,7 @@ fn a_file_that_grows_after_its_digest_is_told_is_sealed_once_that_is_withdrawn()
     stream.payload().set_told(false);
     sent_until_it_waits(&mut stream, &ours, &mut theirs, &mut all);
     assert_eq!(stream.remaining(), 0);
-    assert!(opened(&keys, &all) == before, "other bytes");
+    assert_same_bytes(&opened(&keys, &all), &before, "what the records hold");
 }
 
 #[test]
@@ -175,7 +179,7 @@ fn a_file_that_ends_early_ends_the_stream() {
     let file = file_of(&bytes(1 << 20));
     let stream = payload(&file, 0);
     file.set_len(1000).unwrap();
-    let mut stream = SealedPayload::new(stream, Keys::of(Suite::Aes256GcmSha384).generation()).unwrap();
-    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let mut stream = Body::sealed(stream, Keys::of(Suite::Aes256GcmSha384).generation()).unwrap();
+    let (ours, _theirs) = pair();
     assert_eq!(stream.send_to(&ours, &mut Workbench::default()), Err(Reason::FileChanged));
 }

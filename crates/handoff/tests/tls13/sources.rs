@@ -2,12 +2,16 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 
+use shunt_handoff::body::Body;
+use shunt_handoff::flow_sender::KernelSocket;
 use shunt_handoff::identity::FileIdentity;
 use shunt_handoff::payload::Payload;
-use shunt_handoff::tls13::stream::{Generation, SealedPayload, Workbench};
+use shunt_handoff::tls13::stream::Generation;
+use shunt_handoff::tls13::workbench::Workbench;
 use shunt_wire::local::Offer;
 use shunt_wire::tls::Suite;
 use zerocopy::FromZeros;
@@ -64,11 +68,18 @@ impl Keys {
     }
 }
 
+/// A socket, and its other end.
+pub fn pair() -> (KernelSocket, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    (OwnedFd::from(ours).into(), theirs)
+}
+
 /// Returns what a sender's socket carries. Its reader takes `step` bytes at a time, and its send buffer is the smallest
 /// that the kernel allows.
-pub fn sent(mut stream: SealedPayload, step: usize) -> Vec<u8> {
+pub fn sent(mut stream: Body, step: usize) -> Vec<u8> {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     rustix::net::sockopt::set_socket_send_buffer_size(&ours, 1).unwrap();
+    let ours = KernelSocket::from(OwnedFd::from(ours));
     theirs.set_nonblocking(true).unwrap();
     let (mut workbench, mut all, mut step) = (Workbench::default(), Vec::new(), vec![0; step]);
     let length = stream.remaining();

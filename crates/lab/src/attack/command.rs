@@ -1,4 +1,4 @@
-//! `shunt bench attack`: runs the turns and gives the verdict.
+//! `shunt-lab bench attack`: runs the turns and gives the verdict.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::report::{Paint, Progress};
 /// Time that one service is under attack before the other has its turn.
 const TURN: Duration = Duration::from_secs(10);
 
-/// `shunt bench attack`
+/// `shunt-lab bench attack`
 #[derive(Debug, Args)]
 pub struct Attack {
     /// How long, both services together

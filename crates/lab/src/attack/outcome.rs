@@ -5,8 +5,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::side::Turn;
-use crate::bench::Machine;
-use crate::report::{Align, Paint, Sample, Table, number};
+use crate::report::{Align, Machine, Paint, Sample, Table, number};
 use crate::soak::Case;
 
 /// Largest allowed ratio of the honest clients' p99 latency to that with plain nginx.

@@ -6,9 +6,10 @@ use std::fmt::Display;
 use anyhow::{Context, Result};
 
 use super::bed::{Bed, Plan, with_bed};
-use super::choice::{Choice, Subject, once};
+use super::choice::{Choice, once};
 use super::outcome::{CaseOutcome, Outcome};
 use super::show;
+use super::subject::Subject;
 use crate::report::Progress;
 
 /// Measures the cases of a benchmark. Cases of one `kind` share a bed, which is made by the `plan` of the first of

@@ -1,6 +1,6 @@
-//! Cases of `shunt bench disc`, by names that never change.
+//! Cases of `shunt-lab bench disc`, by names that never change.
 
-use super::choice::Subject;
+use super::subject::Subject;
 use super::target::Target;
 use crate::report::{Unit, number::size_name};
 use crate::wire::Wire;
@@ -146,7 +146,26 @@ impl Subject for Case {
     }
 
     fn target(self) -> Option<Target> {
-        Target::of(self)
+        if let Self::TierCpu { size, .. } = self {
+            return (size > 64 * KIB).then(|| Target::growth_at_most(1.2));
+        }
+        Some(match self.name().as_str() {
+            "cpu/0is/64k/mtu" => Target::at_most(0.80),
+            "cpu/2is/64k/mtu" => Target::at_most(0.48),
+            "cpu/2is/64k/tso" => Target::at_most(0.75),
+            "cpu/0is/256k/tso" => Target::at_most(0.45),
+            "cpu/2is/1m/tso" | "cpu/2is/1m/mtu" => Target::at_most(0.20),
+            "handoff/64k" => Target::at_most(25.0),
+            "is-bytes/1m" => Target::at_most(0.01),
+            "saturated/32k/mtu" => Target::at_least(1.8),
+            "saturated/256k/mtu" => Target::at_least(5.0),
+            "idle/1k" => Target::at_least(0.97),
+            "idle-p999/1k" => Target::at_most(1.03),
+            "p99/64k" => Target::at_most(1.0),
+            "wan/50ms/64k/second-response" | "wan/50ms/4m" => Target::at_least(1.0),
+            "wan/50ms/64k/second-response/loss1" | "wan/50ms/4m/loss1" => Target::at_least(0.95),
+            _ => return None,
+        })
     }
 }
 
@@ -226,5 +245,24 @@ mod tests {
         let names: std::collections::BTreeSet<String> = Case::all().into_iter().map(Case::name).collect();
         assert_eq!(names.len(), Case::all().len());
         assert_eq!(Case::parse("cpu/3is/64k/tso"), None);
+    }
+
+    fn target(name: &str) -> Target {
+        Case::parse(name).unwrap().target().unwrap()
+    }
+
+    #[test]
+    fn bounds_hold_at_their_edge() {
+        assert!(target("cpu/2is/1m/tso").is_met(0.2) && !target("cpu/2is/1m/tso").is_met(0.201));
+        assert!(target("saturated/32k/mtu").is_met(1.8) && !target("saturated/32k/mtu").is_met(1.79));
+        assert!(!target("idle/1k").is_met(f64::NAN) && !target("handoff/64k").is_met(f64::NAN));
+    }
+
+    #[test]
+    fn every_target_has_its_case() {
+        assert_eq!(Case::all().into_iter().filter_map(Case::target).count(), 6 + 1 + 4 + 1 + 2 + 2 + 1 + 4);
+        assert_eq!(target("fe-cpu/1m/tso").to_string(), "growth <= 1.2");
+        assert_eq!(target("saturated/256k/mtu").to_string(), ">= 5");
+        assert_eq!(Case::parse("fe-cpu/64k/tso").unwrap().target(), None);
     }
 }

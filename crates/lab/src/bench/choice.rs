@@ -9,29 +9,10 @@ use shunt_sys::{output, say};
 
 use super::effort::Effort;
 use super::outcome::Outcome;
-use super::target::Target;
+use super::subject::Subject;
 use super::{page, show};
 use crate::cli::{WrongUse, ensure_use};
-use crate::report::{Paint, Unit};
-
-/// A case, as the choice and the report need to know it.
-pub(super) trait Subject: Copy {
-    /// Every case, in the order of the report.
-    fn all() -> Vec<Self>;
-
-    /// Name of the case. It never changes.
-    fn name(self) -> String;
-
-    fn unit(self) -> Unit;
-
-    /// Target of the case, if it has one.
-    fn target(self) -> Option<Target>;
-
-    /// Returns the case with a name.
-    fn parse(name: &str) -> Option<Self> {
-        Self::all().into_iter().find(|case| case.name() == name)
-    }
-}
+use crate::report::Paint;
 
 /// The arguments that they share.
 #[derive(Debug, Default, Args)]

@@ -1,4 +1,4 @@
-//! `shunt bench disc`: builds a bed for each shape, and measures its cases.
+//! `shunt-lab bench disc`: builds a bed for each shape, and measures its cases.
 
 use std::collections::BTreeMap;
 
@@ -7,15 +7,17 @@ use clap::Args;
 
 use super::bed::{Plan, with_bed};
 use super::case::{Case, Shape};
-use super::choice::{Choice, Subject, once};
+use super::choice::{Choice, once};
 use super::limit::Limits;
 use super::outcome::{CaseOutcome, Outcome};
-use super::runs::{self, CONNECTIONS, Runner};
+use super::rounds::CONNECTIONS;
+use super::runs::{self, Runner};
+use super::subject::Subject;
 use super::{profile, show, wan};
 use crate::report::Progress;
 use crate::service::Options;
 
-/// `shunt bench disc`
+/// `shunt-lab bench disc`
 #[derive(Debug, Default, Args)]
 pub struct Disc {
     #[command(flatten)]

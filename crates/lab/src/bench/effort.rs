@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::case::Case;
-use super::target::Target;
+use super::subject::Subject;
 
 /// Effort of a run: quick covers every case within 3 minutes, full within 15.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +17,7 @@ impl Effort {
     pub(super) fn rounds(self, case: Case) -> usize {
         // The target of a tier's CPU is about the growth from the smaller body, so both bodies are judged.
         let tier = matches!(case, Case::TierCpu { .. });
-        let judged = tier || Target::of(case).is_some();
+        let judged = tier || case.target().is_some();
         match self {
             _ if judged && !tier => self.judged_rounds(),
             Self::Full if judged => self.judged_rounds(),
@@ -65,7 +65,7 @@ impl Effort {
 
     /// Whether nginx with a kept heap is measured beside this case.
     pub(super) fn kept_heap(self, case: Case) -> bool {
-        self == Self::Full || Target::of(case).is_some()
+        self == Self::Full || case.target().is_some()
     }
 
     /// Whether HAProxy is measured beside this case.

@@ -6,7 +6,7 @@ use super::bed::{Bed, Side};
 use super::case::{Case, Quantile};
 use super::effort::Effort;
 use super::outcome::CaseOutcome;
-use super::runs::alternate;
+use super::rounds::alternate;
 use crate::rate::{Rate, RateReport};
 use crate::report::number::size_name;
 

@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use super::bed::{Bed, Side};
 use super::effort::Effort;
-use super::runs::CONNECTIONS;
+use super::rounds::CONNECTIONS;
 use crate::report::Sample;
 use crate::wire::Wire;
 

@@ -1,4 +1,4 @@
-//! `shunt bench odb`: unmodified nginx on every tier, under `shunt run`, against the same nginx without it.
+//! `shunt-lab bench odb`: unmodified nginx on every tier, under `shunt run`, against the same nginx without it.
 
 mod case;
 mod frames;
@@ -18,7 +18,7 @@ use crate::nginx::PROXY_SETTINGS;
 use crate::service::{OnDemand, Options, Settings};
 use case::{Case, Kind};
 
-/// `shunt bench odb`
+/// `shunt-lab bench odb`
 #[derive(Debug, Default, Args)]
 pub struct Odb {
     #[command(flatten)]

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::case::Case;
-use super::choice::Subject;
+use super::subject::Subject;
 use super::target::{Figure, Target};
-use crate::report::{Sample, Unit};
+use crate::report::{Machine, Sample, Unit};
 
 /// Result of one case.
 #[derive(Debug, Clone, Serialize)]
@@ -108,27 +108,6 @@ impl Outcome {
     ) -> Self {
         let targets = targets(&cases);
         Self { bench, machine: Machine::this(), quick, background, cases, targets }
-    }
-}
-
-/// Machine on which a benchmark ran.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct Machine {
-    pub(super) processor: String,
-    pub(super) cores: usize,
-    pub(super) kernel: String,
-}
-
-impl Machine {
-    pub(crate) fn this() -> Self {
-        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-        let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        Self {
-            processor: model.map_or("unknown", |(_, name)| name.trim()).to_owned(),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
-            kernel: kernel.trim().to_owned(),
-        }
     }
 }
 

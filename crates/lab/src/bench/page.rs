@@ -1,9 +1,9 @@
 //! Results as an HTML page: targets first, then the plots, then every figure.
 
 use super::case::{CPU_SIZES, Case};
-use super::choice::Subject;
 use super::outcome::{CaseOutcome, Outcome};
 use super::show::noise;
+use super::subject::Subject;
 use super::target::Figure;
 use crate::report::chart::{HAPROXY, LIMIT, PLAIN, Panel, Picture, Row, SHUNT, Scale};
 use crate::report::html::{Look, Page};

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use shunt_sys::say;
 
 use super::bed::{Bed, Plan, Side, with_bed};
-use super::choice::Subject;
+use super::subject::Subject;
 use crate::load::Cost;
 use crate::report::Progress;
 

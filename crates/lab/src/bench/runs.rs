@@ -6,19 +6,17 @@ use anyhow::{Context, Result};
 
 use super::bed::{Bed, Side};
 use super::case::{Case, Tier};
-use super::choice::Subject;
 use super::effort::Effort;
 use super::latency;
 use super::limit::{Limits, chain_cost, direct_cost};
 use super::outcome::CaseOutcome;
+use super::rounds::{CONNECTIONS, alternate};
+use super::subject::Subject;
 use crate::load::Cost;
 use crate::placement::Placement;
 use crate::report::Sample;
 use crate::report::number::size_name;
 use crate::wrk::Wrk;
-
-/// Number of wrk's connections, except for a saturated frontend.
-pub(super) const CONNECTIONS: u32 = 10;
 
 /// Number of connections that keeps the frontend's core busy all the time.
 const SATURATING_CONNECTIONS: u32 = 64;
@@ -27,15 +25,6 @@ const SATURATING_CONNECTIONS: u32 = 64;
 const GROWTH_FROM: u64 = 64 << 10;
 /// Rate of requests when growth is measured at a constant rate, per second.
 const GROWTH_RATE: f64 = 500.0;
-
-/// Runs the baseline and ours in turns.
-pub(super) fn alternate(rounds: usize, mut run: impl FnMut(Side) -> Result<()>) -> Result<()> {
-    for _ in 0..rounds {
-        run(Side::Baseline)?;
-        run(Side::Ours)?;
-    }
-    Ok(())
-}
 
 /// State that a run keeps from bed to bed.
 pub(super) struct Runner {
@@ -238,17 +227,6 @@ fn first_intermediate(bed: &Bed) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sides_take_turns() {
-        let mut order = Vec::new();
-        alternate(2, |side| {
-            order.push(side);
-            Ok(())
-        })
-        .unwrap();
-        assert_eq!(order, [Side::Baseline, Side::Ours, Side::Baseline, Side::Ours]);
-    }
 
     #[test]
     fn quantiles_of_one_size_share_their_requests() {

@@ -1,7 +1,7 @@
 //! Results as text in a terminal.
 
-use super::choice::Subject;
 use super::outcome::{CaseOutcome, Outcome, TargetOutcome};
+use super::subject::Subject;
 use super::target::Figure;
 use crate::load::Background;
 use crate::report::{Align, Paint, Table, number};

@@ -1,4 +1,4 @@
-//! `shunt bench tls`: the comparison that [`super::disc`] makes on plain HTTP, with clients that speak TLS 1.3.
+//! `shunt-lab bench tls`: the comparison that [`super::disc`] makes on plain HTTP, with clients that speak TLS 1.3.
 //!
 //! The baseline and ours have the same frontend: nginx with one cipher suite, the fastest here, with whole records, and
 //! with sessions kept. Clients keep their connections, except for handshakes.
@@ -16,7 +16,7 @@ use super::{beds, profile};
 use crate::service::{Options, Settings};
 use case::Case;
 
-/// `shunt bench tls`
+/// `shunt-lab bench tls`
 #[derive(Debug, Default, Args)]
 pub struct Tls {
     #[command(flatten)]

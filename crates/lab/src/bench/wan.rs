@@ -12,10 +12,10 @@ use anyhow::{Context, Result, ensure};
 
 use super::bed::Side;
 use super::case::{Case, Download};
-use super::choice::Subject;
 use super::effort::Effort;
 use super::outcome::CaseOutcome;
-use super::runs::alternate;
+use super::rounds::alternate;
+use super::subject::Subject;
 use crate::fetch::{Fetch, file_sha256};
 use crate::host::{Host, Role};
 use crate::lab::Lab;

@@ -1,4 +1,4 @@
-//! `shunt demo --kill-backend`: a download continues after its backend has been killed.
+//! `shunt-lab demo --kill-backend`: a download continues after its backend has been killed.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -66,8 +66,7 @@ pub(super) fn run_phase(
         loads.push(LoadUse { tiers: load_tiers(&service, body, name, &background, progress)? });
     }
     if let (Some(start), Some(end)) = (&before_loads, shunt_stats(&service, options)?) {
-        let reasons = long_way(&end, start).filter(|_| !is_a_full_window_now_and_then(&end, start));
-        faults.extend(reasons.map(|reasons| format!("under load, bodies took the long way: {reasons}")));
+        faults.extend(long_way(&end, start).map(|reasons| format!("under load, bodies took the long way: {reasons}")));
     }
     service.check_running()?;
     let faults: Vec<String> = faults.into_iter().map(|fault| format!("{name}: {fault}")).collect();
@@ -133,41 +132,10 @@ fn long_way(end: &Stats, start: &Stats) -> Option<String> {
     (!reasons.is_empty()).then(|| reasons.join(", "))
 }
 
-/// Returns whether all bodies that were fetched had a header that could not leave at once, because their client's window
-/// was full (`fetched_unsent`), and at most one in a thousand was. Under load that is to be expected.
-fn is_a_full_window_now_and_then(end: &Stats, start: &Stats) -> bool {
-    let (mut unsent, mut shortcuts) = (0, 0);
-    for (name, count) in end.grown(start, "servers.") {
-        match &name[..] {
-            "fetched_unsent" => unsent = count,
-            "shortcuts" => shortcuts = count,
-            "relayed_too_small" | "fetched" => {}
-            other if ["relayed_", "fetch", "refused_"].iter().any(|prefix| other.starts_with(prefix)) => return false,
-            _ => {}
-        }
-    }
-    unsent * 1000 <= shortcuts
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
-
-    #[test]
-    fn a_full_window_now_and_then_is_no_fault() {
-        let of = |servers: serde_json::Value| Stats(json!({ "servers": servers }));
-        let start = of(json!({"shortcuts": 0, "fetched": 0}));
-        let good = of(json!({"shortcuts": 2000, "fetched": 1, "fetched_unsent": 1}));
-        assert!(is_a_full_window_now_and_then(&good, &start));
-        for bad in [
-            json!({"shortcuts": 900, "fetched": 1, "fetched_unsent": 1}),
-            json!({"shortcuts": 2000, "fetched": 2, "fetched_unsent": 1, "fetched_refused": 1}),
-            json!({"shortcuts": 2000, "fetched": 1, "fetched_unsent": 1, "relayed_no_peer": 1}),
-        ] {
-            assert!(!is_a_full_window_now_and_then(&of(bad), &start));
-        }
-    }
 
     #[test]
     fn the_long_way_is_told_from_the_right_way() {

@@ -1,4 +1,4 @@
-//! `shunt bench failover`: its arguments and its report.
+//! `shunt-lab bench failover`: its arguments and its report.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::wire::Wire;
 /// Number of backends: one to lose, and one that continues.
 const BACKENDS: u8 = 2;
 
-/// `shunt bench failover`
+/// `shunt-lab bench failover`
 #[derive(Debug, Args)]
 pub struct FailoverBench {
     /// How many

@@ -1,4 +1,4 @@
-//! `shunt bench faults`: its arguments and its report.
+//! `shunt-lab bench faults`: its arguments and its report.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,12 +14,11 @@ use super::cell::{self, Outcome};
 use super::fault::Fault;
 use super::step::Step;
 use super::table;
-use crate::bench::Machine;
 use crate::cli::ensure_use;
 use crate::pace::Pace;
-use crate::report::{Align, Paint, Progress, Table};
+use crate::report::{Align, Machine, Paint, Progress, Table};
 
-/// `shunt bench faults`
+/// `shunt-lab bench faults`
 #[derive(Debug, Default, Args)]
 pub struct Faults {
     /// Only the cells that match, such as `queued/*` or `*/backend-*`; may be repeated
@@ -157,7 +156,7 @@ fn choose(globs: &[String]) -> Result<Vec<(Step, Fault)>> {
         let before = chosen.len();
         chosen.extend(all.iter().filter(|cell| matcher.is_match(name(cell))).copied());
         ensure_use(chosen.len() > before, || {
-            format!("no cell matches {glob:?}; `shunt bench faults --list` shows them")
+            format!("no cell matches {glob:?}; `shunt-lab bench faults --list` shows them")
         })?;
     }
     Ok(chosen)

@@ -14,6 +14,11 @@ use crate::host::Role::{Backend, Frontend};
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 pub(super) fn rows() -> Vec<Mistake> {
+    [dates(), names(), keys()].concat()
+}
+
+/// Mistakes with the dates of certificates.
+fn dates() -> Vec<Mistake> {
     vec![
         Mistake::new("certificate-expired", "the frontend's certificate has expired")
             .settings(|settings| {
@@ -33,6 +38,12 @@ pub(super) fn rows() -> Vec<Mistake> {
             settings.agent_text = Some(|host, text| at(Frontend, host, text, |text| dated(text, host, 2, 3)));
         })
         .told(Teller::Agent(Backend), &["frontend", "not valid yet"]),
+    ]
+}
+
+/// Mistakes with the authority and the name of a certificate.
+fn names() -> Vec<Mistake> {
+    vec![
         Mistake::new("other-authority", "the frontend's certificate is of another authority")
             .settings(|settings| {
                 settings.agent_text = Some(|host, text| {
@@ -54,6 +65,12 @@ pub(super) fn rows() -> Vec<Mistake> {
                 });
             })
             .told(Teller::Agents, &["frontend", "name"]),
+    ]
+}
+
+/// Mistakes with keys.
+fn keys() -> Vec<Mistake> {
+    vec![
         Mistake::new("key-of-another", "`key` is that of another certificate")
             .settings(|settings| {
                 settings.agent_text = Some(|host, text| {

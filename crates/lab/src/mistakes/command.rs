@@ -1,4 +1,4 @@
-//! `shunt bench mistakes`: its arguments and its report.
+//! `shunt-lab bench mistakes`: its arguments and its report.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -13,14 +13,13 @@ use shunt_sys::output;
 
 use super::run::{Outcome, run};
 use super::{KNOWN, Mistake, all, page};
-use crate::bench::Machine;
 use crate::cli::ensure_use;
-use crate::report::{Align, Paint, Progress, Table};
+use crate::report::{Align, Machine, Paint, Progress, Table};
 
 /// Number of labs at the same time: a mistake mostly waits.
 const AT_ONCE: usize = 4;
 
-/// `shunt bench mistakes`
+/// `shunt-lab bench mistakes`
 #[derive(Debug, Args)]
 pub struct Mistakes {
     /// Only the rows that match, such as `certificate-*`; may be repeated
@@ -127,6 +126,6 @@ fn choose(globs: &[String]) -> Result<Vec<Mistake>> {
     let matchers: Vec<_> = matchers.collect::<Result<_>>()?;
     let rows: Vec<Mistake> =
         all().into_iter().filter(|row| matchers.iter().any(|matcher| matcher.is_match(row.name))).collect();
-    ensure_use(!rows.is_empty(), || "no row matches; `shunt bench mistakes --expected` shows them".to_owned())?;
+    ensure_use(!rows.is_empty(), || "no row matches; `shunt-lab bench mistakes --expected` shows them".to_owned())?;
     Ok(rows)
 }

@@ -8,11 +8,11 @@ use crate::host::Role::{Backend, Frontend, Intermediate};
 const NOBODYS_PORT: &str = "7441";
 
 pub(super) fn rows() -> Vec<Mistake> {
-    [agents(), peers(), servers()].concat()
+    [kernel(), agents(), peers(), servers(), intermediates()].concat()
 }
 
-/// Mistakes in what an agent's configuration says about its own machine.
-fn agents() -> Vec<Mistake> {
+/// Mistakes in what an agent's configuration says about its machine's kernel: interfaces, pins, control groups.
+fn kernel() -> Vec<Mistake> {
     vec![
         Mistake::new("interface-missing", "the frontend's `interfaces` names one that does not exist")
             .settings(|settings| {
@@ -51,6 +51,12 @@ fn agents() -> Vec<Mistake> {
                 });
             })
             .told(Teller::Server(Frontend), &["cgroup"]),
+    ]
+}
+
+/// Mistakes in what an agent's configuration says about the agent.
+fn agents() -> Vec<Mistake> {
+    vec![
         Mistake::new("no-backend-section", "the backend's configuration has no `[backend]`")
             .settings(|settings| {
                 settings.agent_text = Some(|host, text| {
@@ -59,7 +65,7 @@ fn agents() -> Vec<Mistake> {
             })
             .told(Teller::Agents, &["[backend]"]),
         Mistake::new("ports-in-use", "a program listens at one of the backend's `ports`")
-            .beside(super::environment::take_sender_port)
+            .beside(super::environment::take_sender_ports)
             .bodies(Bodies::Either),
         Mistake::new("listens-elsewhere", "the frontend's agent listens at an address that others do not reach")
             .settings(|settings| {
@@ -139,7 +145,7 @@ fn peers() -> Vec<Mistake> {
     ]
 }
 
-/// Mistakes in nginx's configuration.
+/// Mistakes in the configuration of the frontend's or the backend's nginx.
 fn servers() -> Vec<Mistake> {
     vec![
         Mistake::new("trust-missing", "the frontend has `shunt on` and no `shunt_trust`")
@@ -183,6 +189,12 @@ fn servers() -> Vec<Mistake> {
                 at(Frontend, host, text, |text| swap(text, "proxy_buffer_size 16k", "proxy_buffer_size 320"))
             });
         }),
+    ]
+}
+
+/// Mistakes in the configuration of an intermediate's nginx, or in what the backend's says about it.
+fn intermediates() -> Vec<Mistake> {
+    vec![
         Mistake::new("intermediate-filters", "an intermediate with the module has filters that touch bodies")
             .lab(|lab| lab.intermediates(1))
             .settings(|settings| {

@@ -1,5 +1,6 @@
 //! Mistakes with processes and files: agents that do not run or run twice, sockets, ports, limits of the system.
 
+use std::ops::RangeInclusive;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
@@ -11,10 +12,15 @@ use crate::host::Role::{Backend, Frontend};
 use crate::lab::Lab;
 use crate::process::Process;
 
-/// First port of `ports`, by shuntd's default.
-const SENDER_PORT: u16 = 61000;
+/// `ports`, by shuntd's default. Which of them is for the lab's frontend goes by its name.
+const SENDER_PORTS: RangeInclusive<u16> = 61000..=61063;
 
 pub(super) fn rows() -> Vec<Mistake> {
+    [agents(), files()].concat()
+}
+
+/// Mistakes with the agent's process: it does not run, or runs twice.
+fn agents() -> Vec<Mistake> {
     vec![
         Mistake::new("agent-ended", "the frontend's agent does not run")
             .after(|running| running.service.kill_agent(running.lab.frontend()))
@@ -50,6 +56,12 @@ pub(super) fn rows() -> Vec<Mistake> {
             })
             .bodies(Bodies::Shortcut)
             .told(Teller::Agent(Frontend), &["shuntd: ", "agent"]),
+    ]
+}
+
+/// Mistakes with files and descriptors.
+fn files() -> Vec<Mistake> {
+    vec![
         Mistake::new("few-descriptors", "RLIMIT_NOFILE of the backend's agent is 48")
             .after(|running| {
                 let backend = running.lab.backend();
@@ -110,12 +122,13 @@ pub(super) fn open_way(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Starts a program on the backend that listens at a port from which payloads are sent.
-pub(super) fn take_sender_port(lab: &Lab) -> Result<Vec<Process>> {
+/// Starts a program on the backend that listens at the ports from which payloads are sent.
+pub(super) fn take_sender_ports(lab: &Lab) -> Result<Vec<Process>> {
+    let (first, last) = (SENDER_PORTS.start(), SENDER_PORTS.end());
     let script = format!(
-        "import socket, time\ns = socket.socket()\ns.bind(('', {SENDER_PORT}))\ns.listen()\ntime.sleep(3600)\n"
+        "import socket, time\nall = [socket.create_server(('', port)) for port in range({first}, {last} + 1)]\ntime.sleep(3600)\n"
     );
     let mut command = Command::new("/usr/bin/python3");
     command.args(["-c", &script]);
-    Ok(vec![lab.backend().serve(command, ([0, 0, 0, 0], SENDER_PORT).into())?])
+    Ok(vec![lab.backend().serve(command, ([0, 0, 0, 0], *last).into())?])
 }

@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
-use super::table::Paint;
+use shunt_report::Paint;
 
 #[derive(Debug)]
 pub struct Progress {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use shunt_ca::{Authority, CaError, Request};
+use shunt_stats::{Stats, agent_stats_within};
 
-use super::stats::{Stats, agent_stats_within};
 use super::{Options, store};
 use crate::chain::ShuntPart;
 use crate::host::{Family, Host, Role};

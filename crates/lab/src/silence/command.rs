@@ -1,4 +1,4 @@
-//! `shunt bench silence`: its arguments and its report.
+//! `shunt-lab bench silence`: its arguments and its report.
 
 use std::path::PathBuf;
 
@@ -12,13 +12,12 @@ use super::part::{Manner, Part};
 use super::row::{self, Outcome};
 use super::stores;
 use super::table::page;
-use crate::bench::Machine;
 use crate::cli::ensure_use;
 use crate::faults::{Bed, build_lab};
 use crate::pace::Pace;
-use crate::report::{Align, Paint, Progress, Table};
+use crate::report::{Align, Machine, Paint, Progress, Table};
 
-/// `shunt bench silence`
+/// `shunt-lab bench silence`
 #[derive(Debug, Args)]
 pub struct Silence {
     /// Only the rows that match, such as `disk/*` or `holder-store/stopped`; may be repeated
@@ -125,6 +124,6 @@ fn choose(globs: &[String]) -> Result<Vec<(Part, Manner)>> {
     let name = |(part, manner): &(Part, Manner)| format!("{}/{}", part.name(), manner.name());
     let chosen: Vec<_> =
         all.into_iter().filter(|row| matchers.iter().any(|matcher| matcher.is_match(name(row)))).collect();
-    ensure_use(!chosen.is_empty(), || "no row matches; `shunt bench silence --expected` shows them".to_owned())?;
+    ensure_use(!chosen.is_empty(), || "no row matches; `shunt-lab bench silence --expected` shows them".to_owned())?;
     Ok(chosen)
 }

@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::disturbances::Way;
 use super::mix::{Abort, File, Life, Reader};
+use super::response::{Response, Way};
 use crate::answer::{Answer, Ending};
 use crate::http::get_request;
 
@@ -28,22 +28,6 @@ pub(super) enum Wants {
     Sleep(Instant),
     /// Nothing: its life is over.
     End,
-}
-
-/// Result of one response.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Response {
-    pub(super) way: Way,
-    pub(super) size: u64,
-    pub(super) ending: Ending,
-    /// Time of its request, or of the attempt to connect where no connection was made.
-    pub(super) asked: Instant,
-    /// Time when its connection was opened.
-    pub(super) opened: Instant,
-    pub(super) body_bytes: u64,
-    /// Response before it on the same connection: its path, and the time of its request. The frontend may not have seen
-    /// yet that the client has all of that response.
-    pub(super) before: Option<(Way, Instant)>,
 }
 
 /// Results of a step of a connection.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::connection::Response;
+use super::response::{Response, Way};
 use crate::answer::Ending;
 use crate::faults::{Bed, Fault};
 use crate::random::Random;
@@ -12,29 +12,6 @@ use crate::random::Random;
 /// Time after a disturbance until the service works again: workers and agents try to reach each other after at most 5
 /// seconds.
 const RECOVERY: Duration = Duration::from_secs(6);
-
-/// Path of a response: its backend, and the tiers before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    /// The first backend, through the intermediate.
-    First,
-    /// The second backend, straight from the frontend.
-    Second,
-}
-
-impl Way {
-    pub(super) fn of(second: bool) -> Self {
-        if second { Self::Second } else { Self::First }
-    }
-
-    /// Path prefix that leads to this backend, see [`Bed`].
-    pub(super) fn prefix(self) -> &'static str {
-        match self {
-            Self::First => "/t/",
-            Self::Second => "/other/",
-        }
-    }
-}
 
 /// Part of the service that is disturbed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

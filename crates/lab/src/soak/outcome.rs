@@ -6,8 +6,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::health::Health;
-use crate::bench::Machine;
-use crate::report::{Align, Paint, Table, number};
+use crate::report::{Align, Machine, Paint, Table, number};
 
 /// A figure of the file, in the form that every benchmark has.
 #[derive(Debug, Clone, Serialize)]

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::connection::{Response, Step};
+use super::connection::Step;
 use super::disturbances::Disturbance;
+use super::response::Response;
 use crate::answer::Ending;
 use crate::service::OFFER_MIN_LENGTH;
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Fetch, Lab, Options, Role};
-use shunt_testbed::eventually;
+use shunt_testbed::{eventually, same_bytes};
 use shunt_wire::Address;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{Answer, Claim, Digest, Ended, Frame, Hello, Protocol, Spacing, padded_name};
@@ -13,7 +13,7 @@ use zerocopy::FromZeros;
 
 use crate::offers::{Seen, served};
 use crate::service::impostor::{Connection, Impostor, Listening};
-use crate::service::{FILES, Running, may_run, start, start_on};
+use crate::service::{FILES, Running, needs_root, start, start_on};
 
 fn hello(name: &str, senders: Option<SocketAddr>) -> Vec<u8> {
     let mut hello = Hello::new_zeroed();
@@ -42,9 +42,7 @@ fn ended(connection: &mut Connection, claim: &Claim) -> Result<Reason> {
 
 #[test]
 fn a_stranger_and_another_tenants_agent_get_no_session() -> Result<()> {
-    if !may_run("a_stranger_and_another_tenants_agent_get_no_session") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let (frontend, backend, lab) = (service.lab.frontend(), service.lab.backend(), service.lab);
         // A stranger has its own authority or no certificate. TLS refuses it, and no frame is read.
@@ -80,9 +78,7 @@ fn claim(offer: &Seen, client: SocketAddr, server: SocketAddr) -> Claim {
 /// A frontend's key may be stolen, or its agent taken over. The backend's agent still limits what it can do.
 #[test]
 fn a_frontends_agent_speaks_only_for_its_addresses() -> Result<()> {
-    if !may_run("a_frontends_agent_speaks_only_for_its_addresses") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
         let own = Impostor::with_certificate_of(service.lab, frontend.name())?;
@@ -111,7 +107,7 @@ fn a_frontends_agent_speaks_only_for_its_addresses() -> Result<()> {
         ensure!(refused == 6, "{refused} refusals counted");
         // None of these claims has used the offer up or sent a byte of it.
         let bytes = served(own.connect(frontend, backend)?, &offer)?;
-        ensure!(bytes == std::fs::read(service.files.join("64k"))?, "{} other bytes", bytes.len());
+        same_bytes(&bytes, &std::fs::read(service.files.join("64k"))?)?;
         ensure!(service.service.stats(backend)?.count("agent.senders.restored") == 0, "a socket was made");
         drop(session);
         service.service.restart_agent(frontend)?;
@@ -131,9 +127,7 @@ fn in_place_of_second_backend(service: &mut Running<'_>) -> Result<(Connection, 
 
 #[test]
 fn a_backends_agent_has_no_say_in_anothers_handoffs() -> Result<()> {
-    if !may_run("a_backends_agent_has_no_say_in_anothers_handoffs") {
-        return Ok(());
-    }
+    needs_root();
     start_on(Lab::builder().backends(2), FILES, Options::shunt(), |service| {
         let (mut session, begins) = in_place_of_second_backend(service)?;
         session.send(&begins)?;
@@ -160,9 +154,7 @@ fn unasked() -> (Vec<u8>, u64) {
 
 #[test]
 fn a_backends_agent_that_answers_without_end_is_not_heard() -> Result<()> {
-    if !may_run("a_backends_agent_that_answers_without_end_is_not_heard") {
-        return Ok(());
-    }
+    needs_root();
     start_on(Lab::builder().backends(2), FILES, Options::shunt(), |service| {
         let (mut session, begins) = in_place_of_second_backend(service)?;
         session.send(&begins)?;
@@ -186,9 +178,7 @@ fn a_backends_agent_that_answers_without_end_is_not_heard() -> Result<()> {
 /// A clone has the same certificate. The two machines must not end each other's sessions again and again.
 #[test]
 fn a_clone_of_a_machine_takes_no_session_from_it() -> Result<()> {
-    if !may_run("a_clone_of_a_machine_takes_no_session_from_it") {
-        return Ok(());
-    }
+    needs_root();
     start_on(Lab::builder().backends(2), FILES, Options::shunt(), |service| {
         let frontend = service.lab.frontend();
         let one = service.lab.hosts_of(Role::Backend).next().context("a backend")?;
@@ -217,9 +207,7 @@ fn a_clone_of_a_machine_takes_no_session_from_it() -> Result<()> {
 /// Each repetition would have workers take the session for a new one, and refuse its offers.
 #[test]
 fn a_backends_agent_says_once_as_which_servers_it_sends() -> Result<()> {
-    if !may_run("a_backends_agent_says_once_as_which_servers_it_sends") {
-        return Ok(());
-    }
+    needs_root();
     start_on(Lab::builder().backends(2), FILES, Options::shunt(), |service| {
         let (mut session, begins) = in_place_of_second_backend(service)?;
         let mut again = Vec::new();
@@ -255,7 +243,7 @@ fn meddle(service: &mut Running<'_>, session: &mut Connection) -> Result<()> {
                 }
             }
             session.send(&frames).with_context(|| format!("the session ended: {}", service.service.explain()))?;
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            std::thread::sleep(std::time::Duration::from_millis(20)); // the pace of the attack
         }
         let fetched = reader.join().expect("the reader's thread");
         fetched.with_context(|| service.service.explain())

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Fetch, FlowTable, Host, Lab, Options, Role, fetch};
@@ -11,7 +11,7 @@ use shunt_testbed::eventually;
 
 use crate::offers::consenting;
 use crate::service::impostor::agents_address;
-use crate::service::{FILES, connect_to_agent, may_run, start, start_on};
+use crate::service::{FILES, connect_to_agent, needs_root, start, start_on, until};
 
 /// Time that is longer than any timeout of an agent.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -34,9 +34,7 @@ fn open(from: &Host, to: &Host, count: usize) -> Result<Vec<TcpStream>> {
 
 #[test]
 fn half_open_connections_of_strangers_do_not_keep_agents_apart() -> Result<()> {
-    if !may_run("half_open_connections_of_strangers_do_not_keep_agents_apart") {
-        return Ok(());
-    }
+    needs_root();
     start(1, |service| {
         let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
         let stranger = service.lab.hosts_of(Role::Intermediate).next().context("an intermediate")?;
@@ -58,28 +56,20 @@ fn half_open_connections_of_strangers_do_not_keep_agents_apart() -> Result<()> {
 
 #[test]
 fn a_slow_loris_loses_its_place() -> Result<()> {
-    if !may_run("a_slow_loris_loses_its_place") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
         let mut slow = open(frontend, backend, 1)?.remove(0);
         // The longest possible record, a byte at a time.
-        let began = Instant::now();
         let mut next = [22, 3, 1, 0x40, 0].into_iter().chain(std::iter::repeat(0));
-        while slow.write_all(&[next.next().unwrap_or(0)]).is_ok() {
-            ensure!(began.elapsed() < LIMIT, "still open after {LIMIT:?}");
-            std::thread::sleep(Duration::from_millis(200));
-        }
+        until("the agent closes the connection", || Ok(slow.write_all(&[next.next().unwrap_or(0)]).is_err()))?;
         service.still_good()
     })
 }
 
 #[test]
 fn silent_processes_lose_their_connections() -> Result<()> {
-    if !may_run("silent_processes_lose_their_connections") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let frontend = service.lab.frontend();
         let silent: Vec<_> = (0..600).map(|_| connect_to_agent(frontend)).collect::<Result<_>>()?;
@@ -102,9 +92,7 @@ fn silent_processes_lose_their_connections() -> Result<()> {
 
 #[test]
 fn a_client_that_never_acknowledges_is_cut_off() -> Result<()> {
-    if !may_run("a_client_that_never_acknowledges_is_cut_off") {
-        return Ok(());
-    }
+    needs_root();
     let mut options = Options::shunt();
     options.settings.agent_backend = "progress = \"2s\"\npark = \"2s\"\n";
     start_on(Lab::builder().clients(2), FILES, options, |service| {
@@ -133,9 +121,7 @@ fn a_client_that_never_acknowledges_is_cut_off() -> Result<()> {
 #[test]
 fn offers_that_nobody_claims_cost_only_shortcuts_and_not_for_long() -> Result<()> {
     const OFFERS: u64 = 20;
-    if !may_run("offers_that_nobody_claims_cost_only_shortcuts_and_not_for_long") {
-        return Ok(());
-    }
+    needs_root();
     let mut options = Options::shunt();
     options.settings.agent = "[limits]\noffers_per_peer = 20\n";
     options.settings.agent_backend = "offer_lifetime = \"3s\"\n";
@@ -159,9 +145,7 @@ fn offers_that_nobody_claims_cost_only_shortcuts_and_not_for_long() -> Result<()
 
 #[test]
 fn connections_that_fill_the_flow_table_cost_others_only_the_shortcut() -> Result<()> {
-    if !may_run("connections_that_fill_the_flow_table_cost_others_only_the_shortcut") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let (client, server) = (service.lab.client(), service.service.chain().server());
         let table = FlowTable::of(service.lab)?;
@@ -191,9 +175,7 @@ fn connections_that_fill_the_flow_table_cost_others_only_the_shortcut() -> Resul
 /// sooner.
 #[test]
 fn flows_of_short_connections_make_room() -> Result<()> {
-    if !may_run("flows_of_short_connections_make_room") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let table = FlowTable::of(service.lab)?;
         table.add_ended(40_000, Duration::from_secs(10))?;

@@ -1,17 +1,16 @@
 //! Attacks by other users' processes on a machine with an agent.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Host, Lab, Options, ShuntPart};
-use shunt_testbed::PATIENCE;
 use shunt_wire::Endpoint;
 use shunt_wire::local::{Channel, Handoff, VERSIONS, kind};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::service::held::Held;
-use crate::service::{FILES, Running, connect_to_agent, may_run, start, start_on};
+use crate::service::{FILES, Running, connect_to_agent, needs_root, start, start_on, until};
 
 /// The system's Python: a user's own one could not be run by another user.
 const PYTHON: &str = "/usr/bin/python3";
@@ -79,18 +78,12 @@ fn open_way(service: &Running<'_>, host: &Host) -> Result<()> {
 /// sent on it.
 #[test]
 fn a_server_cannot_hand_off_another_servers_connection() -> Result<()> {
-    if !may_run("a_server_cannot_hand_off_another_servers_connection") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
         let held = service.lab.client().run(|| Held::ask(service, "7m", ""))??;
         let claims = || -> Result<u64> { Ok(service.service.stats(backend)?.count("agent.claims")) };
-        let deadline = Instant::now() + PATIENCE;
-        while claims()? == 0 {
-            ensure!(Instant::now() < deadline, "no claim of the connection's own server");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        until("there is a claim of the connection's own server", || Ok(claims()? > 0))?;
         let before = claims()?;
         let attacker = connect_to_agent(frontend)?;
         let say = |bytes: &[u8]| rustix::net::send(&attacker, bytes, rustix::net::SendFlags::empty());
@@ -105,11 +98,7 @@ fn a_server_cannot_hand_off_another_servers_connection() -> Result<()> {
             (named.flow.server_address, named.flow.server_port) = (server.address, server.port_be);
             say(named.as_bytes())?;
         }
-        let deadline = Instant::now() + PATIENCE;
-        while service.frontend_stats()?.count("agent.handoffs_unknown") < epochs.len() as u64 {
-            ensure!(Instant::now() < deadline, "they were taken: {:#}", service.frontend_stats()?.0["agent"]);
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        service.until_counted("agent.handoffs_unknown", epochs.len() as u64)?;
         ensure!(claims()? == before, "a claim of another server's connection went out");
         held.finish(service)?;
         service.still_good()
@@ -122,9 +111,7 @@ const STATS: &[u32] = &[kind::STATS, 8];
 
 #[test]
 fn another_users_process_is_no_server() -> Result<()> {
-    if !may_run("another_users_process_is_no_server") {
-        return Ok(());
-    }
+    needs_root();
     let mut options = Options::shunt();
     options.settings.agent = "users = [\"www-data\"]\nobservers = [65533]\n";
     start_on(Lab::builder(), FILES, options, |service| {
@@ -162,9 +149,7 @@ fn stats_as_nobody(host: &Host) -> Result<String> {
 
 #[test]
 fn without_a_list_the_socket_is_its_owners() -> Result<()> {
-    if !may_run("without_a_list_the_socket_is_its_owners") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let frontend = service.lab.frontend();
         open_way(service, frontend)?;
@@ -192,9 +177,7 @@ print(*sorted(said))
 
 #[test]
 fn a_ring_is_its_users_alone() -> Result<()> {
-    if !may_run("a_ring_is_its_users_alone") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let frontend = service.lab.frontend();
         let address = [frontend.address().to_string()];

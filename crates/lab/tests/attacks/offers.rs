@@ -6,14 +6,15 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use anyhow::{Context, Result, bail, ensure};
-use shunt_lab::{Fetch, Fetched, Host, Lab, Options, Role, fetch, file_sha256};
+use shunt_lab::{Fetch, Fetched, Host, Lab, Options, Role, fetch};
+use shunt_testbed::same_bytes;
 use shunt_wire::Tag;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{self, Frame, Protocol};
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use crate::service::impostor::{Connection, Impostor};
-use crate::service::{FILES, Running, may_run, start, start_on};
+use crate::service::{FILES, Running, needs_root, same_file, start, start_on};
 
 /// An offer as the tiers between backend and frontend see it.
 #[derive(Clone, Debug)]
@@ -96,9 +97,7 @@ pub fn served(mut connection: Connection, offer: &Seen) -> Result<Vec<u8>> {
 
 #[test]
 fn an_offer_is_for_one_frontend_and_for_once() -> Result<()> {
-    if !may_run("an_offer_is_for_one_frontend_and_for_once") {
-        return Ok(());
-    }
+    needs_root();
     start(0, |service| {
         let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
         let offer = Seen::made_for(frontend, backend, "/64k")?;
@@ -116,7 +115,7 @@ fn an_offer_is_for_one_frontend_and_for_once() -> Result<()> {
         }
         // None of these fetches has used the offer up. A fetch by its own frontend does.
         let bytes = served(own.connect(frontend, backend)?, &offer)?;
-        ensure!(bytes == std::fs::read(service.files.join("64k"))?, "{} other bytes", bytes.len());
+        same_bytes(&bytes, &std::fs::read(service.files.join("64k"))?)?;
         ensure!(refused(&own, &offer)? == Reason::UnknownOffer, "a replayed claim");
         service.still_good()
     })
@@ -124,9 +123,7 @@ fn an_offer_is_for_one_frontend_and_for_once() -> Result<()> {
 
 #[test]
 fn an_offer_dies_with_its_lifetime() -> Result<()> {
-    if !may_run("an_offer_dies_with_its_lifetime") {
-        return Ok(());
-    }
+    needs_root();
     let mut options = Options::shunt();
     options.settings.agent_backend = "offer_lifetime = \"1s\"\n";
     start_on(Lab::builder(), FILES, options, |service| {
@@ -230,9 +227,7 @@ fn changed(field: &str, name: &str) -> String {
 
 #[test]
 fn a_tier_that_forges_or_replays_offers_costs_the_shortcut() -> Result<()> {
-    if !may_run("a_tier_that_forges_or_replays_offers_costs_the_shortcut") {
-        return Ok(());
-    }
+    needs_root();
     let mut options = Options::shunt();
     options.settings.locations = Some(rogue_location);
     options.settings.nginx_text = Some(trusting_strangers);
@@ -249,7 +244,7 @@ fn lie_to(service: &mut Running<'_>) -> Result<()> {
             for what in ["honest", name] {
                 let answer = fetch(service.lab.client(), service.service.chain().server(), &["/rogue/64k"])?.remove(0);
                 ensure!(answer.status == 200, "{what}: status {}", answer.status);
-                ensure!(answer.sha256 == file_sha256(service.files.join("64k"))?, "{what}: other bytes");
+                same_file(&service.files, "64k", &answer.sha256).with_context(|| what.to_owned())?;
             }
         }
         rogue.join().expect("the rogue tier's thread")?

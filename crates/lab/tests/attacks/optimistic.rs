@@ -4,16 +4,16 @@
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::net::{AddressFamily, Protocol, RawProtocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::net::{recv, sendto, socket_with};
 use shunt_lab::{ByteMeter, Fetch, Host, Lab, Options};
-use shunt_testbed::{PATIENCE, eventually};
+use shunt_testbed::eventually;
 
 use crate::segments::packet;
-use crate::service::{Running, may_run, start_on};
+use crate::service::{Running, needs_root, start_on};
 
 const SYN_ACK: u8 = 0x12;
 const ACK: u8 = 0x10;
@@ -57,25 +57,28 @@ fn raw(host: &Host, protocol: u32) -> Result<OwnedFd> {
 
 /// Waits for a server's SYN-ACK on a raw socket.
 fn handshake(incoming: &OwnedFd, server: SocketAddr) -> Result<Numbers> {
-    let until = Instant::now() + PATIENCE;
     let mut bytes = [0; 4096];
-    while Instant::now() < until {
-        let Ok((_, length)) = recv(incoming, &mut bytes[..], RecvFlags::empty()) else {
-            std::thread::sleep(Duration::from_millis(1));
-            continue;
-        };
-        let (ip, at) = (&bytes[..length], usize::from(bytes[0] & 15) * 4);
-        let Some(tcp) = ip.get(at..at + 20) else { continue };
-        let port = |at: usize| u16::from_be_bytes([tcp[at], tcp[at + 1]]);
-        let number = |at: usize| u32::from_be_bytes([tcp[at], tcp[at + 1], tcp[at + 2], tcp[at + 3]]);
-        let address = |at: usize| Ipv4Addr::new(ip[at], ip[at + 1], ip[at + 2], ip[at + 3]);
-        if tcp[13] != SYN_ACK || SocketAddr::from((address(12), port(0))) != server {
-            continue;
+    eventually(|| -> Result<Numbers> {
+        loop {
+            let received = recv(incoming, &mut bytes[..], RecvFlags::empty());
+            let (_, length) = received.with_context(|| format!("no SYN-ACK of {server}"))?;
+            if let Some(numbers) = syn_ack(&bytes[..length], server) {
+                return Ok(numbers);
+            }
         }
-        let (of_client, of_server) = (number(8), number(4).wrapping_add(1));
-        return Ok(Numbers { client: (address(16), port(2)).into(), server, of_client, of_server });
-    }
-    anyhow::bail!("no SYN-ACK of {server}")
+    })
+}
+
+/// Numbers in an IPv4 packet, if it is a SYN-ACK of this server.
+fn syn_ack(ip: &[u8], server: SocketAddr) -> Option<Numbers> {
+    let at = usize::from(ip.first()? & 15) * 4;
+    let tcp = ip.get(at..at + 20)?;
+    let port = |at: usize| u16::from_be_bytes([tcp[at], tcp[at + 1]]);
+    let number = |at: usize| u32::from_be_bytes([tcp[at], tcp[at + 1], tcp[at + 2], tcp[at + 3]]);
+    let address = |at: usize| Ipv4Addr::new(ip[at], ip[at + 1], ip[at + 2], ip[at + 3]);
+    let is_it = tcp[13] == SYN_ACK && SocketAddr::from((address(12), port(0))) == server;
+    let (of_client, of_server) = (number(8), number(4).wrapping_add(1));
+    is_it.then(|| Numbers { client: (address(16), port(2)).into(), server, of_client, of_server })
 }
 
 fn send(socket: &OwnedFd, packet: &[u8]) -> Result<()> {
@@ -100,16 +103,14 @@ fn drawn(service: &Running<'_>) -> Result<u64> {
     for _ in 0..MADE_UP {
         send(&outgoing, &numbers.ack(LENGTH - 1000))?;
         send(&outgoing, &numbers.ack(LENGTH + 100))?;
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(2)); // the pace of the attack
     }
     Ok(meter.total()?.rx_bytes)
 }
 
 #[test]
 fn a_client_that_acknowledges_ahead_draws_no_more_than_from_plain_nginx() -> Result<()> {
-    if !may_run("a_client_that_acknowledges_ahead_draws_no_more_than_from_plain_nginx") {
-        return Ok(());
-    }
+    needs_root();
     let plain = start_on(Lab::builder(), FILES, Options::plain(), |service| drawn(service))?;
     let (ours, dropped) = start_on(Lab::builder(), FILES, Options::shunt(), |service| {
         let drawn = drawn(service)?;
@@ -160,9 +161,7 @@ fn walk(service: &Running<'_>) -> Result<TcpStream> {
 
 #[test]
 fn a_client_that_walks_its_claims_is_not_taken_at_its_word() -> Result<()> {
-    if !may_run("a_client_that_walks_its_claims_is_not_taken_at_its_word") {
-        return Ok(());
-    }
+    needs_root();
     start_on(Lab::builder(), FILES, Options::shunt(), |service| {
         let connection = walk(service)?;
         let stats = service.service.all_stats()?;
@@ -178,9 +177,7 @@ fn a_client_that_walks_its_claims_is_not_taken_at_its_word() -> Result<()> {
 
 #[test]
 fn acks_that_a_stranger_makes_up_stall_no_download() -> Result<()> {
-    if !may_run("acks_that_a_stranger_makes_up_stall_no_download") {
-        return Ok(());
-    }
+    needs_root();
     start_on(Lab::builder().clients(2), FILES, Options::shunt(), |service| {
         let (client, server) = (service.lab.client(), service.service.chain().server());
         let stranger = service.lab.hosts_of(shunt_lab::Role::Client).nth(1).context("a second client")?;
@@ -193,7 +190,7 @@ fn acks_that_a_stranger_makes_up_stall_no_download() -> Result<()> {
             for number in 0..MADE_UP {
                 // The ACKs cover all that may be outstanding, and more.
                 send(&outgoing, &numbers.ack((LENGTH / MADE_UP).wrapping_mul(number).wrapping_add(30 << 20)))?;
-                std::thread::sleep(Duration::from_millis(1));
+                std::thread::sleep(Duration::from_millis(1)); // the pace of the attack
             }
             reader.join().expect("the reader's thread")
         })?;

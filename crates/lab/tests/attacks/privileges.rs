@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 
 use anyhow::{Context, Result, bail, ensure};
-use shunt_lab::{Host, Lab, Options, Role, fetch, file_sha256};
+use shunt_lab::{Host, Lab, Options, Role, fetch};
 
-use crate::service::{ALONE, FILES, Running, may_run, start_on};
+use crate::service::{ALONE, FILES, Running, needs_root, same_file, start_on};
 
 /// Capabilities that an agent keeps, as bits of capabilities(7): CAP_NET_ADMIN is 12, CAP_BPF 39.
 const NEEDED: &str = "0000008000001000";
@@ -94,7 +94,7 @@ fn fetches_work(service: &Running<'_>) -> Result<()> {
     for _ in 0..16 {
         for (name, _) in FILES.iter().filter(|(_, size)| *size >= 32 << 10) {
             let one = fetch(service.lab.client(), server, &[format!("/filtered/{name}")])?.remove(0);
-            ensure!(one.sha256 == file_sha256(service.files.join(name))?, "{name}: other bytes");
+            same_file(&service.files, name, &one.sha256)?;
         }
         if fetched()? > before {
             return Ok(());
@@ -105,9 +105,7 @@ fn fetches_work(service: &Running<'_>) -> Result<()> {
 
 #[test]
 fn the_agent_works_with_two_capabilities_and_its_own_system_calls() -> Result<()> {
-    if !may_run("the_agent_works_with_two_capabilities_and_its_own_system_calls") {
-        return Ok(());
-    }
+    needs_root();
     let mut options = Options::shunt();
     options.settings.agent = "user = \"nobody\"\ngroups = [\"root\"]\nmetrics = \"127.0.0.1:9440\"\n";
     options.settings.agent_frontend = "flow_quiet = \"1s\"\n";

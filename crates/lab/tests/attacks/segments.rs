@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::net::{AddressFamily, Protocol, RawProtocol, SendFlags, SocketFlags, SocketType, sendto, socket_with};
 use shunt_lab::{Fetch, Host, Lab, Options};
 
-use crate::service::{FILES, Running, may_run, start_on};
+use crate::service::{FILES, Running, needs_root, start_on};
 
 const FIN: u8 = 1;
 const SYN: u8 = 2;
@@ -109,7 +109,7 @@ fn download_under(
                 sendto(&socket, &packet, SendFlags::empty(), &SocketAddr::new(to.into(), 0))?;
                 sent += 1;
             }
-            std::thread::sleep(Duration::from_millis(2));
+            std::thread::sleep(Duration::from_millis(2)); // the pace of the attack
         }
         reader.join().expect("the reader's thread")
     })?;
@@ -122,9 +122,7 @@ fn download_under(
 
 #[test]
 fn guessed_segments_in_a_clients_name_do_nothing() -> Result<()> {
-    if !may_run("guessed_segments_in_a_clients_name_do_nothing") {
-        return Ok(());
-    }
+    needs_root();
     start_on(Lab::builder().clients(2), FILES, Options::shunt(), |service| {
         let other = service.lab.hosts_of(shunt_lab::Role::Client).nth(1).context("a second client")?;
         let server = service.service.chain().server();
@@ -137,9 +135,7 @@ fn guessed_segments_in_a_clients_name_do_nothing() -> Result<()> {
 
 #[test]
 fn guessed_segments_in_the_frontends_name_do_nothing() -> Result<()> {
-    if !may_run("guessed_segments_in_the_frontends_name_do_nothing") {
-        return Ok(());
-    }
+    needs_root();
     start_on(Lab::builder().clients(2), FILES, Options::shunt(), |service| {
         let other = service.lab.hosts_of(shunt_lab::Role::Client).nth(1).context("a second client")?;
         let server = service.service.chain().server();

@@ -2,16 +2,14 @@
 
 use std::time::Duration;
 
-use super::service::{may_run, start_on};
+use super::service::{needs_root, start_on};
 use super::way::{FILES, PATHS, behind, check, patient};
 use anyhow::{Result, ensure};
 use shunt_lab::{Link, Options, Role};
 
 /// Tests a path with an RTT of 20 ms whose ACKs pass once in each `slot`, first with CUBIC, then with BBR.
-fn acks_once_in(test: &str, slot: Duration) -> Result<()> {
-    if !may_run(test) {
-        return Ok(());
-    }
+fn acks_once_in(slot: Duration) -> Result<()> {
+    needs_root();
     for control in ["cubic", "bbr"] {
         let tiers = [Role::Frontend, Role::Backend].into_iter();
         let lab = behind(Link::wan(Duration::from_millis(10)).ack_slot(slot));
@@ -28,10 +26,10 @@ fn acks_once_in(test: &str, slot: Duration) -> Result<()> {
 
 #[test]
 fn stretched_acks() -> Result<()> {
-    acks_once_in("stretched_acks", Duration::from_millis(5))
+    acks_once_in(Duration::from_millis(5))
 }
 
 #[test]
 fn delayed_acks() -> Result<()> {
-    acks_once_in("delayed_acks", Duration::from_millis(40))
+    acks_once_in(Duration::from_millis(40))
 }

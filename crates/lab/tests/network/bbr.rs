@@ -11,35 +11,35 @@ fn with_bbr(link: Link) -> LabBuilder {
 
 #[test]
 fn a_long_delay() -> Result<()> {
-    over("a_long_delay", with_bbr(far()), PATHS)
+    over(with_bbr(far()), PATHS)
 }
 
 #[test]
 fn the_longest_delay() -> Result<()> {
-    over("the_longest_delay", with_bbr(farthest()), SHORT_PATHS)
+    over(with_bbr(farthest()), SHORT_PATHS)
 }
 
 #[test]
 fn independent_losses() -> Result<()> {
-    over("independent_losses", with_bbr(lossy()), PATHS)
+    over(with_bbr(lossy()), PATHS)
 }
 
 #[test]
 fn many_losses() -> Result<()> {
-    over("many_losses", with_bbr(very_lossy()), SHORT_PATHS)
+    over(with_bbr(very_lossy()), SHORT_PATHS)
 }
 
 #[test]
 fn bursts_of_losses_with_late_and_repeated_frames() -> Result<()> {
-    over("bursts_of_losses_with_late_and_repeated_frames", with_bbr(rough()), PATHS)
+    over(with_bbr(rough()), PATHS)
 }
 
 #[test]
 fn a_low_rate_with_a_short_queue() -> Result<()> {
-    over("a_low_rate_with_a_short_queue", with_bbr(narrow()), PATHS)
+    over(with_bbr(narrow()), PATHS)
 }
 
 #[test]
 fn a_small_mtu() -> Result<()> {
-    over("a_small_mtu", with_bbr(small_mtu()), PATHS)
+    over(with_bbr(small_mtu()), PATHS)
 }

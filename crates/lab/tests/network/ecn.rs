@@ -5,16 +5,14 @@
 
 use std::time::Duration;
 
-use super::service::{may_run, start_on};
+use super::service::{needs_root, start_on};
 use super::way::{FILES, PATHS, TcpCounters, behind, check, patient};
 use anyhow::{Result, ensure};
 use shunt_lab::{Link, Options, Role};
 
 #[test]
 fn headers_that_meet_congestion() -> Result<()> {
-    if !may_run("headers_that_meet_congestion") {
-        return Ok(());
-    }
+    needs_root();
     let lab = behind(Link::wan(Duration::from_millis(10)).marking(0.5));
     let lab = [Role::Client, Role::Frontend, Role::Backend]
         .iter()

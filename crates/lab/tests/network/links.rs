@@ -6,35 +6,35 @@ use super::way::{PATHS, SHORT_PATHS, behind, far, farthest, lossy, narrow, over,
 
 #[test]
 fn a_long_delay() -> Result<()> {
-    over("a_long_delay", behind(far()), PATHS)
+    over(behind(far()), PATHS)
 }
 
 #[test]
 fn the_longest_delay() -> Result<()> {
-    over("the_longest_delay", behind(farthest()), SHORT_PATHS)
+    over(behind(farthest()), SHORT_PATHS)
 }
 
 #[test]
 fn independent_losses() -> Result<()> {
-    over("independent_losses", behind(lossy()), PATHS)
+    over(behind(lossy()), PATHS)
 }
 
 #[test]
 fn many_losses() -> Result<()> {
-    over("many_losses", behind(very_lossy()), SHORT_PATHS)
+    over(behind(very_lossy()), SHORT_PATHS)
 }
 
 #[test]
 fn bursts_of_losses_with_late_and_repeated_frames() -> Result<()> {
-    over("bursts_of_losses_with_late_and_repeated_frames", behind(rough()), PATHS)
+    over(behind(rough()), PATHS)
 }
 
 #[test]
 fn a_low_rate_with_a_short_queue() -> Result<()> {
-    over("a_low_rate_with_a_short_queue", behind(narrow()), PATHS)
+    over(behind(narrow()), PATHS)
 }
 
 #[test]
 fn a_small_mtu() -> Result<()> {
-    over("a_small_mtu", behind(small_mtu()), PATHS)
+    over(behind(small_mtu()), PATHS)
 }

@@ -19,22 +19,22 @@ fn without(options: &[&'static str]) -> LabBuilder {
 
 #[test]
 fn no_selective_acknowledgements() -> Result<()> {
-    over("no_selective_acknowledgements", without(&[SACK]), SHORT_PATHS)
+    over(without(&[SACK]), SHORT_PATHS)
 }
 
 #[test]
 fn no_timestamps() -> Result<()> {
-    over("no_timestamps", without(&[TIMESTAMPS]), SHORT_PATHS)
+    over(without(&[TIMESTAMPS]), SHORT_PATHS)
 }
 
 #[test]
 fn no_window_scaling() -> Result<()> {
-    over("no_window_scaling", without(&[WINDOW_SCALING]), SHORT_PATHS)
+    over(without(&[WINDOW_SCALING]), SHORT_PATHS)
 }
 
 #[test]
 fn none_of_the_three() -> Result<()> {
-    over("none_of_the_three", without(&[SACK, TIMESTAMPS, WINDOW_SCALING]), SHORT_PATHS)
+    over(without(&[SACK, TIMESTAMPS, WINDOW_SCALING]), SHORT_PATHS)
 }
 
 /// The segments have the smallest size that Linux takes (TCP_MIN_MSS), with timestamps and without.
@@ -44,7 +44,7 @@ fn tiny_segments() -> Result<()> {
         let lab = options
             .iter()
             .fold(behind(Link::wan(Duration::from_millis(5))), |lab, option| lab.sysctl(Role::Client, option, "0"));
-        over_with("tiny_segments", lab, SHORT_PATHS, |fetch| fetch.mss = Some(88))?;
+        over_with(lab, SHORT_PATHS, |fetch| fetch.mss = Some(88))?;
     }
     Ok(())
 }

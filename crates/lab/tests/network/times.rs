@@ -3,7 +3,7 @@
 use anyhow::Result;
 use shunt_lab::{Link, Options, Role};
 
-use super::service::{may_run, start_on};
+use super::service::{needs_root, start_on};
 use super::way::{FILES, behind, far, get, lossy, narrow, patient, rough, small_mtu, very_lossy};
 
 const SEEDS: u64 = 5;
@@ -22,9 +22,7 @@ fn milliseconds(link: Link, control: &'static str, options: Options) -> Result<u
 #[test]
 #[ignore = "takes minutes and only prints"]
 fn times() -> Result<()> {
-    if !may_run("times") {
-        return Ok(());
-    }
+    needs_root();
     let links = [
         ("far", far()),
         ("lossy", lossy()),

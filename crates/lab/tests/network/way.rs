@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use shunt_lab::{Fetch, Fetched, Host, Lab, LabBuilder, Link, Options, file_sha256};
+use shunt_lab::{Fetch, Fetched, Host, Lab, LabBuilder, Link, Options};
 
-use super::service::{Running, may_run, start_on};
+use super::service::{Running, needs_root, start_on};
 
 pub const FILES: &[(&str, u64)] =
     &[("1k", 1 << 10), ("32k", 32 << 10), ("100k", 100 << 10), ("1m", 1 << 20), ("4m", 4 << 20)];
@@ -106,10 +106,7 @@ fn tell(service: &Running<'_>) -> Result<()> {
 /// Fetches all paths, and compares every byte.
 pub fn get(service: &Running<'_>, fetch: &Fetch, paths: &[&str]) -> Result<Vec<Fetched>> {
     let fetched = fetch.run(service.lab.client(), paths)?;
-    for one in &fetched {
-        ensure!(one.status == 200, "{}: status {}", one.path, one.status);
-        ensure!(one.sha256 == file_sha256(service.files.join(&one.path[1..]))?, "{}: other bytes", one.path);
-    }
+    service.whole(&fetched)?;
     Ok(fetched)
 }
 
@@ -146,15 +143,13 @@ pub fn check(service: &Running<'_>, fetch: &Fetch, paths: &[&str]) -> Result<()>
 }
 
 /// Runs [`check`] in a new lab.
-pub fn over(test: &str, builder: LabBuilder, paths: &[&str]) -> Result<()> {
-    over_with(test, builder, paths, |_| ())
+pub fn over(builder: LabBuilder, paths: &[&str]) -> Result<()> {
+    over_with(builder, paths, |_| ())
 }
 
 /// Like [`over`], with a changed client.
-pub fn over_with(test: &str, builder: LabBuilder, paths: &[&str], client: impl FnOnce(&mut Fetch)) -> Result<()> {
-    if !may_run(test) {
-        return Ok(());
-    }
+pub fn over_with(builder: LabBuilder, paths: &[&str], client: impl FnOnce(&mut Fetch)) -> Result<()> {
+    needs_root();
     start_on(builder, FILES, Options::shunt(), |service| {
         let mut fetch = patient(service);
         client(&mut fetch);

@@ -2,16 +2,14 @@
 
 use std::time::Duration;
 
-use super::service::{may_run, start_on};
+use super::service::{needs_root, start_on};
 use super::way::{FILES, behind, check, far, get, patient};
 use anyhow::{Result, ensure};
-use shunt_lab::{Link, Options, Settings, file_sha256};
+use shunt_lab::{Link, Options, Settings};
 
 #[test]
 fn a_slow_reader_far_away() -> Result<()> {
-    if !may_run("a_slow_reader_far_away") {
-        return Ok(());
-    }
+    needs_root();
     start_on(behind(far()), FILES, Options::shunt(), |service| {
         let mut fetch = patient(service);
         (fetch.read_bytes, fetch.pause) = (32 << 10, Duration::from_millis(10));
@@ -22,9 +20,7 @@ fn a_slow_reader_far_away() -> Result<()> {
 /// Window probes are sent and answered. There are two responses, because the second finds a parked socket.
 #[test]
 fn a_window_that_is_closed_for_seconds() -> Result<()> {
-    if !may_run("a_window_that_is_closed_for_seconds") {
-        return Ok(());
-    }
+    needs_root();
     start_on(behind(Link::wan(Duration::from_millis(5)).loss(0.01)), FILES, Options::shunt(), |service| {
         let mut fetch = patient(service);
         fetch.stall = Duration::from_secs(12);
@@ -36,9 +32,7 @@ fn a_window_that_is_closed_for_seconds() -> Result<()> {
 #[test]
 #[ignore = "takes minutes"]
 fn a_window_that_is_closed_for_minutes() -> Result<()> {
-    if !may_run("a_window_that_is_closed_for_minutes") {
-        return Ok(());
-    }
+    needs_root();
     let settings =
         Settings { agent_backend: "progress = \"10m\"", http: &["send_timeout 600s"], ..Settings::default() };
     let options = Options { settings, ..Options::shunt() };
@@ -52,9 +46,7 @@ fn a_window_that_is_closed_for_minutes() -> Result<()> {
 /// After send_timeout the client is cut off, with Shunt as without.
 #[test]
 fn a_window_that_stays_closed_ends_as_with_plain_nginx() -> Result<()> {
-    if !may_run("a_window_that_stays_closed_ends_as_with_plain_nginx") {
-        return Ok(());
-    }
+    needs_root();
     const LONG: &[(&str, u64)] = &[("40m", 40 << 20)];
     for options in [Options::plain(), Options::shunt()] {
         let settings = Settings { http: &["send_timeout 5s"], ..Settings::default() };
@@ -64,9 +56,7 @@ fn a_window_that_stays_closed_ends_as_with_plain_nginx() -> Result<()> {
             let ended = fetch.run(service.lab.client(), &["/40m"]);
             ensure!(ended.is_err(), "a client that took nothing for 15 s got the rest");
             // Another client's connection must not suffer.
-            let fetched = get(service, &patient(service), &["/40m"])?;
-            ensure!(fetched[0].sha256 == file_sha256(service.files.join("40m"))?, "other bytes");
-            Ok(())
+            get(service, &patient(service), &["/40m"]).map(drop)
         })?;
     }
     Ok(())

@@ -6,34 +6,43 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use shunt_lab::{Contents, Ending, Fetch};
-use shunt_testbed::PATIENCE;
+use shunt_lab::{Ending, Fetch};
+use shunt_odb::place::Version;
+use shunt_testbed::same_bytes;
 
 use crate::lost::{disturb, is_honest};
-use crate::service::Running;
+use crate::service::{Running, until};
 use crate::{handed_off, long_bytes, options, paths, program, run, run_with};
 
-/// Time after a file's last change from which on it is sent by reference, and not copied.
-const SETTLED: Duration = Duration::from_millis(3100);
+/// Waits until the last change of each file is long enough ago for it to be sent by reference, and not copied.
+fn until_settled(service: &Running<'_>) -> Result<()> {
+    until("the files have settled", || {
+        for file in std::fs::read_dir(&service.files)? {
+            let version = Version::of(File::open(file?.path())?)?;
+            if version.is_some_and(|version| !version.is_settled()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    })
+}
 
 /// Waits until the backend's nginx sends files by reference.
 fn settle(service: &Running<'_>) -> Result<()> {
-    std::thread::sleep(SETTLED);
-    let deadline = Instant::now() + PATIENCE;
+    until_settled(service)?;
     // Long files are referred to at once, a short one when it is sent again.
-    while service.service.stats(service.lab.backend())?.count("store.files") < 2 {
+    until("files are referred to", || {
         service.whole(&Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths(1))?)?;
-        ensure!(Instant::now() < deadline, "no files are referred to");
-    }
-    Ok(())
+        Ok(service.service.stats(service.lab.backend())?.count("store.files") >= 2)
+    })
 }
 
 #[test]
 fn files_pass_by_all_tiers() -> Result<()> {
-    run("files_pass_by_all_tiers", options(), |service| {
+    run(options(), |service| {
         settle(service)?;
         let before = handed_off(service)?;
         service.whole(&Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths(5))?)?;
@@ -69,7 +78,7 @@ const FATES: [Fate; 5] = [
 #[test]
 fn a_file_that_changes_while_it_is_sent_costs_a_connection_and_no_byte() -> Result<()> {
     for (fate, stays, happens) in FATES {
-        run("a_file_that_changes_while_it_is_sent_costs_a_connection_and_no_byte", options(), |service| {
+        run(options(), |service| {
             settle(service)?;
             let ending = disturb(service, |service| happens(&service.files.join("7m")))?;
             is_honest(&ending).with_context(|| format!("it was {fate}"))?;
@@ -104,19 +113,18 @@ fn ask(at: SocketAddr, name: &str, happens: impl FnOnce() -> Result<()>) -> Resu
 
 #[test]
 fn a_file_that_changes_before_a_client_gets_it_costs_a_connection_and_no_byte() -> Result<()> {
-    let test = "a_file_that_changes_before_a_client_gets_it_costs_a_connection_and_no_byte";
-    run_with(test, &FATES.map(|(fate, ..)| (fate, LENGTH as u64)), options(), |service| {
-        std::thread::sleep(SETTLED);
+    run_with(&FATES.map(|(fate, ..)| (fate, LENGTH as u64)), options(), |service| {
+        until_settled(service)?;
         let (python, at) = program::start(service, include_str!("later.py"), &[&LENGTH.to_string()])?;
         let client = service.lab.client();
         // After this file, it is known which machine sends to such clients.
         client.run(|| ask(at, FATES[0].0, || Ok(())))??;
         for (fate, stays, happens) in FATES {
-            let before = begun(service)?;
+            let (before, file) = (begun(service)?, std::fs::read(service.files.join(fate))?);
             let asked = client.run(|| ask(at, fate, || happens(&service.files.join(fate))))?;
             let got = asked.with_context(|| format!("a file that was {fate}: {}", python.log()))?;
-            let is_right = Contents::of(fate).compare(&got).is_ok();
-            ensure!(is_right, "other bytes of a file that was {fate}: {}", python.log());
+            let expected = file.get(..got.len()).unwrap_or(&file);
+            same_bytes(&got, expected).with_context(|| format!("a file that was {fate}: {}", python.log()))?;
             ensure!((got.len() == LENGTH) == stays, "{} bytes of a file that was {fate}: {}", got.len(), python.log());
             ensure!(begun(service)? > before, "a file that was {fate} was not handed off: {}", python.log());
         }

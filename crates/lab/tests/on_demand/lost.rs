@@ -1,16 +1,16 @@
 //! Faults while a holder's agent sends: a body is whole, or its client sees that it is not.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use shunt_lab::faults::Client;
 use shunt_lab::{Ending, Fetch, Host};
 
-use crate::service::Running;
+use crate::service::{Running, until};
 use crate::{LIMIT, options, paths, run};
 
-/// Time between killing a process and starting it again.
+/// Time between killing a process and starting it again. It is what these tests are about: nothing ends it sooner.
 const GONE: Duration = Duration::from_millis(300);
 
 /// Calls `what` while a client has a part of a body and reads no more. Returns what that client then gets.
@@ -28,20 +28,14 @@ pub fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) ->
 /// Waits until all files come whole and bodies pass by the frontend again. Programs notice within two seconds that
 /// their store has been restarted. Until then bytes that they write may be lost, and connections with them.
 pub fn until_handed_off(service: &Running<'_>) -> Result<()> {
-    let deadline = Instant::now() + LIMIT;
-    loop {
+    until("bodies are handed off", || {
         let begun = || Ok::<_, anyhow::Error>(service.frontend_stats()?.count("frontend.fe_begun"));
         let before = begun()?;
         let fetched = Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths(1));
-        if let Ok(fetched) = &fetched {
-            service.whole(fetched)?;
-            if begun()? > before {
-                return Ok(());
-            }
-        }
-        ensure!(Instant::now() < deadline, "nothing is handed off: {fetched:?}");
-        std::thread::sleep(Duration::from_millis(200));
-    }
+        let Ok(fetched) = fetched else { return Ok(false) };
+        service.whole(&fetched)?;
+        Ok(begun()? > before)
+    })
 }
 
 pub fn is_honest(ending: &Ending) -> Result<()> {
@@ -65,7 +59,7 @@ fn on_each(service: &mut Running<'_>, what: impl Fn(&mut Running<'_>, &Host) -> 
 
 #[test]
 fn a_killed_agent_costs_a_connection_and_no_byte() -> Result<()> {
-    run("a_killed_agent_costs_a_connection_and_no_byte", options(), |service| {
+    run(options(), |service| {
         on_each(service, |service, host| {
             service.service.kill_agent(host)?;
             std::thread::sleep(GONE);
@@ -76,7 +70,7 @@ fn a_killed_agent_costs_a_connection_and_no_byte() -> Result<()> {
 
 #[test]
 fn a_killed_server_costs_a_connection_and_no_byte() -> Result<()> {
-    run("a_killed_server_costs_a_connection_and_no_byte", options(), |service| {
+    run(options(), |service| {
         on_each(service, |service, host| {
             signal_server(service, host, Signal::KILL)?;
             std::thread::sleep(GONE);
@@ -87,7 +81,7 @@ fn a_killed_server_costs_a_connection_and_no_byte() -> Result<()> {
 
 #[test]
 fn clients_that_leave_in_the_middle_leave_nothing_behind() -> Result<()> {
-    run("clients_that_leave_in_the_middle_leave_nothing_behind", options(), |service| {
+    run(options(), |service| {
         until_handed_off(service)?;
         let server = service.service.chain().server();
         for turn in 0..40 {
@@ -96,11 +90,6 @@ fn clients_that_leave_in_the_middle_leave_nothing_behind() -> Result<()> {
             client.read_until(turn * 150_000, LIMIT)?;
         }
         until_handed_off(service)?;
-        let deadline = Instant::now() + LIMIT;
-        while service.frontend_stats()?.count("agent.now.handoffs") > 0 {
-            ensure!(Instant::now() < deadline, "handoffs are left: {}", service.service.explain());
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        Ok(())
+        until("no handoffs are left", || Ok(service.frontend_stats()?.count("agent.now.handoffs") == 0))
     })
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lost::until_handed_off;
-use service::{FILES, Running, may_run, start_on};
+use service::{FILES, Running, needs_root, start_on};
 use shunt_lab::{ByteMeter, Fetch, Host, Lab, OnDemand, Options, Role, Settings};
 use shunt_testbed::PATIENCE;
 
@@ -27,19 +27,12 @@ fn options() -> Options {
     Options { on_demand: Some(OnDemand::CHECKED), ..Options::default() }
 }
 
-fn run(test: &str, options: Options, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
-    run_with(test, FILES, options, what)
+fn run(options: Options, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
+    run_with(FILES, options, what)
 }
 
-fn run_with(
-    test: &str,
-    files: &[(&str, u64)],
-    options: Options,
-    what: impl FnOnce(&mut Running<'_>) -> Result<()>,
-) -> Result<()> {
-    if !may_run(test) {
-        return Ok(());
-    }
+fn run_with(files: &[(&str, u64)], options: Options, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
+    needs_root();
     start_on(Lab::builder().intermediates(1), files, options, |service| {
         what(service).with_context(|| service.service.explain())
     })
@@ -65,7 +58,7 @@ fn long_bytes(times: u64) -> u64 {
 
 #[test]
 fn bodies_pass_by_all_tiers() -> Result<()> {
-    run("bodies_pass_by_all_tiers", options(), |service| {
+    run(options(), |service| {
         let server = service.service.chain().server();
         service.whole(&Fetch::new(server).run(service.lab.client(), &paths(1))?)?;
         let meters = [service.lab.frontend(), intermediate(service)?].map(ByteMeter::start);
@@ -84,7 +77,7 @@ fn bodies_pass_by_all_tiers() -> Result<()> {
 
 #[test]
 fn requests_that_do_not_wait_are_answered_in_order() -> Result<()> {
-    run("requests_that_do_not_wait_are_answered_in_order", options(), |service| {
+    run(options(), |service| {
         let fetch = Fetch { pipeline: true, ..Fetch::new(service.service.chain().server()) };
         service.whole(&fetch.run(service.lab.client(), &paths(8))?)
     })
@@ -92,7 +85,7 @@ fn requests_that_do_not_wait_are_answered_in_order() -> Result<()> {
 
 #[test]
 fn slow_readers_and_closed_connections_get_all() -> Result<()> {
-    run("slow_readers_and_closed_connections_get_all", options(), |service| {
+    run(options(), |service| {
         let server = service.service.chain().server();
         let slow = Fetch { pause: Duration::from_millis(2), read_bytes: 20_000, ..Fetch::new(server) };
         service.whole(&slow.run(service.lab.client(), &["/1m", "/7m", "/64k"])?)?;
@@ -112,7 +105,7 @@ fn trailers(_: &Lab, host: &Host) -> String {
 #[test]
 fn chunks_end_where_they_do() -> Result<()> {
     let settings = Settings { locations: Some(trailers), ..Settings::default() };
-    run("chunks_end_where_they_do", Options { settings, ..options() }, |service| {
+    run(Options { settings, ..options() }, |service| {
         until_handed_off(service)?;
         let server = service.service.chain().server();
         let before = handed_off(service)?;

@@ -5,10 +5,11 @@ use std::net::{SocketAddr, TcpStream};
 use std::ops::Range;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::net::sockopt::set_socket_linger;
 use shunt_lab::random::{Random, seed_or_random};
 use shunt_lab::{Host, Lab, Options, Role, Settings};
+use shunt_testbed::same_bytes;
 
 use crate::lost::until_handed_off;
 use crate::service::{FILES, Running};
@@ -93,10 +94,10 @@ fn answer(stream: &mut impl BufRead, asked: &Asked, file: &[u8]) -> Result<bool>
         stream.read_exact(&mut got)?;
     } else {
         stream.read_to_end(&mut got)?;
-        compare(&got, &file[asked.body.clone()])?;
+        same_bytes(&got, &file[asked.body.clone()])?;
         return Ok(false);
     }
-    compare(&got, &file[asked.body.clone()])?;
+    same_bytes(&got, &file[asked.body.clone()])?;
     Ok(!head.closes)
 }
 
@@ -125,14 +126,6 @@ fn read_trailer(stream: &mut impl BufRead) -> Result<()> {
         ensure!(stream.read_line(&mut line)? > 0, "the end within a trailer");
     }
     Ok(())
-}
-
-fn compare(got: &[u8], expected: &[u8]) -> Result<()> {
-    let same = got.iter().zip(expected).take_while(|(got, expected)| got == expected).count();
-    if got == expected {
-        return Ok(());
-    }
-    bail!("{} bytes came of {}, and byte {same} is another", got.len(), expected.len())
 }
 
 fn connect(server: SocketAddr) -> Result<BufReader<TcpStream>> {
@@ -176,7 +169,7 @@ fn live(random: &mut Random, server: SocketAddr, files: &[Vec<u8>]) -> Result<us
             stream.get_mut().write_all(asked.text.as_bytes())?;
         }
         if kind == 9 {
-            std::thread::sleep(Duration::from_millis(random.below(20) as u64));
+            std::thread::sleep(Duration::from_millis(random.below(20) as u64)); // the subject: a client's pauses
         }
         let goes_on = answer(&mut stream, asked, &files[asked.file])
             .with_context(|| format!("response {turn} of kind {kind}, to {:?}", asked.text))?;
@@ -187,9 +180,9 @@ fn live(random: &mut Random, server: SocketAddr, files: &[Vec<u8>]) -> Result<us
     Ok(all.len())
 }
 
-fn mixed(test: &str, requests: usize) -> Result<()> {
+fn mixed(requests: usize) -> Result<()> {
     let settings = Settings { locations: Some(chunks), ..Settings::default() };
-    run(test, Options { settings, ..options() }, |service| {
+    run(Options { settings, ..options() }, |service| {
         until_handed_off(service)?;
         let seed = seed_or_random(None);
         println!("seed {seed}: SHUNT_SEED={seed} has the same requests");
@@ -233,12 +226,12 @@ fn went_past(service: &Running<'_>) -> Result<()> {
 
 #[test]
 fn requests_of_all_kinds() -> Result<()> {
-    mixed("requests_of_all_kinds", 500)
+    mixed(500)
 }
 
 /// `make odb-suites` runs this test, too.
 #[test]
 #[ignore = "it takes minutes"]
 fn ten_thousand_requests_of_all_kinds() -> Result<()> {
-    mixed("ten_thousand_requests_of_all_kinds", 10_000)
+    mixed(10_000)
 }

@@ -7,11 +7,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use rustix::process::Signal;
-use shunt_lab::{Contents, Ending, Fetch, Options, Process, Settings, faults::Client};
-use shunt_testbed::eventually;
+use shunt_lab::{Ending, Fetch, Options, Process, Settings, faults::Client};
+use shunt_testbed::{eventually, same_bytes};
 
 use crate::lost::until_handed_off;
-use crate::service::Running;
+use crate::service::{Running, until};
 use crate::{LIMIT, options, paths, program, run, trailers};
 
 /// Sends 20 requests for every file on each of eight connections at once, with different kinds of clients: about a
@@ -48,8 +48,8 @@ fn all_is_well(service: &Running<'_>) -> Result<()> {
     Ok(())
 }
 
-fn nobody_sends(test: &str, settings: Settings) -> Result<()> {
-    run(test, Options { settings, ..options() }, |service| {
+fn nobody_sends(settings: Settings) -> Result<()> {
+    run(Options { settings, ..options() }, |service| {
         thousand(service)?;
         let stats = service.frontend_stats()?;
         ensure!(stats.count("frontend.fe_begun") == 0, "what nobody sends is not handed off");
@@ -62,20 +62,20 @@ fn nobody_sends(test: &str, settings: Settings) -> Result<()> {
 #[test]
 fn a_server_that_nobody_may_speak_for() -> Result<()> {
     let settings = Settings { speaks_for: Some("\"192.0.2.77\""), ..Settings::default() };
-    nobody_sends("a_server_that_nobody_may_speak_for", settings)
+    nobody_sends(settings)
 }
 
 /// The end of a chunked body is written behind the body in the same turn.
 #[test]
 fn chunks_of_a_server_that_nobody_may_speak_for() -> Result<()> {
     let settings = Settings { speaks_for: Some("\"192.0.2.77\""), locations: Some(trailers), ..Settings::default() };
-    nobody_sends("chunks_of_a_server_that_nobody_may_speak_for", settings)
+    nobody_sends(settings)
 }
 
 #[test]
 fn more_clients_than_a_machine_may_send_to_wait() -> Result<()> {
     let settings = Settings { agent_backend: "senders = 1\n", ..Settings::default() };
-    run("more_clients_than_a_machine_may_send_to_wait", Options { settings, ..options() }, |service| {
+    run(Options { settings, ..options() }, |service| {
         until_handed_off(service)?;
         thousand(service)?;
         let (frontend, backend) = (service.frontend_stats()?, service.service.stats(service.lab.backend())?);
@@ -93,7 +93,7 @@ fn while_the_agent_stands_still<T>(service: &mut Running<'_>, what: impl FnOnce(
     let mut signal = |signal| service.service.agent_process(frontend)?.context("it runs")?.signal(signal);
     signal(Signal::STOP)?;
     let done = what()?;
-    std::thread::sleep(Duration::from_secs(3));
+    std::thread::sleep(Duration::from_secs(3)); // the subject: the agent's silence
     signal(Signal::CONT)?;
     Ok(done)
 }
@@ -130,10 +130,10 @@ const CLIENTS: u64 = 8;
 const TURNS: usize = 5;
 
 /// Makes attempts, each with a new service, until one has shown something.
-fn in_turns(name: &str, turn: impl Fn(&mut Running<'_>) -> Result<bool>) -> Result<()> {
+fn in_turns(turn: impl Fn(&mut Running<'_>) -> Result<bool>) -> Result<()> {
     for _turn in 0..TURNS {
         let mut shows = false;
-        run(name, options(), |service| {
+        run(options(), |service| {
             shows = turn(service)?;
             Ok(())
         })?;
@@ -146,7 +146,7 @@ fn in_turns(name: &str, turn: impl Fn(&mut Running<'_>) -> Result<bool>) -> Resu
 
 #[test]
 fn a_handoff_of_a_session_that_is_over_is_taken_back() -> Result<()> {
-    in_turns("a_handoff_of_a_session_that_is_over_is_taken_back", |service| {
+    in_turns(|service| {
         let whole = asked_meanwhile(service, &[])?;
         let stats = service.frontend_stats()?;
         let (undone, lost) = (stats.count("frontend.fe_undone"), stats.count("agent.ended.PeerLost"));
@@ -175,12 +175,11 @@ fn written_meanwhile(
     let arguments = ["/1m", &length, &beginning, &begun, then];
     let (program, at) = program::start(service, include_str!("nonblocking.py"), &arguments)?;
     // After this body, it is known which machine sends to such clients.
-    eventually(|| {
-        service.lab.client().run(|| everything(asking(TcpStream::connect(at)?, b"w")?))??;
-        let begun = service.frontend_stats()?.count("frontend.fe_begun");
-        ensure!(begun > 0, "nothing is handed off{}", program.log());
-        Ok(())
-    })?;
+    until("something is handed off", || {
+        service.lab.client().run(|| everything(service, asking(TcpStream::connect(at)?, b"w")?))??;
+        Ok(service.frontend_stats()?.count("frontend.fe_begun") > 0)
+    })
+    .with_context(|| program.log())?;
     let connect = || -> Result<(Vec<TcpStream>, TcpStream)> {
         let clients: Result<_> = (0..BEGUN).map(|_| asking(with_little_room(at)?, b"s")).collect();
         Ok((clients?, TcpStream::connect(at)?))
@@ -206,20 +205,20 @@ fn written_meanwhile(
 /// until there is room.
 #[test]
 fn what_comes_back_holds_up_no_program_that_does_not_wait() -> Result<()> {
-    in_turns("what_comes_back_holds_up_no_program_that_does_not_wait", |service| {
+    in_turns(|service| {
         let (told, program, mut clients) = written_meanwhile(service, "goes on", |_| Ok(None))?;
         if told == "is lost" {
             return Ok(false);
         }
         ensure!(told == "is full", "{told}{}", program.log());
-        everything(clients.pop().context("no client")?).with_context(|| program.log())?;
+        everything(service, clients.pop().context("no client")?).with_context(|| program.log())?;
         Ok(true)
     })
 }
 
 #[test]
 fn what_comes_back_holds_up_nobody_who_gets_its_number() -> Result<()> {
-    run("what_comes_back_holds_up_nobody_who_gets_its_number", options(), |service| {
+    run(options(), |service| {
         let client = service.lab.client();
         let connect = |at| Ok(Some(client.run(|| TcpStream::connect(at))??));
         let (told, program, mut clients) = written_meanwhile(service, "closes", connect)?;
@@ -247,19 +246,17 @@ fn asking(mut client: TcpStream, what: &[u8]) -> Result<TcpStream> {
 }
 
 /// Reads to the end, and asserts that this is the body.
-fn everything(mut client: TcpStream) -> Result<()> {
+fn everything(service: &Running<'_>, mut client: TcpStream) -> Result<()> {
     client.set_read_timeout(Some(LIMIT))?;
     let mut got = Vec::new();
     client.read_to_end(&mut got)?;
-    ensure!(got.len() == LENGTH, "{} bytes", got.len());
-    ensure!(Contents::of("1m").compare(&got).is_ok(), "other bytes");
-    Ok(())
+    Ok(same_bytes(&got, &std::fs::read(service.files.join("1m"))?)?)
 }
 
 /// No process can write what is taken back, and the client must not wait for it.
 #[test]
 fn a_handoff_that_comes_back_to_a_closed_connection_ends_it() -> Result<()> {
-    in_turns("a_handoff_that_comes_back_to_a_closed_connection_ends_it", |service| {
+    in_turns(|service| {
         let whole = asked_meanwhile(service, &["Connection: close".to_owned()])?;
         let stats = service.frontend_stats()?;
         let cancelled = stats.count("frontend.fe_cancelled");

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use shunt_lab::Contents;
+use shunt_testbed::same_bytes;
 
 use crate::{options, program, run};
 
@@ -14,7 +14,7 @@ const LENGTH: usize = 1 << 20;
 
 #[test]
 fn a_body_for_a_server_is_sent_by_who_writes_it() -> Result<()> {
-    run("a_body_for_a_server_is_sent_by_who_writes_it", options(), |service| {
+    run(options(), |service| {
         let at = SocketAddr::new(service.service.chain().backend().ip(), 8001);
         let listener = service.lab.backend().run(|| TcpListener::bind(at))??;
         let (length, to) = (LENGTH.to_string(), at.to_string());
@@ -24,7 +24,7 @@ fn a_body_for_a_server_is_sent_by_who_writes_it() -> Result<()> {
         let mut got = vec![0; LENGTH];
         for turn in 0..3 {
             stream.read_exact(&mut got).with_context(|| format!("turn {turn}"))?;
-            ensure!(Contents::of("1m").compare(&got).is_ok(), "turn {turn}: other bytes");
+            same_bytes(&got, &std::fs::read(service.files.join("1m"))?).with_context(|| format!("turn {turn}"))?;
         }
         ensure!(stream.read(&mut got)? == 0, "the end");
         drop(stream);

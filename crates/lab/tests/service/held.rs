@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::net::{AddressFamily, SocketType, sockopt};
+use shunt_testbed::same_bytes;
 
 use super::Running;
 
@@ -146,7 +147,7 @@ impl Held {
             };
             ensure!(read > 0, "{}: closed after {at} of {} bytes", self.path, self.length);
             file.read_exact(&mut want[..read])?;
-            ensure!(want[..read] == got[..read], "{}: other bytes from {at} on", self.path);
+            same_bytes(&got[..read], &want[..read]).with_context(|| format!("{} after {at} bytes", self.path))?;
             at += read;
         }
         Ok(())

@@ -5,8 +5,8 @@ pub mod held;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -14,16 +14,20 @@ pub use shunt_lab::impostor;
 use shunt_lab::{
     Cores, Fetched, Host, Lab, LabBuilder, Options, Placement, Service, ShuntPart, Stats, Wire, fetch, file_sha256,
 };
-pub use shunt_testbed::may_run;
+pub use shunt_testbed::needs_root;
 use shunt_testbed::{PATIENCE, eventually, within};
 
-/// Waits until `reached` returns true. `what` names the condition in the error.
+/// Waits until `reached` returns true, and returns its first error. `what` names the condition where it never does.
 pub fn until(what: &str, mut reached: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    while !reached()? {
-        ensure!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    eventually(|| match reached() {
+        Ok(false) => Err(anyhow!("not within {PATIENCE:?}: {what}")),
+        other => Ok(other.map(drop)),
+    })?
+}
+
+/// Asserts that a body is that of a file, by its hash.
+pub fn same_file(files: &Path, name: &str, sha256: &str) -> Result<()> {
+    ensure!(sha256 == file_sha256(files.join(name))?, "{name}: other bytes");
     Ok(())
 }
 
@@ -119,7 +123,7 @@ impl Running<'_> {
     pub fn whole(&self, fetched: &[Fetched]) -> Result<()> {
         for one in fetched {
             ensure!(one.status == 200, "{}: status {}", one.path, one.status);
-            ensure!(one.sha256 == file_sha256(self.files.join(&one.path[1..]))?, "{}: other bytes", one.path);
+            same_file(&self.files, &one.path[1..], &one.sha256)?;
         }
         Ok(())
     }

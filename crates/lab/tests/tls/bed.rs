@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Host, Lab, LabBuilder, Options, Settings, Stats, file_sha256, tls_authority};
 
-use crate::service::{Running, counted_by_kernel, start_on};
+use crate::service::{Running, counted_by_kernel, same_file, start_on};
 
 /// Files with lengths around that of a record and of the shortest offer, and well above.
 pub const FILES: &[(&str, u64)] = &[
@@ -60,7 +60,7 @@ pub fn compare(
     client(service.lab.client(), directory.path().to_str().context("a temporary path in UTF-8")?)?;
     for (index, (name, _)) in urls.iter().enumerate() {
         let got = file_sha256(directory.path().join(index.to_string()))?;
-        ensure!(got == file_sha256(service.files.join(name))?, "{name} (number {index}): other bytes");
+        same_file(&service.files, name, &got).with_context(|| format!("number {index}"))?;
     }
     before.counted(service)
 }

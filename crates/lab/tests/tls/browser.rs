@@ -6,10 +6,10 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use shunt_lab::{Host, Lab, Options, Role, Settings, file_sha256};
+use shunt_lab::{Host, Lab, Options, Role, Settings};
 
 use crate::bed::{Before, FILES};
-use crate::service::{Running, may_run, start_on};
+use crate::service::{Running, needs_root, same_file, start_on};
 
 const IMAGES: usize = 50;
 /// Width in pixels of 3 bytes each. Rows of this width need no padding.
@@ -99,9 +99,7 @@ fn browse(service: &Running<'_>, path: &str) -> Result<String> {
 
 #[test]
 fn chromium_on_a_page_of_fifty_images() -> Result<()> {
-    if !may_run("chromium_on_a_page_of_fifty_images") {
-        return Ok(());
-    }
+    needs_root();
     let settings = Settings { tls: Some(""), locations: Some(types), ..Settings::default() };
     let options = Options { offer_min: Some(1 << 10), settings, ..Options::shunt() };
     start_on(Lab::builder().intermediates(1), FILES, options, |service| {
@@ -122,7 +120,7 @@ fn chromium_on_a_page_of_fifty_images() -> Result<()> {
             let name = format!("image{number}");
             let (width, hash) = found.get(name.as_str()).with_context(|| format!("{name} is not in:\n{document}"))?;
             ensure!(*width == WIDTH.to_string(), "{name} is {width} pixels wide to Chromium");
-            ensure!(*hash == file_sha256(service.files.join(&name))?, "{name}: other bytes");
+            same_file(&service.files, &name, hash)?;
         }
         // Each image is fetched for the page and for its hash. The page is also offered: it is long enough.
         ensure!(counted.grown("shortcuts") >= 2 * IMAGES as u64, "{} shortcuts", counted.grown("shortcuts"));

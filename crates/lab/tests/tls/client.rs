@@ -15,7 +15,7 @@ use rustls::{CipherSuite, ClientConfig, ClientConnection, KeyLog, RootCertStore}
 use sha2::{Digest, Sha256};
 
 use crate::bed::authority;
-use crate::service::{Running, socket_at};
+use crate::service::{Running, same_file, socket_at};
 
 /// The server's first application traffic secret.
 #[derive(Debug, Default)]
@@ -232,8 +232,7 @@ impl Client {
     pub fn finish(&mut self, target: &Target, mut body: Body, path: &str) -> Result<()> {
         self.read(&mut body, 0)?;
         let got: String = body.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        ensure!(got == shunt_lab::file_sha256(target.files.join(path))?, "{path}: other bytes");
-        Ok(())
+        same_file(&target.files, path, &got)
     }
 
     pub fn get(&mut self, target: &Target, path: &str) -> Result<()> {

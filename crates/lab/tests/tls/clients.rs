@@ -8,7 +8,7 @@ use shunt_lab::Host;
 
 use crate::bed::{Before, FILES, authority, compare, on_tls, urls};
 use crate::client::{Client, Target};
-use crate::service::may_run;
+use crate::service::needs_root;
 
 const GET_PY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python/get.py");
 
@@ -40,9 +40,7 @@ fn curl(client: &Host, authority: &Path, urls: &[(String, String)], directory: &
 
 #[test]
 fn curl_over_one_connection_with_each_suite() -> Result<()> {
-    if !may_run("curl_over_one_connection_with_each_suite") {
-        return Ok(());
-    }
+    needs_root();
     on_tls(1, |service| {
         for suite in ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"] {
             let (urls, authority) = (urls(service, 14), authority(service));
@@ -57,9 +55,7 @@ fn curl_over_one_connection_with_each_suite() -> Result<()> {
 
 #[test]
 fn tls_1_2_is_relayed_and_counted() -> Result<()> {
-    if !may_run("tls_1_2_is_relayed_and_counted") {
-        return Ok(());
-    }
+    needs_root();
     on_tls(1, |service| {
         let (urls, authority) = (urls(service, 7), authority(service));
         let counted = compare(service, &urls, |client, to| curl(client, &authority, &urls, to, &["--tls-max", "1.2"]))?;
@@ -71,9 +67,7 @@ fn tls_1_2_is_relayed_and_counted() -> Result<()> {
 /// wget uses GnuTLS, which ends a connection after too many KeyUpdates.
 #[test]
 fn gnutls_is_sent_no_more_key_updates_than_it_takes() -> Result<()> {
-    if !may_run("gnutls_is_sent_no_more_key_updates_than_it_takes") {
-        return Ok(());
-    }
+    needs_root();
     on_tls(1, |service| {
         let urls: Vec<_> = urls(service, 70).into_iter().filter(|(name, _)| name != "64m").collect();
         let authority = authority(service);
@@ -104,9 +98,7 @@ fn gnutls_is_sent_no_more_key_updates_than_it_takes() -> Result<()> {
 
 #[test]
 fn python_requests_over_one_connection() -> Result<()> {
-    if !may_run("python_requests_over_one_connection") {
-        return Ok(());
-    }
+    needs_root();
     over_one_connection(|directory, authority| {
         let mut python = Command::new("/usr/bin/python3");
         python.env("SSL_CERT_FILE", authority).args([GET_PY, directory]);
@@ -132,9 +124,7 @@ get(0);
 
 #[test]
 fn node_over_one_connection() -> Result<()> {
-    if !may_run("node_over_one_connection") {
-        return Ok(());
-    }
+    needs_root();
     over_one_connection(|directory, authority| {
         let mut node = Command::new("node");
         node.args(["-e", NODE, directory]).arg(authority);
@@ -144,9 +134,7 @@ fn node_over_one_connection() -> Result<()> {
 
 #[test]
 fn go_over_one_client() -> Result<()> {
-    if !may_run("go_over_one_client") {
-        return Ok(());
-    }
+    needs_root();
     let built = tempfile::tempdir()?;
     let program = built.path().join("get");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/go/get.go");
@@ -161,9 +149,7 @@ fn go_over_one_client() -> Result<()> {
 
 #[test]
 fn rustls_over_one_connection() -> Result<()> {
-    if !may_run("rustls_over_one_connection") {
-        return Ok(());
-    }
+    needs_root();
     on_tls(0, |service| {
         let (before, target) = (Before::of(service)?, Target::of(service));
         let names: Vec<String> = urls(service, 14).into_iter().map(|(name, _)| name).collect();
@@ -195,9 +181,7 @@ for index, url in enumerate(sys.argv[3:]):
 
 #[test]
 fn curl_with_gnutls_over_one_connection() -> Result<()> {
-    if !may_run("curl_with_gnutls_over_one_connection") {
-        return Ok(());
-    }
+    needs_root();
     on_tls(1, |service| {
         let (urls, authority) = (urls(service, 28), authority(service));
         let counted = compare(service, &urls, |client, directory| {
@@ -246,9 +230,7 @@ class Get {
 
 #[test]
 fn java_over_one_connection() -> Result<()> {
-    if !may_run("java_over_one_connection") {
-        return Ok(());
-    }
+    needs_root();
     let directory = tempfile::tempdir()?;
     let source = directory.path().join("Get.java");
     std::fs::write(&source, JAVA)?;

@@ -8,7 +8,7 @@ use shunt_lab::{Lab, Options, Settings};
 
 use crate::bed::{Before, FILES, options};
 use crate::client::{Client, Shared, Target, request};
-use crate::service::{Running, may_run, start_on};
+use crate::service::{Running, needs_root, start_on};
 
 const LINES: &str = "
         ssl_early_data on;
@@ -43,9 +43,7 @@ fn ask_early(service: &Running<'_>) -> Result<()> {
 
 #[test]
 fn a_request_before_the_clients_finished_is_marked_and_relayed() -> Result<()> {
-    if !may_run("a_request_before_the_clients_finished_is_marked_and_relayed") {
-        return Ok(());
-    }
+    needs_root();
     let settings = Settings { tls: Some(LINES), ..Settings::default() };
     start_on(Lab::builder(), FILES, Options { settings, ..Options::plain() }, |service| ask_early(service))?;
     start_on(Lab::builder(), FILES, Options { settings, ..options() }, |service| {

@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Host, Lab, Link, Tcpdump};
@@ -12,7 +12,7 @@ use crate::bed::{FILES, on_tls, on_tls_in};
 use crate::client::{Client, Shared, Target, Told};
 use crate::midway::MIDDLE;
 use crate::opened::{Opened, Used, open, records, stream};
-use crate::service::{Running, may_run};
+use crate::service::{Running, needs_root, until};
 
 /// Captures the client's packets during `talk`. Returns the capture's file, and the result of `talk`.
 pub fn captured<T>(
@@ -59,9 +59,7 @@ fn many_responses(service: &mut Running<'_>) -> Result<Vec<Told>> {
 
 #[test]
 fn of_many_responses() -> Result<()> {
-    if !may_run("of_many_responses") {
-        return Ok(());
-    }
+    needs_root();
     on_tls(1, |service| {
         let opened = opened(service, many_responses)?;
         // One KeyUpdate comes before the first response, because tickets were sent before; one more comes after each
@@ -74,9 +72,7 @@ fn of_many_responses() -> Result<()> {
 
 #[test]
 fn of_many_responses_over_a_link_with_losses() -> Result<()> {
-    if !may_run("of_many_responses_over_a_link_with_losses") {
-        return Ok(());
-    }
+    needs_root();
     let link = Link::wan(Duration::from_millis(2)).loss(0.01);
     on_tls_in(Lab::builder().client_link(link), |service| {
         let opened = opened(service, many_responses)?;
@@ -87,9 +83,7 @@ fn of_many_responses_over_a_link_with_losses() -> Result<()> {
 
 #[test]
 fn of_resumed_sessions() -> Result<()> {
-    if !may_run("of_resumed_sessions") {
-        return Ok(());
-    }
+    needs_root();
     on_tls(0, |service| {
         let target = Target::of(service);
         let opened = opened(service, |service| {
@@ -139,20 +133,17 @@ fn aborted(target: &Target, end: End, file: &Path) -> Result<Told> {
 
 #[test]
 fn of_aborted_handoffs() -> Result<()> {
-    if !may_run("of_aborted_handoffs") {
-        return Ok(());
-    }
+    needs_root();
     on_tls(0, |service| {
         let (target, file) = (Target::of(service), service.files.join("64m"));
         let before = service.frontend_stats()?.count("servers.aborted");
         let opened = opened(service, |service| {
             let ends = [End::Reset, End::Alert, End::FileChanged].into_iter();
             let told = service.lab.client().run(|| ends.map(|end| aborted(&target, end, &file)).collect())?;
-            let deadline = Instant::now() + Duration::from_secs(60);
-            while service.frontend_stats()?.count("servers.aborted") < before + 3 {
-                ensure!(Instant::now() < deadline, "not every handoff was given up");
-                std::thread::sleep(Duration::from_millis(20));
-            }
+            until(
+                "every handoff is given up",
+                || Ok(service.frontend_stats()?.count("servers.aborted") >= before + 3),
+            )?;
             told
         })?;
         ensure!(opened.iter().all(|opened| opened.generations == 2), "{opened:?}");

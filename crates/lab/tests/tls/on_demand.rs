@@ -14,7 +14,7 @@ use shunt_lab::{ByteMeter, OnDemand, Options, Settings};
 use crate::bed::{FILES, authority, compare, on_tls_with, urls};
 use crate::client::{Client, Shared, Target, Told};
 use crate::nonces::opened;
-use crate::service::{Running, may_run};
+use crate::service::{Running, needs_root};
 
 fn options() -> Options {
     let settings = Settings { tls: Some(""), ..Settings::default() };
@@ -26,10 +26,8 @@ fn handed_off(service: &Running<'_>) -> Result<u64> {
     Ok(service.frontend_stats()?.count("store.by_program.nginx.handed_off"))
 }
 
-fn run(test: &str, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
-    if !may_run(test) {
-        return Ok(());
-    }
+fn run(what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
+    needs_root();
     on_tls_with(options(), |service| what(service).with_context(|| service.service.explain()))
 }
 
@@ -58,7 +56,7 @@ fn curl(service: &Running<'_>, times: usize, longest: u64, more: &[&str]) -> Res
 
 #[test]
 fn bodies_pass_by_a_frontend_that_speaks_tls() -> Result<()> {
-    run("bodies_pass_by_a_frontend_that_speaks_tls", |service| {
+    run(|service| {
         curl(service, 1, STORED, &[])?;
         for suite in ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"] {
             let before = handed_off(service)?;
@@ -76,7 +74,7 @@ fn bodies_pass_by_a_frontend_that_speaks_tls() -> Result<()> {
 
 #[test]
 fn tls_1_2_gets_the_bytes() -> Result<()> {
-    run("tls_1_2_gets_the_bytes", |service| {
+    run(|service| {
         let before = handed_off(service)?;
         curl(service, 1, u64::MAX, &["--tls-max", "1.2"])?;
         ensure!(handed_off(service)? == before, "there are no such keys");
@@ -145,7 +143,7 @@ fn clients(service: &mut Running<'_>, count: u64, connections: usize, requests: 
 
 #[test]
 fn no_nonce_is_used_twice_whatever_clients_ask_for() -> Result<()> {
-    run("no_nonce_is_used_twice_whatever_clients_ask_for", |service| {
+    run(|service| {
         let before = handed_off(service)?;
         let all = opened(service, |service| clients(service, 3, 4, 12))?;
         ensure!(!all.is_empty() && handed_off(service)? > before, "nothing was handed off");
@@ -156,7 +154,7 @@ fn no_nonce_is_used_twice_whatever_clients_ask_for() -> Result<()> {
 #[test]
 #[ignore = "10,000 requests take minutes"]
 fn ten_thousand_requests() -> Result<()> {
-    run("ten_thousand_requests", |service| {
+    run(|service| {
         let before = handed_off(service)?;
         clients(service, 4, 95, 25)?;
         ensure!(handed_off(service)? > before, "nothing was handed off");

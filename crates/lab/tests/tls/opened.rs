@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use ring::hmac;
 use rustls::CipherSuite;
+use shunt_testbed::same_bytes;
 
 use crate::client::Told;
 
@@ -37,7 +38,7 @@ pub fn stream(capture: &[u8], from: u16, to: u16) -> Result<Vec<u8>> {
             let at = sequence.wrapping_sub(first.context("no SYN before data")?);
             let known = pieces.entry(at).or_default();
             let both = known.len().min(bytes.len());
-            ensure!(known[..both] == bytes[..both], "other bytes were sent again at {at}");
+            same_bytes(&bytes[..both], &known[..both]).with_context(|| format!("what was sent again at {at}"))?;
             if bytes.len() > known.len() {
                 *known = bytes.to_vec();
             }
@@ -48,7 +49,7 @@ pub fn stream(capture: &[u8], from: u16, to: u16) -> Result<Vec<u8>> {
         let at = at as usize;
         ensure!(at <= all.len(), "bytes {} to {at} are not in the capture", all.len());
         let both = (all.len() - at).min(bytes.len());
-        ensure!(all[at..at + both] == bytes[..both], "other bytes were sent again at {at}");
+        same_bytes(&bytes[..both], &all[at..at + both]).with_context(|| format!("what was sent again at {at}"))?;
         all.extend_from_slice(&bytes[both..]);
     }
     Ok(all)

@@ -14,7 +14,7 @@ use crate::bed::{FILES, options};
 use crate::client::{Body, Client, Target, Told};
 use crate::failover::{lose, until_it_is_quiet, until_its_file_is_known};
 use crate::nonces::opened;
-use crate::service::{Running, may_run, start_prepared};
+use crate::service::{Running, needs_root, start_prepared};
 
 const BODY: &str = "own/body";
 const BODY_BYTES: u64 = 64 << 20;
@@ -89,9 +89,7 @@ fn download(service: &mut Running<'_>, rest: impl FnOnce(Client, Body) -> Result
 
 #[test]
 fn nobody_goes_on_with_other_bytes_of_the_same_etag() -> Result<()> {
-    if !may_run("nobody_goes_on_with_other_bytes_of_the_same_etag") {
-        return Ok(());
-    }
+    needs_root();
     with_files(false, |service| {
         let before = service.frontend_stats()?;
         let opened = opened(service, |service| {
@@ -113,9 +111,7 @@ fn nobody_goes_on_with_other_bytes_of_the_same_etag() -> Result<()> {
 
 #[test]
 fn another_goes_on_with_the_same_bytes_of_a_file_of_its_own() -> Result<()> {
-    if !may_run("another_goes_on_with_the_same_bytes_of_a_file_of_its_own") {
-        return Ok(());
-    }
+    needs_root();
     with_files(true, |service| {
         let before = service.frontend_stats()?;
         let mut target = Target::of(service);
@@ -143,9 +139,7 @@ fn route(host: &Host, arguments: &[&str]) -> Result<()> {
 /// The file may be a log. No other backend can go on with it any more, but the first one sends it to its end.
 #[test]
 fn a_file_that_grows_after_its_digest_was_told_comes_whole() -> Result<()> {
-    if !may_run("a_file_that_grows_after_its_digest_was_told_comes_whole") {
-        return Ok(());
-    }
+    needs_root();
     with_files(true, |service| {
         let (mut client, body, sender) = begin(service)?;
         let target = with_file_of_another(service, sender)?;
@@ -162,9 +156,7 @@ fn a_file_that_grows_after_its_digest_was_told_comes_whole() -> Result<()> {
 /// bytes. Nothing of the new bytes may have been sealed under the same numbers.
 #[test]
 fn a_file_that_is_overwritten_where_nobody_hears_of_it_shows_in_no_record() -> Result<()> {
-    if !may_run("a_file_that_is_overwritten_where_nobody_hears_of_it_shows_in_no_record") {
-        return Ok(());
-    }
+    needs_root();
     with_files(true, |service| {
         let before = service.frontend_stats()?;
         opened(service, |service| {

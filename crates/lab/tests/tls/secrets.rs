@@ -10,14 +10,14 @@ use anyhow::{Context, Result, ensure};
 use memchr::memmem;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use shunt_lab::{Host, Lab, Options, Process, Role, Settings};
-use shunt_testbed::{PATIENCE, skipped};
+use shunt_testbed::{PATIENCE, same_bytes, skipped};
 
 use crate::bed::{on_tls, options};
 use crate::client::{Client, Target};
 use crate::midway::MIDDLE;
 use crate::nonces::captured;
 use crate::opened::{Generation, records, secrets, stream};
-use crate::service::{FILES, may_run, start_on};
+use crate::service::{FILES, needs_root, start_on};
 
 /// Bytes that must not be found, and their meaning.
 struct Needle {
@@ -78,9 +78,7 @@ fn none_of(found: &BTreeSet<&str>, where_: &str, but: &[&str]) -> Result<()> {
 
 #[test]
 fn keys_are_in_no_process_that_has_passed_them_on_or_used_them() -> Result<()> {
-    if !may_run("keys_are_in_no_process_that_has_passed_them_on_or_used_them") {
-        return Ok(());
-    }
+    needs_root();
     on_tls(1, |service| {
         let (lab, target) = (service.lab, Target::of(service));
         let (frontend, backend) = (lab.frontend(), lab.backend());
@@ -159,9 +157,7 @@ fn printed(needles: Vec<Needle>) -> Vec<Needle> {
 
 #[test]
 fn no_key_is_in_logs_or_statistics() -> Result<()> {
-    if !may_run("no_key_is_in_logs_or_statistics") {
-        return Ok(());
-    }
+    needs_root();
     let settings = Settings { agent_debug: true, locations: Some(debug_log), ..options().settings };
     start_on(Lab::builder(), crate::bed::FILES, Options { settings, ..options() }, |service| {
         let (lab, target) = (service.lab, Target::of(service));
@@ -198,9 +194,7 @@ fn dumps_core(process: &mut Process) -> Result<bool> {
 
 #[test]
 fn agents_leave_no_core_dump() -> Result<()> {
-    if !may_run("agents_leave_no_core_dump") {
-        return Ok(());
-    }
+    needs_root();
     start_on(Lab::builder(), FILES, Options::shunt(), |service| {
         let lab = service.lab;
         let mut sleep = Command::new("sleep");
@@ -238,9 +232,7 @@ fn readable(key: &Generation, records: &[&[u8]]) -> Vec<u8> {
 /// there).
 #[test]
 fn a_handed_over_key_opens_its_response_and_nothing_else() -> Result<()> {
-    if !may_run("a_handed_over_key_opens_its_response_and_nothing_else") {
-        return Ok(());
-    }
+    needs_root();
     on_tls(0, |service| {
         let target = Target::of(service);
         let (capture, told) = captured(service, |service| {
@@ -259,7 +251,7 @@ fn a_handed_over_key_opens_its_response_and_nothing_else() -> Result<()> {
         let end = memmem::find(&read, b"\r\n\r\n").context("no header")? + 4;
         ensure!(read.starts_with(b"HTTP/1.1 200 OK\r\n"), "{}", String::from_utf8_lossy(&read[..end]));
         let body = std::fs::read(service.files.join("64k"))?;
-        ensure!(read[end..] == [&body[..], &[24, 0, 0, 1, 0]].concat(), "{} bytes after its header", read.len() - end);
+        same_bytes(&read[end..], &[&body[..], &[24, 0, 0, 1, 0]].concat()).context("what comes after its header")?;
         ensure!(readable(&key, &ours).is_empty(), "something that the client sent was read");
         ensure!(ours.len() >= 4, "{} records of the client's", ours.len());
         Ok(())

@@ -8,10 +8,8 @@
 mod service;
 mod suite;
 
-use std::path::Path;
-
-use anyhow::{Result, ensure};
-use service::{Running, may_run, start_on};
+use anyhow::{Context, Result, ensure};
+use service::{Running, needs_root, start_on};
 use shunt_lab::{Host, Lab, Options, Role, Settings};
 use suite::{Credentials, Endings, Suite, make_rsa};
 
@@ -65,9 +63,7 @@ fn run_all(files: &[(&str, u64)], options: Options, scripts: &[String], suite: &
 /// Asserts that the service still answers.
 fn whole(service: &Running<'_>) -> Result<()> {
     let fetched = shunt_lab::fetch(service.lab.client(), service.service.chain().server(), &["/index.html"])?;
-    let same = fetched[0].sha256 == shunt_lab::file_sha256(Path::new(&service.files).join("index.html"))?;
-    ensure!(fetched[0].status == 200 && same, "the service does not answer as before");
-    Ok(())
+    service.whole(&fetched).context("the service does not answer as before")
 }
 
 /// Runs the scripts against a service without Shunt and one with it, at once. `same` decides whether two results count
@@ -117,18 +113,14 @@ fn is_for_a_client(script: &str) -> bool {
 #[test]
 #[ignore = "minutes long, and it needs the suite: make tlsfuzzer"]
 fn short_responses() -> Result<()> {
-    if !may_run("short_responses") {
-        return Ok(());
-    }
+    needs_root();
     compare(SHORT, "", None, |script| !is_for_a_client(script), |plain, ours| plain == ours)
 }
 
 #[test]
 #[ignore = "minutes long, and it needs the suite: make tlsfuzzer"]
 fn clients_with_certificates() -> Result<()> {
-    if !may_run("clients_with_certificates") {
-        return Ok(());
-    }
+    needs_root();
     let lines = "        ssl_verify_client optional_no_ca;\n";
     compare(SHORT, lines, None, is_for_a_client, |plain, ours| plain == ours)
 }
@@ -138,9 +130,7 @@ fn clients_with_certificates() -> Result<()> {
 #[test]
 #[ignore = "minutes long, and it needs the suite: make tlsfuzzer"]
 fn responses_that_are_handed_off() -> Result<()> {
-    if !may_run("responses_that_are_handed_off") {
-        return Ok(());
-    }
+    needs_root();
     let passes = |endings: &Endings| -> Vec<(String, Vec<bool>)> {
         endings.iter().map(|(name, how)| (name.clone(), how.iter().map(|how| how == "OK").collect())).collect()
     };

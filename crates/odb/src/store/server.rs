@@ -1,5 +1,8 @@
-//! The store at work, in a thread of the agent's: it leases segments to programs and answers readers. What takes an agent,
-//! handshakes with others and who may connect, it leaves to the agent ([`Agent`]), which gives it connections ([`Orders`]).
+//! The store's event loop, in a thread of the agent's: it leases segments to programs and answers readers. Three things
+//! it leaves to the agent ([`Agent`]): connections to other agents, handshakes with them, and who may connect. The
+//! agent gives it connections by [`Orders`].
+
+mod answers;
 
 use std::collections::HashMap;
 use std::io;
@@ -16,6 +19,7 @@ use shunt_sys::erase::wipe_stack;
 use shunt_sys::lock::Mutex;
 use zerocopy::FromZeros;
 
+use super::caller::Caller;
 use super::pinned::Shelf;
 use super::places::{OWN, Place, Places};
 use super::programs::Program;
@@ -29,31 +33,23 @@ use crate::reference::Holder;
 use crate::segment::now_ms;
 use crate::sources::{self, Kept, Known};
 
-/// Between two looks at what no event tells.
+/// Polling interval for conditions that no event reports.
 const TICK: Duration = Duration::from_millis(250);
-/// How long a reader may take nothing of what it has asked for.
+/// Time after which a reader that takes nothing of what it has asked for is dropped.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a connection may be of no use to anybody.
+/// Time after which a reader's connection without any traffic is closed.
 const IDLE: Duration = Duration::from_secs(600);
-/// Questions of one program that are read before others have their turn.
+/// Most questions of one program that are read before others have their turn.
 const ASKS_AT_ONCE: usize = 16;
 
-/// What the store cannot do by itself.
+/// Services of the agent for the store.
 pub trait Agent: Send {
-    /// Who has connected; `None` where it may not.
+    /// Says which program has connected; `None` where it may not.
     fn admit(&mut self, program: &OwnedFd) -> Option<Caller>;
-    /// A program needs a connection to another machine's store. Answered by [`Orders::reached`].
+    /// Connects to another machine's store for a program. [`Orders::reached`] brings the result.
     fn reach(&mut self, program: u64, holder: Holder);
-    /// A program wants to hand off its connections. Answered by [`Orders::lets_hand_off`].
+    /// Gives a program a connection by which it can hand off. [`Orders::lets_hand_off`] brings the result.
     fn hand_off(&mut self, program: u64, caller: Caller);
-}
-
-/// A program, as the kernel knows it.
-#[derive(Clone, Copy, Debug)]
-pub struct Caller {
-    pub user: u32,
-    pub group: u32,
-    pub process: i32,
 }
 
 enum Order {
@@ -65,7 +61,7 @@ enum Order {
     Stop,
 }
 
-/// How the agent tells a running store what to do.
+/// The agent's handle to a running store.
 #[derive(Clone, Debug)]
 pub struct Orders {
     orders: Sender<Order>,
@@ -74,45 +70,45 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// Where readers have their places: each takes one before it is told that it is let in.
+    /// Places for readers. A reader takes one before it is told that it is admitted.
     #[must_use]
     pub fn places(&self) -> &Places {
         &self.places
     }
 
-    /// Serves the reader at the other end of a connection, whose peer the agent knows.
+    /// Serves the reader at the other end of a connection from a peer that the agent has authenticated.
     pub fn serve(&self, socket: OwnedFd, sealing: Sealing, place: Place) {
         self.give(Order::Serve(socket, Box::new(sealing), place));
     }
 
-    /// What became of [`Agent::reach`].
+    /// Brings the result of [`Agent::reach`].
     pub fn reached(&self, program: u64, holder: Holder, connection: Option<(OwnedFd, Sealing)>) {
         let connection = connection.map(|(socket, sealing)| (socket, Box::new(sealing)));
         self.give(Order::Reached(program, holder, connection));
     }
 
-    /// What became of [`Agent::hand_off`].
+    /// Brings the result of [`Agent::hand_off`].
     pub fn lets_hand_off(&self, program: u64, connection: Option<OwnedFd>) {
         self.give(Order::LetsHandOff(program, connection));
     }
 
-    /// Ends all connections between machines: who still may begins others.
+    /// Ends all connections between machines. Readers that still may can connect again.
     pub fn end_connections(&self) {
         self.give(Order::EndConnections);
     }
 
-    /// Has it take nothing more; what it has, readers still get.
+    /// Has the store lease nothing more. Readers still get what it has.
     pub fn close(&self) {
         self.give(Order::Close);
     }
 
-    /// Ends the store, and tells programs so.
+    /// Ends the store, and tells programs that it has ended.
     pub fn stop(&self) {
         self.give(Order::Stop);
     }
 
     fn give(&self, order: Order) {
-        // Where the store has ended, whoever waits for it finds its connection ended, too.
+        // Where the store has ended, the connections of those that wait for it have ended, too.
         let _ = self.orders.send(order);
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
@@ -123,7 +119,7 @@ enum Peer {
     Reader { session: Box<Session>, _place: Place },
 }
 
-/// A store before it runs, or running.
+/// A store, running or about to run.
 pub struct Server<A> {
     pub(crate) agent: A,
     pub(crate) counters: Arc<Counters>,
@@ -135,7 +131,7 @@ pub struct Server<A> {
     pub(crate) sources: Kept,
     epoll: OwnedFd,
     programs: OwnedFd,
-    /// Nothing could be accepted: not watched until the next tick, or the loop would spin.
+    /// Nothing could be accepted: the listener is not watched until the next tick, because the loop would spin.
     is_deaf: bool,
     orders: Receiver<Order>,
     wake: Arc<OwnedFd>,
@@ -150,13 +146,14 @@ const ORDERS: u64 = 1;
 const FIRST: u64 = 2;
 
 impl<A: Agent> Server<A> {
-    /// The store `holder`, for programs that connect to `programs` (SOCK_SEQPACKET, non-blocking); how the agent tells it what to
-    /// do, and where it says which machines' programs can fetch from which stores.
+    /// Makes the store `holder`, for programs that connect to the listener `programs` (SOCK_SEQPACKET, nonblocking).
+    /// Also returns the agent's handle, and the table in which the agent writes which machines' programs can fetch from
+    /// which stores.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns the kernel's error of a system call.
     pub fn new(limits: Limits, programs: OwnedFd, holder: Holder, agent: A) -> io::Result<(Self, Orders, Known)> {
-        // For those that it accepts, too, from their first packet on.
+        // Accepted sockets inherit the option, so that it holds from their first packet on.
         set_socket_passcred(&programs, true)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -188,19 +185,19 @@ impl<A: Agent> Server<A> {
         Ok((server, given, known))
     }
 
-    /// Its counters.
+    /// Counters of the store.
     #[must_use]
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// Its payloads, for whoever else sends them.
+    /// Payloads of the store, for other threads that send them.
     #[must_use]
     pub fn shelf(&self) -> Shelf {
         self.shelf.clone()
     }
 
-    /// What its programs count.
+    /// Counts of the store's programs.
     #[must_use]
     pub fn usage(&self) -> Arc<Mutex<Usage>> {
         Arc::clone(&self.usage)
@@ -209,7 +206,7 @@ impl<A: Agent> Server<A> {
     /// Serves until [`Orders::stop`].
     ///
     /// # Errors
-    /// The kernel's: nothing that a program or a reader does.
+    /// Returns the kernel's error of epoll_wait(2). Nothing that a program or a reader does is an error here.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(64);
         loop {
@@ -250,7 +247,7 @@ impl<A: Agent> Server<A> {
         self.publish();
     }
 
-    /// What there is now, for other threads.
+    /// Publishes gauges for other threads.
     fn publish(&self) {
         let readers = self.peers.values().filter(|peer| matches!(peer, Peer::Reader { .. })).count();
         self.counters.publish(&self.shelf.lock(), readers, self.peers.len() - readers);
@@ -272,9 +269,9 @@ impl<A: Agent> Server<A> {
         }
     }
 
-    /// Serves a program, where it may be.
+    /// Admits a program, if the agent allows it.
     pub(crate) fn admit(&mut self, program: OwnedFd) {
-        // Set already where it was accepted.
+        // Accepted sockets have the option already; those of an entrance do not.
         let asks = set_socket_passcred(&program, true).is_ok();
         match self.agent.admit(&program).filter(|caller| asks && self.has_room_for(caller.user)) {
             Some(caller) => self.add(Peer::Program(Program::new(program, caller))),
@@ -300,7 +297,7 @@ impl<A: Agent> Server<A> {
         }
     }
 
-    /// False: the store ends.
+    /// Carries out the agent's orders. Returns false where the store is to end.
     fn obey(&mut self) -> bool {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         while let Ok(order) = self.orders.try_recv() {
@@ -335,7 +332,7 @@ impl<A: Agent> Server<A> {
         }
     }
 
-    /// A pair of sockets, one end of which is served here.
+    /// Makes a pair of sockets, and serves one end of it.
     pub(crate) fn reach_own(&mut self) -> Option<(OwnedFd, Sealing)> {
         use rustix::net::{AddressFamily, SocketType, socketpair};
         let Some(place) = self.places.take(OWN) else {
@@ -360,7 +357,7 @@ impl<A: Agent> Server<A> {
         ended.into_iter().for_each(|number| self.forget(number));
     }
 
-    /// Does all that one peer asks for and takes now. A peer whose connection fails is forgotten.
+    /// Does what one peer asks for, as far as it accepts the answers now. A peer whose connection fails is forgotten.
     fn serve(&mut self, number: u64) {
         let done = match self.peers.get_mut(&number) {
             None => return,
@@ -382,9 +379,9 @@ impl<A: Agent> Server<A> {
         for _ in 0..ASKS_AT_ONCE {
             let Some(Peer::Program(program)) = self.peers.get_mut(&number) else { break };
             let Some(question) = program.next_question()? else { break };
-            // Taken out, so that the rest of the store can be asked; it comes back whatever happens.
+            // Taken out of the map, so that the rest of `self` can be borrowed. It is put back in any case.
             let Some(Peer::Program(mut program)) = self.peers.remove(&number) else { break };
-            let answered = program.answer(number, question, self);
+            let answered = self.answer(number, &mut program, question);
             self.peers.insert(number, Peer::Program(program));
             answered?;
         }

@@ -81,6 +81,7 @@ print(is_served(own))
 /// Nor can a program enter with a pair that it made before it became another user.
 #[test]
 fn nobody_enters_as_who_he_was() {
+    shunt_testbed::needs_root();
     let bed = Bed::new(Limits::default());
     let entrance = entrance(&bed.path()).unwrap();
     const GAMES: u32 = 5;

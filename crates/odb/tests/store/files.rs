@@ -7,7 +7,6 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
@@ -22,16 +21,19 @@ use shunt_odb::store::Limits;
 use shunt_odb::store::client::Connection;
 use shunt_odb::store::pinned::Pinned;
 
-use crate::{Bed, bytes, fetch, until};
+use crate::{Bed, assert_fetched, assert_same_bytes, bytes, fetch, wait_for};
 
 /// Limits of a store with hardly any memory: copies do not fit.
 fn small(limits: Limits) -> Limits {
     Limits { bytes: 4 << 20, segment_bytes: 64 << 10, ..limits }
 }
 
-/// Waits until a file's last change is old enough for every later change to be noticed.
-fn settle() {
-    std::thread::sleep(Duration::from_millis(3100));
+/// Waits until the last change of each file is old enough for every later change to be noticed.
+fn settle<'a>(files: impl IntoIterator<Item = &'a File>) {
+    for file in files {
+        let is_settled = || Version::of(file).unwrap().is_some_and(|version| version.is_settled());
+        wait_for("a file has settled", is_settled);
+    }
 }
 
 fn create(path: &Path, content: &[u8]) -> File {
@@ -85,7 +87,7 @@ fn a_file_is_not_copied_and_its_bytes_come_to_readers_of_any_kind() {
     let bed = Bed::new(small(Limits::default()));
     let content = bytes(1, 5_000_003);
     let file = create(&bed.dir.path().join("file"), &content);
-    settle();
+    settle([&file]);
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
     let whole = refer(&program, &mut writer, &file, 0, u64::MAX).unwrap();
@@ -97,18 +99,18 @@ fn a_file_is_not_copied_and_its_bytes_come_to_readers_of_any_kind() {
     drop((file, writer, program));
     for holders in [bed.holders(), bed.strange_holders()] {
         let before = bed.fetched_bytes();
-        assert!(fetch(&holders, &whole).unwrap() == content);
-        assert!(fetch(&holders, &middle).unwrap() == content[1_000_001..4_000_001]);
-        assert!(fetch(&holders, &part(&middle, 77, 5000)).unwrap() == content[1_000_078..1_005_078]);
-        assert_eq!(fetch(&holders, &end).unwrap(), content[4_999_999..]);
+        assert_fetched(&holders, &whole, &content, "the payload");
+        assert_fetched(&holders, &middle, &content[1_000_001..4_000_001], "the payload");
+        assert_fetched(&holders, &part(&middle, 77, 5000), &content[1_000_078..1_005_078], "the payload");
+        assert_fetched(&holders, &end, &content[4_999_999..], "the payload");
         println!("{} bytes through the store", bed.fetched_bytes() - before);
     }
     assert_eq!(bed.fetched_bytes(), 8_005_007, "programs of the same user read the file themselves");
-    until("it is counted", || bed.files() == 1);
+    wait_for("it is counted", || bed.files() == 1);
     let returns = Returns::default();
     [whole, middle, end].iter().for_each(|reference| returns.give(reference.payload, reference.weight));
     let holders = bed.holders();
-    until("nobody needs it any more", || !holders.send_returns(&returns) && bed.files() == 0);
+    wait_for("nobody needs it any more", || !holders.send_returns(&returns) && bed.files() == 0);
 }
 
 /// Fate of a file that has been sent: its name, whether the sent bytes stay available, and what happens to the file.
@@ -140,26 +142,32 @@ fn bytes_of_a_file_are_those_of_when_it_was_sent_or_gone() {
     let content = bytes(2, 400_000);
     let path = |fate: &str| bed.dir.path().join(fate);
     let files = FATES.map(|(fate, ..)| create(&path(fate), &content));
-    settle();
+    settle(&files);
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
     let readers = [bed.holders(), bed.strange_holders()];
     for ((fate, stays, happens), file) in FATES.iter().zip(&files) {
         let whole = refer(&program, &mut writer, file, 0, u64::MAX).unwrap();
         for holders in &readers {
-            assert!(fetch(holders, &part(&whole, 0, 100_000)).unwrap() == content[..100_000], "before it is {fate}");
+            assert_fetched(
+                holders,
+                &part(&whole, 0, 100_000),
+                &content[..100_000],
+                format_args!("before it is {fate}"),
+            );
         }
         let pinned = bed.shelf.pin(&part(&whole, 100_000, 300_000)).unwrap();
         happens(&path(fate), file);
         for had in [0, 50_000] {
             let (got, unchanged) = sent_to_a_client(&pinned, had);
             let right: &[u8] = if *stays { &content[100_000 + had as usize..] } else { &[] };
-            assert!(got == right && unchanged == *stays, "{fate}: {} bytes were sent", got.len());
+            assert_same_bytes(&got, right, fate);
+            assert_eq!(unchanged, *stays, "{fate}");
         }
         for holders in &readers {
             let rest = part(&whole, 100_000, 300_000);
             if *stays {
-                assert!(fetch(holders, &rest).unwrap() == content[100_000..], "{fate}");
+                assert_fetched(holders, &rest, &content[100_000..], fate);
             } else {
                 assert!(is_gone(holders, &rest) && is_gone(holders, &part(&whole, 0, 10)), "{fate}");
             }
@@ -178,7 +186,7 @@ fn a_file_of_a_gib_and_a_half_takes_no_room() {
     file.set_len(LENGTH).unwrap();
     let marks = [0, (1 << 30) - 5, (1 << 30) + 12_345, LENGTH - 9];
     marks.iter().for_each(|at| file.write_all_at(b"not zeros", *at).unwrap());
-    settle();
+    settle([&file]);
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
     let first = refer(&program, &mut writer, &file, 0, 1 << 30).unwrap();
@@ -200,7 +208,7 @@ fn a_slow_reader_of_a_file_finds_all_of_it() {
     let bed = Bed::new(small(Limits { lease_ms: 1000, ..Limits::default() }));
     let content = bytes(3, 600_000);
     let files = ["read", "left"].map(|name| create(&bed.dir.path().join(name), &content));
-    settle();
+    settle(&files);
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
     let holders = bed.strange_holders();
@@ -208,10 +216,11 @@ fn a_slow_reader_of_a_file_finds_all_of_it() {
     // All of the file is sent at once.
     let parts = [0, 1].map(|part| refer(&program, &mut writer, &files[0], part * 300_000, 300_000).unwrap());
     for turn in 0..10 {
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(std::time::Duration::from_millis(300)); // the subject: a slow reader
         let at = turn % 5 * 60_000;
-        let got = fetch(&holders, &part(&parts[turn / 5], at as u64, 60_000)).unwrap();
-        assert!(got == content[turn / 5 * 300_000 + at..][..60_000], "turn {turn}");
+        let expected = &content[turn / 5 * 300_000 + at..][..60_000];
+        let part = part(&parts[turn / 5], at as u64, 60_000);
+        assert_fetched(&holders, &part, expected, format_args!("turn {turn}"));
     }
     assert!(is_gone(&holders, &left), "what nobody asks for is kept for its lease");
 }
@@ -221,7 +230,7 @@ fn files_beyond_the_limit_are_copied_and_those_before_stay() {
     let bed = Bed::new(Limits { files: 5, files_of_a_user: 3, ..Limits::default() });
     let content = bytes(4, 300_000);
     let files: Vec<File> = (0..6).map(|name| create(&bed.dir.path().join(name.to_string()), &content)).collect();
-    settle();
+    settle(&files);
     let send = |files: &[File]| {
         let program = bed.program();
         let mut writer = program.lease().unwrap().unwrap();
@@ -237,7 +246,7 @@ fn files_beyond_the_limit_are_copied_and_those_before_stay() {
     assert_eq!(second.2.iter().flatten().count(), 2, "of all");
     let holders = bed.holders();
     for reference in first.2.iter().chain(&second.2).flatten() {
-        assert!(fetch(&holders, reference).unwrap() == content);
+        assert_fetched(&holders, reference, &content, "the payload");
     }
 }
 
@@ -248,18 +257,18 @@ fn files_that_are_no_longer_referred_to_make_room_for_others() {
     let content = bytes(5, 300_000);
     const FILES: usize = 300;
     let files: Vec<File> = (0..FILES).map(|name| create(&bed.dir.path().join(name.to_string()), &content)).collect();
-    settle();
+    settle(&files);
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
     let (holders, returns) = (bed.strange_holders(), Returns::default());
     for (turn, file) in files.iter().enumerate() {
         let mut sent = None;
-        until("there is room", || {
+        wait_for("there is room", || {
             sent = refer(&program, &mut writer, file, 0, u64::MAX);
             sent.is_some()
         });
         let sent = sent.unwrap();
-        assert!(fetch(&holders, &part(&sent, turn as u64, 1000)).unwrap() == content[turn..turn + 1000]);
+        assert_fetched(&holders, &part(&sent, turn as u64, 1000), &content[turn..turn + 1000], "the payload");
         returns.give(sent.payload, sent.weight);
         holders.send_returns(&returns);
     }
@@ -269,7 +278,7 @@ fn files_that_are_no_longer_referred_to_make_room_for_others() {
 #[test]
 fn what_is_made_up_when_it_is_read_is_copied() {
     for path in ["/proc/kallsyms", "/proc/self/maps", "/dev/zero", "/tmp", "/sys/kernel/btf/vmlinux"] {
-        let Ok(file) = File::open(path) else { continue };
+        let file = File::open(path).unwrap_or_else(|error| panic!("{path}: {error}"));
         assert_eq!(Version::of(&file).unwrap(), None, "{path}");
     }
     let (pipe, _) = rustix::pipe::pipe().unwrap();
@@ -310,7 +319,7 @@ fn a_program_that_gives_what_is_no_file_or_is_not_its_own_harms_nobody() {
     let bed = Bed::new(Limits::default());
     let content = bytes(6, 300_000);
     let file = create(&bed.dir.path().join("file"), &content);
-    settle();
+    settle([&file]);
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
     let sent = refer(&program, &mut writer, &file, 0, u64::MAX).unwrap();
@@ -342,6 +351,6 @@ fn a_program_that_gives_what_is_no_file_or_is_not_its_own_harms_nobody() {
     }
     *bed.user.lock() = 1000;
     for holders in [bed.holders(), bed.strange_holders()] {
-        assert!(fetch(&holders, &sent).unwrap() == content);
+        assert_fetched(&holders, &sent, &content, "the payload");
     }
 }

@@ -10,7 +10,6 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
 
 use bed::{Bed, STRANGER};
 use shunt_odb::fetch::{FetchError, Holders, Wanted};
@@ -21,6 +20,7 @@ use shunt_odb::segment::Writer;
 use shunt_odb::store::Limits;
 use shunt_odb::store::client::Connection;
 use shunt_odb::store::usage::{self, Counted};
+use shunt_testbed::{PATIENCE, assert_same_bytes, needs_root, wait_for};
 use shunt_wire::tls::{Keys, Suite};
 use zerocopy::FromZeros;
 
@@ -70,22 +70,19 @@ fn fetch(holders: &Holders, reference: &Reference) -> Result<Vec<u8>, FetchError
     holders.fetch(reference, &mut got).map(|()| got)
 }
 
-/// Waits until another thread has done something, for at most 20 s.
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !done() {
-        assert!(began.elapsed() < Duration::from_secs(20), "never: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+/// Checks that a fetch gets these bytes.
+#[track_caller]
+fn assert_fetched(holders: &Holders, reference: &Reference, expected: &[u8], what: impl std::fmt::Display) {
+    assert_same_bytes(&fetch(holders, reference).unwrap(), expected, what);
 }
 
 fn whole_and_in_parts(writer: &mut Writer, holders: &Holders) {
     for (seed, length) in [(1, 1), (2, 4095), (3, 4096), (4, 4097), (5, 65_536), (6, 3_000_001)] {
         let body = bytes(seed, length);
         let reference = writer.put(&[IoSlice::new(&body[..length / 3]), IoSlice::new(&body[length / 3..])]).unwrap();
-        assert!(fetch(holders, &reference).unwrap() == body, "{length} bytes");
+        assert_fetched(holders, &reference, &body, format_args!("{length} bytes"));
         let part = Reference { offset: (length / 2) as u64, length: (length - length / 2) as u64, ..reference };
-        assert!(fetch(holders, &part).unwrap() == body[length / 2..], "half of {length} bytes");
+        assert_fetched(holders, &part, &body[length / 2..], format_args!("half of {length} bytes"));
     }
 }
 
@@ -123,6 +120,7 @@ fn another_users_program_gets_the_bytes_of_its_references_and_no_segment() {
 /// A program that has become another user keeps its connection and can fetch by it, but maps no segment any more.
 #[test]
 fn a_program_that_has_become_another_user_maps_nothing() {
+    needs_root();
     let bed = Bed::new(Limits::default());
     let (_program, _writer, reference) = with_secret(&bed);
     let asks = format!(
@@ -157,7 +155,8 @@ fn a_mapped_segment_is_only_to_be_read() {
     let mapped = program.map(reference.payload.segment).unwrap().unwrap();
     assert!(mapped.as_fd().try_clone_to_owned().map(std::fs::File::from).unwrap().write_all(b"x").is_err());
     let mut got = vec![0; 5000];
-    assert!(mapped.copy(&reference, &mut got) && got == bytes(1, 5000));
+    assert!(mapped.copy(&reference, &mut got));
+    assert_same_bytes(&got, &bytes(1, 5000), "the payload");
 }
 
 #[test]
@@ -166,7 +165,7 @@ fn a_stranger_is_told_nothing() {
     *bed.user.lock() = STRANGER;
     assert!(Connection::open(&bed.path()).is_err());
     let refused = || bed.counters.refused.load(std::sync::atomic::Ordering::Relaxed);
-    until("it is counted", || refused() == 1);
+    wait_for("it is counted", || refused() == 1);
 }
 
 /// Two machines. In tests the agent of one connects its program to the other's store.
@@ -176,7 +175,7 @@ fn two_machines() -> (Bed, Bed) {
 
 /// Answers the wish of the next program of `here` with a connection to `there`.
 fn connect(here: &Bed, there: &Bed) {
-    let (program, holder) = here.wishes.recv_timeout(Duration::from_secs(20)).unwrap();
+    let (program, holder) = here.wishes.recv_timeout(PATIENCE).unwrap();
     assert_eq!(holder, there.program().holder());
     let (ours, theirs) = UnixStream::pair().unwrap();
     let [reader, store] = sealings();
@@ -215,13 +214,15 @@ fn many_payloads_come_together() {
         });
         connect(&here, &there);
     });
-    assert!(places == bodies);
+    for (number, (got, body)) in places.iter().zip(&bodies).enumerate() {
+        assert_same_bytes(got, body, format_args!("payload {number}"));
+    }
 }
 
 /// Fetches the bytes that [`kept`] has left, over a connection that is made for it.
 fn fetch_anew(here: &Bed, there: &Bed, holders: &Holders, reference: &Reference) {
     std::thread::scope(|scope| {
-        scope.spawn(|| assert!(fetch(holders, reference).unwrap() == bytes(3, 50_000)));
+        scope.spawn(|| assert_fetched(holders, reference, &bytes(3, 50_000), "the payload"));
         connect(here, there);
     });
 }
@@ -260,7 +261,7 @@ fn who_was_reached_once_is_looked_at_again() {
     drop(there.program());
     std::thread::scope(|scope| {
         let reached = scope.spawn(|| holders.reach(&reference));
-        let (program, holder) = here.wishes.recv_timeout(Duration::from_secs(20)).expect("another try");
+        let (program, holder) = here.wishes.recv_timeout(PATIENCE).expect("another try");
         here.orders.reached(program, holder, None);
         assert!(matches!(reached.join().unwrap(), Err(FetchError::Holder(..))));
     });
@@ -277,13 +278,13 @@ fn a_fetch_outlives_many_connections() {
     std::thread::scope(|scope| {
         let fetched = scope.spawn(|| fetch(&holders, &reference));
         for _ in 0..15 {
-            let (program, holder) = here.wishes.recv_timeout(Duration::from_secs(20)).expect("another try");
+            let (program, holder) = here.wishes.recv_timeout(PATIENCE).expect("another try");
             let (ours, ended) = UnixStream::pair().unwrap();
             drop(ended);
             here.orders.reached(program, holder, Some((ours.into(), sealings()[0])));
         }
         connect(&here, &there);
-        assert!(fetched.join().unwrap().unwrap() == bytes(3, 50_000));
+        assert_same_bytes(&fetched.join().unwrap().unwrap(), &bytes(3, 50_000), "the payload");
     });
 }
 
@@ -298,7 +299,7 @@ fn a_holder_that_cannot_be_reached_is_an_error_at_once() {
                 assert!(matches!(fetch(&holders, &reference), Err(FetchError::Holder(..))));
             }
         });
-        let (program, holder) = here.wishes.recv_timeout(Duration::from_secs(20)).unwrap();
+        let (program, holder) = here.wishes.recv_timeout(PATIENCE).unwrap();
         here.orders.reached(program, holder, None);
     });
     assert!(here.wishes.try_recv().is_err(), "the agent is not asked a hundred times");
@@ -320,15 +321,15 @@ fn what_a_process_counts_is_told_once_and_stays_when_it_has_ended() {
     let (first, second) = (bed.program(), bed.program());
     count(&first, 10);
     let page = count(&second, 12);
-    until("they are one process", || told(&bed) == Some((1, 12)));
+    wait_for("they are one process", || told(&bed) == Some((1, 12)));
     usage::write_count(&page, Counted::PassedOn, 20);
     drop(second);
-    until("the last word counts", || told(&bed) == Some((1, 20)));
+    wait_for("the last word counts", || told(&bed) == Some((1, 20)));
     drop(first);
-    until("it has ended", || told(&bed) == Some((0, 20)));
+    wait_for("it has ended", || told(&bed) == Some((0, 20)));
     let another = bed.program();
     count(&another, 3);
-    until("another one begins", || told(&bed) == Some((1, 23)));
+    wait_for("another one begins", || told(&bed) == Some((1, 23)));
     assert!(another.counts().is_err(), "a second time makes no sense");
 }
 
@@ -339,7 +340,7 @@ fn a_program_whose_store_has_ended_puts_nothing_there_any_more() {
     let mut writer = program.lease().unwrap().unwrap();
     assert!(writer.is_served() && writer.put(&[IoSlice::new(b"x")]).is_some());
     bed.orders.stop();
-    until("it has ended", || !writer.is_served());
+    wait_for("it has ended", || !writer.is_served());
 }
 
 #[test]
@@ -352,7 +353,7 @@ fn a_files_bytes_are_those_of_when_it_was_put() {
     file.write_all(&body).unwrap();
     let reference = writer.put_file(file.as_fd(), 1000, 150_000).unwrap();
     file.set_len(0).unwrap();
-    assert_eq!(fetch(&bed.holders(), &reference).unwrap(), body[1000..151_000]);
+    assert_fetched(&bed.holders(), &reference, &body[1000..151_000], "the payload");
     assert!(writer.put_file(file.as_fd(), 0, 10).is_none(), "nothing is there any more");
 }
 
@@ -367,7 +368,7 @@ fn payloads_outlive_their_program_and_go_with_the_last_share() {
     let reference = writer.put(&[IoSlice::new(&body)]).unwrap();
     drop((writer, program));
     let holders = bed.holders();
-    assert_eq!(fetch(&holders, &reference).unwrap(), body);
+    assert_fetched(&holders, &reference, &body, "the payload");
     let other = bed.program();
     assert!(other.lease().unwrap().is_none(), "somebody may still ask for it");
 
@@ -376,9 +377,9 @@ fn payloads_outlive_their_program_and_go_with_the_last_share() {
     let forwarded = hold.refer(10, 20).unwrap();
     drop(hold);
     holders.send_returns(&returns);
-    assert_eq!(fetch(&holders, &forwarded).unwrap(), body[10..30], "half of the share is still out");
+    assert_fetched(&holders, &forwarded, &body[10..30], "half of the share is still out");
     drop(Hold::new(forwarded.payload, forwarded.weight, forwarded.length, &returns));
-    until("the segment is free", || !holders.send_returns(&returns) && other.lease().unwrap().is_some());
+    wait_for("the segment is free", || !holders.send_returns(&returns) && other.lease().unwrap().is_some());
     assert!(matches!(fetch(&holders, &forwarded), Err(FetchError::Gone(_))));
 }
 
@@ -406,7 +407,7 @@ fn pages_are_used_again_when_the_shares_are_back_and_never_before() {
         }
         full += 1;
         let (reference, body) = out.swap_remove((random >> 20) as usize % out.len());
-        assert_eq!(fetch(&holders, &reference).unwrap(), body, "round {round}");
+        assert_fetched(&holders, &reference, &body, format_args!("round {round}"));
         returns.give(reference.payload, reference.weight);
         holders.send_returns(&returns);
         let gone = |reference: &Reference| matches!(fetch(&holders, reference), Err(FetchError::Gone(_)));
@@ -414,7 +415,7 @@ fn pages_are_used_again_when_the_shares_are_back_and_never_before() {
     }
     assert!(full > 100, "the segment was full {full} times only");
     for (reference, body) in &out {
-        assert_eq!(fetch(&holders, reference).unwrap(), *body);
+        assert_fetched(&holders, reference, body, "the payload");
     }
 }
 
@@ -444,7 +445,7 @@ fn guess(reference: &Reference, holders: &Holders) {
     let returns = Returns::default();
     returns.give(wrong[0].payload, Weight::WHOLE);
     holders.send_returns(&returns);
-    assert_eq!(fetch(holders, &reference).unwrap(), bytes(9, 5000), "only who has the secret gives shares back");
+    assert_fetched(holders, &reference, &bytes(9, 5000), "only who has the secret gives shares back");
 }
 
 #[test]
@@ -454,7 +455,7 @@ fn a_lease_ends_and_then_a_fetch_says_so() {
     let mut writer = program.lease().unwrap().unwrap();
     let reference = writer.put(&[IoSlice::new(&bytes(10, 5000))]).unwrap();
     let holders = bed.holders();
-    until("the lease has ended", || matches!(fetch(&holders, &reference), Err(FetchError::Gone(_))));
+    wait_for("the lease has ended", || matches!(fetch(&holders, &reference), Err(FetchError::Gone(_))));
     assert_eq!(writer.payloads(), 0);
 }
 
@@ -467,15 +468,15 @@ fn a_store_that_takes_nothing_more_gives_what_it_has() {
     let reference = writer.put(&[IoSlice::new(&body)]).unwrap();
     let counters = Arc::clone(&bed.counters);
     let payloads = || counters.payloads.load(Ordering::Relaxed);
-    until("it is counted", || payloads() == 1);
+    wait_for("it is counted", || payloads() == 1);
     bed.orders.close();
-    until("its program knows", || !writer.is_served());
+    wait_for("its program knows", || !writer.is_served());
     assert!(bed.program().lease().unwrap().is_none(), "no other is let begin");
     let holders = bed.strange_holders();
-    assert_eq!(fetch(&holders, &reference).unwrap(), body);
+    assert_fetched(&holders, &reference, &body, "the payload");
     let returns = Returns::default();
     returns.give(reference.payload, reference.weight);
-    until("nothing is left", || !holders.send_returns(&returns) && payloads() == 0);
+    wait_for("nothing is left", || !holders.send_returns(&returns) && payloads() == 0);
 }
 
 #[test]
@@ -499,12 +500,12 @@ fn a_reader_that_reads_nothing_or_talks_nonsense_stops_nobody_else() {
         let _ = nonsense.read_to_end(&mut end);
         assert!(end.is_empty(), "no answer to nonsense");
     }
-    assert!(fetch(&bed.strange_holders(), &reference).unwrap() == body);
+    assert_fetched(&bed.strange_holders(), &reference, &body, "the payload");
     // The idle reader gets all hundred answers as a whole.
     let mut answer = vec![0; 16 + body.len()];
     for turn in 0..100 {
         idle.read_exact(&mut answer).unwrap();
         assert_eq!(answer[..4], [1, 0, 0, 0]);
-        assert!(answer[16..] == body, "turn {turn}");
+        assert_same_bytes(&answer[16..], &body, format_args!("turn {turn}"));
     }
 }

@@ -1,5 +1,5 @@
-//! Programs that this one executes are under Shunt too, whatever environment it gives them: they may inherit connections
-//! and listeners that speak.
+//! Programs that this one executes are under Shunt, too, whatever environment this one gives them: they may inherit
+//! framed connections, and listeners that are marked (SHUNT_SPEAK).
 
 use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
@@ -12,19 +12,24 @@ use shunt_process::system::kernel::borrow;
 use shunt_process::system::program;
 use shunt_process::system::real::{errno, set_errno};
 
+use super::arguments::Arguments;
 use super::real;
-use super::variadic::Arguments;
 
-/// `store=PATH;table=DESCRIPTOR;faults=DESCRIPTOR`: the store's socket, the memory of connections' states, and the open
-/// /dev/userfaultfd. Then `;entrance=DESCRIPTOR;cookie=NUMBER`, a connection to the store that lets processes in which do not
-/// find its socket, and what tells it from what a program may have there instead (SO_COOKIE); and `;malloc=unaligned`, where
-/// large blocks shall begin elsewhere than at a page, and `;locks=checked`, where the order of locks is to be checked.
+/// Environment variable of this library: fields of `NAME=VALUE`, separated by `;`.
+///
+/// * `store=PATH`: the store's socket.
+/// * `table=DESCRIPTOR`: memory of the connections' states.
+/// * `faults=DESCRIPTOR`: the open /dev/userfaultfd.
+/// * `entrance=DESCRIPTOR`: a connection to the store, for processes that do not find its socket. `cookie=NUMBER` is
+///   its SO_COOKIE, which tells it from another file that a program may have at that number.
+/// * `malloc=unaligned`: large blocks do not begin at a page.
+/// * `locks=checked`: the order of locks is checked.
 pub const ENVIRONMENT: &str = "SHUNT_ODB";
 
-/// What the loader and this library look for in the environment.
+/// Values that the loader and this library look for in the environment.
 struct Settings {
     library: Vec<u8>,
-    /// `NAME=value` and a zero byte.
+    /// [`ENVIRONMENT`] as `NAME=value`, with a zero byte.
     ours: Vec<u8>,
 }
 
@@ -32,10 +37,10 @@ static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 
-/// When the library is loaded: what it was loaded by.
+/// Notes the file and the variable by which this library was loaded. Called when it is loaded.
 pub fn remember(value: &str) {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: an address of this library, and room for what is known of it.
+    // SAFETY: an address in this library, and room for the answer.
     let found = unsafe {
         let known = libc::dladdr((&raw const SETTINGS).cast(), found.as_mut_ptr());
         (known != 0).then(|| found.assume_init())
@@ -50,11 +55,11 @@ pub fn remember(value: &str) {
 /// An environment for another program.
 struct Environment {
     variables: Vec<*const c_char>,
-    /// What `variables` points to beside the program's own.
+    /// Text that one of `variables` points to. The other texts are the program's, or never freed.
     _preload: Vec<u8>,
 }
 
-/// The program's environment with what it lacks; `None`: it lacks nothing.
+/// Adds to an environment what this library needs. Returns `None` if it lacks nothing.
 ///
 /// # Safety
 /// `given` is null or an environment, as for execve(2).
@@ -62,7 +67,7 @@ unsafe fn completed(given: *const *const c_char) -> Option<Environment> {
     let settings = SETTINGS.get()?;
     let mut variables = Vec::new();
     let mut at = given;
-    // SAFETY: the caller's promise: strings, and null behind them.
+    // SAFETY: the caller's promise: pointers to strings, and null behind them.
     while !at.is_null() && unsafe { !(*at).is_null() } {
         // SAFETY: as above.
         variables.push(unsafe { *at });
@@ -104,19 +109,19 @@ unsafe extern "C" {
 /// The file that a call executes.
 #[derive(Clone, Copy)]
 enum File {
-    /// A path, from a directory on.
+    /// A path, relative to a directory.
     At(c_int, *const c_char),
-    /// A name that is looked for on the path.
+    /// A name that is looked for in PATH.
     Found(*const c_char),
-    /// One that is open.
+    /// An open file.
     Open(c_int),
 }
 
 impl File {
-    /// For the library to look at.
+    /// Opens the file for the library to look at.
     ///
     /// # Safety
-    /// Its path is null or a string.
+    /// The path is null or a string.
     unsafe fn open(self) -> Option<OwnedFd> {
         // SAFETY: the caller's promise.
         let string = |path: *const c_char| (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) });
@@ -131,7 +136,7 @@ impl File {
                 }
             }
             Self::Found(name) => {
-                // SAFETY: a name; its value is the program's, which does not change it meanwhile.
+                // SAFETY: a name that ends with a zero byte. The program does not change the variable meanwhile.
                 let path = unsafe { libc::getenv(c"PATH".as_ptr()) };
                 program::find(string(name)?, string(path).map_or(b"/bin:/usr/bin", CStr::to_bytes))
             }
@@ -140,15 +145,15 @@ impl File {
     }
 }
 
-/// A descriptor of its own: one of the program's may be only to be executed (O_PATH).
+/// Opens a descriptor's file once more, because the program's descriptor may only allow execution (O_PATH).
 fn opened(fd: c_int) -> Option<OwnedFd> {
     program::open(None, &CString::new(format!("/proc/self/fd/{fd}")).ok()?)
 }
 
-/// Calls with the program's environment, completed.
+/// Makes a call that executes a program, with the given environment and what this library adds to it.
 ///
 /// # Safety
-/// As [`completed`], and [`File::open`].
+/// As for [`completed`] and [`File::open`].
 unsafe fn with<T>(file: File, given: *const *const c_char, call: impl FnOnce(*const *const c_char) -> T) -> T {
     shunt_process::bypass::turn_ends();
     let before = errno();
@@ -212,15 +217,15 @@ unsafe extern "C-unwind" fn fexecve(fd: c_int, arguments: Strings, environment: 
     unsafe { with(File::Open(fd), environment, |environment| real::fexecve(fd, arguments, environment)) }
 }
 
-/// execl(3) and execlp(3) behind their first two arguments.
+/// execl(3), with the arguments behind the first two as a list.
 pub unsafe extern "C-unwind" fn execl_list(path: *const c_char, first: *const c_char, rest: *mut Arguments) -> c_int {
-    // SAFETY: strings up to a null, as the program promises.
+    // SAFETY: strings that end with a null, as the program promises.
     let strings = unsafe { (*rest).strings(first) };
     // SAFETY: as above.
     unsafe { execv(path, strings.as_ptr()) }
 }
 
-/// See [`execl_list`].
+/// execlp(3), with its arguments as for [`execl_list`].
 pub unsafe extern "C-unwind" fn execlp_list(file: *const c_char, first: *const c_char, rest: *mut Arguments) -> c_int {
     // SAFETY: as above.
     let strings = unsafe { (*rest).strings(first) };
@@ -228,7 +233,7 @@ pub unsafe extern "C-unwind" fn execlp_list(file: *const c_char, first: *const c
     unsafe { execvp(file, strings.as_ptr()) }
 }
 
-/// See [`execl_list`]; the environment comes behind the null.
+/// execle(3), with its arguments as for [`execl_list`]. The environment comes behind the null.
 pub unsafe extern "C-unwind" fn execle_list(path: *const c_char, first: *const c_char, rest: *mut Arguments) -> c_int {
     // SAFETY: as above.
     let (strings, environment) = unsafe { ((*rest).strings(first), (*rest).next() as Strings) };

@@ -9,7 +9,7 @@ use shunt_process::connections::runtime::{Runtime, runtime};
 use shunt_process::descriptors;
 use shunt_process::system::kernel::borrow;
 
-use super::variadic::Arguments;
+use super::arguments::Arguments;
 use super::{connection, descriptor, errno, real, set_errno, socket};
 
 /// cookie_io_functions_t (fopencookie(3)).

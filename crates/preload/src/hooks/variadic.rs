@@ -7,48 +7,6 @@ use libc::{c_char, c_int};
 
 use super::{exec, stream};
 
-/// A va_list.
-#[repr(C)]
-pub struct Arguments {
-    integers_at: u32,
-    floats_at: u32,
-    on_stack: *const usize,
-    in_registers: *const u8,
-}
-
-impl Arguments {
-    /// The next argument that is a pointer.
-    ///
-    /// # Safety
-    /// There is one.
-    pub unsafe fn next(&mut self) -> usize {
-        const REGISTERS_END: u32 = 48;
-        if self.integers_at < REGISTERS_END {
-            // SAFETY: the save area of the six registers; the offset is one of theirs.
-            let value = unsafe { self.in_registers.add(self.integers_at as usize).cast::<usize>().read() };
-            self.integers_at += 8;
-            return value;
-        }
-        // SAFETY: the caller's promise.
-        let value = unsafe { self.on_stack.read() };
-        self.on_stack = self.on_stack.wrapping_add(1);
-        value
-    }
-
-    /// Strings from `first` on, up to a null and with it.
-    ///
-    /// # Safety
-    /// They end with a null.
-    pub unsafe fn strings(&mut self, first: *const c_char) -> Vec<*const c_char> {
-        let mut strings = vec![first];
-        while strings.last().is_some_and(|last| !last.is_null()) {
-            // SAFETY: the caller's promise.
-            strings.push(unsafe { self.next() } as *const c_char);
-        }
-        strings
-    }
-}
-
 macro_rules! variadic {
     ($($name:ident($($argument:ident: $kind:ty),*), $named:literal named, list in $list:literal => $target:path;)*) => {$(
         #[unsafe(no_mangle)]

@@ -26,6 +26,7 @@ use shunt_odb::states::STATE_BYTES;
 use shunt_sys::odb;
 use shunt_sys::own::OwnFd;
 use shunt_sys::shared::SharedMemory;
+use shunt_wire::options::CARRIED_BYTES;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::system::inside::{Held, Lock};
@@ -54,7 +55,7 @@ const SAID: usize = HEARD + size_of::<u32>();
 const _: () = assert!(SAID + size_of::<Said>() <= STATE_BYTES && SHOWN.is_multiple_of(4));
 /// Start of the part that another user's process gets: all but the cookie and the locks.
 const ACCOUNT: usize = FRAMES;
-const _: () = assert!(ACCOUNT + odb::CARRIED_BYTES == STATE_BYTES);
+const _: () = assert!(ACCOUNT + CARRIED_BYTES == STATE_BYTES);
 
 const UNDECIDED: u32 = 0;
 const ALWAYS: u32 = 1;
@@ -407,14 +408,14 @@ impl<'a> Connection<'a> {
     }
 
     /// The part of the state that another user's process gets.
-    fn account(&self) -> [u8; odb::CARRIED_BYTES] {
-        let mut account = [0; odb::CARRIED_BYTES];
+    fn account(&self) -> [u8; CARRIED_BYTES] {
+        let mut account = [0; CARRIED_BYTES];
         self.table.read(self.at + ACCOUNT, &mut account);
         account
     }
 
     /// Restores what [`Self::account`] returned. It may come from another user, and be any bytes.
-    fn restore(&self, account: &[u8; odb::CARRIED_BYTES]) {
+    fn restore(&self, account: &[u8; CARRIED_BYTES]) {
         let _locked = self.lock_both();
         let mut account = *account;
         account[WHERE - ACCOUNT..][..size_of::<u32>()].copy_from_slice(&AWAY.to_ne_bytes());

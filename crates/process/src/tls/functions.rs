@@ -1,15 +1,15 @@
-//! Functions of the OpenSSL that made what they are called with.
+//! Calls functions of the OpenSSL that made the object they are called with.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::ptr;
 
 use libc::size_t;
 
+use super::handles::{Context, Ssl};
 use super::libraries::{Function, Of};
-use super::{Context, Ssl};
 use crate::system::real::set_errno;
 
-/// `SSL_ERROR_SYSCALL`.
+/// Value of OpenSSL's `SSL_ERROR_SYSCALL`.
 pub const SYSCALL_ERROR: c_int = 5;
 
 pub type Callback = Option<unsafe extern "C" fn()>;
@@ -17,7 +17,7 @@ pub type Callback = Option<unsafe extern "C" fn()>;
 macro_rules! theirs {
     ($($name:ident is $function:ident of $of:ident($about:ident)($($argument:ident: $kind:ty),*) -> $result:ty, else $failure:expr;)*) => {$(
         /// # Safety
-        /// As OpenSSL's function. `caller` is an address in what calls it.
+        /// As for OpenSSL's function. `caller` is an address in the code that calls it.
         pub unsafe fn $name($($argument: $kind,)* caller: usize) -> $result {
             // SAFETY: the caller's promise.
             let found = unsafe { Of::$of($about).function(Function::$function, caller) };

@@ -15,8 +15,8 @@ use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use super::Ssl;
 use super::elf::LinkMap;
+use super::handles::Ssl;
 use crate::system::real::{errno, set_errno};
 
 /// OpenSSL's functions that are interposed.

@@ -72,7 +72,7 @@ pub fn conversations(
     limits: Limits,
     seeds: impl Iterator<Item = u64>,
 ) {
-    let Some(bed) = Bed::of(machines, limits) else { return };
+    let bed = Bed::of(machines, limits);
     let actor = actor(&bed.path());
     let actors = Actors { bed: &bed, end: &actor, relay: &actor };
     for seed in seeds {

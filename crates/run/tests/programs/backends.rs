@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::process::Stdio;
 
 use crate::bed::{Bed, Program, free_address, wait_until_listening};
@@ -13,17 +12,20 @@ pub struct Backend {
     _program: Program,
 }
 
-/// Returns a program's path. Returns `None`, and says so, where it is not installed.
-pub fn has(path: &str) -> Option<&str> {
-    let has = Path::new(path).exists();
-    if !has {
-        println!("skipped: there is no {path} here (make https-chains installs it)");
-    }
-    has.then_some(path)
+/// Returns the path of a program, which has to be installed. `by` is the command that installs it.
+pub fn installed(program: &str, by: &str) -> String {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    // Joined to a directory, an absolute path stays what it is.
+    let mut found = std::env::split_paths(&paths).map(|directory| directory.join(program));
+    let path = found.find(|path| path.exists()).unwrap_or_else(|| panic!("there is no {program}: `{by}` installs it"));
+    path.into_os_string().into_string().unwrap()
 }
 
 pub fn start(mut command: std::process::Command, address: SocketAddr) -> Backend {
-    let program = Program(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+    let program = Program(child.unwrap_or_else(|error| {
+        panic!("{}: {error}; `make packages` installs what the tests run", command.get_program().display())
+    }));
     wait_until_listening(address);
     Backend { address, _program: program }
 }

@@ -4,19 +4,20 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use shunt_agent::packets;
 use shunt_ca::{Authority, Request};
+use shunt_host::packets;
 use shunt_negotiation::{Ends, LOOPBACK};
+use shunt_odb::place::Version;
 use shunt_odb::store::Limits;
 use shunt_run::launch::{LIBRARY, Launch};
-use shunt_testbed::{LabId, PATIENCE, Watchdog};
+use shunt_testbed::{LabId, Watchdog, wait_for, within};
 use shunt_wire::local::{Header, kind};
 use zerocopy::IntoBytes;
 
@@ -50,14 +51,11 @@ pub struct Program(pub Child);
 impl Program {
     /// Calls `meanwhile` repeatedly until the program has ended. Asserts that it ends in time, and with success.
     pub fn ends_well(&mut self, deadline: Instant, what: &str, mut meanwhile: impl FnMut()) {
-        let status = loop {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                break status;
-            }
-            assert!(Instant::now() < deadline, "{what} hangs");
+        let ended = within(deadline.saturating_duration_since(Instant::now()), || {
             meanwhile();
-            std::thread::sleep(Duration::from_millis(2));
-        };
+            self.0.try_wait().unwrap().ok_or("hangs")
+        });
+        let status = ended.unwrap_or_else(|hangs| panic!("{what} {hangs}"));
         assert!(status.success(), "{what} ended with {status}");
     }
 }
@@ -65,15 +63,11 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         let _ = rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), rustix::process::Signal::TERM);
-        let began = Instant::now();
-        while began.elapsed() < Duration::from_secs(5) {
-            if let Ok(Some(_)) = self.0.try_wait() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(5));
+        let has_ended = || if matches!(self.0.try_wait(), Ok(Some(_))) { Ok(()) } else { Err(()) };
+        if within(Duration::from_secs(5), has_ended).is_err() {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
         }
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -86,36 +80,34 @@ fn built(name: &str, package: &str) -> PathBuf {
 }
 
 impl Bed {
-    /// Makes one machine. Returns `None`, and says why, without root.
-    pub fn new(limits: Limits) -> Option<Self> {
+    /// Makes one machine. This takes root.
+    pub fn new(limits: Limits) -> Self {
         Self::of(1, limits)
     }
 
     /// Makes a number of machines.
-    pub fn of(machines: usize, limits: Limits) -> Option<Self> {
+    pub fn of(machines: usize, limits: Limits) -> Self {
         Self::with(machines, limits, "")
     }
 
     /// Like `of`, with more lines in each `[store]`.
-    pub fn with(machines: usize, limits: Limits, more: &str) -> Option<Self> {
+    pub fn with(machines: usize, limits: Limits, more: &str) -> Self {
         Self::made(machines, limits, "", more)
     }
 
     /// Like `of`, with agents that become `user` once they have started.
-    pub fn of_user(machines: usize, limits: Limits, user: &str) -> Option<Self> {
+    pub fn of_user(machines: usize, limits: Limits, user: &str) -> Self {
         Self::made(machines, limits, &format!("user = {user:?}\n"), "")
     }
 
     /// Like `of`, with agents that wait for what is under way when they are told to stop.
-    pub fn draining(machines: usize, limits: Limits) -> Option<Self> {
+    pub fn draining(machines: usize, limits: Limits) -> Self {
         Self::made(machines, limits, "drain = \"1h\"\n", "")
     }
 
     /// Makes machines, with more lines in each configuration (`agent`) and in each `[store]` (`more`).
-    fn made(machines: usize, limits: Limits, agent: &str, more: &str) -> Option<Self> {
-        if !shunt_testbed::root() {
-            return None;
-        }
+    fn made(machines: usize, limits: Limits, agent: &str, more: &str) -> Self {
+        shunt_testbed::needs_root();
         shunt_testbed::mount_bpffs().unwrap();
         let id = LabId::fresh();
         let watchdog = Watchdog::start(&id, false).unwrap();
@@ -128,7 +120,7 @@ impl Bed {
         // To a machine whose agent is not known yet, programs would send the bytes themselves.
         let all = if more.contains("readers") { 0 } else { machines * (machines - 1) };
         bed.machines.iter().for_each(|machine| machine.waits_for_sources(all as u64));
-        Some(bed)
+        bed
     }
 
     /// Returns a machine by its index, or the last one where there are fewer.
@@ -215,11 +207,7 @@ impl Machine {
 
     /// Waits until the agent knows `all` stores that its peers' programs can fetch from.
     fn waits_for_sources(&self, all: u64) {
-        let began = Instant::now();
-        while self.counted("peer_sources") < all {
-            assert!(began.elapsed() < PATIENCE, "{} of {all}", self.counted("peer_sources"));
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        wait_for(&format!("the agent knows {all} stores"), || self.counted("peer_sources") >= all);
     }
 
     /// Starts the agent. No agent of this machine may run.
@@ -228,12 +216,10 @@ impl Machine {
         command.arg("--config").arg(&self.config).env("RUST_LOG", "warn").stdin(Stdio::null());
         shunt_sys::cgroup::start_in(&mut command, &self.agents).unwrap();
         let mut agent = Program(command.spawn().unwrap());
-        let began = Instant::now();
-        while self.ask().is_none() {
-            let ended = agent.0.try_wait().unwrap();
-            assert!(ended.is_none() && began.elapsed() < PATIENCE, "no agent: {ended:?}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        wait_for("the agent answers", || {
+            assert_eq!(agent.0.try_wait().unwrap(), None, "the agent has ended");
+            self.ask().is_some()
+        });
         self.agent = Some(agent);
     }
 
@@ -336,12 +322,16 @@ pub fn free_address() -> SocketAddr {
     }
 }
 
+/// Waits until a file's last change is old enough for the file to be referred to, and not copied.
+pub fn wait_until_settled(path: &Path) {
+    wait_for(&format!("{} has settled", path.display()), || {
+        let version = Version::of(fs::File::open(path).unwrap()).unwrap();
+        version.is_some_and(|version| version.is_settled())
+    });
+}
+
 pub fn wait_until_listening(address: SocketAddr) {
-    let began = Instant::now();
-    while TcpStream::connect(address).is_err() {
-        assert!(began.elapsed() < PATIENCE, "nobody listens at {address}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_for(&format!("somebody listens at {address}"), || TcpStream::connect(address).is_ok());
 }
 
 /// Returns pseudo-random bytes from a seed.

@@ -4,6 +4,7 @@ use std::fs;
 use std::net::SocketAddr;
 
 use shunt_odb::store::Limits;
+use shunt_testbed::assert_same_bytes;
 
 use crate::bed::{Bed, bytes};
 use crate::http::Client;
@@ -37,7 +38,7 @@ pub fn load(to: SocketAddr, requests: u64, seed: u64) -> u64 {
         let client = (random >> 40) as usize % clients.len();
         let (head, body) = clients[client].get(&format!("/{size}"));
         assert!(head.starts_with("HTTP/1.1 200"), "{head}");
-        assert!(body == bytes(size as u64, size), "request {turn}, {size} bytes: the body differs");
+        assert_same_bytes(&body, &bytes(size as u64, size), format_args!("request {turn}"));
         large += if size >= 65_536 { size as u64 } else { 0 };
     }
     large
@@ -45,7 +46,7 @@ pub fn load(to: SocketAddr, requests: u64, seed: u64) -> u64 {
 
 #[test]
 fn bodies_skip_the_intermediate_and_arrive_unchanged() {
-    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let bed = Bed::of(3, Limits::default());
     for (turn, backend) in ["sendfile off;", "sendfile on;", "sendfile off; output_buffers 1 512k;"].iter().enumerate()
     {
         let (before, between) = (bed.counted("fetched_bytes"), bed.machine_of("intermediate"));
@@ -63,7 +64,7 @@ fn bodies_skip_the_intermediate_and_arrive_unchanged() {
 
 #[test]
 fn usual_buffers_and_temporary_files_change_nothing() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let bed = Bed::new(Limits::default());
     for proxy in ["", "proxy_buffering off;", "proxy_buffers 4 4k; proxy_buffer_size 4k; proxy_busy_buffers_size 8k;"] {
         let tiers = chain(&bed, [true; 3], "sendfile off;", proxy);
         load(tiers[0].address, 200, 7);
@@ -72,7 +73,7 @@ fn usual_buffers_and_temporary_files_change_nothing() {
 
 #[test]
 fn any_of_the_tiers_may_be_plain() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let bed = Bed::new(Limits::default());
     for mask in 0..7 {
         let tiers = chain(&bed, [mask & 1 != 0, mask & 2 != 0, mask & 4 != 0], "sendfile off;", "");
         load(tiers[0].address, 100, 1000 + mask);
@@ -82,19 +83,19 @@ fn any_of_the_tiers_may_be_plain() {
 #[test]
 fn a_full_store_costs_no_byte() {
     let limits = Limits { bytes: 3 << 20, segment_bytes: 1 << 20, ..Limits::default() };
-    let Some(bed) = Bed::new(limits) else { return };
+    let bed = Bed::new(limits);
     let tiers = chain(&bed, [true; 3], "sendfile off;", "proxy_buffers 32 64k;");
     load(tiers[0].address, 300, 5);
 }
 
 #[test]
 fn a_large_file_comes_whole() {
-    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let bed = Bed::of(3, Limits::default());
     for backend in ["sendfile on;", "sendfile off; output_buffers 2 3m;"] {
         let tiers = chain(&bed, [true; 3], backend, "");
         for _ in 0..3 {
             let (_, body) = Client::new(tiers[0].address).get(&format!("/{LARGE}"));
-            assert!(body == bytes(LARGE as u64, LARGE), "{backend} the body differs");
+            assert_same_bytes(&body, &bytes(LARGE as u64, LARGE), backend);
         }
     }
 }

@@ -28,7 +28,7 @@ fn two_tiers(bed: &Bed, next: SocketAddr, more: &str) -> [Tier; 2] {
 }
 
 fn php(requests: usize) {
-    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let bed = Bed::of(3, Limits::default());
     let (php, fields) = backends::php(&bed, &["www-data"]);
     let http = format!("upstream php {{ server {}; keepalive 2; }}", php.addresses[0]);
     for more in ["", "fastcgi_buffering off; proxy_buffering off;"] {
@@ -45,7 +45,7 @@ fn php(requests: usize) {
 }
 
 fn haproxy(requests: usize) {
-    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let bed = Bed::of(3, Limits::default());
     let server = format!("root {};", files(&bed).display());
     for (backend, splices) in [
         ("sendfile on;", "option splice-auto\n  option splice-response\n  option splice-request"),
@@ -63,7 +63,7 @@ fn haproxy(requests: usize) {
 }
 
 fn apache(requests: usize) {
-    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let bed = Bed::of(3, Limits::default());
     for more in
         ["EnableSendfile On\nEnableMMAP Off", "EnableSendfile Off\nEnableMMAP On", "EnableSendfile Off\nEnableMMAP Off"]
     {
@@ -75,7 +75,7 @@ fn apache(requests: usize) {
 }
 
 fn gunicorn(requests: usize) {
-    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let bed = Bed::of(3, Limits::default());
     for worker in ["sync", "gthread", "gevent"] {
         let gunicorn = backends::gunicorn(&bed, worker);
         let tiers = two_tiers(&bed, gunicorn.address, "");
@@ -87,7 +87,7 @@ fn gunicorn(requests: usize) {
 
 /// Tests filters that read, change and cache bodies.
 fn filters(requests: usize) {
-    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let bed = Bed::of(3, Limits::default());
     let served = files(&bed);
     pages(&served);
     let server = format!("root {};", served.display());

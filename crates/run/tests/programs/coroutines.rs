@@ -8,7 +8,7 @@ use crate::bed::Bed;
 
 #[test]
 fn bytes_pass_through_coroutines_as_they_would_without() {
-    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let bed = Bed::of(3, Limits::default());
     let libraries = ["-Wl,--no-as-needed", "-lboost_coroutine", "-lboost_context"];
     let relay = built(&bed.path(), "asio.cpp", "asio", "g++", &[&["-O1", "-pthread"], &libraries[..]].concat());
     let actors = Actors { bed: &bed, end: &fortified(&bed.path()), relay: &relay };

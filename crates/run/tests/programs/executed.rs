@@ -47,7 +47,7 @@ for turn in range(3):
 
 #[test]
 fn who_connects_to_a_static_program_is_spoken_to_plainly() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let bed = Bed::new(Limits::default());
     let program = built(&bed.path(), "static.c", "static", "gcc", &["-static", "-O1", "-Wall"]);
     for how in ["execv", "execvp", "fexecve", "posix_spawn", "subprocess"] {
         let port = free_address().port().to_string();

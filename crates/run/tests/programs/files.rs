@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
 
 use shunt_odb::store::Limits;
+use shunt_testbed::assert_same_bytes;
 
-use crate::bed::{Bed, CONNECTS, Program, bytes, free_address};
+use crate::bed::{Bed, CONNECTS, Program, bytes, free_address, wait_until_settled};
 use crate::chain::{LARGE, chain};
 use crate::http::Client;
 
@@ -17,15 +17,14 @@ fn small() -> Limits {
 
 #[test]
 fn a_large_file_skips_the_intermediate_and_takes_no_room() {
-    let Some(bed) = Bed::of(3, small()) else { return };
+    let bed = Bed::of(3, small());
     let between = bed.machine_of("intermediate");
     let tiers = chain(&bed, [true; 3], "sendfile on;", "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
-    // A file that has just been written would be copied.
-    std::thread::sleep(Duration::from_millis(3100));
+    wait_until_settled(&bed.path().join("files").join(LARGE.to_string()));
     for _ in 0..3 {
         let before = between.program_counted("nginx", "passed_on");
         let (_, body) = Client::new(tiers[0].address).get(&format!("/{LARGE}"));
-        assert!(body == bytes(LARGE as u64, LARGE), "the body differs");
+        assert_same_bytes(&body, &bytes(LARGE as u64, LARGE), "the body");
         let passed_on = between.program_counted("nginx", "passed_on") - before;
         assert!(passed_on * 100 > LARGE as u64 * 95, "{passed_on} of {LARGE} bytes were passed on");
     }
@@ -79,7 +78,7 @@ fn talk(bed: &Bed, sends: &str, looks: &str, then: &str) -> Output {
 #[test]
 fn a_file_that_changes_before_its_bytes_are_needed_is_lost_and_never_mixed() {
     // Room for a segment of each sender: segments that are not given back wait for the end of their lease.
-    let Some(bed) = Bed::of(2, Limits { bytes: 1 << 30, ..Limits::default() }) else { return };
+    let bed = Bed::of(2, Limits { bytes: 1 << 30, ..Limits::default() });
     let fates = [
         ("", true),
         ("os.unlink(path)", true),
@@ -104,7 +103,7 @@ fn a_file_that_changes_before_its_bytes_are_needed_is_lost_and_never_mixed() {
 
 #[test]
 fn a_program_that_closes_its_file_and_ends_has_sent_it() {
-    let Some(bed) = Bed::of(2, Limits::default()) else { return };
+    let bed = Bed::of(2, Limits::default());
     let sends = format!("{SENDS}sock.sendall(b'!'); file.close(); os.unlink(path); os._exit(0)");
     let output = talk(&bed, &sends, LOOKS, "1");
     let why = String::from_utf8_lossy(&output.stderr);
@@ -117,7 +116,7 @@ fn a_program_that_closes_its_file_and_ends_has_sent_it() {
 /// Nobody looks at most of the file, so it costs no more than its references.
 #[test]
 fn a_file_of_a_gib_and_a_half_passes_without_being_read() {
-    let Some(bed) = Bed::of(2, small()) else { return };
+    let bed = Bed::of(2, small());
     let sends = SENDS
         .replace(
             "new.write(b'x' * 400_000)",
@@ -152,7 +151,7 @@ sock.recv(1)",
 #[test]
 fn a_file_that_is_read_goes_for_real_but_for_short_probes() {
     const MESSAGES: usize = 60;
-    let Some(bed) = Bed::of(2, Limits::default()) else { return };
+    let bed = Bed::of(2, Limits::default());
     let sends = SENDS
         .replace("new.write(b'x' * 400_000)", "new.write(b'x' * (8 << 20))")
         .replace("b'go'", "b'go'\nfor turn in range(MESSAGES):\n  at = 0")
@@ -222,10 +221,10 @@ print(len(b''.join(got)), hashlib.sha256(b''.join(got)).hexdigest())
 
 #[test]
 fn sendfile_returns_what_it_would_without() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let bed = Bed::new(Limits::default());
     let path = bed.path().join("file");
     fs::write(&path, bytes(1, 300_000)).unwrap();
-    std::thread::sleep(Duration::from_millis(3100));
+    wait_until_settled(&path);
     let run = |mut command: Command| {
         let output = command.args(["-B", "-c", CALLS]).arg(&path).stdin(Stdio::null()).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -43,7 +43,7 @@ impl Heap {
 }
 
 fn crowd(heap: &Heap) {
-    let Some(bed) = Bed::of(2, Limits::default()) else { return };
+    let bed = Bed::of(2, Limits::default());
     let program = heap.with(&bed.path(), "crowd.c", "crowd");
     transfer(&bed, &program, &[BLOCKS.to_string()], heap.name);
 }

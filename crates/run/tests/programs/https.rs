@@ -1,6 +1,6 @@
 //! Chains whose clients speak TLS: different programs end TLS, different services are behind them, and all are under
-//! Shunt. `make test` sends each chain a few requests, where its programs are installed. `make https-chains` installs
-//! all of them, and sends each chain 2,000.
+//! Shunt. `make test` sends a few requests to each chain whose programs `make packages` installs. `make https-chains`
+//! installs all programs, and sends each chain 2,000.
 
 mod behind;
 mod ends;
@@ -48,21 +48,21 @@ fn was_absent(bed: &Bed) {
 }
 
 /// Tests a program that ends TLS before two nginx.
-fn ended_by(end: impl Fn(&Bed, SocketAddr) -> Option<End>, requests: usize) {
-    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+fn ended_by(end: impl Fn(&Bed, SocketAddr) -> End, requests: usize) {
+    let bed = Bed::of(3, Limits::default());
     let backend = served(&bed);
     let between = between(&bed, backend.address);
-    let Some(end) = end(&bed, between.address) else { return };
+    let end = end(&bed, between.address);
     asks(&bed, &end, &of_files(&end), requests);
     was_absent(&bed);
 }
 
 /// Tests nginx before Varnish, first with a Varnish that caches nothing, then with one that does.
 fn varnish(requests: usize) {
-    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let bed = Bed::of(3, Limits::default());
     let backend = served(&bed);
     for kept in [0, 120] {
-        let Some(varnish) = behind::varnish(&bed, backend.address, kept) else { return };
+        let varnish = behind::varnish(&bed, backend.address, kept);
         let end = ends::nginx(&bed, varnish.address);
         asks(&bed, &end, &of_files(&end), requests / 2);
     }
@@ -71,7 +71,7 @@ fn varnish(requests: usize) {
 
 /// Tests two pools, of two users, behind one nginx.
 fn php(requests: usize) {
-    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let bed = Bed::of(3, Limits::default());
     let (pools, fields) = backends::php(&bed, &["www-data", "nobody"]);
     let servers: String = pools.addresses.iter().map(|address| format!("server {address}; ")).collect();
     let http = format!("upstream php {{ {servers} keepalive 4; }}");
@@ -85,8 +85,8 @@ fn php(requests: usize) {
 
 /// Tests gunicorn with bodies in PostgreSQL. It reads them by psycopg2-binary, which brings its own OpenSSL.
 fn database(requests: usize) {
-    let Some(bed) = Bed::of(3, Limits::default()) else { return };
-    let Some(database) = behind::Database::start(&bed) else { return };
+    let bed = Bed::of(3, Limits::default());
+    let database = behind::Database::start(&bed);
     for encrypted in [false, true] {
         let gunicorn = database.gunicorn(&bed, encrypted);
         let end = ends::nginx(&bed, gunicorn.address);
@@ -116,13 +116,31 @@ macro_rules! chains {
     )*};
 }
 
+/// Chains with programs that only `make https-chains` installs.
+macro_rules! further_chains {
+    ($($name:ident: $run:expr;)*) => {$(
+        mod $name {
+            use super::*;
+
+            #[test]
+            #[ignore = "2,000 requests to programs that it installs: make https-chains"]
+            fn all() {
+                $run(ALL);
+            }
+        }
+    )*};
+}
+
 chains! {
-    by_nginx: |requests| ended_by(|bed, next| Some(ends::nginx(bed, next)), requests);
-    by_haproxy: |requests| ended_by(|bed, next| Some(ends::haproxy(bed, next)), requests);
+    by_nginx: |requests| ended_by(ends::nginx, requests);
+    by_haproxy: |requests| ended_by(ends::haproxy, requests);
     by_apache: |requests| ended_by(ends::apache, requests);
     by_node: |requests| ended_by(ends::node, requests);
     by_java: |requests| ended_by(ends::java, requests);
-    before_varnish: varnish;
     before_php: php;
+}
+
+further_chains! {
+    before_varnish: varnish;
     before_a_database: database;
 }

@@ -6,10 +6,10 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use shunt_odb::store::Limits;
-use shunt_testbed::PATIENCE;
+use shunt_testbed::{assert_same_bytes, wait_for};
 
 use crate::bed::{Bed, Program, bytes, free_address};
 use crate::chain::{LARGE, chain};
@@ -18,7 +18,7 @@ use crate::http::Client;
 /// A client that has the tiers wait for longer than payloads are kept gets a prefix of the body, and then the end.
 #[test]
 fn a_body_that_is_gone_ends_its_connection_and_no_other() {
-    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
+    let bed = Bed::new(Limits { lease_ms: 300, ..Limits::default() });
     let tiers = chain(
         &bed,
         [true; 3],
@@ -27,18 +27,19 @@ fn a_body_that_is_gone_ends_its_connection_and_no_other() {
     );
     let mut slow = TcpStream::connect(tiers[0].address).unwrap();
     write!(slow, "GET /{LARGE} HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
-    std::thread::sleep(Duration::from_secs(3));
+    std::thread::sleep(Duration::from_secs(3)); // the subject: a pause of ten leases
     slow.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     let mut got = Vec::new();
     let _ = slow.read_to_end(&mut got);
     let head = got.windows(4).position(|end| end == b"\r\n\r\n").expect("a header") + 4;
     let body = &got[head..];
     assert!(body.len() < LARGE, "the lease has ended meanwhile");
-    assert!(bytes(LARGE as u64, LARGE).starts_with(body), "a prefix of the body, {} bytes", body.len());
+    assert_same_bytes(body, &bytes(LARGE as u64, LARGE)[..body.len()], "a prefix of the body");
     assert!(bed.counted("gone") > 0, "it was asked for and gone");
 
     let (head, body) = Client::new(tiers[0].address).get("/65536");
-    assert!(head.starts_with("HTTP/1.1 200") && body == bytes(65_536, 65_536), "the tiers go on");
+    assert!(head.starts_with("HTTP/1.1 200"), "the tiers go on: {head}");
+    assert_same_bytes(&body, &bytes(65_536, 65_536), "the next body");
 }
 
 /// Receives 200,000 bytes, waits for longer than they are kept, and looks at them.
@@ -68,11 +69,8 @@ sock.recv(1)
 fn until_listening(port: &str) {
     let port: u16 = port.parse().unwrap();
     let line = format!("0100007F:{port:04X} 00000000:0000 0A");
-    let began = Instant::now();
-    while !std::fs::read_to_string("/proc/net/tcp").unwrap().contains(&line) {
-        assert!(began.elapsed() < PATIENCE, "nobody listens at port {port}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let listens = || std::fs::read_to_string("/proc/net/tcp").unwrap().contains(&line);
+    wait_for(&format!("somebody listens at port {port}"), listens);
 }
 
 /// Has one program send, and another look at the bytes when they are no longer kept. Returns how the second one ended,
@@ -96,7 +94,7 @@ fn looks_late(bed: &Bed, sends: &str, looks: &str) -> (ExitStatus, String, Strin
 
 #[test]
 fn a_process_that_touches_what_is_gone_ends() {
-    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
+    let bed = Bed::new(Limits { lease_ms: 300, ..Limits::default() });
     let (status, said, why) = looks_late(&bed, SENDS, TOUCHES_LATE);
     assert_eq!(status.signal(), Some(7), "SIGBUS; it said {said:?} {why:?}");
     assert!(!said.contains("went on") && why.contains("cannot be fetched any more"), "{said:?} {why:?}");
@@ -105,7 +103,7 @@ fn a_process_that_touches_what_is_gone_ends() {
 /// The buffer still stands for lost bytes, in the same page as the bytes that come next.
 #[test]
 fn a_process_that_uses_a_buffer_again_goes_on_though_what_it_held_is_gone() {
-    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
+    let bed = Bed::new(Limits { lease_ms: 300, ..Limits::default() });
     let sends = SENDS.replace("sock.recv(1)", "assert sock.recv(4) == b'more'; sock.sendall(b'y' * 100); sock.recv(1)");
     let again = "sock.sendall(b'more'); total = sock.recv_into(view); assert buffer[:total] == b'y' * 100";
     let looks = TOUCHES_LATE.replace("total = sum(buffer[:200_000:1000])", again);
@@ -116,7 +114,7 @@ fn a_process_that_uses_a_buffer_again_goes_on_though_what_it_held_is_gone() {
 /// A program may fill lost bytes, or copy others over them, because it needs none of what was there.
 #[test]
 fn a_process_that_writes_over_what_is_gone_goes_on() {
-    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
+    let bed = Bed::new(Limits { lease_ms: 300, ..Limits::default() });
     for over in ["ctypes.memset(at, 7, 200_000)", "ctypes.memmove(at, bytes([7]) * 200_000, 200_000)"] {
         let over = format!("import ctypes; at = ctypes.addressof(ctypes.c_char.from_buffer(buffer)); {over}");
         let looks = TOUCHES_LATE
@@ -129,7 +127,7 @@ fn a_process_that_writes_over_what_is_gone_goes_on() {
 /// The source is no block of malloc's. The destination is one, and is absent, too.
 #[test]
 fn a_copy_of_what_is_absent_over_what_is_absent_is_whole() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let bed = Bed::new(Limits::default());
     let sends =
         SENDS.replace("sock.recv(1)", "assert sock.recv(4) == b'more'; sock.sendall(b'y' * 200_000); sock.recv(1)");
     let copies = "
@@ -158,7 +156,7 @@ c, at = ctypes.CDLL(None), ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 /// in its parent's.
 #[test]
 fn a_child_that_the_library_does_not_know_of_writes_into_memory_of_its_own() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let bed = Bed::new(Limits::default());
     let forks = "
 child = c._Fork()
 if child == 0:
@@ -175,7 +173,7 @@ total = 0";
 /// A program may have given pages back to the kernel in the middle of what it writes over.
 #[test]
 fn a_program_writes_over_pages_that_it_has_emptied_itself() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let bed = Bed::new(Limits::default());
     let empties = "
 page = (at + 100_000) // 4096 * 4096
 assert buffer[page - at] == ord('x')
@@ -218,7 +216,7 @@ print('reset')
 
 #[test]
 fn a_program_that_waits_for_edges_hears_of_what_is_gone_behind_what_it_got() {
-    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
+    let bed = Bed::new(Limits { lease_ms: 300, ..Limits::default() });
     let port = free_address().port().to_string();
     let program = |text: &str| {
         let mut command = bed.under_shunt("python3");
@@ -237,7 +235,7 @@ fn a_program_that_waits_for_edges_hears_of_what_is_gone_behind_what_it_got() {
 /// Bytes that a program has sent can be fetched after its end.
 #[test]
 fn a_program_that_is_killed_has_sent_what_it_has_sent() {
-    let Some(bed) = Bed::of(2, Limits::default()) else { return };
+    let bed = Bed::of(2, Limits::default());
     let port = free_address().port().to_string();
     let sends = SENDS
         .replace("sock.recv(1)", "print('sent', flush=True)\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)");

@@ -4,8 +4,10 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use shunt_testbed::assert_same_bytes;
+
 use crate::bed::{Bed, bytes};
-use crate::http::{Client, Response};
+use crate::http::Client;
 
 /// Sizes of the bodies that the mix asks for.
 pub const SIZES: [usize; 12] = [0, 1, 4095, 4096, 4097, 8192, 12_289, 16_384, 65_536, 65_537, 262_144, 1_000_003];
@@ -90,14 +92,6 @@ fn one(site: &Site<'_>, client: &mut Client, chooser: &mut Chooser, turn: usize)
         }
         _ => (client.ask("GET", &path, "", b""), whole()),
     };
-    same(&got, &expected, || format!("request {turn}, {path}"));
-}
-
-fn same(got: &Response, expected: &[u8], what: impl Fn() -> String) {
-    assert!(matches!(got.status(), "200" | "206"), "{}: {}", what(), got.head);
-    if got.body == expected {
-        return;
-    }
-    let at = got.body.iter().zip(expected).take_while(|(got, expected)| got == expected).count();
-    panic!("{}: {} bytes came of {}, and byte {at} differs: {}", what(), got.body.len(), expected.len(), got.head);
+    assert!(matches!(got.status(), "200" | "206"), "request {turn}, {path}: {}", got.head);
+    assert_same_bytes(&got.body, &expected, format_args!("request {turn}, {path}: {}", got.head));
 }

@@ -25,12 +25,12 @@ fn source(name: &str) -> PathBuf {
 }
 
 impl Workshop {
-    fn open() -> Option<Self> {
-        let bed = Bed::new(Limits::default())?;
+    fn open() -> Self {
+        let bed = Bed::new(Limits::default());
         let certificate = bed.authority.issue(&Request { name: "several".into(), addresses: Vec::new(), days: 1 });
         let mut workshop = Self { main: bed.path().join("main"), certificate: certificate.unwrap(), bed };
         workshop.main = workshop.compile("main", &["main.c"], &["-O2"]);
-        Some(workshop)
+        workshop
     }
 
     fn compile(&self, name: &str, sources: &[&str], flags: &[&str]) -> PathBuf {
@@ -99,7 +99,7 @@ fn replaced(bytes: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
 /// after it.
 #[test]
 fn one_that_only_its_library_sees() {
-    let Some(workshop) = Workshop::open() else { return };
+    let workshop = Workshop::open();
     let (jumps, calls) = (workshop.wheels("jumps", &["-O2"]), workshop.wheels("calls", &["-O0"]));
     let systems = workshop.systems("systems");
     for wheel in [&jumps, &calls] {
@@ -113,7 +113,7 @@ fn one_that_only_its_library_sees() {
 /// The library has OpenSSL linked into it, and does not hide the symbols.
 #[test]
 fn one_that_is_a_part_of_its_library() {
-    let Some(workshop) = Workshop::open() else { return };
+    let workshop = Workshop::open();
     let archive = |name: &str| format!("{SYSTEMS}/{name}");
     let flags = ["-O2", "-DNAME=\"static\"", &archive("libssl.a"), &archive("libcrypto.a")];
     let (within, systems) = (workshop.library("within", &["part.c"], &flags), workshop.systems("systems"));
@@ -126,7 +126,7 @@ fn one_that_is_a_part_of_its_library() {
 /// The whole program sees both versions. The symbols have different version names.
 #[test]
 fn an_older_one_beside_the_systems() {
-    let Some(workshop) = Workshop::open() else { return };
+    let workshop = Workshop::open();
     let versions = workshop.bed.path().join("versions");
     fs::write(&versions, "OPENSSL_1_1_0 { global: *; };").unwrap();
     let script = format!("-Wl,--version-script={}", versions.display());
@@ -143,7 +143,7 @@ fn an_older_one_beside_the_systems() {
 /// Another OpenSSL may be loaded at the same address later, with its functions in other places.
 #[test]
 fn one_that_is_unloaded() {
-    let Some(workshop) = Workshop::open() else { return };
+    let workshop = Workshop::open();
     let flags = ["-O2", "-DOLD", "-DNAME=\"unloaded\""];
     let first = workshop.library("first", &["part.c", "other.c"], &flags);
     let second = workshop.library("second", &["part.c", "other.c"], &[&flags[..], &["-DLATER"]].concat());

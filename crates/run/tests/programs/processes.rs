@@ -50,7 +50,7 @@ def received(count):
 
 #[test]
 fn less_than_a_preamble_arrives_from_who_speaks_first() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let bed = Bed::new(Limits::default());
     let waits_for_an_answer = "time.sleep(0.2); sock.sendall(b'hi'); assert sock.recv(3) == b'yes'";
     let answers = "assert sock.recv(100) == b'hi'; sock.sendall(b'yes'); assert sock.recv(1) == b''; print('same')";
     well(&converse(&bed, waits_for_an_answer, answers), "same\n");
@@ -68,7 +68,7 @@ const SENDS: &str = "sock.sendall(b'x' * 400_000); sock.recv(1)";
 
 #[test]
 fn a_program_that_closes_what_it_has_not_opened_reads_the_same() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let bed = Bed::new(Limits::default());
     let closes = "
 buffer = received(400_000)
 os.closerange(3, 4096)
@@ -81,7 +81,7 @@ print('same')
 
 #[test]
 fn a_child_does_not_read_what_is_lost_and_its_parent_goes_on() {
-    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
+    let bed = Bed::new(Limits { lease_ms: 300, ..Limits::default() });
     let forks = "
 buffer = received(400_000)
 time.sleep(2)
@@ -102,7 +102,7 @@ os._exit(0)
 /// inetd(8) does this: another program's standard streams are the connection, and its environment is empty.
 #[test]
 fn a_program_that_gets_the_connection_as_its_standard_streams_speaks_the_same() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let bed = Bed::new(Limits::default());
     let executes = "
 os.dup2(sock.fileno(), 0); os.dup2(sock.fileno(), 1)
 text = 'read line; for ((i = 0; i < 20000; i++)); do echo \"$line $i\"; done; head -c 100000 /dev/zero; cat'
@@ -124,7 +124,7 @@ print(b''.join(parts) == expected)
 /// connection any more. It must not wait for ever either, though the child is still a zombie.
 #[test]
 fn who_shares_a_connection_with_a_killed_writer_is_told() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let bed = Bed::new(Limits::default());
     let kills = "
 child = os.fork()
 if child == 0:
@@ -152,7 +152,7 @@ print(total > 0)
 /// The connections are more than the table has places for, and nearly all of them are in programs that are killed.
 #[test]
 fn connections_of_killed_programs_leave_no_room_taken() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let bed = Bed::new(Limits::default());
     const TURNS: usize = 90;
     let connects = "
 import os, signal, socket
@@ -180,7 +180,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 #[test]
 #[ignore = "waits for a minute and a half"]
 fn who_looks_only_after_the_lease_finds_the_bytes() {
-    let Some(bed) = Bed::new(Limits { lease_ms: 60_000, ..Limits::default() }) else { return };
+    let bed = Bed::new(Limits { lease_ms: 60_000, ..Limits::default() });
     let waits = format!(
         "buffer = received(400_000); signal.alarm(200); time.sleep({}); print(buffer[:400_000] == b'x' * 400_000)",
         Duration::from_secs(80).as_secs()

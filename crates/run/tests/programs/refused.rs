@@ -42,7 +42,7 @@ echo()
 
 #[test]
 fn what_would_not_go_with_frames_is_refused_and_costs_no_byte() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let bed = Bed::new(Limits::default());
     let port = free_address().port().to_string();
     let start = |script: &str| {
         let mut command = bed.under_shunt("python3");

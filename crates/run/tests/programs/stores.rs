@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use shunt_odb::reference::Holder;
 use shunt_odb::store::Limits;
-use shunt_testbed::{PATIENCE, eventually, within};
+use shunt_testbed::{eventually, wait_for, within};
 
 use crate::bed::{Bed, Machine, Program, free_address};
 use crate::chain::{chain, load};
@@ -132,7 +132,7 @@ fn begun_on(bed: &Bed, receives: usize, sender: &[&str]) -> (Talking, Talking) {
 
 #[test]
 fn what_is_looked_at_comes_from_the_other_machine() {
-    let Some(bed) = Bed::of(2, Limits::default()) else { return };
+    let bed = Bed::of(2, Limits::default());
     let (_sends, mut looks) = sent(&bed, &[]);
     assert_eq!(bed.counted("fetched_bytes"), 0, "nobody has looked at anything yet");
     looks.looks_at_all();
@@ -142,7 +142,7 @@ fn what_is_looked_at_comes_from_the_other_machine() {
 
 #[test]
 fn an_agent_that_is_told_to_stop_gives_first_what_its_store_has() {
-    let Some(mut bed) = Bed::draining(2, Limits::default()) else { return };
+    let mut bed = Bed::draining(2, Limits::default());
     let (_sends, mut looks) = sent(&bed, &[]);
     let sender = bed.machine_mut(1);
     sender.signal_agent(Signal::TERM);
@@ -156,7 +156,7 @@ fn an_agent_that_is_told_to_stop_gives_first_what_its_store_has() {
 
 #[test]
 fn a_user_who_is_in_no_list_gets_nothing() {
-    let Some(bed) = Bed::of(2, Limits::default()) else { return };
+    let bed = Bed::of(2, Limits::default());
     let (_sends, mut looks) = sent(&bed, &[GAMES]);
     looks.looks_at_all();
     assert_eq!(bed.counted("fetched_bytes"), 0, "all bytes came over the connection");
@@ -164,7 +164,7 @@ fn a_user_who_is_in_no_list_gets_nothing() {
 
 #[test]
 fn only_readers_of_the_configuration_fetch() {
-    let Some(bed) = Bed::with(2, Limits::default(), "readers = []") else { return };
+    let bed = Bed::with(2, Limits::default(), "readers = []");
     let (_sends, mut looks) = begun(&bed, &[]);
     // This happens before anything is absent: so the program's connection ends, and the program does not.
     let error = looks.error();
@@ -176,7 +176,7 @@ fn only_readers_of_the_configuration_fetch() {
 /// The store refuses such a program before its memory becomes absent, and so only its connection ends.
 #[test]
 fn one_for_whom_a_store_has_no_place_ends_a_connection_and_no_process() {
-    let Some(bed) = Bed::with(3, Limits::default(), "reader_connections = 1") else { return };
+    let bed = Bed::with(3, Limits::default(), "reader_connections = 1");
     // The first program has reached the store. It looks at nothing, because otherwise the next body would be sent
     // inline.
     let (_sends, _first) = sent(&bed, &[]);
@@ -187,17 +187,13 @@ fn one_for_whom_a_store_has_no_place_ends_a_connection_and_no_process() {
 
 #[test]
 fn a_revoked_agents_programs_fetch_nothing_more() {
-    let Some(bed) = Bed::of(2, Limits::default()) else { return };
+    let bed = Bed::of(2, Limits::default());
     let (_sends, mut looks) = sent(&bed, &[]);
     looks.looks();
     looks.says("good");
     bed.authority.revoke("m0").unwrap();
     bed.machine(1).signal_agent(Signal::HUP);
-    let began = std::time::Instant::now();
-    while bed.machine(1).counted("readers") > 0 {
-        assert!(began.elapsed() < std::time::Duration::from_secs(20), "its connections stay");
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    wait_for("its connections end", || bed.machine(1).counted("readers") == 0);
     // Nine lines, not the whole rest: more than the touched page was fetched with it.
     (0..9).for_each(|_| looks.looks());
     looks.ends_by_lost_bytes();
@@ -205,14 +201,14 @@ fn a_revoked_agents_programs_fetch_nothing_more() {
 
 #[test]
 fn an_agent_may_read_its_certificates_again_under_load() {
-    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let bed = Bed::of(3, Limits::default());
     for backend in ["sendfile off;", "sendfile on;"] {
         let tiers = chain(&bed, [true; 3], backend, "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
         std::thread::scope(|scope| {
             let loaded = scope.spawn(|| load(tiers[0].address, 300, 1));
             while !loaded.is_finished() {
                 (0..3).for_each(|index| bed.machine(index).signal_agent(Signal::HUP));
-                std::thread::sleep(std::time::Duration::from_millis(100));
+                std::thread::sleep(Duration::from_millis(100)); // the pace of the signals
             }
         });
     }
@@ -221,27 +217,24 @@ fn an_agent_may_read_its_certificates_again_under_load() {
 /// Loads the tiers until they use the store of a new agent. Programs look for a new agent only at intervals, and send
 /// the bytes themselves until they have found it.
 fn until_store_is_used(bed: &Bed, tiers: &[Tier], seed: u64, when: &str) {
-    let began = std::time::Instant::now();
-    loop {
+    wait_for(&format!("{when}: the new store is used"), || {
         load(tiers[0].address, 100, seed);
-        if bed.machine(2).counted("fetched_bytes") > 1_000_000 {
-            return;
-        }
-        assert!(began.elapsed() < PATIENCE, "{when}: the new store is not used");
-    }
+        bed.machine(2).counted("fetched_bytes") > 1_000_000
+    });
 }
 
 /// Without its store a program sends bytes themselves. With the next store it leaves them there again.
 #[test]
 fn programs_outlive_their_agent_and_use_the_next() {
-    let Some(mut bed) = Bed::of(3, Limits::default()) else { return };
+    let mut bed = Bed::of(3, Limits::default());
     let tiers = chain(&bed, [true; 3], "sendfile off;", "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
     for (turn, signal) in [Signal::TERM, Signal::KILL].into_iter().enumerate() {
         load(tiers[0].address, 50, 10 * turn as u64);
         for index in 0..3 {
             bed.machine_mut(index).end_agent(signal);
         }
-        std::thread::sleep(std::time::Duration::from_millis(3000));
+        // Longer than programs wait before they ask again: the next load finds no store.
+        std::thread::sleep(Duration::from_secs(3));
         load(tiers[0].address, 50, 100 + turn as u64);
         for index in 0..3 {
             bed.machine_mut(index).start_agent();
@@ -253,7 +246,7 @@ fn programs_outlive_their_agent_and_use_the_next() {
 /// Another agent that has no such peer names the store only by this value.
 #[test]
 fn an_agent_that_is_checked_says_which_store_it_has() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let bed = Bed::new(Limits::default());
     let said = bed.machine(0).checked();
     assert!(said.contains(&format!("{:?} is this agent's", Holder::named("m0"))), "{said}");
 }
@@ -261,7 +254,7 @@ fn an_agent_that_is_checked_says_which_store_it_has() {
 /// The agent does what takes root's privileges before it gives them up, and so does the next agent.
 #[test]
 fn agents_that_are_not_root_keep_bodies_and_begin_again() {
-    let Some(mut bed) = Bed::of_user(3, Limits::default(), "daemon") else { return };
+    let mut bed = Bed::of_user(3, Limits::default(), "daemon");
     let tiers = chain(&bed, [true; 3], "sendfile off;", "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
     for turn in 0..2 {
         until_store_is_used(&bed, &tiers, 10 * turn, &format!("turn {turn}"));
@@ -337,7 +330,7 @@ fn became(bed: &Bed, more: &str) -> u64 {
 
 #[test]
 fn one_that_becomes_a_user_in_no_list_fetches_what_it_is_referred_to() {
-    let Some(bed) = Bed::of(2, Limits::default()) else { return };
+    let bed = Bed::of(2, Limits::default());
     let fetched = became(&bed, "");
     assert!(fetched >= 380_000, "{fetched}");
 }
@@ -351,7 +344,7 @@ import socket
 server = socket.create_server(('127.0.0.1', 0))
 first = socket.create_connection(server.getsockname())
 ";
-    let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
+    let mut bed = Bed::of(2, Limits::default());
     let root = empty(&bed, "games");
     for root in ["", root.as_str()] {
         assert_eq!(moved(&mut bed, CONNECTS, root, GAMES, |_| ()), 0);
@@ -395,7 +388,7 @@ for _ in range(3000):
     os.close(server._accept()[0])
 signal.setitimer(signal.ITIMER_REAL, 0)
 ";
-    let Some(bed) = Bed::of(2, Limits::default()) else { return };
+    let bed = Bed::of(2, Limits::default());
     let fetched = became(&bed, SIGNALS);
     assert!(fetched >= 380_000, "{fetched}");
 }
@@ -404,7 +397,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 #[test]
 fn a_program_of_a_user_who_has_too_many_gets_the_bytes() {
     for free in 0..4 {
-        let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
+        let mut bed = Bed::of(2, Limits::default());
         let path = bed.path().join("m0.store");
         let mut fills = None;
         moved(&mut bed, "", "", "0", |_| {
@@ -421,7 +414,7 @@ fn a_program_of_a_user_who_has_too_many_gets_the_bytes() {
 /// HAProxy does this: Debian's configuration has it change its root directory.
 #[test]
 fn one_in_another_root_directory_fetches() {
-    let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
+    let mut bed = Bed::of(2, Limits::default());
     for (turn, user) in ["0", "65534"].into_iter().enumerate() {
         let root = empty(&bed, user);
         let fetched = moved(&mut bed, "", &root, user, |_| ());
@@ -450,7 +443,7 @@ def tells():
     print('got a message', flush=True)
 threading.Thread(target=tells, daemon=True).start()
 ";
-    let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
+    let mut bed = Bed::of(2, Limits::default());
     let root = empty(&bed, "empty");
     assert_eq!(moved(&mut bed, REPLACES, &root, "0", |_| ()), 0);
 }
@@ -458,7 +451,7 @@ threading.Thread(target=tells, daemon=True).start()
 /// The agent that gave the program its entrance is gone, and the program does not find the next one's socket.
 #[test]
 fn one_that_has_lost_its_store_gets_the_bytes() {
-    let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
+    let mut bed = Bed::of(2, Limits::default());
     let root = empty(&bed, "empty");
     let again = |bed: &mut Bed| {
         bed.machine_mut(0).end_agent(Signal::TERM);
@@ -470,7 +463,7 @@ fn one_that_has_lost_its_store_gets_the_bytes() {
 /// The program cannot fetch, so it is sent no references.
 #[test]
 fn a_reader_who_is_in_no_list_gets_the_bytes() {
-    let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
+    let mut bed = Bed::of(2, Limits::default());
     let root = empty(&bed, "games");
     for root in ["", root.as_str()] {
         assert_eq!(moved(&mut bed, "", root, GAMES, |_| ()), 0);

@@ -1,9 +1,9 @@
-//! Cases of `shunt bench odb`, by names that never change.
+//! Cases of `shunt-lab bench odb`, by names that never change.
 
 use std::fmt;
 
 use super::super::case::Shape;
-use super::super::choice::Subject;
+use super::super::subject::Subject;
 use super::super::target::Target;
 use crate::placement::Placement;
 use crate::report::{Unit, number::size_name};

@@ -1,4 +1,4 @@
-//! `shunt bench odb --paper`: the paper's Tables 4.1, 4.2 and 4.3, beside its numbers. The paper's chain is nginx,
+//! `shunt-lab bench odb --paper`: the paper's Tables 4.1, 4.2 and 4.3, beside its numbers. The paper's chain is nginx,
 //! nginx, PHP (its sections 4.4.4 and 4.4.5): the intermediate speaks FastCGI, and a page has a multiple of 4 KiB.
 
 use std::collections::HashMap;

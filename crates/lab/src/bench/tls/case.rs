@@ -1,7 +1,7 @@
-//! Cases of `shunt bench tls`, by names that never change.
+//! Cases of `shunt-lab bench tls`, by names that never change.
 
 use super::super::case::Shape;
-use super::super::choice::Subject;
+use super::super::subject::Subject;
 use super::super::target::Target;
 use crate::report::{Unit, number::size_name};
 use crate::wire::Wire;

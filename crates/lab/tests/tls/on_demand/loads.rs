@@ -44,14 +44,12 @@ fn loads(service: &Running<'_>, requests: u32) -> Result<()> {
 
 #[test]
 fn many_connections_at_once_hang_nobody() -> Result<()> {
-    run("many_connections_at_once_hang_nobody", |service| loads(service, 100))
+    run(|service| loads(service, 100))
 }
 
 /// Takes minutes.
 #[test]
 #[ignore = "many_connections_at_once_hang_nobody is a sample"]
 fn twenty_loads_hang_nobody() -> Result<()> {
-    run("twenty_loads_hang_nobody", |service| {
-        (0..20).try_for_each(|turn| loads(service, 2000).with_context(|| format!("load {turn}")))
-    })
+    run(|service| (0..20).try_for_each(|turn| loads(service, 2000).with_context(|| format!("load {turn}"))))
 }

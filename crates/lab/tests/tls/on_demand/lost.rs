@@ -2,11 +2,12 @@
 //! records that came open with keys and numbers that were used once.
 
 use std::io::ErrorKind;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use shunt_lab::Host;
+use shunt_testbed::within;
 
 use super::run;
 use crate::client::{Client, Target, Told};
@@ -16,7 +17,7 @@ use crate::service::Running;
 /// Time that is longer than the lease of a payload. Until a lease ends, payloads that clients did not take fill the
 /// store, if nobody returns them.
 const LIMIT: Duration = Duration::from_secs(180);
-/// Time between killing a process and starting it again.
+/// Time between killing a process and starting it again. It is what these tests are about: nothing ends it sooner.
 const GONE: Duration = Duration::from_millis(300);
 const LONG: u64 = 64 << 20;
 
@@ -52,20 +53,17 @@ fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) -> Res
 
 /// Waits until bodies come whole and pass by the frontend again.
 fn until_handed_off(service: &Running<'_>) -> Result<()> {
-    let (deadline, target) = (Instant::now() + LIMIT, Target::of(service));
-    loop {
+    let target = Target::of(service);
+    within(LIMIT, || {
         let begun = || Ok::<_, anyhow::Error>(service.frontend_stats()?.count("frontend.fe_appended"));
         let before = begun()?;
-        let got = service.lab.client().run(|| {
+        service.lab.client().run(|| {
             let mut client = Client::connect(&target)?;
             (0..3).try_for_each(|_| client.get(&target, "1m"))
-        })?;
-        if got.is_ok() && begun()? > before {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "nothing is handed off: {got:?}");
-        std::thread::sleep(Duration::from_millis(200));
-    }
+        })??;
+        ensure!(begun()? > before, "nothing is handed off");
+        Ok(())
+    })
 }
 
 fn kill_server(service: &mut Running<'_>, host: &Host) -> Result<()> {
@@ -84,7 +82,7 @@ fn on_each(service: &mut Running<'_>, what: impl Fn(&mut Running<'_>, &Host) -> 
 
 #[test]
 fn a_killed_agent_costs_a_tls_connection_and_no_byte() -> Result<()> {
-    run("a_killed_agent_costs_a_tls_connection_and_no_byte", |service| {
+    run(|service| {
         on_each(service, |service, host| {
             service.service.kill_agent(host)?;
             std::thread::sleep(GONE);
@@ -95,7 +93,7 @@ fn a_killed_agent_costs_a_tls_connection_and_no_byte() -> Result<()> {
 
 #[test]
 fn a_killed_server_costs_a_tls_connection_and_no_byte() -> Result<()> {
-    run("a_killed_server_costs_a_tls_connection_and_no_byte", |service| {
+    run(|service| {
         on_each(service, |service, host| {
             kill_server(service, host)?;
             std::thread::sleep(GONE);
@@ -106,7 +104,7 @@ fn a_killed_server_costs_a_tls_connection_and_no_byte() -> Result<()> {
 
 #[test]
 fn tls_clients_that_leave_in_the_middle_leave_nothing_behind() -> Result<()> {
-    run("tls_clients_that_leave_in_the_middle_leave_nothing_behind", |service| {
+    run(|service| {
         until_handed_off(service)?;
         let target = Target::of(service);
         service.lab.client().run(|| {
@@ -118,11 +116,10 @@ fn tls_clients_that_leave_in_the_middle_leave_nothing_behind() -> Result<()> {
             Ok::<_, anyhow::Error>(())
         })??;
         until_handed_off(service)?;
-        let deadline = Instant::now() + LIMIT;
-        while service.frontend_stats()?.count("agent.now.handoffs") > 0 {
-            ensure!(Instant::now() < deadline, "handoffs are left");
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        Ok(())
+        within(LIMIT, || {
+            let left = service.frontend_stats()?.count("agent.now.handoffs");
+            ensure!(left == 0, "{left} handoffs are left");
+            Ok(())
+        })
     })
 }

@@ -33,7 +33,7 @@ fn start(service: &Running<'_>) -> Result<Process> {
 /// The program writes by SSL_write and SSL_write_ex (Python's call), on blocking sockets.
 #[test]
 fn threads_that_wait_in_their_writes_hand_bodies_off() -> Result<()> {
-    run("threads_that_wait_in_their_writes_hand_bodies_off", |service| {
+    run(|service| {
         let program = start(service)?;
         let mut target = Target::of(service);
         target.port = PORT;
@@ -64,7 +64,7 @@ fn threads_that_wait_in_their_writes_hand_bodies_off() -> Result<()> {
 /// OpenSSL's client asks for new keys after each body (the line `K`).
 #[test]
 fn openssls_client_gets_new_keys_between_bodies() -> Result<()> {
-    run("openssls_client_gets_new_keys_between_bodies", |service| {
+    run(|service| {
         let (before, client) = (handed_off(service)?, service.lab.client());
         let ask = |name: &str| {
             format!("printf 'GET /{name} HTTP/1.1\\r\\nHost: frontend\\r\\n\\r\\n'; sleep 1; echo K; sleep 0.3;")

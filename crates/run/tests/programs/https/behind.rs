@@ -6,20 +6,23 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::backends::{APPLICATION, Backend, has, start};
+use crate::backends::{APPLICATION, Backend, installed, start};
 use crate::bed::{Bed, free_address};
 use crate::mix::{files, readable};
 use crate::tls::certificate;
 
+/// Command that installs these programs.
+const CHAINS: &str = "make https-chains";
+
 /// Starts Varnish before `next`. It caches responses for `kept` seconds.
-pub fn varnish(bed: &Bed, next: SocketAddr, kept: u32) -> Option<Backend> {
+pub fn varnish(bed: &Bed, next: SocketAddr, kept: u32) -> Backend {
     let address = free_address();
     let directory = bed.path().join(format!("varnish-{kept}"));
-    let mut command = bed.machine(1).under_shunt(has("/usr/sbin/varnishd")?);
+    let mut command = bed.machine(1).under_shunt(&installed("/usr/sbin/varnishd", CHAINS));
     command.args(["-F", "-j", "none", "-a", &address.to_string(), "-b", &next.to_string(), "-n"]).arg(&directory);
     command.args(["-s", "malloc,64m", "-p", &format!("default_ttl={kept}"), "-p", "default_grace=0"]);
     command.args(["-p", "thread_pools=1", "-p", "thread_pool_min=10"]);
-    Some(start(command, address))
+    start(command, address)
 }
 
 /// PostgreSQL on the backend's machine, with the files in a table.
@@ -59,12 +62,11 @@ def body_of(name):
 ";
 
 impl Database {
-    /// Starts the server and fills the table. Returns `None`, and says why, where PostgreSQL or psycopg2-binary is not
-    /// installed.
-    pub fn start(bed: &Bed) -> Option<Self> {
-        let postgres = has("/usr/lib/postgresql/15/bin/postgres")?;
+    /// Starts the server and fills the table.
+    pub fn start(bed: &Bed) -> Self {
+        let postgres = installed("/usr/lib/postgresql/15/bin/postgres", CHAINS);
         let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/psycopg2");
-        has(library.join("psycopg2").to_str().unwrap())?;
+        installed(library.join("psycopg2").to_str().unwrap(), CHAINS);
         let directory = bed.path().join("database");
         fs::create_dir_all(&directory).unwrap();
         let (address, data) = (free_address(), directory.join("data"));
@@ -83,7 +85,7 @@ impl Database {
         let made = made.arg(&data).args(["-U", USER.0]).current_dir(&directory).output().unwrap();
         assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
         let mut command = bed.machine(2).under_shunt("/usr/sbin/runuser");
-        command.args(["-u", USER.0, "--", postgres, "-D"]).arg(&data).current_dir(&directory);
+        command.args(["-u", USER.0, "--", &postgres, "-D"]).arg(&data).current_dir(&directory);
         command.args(["-h", &address.ip().to_string(), "-p", &address.port().to_string(), "-c", "ssl=on"]);
         for (name, path) in [("unix_socket_directories", &directory), ("ssl_cert_file", &shown), ("ssl_key_file", &key)]
         {
@@ -92,7 +94,7 @@ impl Database {
         let server = start(command, address);
         let this = Self { server, directory, library };
         this.fill(&files(bed));
-        Some(this)
+        this
     }
 
     fn address(&self, encrypted: bool) -> String {

@@ -8,10 +8,13 @@ use std::process::Command;
 
 use shunt_ca::Files;
 
-use crate::backends::{Backend, has, start};
+use crate::backends::{Backend, installed, start};
 use crate::bed::{Bed, free_address};
 use crate::nginx::{Tier, proxy_to, tier};
 use crate::tls::certificate;
+
+/// Command that installs these programs.
+const PACKAGES: &str = "make packages";
 
 /// A running program that ends TLS, and the address at which it listens.
 pub struct End {
@@ -74,7 +77,7 @@ pub fn haproxy(bed: &Bed, next: SocketAddr) -> End {
     of(start(command, address))
 }
 
-pub fn apache(bed: &Bed, next: SocketAddr) -> Option<End> {
+pub fn apache(bed: &Bed, next: SocketAddr) -> End {
     let (files, address, directory) = (certificate(bed), free_address(), directory(bed, "apache-tls"));
     let mut text = String::new();
     for module in ["mpm_event", "authz_core", "socache_shmcb", "ssl", "proxy", "proxy_http"] {
@@ -91,9 +94,9 @@ pub fn apache(bed: &Bed, next: SocketAddr) -> Option<End> {
         files.key.display()
     );
     fs::write(directory.join("apache.conf"), text).unwrap();
-    let mut command = bed.machine(0).under_shunt(has("/usr/sbin/apache2")?);
+    let mut command = bed.machine(0).under_shunt(&installed("/usr/sbin/apache2", PACKAGES));
     command.args(["-D", "FOREGROUND", "-f"]).arg(directory.join("apache.conf"));
-    Some(of(start(command, address)))
+    of(start(command, address))
 }
 
 const NODE: &str = r"
@@ -113,14 +116,13 @@ https.createServer(tls, (request, response) => {
 ";
 
 /// Starts Node.js, whose OpenSSL is a part of the program.
-pub fn node(bed: &Bed, next: SocketAddr) -> Option<End> {
+pub fn node(bed: &Bed, next: SocketAddr) -> End {
     let (files, address, directory) = (certificate(bed), free_address(), directory(bed, "node"));
-    let node = ["/usr/bin/node", "/usr/local/bin/node"].into_iter().find_map(has)?;
     let script = directory.join("proxy.js");
     fs::write(&script, NODE).unwrap();
-    let mut command = bed.machine(0).under_shunt(node);
+    let mut command = bed.machine(0).under_shunt(&installed("node", PACKAGES));
     command.arg(script).args(ends(address, next)).args([&files.certificate, &files.key]);
-    Some(of(start(command, address)))
+    of(start(command, address))
 }
 
 fn ends(address: SocketAddr, next: SocketAddr) -> [String; 4] {
@@ -174,15 +176,15 @@ class Proxy {
 "#;
 
 /// Starts Java, which has its own TLS.
-pub fn java(bed: &Bed, next: SocketAddr) -> Option<End> {
+pub fn java(bed: &Bed, next: SocketAddr) -> End {
     let (files, address, directory) = (certificate(bed), free_address(), directory(bed, "java"));
     let source = directory.join("Proxy.java");
     fs::write(&source, JAVA).unwrap();
     let keys = directory.join("keys.p12");
     together(&files, &keys);
-    let mut command = bed.machine(0).under_shunt(has("/usr/bin/java")?);
+    let mut command = bed.machine(0).under_shunt(&installed("/usr/bin/java", PACKAGES));
     command.arg(source).args(ends(address, next)).arg(keys);
-    Some(of(start(command, address)))
+    of(start(command, address))
 }
 
 /// Puts certificate and key into one PKCS #12 file, which Java reads.

@@ -1,0 +1,221 @@
+//! Checks whether payload of this machine reaches a client, and the client's ACKs come back. It is asked when a
+//! connection gets its first sender here, before its first byte. A payload that is refused then is fetched by the
+//! frontend.
+//!
+//! This machine knows its routes, `interfaces` and rp_filter. It does not know whether a router further on drops
+//! packets with a frontend's address as their source: that shows only in clients that acknowledge nothing (`silences`).
+//!
+//! The kernel answers RTM_GETROUTE without its lock on network settings (RTNL_FLAG_DOIT_UNLOCKED, net/ipv4/route.c and
+//! net/ipv6/route.c), so the agent's one thread may ask. An answer holds for a short time, and until a route changes.
+
+mod silences;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use netlink_packet_route::route::RouteType;
+use shunt_handoff::sender::FirstAnswer;
+use shunt_logic::rate::{SELDOM, Seldom};
+use shunt_wire::local::Reason;
+
+use shunt_host::interfaces;
+use shunt_host::interfaces::{interface_index, interface_name};
+use shunt_host::routes::{Changes, Hop, NoRoute, Routes};
+use silences::{Path, Silences, Turn};
+
+/// Log lines about clients that acknowledge nothing.
+const PATH_SILENT: &str = "clients acknowledge nothing of what has this server's address as its source: does a router or \
+                           firewall drop such packets (rp_filter, BCP 38), or does one drop what comes back, to `ports` \
+                           of [backend]? bodies are relayed";
+const NETWORK_SILENT: &str = "this client and those of its network (/24, /64) acknowledge nothing of what has this server's \
+                              address as its source: is it gone, does a router or firewall drop such packets \
+                              (rp_filter, BCP 38), or does one drop what comes back, to `ports` of [backend]? their \
+                              bodies are relayed";
+/// Time that an answer holds. It is short because no notification reports changes of rp_filter.
+const HOLDS: Duration = Duration::from_secs(5);
+/// Most answers that are kept: with one more, all are forgotten. Most refusals that are remembered as logged: one more
+/// replaces the last.
+const MOST_KEPT: usize = 8192;
+const MOST_SAID: usize = 64;
+/// Stands for a first hop that the kernel could not be asked for.
+const UNKNOWN: Hop = Hop { port: 0, router: None };
+
+/// Reason why payload does not reach a client, as far as this machine knows.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Obstacle {
+    #[error("it is on this machine, where its packets pass no steering programs")]
+    Here,
+    #[error("there is no route to it from {from}: {why}")]
+    NoRoute { from: IpAddr, why: NoRoute },
+    #[error(
+        "the route to it leaves by \"{port}\", which `interfaces` in [backend] does not name, nor one that it lies on"
+    )]
+    NotNamed { port: String },
+    #[error(
+        "its ACKs come in by \"{inward}\", where rp_filter = 1 drops them, for the route to it leaves by \"{outward}\": \
+         set net.ipv4.conf.all.rp_filter and net.ipv4.conf.{inward}.rp_filter to 2, or route both ways alike"
+    )]
+    Checked { inward: String, outward: String },
+    #[error("connections there acknowledged nothing of what had this server's address as its source")]
+    Silent,
+}
+
+/// Knows the routes by which payload leaves this machine for clients.
+pub(crate) struct Paths {
+    routes: Routes,
+    changes: Changes,
+    /// Whether the programs see the packets that leave by an interface, by its index. Only interfaces that existed when
+    /// this was made are in it.
+    covered: BTreeMap<u32, bool>,
+    /// Interface of each address of this machine, by index.
+    addresses: HashMap<IpAddr, u32>,
+    known: HashMap<(IpAddr, IpAddr), (Instant, Result<Hop, Obstacle>)>,
+    silences: Silences,
+    /// Limits the log lines about silent networks, because a client can make its own network silent.
+    said_of_network: Seldom,
+    said: Vec<(usize, Obstacle, Instant)>,
+}
+
+impl Paths {
+    /// Opens the sockets for routes and their changes. `named` has the interfaces of the configuration, which the
+    /// programs are on.
+    ///
+    /// # Errors
+    /// Returns the kernel's error of socket(2) or bind(2).
+    pub(crate) fn open(named: &[String]) -> io::Result<Self> {
+        let mut covered = interfaces::covered(named);
+        covered.extend(named.iter().filter_map(|name| Some((interface_index(name).ok()?, true))));
+        Ok(Self {
+            routes: Routes::open()?,
+            changes: Changes::open()?,
+            covered,
+            addresses: HashMap::new(),
+            known: HashMap::new(),
+            silences: Silences::default(),
+            said_of_network: Seldom::default(),
+            said: Vec::new(),
+        })
+    }
+
+    /// Notes which interface has each of this machine's addresses. Called when a session begins.
+    ///
+    /// # Errors
+    /// Returns the kernel's error of getifaddrs(3).
+    pub(crate) fn note_addresses(&mut self) -> io::Result<()> {
+        let all = if_addrs::get_if_addrs()?.into_iter().filter(|interface| !interface.is_loopback());
+        self.addresses = all.filter_map(|one| Some((one.ip(), interface_index(&one.name).ok()?))).collect();
+        Ok(())
+    }
+
+    /// Returns the first hop from an address of this machine to a client, or the obstacle.
+    fn hop(&mut self, local: IpAddr, client: IpAddr, now: Instant) -> Result<Hop, Obstacle> {
+        if self.changes.take() || self.known.len() >= MOST_KEPT {
+            self.known.clear();
+        }
+        if let Some((asked, answer)) = self.known.get(&(local, client))
+            && now.duration_since(*asked) < HOLDS
+        {
+            return answer.clone();
+        }
+        let answer = self.look(local, client);
+        self.known.insert((local, client), (now, answer.clone()));
+        answer
+    }
+
+    fn look(&mut self, local: IpAddr, client: IpAddr) -> Result<Hop, Obstacle> {
+        let no_route = |why| Obstacle::NoRoute { from: local, why };
+        let hop = match self.routes.hop_from(local, client) {
+            Ok(Ok(hop)) => hop,
+            // The kernel was not asked, or its answer was not understood: that says nothing about the route.
+            Err(_) | Ok(Err(NoRoute::Answer(_))) => return Ok(UNKNOWN),
+            Ok(Err(NoRoute::Kind(RouteType::Local))) => return Err(Obstacle::Here),
+            Ok(Err(why)) => return Err(no_route(why)),
+        };
+        if self.covered.get(&hop.port) == Some(&false) {
+            return Err(Obstacle::NotNamed { port: interface_name(hop.port) });
+        }
+        match self.addresses.get(&local) {
+            Some(inward) if *inward != hop.port && local.is_ipv4() => {
+                let (inward, outward) = (interface_name(*inward), interface_name(hop.port));
+                if is_strict(&inward) { Err(Obstacle::Checked { inward, outward }) } else { Ok(hop) }
+            }
+            _ => Ok(hop),
+        }
+    }
+
+    /// Returns whether payload for a client is sent.
+    fn may_reach(&mut self, peer: usize, local: IpAddr, client: IpAddr, now: Instant) -> Result<(), Obstacle> {
+        let hop = self.hop(local, client, now)?;
+        if self.silences.refuses(&Path { peer, hop }, client, now) { Err(Obstacle::Silent) } else { Ok(()) }
+    }
+
+    /// Returns whether this obstacle is to be logged: it has not been lately.
+    fn is_news(&mut self, peer: usize, obstacle: &Obstacle, now: Instant) -> bool {
+        self.said.retain(|(.., at)| now.duration_since(*at) < SELDOM);
+        if self.said.iter().any(|(of, what, _)| *of == peer && what == obstacle) {
+            return false;
+        }
+        self.said.truncate(MOST_SAID - 1);
+        self.said.push((peer, obstacle.clone(), now));
+        true
+    }
+}
+
+/// Returns whether packets of IPv4 that come in by `interface` are dropped unless the route to their source leaves by
+/// it. The greater one of two settings counts (Documentation/networking/ip-sysctl.rst).
+fn is_strict(interface: &str) -> bool {
+    let setting = |of: &str| -> Option<u8> {
+        fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter")).ok()?.trim().parse().ok()
+    };
+    setting("all").max(setting(interface)) == Some(1)
+}
+
+impl Paths {
+    /// Asks whether payload is sent from an address of this machine to a client. `name` is the peer's name, for the
+    /// log.
+    ///
+    /// # Errors
+    /// Returns [`Reason::Unreachable`].
+    pub(crate) fn ask(
+        &mut self,
+        peer: usize,
+        name: &str,
+        local: IpAddr,
+        client: IpAddr,
+        now: Instant,
+    ) -> Result<(), Reason> {
+        let Err(why) = self.may_reach(peer, local, client, now) else { return Ok(()) };
+        // Silent clients are logged separately, in [`Paths::hear`].
+        if why != Obstacle::Silent && self.is_news(peer, &why, now) {
+            tracing::warn!(peer = name, %client, %why, "payload does not reach a client: bodies are relayed");
+        }
+        Err(Reason::Unreachable)
+    }
+
+    /// Learns from a client's first answer to payload from `local`, or from the lack of an answer.
+    pub(crate) fn hear(&mut self, answer: &FirstAnswer, name: &str, local: IpAddr, now: Instant) {
+        if answer.acknowledges && self.silences.is_empty() {
+            return;
+        }
+        let (peer, client) = (answer.peer as usize, answer.client.address.ip());
+        let Ok(hop) = self.hop(local, client, now) else { return };
+        let (port, router) = (interface_name(hop.port), hop.router.map(tracing::field::display));
+        let silent = |pause: Duration, why: &str| {
+            let server = answer.server.socket_addr();
+            tracing::warn!(peer = name, %client, %server, port, router, ?pause, "{why}");
+        };
+        match self.silences.hear(Path { peer, hop }, client, answer.acknowledges, now) {
+            Some(Turn::Silent(pause)) => silent(pause, PATH_SILENT),
+            Some(Turn::NetworkSilent(pause)) if self.said_of_network.allows(now) => silent(pause, NETWORK_SILENT),
+            Some(Turn::NetworkSilent(_)) => {}
+            Some(Turn::Heard) => tracing::info!(peer = name, port, router, "clients acknowledge payload again"),
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

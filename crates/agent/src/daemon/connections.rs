@@ -1,0 +1,245 @@
+//! Connections of this machine's servers. A control connection is read when it is ready. An offers connection is read
+//! when a claim of one of its offers arrives, so that making an offer wakes nobody.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use shunt_logic::Told;
+use shunt_logic::limits::Load;
+use shunt_logic::servers::{Caller, May, Refusal};
+use shunt_sys::sockopt::PeerCredentials;
+use shunt_wire::local::{Channel, Ended, MAX_PACKET_BYTES, NO_PEER, Reason, Request, Welcome};
+use shunt_wire::peer::Frame;
+use zerocopy::IntoBytes;
+
+use super::Daemon;
+use crate::os::poll::{Interest, Source};
+use crate::servers::board::WorkerCounters;
+use crate::servers::connection::Connection;
+use shunt_host::packets::{self, Received};
+
+/// `shunt_welcome.ring` of a connection without a ring.
+const NO_RING: u32 = u32::MAX;
+/// Bits of the features that this agent has, for servers that have them, too (`struct shunt_welcome`).
+const FEATURES: u64 = 0;
+/// Offers that are read from one connection before other connections have their turn. A socket holds fewer at a time.
+const OFFERS_IN_A_TURN: usize = 4096;
+
+/// Calls `read` until it returns false, at most [`OFFERS_IN_A_TURN`] times, because a server may offer without end.
+fn for_a_turn(mut read: impl FnMut() -> bool) {
+    for _ in 0..OFFERS_IN_A_TURN {
+        if !read() {
+            return;
+        }
+    }
+}
+
+/// Contents of the WELCOME to a server.
+pub(crate) struct Welcomed {
+    pub(crate) channel: Channel,
+    pub(crate) ring: Option<u32>,
+    pub(crate) user: u32,
+    pub(crate) worker: u32,
+    pub(crate) version: u16,
+}
+
+impl Daemon {
+    /// Takes the connection of a process that has just connected.
+    pub(crate) fn add_server(&mut self, socket: OwnedFd) {
+        match self.callers.ask(&socket) {
+            Ok(caller) => self.add_caller(socket, caller),
+            Err(error) => tracing::error!(%error, "cannot ask who connects"),
+        }
+    }
+
+    /// Connects a program under `shunt run` with this agent as a server, and returns the program's end. The store has
+    /// already asked the kernel for the program's `credentials`.
+    ///
+    /// # Errors
+    /// Returns the kernel's error of socketpair(2).
+    pub(crate) fn connect_program(&mut self, credentials: PeerCredentials) -> io::Result<OwnedFd> {
+        let kind = SocketType::SEQPACKET;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None)?;
+        let PeerCredentials { pid, uid, gid } = credentials;
+        self.add_caller(ours, Caller { pid, uid, gid, may: May::Serve });
+        Ok(theirs)
+    }
+
+    fn add_caller(&mut self, socket: OwnedFd, caller: Caller) {
+        let added = self.event(|logic, call| logic.add_server(caller, call));
+        let server = match added {
+            Ok(server) => server,
+            Err(Refusal::NotAllowed) => {
+                // The process gets one clear answer, and nothing that it sends is read.
+                let reason = Reason::NotAllowed as u32;
+                let ended = Ended { header: Ended::HEADER, handoff: 0, reason, peer: NO_PEER };
+                let _ = packets::send(&socket, ended.as_bytes(), &[]);
+                return;
+            }
+            Err(Refusal::Full | Refusal::Share { .. }) => return,
+        };
+        if let Err(error) = self.poll.set(&socket, Source::Local(server), Interest::Readable) {
+            tracing::error!(%error, "cannot watch a server's connection");
+            return self.event(|logic, call| logic.remove_server(server, call));
+        }
+        self.connections.insert(server, Connection { socket, counters: None });
+    }
+
+    /// Reads one packet of a connection that is ready. More packets wake the loop again, because the poll is
+    /// level-triggered. A worker puts all messages of its turn into one packet.
+    pub(crate) fn on_server(&mut self, server: usize) {
+        self.read_server(server);
+    }
+
+    /// Reads one packet and processes its messages. Returns whether there may be more packets.
+    fn read_server(&mut self, server: usize) -> bool {
+        let Some(connection) = self.connections.get(server) else { return false };
+        let mut buffer = self.packet.take().unwrap_or_else(|| Box::new([0; MAX_PACKET_BYTES]));
+        let (bytes, goes_on) = match packets::receive(&connection.socket, &mut buffer) {
+            Ok(Received::Packet(bytes, file)) => (bytes, self.obey(server, &buffer[..bytes], file, false)),
+            Ok(Received::Cut(bytes)) => (bytes, self.obey(server, &buffer[..bytes], None, true)),
+            Ok(Received::Nothing) => (0, false),
+            Ok(Received::Closed) => (0, self.remove_server(server)),
+            Err(error) => {
+                tracing::warn!(%error, "a server's connection failed");
+                (0, self.remove_server(server))
+            }
+        };
+        buffer[..bytes].fill(0); // it may hold keys
+        self.packet = Some(buffer);
+        goes_on
+    }
+
+    fn obey(&mut self, server: usize, mut packet: &[u8], mut file: Option<File>, was_cut: bool) -> bool {
+        while !packet.is_empty() {
+            let done = Request::parse(packet).and_then(|(request, rest)| {
+                packet = rest;
+                let file = file.take();
+                self.event(|logic, call| logic.request(server, &request, file, was_cut, call))
+            });
+            if let Err(reason) = done {
+                self.event(|logic, call| logic.malformed(server, reason, call));
+            }
+            if self.connections.get(server).is_none() {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn remove_server(&mut self, server: usize) -> bool {
+        self.event(|logic, call| logic.remove_server(server, call));
+        self.close_server(server);
+        false
+    }
+
+    /// Closes a connection. Its counters are kept in the sum of [`Self::gone`].
+    pub(crate) fn close_server(&mut self, server: usize) {
+        if let Some(connection) = self.connections.remove(server) {
+            self.gone.keep(connection.counters.as_ref());
+        }
+    }
+
+    /// Answers a server's HELLO.
+    pub(crate) fn welcome(&mut self, server: usize, welcomed: &Welcomed) {
+        let Welcomed { channel, ring: number, user, worker, version } = *welcomed;
+        let ring = number.zip(self.kernel.frontend.as_mut());
+        let ring = ring.and_then(|(number, frontend)| frontend.make_ring(number, user));
+        if number.is_some() && ring.is_none() {
+            self.logic.ring_failed(server);
+        }
+        let sent = WorkerCounters::new().and_then(|counters| {
+            let Some(connection) = self.connections.get_mut(server) else { return Ok(false) };
+            let ring_number = number.filter(|_| ring.is_some()).unwrap_or(NO_RING);
+            let welcome = Welcome {
+                header: Welcome::HEADER,
+                worker,
+                ring: ring_number,
+                version: version.into(),
+                pad: 0,
+                features: FEATURES,
+            };
+            let mut descriptors = vec![self.board.descriptor(), counters.descriptor()];
+            descriptors.extend(ring.as_ref().map(|ring| ring.as_fd()));
+            let sent = packets::send(&connection.socket, welcome.as_bytes(), &descriptors);
+            if channel == Channel::Offers {
+                self.poll.remove(&connection.socket);
+            }
+            connection.counters = Some(counters);
+            sent
+        });
+        if !matches!(sent, Ok(true)) {
+            self.event(|logic, call| logic.malformed(server, Reason::Limit, call));
+        }
+    }
+
+    /// Sends a message to a server.
+    pub(crate) fn tell_server(&mut self, server: usize, told: &Told) {
+        let Some(connection) = self.connections.get(server) else { return };
+        if matches!(packets::send(&connection.socket, told.as_bytes(), &[]), Ok(true)) {
+            return;
+        }
+        self.logic.unread();
+        if matches!(told, Told::Ended(_)) {
+            tracing::warn!("a server does not read what its agent tells it");
+        }
+    }
+
+    /// Reads the offers connection of the offer that a frame names, until this offer has been read.
+    pub(crate) fn read_missing_offer(&mut self, frame: &Frame) {
+        let Some((server, number)) = self.logic.missing_offer(frame) else { return };
+        for_a_turn(|| !self.logic.backend.offers.contains(number) && self.read_server(server));
+    }
+
+    /// Reads all offers connections.
+    pub(crate) fn read_all_offers(&mut self) {
+        let all = self.logic.shared.servers.iter().filter(|(_, server)| server.takes_offers());
+        for server in all.map(|(server, _)| server).collect::<Vec<_>>() {
+            for_a_turn(|| self.read_server(server));
+        }
+    }
+
+    /// Returns the handoffs of all servers to each peer, as the servers' counters have them.
+    pub(crate) fn handoffs_by_peer(&self) -> Vec<u64> {
+        let mut all = vec![0; self.config.peers.len()];
+        for counters in self.connections.iter().filter_map(|(_, connection)| connection.counters.as_ref()) {
+            for (used, handoffs) in all.iter_mut().zip(counters.read().handoffs) {
+                *used += u64::from(handoffs);
+            }
+        }
+        all
+    }
+
+    /// Returns the payloads that are being sent for each peer, with their bytes.
+    pub(crate) fn sending_by_peer(&self) -> Vec<Load> {
+        let mut all = vec![Load::default(); self.config.peers.len()];
+        for (peer, bytes) in self.kernel.senders.iter().flat_map(|senders| senders.loads()) {
+            all[peer as usize] += Load::sending(bytes);
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_offers_without_end_leaves_others_their_turn() {
+        let mut read = 0;
+        for_a_turn(|| {
+            read += 1;
+            true
+        });
+        assert_eq!(read, OFFERS_IN_A_TURN);
+        let mut left = 3;
+        for_a_turn(|| {
+            left -= 1;
+            left > 0
+        });
+        assert_eq!(left, 0, "until there is no more");
+    }
+}

@@ -1,0 +1,89 @@
+//! The end of an agent: nothing new begins, and payloads under way have the time `drain` to end by themselves.
+//!
+//! ```text
+//!            SIGTERM              nothing under way, or `drain` is over, or a second SIGTERM
+//!   working ---------> draining ------------------------------------------------------------> ended
+//! ```
+//!
+//! The store takes no more payloads, and readers get the ones that it has. Servers and peers are told in the same
+//! manner as of a limit that is reached (crates/logic/src/limits.rs): by the board and by CLOSED. So no response waits
+//! or fails.
+//!
+//! When the time is over, a backend's agent tells frontends that the payloads that are left are lost. Each frontend
+//! then has another backend send the rest at once. At a frontend, a handoff completes without the agent if all of its
+//! payload is in a sending kernel. For the other handoffs, servers ask for the rest.
+
+use std::io::Read;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use shunt_logic::Logic;
+
+use super::{Daemon, Drain};
+
+/// Time without anything under way after which the drain ends. An offer made before the drain may take a moment to
+/// become a handoff here.
+const QUIET: Duration = Duration::from_secs(1);
+
+impl Daemon {
+    /// Handles a termination signal. Returns whether to end at once.
+    pub(super) fn on_stop(&mut self) -> bool {
+        let _ = (&self.signals.stop).read(&mut [0; 1]);
+        let limit = self.config.drain;
+        if self.drain.is_some() || limit.is_zero() {
+            return true;
+        }
+        self.drain = Some(Drain { until: self.now + limit, busy: self.now });
+        self.logic.shared.is_draining = true;
+        tracing::info!(?limit, "draining: nothing new is begun; a second signal ends it at once");
+        self.look_at_limits();
+        if let Some(store) = &self.store {
+            store.orders.close();
+        }
+        self.is_drained()
+    }
+
+    /// Returns whether the drain is over. To be called in a turn that has read all offers.
+    pub(super) fn is_drained(&mut self) -> bool {
+        let Some(Drain { until, busy }) = self.drain else { return false };
+        let (left, payloads) = (self.under_way(), self.payloads());
+        let is_busy = left + payloads > 0;
+        let is_alone = self.logic.shared.servers.is_empty() && self.store.is_none();
+        if !is_busy && (is_alone || self.now >= busy + QUIET) {
+            return true;
+        }
+        if self.now < until {
+            let busy = if is_busy { self.now } else { busy };
+            self.drain = Some(Drain { until, busy });
+            return false;
+        }
+        if left > 0 {
+            tracing::warn!(left, "draining took too long: others go on with what is left; `drain` gives more time");
+        }
+        if payloads > 0 {
+            tracing::info!(payloads, "the store ends, though programs of `shunt run` may still need what it has");
+        }
+        self.give_up_senders();
+        self.event(Logic::give_up_waiting);
+        self.flush_peers();
+        true
+    }
+
+    /// Returns the number of payloads that programs may still ask the store for.
+    fn payloads(&self) -> u64 {
+        self.store.as_ref().map_or(0, |store| store.counters.payloads.load(Ordering::Relaxed))
+    }
+
+    /// Returns the number of handoffs, offers, payloads and fetches that have not ended.
+    fn under_way(&self) -> u64 {
+        let sending = self.kernel.senders.as_ref().map_or(0, |senders| senders.busy());
+        let left = sending as u64 + self.logic.under_way();
+        // Handoffs of programs, and of servers that are gone, are found by a scan of all flows. So this is done only
+        // when nothing else is left.
+        if left > 0 {
+            left
+        } else {
+            self.kernel.frontend.as_ref().map_or(0, |frontend| frontend.active_regions(None).len() as u64)
+        }
+    }
+}

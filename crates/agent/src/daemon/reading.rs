@@ -1,0 +1,46 @@
+//! Reads of files whose bytes are not in the page cache, by separate threads. Senders and fetches continue when the
+//! read that they wait for has ended.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use shunt_handoff::reading::{Owner, THREADS};
+
+use super::Daemon;
+use crate::os::threads;
+
+impl Daemon {
+    /// Starts the threads that read files, if this machine is a backend. To be called after privileges are given up,
+    /// and before system calls are restricted.
+    ///
+    /// # Errors
+    /// Returns the error if a thread cannot be made.
+    pub fn start_reads(&self) -> std::io::Result<()> {
+        if self.kernel.senders.is_none() {
+            return Ok(());
+        }
+        let work = |_| {
+            let reads = self.kernel.reads.clone();
+            move || reads.work()
+        };
+        threads::start("read", "files are not read", (0..THREADS).map(work).collect())
+    }
+
+    /// Passes on the results of reads that have ended.
+    pub(crate) fn on_reads(&mut self) {
+        for done in self.kernel.reads.take_done() {
+            match done.owner {
+                Owner::Sender(index) => self.on_sender_read(index, done),
+                Owner::Fetch(index) => self.on_fetch_read(index, done),
+            }
+        }
+    }
+
+    /// Closes the files of offers that nobody has claimed, in a reading thread, because close(2) may block like
+    /// read(2).
+    pub(crate) fn close_files(&mut self, files: Vec<File>) {
+        if self.kernel.senders.is_some() {
+            files.into_iter().for_each(|file| self.kernel.reads.close(Arc::new(file.into())));
+        }
+    }
+}

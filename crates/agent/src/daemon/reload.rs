@@ -1,0 +1,69 @@
+//! SIGHUP: takes over changed certificates, peers, limits and log level without a restart.
+
+use std::io::Read;
+use std::time::SystemTime;
+
+use shunt_odb::reference::Holder;
+
+use super::Daemon;
+use shunt_config::Config;
+
+impl Daemon {
+    /// Reads the configuration again. If it cannot be used, everything stays as it was.
+    pub(super) fn reload(&mut self) {
+        while (&self.signals.reload).read(&mut [0; 64]).is_ok_and(|bytes| bytes > 0) {}
+        match Config::read(&self.path).map_err(|error| error.to_string()).and_then(|newer| self.take(&newer)) {
+            Ok(()) => tracing::info!("read the configuration again"),
+            Err(error) => tracing::error!(error, "keeping the configuration as it was"),
+        }
+        self.reload_credentials();
+    }
+
+    /// Takes over the keys of `newer` that need no restart.
+    ///
+    /// # Errors
+    /// Returns a sentence. Nothing has changed then.
+    fn take(&mut self, newer: &Config) -> Result<(), String> {
+        let merged = self.config.with(newer)?;
+        for key in self.config.keys_for_a_restart(newer) {
+            tracing::warn!(key, "this key of the configuration has changed, and takes a restart");
+        }
+        if merged.log != self.config.log {
+            (self.set_log)(&merged.log)?;
+        }
+        let before: Vec<u16> = self.logic.shared.settings.peers.iter().map(|peer| peer.port).collect();
+        let ports = merged.sender_ports(if merged.backend.is_some() { &before } else { &[] });
+        let moved = |(index, peer): (usize, &shunt_config::PeerConfig)| {
+            self.config.peers.get(index).is_some_and(|before| before.address != peer.address).then_some(index)
+        };
+        let moved: Vec<usize> = merged.peers.iter().enumerate().filter_map(moved).collect();
+        self.config = merged;
+        self.kernel.peers = self.config.peers.iter().map(|peer| peer.name.clone()).collect();
+        let stores: Vec<_> = self.config.peers.iter().map(|peer| Holder::named(&peer.name).into()).collect();
+        let settings = self.config.settings(&ports);
+        self.event(|logic, call| logic.reconfigure(settings, &stores, call));
+        for peer in moved {
+            if self.logic.shared.peers.is_up(peer) {
+                self.lose_peer(peer, "the configuration has another address of it");
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the certificates again, for new connections. Sessions with peers whose certificates are no longer good
+    /// end.
+    fn reload_credentials(&mut self) {
+        match self.credentials.renewed(&self.config.tls, &self.config.name, SystemTime::now()) {
+            Ok(credentials) => {
+                self.credentials = credentials;
+                self.next_warning = self.now;
+                tracing::info!("read the certificates again");
+                self.recheck_sessions();
+                if let Some(store) = &self.store {
+                    store.orders.end_connections();
+                }
+            }
+            Err(error) => tracing::error!(%error, "keeping the certificates as they were"),
+        }
+    }
+}

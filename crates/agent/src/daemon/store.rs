@@ -1,0 +1,48 @@
+//! Information on other machines for the kernel and for programs under `shunt run`: keys of ends, and sources.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use shunt_logic::store::ends::Key;
+use shunt_odb::reference::Holder;
+
+use super::Daemon;
+
+impl Daemon {
+    /// Tells the kernel the key of an address: connections with it may carry references. `None` removes the address.
+    pub(crate) fn set_end(&mut self, address: IpAddr, key: Option<&Key>) {
+        let Some(store) = &self.store else { return };
+        let told = match key {
+            Some(key) => store.kernel.set(address, key),
+            None => store.kernel.remove(address),
+        };
+        if let Err(error) = told {
+            tracing::error!(%address, %error, "cannot tell the kernel whose an address is: its programs get real bytes");
+        }
+    }
+
+    /// Tells programs which stores can be reached from which addresses.
+    pub(crate) fn write_sources(&mut self) {
+        let (Some(store), Some(logic)) = (&mut self.store, &self.logic.store) else { return };
+        let ends = logic.ends.owned();
+        let pairs = logic.sources.pairs(&ends).map(|(address, source)| (address, Holder::from(source)));
+        let lost = store.sources.known.are(pairs);
+        let own: HashSet<Holder> = logic.sources.own().map(Holder::from).collect();
+        store.sources.known.own_are(&own);
+        if lost > store.sources.lost {
+            tracing::warn!(
+                lost,
+                "there are more addresses and stores than programs can be told of: some get bytes in place of references"
+            );
+        }
+        store.sources.lost = lost;
+    }
+
+    /// Tells the logic that this machine's addresses have changed.
+    pub(crate) fn on_own_addresses(&mut self) {
+        let addresses = self.store.as_ref().and_then(|store| store.new_addresses());
+        if let Some(addresses) = addresses {
+            self.event(|logic, call| logic.set_own_addresses(&addresses, call));
+        }
+    }
+}

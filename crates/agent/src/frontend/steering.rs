@@ -1,0 +1,241 @@
+//! The frontend's steering programs, configured for the agent.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use shunt_handoff::bpf::{FLOW_RESET, MAX_FLOWS, MAX_RINGS};
+use shunt_handoff::frontend::{ACTIVE, ActiveRegion, Collected, Delivery, FlowKey, Spacing, SteerPeer};
+use shunt_handoff::{Frontend, FrontendConfig, TcPrograms};
+use shunt_logic::frontend::steered::{Senders, Steered};
+use shunt_logic::machine::ActiveRegion as Region;
+use shunt_logic::rate::Seldom;
+use shunt_logic::servers::RINGS;
+use shunt_wire::local::{Handoff, Reason};
+use shunt_wire::{Address, peer};
+
+use crate::frontend::census::Census;
+use crate::steering::{Place, SteerError, ends, named};
+use shunt_config::{Config, FrontendConfig as FrontendSettings};
+use shunt_host::errors::chain;
+
+/// The logic (crates/logic) gives out the numbers of rings.
+const _: () = assert!(RINGS == MAX_RINGS);
+/// Longest time between two searches for flows that have ended.
+const GARBAGE_EVERY: Duration = Duration::from_secs(10);
+/// Number of flows from which on the table counts as crowded. Then flows that have ended stay for CROWDED_QUIET at
+/// most, and are looked for every CROWDED_EVERY. Each short connection leaves a flow, and a full table has new payloads
+/// fetched.
+const CROWDED: u64 = MAX_FLOWS as u64 / 2;
+const CROWDED_QUIET: Duration = Duration::from_secs(2);
+const CROWDED_EVERY: Duration = Duration::from_secs(1);
+/// Time between two checks whether the kernel has refused handoffs because the table is full.
+const FULL_EVERY: Duration = Duration::from_secs(1);
+
+/// The loaded programs of the frontend, and the agent's upkeep of the flow table.
+pub struct FrontendSteering {
+    programs: Frontend,
+    /// Time of the last search through all flows, number of flows that it left, and number of handoffs that had begun
+    /// then.
+    looked: Option<(Instant, u64, u64)>,
+    /// List of the open connections, and the time to ask for the next one.
+    census: Census,
+    next_census: Instant,
+    /// Time that a flow stays after its last packet, because both ends may still retransmit (RFC 9293, 3.6.1).
+    quiet: Duration,
+    full: Full,
+}
+
+/// Handoffs that the kernel has refused because the flow table is full.
+#[derive(Default)]
+struct Full {
+    /// Time of the last check, and the number of refusals then.
+    looked: Option<(Instant, u64)>,
+    said: Seldom,
+}
+
+impl FrontendSteering {
+    /// Loads the programs, or takes over those that an earlier agent has left pinned.
+    ///
+    /// # Errors
+    /// See [`SteerError`].
+    pub fn load(config: &Config, frontend: &FrontendSettings) -> Result<Self, SteerError> {
+        let Place { cgroup, netns_cookie, interfaces } = Place::of(config, &frontend.interfaces)?;
+        let pin_dir = config.pins.clone();
+        let programs = Frontend::load(&FrontendConfig { pin_dir, netns_cookie, cgroup, interfaces })?;
+        let (census, next_census, quiet) = (Census::new(), Instant::now(), frontend.flow_quiet);
+        let full = Full::default();
+        Ok(Self { programs, looked: None, census, next_census, quiet, full })
+    }
+
+    /// Starts the thread that lists the open connections.
+    ///
+    /// # Errors
+    /// Returns an error where the thread cannot be started.
+    pub fn start_census(&mut self) -> io::Result<()> {
+        self.census.start()
+    }
+
+    /// Returns the programs for the interfaces that clients' packets come in by.
+    pub fn tc_programs(&self) -> Arc<TcPrograms> {
+        self.programs.tc_programs()
+    }
+
+    /// Makes a ring for a worker of the user `owner`. Returns `None` after an error, which is in the log.
+    pub fn make_ring(&mut self, number: u32, owner: u32) -> Option<OwnedFd> {
+        let made = self.programs.create_ring(number, owner);
+        made.map_err(|error| tracing::error!(error = chain(&error), "cannot make a completion ring")).ok()
+    }
+
+    /// Removes a ring whose worker is gone.
+    pub fn remove_ring(&mut self, number: u32) {
+        if let Err(error) = self.programs.remove_ring(number) {
+            tracing::error!(error = chain(&error), "cannot remove a completion ring");
+        }
+    }
+
+    /// Steers clients' ACKs to a peer's senders as its entry says, also those of handoffs under way.
+    ///
+    /// # Errors
+    /// Returns the kernel's error of bpf(2).
+    pub fn steer(&mut self, peer: u32, entry: &Steered) -> io::Result<()> {
+        let address = |senders: Option<Senders>| senders.map_or(Address::NONE, |senders| senders.address.into()).0;
+        let interface = |senders: Option<Senders>| senders.map_or(0, |senders| senders.interface);
+        let entry = SteerPeer {
+            port: entry.port.to_be(),
+            up: entry.is_up.into(),
+            ipv4: address(entry.ipv4),
+            ipv4_ifindex: interface(entry.ipv4),
+            ipv6: address(entry.ipv6),
+            ipv6_ifindex: interface(entry.ipv6),
+        };
+        self.programs.set_peer(peer, &entry).map_err(io::Error::other)
+    }
+
+    /// Sets the spacing of the ACKs that the peer at `index` gets of a flow. Has no effect where that peer sends
+    /// nothing on the flow now.
+    pub fn set_spacing(&self, index: u32, wanted: &peer::Spacing) {
+        let spacing =
+            Spacing { flow: FlowKey::of(wanted.client(), wanted.server()), peer: index, bytes: wanted.bytes.get() };
+        match self.programs.set_spacing(&spacing) {
+            Ok(true) => {}
+            Ok(false) => tracing::debug!(peer = index, "a spacing for a flow that is not the peer's"),
+            Err(error) => tracing::error!(%error, "cannot set a flow's spacing"),
+        }
+    }
+
+    /// Notes the word of the peer at `index` that a client has acknowledged all of its payload.
+    pub fn set_delivered(&self, index: u32, word: &peer::Delivered) {
+        let flow = FlowKey::of(word.client(), word.server());
+        match self.programs.set_delivered(&Delivery { flow, peer: index, handoff: word.handoff.get() }) {
+            Ok(true) => {}
+            Ok(false) => tracing::debug!(peer = index, "a word about a payload that is not the peer's, or is over"),
+            Err(error) => tracing::error!(%error, "cannot note that a payload is delivered"),
+        }
+    }
+
+    /// Returns whether the kernel knows a handoff as its server describes it: by connection, peer and the server's own
+    /// ring. A handoff that differs in one of these may be another server's, and so another response.
+    pub fn knows(&mut self, handoff: &Handoff, ring: u32) -> bool {
+        let key = FlowKey::of(handoff.flow.client(), handoff.flow.server());
+        if self.programs.take_begun(ring, handoff.handoff, handoff.peer, &key) {
+            return true;
+        }
+        let known = self.programs.active_region(&key);
+        let is_it = |region: ActiveRegion| {
+            region.handoff == handoff.handoff && region.peer == handoff.peer && region.ring == ring
+        };
+        known
+            .unwrap_or_else(|error| {
+                tracing::error!(error = chain(&error), "cannot look for a handoff among the flows");
+                None
+            })
+            .is_some_and(is_it)
+    }
+
+    /// Returns why a handoff of that ring is over already. `None` where the kernel knows of no such end.
+    pub fn end_of(&self, handoff: &Handoff, ring: u32) -> Option<Reason> {
+        let flow = self.programs.flow(&FlowKey::of(handoff.flow.client(), handoff.flow.server())).ok()??;
+        let is_it = flow.handoff == handoff.handoff && flow.ring == ring && flow.spaces.status != ACTIVE;
+        let is_reset = u32::from(flow.flags) & FLOW_RESET != 0;
+        is_it.then_some(if is_reset { Reason::ClientGone } else { Reason::Aborted })
+    }
+
+    /// Returns the payloads on their way from the peer at `index`, or from all peers.
+    pub fn active_regions(&self, index: Option<u32>) -> Vec<ActiveRegion> {
+        self.programs.active_regions().filter(|region| index.is_none_or(|index| region.peer == index)).collect()
+    }
+
+    /// Marks a region, so that the client is reset by the next packet that this machine sends on its connection.
+    pub fn cancel(&self, region: &Region) {
+        let Some(region) = self.region_now(region) else { return };
+        if let Err(error) = self.programs.cancel(&region) {
+            tracing::error!(%error, "cannot cancel a handoff");
+        }
+    }
+
+    /// Returns the present state of the same handoff. `None` where it has ended, or another peer has taken it over.
+    pub fn region_now(&self, region: &Region) -> Option<ActiveRegion> {
+        let now = self.programs.active_region(&FlowKey::of(region.client, region.server)).ok()?;
+        now.filter(|now| now.handoff == region.handoff && now.peer == region.peer)
+    }
+
+    /// Forgets flows whose connections are gone: every GARBAGE_EVERY at most, or more often where there are many.
+    /// `handoffs` is the number that have begun, each of which may have made a flow.
+    pub fn tend(&mut self, now: Instant, handoffs: u64) {
+        self.tell_full(now);
+        let is_crowded = self.looked.is_some_and(|(_, flows, then)| flows + handoffs.saturating_sub(then) > CROWDED);
+        let every = if is_crowded { CROWDED_EVERY } else { GARBAGE_EVERY.min(self.quiet) };
+        let list = self.census.take();
+        if list.is_none() && self.looked.is_some_and(|(then, ..)| now < then + every) {
+            return;
+        }
+        let quiet = if is_crowded { CROWDED_QUIET.min(self.quiet) } else { self.quiet };
+        if now >= self.next_census && self.looked.is_none_or(|(_, flows, _)| flows > 0) {
+            self.next_census = now + GARBAGE_EVERY.min(self.quiet);
+            self.census.ask(now);
+        }
+        // A list does not have connections that began after it was asked for. But their flows have not been quiet for
+        // long enough.
+        let living = list.filter(|(_, asked)| now.duration_since(*asked) < quiet);
+        let is_alive = |key: &FlowKey| living.as_ref().is_none_or(|(all, _)| all.contains(&ends(key)));
+        let collected = self.programs.collect_garbage(quiet, is_alive);
+        match collected {
+            Ok(Collected { forgotten, left }) => {
+                self.looked = Some((now, left as u64, handoffs));
+                if forgotten > 0 {
+                    tracing::debug!(forgotten, left, "forgot flows whose connections are gone");
+                }
+            }
+            Err(error) => {
+                self.looked = Some((now, 0, handoffs));
+                tracing::error!(error = chain(&error), "cannot look through the flows");
+            }
+        }
+    }
+
+    /// Logs that the table is full. Connections without a flow are relayed, and their servers cannot tell why.
+    fn tell_full(&mut self, now: Instant) {
+        if self.full.looked.is_some_and(|(then, _)| now < then + FULL_EVERY) {
+            return;
+        }
+        let Ok(refused) = self.programs.refused_full() else { return };
+        let before = self.full.looked.replace((now, refused)).map_or(refused, |(_, before)| before);
+        if refused > before && self.full.said.allows(now) {
+            tracing::warn!(
+                flows = MAX_FLOWS,
+                refused = refused - before,
+                "the flow table is full: connections that have no flow yet are relayed to, until others end"
+            );
+        }
+    }
+
+    /// Returns what the programs have counted.
+    pub fn counters(&self) -> Value {
+        let mut counters = named(self.programs.counters());
+        counters.insert("flows".into(), Value::from(self.programs.flows().count()));
+        Value::Object(counters)
+    }
+}

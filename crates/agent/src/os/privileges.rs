@@ -1,0 +1,87 @@
+//! Privileges that the agent keeps once it has started (capabilities(7), credentials(7)).
+//!
+//! Loading and attaching programs, sockets at their addresses and the directory of the Unix socket take root's
+//! privileges. The work after that takes two capabilities. All others are given up for good, also from the bounding
+//! set, and no program started from here could gain them again (no_new_privs).
+
+use std::io;
+
+use caps::{CapSet, Capability, CapsHashSet};
+use nix::unistd::{Gid, Uid, User};
+use rustix::process::DumpableBehavior;
+
+use shunt_config::accounts::Account;
+
+/// Capabilities that the agent keeps. CAP_NET_ADMIN: TCP_REPAIR, SO_SNDBUFFORCE, programs on interfaces that come
+/// later. CAP_BPF: rings of new workers, and maps where the kernel reserves bpf(2) for privileged processes.
+const NEEDED: [Capability; 2] = [Capability::CAP_NET_ADMIN, Capability::CAP_BPF];
+
+/// Why privileges cannot be given up. The agent does not start then.
+#[derive(Debug, thiserror::Error)]
+pub enum PrivilegesError {
+    /// The configuration's `user` does not exist or cannot be used.
+    #[error("{0} (`user` in the configuration)")]
+    User(String),
+    /// A system call failed.
+    #[error("cannot give up privileges: {call}: {error}; start it as root, or with the capabilities of docs/shuntd.md")]
+    Kernel {
+        /// The system call.
+        call: &'static str,
+        /// Its error.
+        error: io::Error,
+    },
+}
+
+fn at<T, E: Into<io::Error>>(call: &'static str, result: Result<T, E>) -> Result<T, PrivilegesError> {
+    result.map_err(|error| PrivilegesError::Kernel { call, error: error.into() })
+}
+
+fn of_caps<T>(call: &'static str, result: Result<T, caps::errors::CapsError>) -> Result<T, PrivilegesError> {
+    at(call, result.map_err(io::Error::other))
+}
+
+/// Gives up all privileges that the agent's work does not need. `user` is the account to become, where this process is
+/// root.
+///
+/// # Errors
+/// See [`PrivilegesError`].
+pub fn give_up(user: Option<&Account>) -> Result<(), PrivilegesError> {
+    at("prctl(PR_SET_NO_NEW_PRIVS)", rustix::thread::set_no_new_privs(true))?;
+    let needed: CapsHashSet = NEEDED.into_iter().collect();
+    let bounding = of_caps("prctl(PR_CAPBSET_READ)", caps::read(None, CapSet::Bounding))?;
+    for capability in bounding.difference(&needed) {
+        of_caps("prctl(PR_CAPBSET_DROP)", caps::drop(None, CapSet::Bounding, *capability))?;
+    }
+    if let Some(account) = user {
+        become_user(account)?;
+    }
+    for set in [CapSet::Ambient, CapSet::Inheritable] {
+        of_caps("capset", caps::clear(None, set))?;
+    }
+    of_caps("capset", caps::set(None, CapSet::Effective, &needed))?;
+    of_caps("capset", caps::set(None, CapSet::Permitted, &needed))?;
+    // Keys pass through this process, so it makes no core dump, and only a process with CAP_SYS_PTRACE may read its
+    // memory. This comes last, because the kernel resets it when the user changes.
+    at("prctl(PR_SET_DUMPABLE)", rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable))
+}
+
+/// Gives up all capabilities that are left, for the calling thread only.
+///
+/// # Errors
+/// See [`PrivilegesError`].
+pub fn give_up_all() -> Result<(), PrivilegesError> {
+    [CapSet::Effective, CapSet::Permitted, CapSet::Inheritable]
+        .into_iter()
+        .try_for_each(|set| of_caps("capset", caps::clear(None, set)))
+}
+
+/// Becomes that user, with its group and no other. The permitted capabilities stay.
+fn become_user(account: &Account) -> Result<(), PrivilegesError> {
+    let uid = Uid::from_raw(account.user().map_err(PrivilegesError::User)?);
+    let gid = at("getpwuid", User::from_uid(uid))?.map_or(Gid::from_raw(uid.as_raw()), |user| user.gid);
+    at("prctl(PR_SET_KEEPCAPS)", rustix::thread::set_keep_capabilities(true))?;
+    at("setgroups", nix::unistd::setgroups(&[gid]))?;
+    at("setresgid", nix::unistd::setresgid(gid, gid, gid))?;
+    at("setresuid", nix::unistd::setresuid(uid, uid, uid))?;
+    at("prctl(PR_SET_KEEPCAPS)", rustix::thread::set_keep_capabilities(false))
+}

@@ -1,0 +1,749 @@
+//! An agent's configuration: the TOML file in which an operator describes one machine. `docs/shuntd.md` describes every
+//! key.
+#![forbid(unsafe_code)]
+
+use std::borrow::Cow;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustls::pki_types::ServerName;
+use serde::Deserialize;
+use shunt_logic::limits::Limits;
+use shunt_logic::peers::HEARTBEAT_MIN;
+use shunt_logic::settings::{BackendSettings, PeerSettings, Settings, can_be_client};
+use shunt_logic::store::ends::is_usable;
+use shunt_odb::segment::DATA_BYTES_FROM;
+use shunt_odb::store::{Limits as StoreLimits, STORE_SOCKET};
+use shunt_wire::addresses::ADDRESSES_MAX;
+use shunt_wire::local::BOARD_PEERS;
+use shunt_wire::peer::is_name;
+use shunt_wire::prefixes::PREFIXES_MAX;
+
+use accounts::Account;
+use callers::Callers;
+use speaks_for::SpeaksFor;
+
+pub mod accounts;
+pub mod callers;
+mod defaults;
+mod ports;
+mod reload;
+pub mod speaks_for;
+
+/// Longest heartbeat. With a longer one, clients would wait minutes before a lost machine is noticed.
+const HEARTBEAT_MAX: Duration = Duration::from_secs(10);
+/// Longest `drain`: time for payloads that are under way when the agent is told to end.
+const DRAIN_MAX: Duration = Duration::from_secs(3600);
+/// Bounds of the other times. With less, busy machines would be taken for dead ones. With more, the state of lost
+/// machines and clients would stay for hours.
+const TIME_MIN: Duration = Duration::from_secs(1);
+const TIME_MAX: Duration = Duration::from_secs(3600);
+/// Bounds of a sender's initial send buffer, in bytes: a few segments, and more than any path has in flight.
+const SEND_BUFFER_MIN: usize = 16 << 10;
+const SEND_BUFFER_MAX: usize = 64 << 20;
+/// Least memory for the bytes that all senders have queued.
+const SOCKET_MEMORY_MIN: u64 = 1 << 20;
+/// Most connections that one key may allow.
+const CONNECTIONS_MAX: usize = 65536;
+
+/// Returns the error text for a time outside its bounds.
+fn time_problem(key: &str, time: Duration, least: Duration) -> Option<String> {
+    let shown = |time| humantime(time);
+    let is_good = (least..=TIME_MAX).contains(&time);
+    (!is_good).then(|| format!("{key} = \"{}\": {} to {}", shown(time), shown(least), shown(TIME_MAX)))
+}
+
+/// Formats a time as the configuration has it.
+fn humantime(time: Duration) -> String {
+    humantime_serde::re::humantime::format_duration(time).to_string().replace(' ', "")
+}
+
+/// An agent's configuration, checked.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Name of this machine among agents, and in header fields.
+    pub name: String,
+    /// Unix socket for the servers of this machine.
+    #[serde(default = "default_socket")]
+    pub socket: PathBuf,
+    /// Number of the group that may connect to `socket`. Without it, only root and the agent's own user may.
+    #[serde(default)]
+    pub socket_group: Option<u32>,
+    /// Address that other agents connect to.
+    pub listen: SocketAddr,
+    /// Users whose processes may be servers, besides root and the agent's own user. With `users`, `groups` or
+    /// `observers`, anybody may connect to the socket, and the agent decides.
+    #[serde(default)]
+    pub users: Vec<Account>,
+    /// Groups whose processes may be servers, besides the group of `socket_group`.
+    #[serde(default)]
+    pub groups: Vec<Account>,
+    /// Users whose processes may ask for the counters, and nothing else.
+    #[serde(default)]
+    pub observers: Vec<Account>,
+    /// User that the agent changes to once it has started as root. Without it, the agent stays root with few
+    /// capabilities.
+    #[serde(default)]
+    pub user: Option<Account>,
+    /// Whether the agent restricts its own system calls by seccomp(2).
+    #[serde(default = "default_true")]
+    pub seccomp: bool,
+    /// Certificates, by which other agents know this machine.
+    pub tls: TlsConfig,
+    /// Directory in a BPF file system, for the maps that outlive the agent.
+    #[serde(default = "default_pins")]
+    pub pins: PathBuf,
+    /// cgroup v2 directory that holds the servers of this machine. It is found in /proc/mounts where it is not given.
+    #[serde(default)]
+    pub cgroup: Option<PathBuf>,
+    /// Interval at which an agent with nothing else to send sends a heartbeat. An agent that is silent for
+    /// [`SILENT_HEARTBEATS`](shunt_logic::peers::SILENT_HEARTBEATS) intervals counts as lost. All machines have the
+    /// same.
+    #[serde(default = "default_heartbeat", with = "humantime_serde")]
+    pub heartbeat: Duration,
+    /// Time that payloads under way have to end once the agent is told to end. With 0, the agent ends at once.
+    #[serde(default = "default_drain", with = "humantime_serde")]
+    pub drain: Duration,
+    /// Present where clients connect to this machine.
+    #[serde(default)]
+    pub frontend: Option<FrontendConfig>,
+    /// Present where this machine has payloads to offer.
+    #[serde(default)]
+    pub backend: Option<BackendConfig>,
+    /// Present where programs run under `shunt run`: the store.
+    #[serde(default)]
+    pub store: Option<StoreConfig>,
+    /// Limits on handoffs, offers, bytes, fetches and servers.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Address at which Prometheus may read the counters. Without it they are not served there.
+    #[serde(default)]
+    pub metrics: Option<SocketAddr>,
+    /// Log level, in the syntax of RUST_LOG. That environment variable takes precedence where it is set.
+    #[serde(default = "default_log")]
+    pub log: String,
+    /// The other machines.
+    #[serde(default, rename = "peer")]
+    pub peers: Vec<PeerConfig>,
+}
+
+/// `[tls]`: files in PEM.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// This agent's certificate, whose DNS name is `name`; then the intermediate certificates up to the authority, if
+    /// any.
+    pub certificate: PathBuf,
+    /// Private key of `certificate`.
+    pub key: PathBuf,
+    /// Certificate of the authority that signs the certificates of all agents.
+    pub ca: PathBuf,
+    /// Certificate revocation list of the authority, if it makes one. Where there are several authorities, the file has
+    /// one list of each.
+    #[serde(default)]
+    pub crl: Option<PathBuf>,
+}
+
+/// Section `[frontend]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FrontendConfig {
+    /// Network interfaces on which clients' packets arrive.
+    pub interfaces: Vec<String>,
+    /// Time that a flow is remembered after its connection's last packet.
+    #[serde(default = "default_flow_quiet", with = "humantime_serde")]
+    pub flow_quiet: Duration,
+}
+
+/// Section `[backend]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BackendConfig {
+    /// Network interfaces through which payloads leave.
+    pub interfaces: Vec<String>,
+    /// Addresses of the senders, at most one of each IP version. They are found where none is named.
+    #[serde(default)]
+    pub addresses: Vec<IpAddr>,
+    /// TCP ports of the senders: one per peer, chosen by the peer's name. Nothing else may use these ports.
+    #[serde(default = "default_ports")]
+    pub ports: PortRange,
+    /// Time that an offer waits for its claim.
+    #[serde(default = "default_offer_lifetime", with = "humantime_serde")]
+    pub offer_lifetime: Duration,
+    /// Most senders, parked ones included.
+    #[serde(default = "default_senders")]
+    pub senders: usize,
+    /// Initial send buffer of each sender, in bytes. The kernel enlarges it where the round-trip time is long.
+    #[serde(default = "default_send_buffer")]
+    pub send_buffer_bytes: usize,
+    /// Kernel memory for the bytes that all senders have queued. A quarter of tcp_mem's first number where it is not
+    /// given.
+    #[serde(default)]
+    pub socket_memory_bytes: Option<u64>,
+    /// Time that a parked sender waits for the next payload of its connection.
+    #[serde(default = "default_park", with = "humantime_serde")]
+    pub park: Duration,
+    /// Time that a client may acknowledge nothing of a payload before its sender is ended.
+    #[serde(default = "default_progress", with = "humantime_serde")]
+    pub progress: Duration,
+}
+
+/// Section `[store]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoreConfig {
+    /// Unix socket for programs under `shunt run`.
+    #[serde(default = "default_store_socket")]
+    pub socket: PathBuf,
+    /// Users whose programs may use the store, besides those that may be servers.
+    #[serde(default)]
+    pub users: Vec<Account>,
+    /// Groups whose programs may use the store, besides those that may be servers.
+    #[serde(default)]
+    pub groups: Vec<Account>,
+    /// Most memory for payloads that programs have sent and that wait for their readers, in bytes.
+    #[serde(default = "default_store_memory")]
+    pub memory_bytes: usize,
+    /// Size of the segment of memory that one program gets at a time, in bytes.
+    #[serde(default = "default_segment")]
+    pub segment_bytes: usize,
+    /// Time that a payload waits for its readers, the holders of references to it.
+    #[serde(default = "default_lease", with = "humantime_serde")]
+    pub lease: Duration,
+    /// Peers whose programs may fetch from this store. All may where it is not given.
+    #[serde(default)]
+    pub readers: Option<Vec<String>>,
+    /// Addresses by which peers know this machine's programs. Those of its interfaces where none is given.
+    #[serde(default)]
+    pub addresses: Vec<IpAddr>,
+    /// Most connections of readers, on this machine and others together.
+    #[serde(default = "default_reader_connections")]
+    pub reader_connections: usize,
+}
+
+impl StoreConfig {
+    /// Returns the store's limits.
+    pub fn limits(&self) -> StoreLimits {
+        StoreLimits {
+            bytes: self.memory_bytes,
+            segment_bytes: self.segment_bytes,
+            lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
+            readers: self.reader_connections,
+            ..StoreLimits::default()
+        }
+    }
+
+    /// Returns whether programs of this peer's machine may fetch from the store.
+    pub fn lets_read(&self, peer: &str) -> bool {
+        self.readers.as_ref().is_none_or(|readers| readers.iter().any(|reader| reader == peer))
+    }
+
+    fn problem(&self, config: &Config) -> Option<String> {
+        const PAGE_BYTES: usize = 4096;
+        let stranger = self.readers.iter().flatten().find(|name| !config.peers.iter().any(|peer| peer.name == **name));
+        if let Some(name) = stranger {
+            return Some(format!("[store] readers: \"{name}\" is no [[peer]]"));
+        }
+        if self.segment_bytes < 16 * PAGE_BYTES || !self.segment_bytes.is_multiple_of(PAGE_BYTES) {
+            return Some("[store] segment_bytes: at least 65536, and a multiple of 4096".into());
+        }
+        if self.memory_bytes < self.segment_bytes + DATA_BYTES_FROM {
+            return Some("[store] memory_bytes has no room for one segment: make it at least 256 KiB more".into());
+        }
+        if !(Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&self.lease) {
+            return Some("[store] lease: 100ms to 1h".into());
+        }
+        if let Some(address) = self.addresses.iter().find(|address| !is_usable(**address)) {
+            return Some(format!("[store] addresses: no other machine can know programs by {address}"));
+        }
+        if self.addresses.len() > ADDRESSES_MAX {
+            return Some(format!("[store] addresses: {ADDRESSES_MAX} at most"));
+        }
+        if self.reader_connections == 0 {
+            return Some("[store] reader_connections = 0: nobody could have what is kept; leave out [store]".into());
+        }
+        if self.reader_connections > CONNECTIONS_MAX {
+            return Some(format!("[store] reader_connections: {CONNECTIONS_MAX} at most"));
+        }
+        (self.socket == config.socket).then(|| "[store] socket is that of servers: give it a path of its own".into())
+    }
+}
+
+/// Section `[[peer]]`: another machine.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerConfig {
+    /// `name` in the peer's own configuration.
+    pub name: String,
+    /// `listen` in the peer's own configuration, the address to dial. The peer's certificate proves who it is.
+    pub address: SocketAddr,
+    /// Addresses by which this peer's clients know it, so that this machine may send as them when it is a backend.
+    /// Without this key, only the IP address of `address`.
+    #[serde(default)]
+    pub speaks_for: Option<Vec<SpeaksFor>>,
+    /// The peer was taken out of the file while the agent ran. Its number is not given to another peer.
+    #[serde(skip)]
+    pub is_gone: bool,
+}
+
+impl PeerConfig {
+    /// Returns whether this peer may have payloads sent to `client` with the source address `server`.
+    pub fn may_have_sent(&self, server: SocketAddr, client: IpAddr) -> bool {
+        self.speaks_for(server) && can_be_client(client)
+    }
+
+    /// Returns whether `server` is an address that this peer may speak for.
+    pub fn speaks_for(&self, server: SocketAddr) -> bool {
+        self.spoken_for().iter().any(|one| one.covers(server))
+    }
+
+    /// Returns the addresses that this machine may send as on behalf of the peer.
+    pub fn spoken_for(&self) -> Cow<'_, [SpeaksFor]> {
+        match &self.speaks_for {
+            Some(all) => Cow::Borrowed(all),
+            None => Cow::Owned(vec![SpeaksFor::address(self.address.ip())]),
+        }
+    }
+}
+
+/// A range of TCP ports, such as `"61000-61063"`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(try_from = "String")]
+pub struct PortRange(pub RangeInclusive<u16>);
+
+impl TryFrom<String> for PortRange {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let parse = |part: &str| part.trim().parse::<u16>().ok().filter(|port| *port > 0);
+        let range = text.split_once('-').and_then(|(low, high)| Some(parse(low)?..=parse(high)?));
+        match range {
+            Some(range) if !range.is_empty() => Ok(Self(range)),
+            _ => Err(format!("\"{text}\" is not a range of ports such as \"61000-61063\"")),
+        }
+    }
+}
+
+fn default_log() -> String {
+    "info".into()
+}
+
+fn default_true() -> bool {
+    true
+}
+
+fn default_socket() -> PathBuf {
+    "/run/shunt/shuntd.sock".into()
+}
+
+fn default_store_socket() -> PathBuf {
+    STORE_SOCKET.into()
+}
+
+fn default_store_memory() -> usize {
+    StoreLimits::default().bytes
+}
+
+fn default_segment() -> usize {
+    StoreLimits::default().segment_bytes
+}
+
+fn default_lease() -> Duration {
+    Duration::from_millis(StoreLimits::default().lease_ms)
+}
+
+fn default_reader_connections() -> usize {
+    StoreLimits::default().readers
+}
+
+fn default_pins() -> PathBuf {
+    "/sys/fs/bpf/shunt".into()
+}
+
+fn default_flow_quiet() -> Duration {
+    Duration::from_secs(60)
+}
+
+fn default_ports() -> PortRange {
+    PortRange(61000..=61063)
+}
+
+fn default_heartbeat() -> Duration {
+    Duration::from_millis(250)
+}
+
+fn default_drain() -> Duration {
+    Duration::from_secs(30)
+}
+
+fn default_offer_lifetime() -> Duration {
+    Duration::from_secs(30)
+}
+
+fn default_senders() -> usize {
+    16384
+}
+
+fn default_send_buffer() -> usize {
+    256 << 10
+}
+
+fn default_park() -> Duration {
+    Duration::from_secs(60)
+}
+
+fn default_progress() -> Duration {
+    Duration::from_secs(60)
+}
+
+/// Errors of a configuration file. Each text says where the error is, and what to write instead.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {path}: {error}; {}", match error.kind() {
+        std::io::ErrorKind::PermissionDenied => "start it as root, or name another file with --config",
+        _ => "name another file with --config",
+    })]
+    Read {
+        /// Path of the file.
+        path: PathBuf,
+        /// The kernel's answer.
+        error: std::io::Error,
+    },
+    /// The file's syntax, its keys or their types are wrong.
+    #[error("{path}: {}{}", error.to_string().trim_end(), advice.as_ref().map(|text| format!(": {text}")).unwrap_or_default())]
+    Parse {
+        /// Path of the file.
+        path: PathBuf,
+        /// Error of the TOML parser, with line and column.
+        error: Box<toml::de::Error>,
+        /// Advice on what to write instead, where it is known.
+        advice: Option<String>,
+    },
+    /// A value is not allowed.
+    #[error("{path}: {problem}")]
+    Invalid {
+        /// Path of the file.
+        path: PathBuf,
+        /// Description of the problem, one sentence.
+        problem: String,
+    },
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read { path: path.into(), error })?;
+        Self::parse(&text, path)
+    }
+
+    /// Checks a configuration's text. `path` appears in messages only.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        let failed = |error: toml::de::Error| {
+            let advice = instead(error.message(), text);
+            ConfigError::Parse { path: path.into(), error: Box::new(error), advice }
+        };
+        let config: Self = toml::from_str(text).map_err(failed)?;
+        match config.problem() {
+            None => Ok(config),
+            Some(problem) => Err(ConfigError::Invalid { path: path.into(), problem }),
+        }
+    }
+
+    fn problem(&self) -> Option<String> {
+        let names = std::iter::once(&self.name).chain(self.peers.iter().map(|peer| &peer.name));
+        if let Some(bad) = names.clone().find(|name| !is_name(name)) {
+            return Some(format!("name \"{bad}\": 1 to 63 of a-z 0-9 . _ -"));
+        }
+        if let Some(bad) = names.clone().find(|name| server_name(name).is_none()) {
+            return Some(format!("name \"{bad}\" is not one that a certificate can have: no number, no - at an end"));
+        }
+        let mut seen = std::collections::HashSet::new();
+        if let Some(twice) = names.clone().find(|name| !seen.insert(name.as_str())) {
+            return Some(format!("name \"{twice}\" stands twice: every machine has a name of its own"));
+        }
+        let long = self.peers.iter().find(|peer| peer.spoken_for().len() > PREFIXES_MAX);
+        if let Some(PeerConfig { name, .. }) = long {
+            return Some(format!(
+                "speaks_for of peer \"{name}\": at most {PREFIXES_MAX}; write prefixes, such as 192.0.2.0/24"
+            ));
+        }
+        if self.peers.len() > BOARD_PEERS {
+            return Some(format!("{} peers: at most {BOARD_PEERS}", self.peers.len()));
+        }
+        if self.frontend.is_none() && self.backend.is_none() && self.store.is_none() {
+            let advice = "an intermediate needs no agent, unless its programs run under `shunt run`";
+            return Some(format!("neither [frontend] nor [backend] nor [store]: {advice}"));
+        }
+        if let Err(error) = tracing_subscriber::EnvFilter::try_new(&self.log) {
+            return Some(format!("log = {:?}: {error}; write error, warn, info, debug or trace", self.log));
+        }
+        if self.heartbeat < HEARTBEAT_MIN {
+            return Some("heartbeat is shorter than 50ms: machines that are only busy would be taken for lost".into());
+        }
+        if self.heartbeat > HEARTBEAT_MAX {
+            return Some("heartbeat is longer than 10s: clients would give up before a lost machine is noticed".into());
+        }
+        if self.drain > DRAIN_MAX {
+            return Some("drain is longer than 1h: whatever stops the agent would kill it long before".into());
+        }
+        if self.frontend.as_ref().is_some_and(|frontend| frontend.interfaces.is_empty()) {
+            return Some("[frontend] interfaces is empty: name the ports that clients come in on".into());
+        }
+        let quiet = self.frontend.as_ref().map(|frontend| frontend.flow_quiet);
+        if let Some(problem) = quiet.and_then(|quiet| time_problem("[frontend] flow_quiet", quiet, TIME_MIN)) {
+            return Some(problem);
+        }
+        if let Some(problem) = self.limits.problem() {
+            return Some(problem);
+        }
+        if let Some(problem) = self.store.as_ref().and_then(|store| store.problem(self)) {
+            return Some(problem);
+        }
+        self.backend.as_ref().and_then(|backend| self.backend_problem(backend))
+    }
+
+    fn backend_problem(&self, backend: &BackendConfig) -> Option<String> {
+        let ports = backend.ports.0.clone();
+        if backend.interfaces.is_empty() {
+            return Some("[backend] interfaces is empty: name the ports that payloads leave by".into());
+        }
+        if let Some(bad) = backend.addresses.iter().find(|address| !is_usable(**address)) {
+            return Some(format!("[backend] addresses: {bad} is not one that other machines reach across routers"));
+        }
+        let ipv6 = backend.addresses.iter().filter(|address| address.is_ipv6()).count();
+        if ipv6 > 1 || backend.addresses.len() - ipv6 > 1 {
+            return Some("[backend] addresses has two of one IP version: name one of each at most".into());
+        }
+        if ports.len() < self.peers.len() {
+            return Some(format!("[backend] ports has {} ports for {} peers", ports.len(), self.peers.len()));
+        }
+        if ports.contains(&self.listen.port()) {
+            return Some(format!("listen port {} lies in [backend] ports: choose another", self.listen.port()));
+        }
+        let times = [
+            ("[backend] offer_lifetime", backend.offer_lifetime, TIME_MIN),
+            ("[backend] park", backend.park, Duration::ZERO),
+            ("[backend] progress", backend.progress, TIME_MIN),
+        ];
+        if let Some(problem) = times.into_iter().find_map(|(key, time, least)| time_problem(key, time, least)) {
+            return Some(problem);
+        }
+        if !(SEND_BUFFER_MIN..=SEND_BUFFER_MAX).contains(&backend.send_buffer_bytes) {
+            return Some(format!("[backend] send_buffer_bytes: {SEND_BUFFER_MIN} to {SEND_BUFFER_MAX}"));
+        }
+        if backend.socket_memory_bytes.is_some_and(|bytes| bytes < SOCKET_MEMORY_MIN) {
+            return Some(format!("[backend] socket_memory_bytes: at least {SOCKET_MEMORY_MIN}"));
+        }
+        (!(1..=65536).contains(&backend.senders)).then(|| "[backend] senders: 1 to 65536".into())
+    }
+
+    /// Returns the logic's settings. `ports` are the senders' ports for each peer ([`Config::sender_ports`]).
+    pub fn settings(&self, ports: &[u16]) -> Settings {
+        let peer = |(index, peer): (usize, &PeerConfig)| PeerSettings {
+            name: peer.name.clone(),
+            is_dialled: self.dials(peer),
+            port: ports.get(index).copied().unwrap_or(0),
+            speaks_for: peer.spoken_for().iter().map(SpeaksFor::prefix).collect(),
+            may_read_store: self.store.as_ref().is_some_and(|store| store.lets_read(&peer.name)),
+            is_gone: peer.is_gone,
+        };
+        let backend = |backend: &BackendConfig| BackendSettings {
+            senders: backend.senders,
+            offer_lifetime: backend.offer_lifetime,
+        };
+        Settings {
+            name: self.name.clone(),
+            heartbeat: self.heartbeat,
+            limits: self.limits,
+            is_frontend: self.frontend.is_some(),
+            backend: self.backend.as_ref().map(backend),
+            has_store: self.store.is_some(),
+            peers: self.peers.iter().enumerate().map(peer).collect(),
+        }
+    }
+
+    /// Returns whether anybody may connect to the Unix socket, because the agent checks each caller's user and groups.
+    pub fn asks_callers(&self) -> bool {
+        [&self.users, &self.groups, &self.observers].iter().any(|accounts| !accounts.is_empty())
+    }
+
+    /// Returns who may use the Unix socket.
+    ///
+    /// # Errors
+    /// Returns a sentence if this machine does not know one of the names.
+    pub fn callers(&self) -> Result<Callers, String> {
+        self.callers_with(&[], &[])
+    }
+
+    /// Returns who may use the socket of the store.
+    ///
+    /// # Errors
+    /// As [`Self::callers`].
+    pub fn programs(&self, store: &StoreConfig) -> Result<Callers, String> {
+        self.callers_with(&store.users, &store.groups)
+    }
+
+    fn callers_with(&self, users: &[Account], groups: &[Account]) -> Result<Callers, String> {
+        let own = self.user.as_ref().map_or(Ok(rustix::process::geteuid().as_raw()), Account::user);
+        let own = own.map_err(|error| format!("user: {error}"))?;
+        let of_socket = self.socket_group.map(Account::Number);
+        let groups: Vec<Account> = self.groups.iter().chain(groups).cloned().chain(of_socket).collect();
+        Callers::new(own, &[&self.users, users].concat(), &groups, &self.observers)
+    }
+
+    /// Returns the number of the peer that a certificate belongs to. `is_of` says whether the certificate has a name.
+    pub fn peer_of(&self, is_of: impl Fn(&str) -> bool) -> Option<usize> {
+        self.peers.iter().position(|peer| !peer.is_gone && is_of(&peer.name))
+    }
+
+    /// Returns whether a peer is dialled at this address. Connections from such an address have precedence; others are
+    /// accepted, too.
+    pub fn is_peers_address(&self, address: IpAddr) -> bool {
+        self.peers.iter().any(|peer| !peer.is_gone && peer.address.ip() == address.to_canonical())
+    }
+
+    /// Returns whether this agent connects to the peer: in each pair of agents, the one whose name sorts first
+    /// connects.
+    pub fn dials(&self, peer: &PeerConfig) -> bool {
+        self.name < peer.name
+    }
+}
+
+/// Returns a name in the form that certificates have, or `None` if it cannot be a DNS name.
+pub fn server_name(name: &str) -> Option<ServerName<'_>> {
+    ServerName::try_from(name).ok().filter(|name| matches!(name, ServerName::DnsName(_)))
+}
+
+/// Returns what to write in place of a text that the TOML parser refuses. `said` is the parser's message.
+fn instead(said: &str, text: &str) -> Option<String> {
+    if text.lines().any(|line| line.split('#').next().is_some_and(|line| line.trim() == "[peer]")) {
+        return Some("write `[[peer]]`, with two brackets on each side: there may be several".into());
+    }
+    if said.contains("socket address") {
+        return Some(
+            "write ADDRESS:PORT, such as \"10.0.0.4:7440\" or \"[2001:db8::4]:7440\"; names are not looked up".into(),
+        );
+    }
+    let key = said.strip_prefix("unknown field `")?.split('`').next()?;
+    is_of_no_section(key).then(|| format!("`{key}` belongs to no section: write it before the first line in brackets"))
+}
+
+/// Returns whether `key` is a key of [`Config`] itself, outside all sections.
+fn is_of_no_section(key: &str) -> bool {
+    let alone = toml::from_str::<Config>(&format!("{key} = []"));
+    alone.is_err_and(|error| !error.message().starts_with("unknown field"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+        name = "be1"
+        listen = "10.0.0.4:7440"
+        [tls]
+        certificate = "be1.pem"
+        key = "be1.key"
+        ca = "ca.pem"
+        [backend]
+        interfaces = ["eth0"]
+        offer_lifetime = "10s"
+        [[peer]]
+        name = "fe1"
+        address = "10.0.0.2:7440"
+    "#;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        Config::parse(text, Path::new("shuntd.toml")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn defaults_are_sensible() {
+        let config = parse(GOOD).unwrap();
+        let backend = config.backend.as_ref().unwrap();
+        assert_eq!(backend.ports.0, 61000..=61063);
+        assert_eq!(backend.offer_lifetime, Duration::from_secs(10));
+        assert_eq!(config.heartbeat, Duration::from_millis(250));
+        assert_eq!(config.drain, Duration::from_secs(30));
+        assert!(config.dials(&config.peers[0]));
+        assert!(config.is_peers_address("10.0.0.2".parse().unwrap()));
+        let client = "198.51.100.7".parse().unwrap();
+        assert!(config.peers[0].may_have_sent("10.0.0.2:80".parse().unwrap(), client), "its own address");
+        assert!(!config.peers[0].may_have_sent("192.0.2.1:80".parse().unwrap(), client), "and no other");
+        assert!(!config.is_peers_address("10.0.0.3".parse().unwrap()));
+    }
+
+    #[test]
+    fn every_example_of_the_documents_is_a_configuration() {
+        let docs = include_str!("../../../docs/shuntd.md");
+        let examples: Vec<_> = docs.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+        assert_eq!(examples.len(), 3);
+        for example in examples {
+            parse(example).unwrap();
+        }
+    }
+
+    #[test]
+    fn each_mistake_is_named() {
+        let cases = [
+            (GOOD.replace("\"be1\"", "\"be 1\""), "a-z"),
+            (GOOD.replace("\"fe1\"", "\"be1\""), "twice"),
+            (GOOD.replace("[backend]", "[backend]\nports = \"9-3\""), "range of ports"),
+            (GOOD.replace("[backend]", "[backend]\nports = \"7000-8000\""), "choose another"),
+            (GOOD.replace("[[peer]]", "[[peer]]\nspeaks_for = [\"fe1\"]"), "not an address"),
+            (GOOD.replace("\"eth0\"", ""), "interfaces is empty"),
+            (GOOD.replace("[backend]", "[backend]\naddresses = [\"fe80::1\"]"), "across routers"),
+            (GOOD.replace("[backend]", "[backend]\naddresses = [\"10.0.0.4\", \"10.0.0.5\"]"), "two of one"),
+            (GOOD.replace("listen", "listten"), "listten"),
+            (GOOD.replace("10s", "soon"), "offer_lifetime"),
+            (GOOD.replace("10s", "500ms"), "[backend] offer_lifetime = \"500ms\": 1s to 1h"),
+            (GOOD.replace("10s", "2h"), "offer_lifetime = \"2h\""),
+            (GOOD.replace("[backend]", "[backend]\npark = \"90m\""), "park = \"1h30m\": 0s to 1h"),
+            (GOOD.replace("[backend]", "[backend]\nprogress = \"0s\""), "progress = \"0s\""),
+            (GOOD.replace("[backend]", "[backend]\nsend_buffer_bytes = 0"), "send_buffer_bytes: 16384"),
+            (GOOD.replace("[backend]", "[backend]\nsocket_memory_bytes = 0"), "socket_memory_bytes: at least"),
+            (
+                GOOD.replace("[backend]", "[frontend]\ninterfaces = [\"eth0\"]\nflow_quiet = \"0s\"\n[backend]"),
+                "flow_quiet",
+            ),
+            (GOOD.replace("[backend]", "[store]\nreader_connections = 100000\n[backend]"), "reader_connections: 65536"),
+            (GOOD.replace("[backend]", "[limits]\nfetches_per_peer = 0\n[backend]"), "fetches_per_peer = 0"),
+            (GOOD.replace("[backend]", "[store]\nreaders = [\"be7\"]\n[backend]"), "no [[peer]]"),
+            (GOOD.replace("[backend]", "[store]\nmemory_bytes = 9999\n[backend]"), "no room for one segment"),
+            (GOOD.replace("[backend]", "[store]\nsegment_bytes = 70000\n[backend]"), "a multiple of 4096"),
+            (GOOD.replace("[backend]", "[store]\nlease = \"2h\"\n[backend]"), "100ms to 1h"),
+            (GOOD.replace("[backend]", "[store]\nsocket = \"/run/shunt/shuntd.sock\"\n[backend]"), "of its own"),
+            (GOOD.replace("[backend]", "[limits]\nhandoffs = 0\n[backend]"), "handoffs = 0"),
+            (GOOD.replace("[backend]", "[limits]\noffer = 1\n[backend]"), "offer"),
+            (GOOD.replace("listen", "heartbeat = \"1ms\"\nlisten"), "shorter than 50ms"),
+            (GOOD.replace("listen", "drain = \"2h\"\nlisten"), "longer than 1h"),
+            (GOOD.replace("listen", "heartbeat = \"11s\"\nlisten"), "longer than 10s"),
+            (GOOD.replace("listen", "heartbeat = \"500000000000years\"\nlisten"), "heartbeat"),
+            (GOOD.replace("\"fe1\"", "\"10.0\""), "certificate"),
+            (GOOD.replace("ca =", "# ca ="), "missing field `ca`"),
+            (GOOD.split("[backend]").next().unwrap().into(), "neither"),
+            (GOOD.replace("[[peer]]", "[peer]"), "write `[[peer]]`"),
+            (GOOD.replace("[[peer]]", "[peer] # fe1"), "write `[[peer]]`"),
+            (GOOD.replace("10.0.0.4:7440", "10.0.0.4"), "ADDRESS:PORT"),
+            (GOOD.replace("10.0.0.2:7440", "fe1.example.org:7440"), "ADDRESS:PORT"),
+            (format!("{GOOD}\nmetrics = \"127.0.0.1:9440\""), "`metrics` belongs to no section"),
+            (GOOD.replace("[backend]", "[backend]\nusers = [\"www-data\"]"), "`users` belongs to no section"),
+        ];
+        for (text, expected) in cases {
+            let error = parse(&text).unwrap_err();
+            assert!(error.contains(expected), "{error:?} should say {expected:?}");
+        }
+        let typo = parse(&GOOD.replace("interfaces", "interface")).unwrap_err();
+        assert!(!typo.contains("no section"), "{typo}");
+    }
+}

@@ -1,0 +1,103 @@
+//! Reload of a changed configuration file (SIGHUP): which keys a running agent takes over, and which need a restart.
+
+use shunt_wire::local::BOARD_PEERS;
+
+use crate::{Config, ports};
+
+impl Config {
+    /// Returns this configuration with the peers, limits, log level and certificates of `newer`. Peers keep their
+    /// numbers: a peer that `newer` does not have is marked as gone, and new peers come last.
+    ///
+    /// # Errors
+    /// Returns a sentence if the agent has no place for that many peers.
+    pub fn with(&self, newer: &Self) -> Result<Self, String> {
+        let mut merged = self.clone();
+        for peer in &mut merged.peers {
+            match newer.peers.iter().find(|other| other.name == peer.name) {
+                Some(other) => *peer = other.clone(),
+                None => peer.is_gone = true,
+            }
+        }
+        let is_new = |name: &str| !self.peers.iter().any(|peer| peer.name == name);
+        merged.peers.extend(newer.peers.iter().filter(|peer| is_new(&peer.name)).cloned());
+        let room = self.backend.as_ref().map_or(BOARD_PEERS, |backend| backend.ports.0.len().min(BOARD_PEERS));
+        if merged.peers.len() > room {
+            return Err(format!(
+                "{} peers since the agent has started, and places for {room}: restart it, or give it more `ports`",
+                merged.peers.len()
+            ));
+        }
+        merged.limits = newer.limits;
+        merged.log.clone_from(&newer.log);
+        merged.tls = newer.tls.clone();
+        Ok(merged)
+    }
+
+    /// Returns the keys that differ in `newer` and take effect only at a restart.
+    pub fn keys_for_a_restart(&self, newer: &Self) -> Vec<&'static str> {
+        let differ =
+            |one: &dyn std::fmt::Debug, other: &dyn std::fmt::Debug| format!("{one:?}") != format!("{other:?}");
+        let keys: [(&str, bool); 15] = [
+            ("name", differ(&self.name, &newer.name)),
+            ("socket", differ(&self.socket, &newer.socket)),
+            ("socket_group", differ(&self.socket_group, &newer.socket_group)),
+            ("listen", differ(&self.listen, &newer.listen)),
+            ("users", differ(&self.users, &newer.users)),
+            ("groups", differ(&self.groups, &newer.groups)),
+            ("observers", differ(&self.observers, &newer.observers)),
+            ("user", differ(&self.user, &newer.user)),
+            ("pins", differ(&self.pins, &newer.pins)),
+            ("cgroup", differ(&self.cgroup, &newer.cgroup)),
+            ("heartbeat, drain", differ(&(self.heartbeat, self.drain), &(newer.heartbeat, newer.drain))),
+            ("[frontend]", differ(&self.frontend, &newer.frontend)),
+            ("[backend]", differ(&self.backend, &newer.backend)),
+            ("[store]", differ(&self.store, &newer.store)),
+            ("metrics, seccomp", differ(&(self.metrics, self.seccomp), &(newer.metrics, newer.seccomp))),
+        ];
+        keys.into_iter().filter_map(|(key, is_other)| is_other.then_some(key)).collect()
+    }
+
+    /// Returns the senders' ports for this configuration's peers. The first peers keep the ports of `before`.
+    pub fn sender_ports(&self, before: &[u16]) -> Vec<u16> {
+        let Some(backend) = &self.backend else { return Vec::new() };
+        ports::of_peers(&backend.ports.0, &self.peers, before)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn config(rest: &str) -> Config {
+        let own = "name = \"be1\"\nlisten = \"10.0.0.4:7440\"\n[tls]\ncertificate = \"a\"\nkey = \"b\"\nca = \"c\"\n\
+                   [backend]\ninterfaces = [\"eth0\"]\nports = \"61000-61002\"\n";
+        Config::parse(&format!("{own}{rest}"), Path::new("shuntd.toml")).unwrap()
+    }
+
+    fn peers(names: &[&str]) -> String {
+        names.iter().map(|name| format!("[[peer]]\nname = {name:?}\naddress = \"10.0.0.2:7440\"\n")).collect()
+    }
+
+    #[test]
+    fn peers_keep_their_places() {
+        let running = config(&peers(&["fe1", "fe2"]));
+        let merged = running.with(&config(&peers(&["fe3", "fe2"]))).unwrap();
+        let seen: Vec<_> = merged.peers.iter().map(|peer| (peer.name.as_str(), peer.is_gone)).collect();
+        assert_eq!(seen, [("fe1", true), ("fe2", false), ("fe3", false)]);
+        let back = merged.with(&running).unwrap();
+        assert_eq!(back.peers.iter().map(|peer| peer.is_gone).collect::<Vec<_>>(), [false, false, true]);
+        let ports = running.sender_ports(&[]);
+        assert_eq!(merged.sender_ports(&ports)[..2], ports);
+        assert!(merged.with(&config(&peers(&["fe4"]))).unwrap_err().contains("restart it"));
+    }
+
+    #[test]
+    fn what_takes_a_restart_is_named() {
+        let running = config("offer_lifetime = \"10s\"\n");
+        let newer = config("offer_lifetime = \"20s\"\n[limits]\noffers = 7\n");
+        assert_eq!(running.keys_for_a_restart(&newer), ["[backend]"]);
+        assert_eq!(running.with(&newer).unwrap().limits.offers, 7);
+    }
+}

@@ -1,0 +1,275 @@
+//! Parser for the output of `nginx -T`, for what Shunt needs of it: the addresses that servers listen at, and Shunt's
+//! directives.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+/// Source of the servers' configuration.
+#[derive(Clone, Debug)]
+pub enum Servers {
+    /// `nginx -T`, run with the program of this name.
+    Program(PathBuf),
+    /// A file with the output of `nginx -T`.
+    File(PathBuf),
+    /// No source: the configuration is not read.
+    Nowhere,
+}
+
+impl Servers {
+    /// Program that is run where the operator names no other.
+    pub const PROGRAM: &str = "nginx";
+}
+
+/// One directive and its parameters.
+type Directive = Vec<String>;
+
+/// Numbers of the blocks that a directive stands in, from the outermost. `nginx -T` prints included files one after the
+/// other, so for an included file the blocks around its `include` are not known.
+type Place = Vec<usize>;
+
+/// Version of nginx, such as 1.22.1.
+pub(crate) type Version = [u32; 3];
+
+/// The parts of nginx's configuration that matter here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Served {
+    /// Addresses that servers listen at. The wildcard address where they listen on all.
+    pub(crate) addresses: Vec<SocketAddr>,
+    /// Whether `shunt on` stands anywhere.
+    pub(crate) hands_off: bool,
+    /// Whether `shunt_offer on` stands anywhere.
+    pub(crate) offers: bool,
+    /// Whether some `shunt_trust` names an address.
+    pub(crate) trusts: bool,
+    /// Whether a `shunt_trust` where `shunt on` stands has every address, so clients' too.
+    pub(crate) trusts_clients: bool,
+    /// Whether `shunt_offer on` stands where `sendfile` is off, or no `sendfile on` stands anywhere.
+    pub(crate) offers_without_sendfile: bool,
+    /// Whether some server has `listen ... ssl`.
+    pub(crate) listens_with_tls: bool,
+    /// Whether some `ssl_protocols` names TLSv1.3. `None` where there is no `ssl_protocols`.
+    pub(crate) names_tls13: Option<bool>,
+    /// Version of the nginx that has this configuration, where the program was asked for it.
+    pub(crate) version: Option<Version>,
+    /// The socket that `shunt_agent` names.
+    pub(crate) agent: Option<String>,
+    /// User, and perhaps group, that the configuration names for the workers.
+    pub(crate) user: Option<(String, Option<String>)>,
+}
+
+impl Served {
+    /// Parses a whole configuration.
+    pub(crate) fn parse(text: &str) -> Self {
+        let mut served = Self::default();
+        let all = directives(text);
+        for (_, directive) in &all {
+            let words: Vec<&str> = directive.iter().map(String::as_str).collect();
+            match words[..] {
+                ["listen", at, ref how @ ..] => {
+                    served.addresses.extend(listens_at(at));
+                    served.listens_with_tls |= how.contains(&"ssl");
+                }
+                ["ssl_protocols", ref named @ ..] => {
+                    served.names_tls13 = Some(served.names_tls13.unwrap_or(false) || named.contains(&"TLSv1.3"));
+                }
+                ["shunt", "on"] => served.hands_off = true,
+                ["shunt_offer", "on"] => served.offers = true,
+                ["shunt_trust", first, ..] => served.trusts |= first != "none",
+                ["shunt_agent", path] => served.agent = Some(path.trim_start_matches("unix:").to_owned()),
+                ["user", user] => served.user = Some((user.to_owned(), None)),
+                ["user", user, group] => served.user = Some((user.to_owned(), Some(group.to_owned()))),
+                _ => {}
+            }
+        }
+        served.addresses.sort_unstable();
+        served.addresses.dedup();
+        served.trusts_clients = trusts_clients(&all);
+        served.offers_without_sendfile = offers_without_sendfile(&all);
+        served
+    }
+}
+
+/// Returns the places of the directives with this name whose parameters satisfy `are_so`.
+fn places<'a>(
+    all: &'a [(Place, Directive)],
+    name: &'a str,
+    are_so: impl Fn(&[String]) -> bool + 'a,
+) -> impl Iterator<Item = &'a Place> {
+    all.iter().filter(move |(_, words)| words[0] == name && are_so(&words[1..])).map(|(place, _)| place)
+}
+
+fn flag(value: &str) -> impl Fn(&[String]) -> bool {
+    move |words| words == [value]
+}
+
+/// Returns whether clients are trusted. Doubtful cases count as no: a narrower `shunt_trust` further in, or `shunt off`
+/// in a part of the block.
+fn trusts_clients(all: &[(Place, Directive)]) -> bool {
+    const ALL: [&str; 3] = ["all", "0.0.0.0/0", "::/0"];
+    let has_all = |words: &[String]| words.iter().any(|word| ALL.contains(&word.as_str()));
+    places(all, "shunt_trust", has_all).filter(|at| !at.is_empty()).any(|at| {
+        let is_narrowed = places(all, "shunt_trust", |_| true).any(|below| below.starts_with(at) && below != at);
+        let is_off = places(all, "shunt", flag("off")).any(|below| below.starts_with(at));
+        let is_on = places(all, "shunt", flag("on")).any(|on| on.starts_with(at) || at.starts_with(on));
+        is_on && !is_narrowed && !is_off
+    })
+}
+
+/// Returns whether files are offered where `sendfile` is off, which is nginx's default.
+fn offers_without_sendfile(all: &[(Place, Directive)]) -> bool {
+    let is_on_below = |at: &Place| places(all, "sendfile", flag("on")).any(|below| below.starts_with(at));
+    let is_off = |at: &Place| places(all, "sendfile", flag("off")).any(|off| off == at);
+    places(all, "shunt_offer", flag("on")).any(|at| {
+        let is_off_here = !at.is_empty() && is_off(at) && !is_on_below(at);
+        is_off_here || !is_on_below(&Place::new())
+    })
+}
+
+/// Returns why nginx refuses its configuration, in its own words: the line of level `emerg`, without time and process.
+pub(crate) fn refusal(text: &str) -> Option<String> {
+    const LEVEL: &str = "[emerg] ";
+    let said = text.lines().find_map(|line| line.find(LEVEL).map(|at| &line[at + LEVEL.len()..]))?;
+    let is_process = |word: &str| word.contains('#') && word.chars().all(|c| c.is_ascii_digit() || c == '#');
+    let why = said.split_once(": ").filter(|(process, _)| is_process(process)).map_or(said, |(_, why)| why);
+    Some(format!("{LEVEL}{why}"))
+}
+
+/// Returns whether a text has no directive. `nginx -T` prints none of a configuration that it refuses.
+pub(crate) fn is_empty(text: &str) -> bool {
+    directives(text).is_empty()
+}
+
+/// Returns the version in the output of `nginx -v`: `nginx version: nginx/1.22.1 (Ubuntu)`.
+pub(crate) fn version(said: &str) -> Option<Version> {
+    let number = said.split_once("nginx/")?.1.split_whitespace().next()?;
+    let parts: Vec<u32> = number.split('.').map_while(|part| part.parse().ok()).collect();
+    parts.try_into().ok()
+}
+
+/// Parses `80`, `10.0.0.1`, `10.0.0.1:80`, `*:80`, `[::]:80`. Returns `None` for Unix sockets and names.
+fn listens_at(text: &str) -> Option<SocketAddr> {
+    let wildcard = IpAddr::from([0; 4]);
+    if let Ok(port) = text.parse() {
+        return Some(SocketAddr::new(wildcard, port));
+    }
+    if let Some(port) = text.strip_prefix("*:") {
+        return Some(SocketAddr::new(wildcard, port.parse().ok()?));
+    }
+    let bare = text.trim_start_matches('[').trim_end_matches(']');
+    text.parse().ok().or_else(|| bare.parse().ok().map(|address| SocketAddr::new(address, 80)))
+}
+
+/// Splits a configuration into directives. Comments, quotes and blocks are as ngx_conf_read_token() has them, without
+/// escapes.
+fn directives(text: &str) -> Vec<(Place, Directive)> {
+    let (mut all, mut words, mut word) = (Vec::new(), Directive::new(), String::new());
+    let (mut place, mut blocks) = (Place::new(), 0);
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '#' if word.is_empty() => while chars.next().is_some_and(|c| c != '\n') {},
+            '"' | '\'' if word.is_empty() => words.push(chars.by_ref().take_while(|next| *next != c).collect()),
+            ';' | '{' | '}' => {
+                words.extend((!word.is_empty()).then(|| std::mem::take(&mut word)));
+                all.extend((!words.is_empty()).then(|| (place.clone(), std::mem::take(&mut words))));
+                match c {
+                    '{' => {
+                        place.push(blocks);
+                        blocks += 1;
+                    }
+                    '}' => drop(place.pop()),
+                    _ => {}
+                }
+            }
+            c if c.is_whitespace() => words.extend((!word.is_empty()).then(|| std::mem::take(&mut word))),
+            c => word.push(c),
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_matters_is_found() {
+        let text = "# configuration file /etc/nginx/nginx.conf:\nhttp {\n  shunt_agent unix:/run/a.sock; # here\n\
+                    shunt on; shunt_trust 10.0.0.0/24;\n server { listen 80; listen [::]:80 ipv6only=on; listen 10.0.0.2:443 ssl;\n\
+                    listen unix:/x; server_name \"a;b\"; location / { return 200 'listen 99;'; } } }";
+        let served = Served::parse(text);
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        assert_eq!(served.addresses, [at("0.0.0.0:80"), at("10.0.0.2:443"), at("[::]:80")]);
+        assert!(served.hands_off && served.trusts && !served.offers);
+        assert_eq!(served.agent.as_deref(), Some("/run/a.sock"));
+    }
+
+    #[test]
+    fn who_trusts_every_address_where_clients_connect_trusts_them() {
+        let of = |text: &str| Served::parse(text).trusts_clients;
+        assert!(of("http { server { listen 80; shunt on; shunt_trust all; } }"));
+        assert!(of("http { shunt_trust ::/0 10.0.0.1; server { location / { shunt on; } } }"));
+        assert!(of("http { shunt on; server { shunt_trust 0.0.0.0/0; } }"));
+        for good in [
+            "http { server { shunt on; shunt_trust 10.0.0.0/24; } }",
+            "http { server { shunt on; shunt_trust 10.0.0.1; } server { shunt_offer on; shunt_trust all; } }",
+            "http { shunt_trust all; server { shunt on; shunt_trust 10.0.0.1; } }",
+            "http { shunt on; server { shunt off; shunt_trust all; } }",
+            "http { server { shunt_offer on; shunt_trust all; } }",
+        ] {
+            assert!(!of(good), "{good}");
+        }
+    }
+
+    #[test]
+    fn what_offers_sends_with_sendfile() {
+        let of = |text: &str| Served::parse(text).offers_without_sendfile;
+        assert!(of("http { server { shunt_offer on; } }"), "nginx's default");
+        assert!(of("http { sendfile off; server { location / { shunt_offer on; } } }"));
+        assert!(of("http { sendfile on; server { sendfile off; shunt_offer on; location / { root /x; } } }"));
+        for good in [
+            "http { sendfile on; server { shunt_offer on; } }",
+            "http { sendfile on; include x; }\n# configuration file x:\nserver { shunt_offer on; }",
+            "http { server { sendfile off; shunt_offer on; location / { sendfile on; } } }",
+            "http { sendfile on; server { shunt_offer on; location /g { sendfile off; shunt_offer off; } } }",
+            "http { server { shunt on; } }",
+        ] {
+            assert!(!of(good), "{good}");
+        }
+    }
+
+    #[test]
+    fn tls_is_that_of_listeners_with_ssl_and_its_versions_those_that_are_named() {
+        let of = |text: &str| {
+            let served = Served::parse(text);
+            (served.listens_with_tls, served.names_tls13)
+        };
+        assert_eq!(of("server { listen 80; }"), (false, None));
+        assert_eq!(of("server { listen 443 default_server ssl http2; }"), (true, None));
+        assert_eq!(of("http { ssl_protocols TLSv1.2; server { listen 443 ssl; } }"), (true, Some(false)));
+        let text = "http { ssl_protocols TLSv1.2 TLSv1.3; server { listen 443 ssl; ssl_protocols TLSv1.2; } }";
+        assert_eq!(of(text), (true, Some(true)));
+    }
+
+    #[test]
+    fn nginx_says_its_version_and_why_it_refuses() {
+        assert_eq!(version("nginx version: nginx/1.22.1\n"), Some([1, 22, 1]));
+        assert_eq!(version("nginx version: nginx/1.24.0 (Ubuntu)\n"), Some([1, 24, 0]));
+        assert_eq!(version("no such thing"), None);
+        let said = "2026/11/23 14:25:37 [warn] 3#3: x\n2026/11/23 14:25:37 [emerg] 3#3: unknown directive \"shnut\" in /etc/n:2\n\
+                    nginx: configuration file /etc/n test failed\n";
+        assert_eq!(refusal(said).as_deref(), Some("[emerg] unknown directive \"shnut\" in /etc/n:2"));
+        assert_eq!(refusal("nginx: [emerg] open(): no\n").as_deref(), Some("[emerg] open(): no"));
+        assert!(refusal("http { }").is_none() && is_empty("# nothing\n") && !is_empty("http { }"));
+    }
+
+    #[test]
+    fn what_is_commented_out_is_not_there() {
+        let served = Served::parse("http { #shunt on;\n shunt_trust none; server { listen 10.0.0.2; } }");
+        assert!(!served.hands_off && !served.trusts && served.user.is_none());
+        let named = |text| Served::parse(text).user;
+        assert_eq!(named("user www-data;"), Some(("www-data".into(), None)));
+        assert_eq!(named("user web www;"), Some(("web".into(), Some("www".into()))));
+        assert_eq!(served.addresses, ["10.0.0.2:80".parse().unwrap()]);
+    }
+}

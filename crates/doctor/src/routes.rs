@@ -1,0 +1,90 @@
+//! Checks of the routes that packets take from here: to peers, and to clients, which may be anywhere.
+
+use std::fs;
+use std::net::IpAddr;
+
+use shunt_wire::peer::Examined;
+
+use super::finding::Finding;
+use shunt_config::Config;
+use shunt_host::routes::Routes;
+
+/// Address of a network for documentation (RFC 5737). The route to it is that to distant clients.
+const ANYWHERE: [u8; 4] = [192, 0, 2, 1];
+
+/// Checks the routes to each peer, and on a backend those of payload and of ACKs.
+pub(crate) fn all(config: &Config) -> Vec<Finding> {
+    let mut routes = match Routes::open() {
+        Ok(routes) => routes,
+        Err(error) => return vec![Finding::skipped("route", "from here", error.to_string())],
+    };
+    let to = |peer: &shunt_config::PeerConfig| to_peer(&mut routes, &peer.name, peer.address.ip());
+    let mut findings: Vec<Finding> = config.peers.iter().map(to).collect();
+    if let Some(backend) = &config.backend {
+        findings.push(to_clients(&mut routes, &backend.interfaces));
+        findings.extend(config.peers.iter().filter_map(|peer| filtered(&mut routes, peer.address.ip())));
+    }
+    findings
+}
+
+/// Runs these checks for the doctor of one peer. Returns bits of [`Examined::faults`]. `interfaces` has the ones that
+/// payloads leave by, where this machine is a backend.
+pub fn seen_from_here(routes: &mut Routes, interfaces: Option<&[String]>, peer: IpAddr) -> u32 {
+    let bit = |is_fault: bool, bit| if is_fault { bit } else { 0 };
+    let lost = bit(way_to(routes, peer).is_err(), Examined::NO_ROUTE);
+    let Some(interfaces) = interfaces else { return lost };
+    lost | bit(to_clients(routes, interfaces).is_fault(), Examined::PAYLOAD_ELSEWHERE)
+        | bit(filtered(routes, peer).is_some_and(|found| found.is_fault()), Examined::FILTERED)
+}
+
+/// Returns the name of the interface that packets for an address leave by. The error is a part of a sentence.
+fn way_to(routes: &mut Routes, address: IpAddr) -> Result<String, String> {
+    match routes.port_towards(address) {
+        Ok(Ok(index)) => Ok(shunt_host::interfaces::interface_name(index)),
+        Ok(Err(none)) => Err(none.to_string()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn to_peer(routes: &mut Routes, name: &str, address: IpAddr) -> Finding {
+    let about = format!("to \"{name}\" at {address}");
+    let advice =
+        way_to(routes, address).err().map(|why| format!("{why}: `ip route get {address}` shows what the kernel does"));
+    Finding::of("route", about, advice)
+}
+
+/// Checks the route of payload to clients. Payload leaves by the route to its client, and only the programs on that
+/// interface make it what the client expects.
+fn to_clients(routes: &mut Routes, interfaces: &[String]) -> Finding {
+    let about = "by which payload leaves to clients elsewhere";
+    let Ok(name) = way_to(routes, ANYWHERE.into()) else {
+        return Finding::skipped("route", about, "there is no default route; it leaves by the route to each client");
+    };
+    let advice = (!interfaces.contains(&name)).then(|| {
+        format!(
+            "{name} has the default route, and [backend] interfaces does not name it: add it, and restart the agent"
+        )
+    });
+    Finding::of("route", format!("{about}: {name}"), advice)
+}
+
+/// Checks the filter on ACKs. They come from the frontend with their clients' source addresses. A strict filter drops
+/// those whose source is routed by another interface (net.ipv4.conf.*.rp_filter; RFC 3704).
+fn filtered(routes: &mut Routes, peer: IpAddr) -> Option<Finding> {
+    if !peer.is_ipv4() {
+        return None;
+    }
+    let name = way_to(routes, peer).ok()?;
+    let strictness = |name: &str| {
+        let text = fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter")).ok()?;
+        text.trim().parse::<u8>().ok()
+    };
+    let effective = strictness("all")?.max(strictness(&name)?);
+    let advice = (effective == 1 && way_to(routes, ANYWHERE.into()).as_ref() != Ok(&name)).then(|| {
+        format!(
+            "it is strict, and clients are not reached by {name}, so that it drops their ACKs: \
+             `sysctl -w net.ipv4.conf.{name}.rp_filter=2`"
+        )
+    });
+    Some(Finding::of("rp_filter", format!("of {name}, by which ACKs come from {peer}"), advice))
+}

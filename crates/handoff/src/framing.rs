@@ -1,0 +1,50 @@
+//! What stands around a payload's bytes on the wire.
+
+use std::fmt::Debug;
+
+use shunt_wire::local::Reason;
+
+use crate::flow_sender::FlowSender;
+use crate::payload::Payload;
+use crate::tls13::workbench::Workbench;
+
+/// What stands around a payload's bytes on the wire: nothing, or TLS records. Frames of other protocols (chunks of
+/// HTTP/1.1, DATA of HTTP/2, literals of IMAP) would be others.
+pub trait Framing: Debug + Send {
+    /// Number of bytes of the region that the flow does not have yet.
+    fn remaining(&self, payload: &Payload) -> u64;
+
+    /// Gives a flow as many bytes as it takes. Returns `true` if it has all of them. Returns `false` if it takes no more
+    /// now, after a fair share, and where the payload waits for a read.
+    ///
+    /// # Errors
+    /// [`Reason::FileChanged`] if the file is shorter or newer than its header said, else why the flow ended.
+    fn send_to(
+        &mut self,
+        payload: &mut Payload,
+        flow: &dyn FlowSender,
+        workbench: &mut Workbench,
+    ) -> Result<bool, Reason>;
+
+    /// Whether another backend that goes on with the region has to send the very same bytes of the same file, because
+    /// they are encrypted under the same record numbers.
+    fn binds_content(&self) -> bool;
+}
+
+/// No framing: the payload's bytes as they are.
+#[derive(Debug)]
+pub(crate) struct Plain;
+
+impl Framing for Plain {
+    fn remaining(&self, payload: &Payload) -> u64 {
+        payload.remaining()
+    }
+
+    fn send_to(&mut self, payload: &mut Payload, flow: &dyn FlowSender, _: &mut Workbench) -> Result<bool, Reason> {
+        payload.send_to(flow)
+    }
+
+    fn binds_content(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,232 @@
+//! Interface ("port") that packets for an address leave by, according to this machine's routes: rtnetlink(7),
+//! RTM_GETROUTE.
+//!
+//! The question is the one that `bpf_redirect_neigh` asks the kernel for each packet (net/core/filter.c), except that
+//! the interface is not known yet. It is about a TCP packet of no particular user and from no particular source. So the
+//! answer follows policy rules, multipath routes, and routes whose source address is on another interface. To ask takes
+//! no privilege. But the kernel may take its lock on all network settings for it, so the frontend asks in a separate
+//! thread (uplinks.rs).
+
+use std::io;
+use std::net::IpAddr;
+
+use netlink_packet_core::{NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
+use rustix::net::SocketType;
+use shunt_sys::sockopt;
+
+/// Room for an answer in bytes: one route.
+const ANSWER_BYTES: usize = 16 << 10;
+/// Most notifications that are read at once. More of them add nothing, because each says only that something has
+/// changed.
+const NOTIFICATIONS: usize = 4096;
+
+/// Groups whose notifications may mean a changed route.
+const GROUPS: [u32; 8] = [
+    libc::RTNLGRP_LINK,
+    libc::RTNLGRP_IPV4_IFADDR,
+    libc::RTNLGRP_IPV6_IFADDR,
+    libc::RTNLGRP_IPV4_ROUTE,
+    libc::RTNLGRP_IPV6_ROUTE,
+    libc::RTNLGRP_IPV4_RULE,
+    libc::RTNLGRP_IPV6_RULE,
+    libc::RTNLGRP_NEXTHOP,
+];
+
+/// Why packets for an address cannot be sent on by the steering programs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoRoute {
+    /// The kernel's errno: it has no route.
+    #[error("{}", io::Error::from_raw_os_error(*.0))]
+    Kernel(i32),
+    /// The route does not lead to another machine.
+    #[error("its route is of type {0:?}: only a unicast route leads to another machine")]
+    Kind(RouteType),
+    /// The route encapsulates packets, and a redirected packet would not be encapsulated.
+    #[error("its route encapsulates packets (`ip route get` shows how), which redirected ones would not be")]
+    Encapsulated,
+    /// The kernel's answer is not understood.
+    #[error("the kernel's answer cannot be used: {0}")]
+    Answer(String),
+}
+
+/// Asks the kernel for routes.
+#[derive(Debug)]
+pub struct Routes {
+    socket: Socket,
+    sequence: u32,
+    /// Index of the routing domain that this process's sockets are in (`ip vrf exec`), or 0.
+    domain: u32,
+}
+
+impl Routes {
+    /// Opens a socket for questions about the network namespace that this thread is in.
+    ///
+    /// # Errors
+    /// Returns the kernel's error of socket(2), bind(2) or getsockopt(2).
+    pub fn open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        socket.set_non_blocking(true)?;
+        let any = rustix::net::socket(rustix::net::AddressFamily::INET, SocketType::DGRAM, None)?;
+        Ok(Self { socket, sequence: 0, domain: sockopt::bound_interface(&any)? })
+    }
+
+    /// Returns the index of the interface by which packets for `address` leave that the kernel redirects itself.
+    ///
+    /// # Errors
+    /// Returns an error where the kernel could not be asked, which says nothing about the route.
+    pub fn port_towards(&mut self, address: IpAddr) -> io::Result<Result<u32, NoRoute>> {
+        let redirected = [RouteAttribute::Uid(0)];
+        Ok(self.ask(address, &redirected)?.map(|hop| hop.port))
+    }
+
+    /// Returns the first hop of packets that a socket of this process sends to `address` from `source`, an address of
+    /// this machine.
+    ///
+    /// # Errors
+    /// Returns an error where the kernel could not be asked, which says nothing about the route.
+    pub fn hop_from(&mut self, source: IpAddr, address: IpAddr) -> io::Result<Result<Hop, NoRoute>> {
+        let sent = [RouteAttribute::Source(source.into()), RouteAttribute::Uid(rustix::process::geteuid().as_raw())];
+        self.ask(address, &sent)
+    }
+
+    fn ask(&mut self, address: IpAddr, of: &[RouteAttribute]) -> io::Result<Result<Hop, NoRoute>> {
+        self.sequence = self.sequence.wrapping_add(1);
+        self.socket.send(&question(address, of, self.domain, self.sequence), 0)?;
+        let mut buffer = vec![0; ANSWER_BYTES];
+        loop {
+            // The kernel answers before send(2) returns.
+            let length = self.socket.recv(&mut &mut buffer[..], 0)?;
+            match NetlinkMessage::<RouteNetlinkMessage>::deserialize(&buffer[..length.min(ANSWER_BYTES)]) {
+                Ok(message) if message.header.sequence_number != self.sequence => {}
+                Ok(message) => return Ok(hop_of(message.payload)),
+                Err(error) => return Ok(Err(NoRoute::Answer(error.to_string()))),
+            }
+        }
+    }
+}
+
+/// First hop of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Hop {
+    /// Index of the interface that packets leave by.
+    pub port: u32,
+    /// The router that they are sent to. `None` where the destination is on that link.
+    pub router: Option<IpAddr>,
+}
+
+fn question(address: IpAddr, of: &[RouteAttribute], domain: u32, sequence: u32) -> Vec<u8> {
+    let mut route = RouteMessage::default();
+    (route.header.address_family, route.header.destination_prefix_length) = match address {
+        IpAddr::V4(_) => (AddressFamily::Inet, 32),
+        IpAddr::V6(_) => (AddressFamily::Inet6, 128),
+    };
+    // Policy rules may look at source, user and protocol.
+    route.attributes =
+        vec![RouteAttribute::Destination(address.into()), RouteAttribute::IpProto(libc::IPPROTO_TCP as u8)];
+    if of.iter().any(|one| matches!(one, RouteAttribute::Source(_))) {
+        route.header.source_prefix_length = route.header.destination_prefix_length;
+    }
+    route.attributes.extend_from_slice(of);
+    if domain != 0 {
+        route.attributes.push(RouteAttribute::Oif(domain));
+    }
+    let mut header = NetlinkHeader::default();
+    (header.flags, header.sequence_number) = (NLM_F_REQUEST, sequence);
+    let mut message = NetlinkMessage::new(header, NetlinkPayload::from(RouteNetlinkMessage::GetRoute(route)));
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    bytes
+}
+
+fn hop_of(answer: NetlinkPayload<RouteNetlinkMessage>) -> Result<Hop, NoRoute> {
+    let route = match answer {
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRoute(route)) => route,
+        NetlinkPayload::Error(error) => return Err(NoRoute::Kernel(error.code.map_or(0, |code| -code.get()))),
+        other => return Err(NoRoute::Answer(format!("a message of type {}", other.message_type()))),
+    };
+    if route.header.kind != RouteType::Unicast {
+        return Err(NoRoute::Kind(route.header.kind));
+    }
+    if route.attributes.iter().any(|one| matches!(one, RouteAttribute::Encap(_))) {
+        return Err(NoRoute::Encapsulated);
+    }
+    let port =
+        route.attributes.iter().find_map(|one| if let RouteAttribute::Oif(port) = one { Some(*port) } else { None });
+    let router = route.attributes.iter().find_map(|one| match one {
+        RouteAttribute::Gateway(RouteAddress::Inet(router)) | RouteAttribute::Via(RouteVia::Inet(router)) => {
+            Some(IpAddr::from(*router))
+        }
+        RouteAttribute::Gateway(RouteAddress::Inet6(router)) | RouteAttribute::Via(RouteVia::Inet6(router)) => {
+            Some(IpAddr::from(*router))
+        }
+        _ => None,
+    });
+    let port = port.ok_or_else(|| NoRoute::Answer("a route without an interface".into()))?;
+    Ok(Hop { port, router })
+}
+
+/// Hears of changes of routes or interfaces.
+#[derive(Debug)]
+pub struct Changes(Socket);
+
+impl Changes {
+    /// Hears of all changes that may mean another route, in the network namespace that this thread is in.
+    ///
+    /// # Errors
+    /// Returns the kernel's error of socket(2) or bind(2).
+    pub fn open() -> io::Result<Self> {
+        Self::of(&GROUPS)
+    }
+
+    /// Hears of interfaces that come, go or change.
+    ///
+    /// # Errors
+    /// Returns the kernel's error of socket(2) or bind(2).
+    pub fn of_links() -> io::Result<Self> {
+        Self::of(&[libc::RTNLGRP_LINK])
+    }
+
+    /// Hears of changes of this machine's addresses.
+    ///
+    /// # Errors
+    /// Returns the kernel's error of socket(2) or bind(2).
+    pub fn of_addresses() -> io::Result<Self> {
+        Self::of(&[libc::RTNLGRP_IPV4_IFADDR, libc::RTNLGRP_IPV6_IFADDR])
+    }
+
+    fn of(groups: &[u32]) -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        socket.set_non_blocking(true)?;
+        // A kernel without one of these groups, such as those of IPv6, has no changes to report there.
+        groups.iter().for_each(|group| drop(socket.add_membership(*group)));
+        Ok(Self(socket))
+    }
+
+    /// Returns whether anything has changed since the last call.
+    pub fn take(&self) -> bool {
+        let mut changed = false;
+        for _ in 0..NOTIFICATIONS {
+            match self.0.recv(&mut &mut [0; 64][..], 0) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                // A notification, perhaps cut to the buffer. Or an error: ENOBUFS says that some are lost.
+                _ => changed = true,
+            }
+        }
+        changed
+    }
+
+    /// Returns the socket's descriptor, for poll(2).
+    pub fn descriptor(&self) -> std::os::fd::BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests;

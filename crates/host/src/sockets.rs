@@ -1,0 +1,88 @@
+//! Questions to this machine's kernel about sockets: the network namespace, own addresses, memory, open connections.
+
+use std::collections::HashSet;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+
+use procfs::net::TcpState;
+use rustix::net::{AddressFamily, SocketType};
+
+/// Least number of pages, in case tcp_mem cannot be read or has next to nothing.
+const LEAST_TCP_PAGES: u64 = 16384;
+
+/// Returns the cookie of the network namespace that this process is in.
+///
+/// # Errors
+/// Returns the kernel's error of socket(2) or getsockopt(2).
+pub fn netns_cookie() -> io::Result<u64> {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    shunt_sys::sockopt::netns_cookie(&socket)
+}
+
+/// Checks that sockets of this machine may be bound to that address.
+///
+/// # Errors
+/// Returns the kernel's error of socket(2) or bind(2): they may not.
+pub fn is_ours(mut address: SocketAddr) -> io::Result<()> {
+    address.set_port(0);
+    UdpSocket::bind(address).map(drop)
+}
+
+/// Returns the memory for what senders have queued, in bytes. It is a quarter of what the machine's TCP may have before
+/// it comes under pressure (the first number of tcp_mem, in pages).
+pub fn tcp_memory_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_mem").unwrap_or_default();
+    let pages = text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(LEAST_TCP_PAGES);
+    pages.max(LEAST_TCP_PAGES) * rustix::param::page_size() as u64 / 4
+}
+
+/// Returns both ends, this machine's first, of every TCP connection of this network namespace.
+///
+/// # Errors
+/// Returns an error where /proc/net/tcp cannot be read.
+pub fn connections() -> io::Result<HashSet<(SocketAddr, SocketAddr)>> {
+    connections_in(|_| true)
+}
+
+/// Returns the same as [`connections`], without those in TIME_WAIT, which no process has.
+///
+/// # Errors
+/// Returns an error where /proc/net/tcp cannot be read.
+pub fn held_connections() -> io::Result<HashSet<(SocketAddr, SocketAddr)>> {
+    connections_in(|state| state != TcpState::TimeWait)
+}
+
+fn connections_in(is_meant: impl Fn(TcpState) -> bool) -> io::Result<HashSet<(SocketAddr, SocketAddr)>> {
+    let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
+    let v4 = procfs::net::tcp().map_err(io::Error::other)?;
+    // A kernel without IPv6 has no /proc/net/tcp6.
+    let v6 = procfs::net::tcp6().unwrap_or_default();
+    let all = v4.into_iter().chain(v6).filter(|entry| is_meant(entry.state.clone()));
+    Ok(all.map(|entry| (canonical(entry.local_address), canonical(entry.remote_address))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn a_connection_is_listed_while_it_lives() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let ends = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+        assert!(connections().unwrap().contains(&ends));
+    }
+
+    #[test]
+    fn an_address_is_ours_where_sockets_can_have_it() {
+        assert!(is_ours("127.0.0.1:9".parse().unwrap()).is_ok());
+        // An address that is for documentation only (RFC 5737).
+        assert!(is_ours("192.0.2.99:9".parse().unwrap()).is_err());
+    }
+
+    #[test]
+    fn namespaces_have_cookies() {
+        assert_ne!(netns_cookie().unwrap(), 0);
+    }
+}

@@ -1,0 +1,33 @@
+//! Rounds of a measurement: the baseline and ours run in turns, under the same number of connections.
+
+use anyhow::Result;
+
+use super::bed::Side;
+
+/// Number of wrk's connections, except for a saturated frontend.
+pub(super) const CONNECTIONS: u32 = 10;
+
+/// Runs the baseline and ours in turns.
+pub(super) fn alternate(rounds: usize, mut run: impl FnMut(Side) -> Result<()>) -> Result<()> {
+    for _ in 0..rounds {
+        run(Side::Baseline)?;
+        run(Side::Ours)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sides_take_turns() {
+        let mut order = Vec::new();
+        alternate(2, |side| {
+            order.push(side);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(order, [Side::Baseline, Side::Ours, Side::Baseline, Side::Ours]);
+    }
+}

@@ -1,0 +1,23 @@
+//! A benchmark's cases, for the parts that are the same for all benchmarks.
+
+use super::target::Target;
+use crate::report::Unit;
+
+/// A case, as the choice and the report need to know it.
+pub(super) trait Subject: Copy {
+    /// Every case, in the order of the report.
+    fn all() -> Vec<Self>;
+
+    /// Name of the case. It never changes.
+    fn name(self) -> String;
+
+    fn unit(self) -> Unit;
+
+    /// Target of the case, if it has one.
+    fn target(self) -> Option<Target>;
+
+    /// Returns the case with a name.
+    fn parse(name: &str) -> Option<Self> {
+        Self::all().into_iter().find(|case| case.name() == name)
+    }
+}

@@ -1,0 +1,44 @@
+//! A response of the load: its path through the service, and how it ended.
+
+use std::time::Instant;
+
+use crate::answer::Ending;
+
+/// Path of a response: its backend, and the tiers before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// The first backend, through the intermediate.
+    First,
+    /// The second backend, straight from the frontend.
+    Second,
+}
+
+impl Way {
+    pub(super) fn of(second: bool) -> Self {
+        if second { Self::Second } else { Self::First }
+    }
+
+    /// Path prefix that leads to this backend, see [`crate::faults::Bed`].
+    pub(super) fn prefix(self) -> &'static str {
+        match self {
+            Self::First => "/t/",
+            Self::Second => "/other/",
+        }
+    }
+}
+
+/// Result of one response.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Response {
+    pub(super) way: Way,
+    pub(super) size: u64,
+    pub(super) ending: Ending,
+    /// Time of its request, or of the attempt to connect where no connection was made.
+    pub(super) asked: Instant,
+    /// Time when its connection was opened.
+    pub(super) opened: Instant,
+    pub(super) body_bytes: u64,
+    /// Response before it on the same connection: its path, and the time of its request. The frontend may not have seen
+    /// yet that the client has all of that response.
+    pub(super) before: Option<(Way, Instant)>,
+}

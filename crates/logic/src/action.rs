@@ -1,0 +1,162 @@
+//! Actions: steps that the logic asks the daemon to carry out. They are done in their order, before the next event. No
+//! action holds keys.
+
+use std::collections::{HashSet, VecDeque};
+use std::net::IpAddr;
+
+use shunt_wire::local::{self, Channel, Offer};
+use shunt_wire::peer::{self, Hello};
+use zerocopy::IntoBytes;
+
+use crate::board::Change;
+use crate::machine::{ActiveRegion, Machine};
+
+/// Names of handoffs at a backend: number of the peer, worker number, number of the handoff.
+pub type Given = HashSet<(u32, u32, u64)>;
+
+/// A message for a server.
+#[derive(Clone, Copy, Debug)]
+pub enum Told {
+    /// A handoff or fetch has ended without success.
+    Ended(local::Ended),
+    /// Answer whether a peer would send bytes of its store.
+    Answer(local::Answer),
+    /// The digest of a file.
+    Digest(local::Digest),
+}
+
+impl Told {
+    /// Returns the packet's bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Ended(message) => message.as_bytes(),
+            Self::Answer(message) => message.as_bytes(),
+            Self::Digest(message) => message.as_bytes(),
+        }
+    }
+}
+
+/// Actions in their order. The buffer is reused: a handoff allocates nothing.
+pub struct Actions<M: Machine>(VecDeque<Action<M>>);
+
+impl<M: Machine> Default for Actions<M> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<M: Machine> Actions<M> {
+    /// Appends an action.
+    pub fn push(&mut self, action: Action<M>) {
+        self.0.push_back(action);
+    }
+
+    /// Takes the next action.
+    pub fn pop(&mut self) -> Option<Action<M>> {
+        self.0.pop_front()
+    }
+}
+
+impl<M: Machine> Extend<Action<M>> for Actions<M> {
+    fn extend<I: IntoIterator<Item = Action<M>>>(&mut self, actions: I) {
+        self.0.extend(actions);
+    }
+}
+
+/// One step that the daemon carries out.
+pub enum Action<M: Machine> {
+    /// Copy a part of the board into servers' memory.
+    WriteBoard(Change),
+
+    /// Connect to a peer, then call [`Logic::opened`](crate::Logic::opened) or
+    /// [`Logic::lose_peer`](crate::Logic::lose_peer).
+    Dial(usize),
+    /// Close the connection with a peer, if there is one.
+    HangUp(usize),
+
+    /// Send a message to a server. If its socket does not take the message, call
+    /// [`Logic::unread`](crate::Logic::unread).
+    Tell(usize, Told),
+    /// Answer HELLO with WELCOME, with the memory for counters, and with the ring if the server has one.
+    Welcome {
+        /// The server.
+        server: usize,
+        /// Purpose of its connection.
+        channel: Channel,
+        /// Number of the ring to make, for processes of `user`.
+        ring: Option<u32>,
+        /// User of the process.
+        user: u32,
+        /// The server's worker number.
+        worker: u32,
+        /// Version that both sides speak.
+        version: u16,
+    },
+    /// Send the counters to a server.
+    SendStats(usize),
+    /// Close a server's connection.
+    CloseServer(usize),
+    /// Remove a ring from the kernel.
+    CloseRing(u32),
+
+    /// Steer clients' ACKs to a peer's senders as its entry says now ([`Steered`](crate::frontend::steered::Steered)).
+    Steer(usize),
+    /// Watch the routes to a peer's senders from now on, and tell their interfaces.
+    WatchRoutes(usize, Hello),
+    /// Note in the flow table which ACKs a peer needs.
+    SetSpacing(usize, peer::Spacing),
+    /// Note in the flow table that a client has acknowledged all of a payload.
+    SetDelivered(usize, peer::Delivered),
+    /// Mark a region, so that the next packet that this machine sends on its connection resets the client.
+    Cancel(ActiveRegion),
+
+    /// Discard the senders of these handoffs: the frontend has given them up.
+    Abort(Given),
+    /// Continue the senders of these handoffs: the frontend knows that their digest is withdrawn.
+    GoOn(Given),
+    /// Discard the senders of a lost peer, except those whose payload is wholly in the kernel.
+    ForgetPeer(u32),
+    /// Close files whose offers have expired.
+    CloseFiles(Vec<M::File>),
+
+    /// Connect to a peer for a fetch, and send this request first.
+    BeginFetch {
+        /// Number of the fetch.
+        fetch: usize,
+        /// The peer.
+        peer: usize,
+        /// The request.
+        request: peer::Fetch,
+    },
+    /// Give a server its end of a fetch, then call [`Logic::fetch_moved`](crate::Logic::fetch_moved) whenever bytes
+    /// move.
+    DeliverFetch {
+        /// Number of the fetch.
+        fetch: usize,
+        /// The server.
+        server: usize,
+        /// Message that goes with the descriptor.
+        message: local::Fetched,
+    },
+    /// Forget a fetch of a server of this machine.
+    DropFetch(usize),
+    /// Send a payload to a peer that fetches it.
+    ServeFetch {
+        /// Number of the fetch.
+        fetch: usize,
+        /// The offer, which is used up now.
+        offer: Offer,
+        /// File of the offer.
+        file: M::File,
+        /// State of the file whose digest a frontend was told.
+        proven: Option<M::State>,
+    },
+    /// Reset the connection of a peer that fetches.
+    ResetFetch(usize),
+
+    /// Note which key proves handshakes with an address. `None`: no peer has this address.
+    SetEnd(IpAddr, Option<[u8; 16]>),
+    /// Tell programs from which addresses which stores can be reached
+    /// ([`SourcesOfPeers`](crate::store::sources::SourcesOfPeers)).
+    WriteSources,
+}

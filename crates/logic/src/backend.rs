@@ -1,0 +1,269 @@
+//! This machine as a backend: it sends payloads to the clients of its peers.
+//!
+//! ```text
+//!   server --OFFER--> offers --+
+//!                              |  CLAIM of a peer
+//!   bytes of the store --------+------------------> a sender, or a place in `waiting`, or ENDED
+//! ```
+
+pub mod offers;
+pub mod questions;
+pub mod served;
+pub mod waiting;
+
+use std::net::{IpAddr, SocketAddr};
+
+use shunt_wire::local::{self, Reason};
+use shunt_wire::parts::Parts;
+use shunt_wire::peer::{self, Claim, Claimant};
+
+use crate::action::{Action, Given};
+use crate::limits::Gates;
+use crate::machine::Machine;
+use crate::settings::BackendSettings;
+use crate::turn::Turn;
+use offers::{Offered, Offers};
+use questions::Questions;
+use served::Served;
+use waiting::{Waiting, Waits};
+
+/// Payload that the daemon is to send for a claim, and the sender's address.
+pub struct Start<M: Machine> {
+    /// Address and port of the sender.
+    pub local: SocketAddr,
+    /// The offer, which is used up now. `None` if the claim is of ranges of the store.
+    pub offered: Option<Offered<M>>,
+}
+
+/// State of a backend. A machine that is no backend has it, too, and refuses everything.
+pub struct Backend<M: Machine> {
+    settings: Option<BackendSettings>,
+    has_store: bool,
+    /// Open offers.
+    pub offers: Offers<M>,
+    /// Claims of stored bytes that wait for a sender or a port.
+    pub waiting: Waiting,
+    /// Questions that wait for a file's digest.
+    pub questions: Questions<M>,
+    /// Fetches of peers.
+    pub served: Served,
+    /// Handoffs that frontends have given up in this turn.
+    given_up: Given,
+    /// Claims whose frontends have said in this turn that their digest is withdrawn.
+    withdrawn: Given,
+}
+
+impl<M: Machine> Backend<M> {
+    /// Returns the state of a machine without offers and claims.
+    pub fn new(settings: Option<BackendSettings>, has_store: bool) -> Self {
+        let lifetime = settings.map_or(std::time::Duration::from_secs(30), |backend| backend.offer_lifetime);
+        Self {
+            settings,
+            has_store,
+            offers: Offers::new(lifetime),
+            waiting: Waiting::default(),
+            questions: Questions::default(),
+            served: Served::default(),
+            given_up: Given::new(),
+            withdrawn: Given::new(),
+        }
+    }
+
+    /// Handles a peer's claim of an offer, or of `parts` of this machine's store. Returns what the daemon is to send.
+    pub fn claim(
+        &mut self,
+        peer: usize,
+        claim: &Claim,
+        parts: Option<&Parts>,
+        gates: &mut Gates,
+        turn: &mut Turn<'_, M>,
+    ) -> Option<Start<M>> {
+        turn.shared.counts.claims += 1;
+        self.abort_given_up(turn);
+        let claimant = Claimant::of(peer as u32, claim);
+        match self.place(claim, parts, &claimant, turn) {
+            Ok(start) => Some(start),
+            Err(reason) => {
+                self.refuse(claim, parts, claimant, reason, gates, turn);
+                None
+            }
+        }
+    }
+
+    /// Refuses a claim, or lets it wait, because there is no place for it or the daemon could not begin to send. No
+    /// byte of it has left.
+    pub fn refuse(
+        &mut self,
+        claim: &Claim,
+        parts: Option<&Parts>,
+        claimant: Claimant,
+        reason: Reason,
+        gates: &mut Gates,
+        turn: &mut Turn<'_, M>,
+    ) {
+        if reason == Reason::Limit {
+            gates.say_senders(self.settings.map_or(0, |backend| backend.senders), turn.now);
+        }
+        let waits = parts.is_some_and(|parts| self.waiting.add(claim, parts, claimant, reason, turn.now));
+        if waits {
+            turn.shared.counts.claims_waited += 1;
+            answer(claimant.peer as usize, claimant.worker, claimant.handoff, reason as u32, turn);
+        } else {
+            turn.fail_claim(&claimant, reason);
+        }
+    }
+
+    /// Finds a sender and a port for a claim.
+    fn place(
+        &mut self,
+        claim: &Claim,
+        parts: Option<&Parts>,
+        claimant: &Claimant,
+        turn: &mut Turn<'_, M>,
+    ) -> Result<Start<M>, Reason> {
+        turn.shared.keys_passed |= claim.suite.get() != 0;
+        let peer = claimant.peer as usize;
+        let (server, client) = (claim.flow.server().socket_addr(), claim.flow.client_address.ip());
+        match parts {
+            None => self.may_speak_for(peer, server, client, turn)?,
+            Some(_) => self.would_send(peer, server, client, turn)?,
+        }
+        let port = turn.shared.settings.peers[peer].port;
+        let local = turn.shared.peers.peer(peer).senders.towards(claim.flow.client_address).ok_or(Reason::Malformed)?;
+        let local = SocketAddr::new(local, port);
+        // The offer is taken only after this call, so that a payload that is refused here can still be fetched.
+        turn.machine.find_place(peer, claim, local)?;
+        let offered = match parts {
+            None => Some(self.offers.claim(peer, claim.offer.get(), claim.length.get(), claim.tag)?),
+            Some(_) => None,
+        };
+        Ok(Start { local, offered })
+    }
+
+    /// Examines the next waiting claim. Returns it to be sent if there is a place for it now, and fails it if it has
+    /// waited too long. Returns `None` when all claims of the round have been examined ([`Waiting::begin_round`]).
+    pub fn next_waiting(&mut self, turn: &mut Turn<'_, M>) -> Option<Option<(Box<Waits>, Start<M>)>> {
+        let waits = self.waiting.next_of_round()?;
+        let Waits { claim, parts, claimant, until } = &*waits;
+        Some(match self.place(claim, Some(parts), claimant, turn) {
+            Ok(start) => Some((waits, start)),
+            Err(Reason::Limit | Reason::Busy) if turn.now < *until => {
+                self.waiting.keep(waits);
+                None
+            }
+            Err(reason) => {
+                turn.fail_claim(claimant, reason);
+                None
+            }
+        })
+    }
+
+    /// Checks whether this machine may send with a server's address as its source, for a peer.
+    ///
+    /// # Errors
+    /// Returns [`Reason::UnknownOffer`] if this machine is no backend, and [`Reason::NotAllowed`] if the peer may not
+    /// speak for the server.
+    pub fn may_speak_for(
+        &self,
+        peer: usize,
+        server: SocketAddr,
+        client: IpAddr,
+        turn: &mut Turn<'_, M>,
+    ) -> Result<(), Reason> {
+        if self.settings.is_none() {
+            return Err(Reason::UnknownOffer);
+        }
+        if turn.shared.settings.peers[peer].may_have_sent(server, client) {
+            return Ok(());
+        }
+        if turn.shared.failures.allows(turn.now) {
+            let peer = &turn.shared.settings.peers[peer].name;
+            tracing::warn!(peer, %server, %client, "refused to send as that server (speaks_for)");
+        }
+        Err(Reason::NotAllowed)
+    }
+
+    /// Checks whether this machine may send bytes of its store with a server's address as their source, for a peer.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Backend::may_speak_for`], also if there is no store or the peer may not read it.
+    pub fn would_send(
+        &self,
+        peer: usize,
+        server: SocketAddr,
+        client: IpAddr,
+        turn: &mut Turn<'_, M>,
+    ) -> Result<(), Reason> {
+        self.may_speak_for(peer, server, client, turn)?;
+        if !self.has_store {
+            return Err(Reason::UnknownOffer);
+        }
+        if turn.shared.settings.peers[peer].may_read_store { Ok(()) } else { Err(Reason::NotAllowed) }
+    }
+
+    /// Answers a peer's question (ASK) whether this machine would send bytes of its store to a client.
+    pub fn asked(&mut self, peer: usize, ask: &peer::Ask, turn: &mut Turn<'_, M>) {
+        let client = ask.client_address.ip();
+        let would = self.would_send(peer, ask.server().socket_addr(), client, turn);
+        let would = would.and_then(|()| self.has_place(turn)).and_then(|()| {
+            let local = turn.shared.peers.peer(peer).senders.towards(ask.client_address).ok_or(Reason::Unreachable)?;
+            turn.machine.reaches(peer, local, client)
+        });
+        let reason = would.err().map_or(local::Answer::YES, |reason| reason as u32);
+        answer(peer, ask.worker.get(), ask.handoff.get(), reason, turn);
+    }
+
+    /// Checks that a claim of stored bytes would not have to wait.
+    fn has_place(&self, turn: &Turn<'_, M>) -> Result<(), Reason> {
+        if self.waiting.is_empty() && !turn.shared.is_draining { Ok(()) } else { Err(Reason::Limit) }
+    }
+
+    /// Notes that a frontend has given a handoff up.
+    pub fn give_up(&mut self, peer: usize, abort: &peer::Abort, turn: &mut Turn<'_, M>) {
+        turn.shared.counts.aborts += 1;
+        self.given_up.insert((peer as u32, abort.worker.get(), abort.handoff.get()));
+    }
+
+    /// Notes that a frontend's server has forgotten a digest that it was told.
+    pub fn withdraw(&mut self, peer: usize, withdrawn: &peer::Withdrawn) {
+        self.withdrawn.insert((peer as u32, withdrawn.worker.get(), withdrawn.handoff.get()));
+    }
+
+    /// Ends the handoffs that frontends have given up: at the end of a turn, and before another payload begins. They
+    /// are collected, because many come together, and each would cost a scan of all senders.
+    pub fn abort_given_up(&mut self, turn: &mut Turn<'_, M>) {
+        if self.given_up.is_empty() {
+            return;
+        }
+        let given_up = std::mem::take(&mut self.given_up);
+        self.waiting.forget(|of| given_up.contains(&(of.peer, of.worker, of.handoff)));
+        turn.act(Action::Abort(given_up));
+    }
+
+    /// Carries out the requests that this turn has collected.
+    pub fn end_turn(&mut self, turn: &mut Turn<'_, M>) {
+        self.abort_given_up(turn);
+        if !self.withdrawn.is_empty() {
+            turn.act(Action::GoOn(std::mem::take(&mut self.withdrawn)));
+        }
+    }
+
+    /// Forgets a peer's claims, because the session with it is lost.
+    pub fn lose_peer(&mut self, peer: usize, turn: &mut Turn<'_, M>) {
+        self.waiting.forget(|of| of.peer == peer as u32);
+        turn.act(Action::ForgetPeer(peer as u32));
+    }
+
+    /// Fails all waiting claims, because the agent ends. Their frontends are told.
+    pub fn give_up_waiting(&mut self, turn: &mut Turn<'_, M>) {
+        while let Some(claimant) = self.waiting.pop() {
+            turn.fail_claim(&claimant, Reason::PeerLost);
+        }
+    }
+}
+
+/// Tells a peer whether this machine would send bytes of its store.
+fn answer<M: Machine>(peer: usize, worker: u32, handoff: u64, reason: u32, turn: &mut Turn<'_, M>) {
+    let answer = peer::Answer { worker: worker.into(), reason: reason.into(), handoff: handoff.into() };
+    turn.tell_peer(peer, |out| answer.emit(out));
+}

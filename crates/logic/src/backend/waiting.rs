@@ -1,0 +1,146 @@
+//! Waiting claims: claims of bytes of this machine's store for which there is no place now. Either the limit of senders
+//! is reached, or another connection of the same client uses the peer's one port. A refusal would reset the client if
+//! the program has already written more bytes after the payload. So the claim waits, and the program is told to make no
+//! more claims for a while.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use shunt_wire::local::Reason;
+use shunt_wire::parts::Parts;
+use shunt_wire::peer::{Claim, Claimant};
+
+/// Longest time that a claim waits. A client that gets nothing for longer may give up.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Most claims that wait.
+const MOST: usize = 4096;
+
+/// One waiting claim.
+pub struct Waits {
+    /// The claim, which may hold keys.
+    pub claim: Claim,
+    /// Ranges of the store that the claim's payload consists of.
+    pub parts: Parts,
+    /// Peer, worker and handoff that the claim was made for.
+    pub claimant: Claimant,
+    /// End of its wait.
+    pub until: Instant,
+}
+
+/// Waiting claims, the oldest first. Each is in a separate box, whose memory is erased when it is freed (it holds
+/// keys).
+#[derive(Default)]
+pub struct Waiting {
+    claims: VecDeque<Box<Waits>>,
+    /// Number of claims that are still to be examined in this round.
+    left: usize,
+}
+
+impl Waiting {
+    /// Number of claims.
+    pub fn len(&self) -> usize {
+        self.claims.len()
+    }
+
+    /// Returns whether no claim waits.
+    pub fn is_empty(&self) -> bool {
+        self.claims.is_empty()
+    }
+
+    /// Adds a claim that was refused for `reason`, if it can wait. Returns whether it can.
+    pub fn add(&mut self, claim: &Claim, parts: &Parts, claimant: Claimant, reason: Reason, now: Instant) -> bool {
+        let can_wait = matches!(reason, Reason::Limit | Reason::Busy) && self.claims.len() < MOST;
+        if can_wait {
+            let waits = Waits { claim: *claim, parts: *parts, claimant, until: now + PATIENCE };
+            self.claims.push_back(Box::new(waits));
+        }
+        can_wait
+    }
+
+    /// Begins a round, in which each claim that waits now is examined once.
+    pub fn begin_round(&mut self) {
+        self.left = self.claims.len();
+    }
+
+    /// Takes the next claim of the round.
+    pub fn next_of_round(&mut self) -> Option<Box<Waits>> {
+        self.left = self.left.checked_sub(1)?;
+        self.claims.pop_front()
+    }
+
+    /// Puts a claim back behind all others. The next round so has the same order.
+    pub fn keep(&mut self, waits: Box<Waits>) {
+        self.claims.push_back(waits);
+    }
+
+    /// Takes out the oldest claim.
+    pub fn pop(&mut self) -> Option<Claimant> {
+        self.claims.pop_front().map(|waits| waits.claimant)
+    }
+
+    /// Removes the claims for which `is_gone` is true: their peer is lost, or has given them up.
+    pub fn forget(&mut self, is_gone: impl Fn(&Claimant) -> bool) {
+        let (mut position, mut gone) = (0, 0);
+        self.claims.retain(|waits| {
+            let is_left = position < self.left;
+            position += 1;
+            let is_gone = is_gone(&waits.claimant);
+            gone += usize::from(is_gone && is_left);
+            !is_gone
+        });
+        self.left -= gone;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    fn waiting(handoffs: &[u64], now: Instant) -> Waiting {
+        let mut waiting = Waiting::default();
+        for handoff in handoffs {
+            let mut claim = Claim::new_zeroed();
+            claim.handoff = (*handoff).into();
+            let claimant = Claimant::of(0, &claim);
+            assert!(waiting.add(&claim, &Parts::new(&[Default::default()]).unwrap(), claimant, Reason::Limit, now));
+        }
+        waiting
+    }
+
+    #[test]
+    fn each_is_looked_at_once_in_a_round_and_the_order_stays() {
+        let mut waiting = waiting(&[1, 2, 3], Instant::now());
+        assert!(waiting.next_of_round().is_none(), "no round has begun");
+        for _ in 0..3 {
+            waiting.begin_round();
+            let mut seen = Vec::new();
+            while let Some(waits) = waiting.next_of_round() {
+                seen.push(waits.claimant.handoff);
+                waiting.keep(waits);
+            }
+            assert_eq!(seen, [1, 2, 3]);
+        }
+    }
+
+    #[test]
+    fn only_what_may_find_a_place_later_waits_and_only_so_many() {
+        let now = Instant::now();
+        let mut waiting = waiting(&[1], now);
+        let parts = Parts::new(&[Default::default()]).unwrap();
+        let claim = Claim::new_zeroed();
+        let mut add = |reason| waiting.add(&claim, &parts, Claimant::of(0, &claim), reason, now);
+        assert!(!add(Reason::NotAllowed) && !add(Reason::Unreachable) && add(Reason::Busy));
+        assert_eq!((0..2 * MOST).filter(|_| add(Reason::Limit)).count(), MOST - 2);
+    }
+
+    #[test]
+    fn what_is_forgotten_in_a_round_is_not_looked_at() {
+        let mut waiting = waiting(&[1, 2, 3], Instant::now());
+        waiting.begin_round();
+        waiting.next_of_round();
+        waiting.forget(|of| of.handoff == 2);
+        assert_eq!(waiting.next_of_round().map(|waits| waits.claimant.handoff), Some(3));
+        assert!(waiting.next_of_round().is_none() && waiting.is_empty());
+    }
+}

@@ -1,0 +1,150 @@
+//! This machine as a frontend: it claims payloads from backends' agents for its servers' handoffs.
+//!
+//! The kernel has begun the region already (SHUNT_BEGIN), and tells the server itself when it is complete. The agent
+//! only passes the claim on to the backend's agent, and failures back to the server.
+
+pub mod asking;
+pub mod fetches;
+pub mod losses;
+pub mod steered;
+
+use std::collections::HashSet;
+
+use shunt_wire::local::{Handoff, Reason};
+use shunt_wire::parts::Parts;
+use shunt_wire::peer::{Abort, Claim, Ended};
+use tracing::field::display;
+
+use crate::action::Action;
+use crate::machine::{ActiveRegion, Machine, Region};
+use crate::peers::hearing::News;
+use crate::servers::Servers;
+use crate::turn::{Turn, is_clients};
+use fetches::Fetches;
+use losses::Losses;
+use steered::SteeredPeers;
+
+/// Party that has a handoff cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Canceller {
+    /// The peer that was to send the payload.
+    Peer(u32),
+    /// The server that learns of the handoff's completion by this ring.
+    Ring(u32),
+    /// Any server, if no server has the handoff's ring. An earlier agent gave that ring out.
+    Anybody,
+}
+
+/// State of a frontend. A machine that is no frontend has it, too.
+pub struct Frontend {
+    /// Peers' senders to which clients' ACKs are steered.
+    pub steered: SteeredPeers,
+    /// Fetches of this machine's servers.
+    pub fetches: Fetches,
+    /// Payloads of lost peers.
+    pub losses: Losses,
+    /// Handoffs to cancel at the end of this turn.
+    cancelled: HashSet<(Canceller, u64)>,
+}
+
+impl Frontend {
+    /// Returns the state of a machine with this number of peers, without any session.
+    pub fn new(peers: usize) -> Self {
+        Self {
+            steered: SteeredPeers::new(peers),
+            fetches: Fetches::default(),
+            losses: Losses::default(),
+            cancelled: HashSet::new(),
+        }
+    }
+
+    /// Handles a server's handoff of an offer, or of `parts` of the peer's store: claims the payload from the peer.
+    pub fn hand_off<M: Machine>(
+        &mut self,
+        server: usize,
+        handoff: &Handoff,
+        parts: Option<&Parts>,
+        turn: &mut Turn<'_, M>,
+    ) {
+        turn.shared.counts.handoffs += 1;
+        turn.shared.keys_passed |= handoff.tls.suite != 0;
+        let Some(maker) = turn.shared.servers.find(server) else { return };
+        let (worker, ring) = (maker.worker, maker.ring());
+        let client = Some(handoff.flow.client().socket_addr());
+        let region = ring.map_or(Region::Unknown, |ring| turn.machine.region(handoff, ring));
+        if region != Region::Active {
+            turn.shared.counts.handoffs_unknown += 1;
+            let reason = if let Region::Over(reason) = region { reason } else { Reason::NotAllowed };
+            turn.log_failed_handoff(reason, handoff.handoff, client, handoff.trace);
+            return turn.end(server, handoff.handoff, Reason::NotAllowed);
+        }
+        let peer = handoff.peer as usize;
+        // The handoff belongs to an earlier session, whose regions were given up with it. The server asks for the rest
+        // again.
+        let is_current = turn.shared.board.epoch(peer) == Some(handoff.epoch);
+        if !is_current || !turn.shared.peers.is_up(peer) {
+            turn.log_failed_handoff(Reason::UnknownOffer, handoff.handoff, client, handoff.trace);
+            return turn.end(server, handoff.handoff, Reason::UnknownOffer);
+        }
+        let (id, length, trace) = (handoff.handoff, handoff.length, handoff.trace.known().map(display));
+        tracing::debug!(handoff = id, length, trace, "a payload is claimed");
+        let claim = Claim::of(worker, handoff);
+        turn.tell_peer(peer, |out| match parts {
+            None => claim.emit(out),
+            Some(parts) => claim.emit_with(parts, out),
+        });
+        turn.shared.peers.peer(peer).hearing.give(&claim, parts.is_some());
+    }
+
+    /// Tells all peers that a server has given a handoff up. Only one peer knows this handoff, but aborts are rare.
+    pub fn abort<M: Machine>(&mut self, server: usize, handoff: u64, turn: &mut Turn<'_, M>) {
+        let Some(maker) = turn.shared.servers.find(server) else { return };
+        let abort = Abort { worker: maker.worker.into(), handoff: handoff.into() };
+        for peer in 0..turn.shared.peers.len() {
+            turn.tell_peer(peer, |out| abort.emit(out));
+        }
+    }
+
+    /// Handles the message (ENDED) of a backend's agent that it has ended a handoff.
+    pub fn ended<M: Machine>(&mut self, peer: usize, ended: &Ended, turn: &mut Turn<'_, M>) {
+        if !turn.hear(peer, None, News::End) {
+            return;
+        }
+        let reason = Reason::from_number(ended.reason.get()).unwrap_or(Reason::Malformed);
+        let trace = ended.trace.known().map(display);
+        let (handoff, name) = (ended.handoff.get(), &turn.shared.settings.peers[peer].name);
+        if is_clients(reason) {
+            tracing::debug!(peer = name, %reason, handoff, trace, "the backend's agent ended a handoff");
+        } else if turn.shared.failures.allows(turn.now) {
+            tracing::warn!(peer = name, %reason, handoff, trace, "the backend's agent ended a handoff");
+        }
+        match turn.shared.servers.owner(ended.worker.get()) {
+            Some(server) => turn.pass_on_end(server, peer as u32, handoff, reason),
+            None => self.cancel(Canceller::Peer(peer as u32), handoff),
+        }
+    }
+
+    /// Cancels a handoff at the end of the turn. Nobody sends it, and no server has its connection: only the kernel
+    /// still has the region. A handoff that does not belong to the canceller stays.
+    pub fn cancel(&mut self, by: Canceller, handoff: u64) {
+        self.cancelled.insert((by, handoff));
+    }
+
+    /// Cancels the handoffs that this turn has collected, with one scan of all flows.
+    pub fn end_turn<M: Machine>(&mut self, turn: &mut Turn<'_, M>) {
+        if self.cancelled.is_empty() {
+            return;
+        }
+        let cancelled = std::mem::take(&mut self.cancelled);
+        for region in turn.machine.active_regions(None).into_iter().filter(|region| region.queues) {
+            let may = [Canceller::Peer(region.peer), owner(&region, &turn.shared.servers)];
+            if may.into_iter().any(|by| cancelled.contains(&(by, region.handoff))) {
+                turn.act(Action::Cancel(region));
+            }
+        }
+    }
+}
+
+fn owner(region: &ActiveRegion, servers: &Servers) -> Canceller {
+    if servers.has_ring(region.ring) { Canceller::Ring(region.ring) } else { Canceller::Anybody }
+}

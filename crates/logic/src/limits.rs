@@ -1,0 +1,519 @@
+//! Limits. When one is reached, new responses are relayed. A server learns this from the board without a message, so a
+//! limit costs a response nothing.
+//!
+//! Limits are soft where a response could break otherwise. Responses with a consent or an offer at the moment when a
+//! limit is reached still get their shortcut. So each limit may be exceeded by what is under way at that moment.
+//! Descriptors are the exception: the last ones are kept for work that has already begun.
+//!
+//! Any consent may lead to a fetch. So a limit of fetches closes consents (here, for all peers) and offers (at the
+//! backend, for one peer or all). A peer that delays fetches costs others their shortcuts, but no response.
+
+use std::ops::{AddAssign, SubAssign};
+use std::time::Instant;
+
+use serde::Deserialize;
+use shunt_wire::local::closed;
+
+use crate::rate::Seldom;
+
+/// Descriptors that stay free for work that has already begun: sessions, answers, fetches.
+pub const SPARE_DESCRIPTORS: u64 = 64;
+/// A check of all limits costs more than an offer. Between two checks, a limit may be exceeded by one SLACK-th of it.
+const SLACK: u64 = 32;
+
+/// Section `[limits]` of the configuration.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Most handoffs of this machine's servers that are not over.
+    pub handoffs: u64,
+    /// Most of these handoffs to one peer.
+    pub handoffs_per_peer: u64,
+    /// Most payloads that are offered or being sent here.
+    pub offers: u64,
+    /// Most of these payloads for one peer.
+    pub offers_per_peer: u64,
+    /// Most bytes of all payloads that are offered or being sent here.
+    pub bytes: u64,
+    /// Most of these bytes for one peer.
+    pub bytes_per_peer: u64,
+    /// Most fetches under way, in each direction.
+    pub fetches: usize,
+    /// Most fetches under way with one peer, in each direction.
+    pub fetches_per_peer: usize,
+    /// Most connections of this machine's servers, two for each worker. A user gets no more than are left for others,
+    /// so at most half of them.
+    pub servers: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            handoffs: 32768,
+            handoffs_per_peer: 16384,
+            offers: 32768,
+            offers_per_peer: 16384,
+            bytes: 16 << 40,
+            bytes_per_peer: 8 << 40,
+            fetches: 4096,
+            fetches_per_peer: 1024,
+            servers: 1024,
+        }
+    }
+}
+
+impl Limits {
+    /// Returns an error in the limits, as a sentence that says what to do.
+    pub fn problem(&self) -> Option<String> {
+        let Limits { handoffs, offers, bytes, fetches, servers, .. } = *self;
+        let zero = [("handoffs", handoffs), ("offers", offers), ("bytes", bytes), ("servers", servers as u64)];
+        if let Some((name, _)) = zero.iter().find(|(_, value)| *value == 0) {
+            return Some(format!("[limits] {name} = 0 relays everything: leave out [frontend] or [backend] instead"));
+        }
+        let Limits { handoffs_per_peer, offers_per_peer, bytes_per_peer, .. } = *self;
+        let per_peer = [
+            ("handoffs_per_peer", handoffs_per_peer),
+            ("offers_per_peer", offers_per_peer),
+            ("bytes_per_peer", bytes_per_peer),
+        ];
+        if let Some((name, _)) = per_peer.iter().find(|(_, value)| *value == 0) {
+            return Some(format!("[limits] {name} = 0 relays everything: name a number above 0, or leave the key out"));
+        }
+        let none = [("fetches", fetches), ("fetches_per_peer", self.fetches_per_peer)];
+        let none = none.iter().find(|(_, value)| *value == 0);
+        none.map(|(name, _)| format!("[limits] {name} = 0: a response that needs its body here would fail"))
+    }
+}
+
+/// Payloads that wait for their claim or are being sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Number of payloads.
+    pub payloads: u64,
+    /// Sum of the payloads' lengths, in bytes.
+    pub bytes: u64,
+    /// Number of the payloads that have a sender.
+    pub senders: u64,
+}
+
+impl Load {
+    /// Returns the load of one payload that nobody has claimed.
+    pub fn waiting(bytes: u64) -> Self {
+        Self { payloads: 1, bytes, senders: 0 }
+    }
+
+    /// Returns the load of one payload that is being sent.
+    pub fn sending(bytes: u64) -> Self {
+        Self { payloads: 1, bytes, senders: 1 }
+    }
+}
+
+impl AddAssign for Load {
+    fn add_assign(&mut self, other: Self) {
+        self.payloads += other.payloads;
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.senders += other.senders;
+    }
+}
+
+/// Subtracts a load that was added before.
+impl SubAssign for Load {
+    fn sub_assign(&mut self, other: Self) {
+        self.payloads -= other.payloads;
+        self.bytes = self.bytes.saturating_sub(other.bytes);
+        self.senders -= other.senders;
+    }
+}
+
+/// Resources in use for one peer, or for all peers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Use {
+    /// Handoffs of this machine's servers.
+    pub handoffs: u64,
+    /// Payloads that are offered or sent.
+    pub sent: Load,
+    /// Fetches of this machine's servers.
+    pub fetches_out: u64,
+    /// Fetches that the peer has asked for here.
+    pub fetches_in: u64,
+}
+
+impl AddAssign for Use {
+    fn add_assign(&mut self, other: Self) {
+        self.handoffs += other.handoffs;
+        self.sent += other.sent;
+        self.fetches_out += other.fetches_out;
+        self.fetches_in += other.fetches_in;
+    }
+}
+
+/// Descriptors of the process.
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptors {
+    /// Number of open descriptors.
+    pub open: u64,
+    /// Most descriptors (RLIMIT_NOFILE).
+    pub limit: u64,
+}
+
+impl Descriptors {
+    /// Returns the number of open descriptors at which new work is refused.
+    fn room(self) -> u64 {
+        self.limit.saturating_sub(SPARE_DESCRIPTORS).max(1)
+    }
+}
+
+/// A limit, and how much of it is used.
+#[derive(Clone, Copy)]
+struct Bound<'a> {
+    /// The setting that an operator has to raise, with its section.
+    name: &'static str,
+    /// Name of the peer, if the limit is one for each peer.
+    peer: Option<&'a str>,
+    used: u64,
+    limit: u64,
+}
+
+/// State of one limit. It closes when the limit is reached, and opens below nine tenths of it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Gate {
+    is_closed: bool,
+    said: Seldom,
+}
+
+impl Gate {
+    /// Compares the use with the limit. Returns whether the gate is closed now. Counts each closing, and logs it at
+    /// most once in [`SELDOM`](crate::rate::SELDOM).
+    fn look(&mut self, bound: &Bound<'_>, closings: &mut u64, now: Instant) -> bool {
+        let Bound { name, peer, used, limit } = *bound;
+        let least = if self.is_closed { limit - limit / 10 } else { limit };
+        let was_closed = std::mem::replace(&mut self.is_closed, used >= least);
+        let closes = self.is_closed && !was_closed;
+        *closings += u64::from(closes);
+        if closes && self.said.allows(now) {
+            tracing::warn!(peer, used, limit, "limit reached: what is new is relayed for now; raise {name}");
+        }
+        self.is_closed
+    }
+}
+
+/// Number of times that each limit was reached.
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct Closings {
+    pub handoffs: u64,
+    pub handoffs_per_peer: u64,
+    pub offers: u64,
+    pub offers_per_peer: u64,
+    pub bytes: u64,
+    pub bytes_per_peer: u64,
+    pub senders: u64,
+    pub descriptors: u64,
+    pub fetches: u64,
+    pub fetches_per_peer: u64,
+}
+
+/// Gates of one peer.
+#[derive(Debug, Default)]
+struct PeerGates {
+    handoffs: Gate,
+    offers: Gate,
+    bytes: Gate,
+    fetches_out: Gate,
+    fetches_in: Gate,
+    /// The peer's agent takes no offers.
+    is_full: bool,
+    /// The peer has been told to make no offers.
+    is_told: bool,
+    said_full: Seldom,
+}
+
+/// All gates, and how much new work may come before the next check.
+#[derive(Debug)]
+pub struct Gates {
+    handoffs: Gate,
+    offers: Gate,
+    bytes: Gate,
+    senders: Gate,
+    descriptors: Gate,
+    fetches_out: Gate,
+    fetches_in: Gate,
+    peers: Vec<PeerGates>,
+    /// Number of times that each gate was closed.
+    pub closings: Closings,
+    /// Use at the last check.
+    pub total: Use,
+    /// The limits are to be checked at the end of the turn, because a peer has sent CLOSED or there is other news.
+    is_news: bool,
+    handoffs_left: u64,
+    offers_left: u64,
+    bytes_left: u64,
+}
+
+/// Result of the check of one peer's limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Looked {
+    /// The peer's bits of [`closed`].
+    pub closed: u32,
+    /// This agent has reached its limit of handoffs to the peer, or of fetches from it.
+    pub is_full: bool,
+}
+
+impl Gates {
+    /// Returns open gates for this number of peers.
+    pub fn new(peers: usize) -> Self {
+        let [handoffs, offers, bytes, senders, descriptors, fetches_out, fetches_in] = [Gate::default(); 7];
+        Self {
+            handoffs,
+            offers,
+            bytes,
+            senders,
+            descriptors,
+            fetches_out,
+            fetches_in,
+            peers: (0..peers).map(|_| PeerGates::default()).collect(),
+            closings: Closings::default(),
+            total: Use::default(),
+            is_news: false,
+            handoffs_left: 0,
+            offers_left: 0,
+            bytes_left: 0,
+        }
+    }
+
+    /// Adds a peer.
+    pub fn add_peer(&mut self) {
+        self.peers.push(PeerGates::default());
+    }
+
+    /// Counts a handoff against the work that may come before the next check.
+    pub fn note_handoff(&mut self) {
+        self.handoffs_left = self.handoffs_left.saturating_sub(1);
+    }
+
+    /// Counts an offer against the work that may come before the next check.
+    pub fn note_offer(&mut self, length: u64) {
+        self.offers_left = self.offers_left.saturating_sub(1);
+        self.bytes_left = self.bytes_left.saturating_sub(length);
+    }
+
+    /// Returns whether enough new work has come that a limit may be reached. If a limit is already reached, the next
+    /// check waits for the tick.
+    pub fn is_look_due(&self) -> bool {
+        let closed = self.handoffs.is_closed || self.offers.is_closed || self.bytes.is_closed;
+        self.is_news || !closed && (self.handoffs_left == 0 || self.offers_left == 0 || self.bytes_left == 0)
+    }
+
+    /// Notes whether a peer takes this machine's offers. The limits are checked at the end of the turn.
+    pub fn set_full(&mut self, peer: usize, is_full: bool) {
+        self.peers[peer].is_full = is_full;
+        self.set_news();
+    }
+
+    /// Has the limits checked at the end of the turn.
+    pub fn set_news(&mut self) {
+        self.is_news = true;
+    }
+
+    /// Checks the limits that hold for all peers together. Returns the bits of [`closed`] for the board's head.
+    /// `most_senders` is `senders` in `[backend]`.
+    pub fn look(
+        &mut self,
+        used: &[Use],
+        limits: &Limits,
+        most_senders: u64,
+        descriptors: Descriptors,
+        now: Instant,
+    ) -> u32 {
+        self.is_news = false;
+        let mut total = Use::default();
+        used.iter().for_each(|one| total += *one);
+        self.total = total;
+        let most = |of: fn(&Use) -> u64| used.iter().map(of).max().unwrap_or(0);
+        let least = |limit, used, limit_of_peer, of| left(limit, used).min(left(limit_of_peer, most(of)));
+        let Load { payloads, bytes: length, senders: busy } = total.sent;
+        self.handoffs_left = least(limits.handoffs, total.handoffs, limits.handoffs_per_peer, |one| one.handoffs);
+        self.offers_left = least(limits.offers, payloads, limits.offers_per_peer, |one| one.sent.payloads);
+        self.bytes_left = least(limits.bytes, length, limits.bytes_per_peer, |one| one.sent.bytes);
+        let closings = &mut self.closings;
+        let of = |name, used, limit| Bound { name, peer: None, used, limit };
+        let fetches = |used| of("`fetches` in [limits]", used, limits.fetches as u64);
+        let handoffs = of("`handoffs` in [limits]", total.handoffs, limits.handoffs);
+        let handoffs = self.handoffs.look(&handoffs, &mut closings.handoffs, now)
+            | self.fetches_out.look(&fetches(total.fetches_out), &mut closings.fetches, now);
+        let open = of("LimitNOFILE= in shuntd's unit", descriptors.open, descriptors.room());
+        let offers = of("`offers` in [limits]", payloads, limits.offers);
+        let bytes = of("`bytes` in [limits]", length, limits.bytes);
+        let senders = of("`senders` in [backend]", busy, most_senders);
+        let offers = self.offers.look(&offers, &mut closings.offers, now)
+            | self.bytes.look(&bytes, &mut closings.bytes, now)
+            | self.senders.look(&senders, &mut closings.senders, now)
+            | self.descriptors.look(&open, &mut closings.descriptors, now)
+            | self.fetches_in.look(&fetches(total.fetches_in), &mut closings.fetches, now);
+        bits(handoffs, offers)
+    }
+
+    /// Checks the limits of one peer.
+    pub fn look_at_peer(&mut self, peer: usize, name: &str, used: &Use, limits: &Limits, now: Instant) -> Looked {
+        let (gates, closings) = (&mut self.peers[peer], &mut self.closings);
+        let of = |setting, used, limit| Bound { name: setting, peer: Some(name), used, limit };
+        let fetches = |used| of("`fetches_per_peer` in [limits]", used, limits.fetches_per_peer as u64);
+        let offers = of("`offers_per_peer` in [limits]", used.sent.payloads, limits.offers_per_peer);
+        let bytes = of("`bytes_per_peer` in [limits]", used.sent.bytes, limits.bytes_per_peer);
+        let handoffs = of("`handoffs_per_peer` in [limits]", used.handoffs, limits.handoffs_per_peer);
+        let offers = gates.offers.look(&offers, &mut closings.offers_per_peer, now)
+            | gates.bytes.look(&bytes, &mut closings.bytes_per_peer, now)
+            | gates.fetches_in.look(&fetches(used.fetches_in), &mut closings.fetches_per_peer, now)
+            | gates.is_full;
+        let is_full = gates.handoffs.look(&handoffs, &mut closings.handoffs_per_peer, now)
+            | gates.fetches_out.look(&fetches(used.fetches_out), &mut closings.fetches_per_peer, now);
+        Looked { closed: bits(false, offers), is_full }
+    }
+
+    /// Returns whether a limit is reached because of which the peer is to make no more offers.
+    pub fn is_full_of(&self, peer: usize) -> bool {
+        self.peers[peer].handoffs.is_closed || self.peers[peer].fetches_out.is_closed
+    }
+
+    /// Returns whether a peer has been told to make no offers.
+    pub fn was_told(&self, peer: usize) -> bool {
+        self.peers[peer].is_told
+    }
+
+    /// Notes whether a peer has been told to make no offers.
+    pub fn note_told(&mut self, peer: usize, is_full: bool) {
+        self.peers[peer].is_told = is_full;
+    }
+
+    /// Logs that all senders were in use when a claim came. A check of the limits between two claims may miss that.
+    pub fn say_senders(&mut self, limit: usize, now: Instant) {
+        if self.senders.said.allows(now) {
+            tracing::warn!(
+                limit,
+                "limit reached: a claim has found no place among the senders; raise `senders` in [backend]"
+            );
+        }
+    }
+
+    /// Logs that a peer takes no offers. The limit is configured at the peer, and the peer's log names it.
+    pub fn say_full(&mut self, peer: usize, name: &str, now: Instant) {
+        let gates = &mut self.peers[peer];
+        if gates.is_full && gates.said_full.allows(now) {
+            tracing::info!(
+                peer = name,
+                "this peer takes no offers for now: it has reached a limit, or is told to stop, as its agent's log says; bodies are relayed"
+            );
+        }
+    }
+}
+
+/// Returns the bits of [`closed`] for closed handoffs and closed offers.
+pub fn bits(handoffs: bool, offers: bool) -> u32 {
+    (u32::from(handoffs) * closed::HANDOFFS) | (u32::from(offers) * closed::OFFERS)
+}
+
+/// Returns how much more may come before the next check.
+fn left(limit: u64, used: u64) -> u64 {
+    limit.saturating_sub(used).max(limit / SLACK).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_gate_opens_later_than_it_closes() {
+        let (mut gate, mut closings, now) = (Gate::default(), 0, Instant::now());
+        let of = |used| Bound { name: "", peer: None, used, limit: 100 };
+        let states = [99, 100, 95, 91, 90, 89, 99, 120].map(|used| gate.look(&of(used), &mut closings, now));
+        assert_eq!(states, [false, true, true, true, true, false, false, true]);
+        assert_eq!(closings, 2);
+    }
+
+    #[test]
+    fn a_peer_that_speaks_often_has_one_look_a_turn() {
+        let mut gates = Gates::new(1);
+        (gates.handoffs_left, gates.offers_left, gates.bytes_left) = (1, 1, 1);
+        assert!(!gates.is_look_due());
+        (0..1000).for_each(|_| gates.set_full(0, true));
+        assert!(gates.is_look_due());
+    }
+
+    #[test]
+    fn the_next_look_comes_before_a_limit_is_passed_by_much() {
+        assert_eq!(left(1000, 0), 1000);
+        assert_eq!(left(1000, 990), 31);
+        assert_eq!(left(10, 10), 1);
+    }
+
+    /// Checks what each limit closes, and for which peers.
+    #[test]
+    fn each_limit_closes_its_own() {
+        let most = Limits {
+            handoffs: 10,
+            handoffs_per_peer: 5,
+            offers: 10,
+            offers_per_peer: 5,
+            bytes: 1000,
+            bytes_per_peer: 500,
+            fetches: 10,
+            fetches_per_peer: 5,
+            servers: 10,
+        };
+        let sent = |payloads, bytes, senders| Use { sent: Load { payloads, bytes, senders }, ..Use::default() };
+        let (both, offers, handoffs) = (closed::OFFERS | closed::HANDOFFS, closed::OFFERS, closed::HANDOFFS);
+        let cases = [
+            (Use::default(), 1, (0, 0, false)),
+            (Use { handoffs: 4, ..Use::default() }, 2, (0, 0, false)),
+            (Use { handoffs: 5, ..Use::default() }, 2, (handoffs, 0, true)),
+            (sent(5, 0, 0), 1, (0, offers, false)),
+            (sent(5, 0, 0), 2, (offers, offers, false)),
+            (sent(1, 500, 0), 1, (0, offers, false)),
+            (sent(1, 500, 0), 2, (offers, offers, false)),
+            (sent(1, 1, 7), 1, (offers, 0, false)),
+            (Use { fetches_in: 5, ..Use::default() }, 1, (0, offers, false)),
+            (Use { fetches_in: 5, ..Use::default() }, 2, (offers, offers, false)),
+            (Use { fetches_out: 5, ..Use::default() }, 1, (0, 0, true)),
+            (Use { fetches_out: 5, ..Use::default() }, 2, (handoffs, 0, true)),
+            (Use { fetches_out: 5, fetches_in: 5, ..Use::default() }, 2, (both, offers, true)),
+        ];
+        for (used, peers, expected) in cases {
+            let (mut gates, now) = (Gates::new(3), Instant::now());
+            let mut all = [Use::default(); 3];
+            all[..peers].fill(used);
+            let descriptors = Descriptors { open: 10, limit: 1024 };
+            let closed = gates.look(&all, &most, 7, descriptors, now);
+            let Looked { closed: of_peer, is_full } = gates.look_at_peer(0, "be", &all[0], &most, now);
+            assert_eq!((closed, of_peer, is_full), expected, "{used:?} of {peers}");
+            // Nothing is closed for another peer.
+            assert_eq!(gates.look_at_peer(2, "other", &all[2], &most, now), Looked { closed: 0, is_full: false });
+            let later = now + Duration::from_secs(1);
+            assert_eq!(gates.look(&[Use::default(); 3], &most, 7, descriptors, later), 0, "{used:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_descriptors_are_for_what_runs() {
+        let (mut gates, now) = (Gates::new(0), Instant::now());
+        let mut look = |open| gates.look(&[], &Limits::default(), 1, Descriptors { open, limit: 1024 }, now);
+        assert_eq!((look(1024 - SPARE_DESCRIPTORS - 1), look(1024 - SPARE_DESCRIPTORS)), (0, closed::OFFERS));
+    }
+
+    #[test]
+    fn zero_is_no_limit() {
+        assert_eq!(Limits::default().problem(), None);
+        let zero = Limits::default;
+        for limits in [
+            Limits { handoffs: 0, ..zero() },
+            Limits { handoffs_per_peer: 0, ..zero() },
+            Limits { offers_per_peer: 0, ..zero() },
+            Limits { bytes_per_peer: 0, ..zero() },
+            Limits { fetches: 0, ..zero() },
+            Limits { fetches_per_peer: 0, ..zero() },
+            Limits { servers: 0, ..zero() },
+        ] {
+            assert!(limits.problem().is_some_and(|problem| problem.contains("= 0")), "{limits:?}");
+        }
+    }
+}

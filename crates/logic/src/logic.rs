@@ -1,0 +1,439 @@
+//! One agent: its state machines, and the dispatch of events to them.
+
+mod connections;
+mod fetches;
+mod limits;
+mod reload;
+mod sessions;
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use shunt_wire::local::{Reason, Request};
+use shunt_wire::parts::Parts;
+use shunt_wire::peer::{Claim, Claimant, Delivered, Frame, Spacing};
+use shunt_wire::sources::{Source, Sources};
+
+use crate::action::{Action, Actions};
+use crate::backend::waiting::Waits;
+use crate::backend::{Backend, Start};
+use crate::board::{Board, Role as BoardRole};
+use crate::counts::Counts;
+use crate::frontend::{Canceller, Frontend};
+use crate::limits::Gates;
+use crate::machine::{Machine, Sha256};
+use crate::peers::Peers;
+use crate::peers::incoming::Incoming;
+use crate::rate::{OncePerSecond, PerSecond};
+use crate::servers::{Role, Servers};
+use crate::settings::Settings;
+use crate::store::ends::{Change, Ends, Key};
+use crate::store::reaching::Reaching;
+use crate::store::sources::SourcesOfPeers;
+use crate::turn::{Shared, Turn};
+
+pub use limits::Usage;
+pub use sessions::Refused;
+
+/// Arguments that the daemon passes with each event.
+pub struct Call<'a, M: Machine> {
+    /// The time.
+    pub now: Instant,
+    /// The machine, which answers the logic's questions.
+    pub machine: &'a mut M,
+    /// Queue to which the logic appends actions.
+    pub actions: &'a mut Actions<M>,
+}
+
+/// State for programs under `shunt run` that concerns other agents.
+pub struct Store {
+    /// Owners of addresses.
+    pub ends: Ends,
+    /// Stores that programs can fetch from.
+    pub sources: SourcesOfPeers,
+    /// Connections to other stores that are being made.
+    pub reaching: Reaching,
+    /// Number of connections to other stores that could not be made.
+    pub unreached: u64,
+}
+
+impl Store {
+    /// Returns the state without sessions. `own_key` proves handshakes within this machine. `configured` has the
+    /// addresses by which peers know its programs, if these differ from its interfaces' addresses. `store` and `stores`
+    /// are the names of this machine's store and of its peers' stores.
+    pub fn new(own_key: Key, configured: &[IpAddr], store: Source, stores: Vec<Source>) -> Self {
+        let (ends, sources) = (Ends::new(own_key, configured), SourcesOfPeers::new(store, stores));
+        Self { ends, sources, reaching: Reaching::default(), unreached: 0 }
+    }
+}
+
+/// One agent.
+pub struct Logic<M: Machine> {
+    /// Parts that several state machines use.
+    pub shared: Shared,
+    /// This machine as a frontend.
+    pub frontend: Frontend,
+    /// This machine as a backend.
+    pub backend: Backend<M>,
+    /// Connections of agents whose first frame, which says their purpose, has not arrived.
+    pub incoming: Incoming,
+    /// State of each limit.
+    pub gates: Gates,
+    /// Present where programs run under `shunt run`.
+    pub store: Option<Store>,
+}
+
+impl<M: Machine> Logic<M> {
+    /// Returns an agent that starts. `netns` is the cookie of its network namespace, or 0 if it is not known.
+    pub fn new(settings: Settings, netns: u64, store: Option<Store>, now: Instant) -> Self {
+        let names: Vec<&str> = settings.peers.iter().map(|peer| peer.name.as_str()).collect();
+        let lifetime = settings.backend.map_or(30_000, |backend| backend.offer_lifetime.as_millis() as u32);
+        let role = BoardRole {
+            name: &settings.name,
+            is_frontend: settings.is_frontend,
+            is_backend: settings.backend.is_some(),
+            offer_lifetime_ms: lifetime,
+            netns,
+        };
+        let board = Board::new(&role, &names);
+        let peers = settings.peers.len();
+        Self {
+            frontend: Frontend::new(peers),
+            backend: Backend::new(settings.backend, settings.has_store),
+            incoming: Incoming::default(),
+            gates: Gates::new(peers),
+            store,
+            shared: Shared {
+                peers: Peers::new(&settings, now),
+                servers: Servers::new(settings.limits.servers, settings.is_frontend),
+                board,
+                counts: Counts::default(),
+                failures: PerSecond::default(),
+                refusals: OncePerSecond::default(),
+                keys_passed: false,
+                is_draining: false,
+                settings,
+            },
+        }
+    }
+
+    /// Handles a frame of a peer with a session. Claims are handled by [`Logic::claim`].
+    ///
+    /// # Errors
+    /// Returns the peer's fault, which ends the session.
+    pub fn frame(&mut self, peer: usize, frame: &Frame, call: &mut Call<'_, M>) -> Result<(), Reason> {
+        self.shared.peers.note_heard(peer, call.now);
+        let Self { shared, frontend, backend, gates, .. } = self;
+        let Call { now, machine, actions } = call;
+        let turn = &mut Turn { now: *now, shared, machine: *machine, actions: *actions };
+        match frame {
+            Frame::Abort(abort) => backend.give_up(peer, abort, turn),
+            Frame::Ask(ask) => backend.asked(peer, ask, turn),
+            Frame::Prove(prove) => backend.prove(peer, prove, turn),
+            Frame::Withdrawn(withdrawn) => backend.withdraw(peer, withdrawn),
+            Frame::Ended(ended) => frontend.ended(peer, ended, turn),
+            Frame::Answer(answer) => frontend.answered(peer, answer, turn),
+            Frame::Digest(digest) => frontend.told_digest(peer, digest, turn),
+            Frame::Spacing(spacing) => turn.act(Action::SetSpacing(peer, *spacing)),
+            Frame::Delivered(delivered) => turn.act(Action::SetDelivered(peer, *delivered)),
+            Frame::Ping(_) => {}
+            Frame::Closed(closed) => {
+                gates.set_full(peer, closed.offers.get() == 1);
+                gates.say_full(peer, &turn.shared.settings.peers[peer].name, turn.now);
+            }
+            Frame::SpeaksFor(prefixes) => {
+                if !turn.shared.peers.speaks_first(peer) {
+                    return Err(Reason::Malformed);
+                }
+                let change = turn.shared.board.set_prefixes(peer, prefixes);
+                turn.act(Action::WriteBoard(change));
+            }
+            Frame::Addresses(addresses) => self.name_addresses(peer, addresses, call),
+            Frame::Sources(sources) => self.say_sources(peer, sources, call),
+            _ => return Err(Reason::Malformed),
+        }
+        Ok(())
+    }
+
+    /// Calls `do_it` with the state machines and a turn.
+    fn with<R>(
+        &mut self,
+        call: &mut Call<'_, M>,
+        do_it: impl FnOnce(&mut Frontend, &mut Backend<M>, &mut Turn<'_, M>) -> R,
+    ) -> R {
+        let Call { now, machine, actions } = call;
+        let turn = &mut Turn { now: *now, shared: &mut self.shared, machine: *machine, actions: *actions };
+        do_it(&mut self.frontend, &mut self.backend, turn)
+    }
+
+    /// Returns the index of an offers connection and the number of an offer, if a frame names an offer that has not
+    /// been read from that connection yet. The daemon reads the connection before it passes the frame on, because
+    /// making an offer does not wake the agent.
+    pub fn missing_offer(&self, frame: &Frame) -> Option<(usize, u64)> {
+        let number = match frame {
+            Frame::Claim(claim) => claim.offer.get(),
+            Frame::Prove(prove) => prove.offer.get(),
+            Frame::Fetch(fetch) => fetch.offer.get(),
+            _ => return None,
+        };
+        if self.backend.offers.contains(number) {
+            return None;
+        }
+        let server = self.shared.servers.with_worker((number >> 32) as u32)?;
+        self.shared.servers.find(server)?.takes_offers().then_some((server, number))
+    }
+
+    /// Handles a server's message. `was_cut` says that descriptors of its packet were lost.
+    ///
+    /// # Errors
+    /// Returns the server's fault, which ends its connection. A handoff that fails is no such fault, and is answered.
+    pub fn request(
+        &mut self,
+        server: usize,
+        request: &Request,
+        file: Option<M::File>,
+        was_cut: bool,
+        call: &mut Call<'_, M>,
+    ) -> Result<(), Reason> {
+        let Some(maker) = self.shared.servers.find(server).copied() else { return Err(Reason::Malformed) };
+        if maker.caller.may != crate::servers::May::Serve && !matches!(request, Request::Stats) {
+            self.shared.counts.refused_callers += 1;
+            return Err(Reason::NotAllowed);
+        }
+        match (request, maker.role) {
+            (Request::Stats, _) => call.actions.push(Action::SendStats(server)),
+            (Request::Hello(channel, version), Role::Unknown(_)) => self.welcome(server, *channel, *version, call),
+            (Request::Offer(offer), Role::Offers) => {
+                let is_own = offer.number >> 32 == u64::from(maker.worker);
+                match file.filter(|_| is_own) {
+                    Some(file) => return self.offer(*offer, file, call),
+                    // The offer came without its descriptor because this process had none left.
+                    None if is_own && was_cut => self.shared.counts.offers_without_descriptor += 1,
+                    None => return Err(Reason::Malformed),
+                }
+            }
+            (Request::Handoff(handoff), Role::Control { .. }) => {
+                self.gates.note_handoff();
+                self.with(call, |frontend, _, turn| frontend.hand_off(server, handoff, None, turn));
+            }
+            (Request::HandoffParts(handoff, parts), Role::Control { .. }) => {
+                self.gates.note_handoff();
+                self.shared.servers.note_newest(server, handoff.handoff);
+                self.with(call, |frontend, _, turn| frontend.hand_off(server, handoff, Some(parts), turn));
+            }
+            (Request::Cancel(cancel), Role::Control { ring, .. }) => {
+                let own = ring.map(Canceller::Ring);
+                own.into_iter().chain([Canceller::Anybody]).for_each(|by| self.frontend.cancel(by, cancel.handoff));
+            }
+            (Request::Ask(ask), Role::Control { .. }) => {
+                self.with(call, |frontend, _, turn| frontend.ask(server, ask, turn))
+            }
+            (Request::Prove(prove), Role::Control { .. }) => {
+                self.with(call, |frontend, _, turn| frontend.prove(server, prove, turn));
+            }
+            (Request::Withdrawn(withdrawn), Role::Control { .. }) => {
+                self.with(call, |frontend, _, turn| frontend.withdrawn(server, withdrawn, turn));
+            }
+            (Request::Abort(abort), Role::Control { .. }) => {
+                self.with(call, |frontend, _, turn| frontend.abort(server, abort.handoff, turn));
+            }
+            (Request::Fetch(fetch), Role::Control { .. }) => {
+                let peer = self.with(call, |frontend, _, turn| frontend.fetches.ask(server, fetch, turn));
+                self.note_fetch(peer);
+            }
+            _ => return Err(Reason::Malformed),
+        }
+        Ok(())
+    }
+
+    /// Handles a peer's claim of an offer, or of `parts` of this machine's store. Returns what the daemon is to send.
+    /// If it cannot begin, it calls [`Logic::start_failed`].
+    pub fn claim(
+        &mut self,
+        peer: usize,
+        claim: &Claim,
+        parts: Option<&Parts>,
+        call: &mut Call<'_, M>,
+    ) -> Option<Start<M>> {
+        self.shared.peers.note_heard(peer, call.now);
+        self.with_gates(call, |backend, gates, turn| backend.claim(peer, claim, parts, gates, turn))
+    }
+
+    /// Notes that the daemon could not begin to send for a claim. No byte has left, but the claim's offer is used up.
+    pub fn start_failed(
+        &mut self,
+        claimant: Claimant,
+        claim: &Claim,
+        parts: Option<&Parts>,
+        reason: Reason,
+        call: &mut Call<'_, M>,
+    ) {
+        self.with_gates(call, |backend, gates, turn| backend.refuse(claim, parts, claimant, reason, gates, turn));
+    }
+
+    /// Begins a round of the waiting claims.
+    pub fn begin_waiting_round(&mut self) {
+        self.backend.waiting.begin_round();
+    }
+
+    /// Examines the next waiting claim. Returns it with what to send, if there is a place for it now. Returns `None`
+    /// when all claims of the round have been examined.
+    pub fn next_waiting(&mut self, call: &mut Call<'_, M>) -> Option<Option<(Box<Waits>, Start<M>)>> {
+        self.with_gates(call, |backend, _, turn| backend.next_waiting(turn))
+    }
+
+    fn with_gates<R>(
+        &mut self,
+        call: &mut Call<'_, M>,
+        do_it: impl FnOnce(&mut Backend<M>, &mut Gates, &mut Turn<'_, M>) -> R,
+    ) -> R {
+        let Call { now, machine, actions } = call;
+        let turn = &mut Turn { now: *now, shared: &mut self.shared, machine: *machine, actions: *actions };
+        do_it(&mut self.backend, &mut self.gates, turn)
+    }
+
+    /// Reports a sender that has ended without success.
+    pub fn sender_failed(&mut self, claimant: &Claimant, reason: Reason, call: &mut Call<'_, M>) {
+        self.with(call, |_, _, turn| turn.fail_claim(claimant, reason));
+    }
+
+    /// Tells frontends which spacing of ACKs senders need, and which payloads are acknowledged. Peers without a session
+    /// are not told: a frontend that has lost this agent watches its payloads itself.
+    pub fn tell_frontends(&mut self, advice: &[(u32, Spacing)], words: &[(u32, Delivered)], call: &mut Call<'_, M>) {
+        self.with(call, |_, _, turn| {
+            for (peer, spacing) in advice {
+                turn.tell_peer(*peer as usize, |out| spacing.emit(out));
+            }
+            for (peer, word) in words {
+                turn.tell_peer(*peer as usize, |out| word.emit(out));
+            }
+        });
+    }
+
+    /// Tells a frontend the digest of the file behind a claim that is under way. `None` says that the digest is
+    /// unknown, or no longer valid.
+    pub fn tell_file(&mut self, of: &Claimant, offset: u64, sha256: Option<Sha256>, call: &mut Call<'_, M>) {
+        self.with(call, |_, backend, turn| backend.tell_file(of, offset, sha256, turn));
+    }
+
+    /// Watches all active regions. An earlier agent has left them, and their senders have lost the session with it.
+    pub fn watch_regions(&mut self, call: &mut Call<'_, M>) {
+        self.with(call, |frontend, _, turn| frontend.watch_regions(None, turn));
+    }
+
+    /// Answers peers' questions again, because more digests are known.
+    pub fn answer_questions(&mut self, call: &mut Call<'_, M>) {
+        self.with(call, |_, backend, turn| backend.answer_questions(turn));
+    }
+
+    /// Fails all waiting claims, because the agent ends. Their frontends are told.
+    pub fn give_up_waiting(&mut self, call: &mut Call<'_, M>) {
+        self.with(call, |_, backend, turn| backend.give_up_waiting(turn));
+    }
+
+    /// Returns the number of handoffs, offers and fetches that have not ended. Handoffs are as of the last check of
+    /// limits.
+    pub fn under_way(&self) -> u64 {
+        let Backend { offers, waiting, served, .. } = &self.backend;
+        let here = offers.len() + waiting.len() + served.len() + self.frontend.fetches.len();
+        here as u64 + self.gates.total.handoffs
+    }
+
+    /// Notes that a turn came late ([`Peers::excuse`]).
+    pub fn excuse_peers(&mut self, late: Duration, now: Instant) {
+        self.shared.peers.excuse(late, self.shared.settings.heartbeat, now);
+    }
+
+    /// Ends a turn: carries out the requests that its events have collected. The daemon then sends the outboxes'
+    /// frames.
+    pub fn end_turn(&mut self, call: &mut Call<'_, M>) {
+        self.with(call, |frontend, backend, turn| {
+            backend.end_turn(turn);
+            frontend.end_turn(turn);
+        });
+    }
+
+    /// Does the work that is due by the clock, ten times a second. Limits and waiting claims are checked separately.
+    pub fn tick(&mut self, call: &mut Call<'_, M>) {
+        let expired = self.backend.offers.expire(call.now);
+        self.shared.counts.offers_expired += expired.len() as u64;
+        if !expired.is_empty() {
+            call.actions.push(Action::CloseFiles(expired));
+        }
+        self.tend_peers(call);
+        self.tend_servers(call);
+        self.tend_store(call);
+        self.with(call, |frontend, backend, turn| {
+            backend.answer_questions(turn);
+            backend.tend_served(turn);
+            frontend.fetches.tend(turn);
+            frontend.tend_losses(turn);
+        });
+    }
+
+    /// Has the daemon write changed keys for the kernel, and the sources for programs.
+    fn write_ends(changes: Vec<Change>, actions: &mut Actions<M>) {
+        actions.extend(changes.into_iter().map(|(address, key)| Action::SetEnd(address, key)));
+        actions.push(Action::WriteSources);
+    }
+
+    /// Handles a peer's ADDRESSES: the addresses of its programs. A peer sends them only to machines that may read its
+    /// store, so its store is a source here from now on. All peers whose stores are sources are told of the new list of
+    /// sources.
+    fn name_addresses(&mut self, peer: usize, addresses: &shunt_wire::addresses::Addresses, call: &mut Call<'_, M>) {
+        let may_read = self.shared.settings.peers[peer].may_read_store;
+        let Some(store) = &mut self.store else { return };
+        if may_read && let Some(changes) = store.ends.name(peer, addresses, call.now) {
+            Self::write_ends(changes, call.actions);
+        }
+        if store.sources.open(peer) {
+            call.actions.push(Action::WriteSources);
+            self.tell_sources();
+        }
+    }
+
+    fn say_sources(&mut self, peer: usize, sources: &Sources, call: &mut Call<'_, M>) {
+        if self.store.as_mut().is_some_and(|store| store.sources.hear(peer, sources, call.now)) {
+            call.actions.push(Action::WriteSources);
+        }
+    }
+
+    /// Tells this machine's sources to all peers whose stores are sources here.
+    fn tell_sources(&mut self) {
+        let Some(store) = &self.store else { return };
+        let own = Sources::of(store.sources.own());
+        for peer in store.sources.opened() {
+            if let Some(outbox) = self.shared.peers.outbox(peer) {
+                own.emit(outbox);
+            }
+        }
+    }
+
+    fn tend_store(&mut self, call: &mut Call<'_, M>) {
+        let Some(store) = &mut self.store else { return };
+        if let Some(changes) = store.ends.tend(call.now) {
+            Self::write_ends(changes, call.actions);
+        }
+        if store.sources.tend(call.now) {
+            call.actions.push(Action::WriteSources);
+        }
+    }
+
+    /// Takes this machine's changed addresses: updates the kernel's keys and the programs' sources, and tells peers.
+    pub fn set_own_addresses(&mut self, addresses: &[IpAddr], call: &mut Call<'_, M>) {
+        let Some(store) = &mut self.store else { return };
+        let changes = store.ends.set_own(addresses);
+        Self::write_ends(changes, call.actions);
+        let own = store.ends.own();
+        for peer in 0..self.shared.peers.len() {
+            if self.shared.settings.peers[peer].may_read_store
+                && let Some(outbox) = self.shared.peers.outbox(peer)
+            {
+                own.emit(outbox);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,57 @@
+//! Fetches: payloads that come through both agents to the frontend's server after all.
+
+use shunt_wire::local::Reason;
+use shunt_wire::peer::{Fetch, Frame};
+
+use super::{Call, Logic};
+use crate::machine::Machine;
+
+impl<M: Machine> Logic<M> {
+    /// Begins a fetch that another agent asks for. `peer` is the peer that its certificate belongs to. Returns the
+    /// fetch's number.
+    ///
+    /// # Errors
+    /// Returns why the fetch is refused.
+    pub fn serve_fetch(&mut self, peer: Option<usize>, fetch: &Fetch, call: &mut Call<'_, M>) -> Result<usize, Reason> {
+        let served = self.with(call, |_, backend, turn| backend.serve(peer, fetch, turn))?;
+        self.note_fetch(peer);
+        Ok(served)
+    }
+
+    /// Notes that a peer has taken bytes of its fetch, or with `is_done` all bytes.
+    pub fn served_more(&mut self, fetch: usize, is_done: bool, call: &Call<'_, M>) {
+        self.backend.served_more(fetch, is_done, call.now);
+    }
+
+    /// Fails a peer's fetch.
+    pub fn served_failed(&mut self, fetch: usize, reason: Reason, call: &mut Call<'_, M>) {
+        self.with(call, |_, backend, turn| backend.fail_served(fetch, reason, turn));
+    }
+
+    /// Handles a backend's answer to a fetch of this machine.
+    pub fn fetch_answered(&mut self, fetch: usize, frame: &Frame, call: &mut Call<'_, M>) {
+        self.with(call, |frontend, _, turn| frontend.fetches.answered(fetch, frame, turn));
+    }
+
+    /// Fails a fetch whose server could not be given its end. `name` is the server's number of the fetch.
+    pub fn fetch_undelivered(
+        &mut self,
+        fetch: usize,
+        server: usize,
+        name: u64,
+        reason: Reason,
+        call: &mut Call<'_, M>,
+    ) {
+        self.with(call, |frontend, _, turn| frontend.fetches.undelivered(fetch, server, name, reason, turn));
+    }
+
+    /// Notes that bytes of a fetch have been passed on, or with `is_done` all bytes.
+    pub fn fetch_moved(&mut self, fetch: usize, is_done: bool, call: &Call<'_, M>) {
+        self.frontend.fetches.moved(fetch, is_done, call.now);
+    }
+
+    /// Fails a fetch of this machine.
+    pub fn fetch_failed(&mut self, fetch: usize, reason: Reason, call: &mut Call<'_, M>) {
+        self.with(call, |frontend, _, turn| frontend.fetches.fail(fetch, reason, turn));
+    }
+}

@@ -1,0 +1,65 @@
+//! Invariants: limits hold after each check of them, and nothing is left when all is quiet.
+
+use shunt_wire::local::closed;
+
+use crate::machine::{Agent, Machine};
+use crate::world::World;
+
+impl World {
+    /// Checks the use of a machine after its agent has checked the limits. The use may exceed a limit by the work that
+    /// was under way when the limit was reached, and by the offers that servers made before the board told them.
+    pub(crate) fn check_limits(&mut self, machine: usize) {
+        let most = self.service.limits;
+        let Machine { agent: Some(Agent { logic, .. }), unread, offers_made, offers_then, .. } =
+            &self.machines[machine]
+        else {
+            return;
+        };
+        let (used, slack) = (logic.gates.total, self.service.clients as u64 + 1 + offers_made - offers_then);
+        let is_open = logic.shared.board.head().closed & closed::OFFERS == 0;
+        let then = offers_made - unread.len() as u64;
+        let used_and_most = [
+            ("handoffs", used.handoffs, most.handoffs),
+            ("offers", used.sent.payloads, most.offers),
+            ("senders", used.sent.senders, self.service.places as u64),
+        ];
+        if let Some((what, used, limit)) = used_and_most.into_iter().find(|(_, used, limit)| *used > limit + slack) {
+            self.violate(format!("machine {machine} has {used} {what}, and may have {limit}"));
+        }
+        if is_open {
+            self.machines[machine].offers_then = then;
+        }
+    }
+
+    /// Returns what is left although it must not be, when clients ask for nothing more and no fault has happened for a
+    /// while. By then every client must have its response, and no machine may keep anything for it.
+    pub fn left(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        for (index, client) in self.clients.iter().enumerate() {
+            if let Some((response, end)) = client.waits_for {
+                let stage = self.machines[client.frontend].worker.serving.get(&index).map(|serving| serving.stage);
+                left.push(format!("client {index} has {} of {end} bytes of {response:?} ({stage:?})", client.taken()));
+            }
+        }
+        for machine in &self.machines {
+            let index = machine.index;
+            let Some(Agent { logic, .. }) = &machine.agent else { continue };
+            let kept = [
+                ("offers", logic.backend.offers.len()),
+                ("waiting claims", logic.backend.waiting.len()),
+                ("fetches", logic.frontend.fetches.len() + logic.backend.served.len()),
+                ("watched payloads", logic.frontend.losses.len()),
+                ("senders that are not done", machine.host.busy()),
+                ("responses", machine.worker.serving.len()),
+            ];
+            let kept = kept.into_iter().filter(|(_, count)| *count > 0);
+            left.extend(kept.map(|(what, count)| format!("machine {index} keeps {count} {what}")));
+            for peer in 0..logic.shared.peers.len() {
+                if !logic.shared.peers.is_up(peer) {
+                    left.push(format!("machine {index} has no session with {}", machine.machine(peer)));
+                }
+            }
+        }
+        left
+    }
+}

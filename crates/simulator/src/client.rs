@@ -1,0 +1,159 @@
+//! A client: a TCP receiver that knows which byte must arrive at each place of its stream.
+
+use std::collections::BTreeMap;
+
+use shunt_wire::Endpoint;
+
+use crate::content::{Run, Source, Stream};
+
+/// Receive window of a client, in bytes.
+pub const WINDOW: u32 = 1 << 20;
+/// Shift of the window fields of client and server (RFC 7323).
+pub const WSCALE: u8 = 8;
+
+/// One response that a client has asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Response {
+    /// Number of the response in this history.
+    pub number: u64,
+    /// Length of the header, in bytes.
+    pub header: u64,
+    /// Length of the payload, in bytes.
+    pub length: u64,
+    /// File that the payload is read from.
+    pub file: u64,
+}
+
+/// A client and its connection.
+pub struct Client {
+    /// The client's end of the connection.
+    pub at: Endpoint,
+    /// Machine that is the client's frontend.
+    pub frontend: usize,
+    /// Sequence number of the first byte of its stream.
+    pub first: u32,
+    /// Contents that the stream must have, up to the last response asked for.
+    expected: Stream,
+    /// Number of bytes that the client has without a hole.
+    taken: u64,
+    /// Bytes that have arrived after a hole, as places and lengths.
+    beyond: BTreeMap<u64, u64>,
+    /// The response that the client waits for, and the place in the stream where it ends.
+    pub waits_for: Option<(Response, u64)>,
+    /// Number of responses that the client has received.
+    pub done: u64,
+}
+
+impl Client {
+    /// Returns a client that has asked for nothing.
+    pub fn new(at: Endpoint, frontend: usize, first: u32) -> Self {
+        let (expected, beyond) = (Stream::default(), BTreeMap::new());
+        Self { at, frontend, first, expected, taken: 0, beyond, waits_for: None, done: 0 }
+    }
+
+    /// Asks for a response, which follows the one before in the stream.
+    pub fn ask(&mut self, response: Response) {
+        let Response { number, header, length, file } = response;
+        self.expected.forget(self.taken);
+        self.expected.push(Run { source: Source::Header(number), from: 0, length: header });
+        self.expected.push(Run { source: Source::File(file), from: 0, length });
+        self.waits_for = Some((response, self.expected.end()));
+    }
+
+    /// Returns the number of bytes that the client has without a hole.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Returns the sequence number that the client acknowledges.
+    pub fn ack(&self) -> u32 {
+        self.first.wrapping_add(self.taken as u32)
+    }
+
+    /// Returns the place in the stream of a sequence number that is near the acknowledged one.
+    pub fn place(&self, seq: u32) -> Option<u64> {
+        let ahead = seq.wrapping_sub(self.ack()).cast_signed();
+        self.taken.checked_add_signed(ahead.into())
+    }
+
+    /// Takes a segment.
+    ///
+    /// # Errors
+    /// Returns a description if a byte is not the one that must be at its place.
+    pub fn take(&mut self, seq: u32, run: Run) -> Result<(), String> {
+        let Some(place) = self.place(seq) else { return Ok(()) }; // older than its stream
+        // Bytes that the client already has are not compared again.
+        let skip = self.taken.saturating_sub(place).min(run.length);
+        let (mut at, mut rest) = (place + skip, run.part(skip, run.length - skip));
+        while rest.length > 0 {
+            let Some(expected) = self.expected.at(at) else {
+                return Err(format!("bytes of {:?} at {at}, which nobody has asked for", rest.source));
+            };
+            let length = rest.length.min(expected.length);
+            if (rest.source, rest.from) != (expected.source, expected.from) {
+                return Err(format!("at {at} byte {} of {:?} in place of {expected:?}", rest.from, rest.source));
+            }
+            self.note(at, length);
+            at += length;
+            rest = rest.part(length, rest.length - length);
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, at: u64, length: u64) {
+        let known = self.beyond.entry(at).or_default();
+        *known = (*known).max(length);
+        while let Some((&at, &length)) = self.beyond.first_key_value() {
+            if at > self.taken {
+                return;
+            }
+            self.taken = self.taken.max(at + length);
+            self.beyond.pop_first();
+        }
+    }
+
+    /// Returns whether the client has received the whole response that it waits for. It then waits no longer.
+    pub fn is_served(&mut self) -> bool {
+        let is_whole = self.waits_for.is_some_and(|(_, end)| self.taken >= end);
+        if is_whole {
+            self.waits_for = None;
+            self.done += 1;
+        }
+        is_whole
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asking() -> Client {
+        let at = "198.51.100.1:4000".parse::<std::net::SocketAddr>().unwrap().into();
+        let mut client = Client::new(at, 0, u32::MAX - 3);
+        client.ask(Response { number: 1, header: 10, length: 100, file: 9 });
+        client
+    }
+
+    fn file(from: u64, length: u64) -> Run {
+        Run { source: Source::File(9), from, length }
+    }
+
+    #[test]
+    fn segments_may_come_in_any_order_and_twice() {
+        let mut client = asking();
+        client.take(60u32.wrapping_add(u32::MAX - 3), file(50, 50)).unwrap();
+        assert_eq!(client.taken(), 0);
+        client.take(u32::MAX - 3, Run { source: Source::Header(1), from: 0, length: 10 }).unwrap();
+        client.take(6, file(0, 50)).unwrap();
+        assert!(client.taken() == 110 && client.is_served() && !client.is_served());
+        client.take(6, file(0, 50)).unwrap();
+        assert_eq!((client.taken(), client.ack()), (110, 106));
+    }
+
+    #[test]
+    fn a_wrong_byte_is_noticed() {
+        assert!(asking().take(6, file(1, 50)).is_err());
+        assert!(asking().take(6, Run { source: Source::File(8), from: 0, length: 5 }).is_err());
+        assert!(asking().take(106, file(100, 1)).is_err(), "behind the end");
+    }
+}

@@ -1,0 +1,264 @@
+//! A client's connection at its frontend: the kernel's socket, and the steering programs' flow.
+
+use std::time::Duration;
+
+use shunt_decisions::{
+    self as decisions, Asked, Begin, Connection, Counter, Fate, Flow, NO_BREAK, Packet, Route, SHUNT_EVENT_COMPLETE,
+    SHUNT_REGION_ACTIVE, SHUNT_TAKE_ALWAYS, Sack, Socket, TH_ACK,
+};
+use shunt_logic::machine::ActiveRegion;
+use shunt_wire::Endpoint;
+use shunt_wire::flow::FlowState;
+use zerocopy::FromZeros;
+
+use crate::client::{WINDOW, WSCALE};
+use crate::content::{Run, Stream};
+
+/// Largest segment, in bytes. One segment here stands for several packets of a real network.
+pub const SEGMENT: u64 = 57_920;
+/// Maximum segment size of the connection, for decisions that count in segments.
+const MSS: u16 = 1448;
+/// Sequence number of the client's next byte. It never changes, because the client only sends ACKs.
+const RCV_NXT: u32 = 1;
+
+/// A copy of a client's packet, for the backend of a region.
+#[derive(Clone, Copy, Debug)]
+pub struct Copy {
+    /// Peer that sends the region's payload.
+    pub peer: u32,
+    /// The packet, with the sequence numbers of the backend's space.
+    pub packet: Packet,
+    /// Half of the flow's token, which proves that the copy comes from the frontend.
+    pub token: u16,
+}
+
+/// Effects of a client's packet.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Arrived {
+    /// A copy for a backend.
+    pub copy: Option<Copy>,
+    /// The handoff that the packet has completed, and its server's ring.
+    pub complete: Option<(u64, u32)>,
+}
+
+/// A client's connection.
+pub struct Connected {
+    /// The client's end.
+    pub client: Endpoint,
+    /// The frontend's end.
+    pub server: Endpoint,
+    first: u32,
+    /// Bytes that the server has written itself, at their places in the socket's own space.
+    written: Stream,
+    /// Number of bytes of `written` that are acknowledged, and that are sent.
+    acked: u64,
+    sent: u64,
+    socket: Socket,
+    connection: Connection,
+    /// Present from the first region on.
+    flow: Option<Flow>,
+    token: u32,
+    /// Time at which the last region has begun.
+    begun: Duration,
+}
+
+fn nanoseconds(now: Duration) -> u64 {
+    // The clock starts at 1 s, so that no real time is 0.
+    now.as_nanos() as u64 + 1_000_000_000
+}
+
+impl Connected {
+    /// Returns a connection whose handshake has passed the steering programs. `first` is the sequence number of the
+    /// server's first byte.
+    pub fn new(client: Endpoint, server: Endpoint, first: u32, token: u32) -> Self {
+        let socket = Socket {
+            snd_una: first,
+            snd_nxt: first,
+            rcv_nxt: RCV_NXT,
+            snd_cwnd: 10,
+            snd_ssthresh: u32::MAX,
+            srtt_us: 8 * 20_000,
+            mss_cache: MSS.into(),
+            ..Socket::default()
+        };
+        let connection = Connection {
+            write_seq: first,
+            snd_wnd: WINDOW,
+            rcv_edge: RCV_NXT + 65536,
+            snd_wscale: WSCALE,
+            rcv_wscale: WSCALE,
+            usable: true,
+            ..Connection::default()
+        };
+        Self {
+            client,
+            server,
+            first,
+            written: Stream::default(),
+            acked: 0,
+            sent: 0,
+            socket,
+            connection,
+            flow: None,
+            token,
+            begun: Duration::ZERO,
+        }
+    }
+
+    fn asked(&self) -> Asked<'_> {
+        Asked { socket: &self.socket, connection: &self.connection, seen_to_begin: true }
+    }
+
+    /// Appends bytes that the server writes.
+    pub fn write(&mut self, run: Run) {
+        self.written.push(run);
+        self.connection.write_seq = self.first.wrapping_add(self.written.end() as u32);
+    }
+
+    /// Returns whether all bytes that the server has written are sent.
+    pub fn has_sent_all(&self) -> bool {
+        self.sent == self.written.end()
+    }
+
+    /// Returns whether all bytes that the server has written are acknowledged.
+    pub fn is_quiet(&self) -> bool {
+        self.acked == self.written.end()
+    }
+
+    /// Sends as much as the client's window allows. After a loss (`again`), it begins at the first byte that is not
+    /// acknowledged. Returns the segments as the client gets them.
+    pub fn send(&mut self, again: bool, now: Duration) -> Vec<(u32, Run)> {
+        let mut segments = Vec::new();
+        let mut at = if again { self.acked } else { self.sent };
+        let room = self.acked + u64::from(WINDOW);
+        while at < room
+            && let Some(run) = self.written.at(at)
+        {
+            let length = run.length.min(SEGMENT).min(room - at);
+            let packet = Packet {
+                seq: self.first.wrapping_add(at as u32),
+                ack: RCV_NXT,
+                window: 256,
+                payload_bytes: length as u32,
+                flags: TH_ACK as u8,
+                ..Packet::default()
+            };
+            at += length;
+            self.sent = self.sent.max(at);
+            self.socket.snd_nxt = self.first.wrapping_add(self.sent as u32);
+            match &mut self.flow {
+                None => segments.push((packet.seq, run.part(0, length))),
+                Some(flow) => {
+                    let departure = decisions::depart(flow, &packet, nanoseconds(now));
+                    // A segment that is not translated is dropped, and sent again later.
+                    if departure.fate == Fate::TRANSLATED {
+                        segments.push((departure.seq, run.part(0, length)));
+                    }
+                }
+            }
+        }
+        segments
+    }
+
+    /// Begins a region (SHUNT_BEGIN). Returns the counter that tells whether it has begun.
+    pub fn begin(&mut self, peer: u32, ring: u32, handoff: u64, length: u64, now: Duration) -> Counter {
+        let mut flow = self.flow.unwrap_or_else(|| decisions::new_flow(&self.asked(), self.token));
+        let begun = decisions::begin(&mut flow, &Begin { peer, ring, length, handoff }, &self.asked());
+        self.flow = Some(flow);
+        self.begun = now;
+        begun
+    }
+
+    /// Returns the connection's state for the sender, as the kernel returns it after SHUNT_BEGIN.
+    pub fn state(&self) -> FlowState {
+        let mut state = FlowState::new_zeroed();
+        let Some(flow) = &self.flow else { return state };
+        let told = decisions::describe(flow).flow;
+        (state.client_address, state.client_port) = (self.client.address, self.client.port_be);
+        (state.server_address, state.server_port) = (self.server.address, self.server.port_be);
+        (state.start, state.rcv_nxt, state.snd_wnd) = (told.start, told.rcv_nxt, told.snd_wnd);
+        (state.snd_cwnd, state.snd_ssthresh, state.srtt_us) = (told.snd_cwnd, told.snd_ssthresh, told.srtt_us);
+        (state.ack_spacing, state.ahead, state.token) = (told.ack_spacing, told.ahead, told.token);
+        (state.mss, state.snd_wscale, state.rcv_wscale) = (told.mss, told.snd_wscale, told.rcv_wscale);
+        (state.options, state.first) = (told.options, told.first);
+        state
+    }
+
+    /// Ends the active region of a handoff at the last byte that the client has acknowledged (SHUNT_TAKE). Returns the
+    /// number of acknowledged payload bytes, or `None` if the handoff has no active region.
+    pub fn take(&mut self, handoff: u64) -> Option<u64> {
+        let flow = self.flow.as_mut()?;
+        let taken = decisions::take(flow, handoff, SHUNT_TAKE_ALWAYS) == Counter::FE_TAKEN;
+        taken.then_some(flow.spaces.acked)
+    }
+
+    /// Handles an ACK of the client.
+    pub fn arrive(&mut self, ack: u32, now: Duration) -> Arrived {
+        let packet =
+            Packet { seq: RCV_NXT, ack, window: (WINDOW >> WSCALE) as u16, flags: TH_ACK as u8, ..Packet::default() };
+        let Some(flow) = &mut self.flow else {
+            self.acknowledge(ack);
+            return Arrived::default();
+        };
+        let route = decisions::route(flow, &packet, &Sack::default(), nanoseconds(now));
+        let copy = (route.copy != NO_BREAK).then(|| {
+            let index = route.copy as u32;
+            let copied = decisions::copy(flow, &packet, index);
+            let packet = Packet { seq: copied.server_ack, ack: copied.ack, window: copied.window, ..packet };
+            let peer = flow.spaces.breaks[index as usize].peer;
+            Copy { peer, packet, token: copied.token }
+        });
+        if route.server && !route.strange {
+            self.acknowledge(route.ack);
+        }
+        Arrived { copy, complete: completed(&route) }
+    }
+
+    fn acknowledge(&mut self, ack: u32) {
+        let known = self.first.wrapping_add(self.acked as u32);
+        let more = ack.wrapping_sub(known).cast_signed();
+        if more > 0 && self.acked + more as u64 <= self.sent {
+            self.acked += more as u64;
+            self.socket.snd_una = ack;
+            self.written.forget(self.acked);
+        }
+    }
+
+    /// Handles a backend's word that the client has acknowledged the whole payload.
+    pub fn deliver(&mut self, peer: u32, handoff: u64) -> Option<(u64, u32)> {
+        let flow = self.flow.as_mut()?;
+        completed(&decisions::deliver(flow, peer, handoff)?)
+    }
+
+    /// Returns the connection's active region.
+    pub fn region(&self, now: Duration) -> Option<ActiveRegion> {
+        let flow = self.flow.as_ref().filter(|flow| flow.spaces.status == SHUNT_REGION_ACTIVE)?;
+        let told = decisions::describe(flow);
+        let newest = flow.spaces.breaks[(flow.spaces.made.wrapping_sub(1) % decisions::BREAKS) as usize];
+        Some(ActiveRegion {
+            client: self.client,
+            server: self.server,
+            handoff: flow.handoff,
+            peer: newest.peer,
+            acked: flow.spaces.acked,
+            is_shut: told.shut != 0,
+            round_trip: Duration::from_micros(flow.srtt_us.into()),
+            quiet: Duration::from_nanos(nanoseconds(now).saturating_sub(flow.last_seen_ns)),
+            queues: false,
+            ring: flow.ring,
+        })
+    }
+
+    /// Returns whether a handoff's region is active, with this peer and ring.
+    pub fn is_active(&self, handoff: u64, peer: u32, ring: u32) -> bool {
+        self.flow.as_ref().is_some_and(|flow| {
+            let newest = flow.spaces.breaks[(flow.spaces.made.wrapping_sub(1) % decisions::BREAKS) as usize];
+            let is_it = (flow.handoff, newest.peer, flow.ring) == (handoff, peer, ring);
+            is_it && flow.spaces.status == SHUNT_REGION_ACTIVE
+        })
+    }
+}
+
+fn completed(route: &Route) -> Option<(u64, u32)> {
+    (route.event.kind == SHUNT_EVENT_COMPLETE).then_some((route.event.handoff, route.ring))
+}

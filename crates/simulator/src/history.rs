@@ -1,0 +1,129 @@
+//! Histories: a seed determines the service, its load, and its faults.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use shunt_logic::limits::Limits;
+
+use crate::random::Random;
+use crate::world::{Service, Weather, World};
+
+/// Period in which clients ask for responses and faults happen.
+const BUSY: Duration = Duration::from_secs(2);
+/// Time after that period by which all must be quiet. A claim waits for up to 30 s, and a client that acknowledges
+/// nothing is given up after 60 s.
+const QUIET: Duration = Duration::from_secs(120);
+/// Time between two looks at what is left.
+const LOOK: Duration = Duration::from_millis(200);
+/// Most events of a history. With more events, it would never end.
+const MOST_EVENTS: u64 = 3_000_000;
+
+/// One history.
+#[derive(Clone, Copy, Debug)]
+pub struct History {
+    /// Seed, which determines everything in the history.
+    pub seed: u64,
+}
+
+/// Result of a history.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Seed of the history.
+    pub seed: u64,
+    /// Violations of what must hold, each with its time.
+    pub violations: Vec<String>,
+    /// Number of responses that clients have received.
+    pub served: u64,
+    /// Number of events.
+    pub events: u64,
+    /// Names of things that have happened, and how often each has.
+    pub covered: BTreeMap<&'static str, u64>,
+}
+
+fn service(random: &mut Random) -> Service {
+    let weathers = [
+        Weather::default(),
+        Weather { loss: 5_000, copies: 2_000, late: 20_000 },
+        Weather { loss: 100_000, copies: 20_000, late: 100_000 },
+    ];
+    let few = Limits { handoffs: 3, handoffs_per_peer: 2, offers: 3, offers_per_peer: 2, ..Limits::default() };
+    let limits = if random.below(3) == 0 { few } else { Limits::default() };
+    let most_machines = if random.below(30) == 0 { 20 } else { 4 };
+    Service {
+        machines: random.between(2, most_machines) as usize,
+        clients: random.between(1, 6) as usize,
+        places: if random.below(3) == 0 { 2 } else { 1000 },
+        limits,
+        weather: weathers[random.below(3) as usize],
+        think: Duration::from_millis(random.between(1, 800)),
+    }
+}
+
+/// Runs a history to its end.
+pub fn run(history: History) -> Outcome {
+    let mut random = Random::new(history.seed);
+    let mut world = World::new(service(&mut random), random.below(u64::MAX));
+    let faults = if random.below(4) == 0 { 0 } else { random.between(1, 6) };
+    let mut times: Vec<Duration> = (0..faults).map(|_| random.time(Duration::ZERO, BUSY)).collect();
+    times.sort_unstable();
+    let mut events = 0;
+    for end in times.into_iter().chain([BUSY]) {
+        events += go_on(&mut world, end, MOST_EVENTS - events);
+        if end < BUSY {
+            world.fail_somewhere();
+        }
+    }
+    world.is_closing = true;
+    let mut left = Vec::new();
+    for look in 1..=(QUIET.as_millis() / LOOK.as_millis()) as u32 {
+        events += go_on(&mut world, BUSY + look * LOOK, MOST_EVENTS - events);
+        left = world.left();
+        if left.is_empty() {
+            break;
+        }
+    }
+    left.into_iter().for_each(|what| world.violate(what));
+    if events >= MOST_EVENTS {
+        world.violate(format!("{events} events: it goes in circles"));
+    }
+    Outcome {
+        seed: history.seed,
+        violations: world.violations().to_vec(),
+        served: world.served(),
+        events,
+        covered: world.covered().clone(),
+    }
+}
+
+/// Processes events until a time, the first violation, or `most` events. Returns the number of events.
+fn go_on(world: &mut World, end: Duration, most: u64) -> u64 {
+    let mut events = 0;
+    while events < most && world.violations().is_empty() && world.step(end) {
+        events += 1;
+    }
+    events
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_is_the_same_each_time() {
+        let of = |seed| {
+            let Outcome { violations, served, events, covered, .. } = run(History { seed });
+            (violations, served, events, covered)
+        };
+        assert_eq!(of(1), of(1));
+        assert_ne!(of(1), of(2));
+    }
+
+    #[test]
+    fn histories_hold() {
+        let first: u64 = std::env::var("SHUNT_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+        for seed in first..first + 200 {
+            let outcome = run(History { seed });
+            assert!(outcome.violations.is_empty(), "seed {seed}: {:#?}", outcome.violations);
+        }
+    }
+}

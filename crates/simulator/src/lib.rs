@@ -1,0 +1,31 @@
+//! Simulation of whole services: 2 to 20 machines with the agents' logic (crates/logic), the decisions of the steering
+//! programs (crates/decisions), and models of everything around them. The models are workers, sockets, clients, and a
+//! network that delays, loses, duplicates and reorders packets. Agents stand still, are killed and start again, and
+//! machines are cut off from each other.
+//!
+//! ```text
+//!   history.rs   a seed decides everything: the service, its load, its faults
+//!   world.rs     the virtual clock: one event after the other
+//!   machine.rs   an agent and its kernel      worker.rs   its servers
+//!   flow.rs      a client's connection at its frontend: socket, flow table
+//!   sender.rs    a backend's socket           client.rs   a client: a TCP receiver that knows what it must get
+//!   checks.rs    what must hold after each step
+//! ```
+//!
+//! A history is deterministic: the same seed gives the same history, on any machine.
+#![forbid(unsafe_code)]
+
+pub mod checks;
+pub mod client;
+pub mod content;
+pub mod flow;
+pub mod history;
+pub mod host;
+pub mod machine;
+pub mod random;
+pub mod schedule;
+pub mod sender;
+pub mod worker;
+pub mod world;
+
+pub use history::{History, Outcome, run};

@@ -1,0 +1,591 @@
+//! Ordered bytes to and from another agent: mutual TLS 1.3 (rustls) on TCP, non-blocking. Everything above this file
+//! knows only [`Transport`].
+//!
+//! The frames of one turn leave in one record and one write. [`Transport::fill`] makes a few reads at most, of what has
+//! arrived already. All that they decrypt to is used in the same turn, because no event reports bytes that wait in
+//! rustls. [`credentials`] says who the other agent is.
+#![forbid(unsafe_code)]
+
+pub mod credentials;
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustls::{ClientConnection, Connection, ConnectionTrafficSecrets, ExtractedSecrets, ServerConnection};
+use shunt_odb::records::Sealing;
+use shunt_wire::local::Reason;
+use shunt_wire::peer::Frame;
+use shunt_wire::tls::{Keys, Suite};
+use zerocopy::FromZeros;
+
+use crate::credentials::{ALPN, Credentials};
+
+/// Most bytes that may wait for a peer that does not read.
+const MAX_OUTPUT_BYTES: usize = 4 << 20;
+const INPUT_BYTES: usize = 16 << 10;
+/// Size of one read by rustls, in bytes.
+const READ_BYTES: usize = 4096;
+/// Most reads in one turn. A further read follows only a full one.
+const READS: usize = 4;
+
+/// Why a connection between agents ended.
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    /// The peer closed it.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// The peer does not read.
+    #[error("the peer does not read: {MAX_OUTPUT_BYTES} bytes wait for it")]
+    Stuck,
+    /// The peer sent a frame that this agent refuses.
+    #[error("the peer sent a frame that is refused: {0}")]
+    Refused(Reason),
+    /// The peer refuses this agent.
+    #[error("the peer's agent refuses this one: {}", refusal(*.0))]
+    RefusedBy(Reason),
+    /// The certificate of either end is refused, or the peer does not speak TLS.
+    #[error("TLS: {}", credentials::in_words(.0))]
+    Tls(#[from] rustls::Error),
+    /// Error of a system call on the socket.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Says why a peer's agent refuses this one, and what to do.
+fn refusal(reason: Reason) -> String {
+    match reason {
+        Reason::Version => "it speaks another version; install the same on both machines".into(),
+        Reason::NotAllowed => "it has no [[peer]] of this name, or should dial itself; its log says which".into(),
+        reason => format!("{reason} (its log says more)"),
+    }
+}
+
+/// A connection, non-blocking, with frames collected in both directions.
+#[derive(Debug)]
+pub struct Transport {
+    stream: TcpStream,
+    tls: Connection,
+    /// Decrypted bytes. Allocated once, because clearing a buffer for each read would cost more than the read.
+    input: Box<[u8]>,
+    /// Range of `input` that has not been given out.
+    unread: Range<usize>,
+    /// A frame with a client's keys was given out, and rustls still has a copy of it in its receive buffer.
+    keys_came: bool,
+    output: Vec<u8>,
+}
+
+impl Transport {
+    /// Begins to connect from any local address. [`Transport::connected`] tells the result once the socket is writable.
+    ///
+    /// # Errors
+    /// Returns the kernel's error of socket(2), connect(2) or setsockopt(2).
+    pub fn connect(to: SocketAddr, tls: ClientConnection) -> io::Result<Self> {
+        let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+        match rustix::net::connect(&socket, &to) {
+            Ok(()) | Err(Errno::INPROGRESS) => Self::new(TcpStream::from(socket), tls.into()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Wraps a connection that this agent has made.
+    ///
+    /// # Errors
+    /// Returns the kernel's error of fcntl(2) or setsockopt(2).
+    pub fn dialled(stream: TcpStream, tls: ClientConnection) -> io::Result<Self> {
+        Self::new(stream, tls.into())
+    }
+
+    /// Wraps a connection that this agent has accepted.
+    ///
+    /// # Errors
+    /// Returns the kernel's error of fcntl(2) or setsockopt(2).
+    pub fn accepted(stream: TcpStream, tls: ServerConnection) -> io::Result<Self> {
+        Self::new(stream, tls.into())
+    }
+
+    fn new(stream: TcpStream, tls: Connection) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        let input = vec![0; INPUT_BYTES].into_boxed_slice();
+        Ok(Self { stream, tls, input, unread: 0..0, keys_came: false, output: Vec::new() })
+    }
+
+    /// Returns whether the other end has proved to be the agent of this name.
+    pub fn is_of(&self, name: &str) -> bool {
+        let certificate = self.tls.peer_certificates().and_then(|chain| chain.first());
+        !self.tls.is_handshaking() && certificate.is_some_and(|certificate| credentials::names(certificate, name))
+    }
+
+    /// Checks the other end's certificate against newer credentials than those that this connection began with.
+    ///
+    /// # Errors
+    /// Returns why the newer credentials would refuse the other end.
+    pub fn is_good_for(&self, credentials: &Credentials, name: &str) -> Result<(), TransportError> {
+        Ok(credentials.accepts(&self.tls, name)?)
+    }
+
+    /// Exports a 16-byte key that only the two ends of this connection have (RFC 8446, 7.5). `label` names its purpose.
+    ///
+    /// # Errors
+    /// Returns an error where the handshake is not done.
+    pub fn export_key(&self, label: &[u8]) -> Result<[u8; 16], TransportError> {
+        Ok(self.tls.export_keying_material([0; 16], label, None)?)
+    }
+
+    /// Returns the result of a connect that was under way. Call it once the socket is writable.
+    ///
+    /// # Errors
+    /// Returns why the connect failed.
+    pub fn connected(&self) -> io::Result<()> {
+        match self.stream.take_error()? {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns our address, known as soon as the connect has begun.
+    ///
+    /// # Errors
+    /// Returns the kernel's error of getsockname(2).
+    pub fn local(&self) -> io::Result<IpAddr> {
+        Ok(self.stream.local_addr()?.ip().to_canonical())
+    }
+
+    /// Returns the other end's address.
+    ///
+    /// # Errors
+    /// Returns the kernel's error of getpeername(2): the connection is gone.
+    pub fn remote(&self) -> io::Result<IpAddr> {
+        Ok(self.stream.peer_addr()?.ip().to_canonical())
+    }
+
+    /// Returns the socket's descriptor, for epoll.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// Reads what has arrived. The poll is level-triggered, so the rest may stay for later. During the handshake call
+    /// [`Transport::flush`] afterwards: there may be an answer to send.
+    ///
+    /// # Errors
+    /// See [`TransportError`].
+    pub fn fill(&mut self) -> Result<(), TransportError> {
+        for read in 0..READS {
+            // A session whose buffer of decrypted bytes is full takes no more until they are used.
+            if read > 0 && !self.tls.wants_read() {
+                break;
+            }
+            let bytes = match self.tls.read_tls(&mut self.stream) {
+                // Bytes that came before the end are used first. The poll reports the end again.
+                Ok(0) if read > 0 => break,
+                Ok(0) => return Err(TransportError::Closed),
+                Ok(bytes) => bytes,
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => break,
+                Err(error) => return Err(error.into()),
+            };
+            self.decrypt()?;
+            if bytes < READ_BYTES {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn decrypt(&mut self) -> Result<(), TransportError> {
+        let processed = self.tls.process_new_packets();
+        if processed.is_err() {
+            // Sends the alert that rustls has queued, which tells the other end why.
+            let _ = self.tls.write_tls(&mut self.stream);
+        }
+        processed?;
+        if !self.tls.is_handshaking() && self.tls.alpn_protocol() != Some(ALPN) {
+            return Err(rustls::Error::NoApplicationProtocol.into());
+        }
+        Ok(())
+    }
+
+    /// Returns the next whole frame of what was read.
+    ///
+    /// # Errors
+    /// Returns [`TransportError::Refused`]. Nothing after the refused frame can be read.
+    pub fn next_frame(&mut self) -> Result<Option<Frame>, TransportError> {
+        loop {
+            if let Some((frame, length)) =
+                Frame::parse(&self.input[self.unread.clone()]).map_err(TransportError::Refused)?
+            {
+                let end = self.unread.start + length;
+                self.input[self.unread.start..end].fill(0); // the frame may hold keys
+                self.unread.start = end;
+                self.keys_came |= matches!(&frame, Frame::Claim(claim) if claim.suite.get() != 0);
+                return Ok(Some(frame));
+            }
+            if !self.take_plaintext()? {
+                if std::mem::take(&mut self.keys_came) {
+                    self.forget_decrypted();
+                }
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Returns the bytes that follow the last frame: a payload. Empty where more must be read first.
+    ///
+    /// # Errors
+    /// See [`TransportError`].
+    pub fn payload(&mut self) -> Result<&[u8], TransportError> {
+        if self.unread.is_empty() {
+            self.take_plaintext()?;
+        }
+        Ok(&self.input[self.unread.clone()])
+    }
+
+    /// Removes the first `bytes` bytes of [`Transport::payload`], which the caller has used.
+    ///
+    /// # Panics
+    /// Panics if there are fewer.
+    pub fn consume(&mut self, bytes: usize) {
+        assert!(bytes <= self.unread.len(), "{bytes} bytes of {}", self.unread.len());
+        self.unread.start += bytes;
+    }
+
+    /// Moves decrypted bytes into the input. Returns whether there were some.
+    fn take_plaintext(&mut self) -> Result<bool, TransportError> {
+        // Unread bytes are less than a frame, and the buffer holds many frames.
+        let before = self.unread.end;
+        self.input.copy_within(self.unread.clone(), 0);
+        self.unread = 0..self.unread.len();
+        self.input[self.unread.end..before.max(self.unread.end)].fill(0);
+        match self.tls.reader().read(&mut self.input[self.unread.end..]) {
+            Ok(bytes) => {
+                self.unread.end += bytes;
+                Ok(bytes > 0)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Overwrites the plaintext that rustls has kept. It decrypts in its receive buffer, and what it has given out
+    /// stays there until something else is read. So a read of zeros fills all of that buffer, except for bytes that
+    /// still wait in it.
+    fn forget_decrypted(&mut self) {
+        struct Zeros;
+        impl Read for Zeros {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                buffer.fill(0);
+                Err(io::ErrorKind::WouldBlock.into())
+            }
+        }
+        let _ = self.tls.read_tls(&mut Zeros);
+    }
+
+    /// Buffer for frames to send. [`Transport::flush`] sends them together.
+    pub fn output(&mut self) -> &mut Vec<u8> {
+        &mut self.output
+    }
+
+    /// Sends frames and erases the buffer that they came in, because they may hold keys. Returns `true` when nothing is
+    /// left to send.
+    ///
+    /// # Errors
+    /// See [`TransportError`].
+    pub fn send(&mut self, frames: &mut Vec<u8>) -> Result<bool, TransportError> {
+        let is_first = self.output.is_empty() && !frames.is_empty();
+        let taken = if is_first { self.tls.writer().write(frames)? } else { 0 };
+        self.output.extend_from_slice(&frames[taken..]);
+        frames.fill(0);
+        frames.clear();
+        self.flush()
+    }
+
+    /// Sends what is in [`Transport::output`] and what the handshake has to say. Returns `true` when nothing is left to
+    /// send.
+    ///
+    /// # Errors
+    /// See [`TransportError`].
+    pub fn flush(&mut self) -> Result<bool, TransportError> {
+        loop {
+            // rustls takes a bounded amount, and keeps it until the handshake is done.
+            let taken = if self.output.is_empty() { 0 } else { self.tls.writer().write(&self.output)? };
+            // Not `drain`, which would leave the bytes in the buffer: frames may hold keys, and freed memory is erased
+            // (main.rs).
+            self.output = self.output.split_off(taken);
+            if !self.write_records()? || taken == 0 {
+                break;
+            }
+        }
+        if self.output.len() > MAX_OUTPUT_BYTES {
+            return Err(TransportError::Stuck);
+        }
+        Ok(self.output.is_empty() && !self.tls.wants_write())
+    }
+
+    /// Writes the records that rustls has. Returns `false` where the socket takes no more.
+    fn write_records(&mut self) -> io::Result<bool> {
+        while self.tls.wants_write() {
+            match self.tls.write_tls(&mut self.stream) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sends what is in [`Transport::output`], and then close_notify (RFC 8446, 6.1). Returns `true` when nothing is
+    /// left to send.
+    ///
+    /// # Errors
+    /// See [`TransportError`].
+    pub fn finish(&mut self) -> Result<bool, TransportError> {
+        self.flush()?;
+        if self.output.is_empty() {
+            self.tls.send_close_notify();
+        }
+        self.flush()
+    }
+
+    /// Takes the connection apart into its socket and its keys, for a program or a store that goes on with it. The
+    /// handshake is done, and nothing of this agent's is left to read or to send.
+    ///
+    /// # Errors
+    /// Returns an error where there is still something to read or to send.
+    pub fn into_channel(self) -> Result<(OwnedFd, Sealing), TransportError> {
+        if !self.unread.is_empty() || !self.output.is_empty() {
+            return Err(TransportError::Refused(Reason::Malformed));
+        }
+        // The socket becomes blocking: programs wait for their answers. Stores pass a flag with each call so as not to
+        // wait.
+        self.stream.set_nonblocking(false)?;
+        let sealing = sealing(&self.tls.dangerous_extract_secrets()?)?;
+        Ok((self.stream.into(), sealing))
+    }
+
+    /// Closes the connection by a reset, so that the other end does not take what it has for the whole.
+    pub fn reset(self) {
+        let _ = sockopt::set_socket_linger(&self.stream, Some(std::time::Duration::ZERO));
+    }
+}
+
+/// Keys of both directions, for [`shunt_odb::records`].
+fn sealing(secrets: &ExtractedSecrets) -> Result<Sealing, rustls::Error> {
+    let keys = |secrets: &ConnectionTrafficSecrets| {
+        let (suite, key, iv) = match secrets {
+            ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (Suite::Aes128GcmSha256, key, iv),
+            ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (Suite::Aes256GcmSha384, key, iv),
+            ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (Suite::ChaCha20Poly1305Sha256, key, iv),
+            _ => return None,
+        };
+        let mut keys = Keys::new_zeroed();
+        keys.key.get_mut(..suite.key_bytes())?.copy_from_slice(key.as_ref().get(..suite.key_bytes())?);
+        keys.iv.copy_from_slice(iv.as_ref());
+        Some((suite, keys))
+    };
+    let unknown = || rustls::Error::General("a cipher suite that programs do not have".into());
+    let (suite, send) = keys(&secrets.tx.1).ok_or_else(unknown)?;
+    let (_, receive) = keys(&secrets.rx.1).ok_or_else(unknown)?;
+    let (send_next, receive_next) = (secrets.tx.0.into(), secrets.rx.0.into());
+    Ok(Sealing { suite: (suite as u16).into(), zero: [0; 6], send_next, receive_next, send, receive })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shunt_ca::{Authority, Files, Request};
+    use shunt_config::TlsConfig;
+    use shunt_wire::peer::{Ended, HEADER_BYTES};
+    use std::net::TcpListener;
+
+    const ENDED_BYTES: usize = HEADER_BYTES + size_of::<Ended>();
+
+    fn credentials(authority: &Authority, name: &str) -> Credentials {
+        let files = authority.issue(&Request { name: name.into(), addresses: Vec::new(), days: 1 }).unwrap();
+        read(authority, files, name)
+    }
+
+    fn read(authority: &Authority, files: Files, name: &str) -> Credentials {
+        let (ca, crl) = (authority.certificate(), Some(authority.list()));
+        Credentials::read(&TlsConfig { certificate: files.certificate, key: files.key, ca, crl }, name).unwrap()
+    }
+
+    /// Returns a side that dials "be1", and the side that accepts.
+    fn pair(dialler: &Credentials, listener: &Credentials) -> (Transport, Transport) {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = socket.local_addr().unwrap();
+        let dialled = Transport::connect(to, dialler.dial("be1").unwrap()).unwrap();
+        (dialled, Transport::accepted(socket.accept().unwrap().0, listener.accept().unwrap()).unwrap())
+    }
+
+    /// A turn of each side's event loop.
+    fn turn(one: &mut Transport, other: &mut Transport) -> Result<(), TransportError> {
+        for side in [one, other] {
+            side.connected()?;
+            side.flush()?;
+            side.fill()?;
+            side.flush()?;
+        }
+        Ok(())
+    }
+
+    fn good_pair() -> (Transport, Transport) {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::create(dir.path()).unwrap();
+        let (mut one, mut other) = pair(&credentials(&authority, "fe1"), &credentials(&authority, "be1"));
+        assert!(shake_hands(&mut one, &mut other).is_none());
+        (one, other)
+    }
+
+    /// Runs both handshakes to their end. Returns why, if one side is refused.
+    fn shake_hands(one: &mut Transport, other: &mut Transport) -> Option<TransportError> {
+        while one.tls.is_handshaking() || other.tls.is_handshaking() {
+            if let Err(error) = turn(one, other) {
+                return Some(error);
+            }
+        }
+        // In TLS 1.3 the side that dials is done before the other side has seen its certificate.
+        turn(one, other).err()
+    }
+
+    #[test]
+    fn a_revoked_certificate_is_refused_on_either_side_and_of_those_that_are_there() {
+        let is_revoked = |error: Option<TransportError>| {
+            let revoked = rustls::Error::InvalidCertificate(rustls::CertificateError::Revoked);
+            matches!(&error, Some(TransportError::Tls(error)) if *error == revoked)
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::create(dir.path()).unwrap();
+        let (fe1, be1) = (credentials(&authority, "fe1"), credentials(&authority, "be1"));
+        let again = |name: &str| read(&authority, authority.files_of(name), name);
+        let (mut one, mut other) = pair(&fe1, &be1);
+        assert!(shake_hands(&mut one, &mut other).is_none());
+        assert!(one.is_good_for(&again("fe1"), "be1").is_ok() && other.is_good_for(&again("be1"), "fe1").is_ok());
+
+        authority.revoke("be1").unwrap();
+        assert!(is_revoked(one.is_good_for(&again("fe1"), "be1").err()));
+        assert!(other.is_good_for(&again("be1"), "fe1").is_ok());
+        let (mut dialled, mut accepted) = pair(&again("fe1"), &be1);
+        assert!(is_revoked(shake_hands(&mut dialled, &mut accepted)));
+
+        authority.revoke("fe1").unwrap();
+        assert!(is_revoked(other.is_good_for(&again("be1"), "fe1").err()));
+        let (mut dialled, mut accepted) = pair(&fe1, &again("be1"));
+        assert!(is_revoked(shake_hands(&mut dialled, &mut accepted)));
+    }
+
+    fn ended(handoff: u64) -> Ended {
+        Ended { worker: 1.into(), reason: 1.into(), handoff: handoff.into(), trace: Default::default() }
+    }
+
+    #[test]
+    fn frames_come_out_however_they_were_cut() {
+        let (mut ours, mut theirs) = good_pair();
+        let mut bytes = Vec::new();
+        (0..1000).for_each(|handoff| ended(handoff).emit(&mut bytes));
+        let mut next = 0;
+        for part in bytes.chunks(ENDED_BYTES * 7 - 3) {
+            theirs.output().extend_from_slice(part);
+            turn(&mut theirs, &mut ours).unwrap();
+            while let Some(frame) = ours.next_frame().unwrap() {
+                assert!(matches!(frame, Frame::Ended(ended) if ended.handoff.get() == next));
+                next += 1;
+            }
+        }
+        while next < 1000 {
+            turn(&mut theirs, &mut ours).unwrap();
+            while let Some(frame) = ours.next_frame().unwrap() {
+                assert!(matches!(frame, Frame::Ended(ended) if ended.handoff.get() == next));
+                next += 1;
+            }
+        }
+        drop(theirs);
+        let error = (0..100).find_map(|_| ours.fill().err());
+        assert!(matches!(error, Some(TransportError::Closed | TransportError::Io(_))), "{error:?}");
+    }
+
+    #[test]
+    fn a_payload_behind_a_frame_comes_whole() {
+        let (mut ours, mut theirs) = good_pair();
+        ended(7).emit(theirs.output());
+        let payload: Vec<u8> = (0..200_000u32).map(|at| (at % 251) as u8).collect();
+        theirs.output().extend_from_slice(&payload);
+        let (mut frame, mut got) = (None, Vec::new());
+        while got.len() < payload.len() {
+            turn(&mut theirs, &mut ours).unwrap();
+            if frame.is_none() {
+                frame = ours.next_frame().unwrap();
+                continue;
+            }
+            while let bytes @ 1.. = ours.payload().unwrap().len() {
+                got.extend_from_slice(ours.payload().unwrap());
+                ours.consume(bytes);
+            }
+        }
+        assert!(matches!(frame, Some(Frame::Ended(ended)) if ended.handoff.get() == 7));
+        assert_eq!(got, payload);
+    }
+
+    #[test]
+    fn the_frames_of_a_turn_are_one_record() {
+        let (mut ours, _theirs) = good_pair();
+        (0..20).for_each(|handoff| ended(handoff).emit(ours.output()));
+        let plain = ours.output().len();
+        let frames = std::mem::take(ours.output());
+        let taken = ours.tls.writer().write(&frames).unwrap();
+        let mut record = Vec::new();
+        ours.tls.write_tls(&mut record).unwrap();
+        assert_eq!((taken, record.len()), (plain, plain + 5 + 1 + 16), "header, content type, tag (RFC 8446, 5.2)");
+    }
+
+    #[test]
+    fn each_end_knows_who_the_other_is() {
+        let (ours, theirs) = good_pair();
+        assert!(ours.is_of("be1") && !ours.is_of("fe1"));
+        assert!(theirs.is_of("fe1") && !theirs.is_of("be1"));
+    }
+
+    #[test]
+    fn a_certificate_of_another_name_or_authority_is_refused() {
+        let (dir, other_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let authority = Authority::create(dir.path()).unwrap();
+        let stranger = Authority::create(other_dir.path()).unwrap();
+        let (good, wrong) = (credentials(&authority, "fe1"), credentials(&authority, "be2"));
+        let foreign = credentials(&stranger, "be1");
+        for (dialler, listener) in [(&good, &wrong), (&good, &foreign), (&foreign, &credentials(&authority, "be1"))] {
+            let (mut one, mut other) = pair(dialler, listener);
+            let failure = (0..1000).find_map(|_| turn(&mut one, &mut other).err());
+            assert!(matches!(failure, Some(TransportError::Tls(_))), "{failure:?}");
+            assert!(!one.is_of("be1") || !other.is_of("be1"));
+        }
+    }
+
+    #[test]
+    fn what_is_not_tls_is_refused_with_an_alert() {
+        let dir = tempfile::tempdir().unwrap();
+        let credentials = credentials(&Authority::create(dir.path()).unwrap(), "be1");
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stranger = TcpStream::connect(socket.local_addr().unwrap()).unwrap();
+        let mut ours = Transport::accepted(socket.accept().unwrap().0, credentials.accept().unwrap()).unwrap();
+        stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let error = (0..1_000_000).find_map(|_| ours.fill().err());
+        assert!(matches!(error, Some(TransportError::Tls(_))), "{error:?}");
+        drop(ours);
+        let mut alert = Vec::new();
+        let _ = stranger.read_to_end(&mut alert);
+        assert_eq!(alert.first(), Some(&21), "{alert:?} is no alert (RFC 8446, 5.1)");
+    }
+
+    #[test]
+    fn a_peer_that_does_not_read_is_given_up() {
+        let (mut ours, _theirs) = good_pair();
+        ours.output().resize(64 << 20, 0);
+        assert!(matches!(ours.flush(), Err(TransportError::Stuck)));
+    }
+}
