@@ -9,7 +9,7 @@ BIN := target/release
 export PYTHONDONTWRITEBYTECODE := 1
 AS_ROOT := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)"
 
-.PHONY: demo older-kernels loom sanitize fuzz test soak nginx-tests odb-suites https-chains tlsfuzzer check bench build clean packages rust
+.PHONY: demo coverage older-kernels loom sanitize fuzz test soak nginx-tests odb-suites https-chains tlsfuzzer check bench build clean packages rust
 .DEFAULT_GOAL := build
 
 build: packages rust   ## everything that runs: shunt, shuntd, shunt-lab, the nginx module
@@ -57,6 +57,9 @@ older-kernels: packages rust   ## all tests of the BPF programs on Linux 5.15 an
 
 loom: rust             ## tests that try every order of a few threads' steps
 	scripts/loom
+
+coverage: rust         ## which lines of the agent's logic 5,000 simulated histories reach
+	scripts/coverage-of-logic
 
 sanitize: rust         ## the layers of on-demand buffers under AddressSanitizer
 	$(AS_ROOT) scripts/sanitize

@@ -289,10 +289,10 @@ struct shunt_board {
 /* clang-format off */
 /* index, name in `shunt stats`, meaning */
 #define SHUNT_COUNTER_LIST(X)                                                                       \
-    X(0, shortcuts, "responses whose body went past this frontend")                                 \
-    X(1, shortcut_bytes, "payload bytes of those that the client acknowledged")                     \
-    X(2, offers, "bodies offered by this backend")                                                  \
-    X(3, offered_bytes, "their length")                                                             \
+    X(0, shortcuts, "responses whose body bypassed this frontend")                                  \
+    X(1, shortcut_bytes, "payload bytes of shortcuts that the client acknowledged")                 \
+    X(2, offers, "bodies that this backend offered")                                                \
+    X(3, offered_bytes, "bytes of the bodies that this backend offered")                            \
     X(4, fetched, "responses relayed by fetching an offer")                                         \
     X(5, aborted, "shortcuts that ended before the client had everything")                          \
     X(6, forged_request_field, "Shunt-* fields from a client, stripped")                            \
@@ -319,39 +319,39 @@ struct shunt_board {
     X(27, relayed_untrusted_request, "not consented: method or request not eligible")               \
     X(28, relayed_limit_rate, "relayed: limit_rate or limit_conn of the backend, the frontend's proxy_limit_rate, an intermediate's limits") \
     X(29, relayed_not_worth, "not consented: bodies in that location are short")                    \
-    X(30, failovers, "payloads that another backend went on with")                                  \
-    X(31, failover_failed, "payloads that were lost with their backend: no other went on")          \
-    X(32, failover_unproven, "of the aborted: nobody knew whether another backend has the same bytes") \
-    X(36, relayed_speaks_for, "not consented: no backend sends as this server address (speaks_for)") \
-    X(33, fetched_speaks_for, "fetched: the backend does not send as this server address (speaks_for)") \
+    X(30, failovers, "payloads that another backend continued")                                     \
+    X(31, failover_failed, "payloads that were lost with their backend, and that no other backend continued") \
+    X(32, failover_unproven, "aborted because no digest proved that another backend has the same bytes") \
+    X(36, relayed_speaks_for, "not consented: no backend may speak for this server address (speaks_for)") \
+    X(33, fetched_speaks_for, "fetched: the backend may not speak for this server address (speaks_for)") \
     X(59, fetched_family, "fetched: the backend does not send to clients of that IP version")   \
     X(34, fetched_refused, "fetched: the backend's agent refused the handoff before its first byte")        \
-    X(35, relayed_stopped, "shortcuts and fetches whose rest was relayed: their agents could not go on")           \
-    X(37, relayed_vain, "not consented: the last consents in that location came to nothing")         \
+    X(35, relayed_stopped, "shortcuts and fetches whose rest was relayed, because their agents could not continue") \
+    X(37, relayed_vain, "not consented: the last consents in that location led to no shortcut")     \
     X(38, relayed_no_trust, "not consented: shunt on without shunt_trust")                       \
-    X(39, relayed_filter, "not consented, or asked for again by an intermediate: a filter here needs the body") \
-    X(47, asked_again, "responses asked for once more, without consent: their offer could not be used") \
+    X(39, relayed_filter, "not consented, or requested again by an intermediate: a filter here needs the body") \
+    X(47, asked_again, "responses requested once more without consent, because their offer could not be used") \
     X(40, relayed_handoffs_limit, "not consented: this machine's limit of handoffs or fetches is reached")     \
-    X(41, relayed_offers_limit, "relayed by the backend: a limit of offers, its own or the frontend's") \
-    X(42, relayed_tiers, "not consented by this intermediate: too many tiers have")                 \
-    X(43, aborted_reset, "of the aborted: the client reset the connection")                         \
-    X(44, aborted_timeout, "of the aborted: the client acknowledged nothing for send_timeout")      \
-    X(45, aborted_agent, "of the aborted: an agent ended it, agent.ended says why")                 \
-    X(46, aborted_closed, "of the aborted: the request ended: the client closed, or nginx did") \
+    X(41, relayed_offers_limit, "relayed by the backend: its own or the frontend's limit of offers is reached") \
+    X(42, relayed_tiers, "not consented by this intermediate: too many tiers are on the path")      \
+    X(43, aborted_reset, "aborted: the client reset the connection")                                \
+    X(44, aborted_timeout, "aborted: the client acknowledged nothing for send_timeout")             \
+    X(45, aborted_agent, "aborted: an agent ended the shortcut; agent.ended has the reason")        \
+    X(46, aborted_closed, "aborted: the client or nginx closed the connection")                     \
     X(48, relayed_family, "not consented: no backend sends to clients of that IP version")            \
-    X(49, relayed_short_lived, "relayed by the backend: too short to be alone on its connection")    \
+    X(49, relayed_short_lived, "relayed by the backend: too short for the only shortcut of its connection") \
     X(50, relayed_tls_version, "not consented: TLS before 1.3")                                     \
     X(51, relayed_tls_early, "not consented: the TLS handshake is not complete (0-RTT)")            \
     X(52, relayed_tls_suite, "not consented: a cipher suite that cannot be handed over")            \
     X(53, relayed_tls_kernel, "not consented: the kernel encrypts this connection (kTLS)")          \
-    X(54, relayed_tls_budget, "not consented: the client would take more KeyUpdates amiss")         \
+    X(54, relayed_tls_budget, "not consented: the client would reject more KeyUpdates")             \
     X(55, fetched_tls, "fetched: the TLS connection's keys could not be handed over")               \
     X(56, fetched_no_session, "fetched: the backend's agent is not connected now")                   \
     X(57, fetched_unproven, "fetched: no proof that the client's packets pass the steering programs") \
-    X(58, relayed_plain, "relayed: the consent came past a tier that does not count itself (shunt_trust plain)") \
-    X(60, relayed_header, "relayed: a tier before has no room for the header with an offer in it (proxy_buffer_size)") \
+    X(58, relayed_plain, "relayed: the consent passed a tier without Shunt (shunt_trust plain)")    \
+    X(60, relayed_header, "relayed: an earlier tier has no room for a header with an offer (proxy_buffer_size)") \
     X(61, relayed_long_request, "relayed: the upstream answered 400 or 431, perhaps because a consent made the request too long") \
-    X(62, relayed_stalled, "shortcuts whose rest was relayed: their client had room and answered, and got nothing more")
+    X(62, relayed_stalled, "shortcuts whose rest was relayed, because nothing more reached a client that was there and had room")
 /* clang-format on */
 
 struct shunt_counters {

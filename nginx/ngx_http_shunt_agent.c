@@ -283,9 +283,10 @@ static ngx_int_t ngx_http_shunt_received(ngx_http_shunt_received_t *in)
         ctx = ngx_http_shunt_pending_find(in->body.ended.handoff);
         if (ctx && in->body.ended.peer != SHUNT_NO_PEER && in->body.ended.peer != ctx->peer.index) {
             who = ngx_http_shunt_board_peer(in->body.ended.peer);
-            ngx_log_error(NGX_LOG_WARN, ctx->request->connection->log, 0,
-                          "shunt: the agent of \"%V\" tried to end a handoff to \"%V\"", &who,
-                          &ctx->payload.backend);
+            ngx_log_error(
+                NGX_LOG_WARN, ctx->request->connection->log, 0,
+                "shunt: the agent of \"%V\" tried to end a handoff to \"%V\", and was ignored",
+                &who, &ctx->payload.backend);
             return NGX_OK;
         }
         if (ctx) {

@@ -25,7 +25,8 @@ static void *ngx_http_shunt_map(int fd, size_t least, size_t *size, int protecti
 
     /* a shorter file would cause a SIGBUS later */
     if (fstat(fd, &st) == -1 || (size_t) st.st_size < least) {
-        ngx_log_error(NGX_LOG_ERR, log, 0, "shunt: the agent's shared memory is too small");
+        ngx_log_error(NGX_LOG_ERR, log, 0,
+                      "shunt: the agent's shared memory is too small; restart shuntd");
         return NULL;
     }
 
@@ -77,7 +78,8 @@ static ngx_int_t ngx_http_shunt_board_check(const struct shunt_board *board, siz
 
     if (at < offsetof(struct shunt_board, peer) || each < sizeof(struct shunt_board_peer) ||
         at % 8 || each % 4 || at + ngx_http_shunt_board_peers(board) * each > size) {
-        ngx_log_error(NGX_LOG_ERR, log, 0, "shunt: the agent's board cannot be read");
+        ngx_log_error(NGX_LOG_ERR, log, 0,
+                      "shunt: the agent's board cannot be read; restart shuntd and nginx");
         return NGX_ERROR;
     }
 

@@ -124,7 +124,7 @@ static ngx_int_t ngx_http_shunt_welcomed(ngx_http_shunt_channel_t *ch,
     ch->said = 0;
     ch->backoff = NGX_HTTP_SHUNT_BACKOFF_MIN;
 
-    ngx_log_error(NGX_LOG_NOTICE, log, 0, "shunt: agent connected for %s, as its worker %uD",
+    ngx_log_error(NGX_LOG_NOTICE, log, 0, "shunt: connected to the agent for %s, as worker %uD",
                   ngx_http_shunt_channel_name(ch), ch->worker);
 
     return NGX_OK;
@@ -282,8 +282,8 @@ static void ngx_http_shunt_try(ngx_http_shunt_channel_t *ch, ngx_log_t *log)
     ch->said = err;
 
     ngx_log_error(level, log, err,
-                  "shunt: no agent at \"%V\": responses are relayed; does shuntd run, is that its "
-                  "\"socket\", and may the user of nginx's workers connect to it?",
+                  "shunt: no agent at \"%V\": responses are relayed; check that shuntd runs, that "
+                  "this is its \"socket\", and that the user of nginx's workers may connect to it",
                   &ch->path);
 
     ngx_http_shunt_channel_lost(ch);
@@ -321,7 +321,7 @@ void ngx_http_shunt_channel_close(ngx_http_shunt_channel_t *ch)
 void ngx_http_shunt_channel_lost(ngx_http_shunt_channel_t *ch)
 {
     if (ch->welcomed) {
-        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0, "shunt: agent lost for %s",
+        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0, "shunt: lost the agent for %s",
                       ngx_http_shunt_channel_name(ch));
     }
 

@@ -68,7 +68,7 @@ ngx_int_t ngx_http_shunt_fetch_begin(ngx_http_shunt_ctx_t *ctx,
 
     if (ctx->id == 0 || !ngx_http_shunt_agent_ready() ||
         ngx_http_shunt_agent_post(&msg, sizeof(msg)) != NGX_OK) {
-        ngx_http_shunt_fetch_failed(ctx, "the agent of this machine takes none");
+        ngx_http_shunt_fetch_failed(ctx, "this machine's agent accepts no fetches");
         return NGX_AGAIN;
     }
 
@@ -84,7 +84,7 @@ ngx_int_t ngx_http_shunt_fetch_begin(ngx_http_shunt_ctx_t *ctx,
 
 static void ngx_http_shunt_fetch_timeout_handler(ngx_event_t *ev)
 {
-    ngx_http_shunt_fetch_failed(ev->data, "nothing came in time");
+    ngx_http_shunt_fetch_failed(ev->data, "no data came in time");
 }
 
 /* Handles FETCHED. Takes the descriptor, which is -1 where the kernel dropped it because this
@@ -110,14 +110,14 @@ void ngx_http_shunt_fetch_connected(ngx_http_shunt_ctx_t *ctx, int fd, uint64_t 
 
     if (length != ctx->payload.length || ngx_nonblocking(fd) == -1) {
         close(fd);
-        ngx_http_shunt_fetch_failed(ctx, "it is of another length");
+        ngx_http_shunt_fetch_failed(ctx, "its length differs from the offer's");
         return;
     }
 
     stream = ngx_get_connection(fd, r->connection->log);
     if (stream == NULL) {
         close(fd);
-        ngx_http_shunt_fetch_failed(ctx, "worker_connections are not enough");
+        ngx_http_shunt_fetch_failed(ctx, "worker_connections are exhausted");
         return;
     }
 
@@ -326,7 +326,7 @@ static void ngx_http_shunt_stream_handler(ngx_event_t *rev)
     ngx_http_set_log_request(c->log, r);
 
     if (rev->timedout) {
-        ngx_http_shunt_fetch_failed(ctx, "nothing came in time");
+        ngx_http_shunt_fetch_failed(ctx, "no data came in time");
         return;
     }
 

@@ -115,7 +115,7 @@ static ngx_int_t ngx_http_shunt_refuse(ngx_http_request_t *r, ngx_table_elt_t *f
                       ngx_http_shunt_trace_text(r));
     } else {
         ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
-                      "shunt: upstream's \"Shunt-Payload\" of %uz bytes, which is no offer, %V%V",
+                      "shunt: upstream's \"Shunt-Payload\" of %uz bytes is no offer, %V%V",
                       field->value.len, ngx_http_shunt_counter_name(counter),
                       ngx_http_shunt_trace_text(r));
     }

@@ -272,12 +272,12 @@ static void ngx_http_shunt_say_plain(ngx_http_request_t *r, ngx_str_t *address)
     said[n].len = address->len;
     ngx_memcpy(said[n++].text, address->data, address->len);
 
-    ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
-                  "shunt: responses to %V are relayed: its requests carry consents that were meant "
-                  "for another server's address, so that a tier without this module, or a "
-                  "translation of addresses, is in between; if bodies may go past that, add "
-                  "\"shunt_trust %V plain;\" here",
-                  address, address);
+    ngx_log_error(
+        NGX_LOG_ERR, r->connection->log, 0,
+        "shunt: responses to %V are relayed, because its requests carry consents for another "
+        "server's address: a tier without this module, or a translation of addresses, is in "
+        "between; if bodies may bypass it, add \"shunt_trust %V plain;\" here",
+        address, address);
 }
 
 /* Refuses a consent that would be used, but has come past a tier that is not configured as

@@ -189,19 +189,19 @@ const char *ngx_http_shunt_part_is_not(ngx_http_request_t *sr, ngx_http_shunt_ct
     ngx_table_elt_t *etag = sr->headers_out.etag;
 
     if (u == NULL || u->headers_in.status_n != NGX_HTTP_PARTIAL_CONTENT) {
-        return "it is no part";
+        return "it is no partial response";
     }
 
     if (!ngx_http_shunt_is_strong(etag) || etag->value.len != ctx->etag.len ||
         ngx_memcmp(etag->value.data, ctx->etag.data, ctx->etag.len) != 0) {
-        return "it is of something else";
+        return "it has another ETag";
     }
 
     if (ngx_http_shunt_parse_range(sr->headers_out.content_range, &first, &last, &complete) !=
             NGX_OK ||
         first != ctx->first + (off_t) from ||
         last != ctx->first + (off_t) ctx->payload.length - 1 || complete != ctx->complete) {
-        return "it is another part";
+        return "it is another range";
     }
 
     return NULL;

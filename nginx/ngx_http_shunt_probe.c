@@ -35,10 +35,10 @@ static ngx_int_t ngx_http_shunt_believe(ngx_http_shunt_ctx_t *ctx)
         return NGX_DECLINED;
     }
 
-    ngx_log_error(NGX_LOG_NOTICE, c->log, 0,
-                  "shunt: the client has acknowledged the payload, and the word of \"%V\" on that "
-                  "does not come%V",
-                  &ctx->payload.backend, ngx_http_shunt_trace_text(ctx->request));
+    ngx_log_error(
+        NGX_LOG_NOTICE, c->log, 0,
+        "shunt: the client has acknowledged the payload, but the word of \"%V\" does not come%V",
+        &ctx->payload.backend, ngx_http_shunt_trace_text(ctx->request));
     ngx_http_shunt_complete(ctx);
 
     return NGX_OK;

@@ -170,7 +170,7 @@ static ngx_int_t ngx_http_shunt_judge(ngx_http_request_t *sr, ngx_http_shunt_ctx
     ngx_table_elt_t *offer;
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
-    *why = "it is an error";
+    *why = "the response is an error";
     if (ngx_http_shunt_part_is_error(sr)) {
         return NGX_AGAIN;
     }
@@ -180,7 +180,7 @@ static ngx_int_t ngx_http_shunt_judge(ngx_http_request_t *sr, ngx_http_shunt_ctx
         return NGX_DECLINED;
     }
 
-    *why = "it is no offer";
+    *why = "the response has no offer";
     offer = ngx_http_shunt_take_offer(sr, 0);
     if (offer == NULL) {
         return NGX_AGAIN;
@@ -198,12 +198,12 @@ static ngx_int_t ngx_http_shunt_judge(ngx_http_request_t *sr, ngx_http_shunt_ctx
         return NGX_AGAIN;
     }
 
-    *why = "its offer is of another length";
+    *why = "the length of its offer differs";
     if (rec->payload.length != ctx->payload.length - rec->from) {
         return NGX_DECLINED;
     }
 
-    *why = "its backend does not send as this server (speaks_for)";
+    *why = "the backend may not speak for this server (speaks_for)";
     return ngx_http_shunt_backend_speaks(sr->connection, rec->peer.index) ? NGX_OK : NGX_AGAIN;
 }
 
@@ -227,7 +227,7 @@ ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_
 
     if (rec->verdict != NGX_OK) {
         ngx_log_error(NGX_LOG_ERR, sr->connection->log, 0,
-                      "shunt: the answer for the rest, from byte %uL on, cannot be used: %s%V",
+                      "shunt: the response for the rest, from byte %uL on, cannot be used: %s%V",
                       rec->from, why, ngx_http_shunt_trace_text(ctx->request));
     }
 
@@ -367,7 +367,7 @@ static void ngx_http_shunt_settle(ngx_http_shunt_ctx_t *ctx, ngx_int_t verdict)
         ngx_http_shunt_count(SHUNT_COUNT_failovers, 1);
         ctx->why = 0;
         ngx_log_error(NGX_LOG_NOTICE, ctx->request->connection->log, 0,
-                      "shunt: \"%V\" goes on with the payload from byte %uL of %uL%V",
+                      "shunt: \"%V\" continues the payload from byte %uL of %uL%V",
                       &ctx->payload.backend, rec->from, ctx->payload.length,
                       ngx_http_shunt_trace_text(ctx->request));
     }
@@ -384,7 +384,7 @@ static void ngx_http_shunt_unproven(ngx_http_shunt_ctx_t *ctx, const char *why)
     ngx_http_shunt_pending_remove(rec->proof);
     rec->proof = 0;
     ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
-                  "shunt: \"%V\" cannot go on with the payload of \"%V\": %s%V",
+                  "shunt: \"%V\" cannot continue the payload of \"%V\": %s%V",
                   &rec->payload.backend, &ctx->payload.backend, why,
                   ngx_http_shunt_trace_text(ctx->request));
     ngx_http_shunt_count(SHUNT_COUNT_failover_unproven, 1);
@@ -422,8 +422,8 @@ void ngx_http_shunt_recovery_proof(ngx_http_shunt_ctx_t *ctx, const struct shunt
     ngx_del_timer(&rec->event);
 
     if (!ngx_http_shunt_is_same_file(ctx, msg, rec->from)) {
-        ngx_http_shunt_unproven(ctx, msg->known ? "its file is another one"
-                                                : "its agent does not know which file it has");
+        ngx_http_shunt_unproven(ctx, msg->known ? "its file differs"
+                                                : "its agent has no digest of its file");
         return;
     }
 
@@ -493,8 +493,8 @@ ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         if (unproven && (reason != SHUNT_REASON_PEER_LOST ||
                          ngx_current_msec - ctx->progress_at >= NGX_HTTP_SHUNT_STALLED)) {
             ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
-                          "shunt: nobody goes on for \"%V\": its agent has not told which file it "
-                          "sends, as it does of files up to 1 GiB after a second%V",
+                          "shunt: no backend continues the payload of \"%V\": its agent gave no "
+                          "digest of the file, as it does for files up to 1 GiB after a second%V",
                           &ctx->payload.backend, ngx_http_shunt_trace_text(ctx->request));
             ngx_http_shunt_count(SHUNT_COUNT_failover_unproven, 1);
         }

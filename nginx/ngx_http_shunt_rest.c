@@ -141,7 +141,7 @@ static ngx_int_t ngx_http_shunt_rest_ask(ngx_http_shunt_ctx_t *ctx, uint64_t fro
 static void ngx_http_shunt_rest_say(ngx_http_shunt_ctx_t *ctx, const char *why)
 {
     ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
-                  "shunt: the payload of \"%V\" comes no further than byte %uL of %uL: %s%V",
+                  "shunt: the payload of \"%V\" has stopped at byte %uL of %uL: %s%V",
                   &ctx->payload.backend, ngx_http_shunt_ssl_payload_bytes(ctx, ctx->acked),
                   ctx->payload.length, why, ngx_http_shunt_trace_text(ctx->request));
 }
@@ -183,9 +183,9 @@ void ngx_http_shunt_rest_stalled(ngx_http_shunt_ctx_t *ctx)
 
     if (ngx_http_shunt_may_say(&said)) {
         ngx_http_shunt_rest_say(
-            ctx, "the client answers and has room; does a firewall drop its ACKs on the way to the "
-                 "backend's \"ports\", or a router what the backend sends with this server's "
-                 "address?");
+            ctx, "the client answers and has room; check that no firewall drops its ACKs to the "
+                 "backend's \"ports\", and that no router drops what the backend sends with this "
+                 "server's address");
     }
 
     if (ngx_http_shunt_rest_ask(ctx, ctx->acked) == NGX_OK) {
@@ -265,7 +265,7 @@ static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shu
     if (why == NULL && ctx->mode == SHUNT_MODE_ACTIVE) {
         taken = ngx_http_shunt_take(ctx, &acked);
         why = taken == NGX_OK      ? NULL
-              : taken == NGX_AGAIN ? "what the client has cannot be asked now"
+              : taken == NGX_AGAIN ? "the kernel cannot tell now what the client has"
                                    : "the region has ended";
     }
 
@@ -274,9 +274,10 @@ static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shu
         rest->refused = taken != NGX_AGAIN && !ngx_http_shunt_part_is_error(sr);
 
         if (!rest->stalled || ngx_http_shunt_may_say(&said)) {
-            ngx_log_error(NGX_LOG_ERR, c->log, 0,
-                          "shunt: the answer for the rest, from byte %uL on, cannot be used: %s%V",
-                          rest->from, why, ngx_http_shunt_trace_text(ctx->request));
+            ngx_log_error(
+                NGX_LOG_ERR, c->log, 0,
+                "shunt: the response for the rest, from byte %uL on, cannot be used: %s%V",
+                rest->from, why, ngx_http_shunt_trace_text(ctx->request));
         }
 
         return NGX_ERROR;

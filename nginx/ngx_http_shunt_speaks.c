@@ -84,7 +84,7 @@ static void ngx_http_shunt_say_mute(ngx_connection_t *c, const ngx_http_shunt_ad
     address.len = ngx_sock_ntop(c->local_sockaddr, c->local_socklen, text, NGX_SOCKADDR_STRLEN, 1);
 
     ngx_log_error(NGX_LOG_ERR, c->log, 0,
-                  "shunt: responses of %V are relayed: %V as that address; add it to "
+                  "shunt: responses of %V are relayed: %V for that address; add it to "
                   "\"speaks_for\" of [[peer]] \"%V\" in the backend's shuntd.toml",
                   &address, who, &name);
 }
@@ -92,7 +92,7 @@ static void ngx_http_shunt_say_mute(ngx_connection_t *c, const ngx_http_shunt_ad
 /* Whether that backend sends as the server that this client knows. */
 ngx_uint_t ngx_http_shunt_backend_speaks(ngx_connection_t *c, ngx_uint_t peer)
 {
-    ngx_str_t who = ngx_string("the backend that has them does not send");
+    ngx_str_t who = ngx_string("the backend that has the bodies may not speak");
     ngx_http_shunt_address_t server;
     const struct shunt_board *board = ngx_http_shunt_board();
 
@@ -113,7 +113,7 @@ ngx_uint_t ngx_http_shunt_backend_speaks(ngx_connection_t *c, ngx_uint_t peer)
  * later check counts the reason. */
 ngx_uint_t ngx_http_shunt_any_speaks(ngx_connection_t *c, const struct shunt_board *board)
 {
-    ngx_str_t who = ngx_string("no connected backend sends");
+    ngx_str_t who = ngx_string("no connected backend may speak");
     ngx_uint_t i, n = ngx_min(board->peers, SHUNT_BOARD_PEERS), backends = 0;
     ngx_http_shunt_address_t server;
     const struct shunt_board_peer *entry;

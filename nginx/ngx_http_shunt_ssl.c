@@ -128,7 +128,7 @@ static void ngx_http_shunt_ssl_reading(ngx_http_request_t *r)
     ngx_http_shunt_ctx_t *ctx = ngx_http_shunt_ctx(r);
 
     if (ctx && ctx->mode == SHUNT_MODE_ACTIVE && shunt_tls_is_broken(c->ssl->connection)) {
-        ngx_log_error(NGX_LOG_INFO, c->log, 0, "shunt: client ended the TLS connection%V",
+        ngx_log_error(NGX_LOG_INFO, c->log, 0, "shunt: the client ended the TLS connection%V",
                       ngx_http_shunt_trace_text(r));
         ngx_http_shunt_fail(ctx);
         return;
@@ -153,7 +153,7 @@ ngx_int_t ngx_http_shunt_ssl_take_back(ngx_http_request_t *r)
     }
 
     if (shunt_tls_take_back(c->ssl->connection, ngx_current_msec) != 0) {
-        ngx_log_error(NGX_LOG_ERR, c->log, 0, "shunt: the TLS connection cannot go on%V",
+        ngx_log_error(NGX_LOG_ERR, c->log, 0, "shunt: the TLS connection cannot continue%V",
                       ngx_http_shunt_trace_text(r));
         return NGX_ERROR;
     }

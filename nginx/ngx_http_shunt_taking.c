@@ -17,8 +17,8 @@ static void ngx_http_shunt_say_refused(ngx_http_shunt_ctx_t *ctx, ngx_uint_t rea
     }
 
     ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
-                  "shunt: the agent of \"%V\" refused a handoff, %s; the body is fetched. Its log "
-                  "says why%V",
+                  "shunt: the agent of \"%V\" refused a handoff, %s; the body is fetched; see that "
+                  "agent's log%V",
                   &ctx->payload.backend, ngx_http_shunt_reason_text(reason),
                   ngx_http_shunt_trace_text(ctx->request));
 }
@@ -124,7 +124,7 @@ ngx_int_t ngx_http_shunt_take_untold(ngx_http_shunt_ctx_t *ctx)
     }
 
     ngx_log_error(NGX_LOG_INFO, ctx->request->connection->log, 0,
-                  "shunt: the agent cannot be told of a handoff; the body is fetched%V",
+                  "shunt: cannot tell the agent of a handoff; the body is fetched%V",
                   ngx_http_shunt_trace_text(ctx->request));
     ngx_http_shunt_forget(ctx);
 

@@ -74,12 +74,12 @@ char *ngx_http_shunt_trust(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     n -= plain;
 
     if (lcf->trust == NULL) {
-        return "stands beside \"none\"";
+        return "conflicts with \"none\"";
     }
 
     if (n == 1 && ngx_strcmp(value[0].data, "none") == 0) {
         if (lcf->trust != NGX_CONF_UNSET_PTR || plain) {
-            return "has \"none\" beside others";
+            return "has \"none\" together with other values";
         }
 
         lcf->trust = NULL;

@@ -33,14 +33,15 @@ static void ngx_http_shunt_say_unsteered(ngx_cycle_t *cycle, ngx_socket_t fd)
 
     if (board && ours && board->netns && board->netns != ours) {
         ngx_log_error(ngx_http_shunt_level(NGX_LOG_WARN), cycle->log, 0,
-                      "shunt: nginx listens in another network namespace than its shuntd works in: "
-                      "responses are relayed; run both in the same one");
+                      "shunt: nginx and its shuntd are in different network namespaces: responses "
+                      "are relayed; run both in the same one");
         return;
     }
 
-    ngx_log_error(ngx_http_shunt_level(NGX_LOG_WARN), cycle->log, 0,
-                  "shunt: nginx is not below the control group that its shuntd is attached to: "
-                  "responses are relayed; name one above nginx's in \"cgroup\" of shuntd.toml");
+    ngx_log_error(
+        ngx_http_shunt_level(NGX_LOG_WARN), cycle->log, 0,
+        "shunt: nginx is not below the control group that its shuntd is attached to: responses are "
+        "relayed; name a control group above nginx's in \"cgroup\" of shuntd.toml");
 }
 
 static ngx_uint_t ngx_http_shunt_is_watched(ngx_listening_t *ls)
@@ -91,7 +92,7 @@ void ngx_http_shunt_watch_again(ngx_cycle_t *cycle)
 
         ngx_log_error(
             NGX_LOG_INFO, cycle->log, ngx_errno,
-            "shunt: clients of %V are not watched: of each, the first response is relayed",
+            "shunt: clients of %V are not watched: the first response to each client is relayed",
             &ls[i].addr_text);
     }
 }
@@ -125,10 +126,10 @@ static void ngx_http_shunt_note_unproven(ngx_connection_t *c)
     if (before < NGX_HTTP_SHUNT_UNPROVEN_LOGGED &&
         ngx_http_shunt_unproven >= NGX_HTTP_SHUNT_UNPROVEN_LOGGED) {
         ngx_log_error(NGX_LOG_ERR, c->log, 0,
-                      "shunt: clients are relayed to, one after the other, because their packets "
-                      "do not pass shuntd's interfaces under their servers' addresses, ports and "
-                      "sequence numbers: list the interface in shuntd.toml, or take away DNAT, "
-                      "REDIRECT, SYNPROXY or the tunnel in between");
+                      "shunt: responses to several clients were relayed, because their packets do "
+                      "not pass shuntd's interfaces with the server's address, port and sequence "
+                      "numbers: add the interface to shuntd.toml, or remove DNAT, REDIRECT, "
+                      "SYNPROXY or the tunnel in between");
     }
 }
 

@@ -162,7 +162,7 @@ class LateDescriptors(Base):
         self.agent.on_fetch = full
         self.is_whole()
         self.assertIn("this worker has no descriptor left", read(self.dir + "/error.log"))
-        self.assertNotIn("agent lost", read(self.dir + "/error.log"))
+        self.assertNotIn("lost the agent", read(self.dir + "/error.log"))
 
 
 @alone

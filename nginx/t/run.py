@@ -340,7 +340,7 @@ class Unproven(Base):
         self.assertEqual(self.agent.handoffs(), 0)
 
     def told(self):
-        return [l for l in read(self.dir + "/error.log").splitlines() if "list the interface in shuntd.toml" in l]
+        return [l for l in read(self.dir + "/error.log").splitlines() if "add the interface to shuntd.toml" in l]
 
     def test_where_it_is_the_rule_the_log_says_once_what_to_do(self):
         self.agent.refusal = lambda handoff: agents.UNPROVEN
@@ -375,7 +375,7 @@ class Unproven(Base):
 
     def test_connections_that_are_older_than_the_programs_are_an_accident(self):
         self.agent.close()
-        self.until(lambda: "agent lost" in read(self.dir + "/error.log"))
+        self.until(lambda: "lost the agent" in read(self.dir + "/error.log"))
         clients = [Client() for _ in range(20)]
         for c in clients:
             self.assertEqual(c.get("/small").body, b"s" * 100)
@@ -657,7 +657,7 @@ class Trouble(Base):
         self.agent.wait("handoff")
         old = self.agent
         old.close()
-        self.until(lambda: "agent lost" in read(self.dir + "/error.log"))
+        self.until(lambda: "lost the agent" in read(self.dir + "/error.log"))
         self.assertEqual(Client().get("/big").body, BIG)
         self.assertEqual(self.outcome(), "relayed:no_agent")
         # Logged once, however often the worker tries, and at a level that is shown by default.

@@ -61,7 +61,7 @@ class Stalled(Base):
         self.agent.wait("abort")
         self.assertEqual(self.log()[3:6], ["shortcut", str(len(BIG)), str(len(BIG))])
         with open(self.dir + "/error.log") as f:
-            self.assertRegex(f.read(), r"\[error\].* comes no further than byte 100000 of .*does a firewall drop its ACKs")
+            self.assertRegex(f.read(), r"\[error\].* has stopped at byte 100000 of .*check that no firewall drops its ACKs")
         # The next body on that connection is relayed; other connections are not affected.
         self.assertEqual(c.get("/big").body == BIG, True)
         self.assertEqual(self.outcome(n=2), "relayed:vain")

@@ -27,7 +27,8 @@ pub fn detach(config: &Config, force: bool) -> Result<(), SteerError> {
 
 /// Removes everything that is pinned. The caller holds the lock on the pins ([`Alone`]).
 pub(crate) fn everything(config: &Config) -> Result<(), SteerError> {
-    programs::detach(config).map_err(|error| SteerError::Host { what: "taking the store's parts out", error })?;
+    programs::detach(config)
+        .map_err(|error| SteerError::Host { what: "removing the store's programs and maps from the kernel", error })?;
     close(&shunt_handoff::end_handoffs(&config.pins)?);
     Ok(shunt_handoff::detach_all(&config.pins)?)
 }
@@ -56,7 +57,10 @@ impl Drop for Beginning<'_> {
         if self.takes_back
             && let Err(error) = everything(self.config)
         {
-            tracing::warn!(%error, "what this start has put into the kernel stays: run `shuntd --detach`");
+            tracing::warn!(
+                %error,
+                "cannot remove the programs and maps that this start has put into the kernel: run `shuntd --detach`"
+            );
         }
     }
 }
@@ -72,7 +76,8 @@ fn take_strays_off(interface: &str, is_frontend: bool, force: bool) -> Result<()
             tracing::warn!(
                 interface,
                 program,
-                "a steering program whose pins are gone stays: `shuntd --detach --force` takes it off if no agent uses it"
+                "a steering program without pins stays attached: if no agent uses it, `shuntd --detach --force` \
+                 removes it"
             );
         } else if let Some(process) = stray.process() {
             return Err(SteerError::InUse { program, interface: interface.to_owned(), process });
@@ -83,7 +88,7 @@ fn take_strays_off(interface: &str, is_frontend: bool, force: bool) -> Result<()
         strays.first().into_iter().for_each(|stray| close(&stray.moved()));
         for stray in &strays {
             stray.take_off()?;
-            tracing::info!(interface, program = stray.name(), "a steering program whose pins were gone is taken off");
+            tracing::info!(interface, program = stray.name(), "removed a steering program that had no pins");
         }
     }
     Ok(())
@@ -106,21 +111,24 @@ fn close(connections: &[FlowKey]) {
         }
     }
     if closed > 0 {
-        tracing::info!(connections = closed, "connections that have had a shortcut are closed: they get a reset");
+        tracing::info!(connections = closed, "reset the connections that have had a shortcut");
     }
     // A kernel without sock_diag(7) cannot list connections, so nothing is known about them.
     let Ok(living) = sockets::held_connections() else { return };
     let hanging = connections.iter().filter(|key| living.contains(&ends(key))).count();
     if hanging > 0 {
         let error = failed.map_or_else(
-            || "sock_diag(7) does not find them; in a VRF run this by `ip vrf exec`".to_owned(),
+            || {
+                "sock_diag(7) does not list them; for connections in a VRF, run this command with `ip vrf exec`"
+                    .to_owned()
+            },
             |error| error.to_string(),
         );
         tracing::warn!(
             connections = hanging,
             error,
-            "connections that have had a shortcut cannot be closed, and hang from now on: restart their servers, which \
-             ends them (the kernel needs CONFIG_INET_DIAG_DESTROY to close them)"
+            "cannot close connections that have had a shortcut, and they hang from now on: restart their servers (the \
+             kernel needs CONFIG_INET_DIAG_DESTROY to close connections)"
         );
     }
 }

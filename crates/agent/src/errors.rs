@@ -15,7 +15,7 @@ pub enum StartError {
     #[error("{0} (`socket` in the configuration)")]
     Socket(packets::ListenError),
     /// The address for other agents cannot be listened at.
-    #[error("cannot listen at {address}: {error}; is it an address of this machine, and free? (`listen`)")]
+    #[error("cannot listen at {address}: {error}; set `listen` to an unused address and port of this machine")]
     Listen {
         /// The address.
         address: SocketAddr,
@@ -23,7 +23,7 @@ pub enum StartError {
         error: io::Error,
     },
     /// The address for counters cannot be listened at.
-    #[error("cannot serve counters at {address}: {error}; is it an address of this machine, and free? (`metrics`)")]
+    #[error("cannot serve counters at {address}: {error}; set `metrics` to an unused address and port of this machine")]
     Metrics {
         /// The address.
         address: SocketAddr,
@@ -34,7 +34,7 @@ pub enum StartError {
     #[error(transparent)]
     Steer(#[from] SteerError),
     /// A name of `users`, `groups` or `observers` is not known.
-    #[error("{0}; name one that is there, or create it")]
+    #[error("{0}; name an existing one, or create it")]
     Account(String),
     /// An address of `[backend] addresses` cannot be used.
     #[error("[backend] addresses: {address}: {error}; name addresses of this machine, or leave the key out")]

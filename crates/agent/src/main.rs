@@ -16,26 +16,26 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, fmt, reload};
 
-/// Shunt's agent: one per machine, beside its servers.
+/// Runs Shunt's agent: one process per machine, beside its servers.
 ///
-/// It needs CAP_NET_ADMIN and CAP_BPF. What it loads into the kernel outlives it, so that connections go on while it
-/// restarts; --detach takes all of it out again. Log level: `log` in the configuration, or RUST_LOG=debug.
+/// The agent needs CAP_NET_ADMIN and CAP_BPF. Its programs and maps stay in the kernel when it ends, so connections
+/// continue while it restarts; --detach removes them. Log level: `log` in the configuration, or RUST_LOG=debug.
 #[derive(Parser)]
 #[command(name = "shuntd", version)]
 struct Arguments {
-    /// Configuration of this machine
+    /// The agent's configuration file
     #[arg(long, value_name = "FILE", default_value = "/etc/shunt/shuntd.toml")]
     config: PathBuf,
-    /// Only say whether the configuration is good
+    /// Check the configuration, print its faults, and end
     #[arg(long)]
     check: bool,
-    /// Print every key that has a default, with it, as a configuration file
+    /// Print a configuration file with every key that has a default, and end
     #[arg(long, conflicts_with_all = ["check", "detach"])]
     print_defaults: bool,
-    /// Take the steering programs and maps out of the kernel, and end: connections that had a shortcut break
+    /// Remove the steering programs and maps from the kernel, and end; breaks connections that have had a shortcut
     #[arg(long, conflicts_with = "check")]
     detach: bool,
-    /// With --detach: end an agent that runs first
+    /// With --detach: first end the agent if it runs
     #[arg(long, requires = "detach")]
     force: bool,
 }
@@ -75,13 +75,13 @@ fn main() -> ExitCode {
 /// Returns the faults of the configuration, one sentence a line.
 fn check(config: &Config, path: &Path) -> anyhow::Result<()> {
     if config.store.is_some() {
-        say!("{:?} is this agent's", Holder::named(&config.name))?;
+        say!("store    {:?}", Holder::named(&config.name))?;
     }
     let findings = shunt_doctor::check(config);
     let faults: Vec<String> = findings.iter().filter_map(shunt_doctor::Finding::fault_line).collect();
-    anyhow::ensure!(faults.is_empty(), "{}: not good\n{}", path.display(), faults.join("\n"));
+    anyhow::ensure!(faults.is_empty(), "{}: cannot be used\n{}", path.display(), faults.join("\n"));
     if let Some(group) = findings.iter().find(|finding| finding.area == "cgroup") {
-        say!("{}: servers are to be in it, or below it", group.about)?;
+        say!("{}: servers must be in this control group, or below it", group.about)?;
     }
     say!("{}: good", path.display())?;
     Ok(())
@@ -97,7 +97,7 @@ fn run(arguments: &Arguments, set_log: SetLog) -> anyhow::Result<()> {
     }
     if arguments.detach {
         return shunt_agent::detach(&config, arguments.force).map_err(|error| match error {
-            SteerError::Running { .. } => anyhow::anyhow!("{error}, or add --force, which ends it"),
+            SteerError::Running { .. } => anyhow::anyhow!("{error}, or add --force, which ends that agent"),
             other => other.into(),
         });
     }

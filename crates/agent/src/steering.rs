@@ -31,7 +31,10 @@ pub enum SteerError {
         error: io::Error,
     },
     /// Another agent uses the pins.
-    #[error("an agent{} works with the programs pinned in {}: stop it first (systemctl stop shuntd)", holder::by(*.by), .pins.display())]
+    #[error(
+        "an agent{} uses the programs pinned in {}: stop it first (systemctl stop shuntd)",
+        holder::by(*.by), .pins.display()
+    )]
     Running {
         /// Directory with the pins.
         pins: PathBuf,
@@ -48,7 +51,8 @@ pub enum SteerError {
     },
     /// An agent works with programs whose pins are gone.
     #[error(
-        "process {process} works with the program {program} on interface \"{interface}\", whose pins are gone: stop it first (systemctl stop shuntd)"
+        "process {process} uses the program {program} on interface \"{interface}\", whose pins are gone: stop it \
+         first (systemctl stop shuntd)"
     )]
     InUse {
         /// Name of the program.
@@ -86,7 +90,10 @@ impl Place {
             Some(path) => path.clone(),
             None => {
                 let found = cgroup::root().map_err(host("finding the cgroup v2 hierarchy (`cgroup` names it)"))?;
-                tracing::info!(cgroup = %found.display(), "found cgroup v2: servers are to be below it (`cgroup` names another)");
+                tracing::info!(
+                    cgroup = %found.display(),
+                    "found cgroup v2: servers must be below it (`cgroup` names another)"
+                );
                 found
             }
         };

@@ -40,16 +40,16 @@ const CLOCKS_DIFFER: Duration = Duration::hours(1);
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
     /// The name is not one that an agent can have.
-    #[error("\"{0}\" cannot be an agent's name: 1 to 63 of a-z 0-9 . _ -, and a name that DNS could have")]
+    #[error("\"{0}\" cannot be an agent's name: write a DNS name of 1 to 63 characters of a-z 0-9 . _ -")]
     Name(String),
     /// The validity is not 1 to 3650 days.
-    #[error("{0} days: 1 to 3650")]
+    #[error("{0} days: must be 1 to 3650")]
     Days(u32),
     /// A file exists already.
-    #[error("{0} is there already and is not overwritten: choose another name or directory, or move it away")]
+    #[error("{0} exists and is not overwritten: choose another name or directory, or move the file away")]
     Exists(PathBuf),
     /// There is no authority in this directory.
-    #[error("{path}: {error}; `shunt ca init` makes an authority")]
+    #[error("{path}: {error}; run `shunt ca init` to make an authority")]
     Missing {
         /// File that could not be read.
         path: PathBuf,
@@ -57,7 +57,7 @@ pub enum CaError {
         error: io::Error,
     },
     /// The authority's certificate or key cannot be parsed.
-    #[error("{path} is not what `shunt ca init` wrote: {error}")]
+    #[error("{path} was not written by `shunt ca init`: {error}")]
     Broken {
         /// File that cannot be parsed.
         path: PathBuf,
@@ -65,10 +65,10 @@ pub enum CaError {
         error: rcgen::Error,
     },
     /// The list of revoked certificates cannot be parsed.
-    #[error("{0} is not what `shunt ca init` and `shunt ca revoke` write")]
+    #[error("{0} was not written by `shunt ca init` or `shunt ca revoke`")]
     NotAList(PathBuf),
     /// The certificate to be revoked does not exist or cannot be parsed.
-    #[error("{path}: {error}; name an agent that `shunt ca issue` made a certificate for")]
+    #[error("{path}: {error}; name an agent that has a certificate from `shunt ca issue`")]
     NotIssued {
         /// File of the certificate.
         path: PathBuf,

@@ -13,25 +13,26 @@ use shunt_sys::say;
 pub enum CaCommand {
     /// Make an authority in a directory
     ///
-    /// Writes DIR/ca.pem, its certificate, and DIR/crl.pem, its list of revoked ones, which every agent gets, and DIR/ca.key, its key, which stays: whoever has it
-    /// can be any agent.
+    /// Writes DIR/ca.pem, the authority's certificate, and DIR/crl.pem, its list of revoked certificates: copy both to
+    /// every agent's machine. Also writes DIR/ca.key, the authority's key: keep it secret, because its owner can be any
+    /// agent.
     Init(Init),
     /// Make a key and a certificate for an agent
     ///
     /// Writes DIR/NAME.pem and DIR/NAME.key. The certificate says that its holder is the agent NAME, and nothing else:
-    /// give the key to that machine alone.
+    /// copy the key to that agent's machine only.
     Issue(Issue),
-    /// Take an agent's certificate back
+    /// Revoke an agent's certificate
     ///
-    /// Puts it on the list DIR/crl.pem, which agents read that name it as `crl`. Nobody can take a certificate off it:
-    /// issue another, once DIR/NAME.pem and DIR/NAME.key are moved away.
+    /// Adds the certificate to the list DIR/crl.pem, which agents read if their `crl` names it. A certificate stays on
+    /// the list: to issue another for the same agent, move DIR/NAME.pem and DIR/NAME.key away first.
     Revoke(Revoke),
 }
 
 /// `shunt ca init`
 #[derive(Debug, Args)]
 pub struct Init {
-    /// Where; made where it is missing
+    /// Directory of the authority; created if it does not exist
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 }
@@ -39,15 +40,15 @@ pub struct Init {
 /// `shunt ca issue`
 #[derive(Debug, Args)]
 pub struct Issue {
-    /// Where `shunt ca init` made the authority
+    /// Directory in which `shunt ca init` made the authority
     #[arg(value_name = "DIR")]
     directory: PathBuf,
     /// The agent's name: `name` in its shuntd.toml
     name: String,
-    /// An address that the certificate shows too; agents do not look at it
+    /// An address to add to the certificate; agents ignore it
     #[arg(long, value_name = "ADDRESS")]
     address: Vec<IpAddr>,
-    /// How long it is good
+    /// Time for which the certificate is valid, in days
     #[arg(long, default_value_t = 365)]
     days: u32,
 }
@@ -55,10 +56,10 @@ pub struct Issue {
 /// `shunt ca revoke`
 #[derive(Debug, Args)]
 pub struct Revoke {
-    /// Where `shunt ca init` made the authority
+    /// Directory in which `shunt ca init` made the authority
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// The agent's name, as it was issued
+    /// The agent's name in its certificate
     name: String,
 }
 
@@ -82,7 +83,7 @@ impl Init {
         let directory = self.directory.display();
         say!("made    {} and {}", authority.certificate().display(), authority.list().display())?;
         say!("next    shunt ca issue {directory} NAME, for each machine's agent")?;
-        say!("keep    {directory}/ca.key to yourself: whoever has it can be any agent")?;
+        say!("keep    {directory}/ca.key secret: its owner can be any agent")?;
         Ok(())
     }
 }

@@ -18,25 +18,25 @@ pub struct DoctorCommand {
     /// Configuration of this machine's agent
     #[arg(long, value_name = "FILE", default_value = "/etc/shunt/shuntd.toml")]
     config: PathBuf,
-    /// nginx, which is asked for its configuration (-T)
+    /// Path of nginx, which prints its configuration (-T)
     #[arg(long, value_name = "PROGRAM", default_value = Servers::PROGRAM)]
     nginx: PathBuf,
-    /// A file with what `nginx -T` wrote, where nginx runs elsewhere
+    /// A file with the output of `nginx -T`, for an nginx that runs elsewhere, as in a container
     #[arg(long, value_name = "FILE", conflicts_with = "nginx")]
     nginx_conf: Option<PathBuf>,
-    /// Look at no nginx
+    /// Leave out the checks of nginx
     #[arg(long, conflicts_with_all = ["nginx", "nginx_conf"])]
     no_nginx: bool,
-    /// Wait so long for a client on another machine to fetch a large body through this frontend, and
-    /// say whether that took the shortcut, or why not
+    /// Seconds to wait until a client on another machine fetches a large body through this frontend.
+    /// Says whether the body took the shortcut, or why not
     #[arg(long, value_name = "SECONDS")]
     handoff: Option<u64>,
-    /// Fetch this file, of 256 KiB or more, through this frontend, and say whether that took the
-    /// shortcut, or why not: http://ADDRESS[:PORT]/PATH. It takes --client
+    /// URL of a file of 256 KiB or more to fetch through this frontend: http://ADDRESS[:PORT]/PATH.
+    /// Says whether the file took the shortcut, or why not. Needs --client
     #[arg(long, value_name = "URL", requires = "client", conflicts_with = "handoff")]
     fetch: Option<String>,
-    /// Address of the client that fetches it, in a network namespace of its own: one that nobody has,
-    /// of a network between this machine and the backend
+    /// Address of the client that --fetch makes in a new network namespace: an unused address of a
+    /// network between this machine and the backend
     #[arg(long, value_name = "ADDRESS", requires = "fetch")]
     client: Option<IpAddr>,
     /// Write the findings as JSON
@@ -85,7 +85,7 @@ fn handoff(config: &Config, patience: Duration) -> Finding {
         Ok(before) => before,
         Err(error) => return finding(Verdict::Fault(format!("{error:#}"))),
     };
-    let advice = "fetch a static file of 256 KiB or more through this frontend, from a machine that is no tier";
+    let advice = "fetch a static file of 256 KiB or more through this frontend, from a client machine";
     eprintln!("waiting {} s: {advice}", patience.as_secs());
     let deadline = Instant::now() + patience;
     let mut now = before.clone();
@@ -98,9 +98,9 @@ fn handoff(config: &Config, patience: Duration) -> Finding {
     }
     let why = other_ways(&before, &now);
     finding(Verdict::Fault(match why.is_empty() {
-        true => format!("none came: {advice}"),
+        true => format!("no client fetched a large body: {advice}"),
         false => format!(
-            "none took the shortcut; docs/counters.md and docs/nginx.md say what to do about: {}{}",
+            "no response took the shortcut; docs/counters.md and docs/nginx.md say what to do about: {}{}",
             why.join(", "),
             unheard(&why)
         ),
@@ -116,13 +116,14 @@ const COUNTED: Duration = Duration::from_secs(5);
 
 /// Fault of a machine that hands nothing off, because it is no frontend.
 fn elsewhere(config: &Config) -> Option<Verdict> {
-    let advice = "this machine is no frontend (its shuntd.toml has no [frontend]): run it at the frontend, where clients connect";
+    let advice = "this machine is no frontend (its shuntd.toml has no [frontend]): run this command at the frontend, \
+                  where clients connect";
     config.frontend.is_none().then(|| Verdict::Fault(advice.into()))
 }
 
 fn not_tried() -> Finding {
-    let why = "not tried: `--fetch URL --client ADDRESS` fetches a file from a spare address, `--handoff SECONDS` waits for \
-               a client elsewhere";
+    let why = "not tested: `--fetch URL --client ADDRESS` fetches a file from an unused address, `--handoff SECONDS` \
+               waits for a client elsewhere";
     Finding { area: "handoff", about: "one real shortcut".into(), verdict: Verdict::Skipped(why.into()) }
 }
 
@@ -160,9 +161,9 @@ fn fetched(config: &Config, trial: &Trial) -> Finding {
     finding(Verdict::Fault(match fetched {
         Err(why) => format!("{why}{ways}"),
         Ok(short @ ..LONG) => {
-            format!("it has {short} bytes, which may be too few for a shortcut: name a longer one{ways}")
+            format!("the file has {short} bytes, which may be too few for a shortcut: name a longer file{ways}")
         }
-        Ok(_) => format!("it came whole, and not by the shortcut{ways}"),
+        Ok(_) => format!("the file came whole, but not by the shortcut{ways}"),
     }))
 }
 
@@ -178,8 +179,8 @@ const REFUSED: &str = "servers.fetched_refused";
 /// Advice that the name of this counter does not give.
 fn unheard(why: &[String]) -> &'static str {
     if why.iter().any(|counter| counter == REFUSED) {
-        ". The agent's log at the backend may say more. Does a firewall there drop what comes to [backend] `ports`, or a \
-         router what it sends with this server's address?"
+        ". See the log of the backend's agent. Check that no firewall there drops packets to [backend] `ports`, and \
+         that no router drops packets from the backend with this server's address"
     } else {
         ""
     }
@@ -248,8 +249,12 @@ mod tests {
             let trial = Trial::of("http://10.0.0.1/file", "10.0.0.9".parse().unwrap()).unwrap();
             [fetched(&config, &trial), handoff(&config, Duration::ZERO)].map(|found| found.fault_line().unwrap())
         };
-        assert!(of("backend").iter().all(|line| line.contains("run it at the frontend")), "{:?}", of("backend"));
-        assert!(of("frontend").iter().all(|line| !line.contains("run it at the frontend")));
+        assert!(
+            of("backend").iter().all(|line| line.contains("run this command at the frontend")),
+            "{:?}",
+            of("backend")
+        );
+        assert!(of("frontend").iter().all(|line| !line.contains("run this command at the frontend")));
     }
 
     #[test]

@@ -17,10 +17,10 @@ use ca::CaCommand;
 use doctor::DoctorCommand;
 use stats::StatsCommand;
 
-/// Large response bodies go straight from the backend to the client, past every tier that only forwards them.
+/// Sends large response bodies straight from the backend to the client, past every tier that only forwards them.
 ///
-/// Exit codes: 0 all is well; 1 something failed or a check found a fault; 2 wrong use, or not root.
-/// Colours are off with NO_COLOR=1 and where the output is no terminal.
+/// Exit codes: 0 success; 1 a failure, or a fault that a check found; 2 wrong use, or not root.
+/// Output has no colours with NO_COLOR=1, or if it is no terminal.
 #[derive(Debug, Parser)]
 #[command(name = "shunt", version, arg_required_else_help = true, subcommand_required = true)]
 struct Arguments {
@@ -32,41 +32,42 @@ struct Arguments {
 enum Command {
     /// Show the counters of a running agent
     ///
-    /// Asks the agent (shuntd) of this machine what it, its servers and its steering programs counted since it
-    /// started. Counters that are zero are left out, except with --all.
+    /// Shows the counters of this machine's agent (shuntd), its servers and its steering programs since the agent's
+    /// start. Counters that are zero are left out, except with --all.
     Stats(StatsCommand),
-    /// Look at everything that Shunt needs of this machine and its peers, and say what to do
+    /// Check what Shunt needs on this machine and its peers, and say what to do about each fault
     ///
     /// Reads the agent's configuration and tests it against the machine, nginx's configuration, the
-    /// running agent and every peer: certificates and clocks, ports, routes both ways, filters,
+    /// running agent and every peer: certificates and clocks, ports, routes in both directions, filters,
     /// MTU, interfaces, the BPF file system, control groups, the kernel, and whether each backend
     /// sends in the name of the addresses that nginx listens at. Nothing is changed.
     ///
-    /// Each line is `ok`, or a sentence that says what to do. Run it as root on each machine, at
-    /// first where clients connect:
+    /// Each line is `ok`, or a sentence that says what to do. Run this as root on each machine, first
+    /// on the one that clients connect to:
     ///
     ///     shunt doctor
     ///     shunt doctor --config /etc/shunt/shuntd.toml --nginx /usr/sbin/nginx
     ///     shunt doctor --nginx-conf <(docker exec web nginx -T)
     ///
-    /// Exit codes: 0 all is well; 1 there are faults.
+    /// Exit codes: 0 no faults; 1 faults.
     #[command(verbatim_doc_comment)]
     Doctor(DoctorCommand),
     /// Make a small certificate authority for trials, and certificates for agents
     ///
-    /// Agents (shuntd) speak TLS with each other and know each other by certificates. This makes what a trial needs:
+    /// Agents (shuntd) speak TLS with each other and identify each other by certificates. These commands make the
+    /// certificates that a trial needs:
     ///
     ///     shunt ca init trial
     ///     shunt ca issue trial fe1
     ///
-    /// Nothing is overwritten, keys are readable by their owner only. For a service in earnest use the authority that
-    /// you have; docs/shuntd.md says what a certificate needs.
+    /// No file is overwritten, and only the owner can read keys. For a production service use your own authority;
+    /// docs/shuntd.md says what a certificate needs.
     #[command(subcommand, verbatim_doc_comment)]
     Ca(CaCommand),
-    /// Run a program that nobody changed, with on-demand buffers
+    /// Run an unmodified program with on-demand buffers
     ///
-    /// Between two programs that both run like this, large bodies stay where they were produced
-    /// until somebody looks at them. All other connections carry what they always did. Needs an
+    /// Between two programs that both run this way, a large body stays on the machine that produced
+    /// it until a program reads it. All other connections carry the same bytes as before. Needs an
     /// agent with a [store] on this machine (docs/odb.md).
     ///
     ///     shunt run -- nginx -g 'daemon off;'
@@ -92,7 +93,7 @@ fn parse(arguments: &[OsString]) -> Result<Arguments, clap::Error> {
     let command = arguments.get(1).and_then(|word| word.to_str());
     match command.filter(|name| MOVED.contains(name)) {
         Some(name) => {
-            let moved = format!("`shunt {name}` is `shunt-lab {name}` now");
+            let moved = format!("`shunt {name}` is now `shunt-lab {name}`");
             Err(Arguments::command().error(ErrorKind::InvalidSubcommand, moved))
         }
         None => Arguments::try_parse_from(arguments),
@@ -145,7 +146,7 @@ mod tests {
     fn a_command_that_has_moved_is_named_with_its_new_program() {
         for name in MOVED {
             let error = parse(&["shunt", name, "--json", "file"].map(OsString::from)).unwrap_err();
-            assert!(error.to_string().contains(&format!("`shunt {name}` is `shunt-lab {name}` now")), "{error}");
+            assert!(error.to_string().contains(&format!("`shunt {name}` is now `shunt-lab {name}`")), "{error}");
             assert_eq!(error.exit_code(), 2);
         }
         let error = parse(&["shunt", "ca", "demo"].map(OsString::from)).unwrap_err();

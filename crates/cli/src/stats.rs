@@ -17,7 +17,7 @@ pub struct StatsCommand {
     /// Write the agent's whole answer as JSON
     #[arg(long)]
     json: bool,
-    /// Show counters that are zero too
+    /// Also show counters that are zero
     #[arg(long, conflicts_with = "json")]
     all: bool,
 }

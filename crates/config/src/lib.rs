@@ -52,7 +52,7 @@ const CONNECTIONS_MAX: usize = 65536;
 fn time_problem(key: &str, time: Duration, least: Duration) -> Option<String> {
     let shown = |time| humantime(time);
     let is_good = (least..=TIME_MAX).contains(&time);
-    (!is_good).then(|| format!("{key} = \"{}\": {} to {}", shown(time), shown(least), shown(TIME_MAX)))
+    (!is_good).then(|| format!("{key} = \"{}\": must be {} to {}", shown(time), shown(least), shown(TIME_MAX)))
 }
 
 /// Formats a time as the configuration has it.
@@ -245,30 +245,38 @@ impl StoreConfig {
         const PAGE_BYTES: usize = 4096;
         let stranger = self.readers.iter().flatten().find(|name| !config.peers.iter().any(|peer| peer.name == **name));
         if let Some(name) = stranger {
-            return Some(format!("[store] readers: \"{name}\" is no [[peer]]"));
+            return Some(format!(
+                "[store] readers: \"{name}\" is not the name of a [[peer]]: add one, or remove it from readers"
+            ));
         }
         if self.segment_bytes < 16 * PAGE_BYTES || !self.segment_bytes.is_multiple_of(PAGE_BYTES) {
-            return Some("[store] segment_bytes: at least 65536, and a multiple of 4096".into());
+            return Some("[store] segment_bytes: must be at least 65536, and a multiple of 4096".into());
         }
         if self.memory_bytes < self.segment_bytes + DATA_BYTES_FROM {
-            return Some("[store] memory_bytes has no room for one segment: make it at least 256 KiB more".into());
+            return Some(
+                "[store] memory_bytes has no room for one segment: make it at least 256 KiB larger than segment_bytes"
+                    .into(),
+            );
         }
         if !(Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&self.lease) {
-            return Some("[store] lease: 100ms to 1h".into());
+            return Some("[store] lease: must be 100ms to 1h".into());
         }
         if let Some(address) = self.addresses.iter().find(|address| !is_usable(**address)) {
-            return Some(format!("[store] addresses: no other machine can know programs by {address}"));
+            return Some(format!("[store] addresses: other machines cannot reach programs at {address}; remove it"));
         }
         if self.addresses.len() > ADDRESSES_MAX {
-            return Some(format!("[store] addresses: {ADDRESSES_MAX} at most"));
+            return Some(format!("[store] addresses: at most {ADDRESSES_MAX} addresses; remove some"));
         }
         if self.reader_connections == 0 {
-            return Some("[store] reader_connections = 0: nobody could have what is kept; leave out [store]".into());
+            return Some(
+                "[store] reader_connections = 0 lets nobody fetch: write a number above 0, or leave out [store]".into(),
+            );
         }
         if self.reader_connections > CONNECTIONS_MAX {
-            return Some(format!("[store] reader_connections: {CONNECTIONS_MAX} at most"));
+            return Some(format!("[store] reader_connections: must be {CONNECTIONS_MAX} or less"));
         }
-        (self.socket == config.socket).then(|| "[store] socket is that of servers: give it a path of its own".into())
+        (self.socket == config.socket)
+            .then(|| "[store] socket is the same path as `socket`: give the store another one".into())
     }
 }
 
@@ -414,7 +422,10 @@ pub enum ConfigError {
         error: std::io::Error,
     },
     /// The file's syntax, its keys or their types are wrong.
-    #[error("{path}: {}{}", error.to_string().trim_end(), advice.as_ref().map(|text| format!(": {text}")).unwrap_or_default())]
+    #[error(
+        "{path}: {}{}",
+        error.to_string().trim_end(), advice.as_ref().map(|text| format!(": {text}")).unwrap_or_default()
+    )]
     Parse {
         /// Path of the file.
         path: PathBuf,
@@ -460,44 +471,32 @@ impl Config {
     }
 
     fn problem(&self) -> Option<String> {
-        let names = std::iter::once(&self.name).chain(self.peers.iter().map(|peer| &peer.name));
-        if let Some(bad) = names.clone().find(|name| !is_name(name)) {
-            return Some(format!("name \"{bad}\": 1 to 63 of a-z 0-9 . _ -"));
-        }
-        if let Some(bad) = names.clone().find(|name| server_name(name).is_none()) {
-            return Some(format!("name \"{bad}\" is not one that a certificate can have: no number, no - at an end"));
-        }
-        let mut seen = std::collections::HashSet::new();
-        if let Some(twice) = names.clone().find(|name| !seen.insert(name.as_str())) {
-            return Some(format!("name \"{twice}\" stands twice: every machine has a name of its own"));
+        if let Some(problem) = self.name_problem().or_else(|| self.interval_problem()) {
+            return Some(problem);
         }
         let long = self.peers.iter().find(|peer| peer.spoken_for().len() > PREFIXES_MAX);
         if let Some(PeerConfig { name, .. }) = long {
             return Some(format!(
-                "speaks_for of peer \"{name}\": at most {PREFIXES_MAX}; write prefixes, such as 192.0.2.0/24"
+                "speaks_for of peer \"{name}\": at most {PREFIXES_MAX} entries; write prefixes, such as 192.0.2.0/24"
             ));
         }
         if self.peers.len() > BOARD_PEERS {
-            return Some(format!("{} peers: at most {BOARD_PEERS}", self.peers.len()));
+            return Some(format!(
+                "{} peers: at most {BOARD_PEERS} are possible; remove some [[peer]] entries",
+                self.peers.len()
+            ));
         }
         if self.frontend.is_none() && self.backend.is_none() && self.store.is_none() {
             let advice = "an intermediate needs no agent, unless its programs run under `shunt run`";
-            return Some(format!("neither [frontend] nor [backend] nor [store]: {advice}"));
+            return Some(format!("the configuration has no [frontend], [backend] or [store]: {advice}"));
         }
         if let Err(error) = tracing_subscriber::EnvFilter::try_new(&self.log) {
             return Some(format!("log = {:?}: {error}; write error, warn, info, debug or trace", self.log));
         }
-        if self.heartbeat < HEARTBEAT_MIN {
-            return Some("heartbeat is shorter than 50ms: machines that are only busy would be taken for lost".into());
-        }
-        if self.heartbeat > HEARTBEAT_MAX {
-            return Some("heartbeat is longer than 10s: clients would give up before a lost machine is noticed".into());
-        }
-        if self.drain > DRAIN_MAX {
-            return Some("drain is longer than 1h: whatever stops the agent would kill it long before".into());
-        }
         if self.frontend.as_ref().is_some_and(|frontend| frontend.interfaces.is_empty()) {
-            return Some("[frontend] interfaces is empty: name the ports that clients come in on".into());
+            return Some(
+                "[frontend] interfaces is empty: name the interfaces on which clients' packets come in".into(),
+            );
         }
         let quiet = self.frontend.as_ref().map(|frontend| frontend.flow_quiet);
         if let Some(problem) = quiet.and_then(|quiet| time_problem("[frontend] flow_quiet", quiet, TIME_MIN)) {
@@ -512,23 +511,74 @@ impl Config {
         self.backend.as_ref().and_then(|backend| self.backend_problem(backend))
     }
 
+    /// Returns what is wrong with the names of this agent and its peers.
+    fn name_problem(&self) -> Option<String> {
+        let names = std::iter::once(&self.name).chain(self.peers.iter().map(|peer| &peer.name));
+        if let Some(bad) = names.clone().find(|name| !is_name(name)) {
+            return Some(format!("name \"{bad}\": must be 1 to 63 characters of a-z 0-9 . _ -"));
+        }
+        if let Some(bad) = names.clone().find(|name| server_name(name).is_none()) {
+            return Some(format!(
+                "name \"{bad}\" cannot stand in a certificate: no part may be a number alone, or begin or end with -"
+            ));
+        }
+        let mut seen = std::collections::HashSet::new();
+        if let Some(twice) = names.clone().find(|name| !seen.insert(name.as_str())) {
+            return Some(format!("name \"{twice}\" stands twice: give each machine a different name"));
+        }
+        None
+    }
+
+    /// Returns what is wrong with `heartbeat` and `drain`.
+    fn interval_problem(&self) -> Option<String> {
+        if self.heartbeat < HEARTBEAT_MIN {
+            return Some(
+                "heartbeat is shorter than 50ms, and busy machines would be taken for lost: write 50ms or more".into(),
+            );
+        }
+        if self.heartbeat > HEARTBEAT_MAX {
+            return Some(
+                "heartbeat is longer than 10s, and clients would give up before a lost machine is noticed: write 10s \
+                 or less"
+                    .into(),
+            );
+        }
+        if self.drain > DRAIN_MAX {
+            return Some(
+                "drain is longer than 1h, and the service manager would kill the agent long before: write 1h or less"
+                    .into(),
+            );
+        }
+        None
+    }
+
     fn backend_problem(&self, backend: &BackendConfig) -> Option<String> {
         let ports = backend.ports.0.clone();
         if backend.interfaces.is_empty() {
-            return Some("[backend] interfaces is empty: name the ports that payloads leave by".into());
+            return Some("[backend] interfaces is empty: name the interfaces by which payloads leave".into());
         }
         if let Some(bad) = backend.addresses.iter().find(|address| !is_usable(**address)) {
-            return Some(format!("[backend] addresses: {bad} is not one that other machines reach across routers"));
+            return Some(format!("[backend] addresses: {bad} cannot be reached across routers; name another address"));
         }
         let ipv6 = backend.addresses.iter().filter(|address| address.is_ipv6()).count();
         if ipv6 > 1 || backend.addresses.len() - ipv6 > 1 {
-            return Some("[backend] addresses has two of one IP version: name one of each at most".into());
+            return Some(
+                "[backend] addresses has two addresses of one IP version: name at most one IPv4 and one IPv6 address"
+                    .into(),
+            );
         }
         if ports.len() < self.peers.len() {
-            return Some(format!("[backend] ports has {} ports for {} peers", ports.len(), self.peers.len()));
+            return Some(format!(
+                "[backend] ports has {} ports for {} peers: name at least one port for each peer",
+                ports.len(),
+                self.peers.len()
+            ));
         }
         if ports.contains(&self.listen.port()) {
-            return Some(format!("listen port {} lies in [backend] ports: choose another", self.listen.port()));
+            return Some(format!(
+                "the port of `listen`, {}, lies in [backend] ports: choose another port",
+                self.listen.port()
+            ));
         }
         let times = [
             ("[backend] offer_lifetime", backend.offer_lifetime, TIME_MIN),
@@ -539,12 +589,12 @@ impl Config {
             return Some(problem);
         }
         if !(SEND_BUFFER_MIN..=SEND_BUFFER_MAX).contains(&backend.send_buffer_bytes) {
-            return Some(format!("[backend] send_buffer_bytes: {SEND_BUFFER_MIN} to {SEND_BUFFER_MAX}"));
+            return Some(format!("[backend] send_buffer_bytes: must be {SEND_BUFFER_MIN} to {SEND_BUFFER_MAX}"));
         }
         if backend.socket_memory_bytes.is_some_and(|bytes| bytes < SOCKET_MEMORY_MIN) {
-            return Some(format!("[backend] socket_memory_bytes: at least {SOCKET_MEMORY_MIN}"));
+            return Some(format!("[backend] socket_memory_bytes: must be at least {SOCKET_MEMORY_MIN}"));
         }
-        (!(1..=65536).contains(&backend.senders)).then(|| "[backend] senders: 1 to 65536".into())
+        (!(1..=65536).contains(&backend.senders)).then(|| "[backend] senders: must be 1 to 65536".into())
     }
 
     /// Returns the logic's settings. `ports` are the senders' ports for each peer ([`Config::sender_ports`]).
@@ -627,11 +677,12 @@ pub fn server_name(name: &str) -> Option<ServerName<'_>> {
 /// Returns what to write in place of a text that the TOML parser refuses. `said` is the parser's message.
 fn instead(said: &str, text: &str) -> Option<String> {
     if text.lines().any(|line| line.split('#').next().is_some_and(|line| line.trim() == "[peer]")) {
-        return Some("write `[[peer]]`, with two brackets on each side: there may be several".into());
+        return Some("write `[[peer]]` with two brackets on each side, because there can be several".into());
     }
     if said.contains("socket address") {
         return Some(
-            "write ADDRESS:PORT, such as \"10.0.0.4:7440\" or \"[2001:db8::4]:7440\"; names are not looked up".into(),
+            "write ADDRESS:PORT, such as \"10.0.0.4:7440\" or \"[2001:db8::4]:7440\"; host names are not looked up"
+                .into(),
         );
     }
     let key = said.strip_prefix("unknown field `")?.split('`').next()?;
@@ -703,26 +754,29 @@ mod tests {
             (GOOD.replace("[[peer]]", "[[peer]]\nspeaks_for = [\"fe1\"]"), "not an address"),
             (GOOD.replace("\"eth0\"", ""), "interfaces is empty"),
             (GOOD.replace("[backend]", "[backend]\naddresses = [\"fe80::1\"]"), "across routers"),
-            (GOOD.replace("[backend]", "[backend]\naddresses = [\"10.0.0.4\", \"10.0.0.5\"]"), "two of one"),
+            (GOOD.replace("[backend]", "[backend]\naddresses = [\"10.0.0.4\", \"10.0.0.5\"]"), "two addresses of one"),
             (GOOD.replace("listen", "listten"), "listten"),
             (GOOD.replace("10s", "soon"), "offer_lifetime"),
-            (GOOD.replace("10s", "500ms"), "[backend] offer_lifetime = \"500ms\": 1s to 1h"),
+            (GOOD.replace("10s", "500ms"), "[backend] offer_lifetime = \"500ms\": must be 1s to 1h"),
             (GOOD.replace("10s", "2h"), "offer_lifetime = \"2h\""),
-            (GOOD.replace("[backend]", "[backend]\npark = \"90m\""), "park = \"1h30m\": 0s to 1h"),
+            (GOOD.replace("[backend]", "[backend]\npark = \"90m\""), "park = \"1h30m\": must be 0s to 1h"),
             (GOOD.replace("[backend]", "[backend]\nprogress = \"0s\""), "progress = \"0s\""),
-            (GOOD.replace("[backend]", "[backend]\nsend_buffer_bytes = 0"), "send_buffer_bytes: 16384"),
-            (GOOD.replace("[backend]", "[backend]\nsocket_memory_bytes = 0"), "socket_memory_bytes: at least"),
+            (GOOD.replace("[backend]", "[backend]\nsend_buffer_bytes = 0"), "send_buffer_bytes: must be 16384"),
+            (GOOD.replace("[backend]", "[backend]\nsocket_memory_bytes = 0"), "socket_memory_bytes: must be at least"),
             (
                 GOOD.replace("[backend]", "[frontend]\ninterfaces = [\"eth0\"]\nflow_quiet = \"0s\"\n[backend]"),
                 "flow_quiet",
             ),
-            (GOOD.replace("[backend]", "[store]\nreader_connections = 100000\n[backend]"), "reader_connections: 65536"),
+            (
+                GOOD.replace("[backend]", "[store]\nreader_connections = 100000\n[backend]"),
+                "reader_connections: must be 65536",
+            ),
             (GOOD.replace("[backend]", "[limits]\nfetches_per_peer = 0\n[backend]"), "fetches_per_peer = 0"),
-            (GOOD.replace("[backend]", "[store]\nreaders = [\"be7\"]\n[backend]"), "no [[peer]]"),
+            (GOOD.replace("[backend]", "[store]\nreaders = [\"be7\"]\n[backend]"), "the name of a [[peer]]"),
             (GOOD.replace("[backend]", "[store]\nmemory_bytes = 9999\n[backend]"), "no room for one segment"),
             (GOOD.replace("[backend]", "[store]\nsegment_bytes = 70000\n[backend]"), "a multiple of 4096"),
             (GOOD.replace("[backend]", "[store]\nlease = \"2h\"\n[backend]"), "100ms to 1h"),
-            (GOOD.replace("[backend]", "[store]\nsocket = \"/run/shunt/shuntd.sock\"\n[backend]"), "of its own"),
+            (GOOD.replace("[backend]", "[store]\nsocket = \"/run/shunt/shuntd.sock\"\n[backend]"), "the same path"),
             (GOOD.replace("[backend]", "[limits]\nhandoffs = 0\n[backend]"), "handoffs = 0"),
             (GOOD.replace("[backend]", "[limits]\noffer = 1\n[backend]"), "offer"),
             (GOOD.replace("listen", "heartbeat = \"1ms\"\nlisten"), "shorter than 50ms"),
@@ -731,7 +785,7 @@ mod tests {
             (GOOD.replace("listen", "heartbeat = \"500000000000years\"\nlisten"), "heartbeat"),
             (GOOD.replace("\"fe1\"", "\"10.0\""), "certificate"),
             (GOOD.replace("ca =", "# ca ="), "missing field `ca`"),
-            (GOOD.split("[backend]").next().unwrap().into(), "neither"),
+            (GOOD.split("[backend]").next().unwrap().into(), "no [frontend], [backend] or [store]"),
             (GOOD.replace("[[peer]]", "[peer]"), "write `[[peer]]`"),
             (GOOD.replace("[[peer]]", "[peer] # fe1"), "write `[[peer]]`"),
             (GOOD.replace("10.0.0.4:7440", "10.0.0.4"), "ADDRESS:PORT"),

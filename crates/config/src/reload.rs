@@ -23,7 +23,8 @@ impl Config {
         let room = self.backend.as_ref().map_or(BOARD_PEERS, |backend| backend.ports.0.len().min(BOARD_PEERS));
         if merged.peers.len() > room {
             return Err(format!(
-                "{} peers since the agent has started, and places for {room}: restart it, or give it more `ports`",
+                "the agent has had {} peers since its start, and has room for {room}: restart it, or give it more \
+                 `ports`",
                 merged.peers.len()
             ));
         }

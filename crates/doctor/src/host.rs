@@ -30,18 +30,21 @@ pub(crate) fn certificate(config: &Config, now: SystemTime) -> Vec<Finding> {
         Ok(credentials) => credentials,
         Err(error) => return vec![Finding::fault("certificate", format!("{path}"), error.to_string())],
     };
-    let about = format!("{path} is that of \"{}\"", config.name);
+    let about = format!("{path} is the certificate of \"{}\"", config.name);
     let advice = match (credentials.seconds_until_good(now), credentials.seconds_left(now)) {
         (wait @ 1.., _) => {
             let wait = in_words(wait);
-            Some(format!("it is not good yet, and will be in {wait}: set this machine's clock, or issue another"))
+            Some(format!(
+                "the certificate becomes valid in {wait}: set this machine's clock, or issue another certificate"
+            ))
         }
-        (_, ..=0) => {
-            Some("it has expired and no agent accepts it: issue another, then `systemctl reload shuntd`".into())
-        }
-        (_, left) if left < SOON.as_secs() as i64 && credentials.lifetime() > 2 * SOON => {
-            Some(format!("it expires in {} hours: issue another, then `systemctl reload shuntd`", left / 3600))
-        }
+        (_, ..=0) => Some(
+            "the certificate has expired and no agent accepts it: issue another, then `systemctl reload shuntd`".into(),
+        ),
+        (_, left) if left < SOON.as_secs() as i64 && credentials.lifetime() > 2 * SOON => Some(format!(
+            "the certificate expires in {} hours: issue another, then `systemctl reload shuntd`",
+            left / 3600
+        )),
         _ => None,
     };
     vec![Finding::of("certificate", about, advice)]
@@ -70,7 +73,7 @@ pub(crate) fn interfaces(config: &Config) -> Vec<Finding> {
 fn is_up(role: &str, name: &str) -> Finding {
     let about = format!("{role} {name} is an Ethernet interface");
     let advice = match interfaces::is_up(name) {
-        Some(false) => Some(format!("it is down: `ip link set {name} up`")),
+        Some(false) => Some(format!("the interface is down: `ip link set {name} up`")),
         _ => None,
     };
     Finding::of("interface", about, advice)
@@ -90,13 +93,13 @@ pub(crate) fn programs(config: &Config) -> Vec<Finding> {
         let advice = match attached(index, is_frontend, &config.pins) {
             Attached::Ours => None,
             Attached::Lacking(names) => Some(format!(
-                "{} not there: other software has taken them off. The agent puts them back within 5 s; where it does \
+                "{} not there: other software has removed them. The agent attaches them again within 5 s; if it does \
                  not, its log says why",
                 names.join(" and ")
             )),
             Attached::Others(program) => Some(format!(
-                "there is the program {program} of another agent or of other software: `tc filter show dev {name} \
-                 ingress`, and `egress`, show it. Take it off, or name another interface"
+                "the program {program} of another agent or of other software is attached (see `tc filter show dev \
+                 {name} ingress`, and `egress`): remove it, or name another interface"
             )),
         };
         Some(Finding::of("programs", about, advice))
@@ -109,7 +112,7 @@ pub(crate) fn pins(config: &Config) -> Finding {
     let there = config.pins.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     let is_bpf = statfs(there).is_ok_and(|found| found.f_type == BPF_FS_MAGIC);
     let about = format!("pins = \"{}\"", config.pins.display());
-    let advice = "it is in no BPF file system: `mount -t bpf bpf /sys/fs/bpf`, and put `pins` below that";
+    let advice = "it is in no BPF file system: run `mount -t bpf bpf /sys/fs/bpf`, and set `pins` to a path below that";
     Finding::of("bpffs", about, (!is_bpf).then(|| advice.into()))
 }
 
@@ -118,7 +121,7 @@ pub(crate) fn machine(config: &Config) -> Vec<Finding> {
     let mut findings = vec![kernel(), capabilities()];
     match probe::missing() {
         Err(error) => {
-            let why = format!("the kernel was not asked: {error}; run it as root");
+            let why = format!("cannot test the kernel: {error}; run this command as root");
             findings.push(Finding::skipped("kernel", "BPF", why));
         }
         Ok(missing) => {
@@ -138,8 +141,9 @@ fn verified(config: &Config) -> Vec<Finding> {
     let of = |(whose, taken): (&str, Option<Result<(), String>>)| {
         let advice = |refusal: String| {
             format!(
-                "{refusal}. Where nothing else here is amiss, and memory is not short, this is a defect of Shunt: please \
-                 report it with what an agent logs under RUST_LOG=libbpf=debug, and use another kernel of the distribution"
+                "{refusal}. If this command finds no other fault, and memory is not short, this is a defect of Shunt: \
+                 please report it with an agent's log under RUST_LOG=libbpf=debug, and use another kernel of the \
+                 distribution"
             )
         };
         Some(Finding::of("kernel", format!("the BPF programs of {whose}"), taken?.err().map(advice)))
@@ -159,8 +163,8 @@ fn kernel() -> Finding {
 
 fn features(missing: &[&'static str]) -> Finding {
     let advice =
-        || format!("it has no {}: it was built without; install a kernel of the distribution", missing.join(", "));
-    Finding::of("kernel", "what the steering programs call of BPF", (!missing.is_empty()).then(advice))
+        || format!("this kernel was built without {}: install a kernel of the distribution", missing.join(", "));
+    Finding::of("kernel", "BPF functions that the steering programs call", (!missing.is_empty()).then(advice))
 }
 
 fn capabilities() -> Finding {
@@ -168,9 +172,12 @@ fn capabilities() -> Finding {
     let have = caps::read(None, CapSet::Bounding).unwrap_or_default();
     let missing: Vec<String> = needed.iter().filter(|one| !have.contains(one)).map(ToString::to_string).collect();
     let advice = || {
-        format!("an agent that is started here cannot have {}: let its container or unit keep them", missing.join(", "))
+        format!(
+            "an agent that is started here cannot have {}: let its container or unit keep these capabilities",
+            missing.join(", ")
+        )
     };
-    Finding::of("capabilities", "what an agent starts with", (!missing.is_empty()).then(advice))
+    Finding::of("capabilities", "an agent's capabilities", (!missing.is_empty()).then(advice))
 }
 
 /// Checks that the control group exists.
@@ -186,10 +193,11 @@ pub(crate) fn group(config: &Config) -> Finding {
     let is_one = |path: &PathBuf| statfs(path).is_ok_and(|found| found.f_type == CGROUP2_SUPER_MAGIC);
     let advice = match directory {
         Ok(path) if is_one(&path) => None,
-        Ok(path) => {
-            Some(format!("{} is no directory of a cgroup v2 hierarchy: name one above the servers", path.display()))
-        }
-        Err(error) => Some(format!("{error}: `mount -t cgroup2 none /sys/fs/cgroup`, or boot with it")),
+        Ok(path) => Some(format!(
+            "{} is no directory of a cgroup v2 hierarchy: name the one that the servers are below",
+            path.display()
+        )),
+        Err(error) => Some(format!("{error}: run `mount -t cgroup2 none /sys/fs/cgroup`, or boot with cgroup v2")),
     };
     Finding::of("cgroup", about, advice)
 }
@@ -241,14 +249,17 @@ pub(crate) fn agent(config: &Config, stats: &Result<Value, String>) -> Vec<Findi
     };
     let name = stats["name"].as_str().unwrap_or_default();
     if name != config.name {
-        let advice = format!("it calls itself \"{name}\", not \"{}\": it runs with another configuration", config.name);
+        let advice = format!(
+            "it calls itself \"{name}\", not \"{}\": it runs with another configuration; restart it",
+            config.name
+        );
         return vec![Finding::fault("agent", about, advice)];
     }
     let is_up = |peer: &str| {
         stats["peers"].as_array().into_iter().flatten().any(|one| one["name"] == peer && one["up"] == true)
     };
     let session = |peer: &shunt_config::PeerConfig| {
-        let advice = || "there is none; the lines about this peer say why, or its log does".to_owned();
+        let advice = || "there is no session; see the lines about this peer, and the agent's log".to_owned();
         Finding::of("session", format!("with \"{}\"", peer.name), (!is_up(&peer.name)).then(advice))
     };
     let mut findings = vec![Finding::ok("agent", about)];
@@ -279,7 +290,7 @@ mod tests {
         let now = SystemTime::now();
         assert_eq!(at(now), Verdict::Ok);
         for (when, said) in
-            [(now - 3 * day, "not good yet"), (now + 29 * day, "expires in"), (now + 31 * day, "has expired")]
+            [(now - 3 * day, "becomes valid in"), (now + 29 * day, "expires in"), (now + 31 * day, "has expired")]
         {
             let verdict = at(when);
             assert!(matches!(&verdict, Verdict::Fault(advice) if advice.contains(said)), "{said}: {verdict:?}");

@@ -31,7 +31,8 @@ pub(crate) fn all(config: &Config, peer: &PeerConfig, listens: &[SocketAddr]) ->
         Ok(stream) => stream,
         Err(error) => {
             let advice = format!(
-                "cannot connect: {error}. Does shuntd run there, is `listen` that address, and does a firewall let it in?"
+                "cannot connect: {error}. Check that shuntd runs there, that its `listen` is that address, and that \
+                 no firewall drops the connection"
             );
             return vec![Finding::fault("port", about, advice)];
         }
@@ -40,7 +41,7 @@ pub(crate) fn all(config: &Config, peer: &PeerConfig, listens: &[SocketAddr]) ->
     let servers = asked_for(config, listens, &stream);
     match ask(config, peer, stream, &servers) {
         Ok((examined, took)) => {
-            findings.push(Finding::ok("peer", format!("{about} has the certificate of that name")));
+            findings.push(Finding::ok("peer", format!("{about} has a certificate of that name")));
             findings.push(clock(peer, &examined, took));
             findings.extend(ways_back(peer, &examined));
             findings.extend(speaks_for(config, peer, &servers, &examined));
@@ -91,12 +92,13 @@ fn mtu(peer: &PeerConfig, stream: &TcpStream) -> Finding {
     let Some((segment, mtu)) =
         segment.ok().zip(ip.ok().and_then(interfaces::mtu_at)).map(|(segment, mtu)| (segment, mtu.min(65_535)))
     else {
-        return Finding::skipped("mtu", about, "the kernel does not say");
+        return Finding::skipped("mtu", about, "the kernel does not know the path MTU");
     };
     let headers = if peer.address.is_ipv4() { HEADERS.0 } else { HEADERS.1 };
     let advice = (segment + headers < mtu).then(|| {
         format!(
-            "{} bytes at most, and the interface's MTU is {mtu}: the way is narrower, or \"{}\" has a smaller MTU; make them equal",
+            "the path takes {} bytes at most, and the interface's MTU is {mtu}: raise the MTU of the path or of \
+             \"{}\", or lower the interface's",
             segment + headers,
             peer.name
         )
@@ -108,7 +110,7 @@ fn clock(peer: &PeerConfig, examined: &Examined, took: Duration) -> Finding {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let apart = now.abs_diff(Duration::from_nanos(examined.time_ns.get()));
     let advice = (apart > CLOCKS + took)
-        .then(|| format!("it differs from this machine's by {} s: have both follow NTP", apart.as_secs()));
+        .then(|| format!("it differs from this machine's clock by {} s: synchronise both by NTP", apart.as_secs()));
     Finding::of("clock", format!("of \"{}\"", peer.name), advice)
 }
 
@@ -120,13 +122,13 @@ fn ways_back(peer: &PeerConfig, examined: &Examined) -> Vec<Finding> {
             "route",
             "from there to here",
             Examined::NO_ROUTE,
-            "there is none, or one that encapsulates packets: `ip route get` with this machine's address there",
+            "there is no route, or it encapsulates packets: see `ip route get` with this machine's address there",
         ),
         (
             "programs",
             "on the interfaces there",
             Examined::WITHOUT_PROGRAMS,
-            "one of its `interfaces` is missing, or has not its steering programs: `shunt doctor` there says which",
+            "one of its `interfaces` does not exist, or lacks its steering programs: `shunt doctor` there says which",
         ),
     ];
     if examined.is_backend() {
@@ -135,15 +137,15 @@ fn ways_back(peer: &PeerConfig, examined: &Examined) -> Vec<Finding> {
                 "route",
                 "from there to clients",
                 Examined::PAYLOAD_ELSEWHERE,
-                "payload leaves by an interface that its [backend] interfaces does not name: `shunt doctor` there says \
-                 which",
+                "payloads leave by an interface that its [backend] interfaces does not name: `shunt doctor` there \
+                 says which",
             ),
             (
                 "rp_filter",
                 "there, where ACKs come in from here",
                 Examined::FILTERED,
-                "it is strict, and clients are reached by another interface, so that it drops their ACKs: `shunt doctor` \
-                 there says which",
+                "rp_filter is strict, and drops clients' ACKs because the route to clients uses another interface: \
+                 `shunt doctor` there says which",
             ),
         ]);
     }
@@ -161,7 +163,7 @@ fn speaks_for(config: &Config, peer: &PeerConfig, servers: &[SocketAddr], examin
     let of = |(index, server): (usize, &SocketAddr)| {
         let may = examined.may.get() >> index & 1 == 1;
         let advice = format!(
-            "it refuses: in its shuntd.toml, `[[peer]]` \"{}\", `speaks_for` must have \"{}\"",
+            "it refuses: in its shuntd.toml, `[[peer]]` \"{}\", add \"{}\" to `speaks_for`",
             config.name,
             server.ip()
         );
@@ -190,7 +192,7 @@ fn ask(
                 let reason = Reason::from_number(refused.reason.get()).unwrap_or(Reason::Malformed);
                 return Err(why_refused(config, &TransportError::Refused(reason)));
             }
-            Ok(Some(_)) => return Err("it answers something else: install the same version on both machines".into()),
+            Ok(Some(_)) => return Err("its answer cannot be read: install the same release on both machines".into()),
             Ok(None) => {}
             Err(error) => return Err(why_refused(config, &error)),
         }
@@ -198,7 +200,7 @@ fn ask(
         filled.and_then(|()| transport.flush()).map_err(|error| why_refused(config, &error))?;
         let left = PATIENCE
             .checked_sub(begun.elapsed())
-            .ok_or("it accepts the connection and says nothing: is it stopped?")?;
+            .ok_or("it accepts the connection and does not answer: check that shuntd there is not stopped")?;
         wait(&transport, left).map_err(|error| error.to_string())?;
     }
 }
@@ -206,12 +208,14 @@ fn ask(
 fn why_refused(config: &Config, error: &TransportError) -> String {
     match error {
         TransportError::Refused(Reason::Version) => {
-            "it speaks another version: install the same on both machines".into()
+            "it speaks another version of the protocol: install the same release on both machines".into()
         }
         TransportError::Refused(Reason::NotAllowed) => {
-            format!("it has no `[[peer]]` \"{}\", or knows it by another name: add it there", config.name)
+            format!("it has no `[[peer]]` \"{}\": add one there", config.name)
         }
-        error => format!("{error}: are both certificates of the same `ca`, with these names, and good now?"),
+        error => {
+            format!("{error}: check that both certificates are valid, have these names, and come from the same `ca`")
+        }
     }
 }
 

@@ -48,17 +48,20 @@ fn way_to(routes: &mut Routes, address: IpAddr) -> Result<String, String> {
 
 fn to_peer(routes: &mut Routes, name: &str, address: IpAddr) -> Finding {
     let about = format!("to \"{name}\" at {address}");
-    let advice =
-        way_to(routes, address).err().map(|why| format!("{why}: `ip route get {address}` shows what the kernel does"));
+    let advice = way_to(routes, address).err().map(|why| format!("{why}: see `ip route get {address}`"));
     Finding::of("route", about, advice)
 }
 
 /// Checks the route of payload to clients. Payload leaves by the route to its client, and only the programs on that
 /// interface make it what the client expects.
 fn to_clients(routes: &mut Routes, interfaces: &[String]) -> Finding {
-    let about = "by which payload leaves to clients elsewhere";
+    let about = "by which payloads leave for clients elsewhere";
     let Ok(name) = way_to(routes, ANYWHERE.into()) else {
-        return Finding::skipped("route", about, "there is no default route; it leaves by the route to each client");
+        return Finding::skipped(
+            "route",
+            about,
+            "there is no default route; payloads leave by the route to each client",
+        );
     };
     let advice = (!interfaces.contains(&name)).then(|| {
         format!(
@@ -82,8 +85,8 @@ fn filtered(routes: &mut Routes, peer: IpAddr) -> Option<Finding> {
     let effective = strictness("all")?.max(strictness(&name)?);
     let advice = (effective == 1 && way_to(routes, ANYWHERE.into()).as_ref() != Ok(&name)).then(|| {
         format!(
-            "it is strict, and clients are not reached by {name}, so that it drops their ACKs: \
-             `sysctl -w net.ipv4.conf.{name}.rp_filter=2`"
+            "rp_filter is strict, and drops clients' ACKs because the route to clients does not use {name}: `sysctl \
+             -w net.ipv4.conf.{name}.rp_filter=2`"
         )
     });
     Some(Finding::of("rp_filter", format!("of {name}, by which ACKs come from {peer}"), advice))

@@ -21,7 +21,7 @@ const TLS13_BY_ITSELF: Version = [1, 23, 4];
 pub(crate) fn read(servers: &Servers) -> Result<Served, Finding> {
     let unknown = |why: String| Finding::skipped("nginx", "its configuration", why);
     // The operator has named it, so it is a fault where it cannot be read.
-    let named = |why: String| Finding::fault("nginx", "its configuration", format!("{why}; name one that is there"));
+    let named = |why: String| Finding::fault("nginx", "its configuration", format!("{why}; name an existing file"));
     match servers {
         Servers::Nowhere => Err(unknown("--no-nginx".into())),
         Servers::File(path) => {
@@ -37,7 +37,7 @@ pub(crate) fn read(servers: &Servers) -> Result<Served, Finding> {
             let output = run("-T").map_err(|error| {
                 let why = format!("cannot run {} -T: {error}", program.display());
                 match program.as_path() == Path::new(Servers::PROGRAM) {
-                    true => unknown(format!("{why}; --nginx-conf FILE names its output")),
+                    true => unknown(format!("{why}; or name a file with its output by --nginx-conf FILE")),
                     false => named(why),
                 }
             })?;
@@ -54,7 +54,9 @@ pub(crate) fn read(servers: &Servers) -> Result<Served, Finding> {
 }
 
 fn refused(why: &str) -> Finding {
-    let advice = format!("nginx refuses it: {why}; mend that until `nginx -t` succeeds, then ask the doctor again");
+    let advice = format!(
+        "nginx refuses its configuration: {why}; correct it until `nginx -t` succeeds, then run this command again"
+    );
     Finding::fault("nginx", "its configuration", advice)
 }
 
@@ -75,7 +77,7 @@ pub(crate) fn all(config: &Config, served: &Result<Served, Finding>) -> Vec<Find
         findings.push(role("shunt_offer on", served.offers));
         findings.extend(served.offers_without_sendfile.then(without_sendfile));
     }
-    let advice = "no `shunt_trust` names the tiers next to this one, so nothing is handed off: docs/nginx.md";
+    let advice = "no `shunt_trust` names the tiers next to this one, and nothing is handed off: see docs/nginx.md";
     findings.push(Finding::of("nginx", "shunt_trust", (!served.trusts).then(|| advice.into())));
     findings.extend(config.frontend.iter().flat_map(|frontend| entered(&frontend.interfaces, served)));
     findings.push(workers(config));
@@ -86,7 +88,7 @@ fn agent(config: &Config, served: &Served) -> Finding {
     let path = served.agent.as_deref().unwrap_or("/run/shunt/shuntd.sock");
     let advice = (Path::new(path) != config.socket).then(|| {
         format!(
-            "nginx looks for its agent at {path}, and that is not `socket`: `shunt_agent {}`",
+            "nginx looks for its agent at {path}, which is not `socket` of shuntd.toml: write `shunt_agent {};`",
             config.socket.display()
         )
     });
@@ -100,26 +102,27 @@ fn may_use(config: &Config, user: &str, group: Option<&str>) -> Option<Finding> 
     let groups = getgrouplist(&CString::new(user).ok()?, own).ok()?;
     let groups: Vec<u32> = groups.into_iter().chain([own]).map(Gid::as_raw).collect();
     let may = config.callers().ok()?.may_serve(known.uid.as_raw(), &groups);
-    let advice =
-        format!("it may not, so nothing is handed off: `users = [\"{user}\"]` in shuntd.toml, and restart the agent");
+    let advice = format!(
+        "this user may not connect, and nothing is handed off: write `users = [\"{user}\"]` in shuntd.toml, and \
+         restart the agent"
+    );
     Some(Finding::of("nginx", format!("{} for its user \"{user}\"", config.socket.display()), (!may).then_some(advice)))
 }
 
 fn role(directive: &str, is_there: bool) -> Finding {
-    let advice =
-        format!("it stands nowhere in nginx's configuration, so nothing is handed off: `{directive};` where it should");
+    let advice = format!("nginx's configuration does not have it, and nothing is handed off: write `{directive};`");
     Finding::of("nginx", directive, (!is_there).then_some(advice))
 }
 
 fn clients_are_trusted() -> Finding {
-    let advice = "it names every address where `shunt on` stands, so a client may give consents as a tier does, and gets \
-                  offers in place of bodies: name the next tier's addresses alone";
+    let advice = "it trusts every address where `shunt on` stands, and a client that consents like a tier gets offers \
+                  in place of bodies: name only the next tier's addresses";
     Finding::fault("nginx", "shunt_trust", advice)
 }
 
 fn without_sendfile() -> Finding {
-    let advice = "`sendfile` is off, nginx's default, where `shunt_offer on` stands, so files there are read into memory and \
-                  relayed (`relayed:not_file`): `sendfile on;`";
+    let advice = "`sendfile` is off, nginx's default, where `shunt_offer on` stands, and files there are read into \
+                  memory and relayed (`relayed:not_file`): write `sendfile on;`";
     Finding::fault("nginx", "shunt_offer", advice)
 }
 
@@ -127,14 +130,15 @@ fn without_sendfile() -> Finding {
 fn tls(served: &Served) -> Option<Finding> {
     const ABOUT: &str = "TLS 1.3 where it listens with `ssl`";
     let by_itself = served.version.map(|version| version >= TLS13_BY_ITSELF);
-    let advice = "its responses over TLS are all relayed (`relayed:tls_version`), because it speaks no TLS 1.3: \
-                  `ssl_protocols TLSv1.2 TLSv1.3;` in `http`, then `systemctl reload nginx`";
+    let advice = "all responses over TLS are relayed (`relayed:tls_version`), because nginx does not speak TLS 1.3: \
+                  write `ssl_protocols TLSv1.2 TLSv1.3;` in `http`, then `systemctl reload nginx`";
     (served.hands_off && served.listens_with_tls).then(|| match served.names_tls13.or(by_itself) {
         Some(speaks) => Finding::of("nginx", ABOUT, (!speaks).then(|| advice.into())),
         None => Finding::skipped(
             "nginx",
             ABOUT,
-            "no `ssl_protocols` says so, and nginx before 1.23.4 does not by itself: `ssl_protocols TLSv1.2 TLSv1.3;`",
+            "no `ssl_protocols` enables TLS 1.3, and nginx before 1.23.4 does not by default: write `ssl_protocols \
+             TLSv1.2 TLSv1.3;`",
         ),
     })
 }
@@ -151,7 +155,8 @@ fn entered(interfaces: &[String], served: &Served) -> Vec<Finding> {
         let at = there.iter().find(|interface| interface.ip() == address);
         let advice = match at {
             Some(at) if !interfaces.contains(&at.name) && at.name != "lo" => Some(format!(
-                "it is an address of {}, which [frontend] interfaces does not name: add it, if clients come in there",
+                "the address is on {}, which [frontend] interfaces does not name: add the interface if clients' \
+                 packets come in there",
                 at.name
             )),
             _ => None,
@@ -176,7 +181,7 @@ fn workers(config: &Config) -> Finding {
     let outside = processes.iter().find(|(_, group)| !Path::new(group).starts_with(&below));
     let advice = outside.map(|(pid, group)| {
         format!(
-            "process {pid} is in {group}, not below {}: name a `cgroup` that all servers are below",
+            "process {pid} is in {group}, not below {}: set `cgroup` to a control group that all servers are below",
             below.display()
         )
     });

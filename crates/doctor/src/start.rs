@@ -28,7 +28,7 @@ pub(crate) fn all(config: &Config) -> Vec<Finding> {
 fn accounts(config: &Config) -> Finding {
     let unknown =
         config.callers().and_then(|_| config.store.as_ref().map_or(Ok(()), |store| config.programs(store).map(drop)));
-    let advice = unknown.err().map(|error| format!("{error}; name one that is there, or create it"));
+    let advice = unknown.err().map(|error| format!("{error}; name an existing one, or create it"));
     Finding::of("account", "users and groups of the configuration", advice)
 }
 
@@ -39,9 +39,11 @@ fn addresses(config: &Config) -> Vec<Finding> {
     let senders = config.backend.iter().flat_map(|backend| &backend.addresses);
     let senders = senders.map(|address| ("[backend] addresses", SocketAddr::new(*address, 0)));
     let of = |(key, address): (&str, SocketAddr)| {
-        let advice = is_ours(address)
-            .err()
-            .map(|error| format!("{error}: no agent starts with it; `ip address` lists the addresses of this machine"));
+        let advice = is_ours(address).err().map(|error| {
+            format!(
+                "{error}: the agent cannot start with this address; `ip address` lists the addresses of this machine"
+            )
+        });
         Finding::of("address", format!("{key}: {}", address.ip()), advice)
     };
     listen.chain(metrics).chain(senders).map(of).collect()
@@ -72,7 +74,10 @@ fn key(user: &Account, path: &Path) -> Option<Finding> {
         .find(|(path, bit)| !may(path, user.uid, user.gid, *bit));
     let advice = in_the_way.map(|(path, _)| {
         let (path, group) = (path.display(), group_name(user.gid));
-        format!("{path} does not let it, so that `systemctl reload shuntd` could not: `chgrp {group} {path}`, and a mode for its group")
+        format!(
+            "{path} cannot be entered by that user, and `systemctl reload shuntd` would fail: `chgrp {group} {path}`, \
+             and let the group enter"
+        )
     });
     Some(Finding::of("certificate", about, advice))
 }
@@ -135,8 +140,7 @@ mod tests {
             let config = config(&format!("socket = {servers:?}"), &format!("[store]\nsocket = {programs:?}"));
             sockets(&config).iter().filter_map(Finding::fault_line).collect()
         };
-        let fault =
-            |key: &str| format!("socket: {key}: {} is there and is no socket: name another path", file.display());
+        let fault = |key: &str| format!("socket: {key}: {} exists and is no socket: name another path", file.display());
         assert_eq!(of(&free, &directory.path().join("store")), [""; 0]);
         assert_eq!(of(&file, &free), [fault("socket")]);
         assert_eq!(of(&free, &file), [fault("[store] socket")]);

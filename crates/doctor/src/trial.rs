@@ -61,13 +61,15 @@ impl Trial {
     /// # Errors
     /// Returns a sentence that says what is wrong.
     pub fn of(url: &str, client: IpAddr) -> Result<Self, String> {
-        let rest = url.strip_prefix("http://").ok_or_else(|| format!("{url} does not begin with http://"))?;
+        let rest = url.strip_prefix("http://").ok_or_else(|| format!("{url} must begin with http://"))?;
         let (host, path) = rest.split_once('/').map_or((rest, "/".into()), |(host, path)| (host, format!("/{path}")));
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         let server = host.parse().or_else(|_| bare.parse().map(|address: IpAddr| SocketAddr::new(address, 80)));
-        let server = server.map_err(|_| format!("{host} is no address: name one at which nginx listens"))?;
+        let server = server.map_err(|_| format!("{host} is no IP address: name one at which nginx listens"))?;
         if server.is_ipv4() != client.is_ipv4() {
-            return Err(format!("{server} and {client} are not of one IP version"));
+            return Err(format!(
+                "{server} and {client} are of different IP versions: name a client address of the server's version"
+            ));
         }
         Ok(Self { server, host: host.to_owned(), path, client })
     }
@@ -78,7 +80,8 @@ impl Trial {
     /// # Errors
     /// Returns a sentence that says what failed.
     pub fn run(&self, config: &Config, times: usize) -> Result<u64, String> {
-        let namespace = Netns::anonymous().map_err(|error| format!("no network namespace: {error}; run it as root"))?;
+        let namespace = Netns::anonymous()
+            .map_err(|error| format!("cannot make a network namespace: {error}; run this command as root"))?;
         let path = namespace.path();
         let path = path.to_str().ok_or("a path")?;
         let far = ["peer", "name", FAR, "address", FAR_LINK, "netns", path];
@@ -113,7 +116,7 @@ impl Trial {
         match asked.map_err(|error| error.to_string())? {
             Ok(index) => Ok(shunt_host::interfaces::interface_name(index)),
             Err(why) => {
-                Err(format!("{}: {why}; name a spare address of a network that this machine is in", self.client))
+                Err(format!("{}: {why}; name an unused address of a network that this machine is in", self.client))
             }
         }
     }
@@ -143,7 +146,7 @@ impl Trial {
         for _ in 0..times {
             let request =
                 format!("GET {} HTTP/1.1\r\nHost: {}\r\nUser-Agent: shunt-doctor\r\n\r\n", self.path, self.host);
-            stream.write_all(request.as_bytes()).map_err(|error| format!("the request was not taken: {error}"))?;
+            stream.write_all(request.as_bytes()).map_err(|error| format!("cannot send the request: {error}"))?;
             length = read_response(&mut stream)?;
         }
         Ok(length)
@@ -156,9 +159,9 @@ fn read_response(stream: &mut impl Read) -> Result<u64, String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         let mut byte = [0];
-        let read = read(stream, &mut byte).map_err(|why| format!("no header of a response: {why}"))?;
+        let read = read(stream, &mut byte).map_err(|why| format!("the response has no complete header: {why}"))?;
         if read == 0 || head.len() > MOST_HEAD_BYTES {
-            return Err("the connection was closed before a header's end".into());
+            return Err("the connection was closed before the header's end".into());
         }
         head.push(byte[0]);
     }
@@ -168,13 +171,14 @@ fn read_response(stream: &mut impl Read) -> Result<u64, String> {
         return Err(format!("the answer is {status}, not 200: name a static file"));
     }
     let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
-    let length: u64 =
-        length.and_then(|text| text.trim().parse().ok()).ok_or("no Content-Length: name a static file")?;
+    let length: u64 = length
+        .and_then(|text| text.trim().parse().ok())
+        .ok_or("the response has no Content-Length: name a static file")?;
     let (mut left, mut buffer) = (length, vec![0; 64 << 10]);
     while left > 0 {
         let most = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let here = length - left;
-        let why = |why| format!("nothing more of the body after {here} of {length} bytes: {why}");
+        let why = |why| format!("the body stopped after {here} of {length} bytes: {why}");
         match read(stream, &mut buffer[..most]).map_err(why)? {
             0 => return Err(why("the connection was closed".into())),
             bytes => left -= bytes as u64,
@@ -187,7 +191,7 @@ fn read(stream: &mut impl Read, buffer: &mut [u8]) -> Result<usize, String> {
     loop {
         match stream.read(buffer) {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(format!("nothing for {PATIENCE:?}")),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(format!("no data for {PATIENCE:?}")),
             other => return other.map_err(|error| error.to_string()),
         }
     }

@@ -217,63 +217,63 @@ struct sender_slot {
 #define SENDER_WORD 2 /* the agent is told when the payload's end is acknowledged */
 
 /* Counters: per-CPU array, index by enum steer_counter, names in `shunt stats` by build.rs. */
-#define STEER_COUNTER_LIST(X)                                                                     \
-    X(FE_IN_SERVER, "client packets to the frontend, translated")                                 \
-    X(FE_IN_BACKEND, "client ACKs to a backend only")                                             \
-    X(FE_IN_HELD, "client ACKs that its backend does not need")                                   \
-    X(FE_IN_BOTH, "client packets to both")                                                       \
-    X(FE_IN_CLAMPED, "of those to the frontend: ACK number clamped to a region's start")          \
-    X(FE_IN_SACK, "client packets whose SACK blocks were split or translated")                    \
-    X(FE_IN_DSACK, "late duplicate reports, also to the backend of an older region")              \
-    X(FE_IN_STRANGE, "client packets outside the frontend's window: to its stack alone")          \
-    X(FE_IN_STRIPPED, "copies for a backend whose data was cut off")                              \
-    X(FE_IN_ENDED, "client packets after the server left half a response: answered by a reset")   \
-    X(FE_IN_TOO_BIG, "reports of a smaller path MTU, passed on to a backend")                     \
-    X(FE_OUT_TRANSLATED, "frontend segments translated")                                          \
-    X(FE_OUT_ACK_MOVED, "frontend pure ACKs given an acceptable sequence number")                 \
-    X(FE_OUT_ACK_HELD, "frontend pure ACKs held back until the client has some of the payload")   \
-    X(FE_OUT_RST_MOVED, "frontend resets given the client's next sequence number")                \
-    X(FE_OUT_TS_RAISED, "frontend segments whose timestamp was raised to the client's newest")    \
-    X(FE_OUT_WAITS, "not sent yet: what the server has written behind a payload")                 \
-    X(FE_OUT_FIN_TO_RST, "frontend segments that end half a response, turned into resets")        \
-    X(FE_DROP_EARLY_WRITE, "dropped: the frontend's server wrote during a handoff")               \
-    X(FE_DROP_BAD_ACK, "dropped: acknowledges what nobody can have sent")                         \
-    X(FE_DROP_TOO_BIG, "dropped: a report of a smaller path MTU about what is not outstanding")   \
-    X(FE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                \
-    X(FE_DROP_COPY, "dropped: a copy whose flow, backend or route to it is gone")                 \
-    X(FE_HANDSHAKE, "handshakes of clients seen on both ways")                                    \
-    X(FE_BEGUN, "regions begun")                                                                  \
-    X(FE_APPENDED, "regions made longer")                                                         \
-    X(FE_UNDONE, "regions taken back, because nobody had sent any of them")                       \
-    X(FE_MOVED, "regions that another backend goes on with")                                      \
-    X(FE_TAKEN, "regions ended early: their server goes on by itself")                            \
-    X(FE_DELIVERED, "words of backends that a region's end was acknowledged")                     \
-    X(FE_COMPLETED, "regions complete")                                                           \
-    X(FE_CANCELLED, "regions cancelled")                                                          \
-    X(FE_CLIENT_RESET, "regions ended by the client's reset")                                     \
-    X(FE_REFUSED_PEER, "SHUNT_BEGIN refused: no such peer, or it is down")                        \
-    X(FE_REFUSED_FAMILY, "SHUNT_BEGIN refused: the peer has no sender of that IP version")        \
-    X(FE_REFUSED_CLIENT, "SHUNT_BEGIN refused: the client is this machine itself, or link-local") \
-    X(FE_REFUSED_ACTIVE, "SHUNT_BEGIN refused: a region is active")                               \
-    X(FE_REFUSED_ENDED, "SHUNT_BEGIN refused: the connection was cancelled or reset")             \
-    X(FE_REFUSED_UNSENT, "SHUNT_BEGIN refused: the server's own bytes have not all left")         \
-    X(FE_REFUSED_UNPROVEN, "SHUNT_BEGIN refused: no proof that its packets pass here")            \
-    X(FE_REFUSED_ARGUMENT, "SHUNT_BEGIN refused: bad argument or socket")                         \
-    X(FE_REFUSED_FULL, "SHUNT_BEGIN refused: the flow table is full")                             \
-    X(FE_EVENT_LOST, "completions and answers that found their ring full or gone")                \
-    X(BE_OUT_SENT, "sender segments given the frontend's address")                                \
-    X(BE_IN_STEERED, "steered ACKs delivered to a sender")                                        \
-    X(BE_IN_AHEAD, "of those: acknowledged more than their sender has sent, another had before")  \
-    X(BE_IN_TOO_BIG, "steered reports of a smaller path MTU delivered to a sender")               \
-    X(BE_DELIVERED, "ACKs of a payload's end that its agent is told of")                          \
-    X(BE_DELIVERED_LOST, "of those: not told, for the agent does not read")                       \
-    X(BE_DROP_STRAY_IN, "dropped: a steered packet for no live sender")                           \
-    X(BE_DROP_UNSENT, "dropped: a steered packet that acknowledges what has not been sent")       \
-    X(BE_DROP_STRANGE, "dropped: a steered packet with a sequence number far from the last")      \
-    X(BE_DROP_STRAY_OUT, "dropped: a segment of a closed sender")                                 \
-    X(BE_DROP_FIN, "dropped: FIN or RST of a sender's socket")                                    \
-    X(BE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                \
-    X(BE_ORPHAN_RESET, "resets for sockets that nobody has open any more")                        \
+#define STEER_COUNTER_LIST(X)                                                                      \
+    X(FE_IN_SERVER, "client packets to the frontend, translated")                                  \
+    X(FE_IN_BACKEND, "client ACKs to a backend only")                                              \
+    X(FE_IN_HELD, "client ACKs that the backend does not need, held at the frontend")              \
+    X(FE_IN_BOTH, "client packets to both frontend and backend")                                   \
+    X(FE_IN_CLAMPED, "packets to the frontend: ACK number clamped to a region's start")            \
+    X(FE_IN_SACK, "client packets whose SACK blocks were split or translated")                     \
+    X(FE_IN_DSACK, "late duplicate reports (DSACK), also sent to the backend of an older region")  \
+    X(FE_IN_STRANGE, "packets outside the frontend's window: only to its stack")                   \
+    X(FE_IN_STRIPPED, "copies for a backend whose data was cut off")                               \
+    X(FE_IN_ENDED, "client packets after an unfinished response was left: answered by a reset")    \
+    X(FE_IN_TOO_BIG, "reports of a smaller path MTU, passed on to a backend")                      \
+    X(FE_OUT_TRANSLATED, "frontend segments translated")                                           \
+    X(FE_OUT_ACK_MOVED, "frontend pure ACKs given an acceptable sequence number")                  \
+    X(FE_OUT_ACK_HELD, "frontend pure ACKs held back until the client has some of the payload")    \
+    X(FE_OUT_RST_MOVED, "frontend resets given the client's next sequence number")                 \
+    X(FE_OUT_TS_RAISED, "frontend segments whose timestamp was raised to the client's newest")     \
+    X(FE_OUT_WAITS, "held back: segments behind a payload that is not complete")                   \
+    X(FE_OUT_FIN_TO_RST, "frontend FINs in an unfinished response, turned into resets")            \
+    X(FE_DROP_EARLY_WRITE, "dropped: the frontend's server wrote during a handoff")                \
+    X(FE_DROP_BAD_ACK, "dropped: acknowledges bytes that nobody can have sent")                    \
+    X(FE_DROP_TOO_BIG, "dropped: a report of a smaller MTU about bytes not outstanding")           \
+    X(FE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                 \
+    X(FE_DROP_COPY, "dropped: a copy whose flow, backend or route to it is gone")                  \
+    X(FE_HANDSHAKE, "handshakes of clients seen in both directions")                               \
+    X(FE_BEGUN, "regions begun")                                                                   \
+    X(FE_APPENDED, "regions made longer")                                                          \
+    X(FE_UNDONE, "regions taken back, because no byte of them had been sent")                      \
+    X(FE_MOVED, "regions that another backend continues")                                          \
+    X(FE_TAKEN, "regions ended early, because their server sends the rest itself")                 \
+    X(FE_DELIVERED, "words of backends that a region's end was acknowledged")                      \
+    X(FE_COMPLETED, "regions complete")                                                            \
+    X(FE_CANCELLED, "regions cancelled")                                                           \
+    X(FE_CLIENT_RESET, "regions ended by the client's reset")                                      \
+    X(FE_REFUSED_PEER, "SHUNT_BEGIN refused: no such peer, or it is down")                         \
+    X(FE_REFUSED_FAMILY, "SHUNT_BEGIN refused: the peer has no sender of that IP version")         \
+    X(FE_REFUSED_CLIENT, "SHUNT_BEGIN refused: the client is this machine itself, or link-local")  \
+    X(FE_REFUSED_ACTIVE, "SHUNT_BEGIN refused: a region is active")                                \
+    X(FE_REFUSED_ENDED, "SHUNT_BEGIN refused: the connection was cancelled or reset")              \
+    X(FE_REFUSED_UNSENT, "SHUNT_BEGIN refused: the server's own bytes have not all left")          \
+    X(FE_REFUSED_UNPROVEN, "SHUNT_BEGIN refused: no proof that its packets pass here")             \
+    X(FE_REFUSED_ARGUMENT, "SHUNT_BEGIN refused: bad argument or socket")                          \
+    X(FE_REFUSED_FULL, "SHUNT_BEGIN refused: the flow table is full")                              \
+    X(FE_EVENT_LOST, "completions and answers that found their ring full or gone")                 \
+    X(BE_OUT_SENT, "sender segments given the frontend's address")                                 \
+    X(BE_IN_STEERED, "steered ACKs delivered to a sender")                                         \
+    X(BE_IN_AHEAD, "steered ACKs of bytes that an earlier sender had sent")                        \
+    X(BE_IN_TOO_BIG, "steered reports of a smaller path MTU delivered to a sender")                \
+    X(BE_DELIVERED, "ACKs of a payload's end that the backend's agent was told of")                \
+    X(BE_DELIVERED_LOST, "ACKs of a payload's end that the agent did not read in time")            \
+    X(BE_DROP_STRAY_IN, "dropped: a steered packet for no live sender")                            \
+    X(BE_DROP_UNSENT, "dropped: a steered packet that acknowledges bytes that have not been sent") \
+    X(BE_DROP_STRANGE, "dropped: a steered packet with a sequence number far from the last")       \
+    X(BE_DROP_STRAY_OUT, "dropped: a segment of a closed sender")                                  \
+    X(BE_DROP_FIN, "dropped: FIN or RST of a sender's socket")                                     \
+    X(BE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                 \
+    X(BE_ORPHAN_RESET, "resets sent for sockets that no process has open any more")                \
     X(BE_STRIPPED, "steered packets with data, stripped")
 
 enum steer_counter {

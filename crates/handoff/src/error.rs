@@ -4,18 +4,18 @@ use std::io;
 use std::path::PathBuf;
 
 /// Advice to an operator where the pins of a program are not found.
-const WITHOUT_PINS: &str = "; where there is no other agent, in no container either, somebody has removed this one's \
-                            pins: run `shuntd --detach --force` with this configuration";
+const WITHOUT_PINS: &str = "; if no other agent runs, in containers either, this agent's pins were removed: run \
+                            `shuntd --detach --force` with this configuration";
 
 /// Error of steering. Every variant names what was called and on what; the kernel's answer is its source.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum SteeringError {
-    #[error("{path} is in no BPF file system: `mount -t bpf bpf /sys/fs/bpf`, and put `pins` below that")]
+    #[error("{path} is in no BPF file system: run `mount -t bpf bpf /sys/fs/bpf`, and set `pins` to a path below that")]
     NotBpffs { path: PathBuf },
     #[error(
-        "the maps in {path} are of another version of Shunt ({found}, this is {ours}): handoffs in progress cannot be \
-         taken over. Run `shuntd --detach`, which ends them, then start again"
+        "the maps in {path} are of another version of Shunt ({found}, this is {ours}), and handoffs in progress \
+         cannot be continued: run `shuntd --detach`, which ends them, then start again"
     )]
     Layout { path: PathBuf, found: String, ours: String },
     #[error("the kernel refused the {object} programs (they need Linux 5.15 or newer, CAP_BPF and CAP_NET_ADMIN)")]
@@ -23,17 +23,17 @@ pub enum SteeringError {
     #[error("cannot attach {program} to {target}")]
     Attach { program: &'static str, target: String, source: libbpf_rs::Error },
     #[error(
-        "interface \"{interface}\" has the program {program} of another agent{}: stop that one and run `shuntd --detach` \
-         with its configuration, or name another interface{}",
+        "interface \"{interface}\" has the program {program} of another agent{}: stop that agent and run `shuntd \
+         --detach` with its configuration, or name another interface{}",
         .pins.as_ref().map(|pins| format!(", whose pins are in {}", pins.display())).unwrap_or_default(),
         if .pins.is_some() { "" } else { WITHOUT_PINS }
     )]
     Taken { interface: String, program: String, pins: Option<PathBuf> },
     #[error(
-        "the servers below {} are another frontend agent's already, in this network namespace: one with its pins in {}. \
-         Have one agent for all interfaces; give each agent a `cgroup` of its own servers, neither below the other's; or, \
-         where that one has ended, run `shuntd --detach` with its configuration",
-        .cgroup.display(), .pins.display()
+        "another frontend agent of this network namespace, with its pins in {}, has the servers below {} already. Use \
+         one agent for all interfaces; or give each agent a `cgroup` of its own, neither below the other; or, if that \
+         agent has ended, run `shuntd --detach` with its configuration",
+        .pins.display(), .cgroup.display()
     )]
     Neighbour { cgroup: PathBuf, pins: PathBuf },
     #[error("cannot take {program} off interface \"{interface}\"")]

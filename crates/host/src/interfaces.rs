@@ -18,7 +18,7 @@ const ETHERNET: u32 = 1;
 #[derive(Debug, thiserror::Error)]
 pub enum InterfaceError {
     /// There is no such interface.
-    #[error("interface \"{name}\": {error}; `ip link` lists those that are there")]
+    #[error("interface \"{name}\": {error}; `ip link` lists the interfaces")]
     Missing {
         /// Name of the interface.
         name: String,
@@ -26,7 +26,9 @@ pub enum InterfaceError {
         error: io::Error,
     },
     /// Packets of this interface have no Ethernet header.
-    #[error("interface \"{name}\" is not Ethernet (ARPHRD type {kind}): name the Ethernet port that its packets pass")]
+    #[error(
+        "interface \"{name}\" is not Ethernet (ARPHRD type {kind}): name the Ethernet interface that its packets use"
+    )]
     NotEthernet {
         /// Name of the interface.
         name: String,
@@ -35,8 +37,8 @@ pub enum InterfaceError {
     },
     /// Packets of one named interface pass another named one, too: VLANs, macvlan, bridges, bonds.
     #[error(
-        "interfaces \"{upper}\" and \"{lower}\" are both named and one lies on the other, so that each packet would be \
-         translated twice: name one of them"
+        "interfaces \"{upper}\" and \"{lower}\" lie one on the other, and each packet would be translated twice: name \
+         only one of them"
     )]
     Stacked {
         /// The interface whose packets pass `lower`, too.
@@ -136,7 +138,10 @@ impl Sysfs {
         if self.number(name, "ifindex") == Some(index) {
             self.check(name, named)?;
         } else {
-            tracing::warn!(interface = name, "/sys is of another network namespace: cannot tell what it lies on");
+            tracing::warn!(
+                interface = name,
+                "cannot find the interface below it, because /sys belongs to another network namespace"
+            );
         }
         Ok(index)
     }
@@ -249,6 +254,9 @@ mod tests {
     #[test]
     fn what_is_not_there_is_refused_by_name() {
         let error = indices(&["no-such-port".into()]).unwrap_err().to_string();
-        assert!(error.starts_with("interface \"no-such-port\": ") && error.ends_with("that are there"), "{error}");
+        assert!(
+            error.starts_with("interface \"no-such-port\": ") && error.ends_with("lists the interfaces"),
+            "{error}"
+        );
     }
 }

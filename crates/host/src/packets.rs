@@ -23,10 +23,10 @@ const MAX_DESCRIPTORS: usize = 3;
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// A file that is no socket is at the path. It is left there.
-    #[error("{0} is there and is no socket: name another path")]
+    #[error("{0} exists and is no socket: name another path")]
     NoSocket(PathBuf),
     /// A system call failed.
-    #[error("cannot listen at {0}: {1}; is the directory writable?")]
+    #[error("cannot listen at {0}: {1}; check that its directory exists and that the agent may write there")]
     Kernel(PathBuf, io::Error),
 }
 
@@ -232,7 +232,7 @@ mod tests {
         std::os::unix::fs::symlink(&socket, &link).unwrap();
         for path in [&file, &link, dir.path()] {
             let error = listen(path, None, false).unwrap_err().to_string();
-            assert_eq!(error, format!("{} is there and is no socket: name another path", path.display()));
+            assert_eq!(error, format!("{} exists and is no socket: name another path", path.display()));
             assert!(is_for_a_socket(path).is_err() && remove(path).is_err());
         }
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "name");

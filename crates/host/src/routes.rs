@@ -42,10 +42,10 @@ pub enum NoRoute {
     #[error("{}", io::Error::from_raw_os_error(*.0))]
     Kernel(i32),
     /// The route does not lead to another machine.
-    #[error("its route is of type {0:?}: only a unicast route leads to another machine")]
+    #[error("its route is of type {0:?}, and only a unicast route leads to another machine")]
     Kind(RouteType),
     /// The route encapsulates packets, and a redirected packet would not be encapsulated.
-    #[error("its route encapsulates packets (`ip route get` shows how), which redirected ones would not be")]
+    #[error("its route encapsulates packets (see `ip route get`), and redirected packets cannot be encapsulated")]
     Encapsulated,
     /// The kernel's answer is not understood.
     #[error("the kernel's answer cannot be used: {0}")]

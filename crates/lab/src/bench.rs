@@ -46,83 +46,85 @@ use crate::soak::Soak;
 pub enum Bench {
     /// The shortcut: service CPU, bytes, throughput and latency of responses whose bodies bypass the tiers
     ///
-    /// Cases: cpu/{0,1,2}is/{16k,64k,256k,1m}/{tso,mtu} is microseconds of the whole service's core per response, with 0
-    /// to 2 intermediates; fe-cpu/* and is-cpu/* the same of the frontend and of an intermediate alone; is-bytes/1m
-    /// an intermediate's traffic; handoff/64k what a shortcut costs above the physical limit; saturated/* the responses
-    /// that one core of the frontend carries; p50/* and p99/* latency at a fixed rate; idle/1k and idle-p999/1k bodies too
-    /// short for a shortcut; wan/50ms/* what a client gets a second whose round trip takes 50 ms, /loss1 with 1% of the
-    /// frames lost. The wires: tso carries segments of 64 KiB whole, mtu one packet of 1,500 bytes at a time.
+    /// Cases: cpu/{0,1,2}is/{16k,64k,256k,1m}/{tso,mtu}: CPU microseconds of the whole service per response, with 0 to
+    /// 2 intermediates; fe-cpu/*, is-cpu/*: the same for the frontend or an intermediate alone; is-bytes/1m: an
+    /// intermediate's traffic; handoff/64k: cost of a shortcut above the physical limit; saturated/*: responses that
+    /// one core of the frontend carries; p50/*, p99/*: latency at a fixed rate; idle/1k, idle-p999/1k: bodies too short
+    /// for a shortcut; wan/50ms/*: goodput at an RTT of 50 ms, /loss1 with 1% of the frames lost. Wires: tso carries
+    /// segments of 64 KiB whole, mtu one packet of 1,500 bytes at a time.
     ///
     /// Needs root, two cores, and a machine that does nothing else.
     Disc(Disc),
-    /// The same on TLS 1.3: the frontend terminates it, the backend encrypts the body
+    /// The shortcut on TLS 1.3: the frontend terminates TLS, the backend encrypts the body
     ///
-    /// Cases: fe-cpu/1m/tso is microseconds of the frontend's core per response, cpu/2is/* of the whole service's with 2
-    /// intermediates; be-encrypt/1m the CPU that a response adds to the backend, to the CPU that encrypting it cost plain
-    /// nginx's frontend (that on TLS less that on plain HTTP); handshake/1k the new connections, each with a resumed
-    /// session and one response, that one core of the frontend carries.
+    /// Cases: fe-cpu/1m/tso: CPU microseconds of the frontend per response; cpu/2is/*: the same for the whole service
+    /// with 2 intermediates; be-encrypt/1m: CPU that a response adds to the backend, compared with the CPU that
+    /// encryption costs plain nginx's frontend (TLS less plain HTTP); handshake/1k: new connections that one core of
+    /// the frontend carries, each with a resumed session and one response.
     ///
     /// Needs root, two cores, and a machine that does nothing else.
     Tls(Tls),
     /// On-demand buffers: unmodified nginx on every tier, under `shunt run`
     ///
-    /// Cases: bypass/64k is the part of a body's bytes that an intermediate's ports never see, /unaligned with buffers that
-    /// begin elsewhere than at a page; is-cpu/*, fe-cpu/* and be-cpu/* are microseconds of one tier's core per response, cpu/2is/* of the whole
-    /// service's with 2 intermediates; small/3k the throughput of bodies too short to be left in the store, touched/64k
-    /// of bodies that the intermediate reads to the last byte (sub_filter). fe-cpu/*/tls has clients that speak TLS 1.3;
-    /// handshake/1k is how many new connections of theirs, with a response each, one core of the frontend carries.
+    /// Cases: bypass/64k: part of a body's bytes that never pass an intermediate's ports, /unaligned with buffers that
+    /// begin inside a page; is-cpu/*, fe-cpu/*, be-cpu/*: CPU microseconds of one tier per response; cpu/2is/*: the
+    /// same for the whole service with 2 intermediates; small/3k: throughput of bodies too short for the store;
+    /// touched/64k: throughput of bodies that the intermediate reads to the last byte (sub_filter); fe-cpu/*/tls:
+    /// clients that speak TLS 1.3; handshake/1k: their new connections that one core of the frontend carries, each with
+    /// one response.
     ///
-    /// --paper reproduces the tables of the paper that this is from, with PHP behind nginx and nginx.
+    /// --paper reproduces tables of the paper on on-demand buffers, with PHP behind nginx and nginx.
     ///
     /// Needs root, two cores, and a machine that does nothing else.
     Odb(Odb),
-    /// The fault table: every fault at every step of a handoff, and what the client and everyone else see of it
+    /// The fault table: every fault at every step of a handoff, and what clients see of it
     ///
     /// A cell holds a response at a step, injects a fault, compares each byte that the client gets, and counts what the
-    /// service holds before and after. docs/faults.md says what each step and fault is. Exit code 1 where a byte is
-    /// wrong, a bound is passed, something leaked, or somebody noticed who is not concerned.
+    /// service holds before and after. docs/faults.md says what each step and fault is. Exit code 1 if a byte is
+    /// wrong, a time limit is exceeded, something leaked, or an unrelated client noticed the fault.
     ///
     /// Needs root.
     Faults(Faults),
-    /// The table of mistakes: wrong configurations and environments, and what each costs and says
+    /// The table of mistakes: wrong configurations and environments, their effects and their log lines
     ///
-    /// A row makes a mistake in a lab of its own, compares each byte that clients get, and looks for the line that tells
-    /// the operator. docs/mistakes.md says what each mistake is. Exit code 1 where a response is not whole, a shortcut is
-    /// taken or missing, or nobody says anything.
+    /// A row makes a mistake in a new lab, compares each byte that clients get, and looks for the line that tells the
+    /// operator. docs/mistakes.md says what each mistake is. Exit code 1 if a response is not whole, a shortcut is
+    /// taken or missing against expectation, or no log line names the mistake.
     ///
     /// Needs root.
     Mistakes(Mistakes),
     /// Honest clients under attack: raw packets, hostile local users, a hostile peer, a greedy client
     ///
-    /// Bodies of mixed lengths over plain connections and TLS, every byte compared, while a stranger makes up packets, a
-    /// client acknowledges what it has not got, other users talk nonsense to the agents' sockets, and a peer with a
-    /// certificate floods them. Plain nginx under the same packets takes turns with it. Exit code 1 where a process
-    /// ended, an honest client's body is not whole, its p99 latency is more than 1.5 times plain nginx's, or more bytes
-    /// are drawn per byte received.
+    /// Honest clients fetch bodies of mixed lengths over plain connections and TLS, and compare every byte. Meanwhile a
+    /// stranger forges packets, a client acknowledges bytes that it has not received, other users write malformed
+    /// messages to the agents' sockets, and a peer with a certificate floods the agents. Plain nginx under the same
+    /// packets alternates with Shunt. Exit code 1 if a process ended, an honest client's body is not whole, its p99
+    /// latency is more than 1.5 times plain nginx's, or attackers draw more bytes per byte that they receive.
     ///
     /// Needs root.
     Attack(Attack),
-    /// The table of silence: each part stopped, cut off without a word, and slow, and how long others wait
+    /// The table of silence: each part stopped, cut off, or slow, and how long others wait
     ///
-    /// A row holds a client in mid-payload, has another ask after the silence has begun, and has bystanders download
-    /// whom it does not concern. docs/silence.md says what each row is. Exit code 1 where a byte is wrong, a bound is
-    /// passed, or a bystander waits longer than 1 second.
+    /// In a row, one client is in mid-payload when the part falls silent, another sends its request afterwards, and
+    /// bystanders download without that part. docs/silence.md says what each row is. Exit code 1 if a byte is wrong, a
+    /// time limit is exceeded, or a bystander waits longer than 1 second.
     ///
     /// Needs root.
     Silence(Silence),
-    /// A service under everything at once for a long time, every byte compared
+    /// A service under load and many disturbances for a long time, every byte compared
     ///
     /// Hundreds of connections over a lossy link, with sizes and lifetimes from a heavy-tailed mix: slow readers, long
     /// pauses, aborts at random moments; meanwhile servers are reloaded and killed, agents killed, stopped and cut off.
-    /// Ends with exit code 1 where a byte was wrong, something hung, a response broke that no disturbance explains,
-    /// something leaked, or the memory or the descriptors of a process were not flat.
+    /// Exit code 1 if a byte was wrong, something hung, a response broke without a disturbance that explains it,
+    /// something leaked, or a process's memory or number of descriptors grew.
     ///
     /// Needs root.
     Soak(Soak),
-    /// Downloads whose backend is lost at a moment of chance: whether they are whole, and what the loss costs
+    /// Downloads whose backend is lost at a random byte: whether they are whole, and what the loss costs
     ///
-    /// A client reads 48 MiB, and at some byte the backend that sends them is lost. Another goes on. Every body is
-    /// compared by SHA-256. Exit code 1 where one is not whole, or took 2 seconds more than without a loss.
+    /// A client reads 48 MiB, and at a random byte the backend that sends them is lost. Another backend continues.
+    /// Every body is compared by SHA-256. Exit code 1 if one is not whole, or took 2 seconds longer than without a
+    /// loss.
     ///
     /// Needs root.
     Failover(FailoverBench),
@@ -139,7 +141,7 @@ pub struct All {
     /// Write a page with tables and plots
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Write the figures
+    /// Write the figures to this JSON file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }

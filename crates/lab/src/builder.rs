@@ -126,7 +126,10 @@ impl LabBuilder {
     /// # Errors
     /// Without root, when a link makes no sense, and when the kernel or `ip` refuses a step.
     pub fn build(self) -> Result<Lab> {
-        ensure!(rustix::process::geteuid().is_root(), "the lab needs root: it makes network namespaces");
+        ensure!(
+            rustix::process::geteuid().is_root(),
+            "the lab needs root, because it makes network namespaces: use sudo"
+        );
         for (count, what) in
             [(self.clients, "clients"), (self.backends, "backends"), (self.intermediates, "intermediates")]
         {

@@ -39,7 +39,7 @@ pub enum LabCommand {
     Exec(Exec),
     /// List the labs on this machine and their hosts
     List,
-    /// Remove what labs left whose process is dead
+    /// Remove what labs of dead processes left behind
     Clean,
 }
 
@@ -55,10 +55,10 @@ pub struct Up {
     /// Client hosts
     #[arg(long, default_value_t = 1)]
     clients: u8,
-    /// What the links do to packets
+    /// Kind of the links between hosts
     #[arg(long, value_enum, default_value_t)]
     wire: Wire,
-    /// Who gets the measured core: `service`, or one host by its name
+    /// Which host gets the measured core: `service` for all of the service, or a host's name
     #[arg(long, value_name = "service|HOST")]
     place: Option<String>,
 }
@@ -66,12 +66,12 @@ pub struct Up {
 /// `shunt-lab lab exec`
 #[derive(Debug, Args)]
 pub struct Exec {
-    /// Which lab, as `shunt-lab lab list` names it; needed only when several run
+    /// The lab's name in `shunt-lab lab list`; needed only if several run
     #[arg(long)]
     lab: Option<String>,
     /// A host's name: client, frontend, intermediate1, backend, switch
     host: String,
-    /// The command and its arguments; a shell without one
+    /// The command and its arguments; a shell if none is given
     #[arg(last = true)]
     command: Vec<String>,
 }
@@ -136,7 +136,10 @@ impl Exec {
 
 fn description(wanted: Option<&str>) -> Result<Description> {
     if let Some(wanted) = wanted {
-        return Description::of(&LabId::parse(wanted).with_context(|| format!("{wanted:?} is no lab's name"))?);
+        return Description::of(
+            &LabId::parse(wanted)
+                .with_context(|| format!("{wanted:?} is not the name of a lab; `shunt-lab lab list` shows them"))?,
+        );
     }
     let running: Vec<LabId> = labs().context("listing labs")?.into_iter().filter(LabId::owner_lives).collect();
     match running.as_slice() {

@@ -22,16 +22,16 @@ use shunt_sys::{output, say};
 /// `shunt-lab demo`
 #[derive(Debug, Args)]
 pub struct Demo {
-    /// Where to write the picture of what was measured
+    /// File for the chart of the results
     #[arg(long, value_name = "FILE", default_value = "target/shunt-demo.svg")]
     svg: PathBuf,
-    /// What the links do to packets: `tso` carries segments of 64 KiB whole, `mtu` one packet of 1,500 bytes at a time
+    /// Kind of the links: `tso` carries segments of 64 KiB whole, `mtu` one packet of 1,500 bytes at a time
     #[arg(long, value_enum, default_value_t = Wire::Mtu)]
     wire: Wire,
-    /// Show instead how a download goes on after its backend has been killed
+    /// Show instead how a download continues after its backend is killed
     #[arg(long, conflicts_with = "plain_only")]
     kill_backend: bool,
-    /// With --kill-backend: take its machine off the network in place of killing what runs there
+    /// With --kill-backend: disconnect the backend's machine instead of killing its processes
     #[arg(long, requires = "kill_backend")]
     cut_off: bool,
     /// Show plain nginx only, without Shunt
@@ -97,7 +97,7 @@ impl Demo {
 
 fn verdict(faults: &[String], bodies: usize, paint: Paint, seconds: f64) -> String {
     if faults.is_empty() {
-        let good = format!("All {bodies} bodies came byte for byte, each on the way that it should take.");
+        let good = format!("All {bodies} bodies came byte for byte, each on the path that it should take.");
         return format!("{} ({seconds:.0} s)", paint.good(&good));
     }
     let lines: Vec<String> = faults.iter().map(|fault| paint.bad(&format!("WRONG: {fault}"))).collect();

@@ -116,7 +116,7 @@ impl Disk {
             match notifier.inval_inode(INodeNo(number), 0, 0) {
                 // The kernel has never asked for this file.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                other => other.context("having the kernel forget what it has read")?,
+                other => other.context("dropping the kernel's page cache")?,
             }
         }
         self.state.set(reads);

@@ -146,7 +146,7 @@ impl<'lab> Failover<'lab> {
         });
         let fetched = fetched?.remove(0);
         ensure!(fetched.status == 200 && fetched.length == BODY_BYTES, "{} bytes: {fetched:?}", fetched.length);
-        ensure!(fetched.sha256 == self.sha256, "other bytes than the file's: {fetched:?}");
+        ensure!(fetched.sha256 == self.sha256, "the bytes differ from the file's: {fetched:?}");
         Ok(Download { fetched, lost: lost.clone(), failovers: self.failovers()? - before })
     }
 
@@ -192,7 +192,7 @@ impl<'lab> Failover<'lab> {
         self.download(&[])?;
         let asked = self.sender(&mut claims, &[])?.name().to_owned();
         let next = self.lab().hosts_of(Role::Backend).find(|host| host.name() != asked);
-        let next = next.context("one backend is not enough")?;
+        let next = next.context("this benchmark needs two backends")?;
         self.lose(next, how)?;
         Ok(vec![next.name().to_owned()])
     }

@@ -32,9 +32,9 @@ impl Cost {
         let WrkReport { socket_errors, status_errors, requests, .. } = report;
         ensure!(
             report.errors() == 0,
-            "beside {requests} answers wrk saw {socket_errors} broken or late connections and {status_errors} error statuses"
+            "wrk got {requests} answers, {socket_errors} broken or late connections and {status_errors} error statuses"
         );
-        ensure!(report.requests > 0, "no answer came");
+        ensure!(report.requests > 0, "no response came");
         let bytes = meters.iter().map(|(tier, meter)| Ok(((*tier).to_owned(), meter.total()?)));
         Ok(Self { cpu, bytes: bytes.collect::<Result<_>>()?, report })
     }

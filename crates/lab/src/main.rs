@@ -12,8 +12,8 @@ use shunt_lab::simulate::Simulate;
 
 /// Shows, measures and tests Shunt in services on one machine, whose hosts are network namespaces.
 ///
-/// Exit codes: 0 all is well; 1 something failed or a check found a fault; 2 wrong use, or not root.
-/// Colours are off with NO_COLOR=1 and where the output is no terminal.
+/// Exit codes: 0 success; 1 a failure, or a fault that a check found; 2 wrong use, or not root.
+/// Output has no colours with NO_COLOR=1, or if it is no terminal.
 #[derive(Debug, Parser)]
 #[command(name = "shunt-lab", version, arg_required_else_help = true, subcommand_required = true)]
 struct Arguments {
@@ -23,11 +23,11 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Watch real nginx tiers serve real files, without Shunt and with it, and see what that saves
+    /// Show real nginx tiers that serve files, without and with Shunt, and what Shunt saves
     ///
     /// Builds four hosts as network namespaces (client, frontend, intermediate, backend), starts Debian's nginx in
     /// them, and has curl fetch 1 KiB to 64 MiB over one keepalive connection and wrk load the service. Every body is
-    /// compared with its file by SHA-256. Ends with a table of every tier's bytes and CPU, and writes a picture of it.
+    /// compared with its file by SHA-256. Ends with a table of every tier's bytes and CPU, and writes a chart of it.
     ///
     /// Needs root. Takes less than a minute. Fails if a byte differs or if a body that should have taken the
     /// shortcut went through the tiers.
@@ -37,10 +37,10 @@ enum Command {
     Bench(Bench),
     /// Run simulated services, one history after the other, and check what must hold after each step
     ///
-    /// A history is a service of 2 to 20 machines with the agents' logic and models of all around it: clients, a network
-    /// that loses and reorders, machines that stop. A seed decides everything in it; the next history has the next
-    /// seed. Ends with the histories per second, what they covered, and each violation with its seed. Exit code 1 where
-    /// there is one.
+    /// A history is a service of 2 to 20 machines with the agents' logic, and models of everything else: clients, a
+    /// network that loses and reorders, machines that stop. A seed decides the whole history; the next history has the
+    /// next seed. Ends with the histories per second, their coverage, and each violation with its seed. Exit code 1 if
+    /// there is a violation.
     Simulate(Simulate),
     /// Build test hosts as network namespaces, and run commands in them
     #[command(subcommand)]

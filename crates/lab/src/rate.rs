@@ -219,7 +219,7 @@ impl<'a> Run<'a> {
         match connection.stream.write(&self.request) {
             Ok(written) if written == self.request.len() => Ok(()),
             // A request is small and the connection is idle, so its buffer has room, unless the connection is broken.
-            Ok(_) => bail!("a connection took a part of a request"),
+            Ok(_) => bail!("a connection accepted only a part of a request"),
             Err(_) => self.on_broken(number),
         }
     }

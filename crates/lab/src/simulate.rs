@@ -26,13 +26,13 @@ const VIOLATIONS_SHOWN: usize = 20;
 /// `shunt-lab simulate`
 #[derive(Debug, Args)]
 pub struct Simulate {
-    /// How long, in seconds
+    /// Seconds to run
     #[arg(long, value_name = "N", default_value_t = 60)]
     seconds: u64,
     /// Seed of the first history; the next history has the next seed
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Write what was found
+    /// Write the results to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -43,7 +43,7 @@ impl Simulate {
     /// # Errors
     /// When there is no time, or the file cannot be written.
     pub fn run(&self) -> Result<bool> {
-        ensure_use(self.seconds > 0, || "--seconds 0: nothing to do".to_owned())?;
+        ensure_use(self.seconds > 0, || "--seconds 0: write a number above 0".to_owned())?;
         let seed = seed_or_random(self.seed);
         eprintln!("seed {seed}: --seed {seed} begins with the same history");
         let report = simulate(seed, Duration::from_secs(self.seconds), &Progress::to_stderr());
@@ -176,7 +176,7 @@ impl Report {
             let _ = writeln!(text, "and {} more", self.violations.len() - VIOLATIONS_SHOWN);
         }
         let end = match self.violations.first() {
-            None => paint.good("All is well."),
+            None => paint.good("No faults found."),
             Some(first) => format!("`shunt-lab simulate --seed {} --seconds 1` runs the first one again.", first.seed),
         };
         text + &end + "\n"
@@ -191,7 +191,7 @@ mod tests {
     fn each_violation_is_shown_with_its_seed() {
         let mut counts = Counts { histories: 30, ..Counts::default() };
         counts.covered.insert("agent restarted", 1234);
-        assert!(Report::of(7, 2.0, Counts::default()).show(Paint::never()).contains("All is well."));
+        assert!(Report::of(7, 2.0, Counts::default()).show(Paint::never()).contains("No faults found."));
         for seed in 7..7 + 1 + VIOLATIONS_SHOWN as u64 {
             counts.violate(seed, "a client waits".to_owned());
         }

@@ -52,19 +52,19 @@ const CALM: Duration = Duration::from_secs(5);
 /// `shunt-lab bench soak`
 #[derive(Debug, Args)]
 pub struct Soak {
-    /// How long
+    /// Minutes of load
     #[arg(long, default_value_t = 30.0)]
     minutes: f64,
-    /// 3 minutes
+    /// Run for 3 minutes
     #[arg(long, conflicts_with = "minutes")]
     quick: bool,
-    /// Connections at once
+    /// Number of concurrent connections
     #[arg(long, default_value_t = 300)]
     connections: usize,
-    /// Of everything that is left to chance; printed
+    /// Seed of everything random; without one, a random seed, which is printed
     #[arg(long)]
     seed: Option<u64>,
-    /// Write what was found
+    /// Write the results to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -151,7 +151,7 @@ impl Run {
         wrong.extend(end.growth_since(middle));
         // The frontend and the second backend have three processes each: an agent, and two of nginx.
         if end.survivors(middle) < 6 {
-            wrong.push("processes that were left alone did not live through the last part".to_owned());
+            wrong.push("processes ended that no disturbance had touched in the last part".to_owned());
         }
         let share = shares.iter().map(|share| share.0).sum::<u64>() as f64
             / shares.iter().map(|share| share.1).sum::<u64>().max(1) as f64;

@@ -10,10 +10,10 @@ use crate::host::Host;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wire {
-    /// Veth as it comes: segments of up to 64 KiB cross whole. Kinder to proxies than any network.
+    /// Segmentation offload: segments of up to 64 KiB cross whole. Easier for proxies than any network.
     #[default]
     Tso,
-    /// No segmentation offload: one packet of 1,500 bytes at a time. Harsher than a good network card.
+    /// No segmentation offload: one packet of 1,500 bytes at a time. Harder than a good network card.
     Mtu,
 }
 

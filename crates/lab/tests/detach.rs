@@ -45,7 +45,7 @@ fn connections_that_had_a_shortcut_are_reset_and_others_go_on() -> Result<()> {
         let said = shuntd(frontend, &["--detach", "--force"])?;
         ensure!(client.run(|| long.ends_in_a_reset())??, "something came behind a body");
         ensure!(client.run(|| under_way.ends_early())??, "a body came whole without steering");
-        ensure!(said.contains("are closed") && said.contains("connections=2"), "{said}");
+        ensure!(said.contains("reset the connections") && said.contains("connections=2"), "{said}");
         client.run(|| short.ask_again("64k"))??;
         service.service.restart_agent(frontend)?;
         service.good_again()

@@ -188,7 +188,7 @@ fn a_real_handoff_is_seen_and_a_short_body_is_none() -> Result<()> {
         ensure!(good["verdict"] == "ok", "{good}{}", service.service.explain());
         let short = handoff(service, "/1k")?;
         let advice = short["verdict"]["fault"].as_str().unwrap_or_default();
-        ensure!(advice.starts_with("none came"), "{short}");
+        ensure!(advice.starts_with("no client fetched"), "{short}");
         Ok(())
     })
 }
@@ -213,7 +213,7 @@ fn mistakes_in_the_agents_configuration() -> Result<()> {
                 "not the certificate of",
             ),
             ("no certificate", "frontend.pem", "nobody.pem", "certificate", "cannot read"),
-            ("peer's name", "name = \"backend\"", "name = \"backend9\"", "peer", "with these names"),
+            ("peer's name", "name = \"backend\"", "name = \"backend9\"", "peer", "have these names"),
         ];
         for (what, from, to, area, says) in cases {
             found(what, &Setup::of(frontend)?.with_config(from, to)?, area, says)?;
@@ -426,7 +426,7 @@ ip route replace default via 198.51.100.2 dev spare0
              echo 1 > /proc/sys/net/ipv4/conf/service0/rp_filter",
         )?;
         eventually(|| found("default route", &Setup::of(frontend)?, "route", "[backend] interfaces does not name"))?;
-        eventually(|| found("rp_filter", &Setup::of(frontend)?, "rp_filter", "drops their ACKs"))
+        eventually(|| found("rp_filter", &Setup::of(frontend)?, "rp_filter", "drops clients' ACKs"))
     })
 }
 
@@ -462,7 +462,7 @@ fn a_clock_that_differs_and_another_version_are_found() -> Result<()> {
             Examined { time_ns: time_ns.into(), roles, may: u32::MAX.into(), faults: none }.emit(&mut bytes);
             bytes
         };
-        answered(service, an_hour_ahead, "clock", "have both follow NTP")?;
+        answered(service, an_hour_ahead, "clock", "synchronise both by NTP")?;
         let another_version = || {
             let mut bytes = Vec::new();
             Refused { reason: (Reason::Version as u32).into() }.emit(&mut bytes);
@@ -500,7 +500,7 @@ fn a_certificate_out_of_its_time_fails_the_check() -> Result<()> {
         let now = SystemTime::now();
         for (what, begin, end, says) in [
             ("expired", now - 3 * DAY, now - 2 * DAY, "has expired"),
-            ("early", now + DAY, now + 2 * DAY, "not good yet"),
+            ("early", now + DAY, now + 2 * DAY, "becomes valid in"),
         ] {
             let setup = Setup::of(frontend)?;
             let key = setup.config.lines().find(|line| line.starts_with("key = ")).context("no key")?;

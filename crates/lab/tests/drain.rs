@@ -28,7 +28,7 @@ fn terminate(service: &Running<'_>, host: &Host) -> Result<()> {
 /// Tells an agent to end, and waits until it drains.
 fn drain(service: &Running<'_>, host: &Host) -> Result<()> {
     terminate(service, host)?;
-    until("it drains", || Ok(service.service.agent(host)?.log().contains("draining: nothing new")))
+    until("it drains", || Ok(service.service.agent(host)?.log().contains("draining: no new")))
 }
 
 fn ends_well(service: &mut Running<'_>, host: &Host) -> Result<()> {

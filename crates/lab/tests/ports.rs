@@ -50,9 +50,9 @@ fn a_download_goes_on_when_the_port_towards_clients_is_made_anew() -> Result<()>
             Ok(())
         })?;
         lab.delete_port(frontend, "client0")?;
-        says(service, frontend, &["client0", "is not there"])?;
+        says(service, frontend, &["client0", "does not exist"])?;
         lab.make_port(frontend, "client0")?;
-        says(service, frontend, &["client0", "is there"])?;
+        says(service, frontend, &["client0", "has appeared"])?;
         attached(service, frontend, 1)?;
         lab.client().run(|| held.finish(service))??;
         let stats = service.frontend_stats()?;
@@ -83,7 +83,7 @@ fn an_interface_that_comes_after_the_start_gets_its_programs() -> Result<()> {
         service.service.kill_agent(frontend)?;
         lab.delete_port(frontend, "client0")?;
         service.service.restart_agent(frontend)?;
-        says(service, frontend, &["client0", "is not there"])?;
+        says(service, frontend, &["client0", "does not exist"])?;
         lab.make_port(frontend, "client0")?;
         attached(service, frontend, 1)?;
         service.good_again()
@@ -103,7 +103,7 @@ fn programs_that_other_software_takes_off_are_put_back() -> Result<()> {
         for (host, device) in [(service.lab.frontend(), "client0"), (service.lab.backend(), "service0")] {
             shell(host, &format!("tc qdisc del dev {device} clsact"))?;
             attached(service, host, 1)?;
-            says(service, host, &[device, "taken off"])?;
+            says(service, host, &[device, "attached the steering programs again"])?;
         }
         service.good_again()
     })
@@ -119,7 +119,7 @@ fn a_new_interface_with_the_programs_of_another_agent_is_left_to_that() -> Resul
     needs_root();
     start_on(Lab::builder(), FILES, with(Some(with_late)), |service| {
         let frontend = service.lab.frontend();
-        says(service, frontend, &["late0", "is not there"])?;
+        says(service, frontend, &["late0", "does not exist"])?;
         let config = std::fs::read_to_string(frontend.dir().join("shuntd.toml"))?;
         let pins = config.lines().find_map(|line| line.strip_prefix("pins = ")).context("no pins")?;
         // Another program is in fe_in's place. This agent cannot tell whose it is.

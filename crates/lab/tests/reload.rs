@@ -62,7 +62,9 @@ fn certificates_that_cannot_be_used_leave_all_as_it_was() -> Result<()> {
         std::fs::write(&certificate, "not a certificate\n")?;
         for turn in 1..=3 {
             reload(service, frontend)?;
-            until("the old ones are kept", || Ok(said("keeping the certificates as they were")? == turn))?;
+            until("the old ones are kept", || {
+                Ok(said("cannot use the new certificates; the old ones stay in use")? == turn)
+            })?;
         }
         client.run(|| held.finish(service))??;
         ensure!(count(service, "agent.sessions_lost")? == 0, "a session ended");

@@ -45,7 +45,7 @@ fn a_trace_id_is_in_the_logs_of_agents_and_nginx() -> Result<()> {
             ensure!(failing.ends_early()?, "a truncated file was taken for the whole");
             Ok(())
         })??;
-        has_line(|| agent_log(service, frontend), GOOD, "claimed")?;
+        has_line(|| agent_log(service, frontend), GOOD, "claiming")?;
         has_line(|| agent_log(service, backend), GOOD, "being sent")?;
         has_line(|| agent_log(service, backend), FAILING, "a handoff failed")?;
         has_line(|| agent_log(service, frontend), FAILING, "ended a handoff")?;

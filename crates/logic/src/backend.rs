@@ -178,7 +178,10 @@ impl<M: Machine> Backend<M> {
         }
         if turn.shared.failures.allows(turn.now) {
             let peer = &turn.shared.settings.peers[peer].name;
-            tracing::warn!(peer, %server, %client, "refused to send as that server (speaks_for)");
+            tracing::warn!(
+                peer, %server, %client,
+                "refused a claim: the peer may not speak for this server address; add the address to its `speaks_for`"
+            );
         }
         Err(Reason::NotAllowed)
     }

@@ -87,7 +87,7 @@ impl Frontend {
             return turn.end(server, handoff.handoff, Reason::UnknownOffer);
         }
         let (id, length, trace) = (handoff.handoff, handoff.length, handoff.trace.known().map(display));
-        tracing::debug!(handoff = id, length, trace, "a payload is claimed");
+        tracing::debug!(handoff = id, length, trace, "claiming a payload");
         let claim = Claim::of(worker, handoff);
         turn.tell_peer(peer, |out| match parts {
             None => claim.emit(out),

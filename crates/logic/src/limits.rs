@@ -77,11 +77,15 @@ impl Limits {
             ("bytes_per_peer", bytes_per_peer),
         ];
         if let Some((name, _)) = per_peer.iter().find(|(_, value)| *value == 0) {
-            return Some(format!("[limits] {name} = 0 relays everything: name a number above 0, or leave the key out"));
+            return Some(format!(
+                "[limits] {name} = 0 relays everything: write a number above 0, or leave the key out"
+            ));
         }
         let none = [("fetches", fetches), ("fetches_per_peer", self.fetches_per_peer)];
         let none = none.iter().find(|(_, value)| *value == 0);
-        none.map(|(name, _)| format!("[limits] {name} = 0: a response that needs its body here would fail"))
+        none.map(|(name, _)| {
+            format!("[limits] {name} = 0 makes each response fail that needs its body here: write a number above 0")
+        })
     }
 }
 
@@ -191,7 +195,7 @@ impl Gate {
         let closes = self.is_closed && !was_closed;
         *closings += u64::from(closes);
         if closes && self.said.allows(now) {
-            tracing::warn!(peer, used, limit, "limit reached: what is new is relayed for now; raise {name}");
+            tracing::warn!(peer, used, limit, "limit reached: new responses are relayed for now; raise {name}");
         }
         self.is_closed
     }
@@ -388,10 +392,7 @@ impl Gates {
     /// Logs that all senders were in use when a claim came. A check of the limits between two claims may miss that.
     pub fn say_senders(&mut self, limit: usize, now: Instant) {
         if self.senders.said.allows(now) {
-            tracing::warn!(
-                limit,
-                "limit reached: a claim has found no place among the senders; raise `senders` in [backend]"
-            );
+            tracing::warn!(limit, "limit reached: no sender was free for a claim; raise `senders` in [backend]");
         }
     }
 
@@ -401,7 +402,8 @@ impl Gates {
         if gates.is_full && gates.said_full.allows(now) {
             tracing::info!(
                 peer = name,
-                "this peer takes no offers for now: it has reached a limit, or is told to stop, as its agent's log says; bodies are relayed"
+                "this peer takes no offers for now, and bodies are relayed: it has reached a limit or is draining; \
+                 its agent's log says which"
             );
         }
     }

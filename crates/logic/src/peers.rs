@@ -216,6 +216,11 @@ impl Peers {
         self.find(peer).is_some_and(Peer::is_up)
     }
 
+    /// Returns whether there is a session with a peer, or HELLO has been sent for one.
+    pub fn is_greeted(&self, peer: usize) -> bool {
+        self.find(peer).is_some_and(|of| !matches!(of.link, Link::Down { .. }))
+    }
+
     /// Returns the buffer to which frames for a peer are appended, or `None` if there is no session.
     pub fn outbox(&mut self, peer: usize) -> Option<&mut Vec<u8>> {
         if !self.is_up(peer) {
@@ -253,7 +258,7 @@ impl Peers {
             Link::Down { next_attempt } if self.all[peer].is_dialled => (next_attempt <= now).then_some(Due::Attempt),
             Link::Down { next_attempt } => {
                 if next_attempt + PATIENCE <= now {
-                    self.say_no_session(peer, "it has not connected; it is the one that dials");
+                    self.say_no_session(peer, "it has not connected; its agent dials this one");
                 }
                 None
             }
@@ -311,7 +316,10 @@ impl Peers {
         if settings.backend.is_some() {
             of.senders = opened.senders;
             if of.senders.is_empty() {
-                tracing::error!(peer = of.name, "no address to send payloads from: name some in [backend] addresses");
+                tracing::error!(
+                    peer = of.name,
+                    "this machine has no address to send payloads from: name one in [backend] addresses"
+                );
             } else {
                 port = settings.peers[peer].port;
             }
@@ -370,7 +378,8 @@ impl Peers {
                 peer,
                 heartbeat = ?ours,
                 ?theirs,
-                "two machines have different heartbeats: a loss is noticed later on one of them; configure the same"
+                "two machines have different heartbeats, and one of them notices a loss later: configure the same \
+                 `heartbeat`"
             );
         }
     }

@@ -105,6 +105,9 @@ pub struct Servers {
     all: Slab<Server>,
     next_worker: u32,
     free_rings: BTreeSet<u32>,
+    /// The next ring is the first free one from here on. A freed ring is so given again last: regions of its process
+    /// may outlive the process, and would pass for regions of the next one.
+    next_ring: u32,
     limit: usize,
 }
 
@@ -117,7 +120,7 @@ impl Servers {
     /// Returns an empty table for at most `limit` connections. `has_rings` says that this machine is a frontend.
     pub fn new(limit: usize, has_rings: bool) -> Self {
         let free_rings = if has_rings { (0..RINGS).collect() } else { BTreeSet::new() };
-        Self { all: Slab::new(), next_worker: 1, free_rings, limit }
+        Self { all: Slab::new(), next_worker: 1, free_rings, next_ring: 0, limit }
     }
 
     /// Changes the limit. Connections beyond it stay.
@@ -173,11 +176,19 @@ impl Servers {
         self.all[server].role = match channel {
             Channel::Offers => Role::Offers,
             Channel::Control if own < self.free_rings.len() => {
-                Role::Control { ring: self.free_rings.pop_first(), newest: None }
+                Role::Control { ring: self.take_ring(), newest: None }
             }
             Channel::Control => Role::Control { ring: None, newest: None },
         };
         self.all[server].ring()
+    }
+
+    fn take_ring(&mut self) -> Option<u32> {
+        let later = self.free_rings.range(self.next_ring..).next();
+        let ring = later.or(self.free_rings.first()).copied()?;
+        self.free_rings.remove(&ring);
+        self.next_ring = ring + 1;
+        Some(ring)
     }
 
     /// Takes a server's ring back, because the kernel could not make it.
@@ -274,6 +285,20 @@ mod tests {
         servers.remove(server);
         servers.free_ring(ring);
         assert!(!servers.has_ring(ring));
+    }
+
+    #[test]
+    fn a_freed_ring_is_given_again_last() {
+        let (mut servers, now) = (Servers::new(4096, true), Instant::now());
+        let mut given = Vec::new();
+        for _ in 0..=RINGS {
+            let server = servers.add(caller(1), now).unwrap();
+            let ring = servers.welcome(server, Channel::Control).unwrap();
+            servers.remove(server);
+            servers.free_ring(ring);
+            given.push(ring);
+        }
+        assert!(given.iter().copied().eq((0..RINGS).chain([0])), "{given:?}");
     }
 
     #[test]

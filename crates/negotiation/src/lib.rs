@@ -28,7 +28,7 @@ pub enum NegotiationError {
     #[error("cannot open cgroup {path}: {source}")]
     Cgroup { path: PathBuf, source: io::Error },
     /// The kernel refuses the programs.
-    #[error("cannot {what} the programs that negotiate on-demand buffers; they need root and Linux 5.15: {source}")]
+    #[error("cannot {what} the programs that negotiate on-demand buffers, which need root and Linux 5.15: {source}")]
     Kernel { what: &'static str, source: libbpf_rs::Error },
     /// Programs or maps cannot be pinned.
     #[error(transparent)]

@@ -88,7 +88,7 @@ pub enum FetchError {
     #[error("{0:?} is gone: its lease has ended")]
     Gone(PayloadId),
     /// The holder's machine, its agent or the connection to it is broken, or was silent for a second.
-    #[error("{0:?} cannot be asked: {1}")]
+    #[error("cannot fetch from {0:?}: {1}")]
     Holder(Holder, #[source] io::Error),
 }
 
@@ -98,7 +98,7 @@ fn spoken<T>(payload: &PayloadId, answer: Result<T, NoAnswer>) -> Result<Option<
         Ok(answer) => Ok(Some(answer)),
         Err(NoAnswer::Broken) => Ok(None),
         Err(NoAnswer::Silent) => {
-            let why = "this machine's agent says nothing";
+            let why = "this machine's agent does not answer";
             Err(FetchError::Holder(payload.holder, io::Error::new(io::ErrorKind::TimedOut, why)))
         }
     }

@@ -382,7 +382,7 @@ fn receive_welcome(socket: &OwnedFd) -> io::Result<(Welcome, Descriptors)> {
         }
     }
     if got.bytes < Welcome::LEAST || welcome.header.kind != kind::WELCOME {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's answer is not one"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's answer cannot be read"));
     }
     Ok((welcome, descriptors.into_iter()))
 }

@@ -549,7 +549,7 @@ impl Memory {
                     let bytes = &bytes[from + at..from + at + now.addresses.len()];
                     if blocks::contains(now.addresses.start) {
                         let placed = state.place(now.addresses.start, bytes);
-                        debug_assert!(placed.rest.is_empty(), "pages that stand for something are missing");
+                        debug_assert!(placed.rest.is_empty(), "absent pages that should be registered are not");
                     } else {
                         // If this fails, the memory has been unmapped, and the kernel's event about that is on its way.
                         let _ = filling::fill(&faults, now.addresses.start, bytes);

@@ -77,5 +77,5 @@ fn who_waits_with_a_lock_ends_the_process() {
         outside(|| ());
         return;
     }
-    assert!(ends_with("who_waits_with_a_lock_ends_the_process").contains("waits while it has a lock"));
+    assert!(ends_with("who_waits_with_a_lock_ends_the_process").contains("waits while it holds a lock"));
 }

@@ -46,7 +46,7 @@ impl fmt::Display for Clients {
         f.write_str(match self {
             Self::Tcp => "over TCP",
             Self::Tls => "over TCP, and over TLS 1.3 with OpenSSL 3",
-            Self::OwnBio => "over TCP; over TLS it fetches them, because it gives OpenSSL a BIO of its own",
+            Self::OwnBio => "over TCP; over TLS it fetches bodies, because it gives OpenSSL a BIO of its own",
         })
     }
 }
@@ -66,15 +66,19 @@ pub struct Explanation {
 const AROUND: [(&str, &str); 5] = [
     (
         "io_uring_setup",
-        "sets up io_uring, which fails with ENOSYS, as on a kernel without; it should have another way then",
+        "sets up io_uring, which fails with ENOSYS as on a kernel without it; the program must work without io_uring",
     ),
     (
         "io_uring_queue_init",
-        "sets up io_uring by liburing, which fails with ENOSYS, as on a kernel without; it should have another way then",
+        "sets up io_uring by liburing, which fails with ENOSYS as on a kernel without it; the program must work \
+         without io_uring",
     ),
-    ("dlmopen", "loads libraries into a namespace of their own, whose calls are not seen"),
-    ("vmsplice", "gives memory to pipes without a copy; absent memory is fetched first, so it is right, only slower"),
-    ("syscall", "makes some system calls by number; those through syscall(2) are seen, machine code of its own is not"),
+    ("dlmopen", "loads libraries into a separate linker namespace (dlmopen), whose calls are not covered"),
+    (
+        "vmsplice",
+        "gives memory to pipes without a copy (vmsplice); absent memory is fetched first, which is correct but slower",
+    ),
+    ("syscall", "makes some system calls by number; calls through syscall(2) are covered, its own machine code is not"),
 ];
 
 /// Reads a program's file.
@@ -88,12 +92,12 @@ pub fn explain(program: &Path) -> Result<Explanation> {
     })?;
     let headers = file.elf_header().program_headers(file.endian(), &*bytes)?;
     let interpreter = headers.iter().any(|header| header.p_type(file.endian()) == elf::PT_INTERP);
-    let imports = file.imports().context("its imports cannot be read")?;
+    let imports = file.imports().context("its list of imported functions cannot be read")?;
     let names: BTreeSet<&str> = imports.iter().filter_map(|import| std::str::from_utf8(import.name()).ok()).collect();
     let coverage = if !interpreter {
-        Coverage::None("it is statically linked, as Go programs are: no library can be preloaded")
+        Coverage::None("it is statically linked, as Go programs are, and no library can be preloaded")
     } else if file.section_by_name(".note.go.buildid").is_some() {
-        Coverage::None("Go has made it, which makes its system calls itself")
+        Coverage::None("it is a Go program, and Go makes its system calls without the C library")
     } else if file.elf_header().e_machine(file.endian()) != elf::EM_X86_64 {
         Coverage::None("it is not for x86_64")
     } else {
@@ -108,7 +112,7 @@ pub fn explain(program: &Path) -> Result<Explanation> {
     };
     let privileged = is_privileged(program)?;
     let coverage = if privileged {
-        Coverage::None("it is setuid, setgid or has capabilities of its own: the loader ignores LD_PRELOAD")
+        Coverage::None("it is setuid, setgid or has file capabilities, and the loader ignores LD_PRELOAD")
     } else {
         coverage
     };
@@ -129,15 +133,15 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let program = self.program.display();
         match &self.coverage {
-            Coverage::None(why) => writeln!(f, "{program} runs as ever, and nothing of it is covered: {why}.")?,
+            Coverage::None(why) => writeln!(f, "{program} would run without Shunt: {why}.")?,
             Coverage::Calls(calls) => {
-                writeln!(f, "{program} is covered. It imports these calls, which the library knows:")?;
+                writeln!(f, "{program} is covered. It imports these calls, which Shunt's library handles:")?;
                 writeln!(f, "  {}", calls.join(" "))?;
                 writeln!(f, "Libraries that it loads are covered too, except with dlopen's RTLD_DEEPBIND.")?;
                 writeln!(
                     f,
-                    "Bodies that it passes to clients without a look at them go past it: {}. That needs [frontend] in this \
-                     machine's shuntd.toml, and [backend] where the bodies are.",
+                    "Bodies that it passes to clients unread bypass it: {}. This needs [frontend] in this machine's \
+                     shuntd.toml, and [backend] on the machine that has the bodies.",
                     self.clients
                 )?;
             }

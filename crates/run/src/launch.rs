@@ -32,19 +32,19 @@ const DESCRIPTORS_FROM: i32 = 700;
 
 #[derive(Debug, Args)]
 pub struct RunCommand {
-    /// Configuration of this machine's agent, whose [store] says where programs find it
+    /// Configuration of this machine's agent, whose [store] names the store's socket
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     config: PathBuf,
-    /// The store's socket, whatever the configuration says
+    /// The store's socket, in place of the one in the configuration
     #[arg(long, value_name = "PATH")]
     store: Option<PathBuf>,
-    /// Begin large blocks of malloc elsewhere than at a page, to measure what that costs
+    /// Let large blocks of malloc begin inside a page, to measure the cost
     #[arg(long, hide = true)]
     unaligned: bool,
-    /// End a program that takes the library's locks out of their order
+    /// Abort the program if it takes the library's locks out of order
     #[arg(long, hide = true)]
     check_locks: bool,
-    /// Say what of the program will be covered, and do not run it
+    /// Say which of the program's calls are covered, without running it
     #[arg(long)]
     explain: bool,
     /// The program and its arguments
@@ -58,7 +58,7 @@ impl RunCommand {
     /// # Errors
     /// Returns what is missing, and what to do about it.
     pub fn run(&self) -> Result<()> {
-        let [program, arguments @ ..] = &self.program[..] else { bail!("no program was given") };
+        let [program, arguments @ ..] = &self.program[..] else { bail!("name a program to run") };
         if self.explain {
             output::write(&explain(&in_path(program)?)?.to_string())?;
             return Ok(());
@@ -69,11 +69,12 @@ impl RunCommand {
             let path = store.display();
             match error.downcast_ref::<std::io::Error>().map(std::io::Error::kind) {
                 Some(ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::PermissionDenied) => eprintln!(
-                    "shunt: the agent's store at {path} does not let this user in: name it in [store] `users` or `groups`; \
-                     until then all bytes go into connections"
+                    "shunt: the agent's store at {path} refuses this user: add the user to [store] `users` or \
+                     `groups`; until then all bytes are sent in connections"
                 ),
                 _ => eprintln!(
-                    "shunt: no agent's store at {path} ({error}): until there is one, all bytes go into connections"
+                    "shunt: no agent's store at {path} ({error}): start shuntd with a [store]; until then all bytes \
+                     are sent in connections"
                 ),
             }
         }
@@ -95,7 +96,11 @@ impl RunCommand {
         }
         match Config::read(&self.config) {
             Ok(Config { store: Some(store), .. }) => Ok(store.socket),
-            Ok(_) => bail!("{} has no [store]: its agent keeps nothing for programs", self.config.display()),
+            Ok(_) => bail!(
+                "{} has no [store], and its agent stores no payloads of programs: add [store], or name the store's \
+                 socket with --store",
+                self.config.display()
+            ),
             // The user who starts programs may not be allowed to read the agent's configuration.
             Err(ConfigError::Read { .. }) if self.config == Path::new(CONFIG) => Ok(STORE_SOCKET.into()),
             Err(error) => Err(error.into()),
@@ -115,11 +120,12 @@ fn in_path(program: &OsStr) -> Result<PathBuf> {
 
 /// Returns the library's path: beside this program, or where packages put it.
 fn library() -> Result<PathBuf> {
-    let own = env::current_exe().context("where is this program?")?;
+    let own = env::current_exe().context("cannot find the path of this program")?;
     let beside = own.parent().map(|directory| directory.join(LIBRARY));
     let packaged = own.ancestors().nth(2).map(|prefix| prefix.join("lib/shunt").join(LIBRARY));
     let found = beside.into_iter().chain(packaged).find(|path| path.exists());
-    found.with_context(|| format!("{LIBRARY} is neither beside {} nor in ../lib/shunt", own.display()))
+    found
+        .with_context(|| format!("{LIBRARY} is neither beside {} nor in ../lib/shunt: install it there", own.display()))
 }
 
 /// Descriptors and environment that programs under Shunt need from their start on. Programs of one launch and one user
@@ -139,9 +145,10 @@ impl Launch {
     /// Returns the kernel's error, most often because this user has no access to userfaultfd.
     pub fn new(store: &Path, library: &Path) -> Result<Self> {
         let faults = userfaultfd::open_device().context(
-            "cannot open /dev/userfaultfd; run this as root, or let the user read and write that file (Linux 6.1)",
+            "cannot open /dev/userfaultfd: run this command as root, or let the user read and write that file (Linux \
+             6.1)",
         )?;
-        let table = states::new().context("cannot make memory that programs share")?;
+        let table = states::new().context("cannot make the memory that programs share")?;
         let (table, faults) = (inherited(table.as_fd())?, inherited(faults.as_fd())?);
         let environment =
             format!("store={};table={};faults={}", store.display(), table.as_raw_fd(), faults.as_raw_fd());

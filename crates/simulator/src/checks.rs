@@ -5,6 +5,9 @@ use shunt_wire::local::closed;
 use crate::machine::{Agent, Machine};
 use crate::world::World;
 
+/// Connections of a machine's servers: two of the nginx worker, and one of the program.
+const MOST_SERVERS: usize = 3;
+
 impl World {
     /// Checks the use of a machine after its agent has checked the limits. The use may exceed a limit by the work that
     /// was under way when the limit was reached, and by the offers that servers made before the board told them.
@@ -51,15 +54,46 @@ impl World {
                 ("watched payloads", logic.frontend.losses.len()),
                 ("senders that are not done", machine.host.busy()),
                 ("responses", machine.worker.serving.len()),
+                ("connections without a purpose", logic.incoming.len()),
+                ("connections to stores", logic.store.as_ref().map_or(0, |store| store.reaching.len())),
+                ("connections of servers", logic.shared.servers.len().saturating_sub(MOST_SERVERS)),
             ];
             let kept = kept.into_iter().filter(|(_, count)| *count > 0);
             left.extend(kept.map(|(what, count)| format!("machine {index} keeps {count} {what}")));
+            self.check_addresses(index, &mut left);
             for peer in 0..logic.shared.peers.len() {
                 if !logic.shared.peers.is_up(peer) {
                     left.push(format!("machine {index} has no session with {}", machine.machine(peer)));
                 }
             }
         }
+        if !self.wishes.is_empty() {
+            left.push(format!("{} programs have no answer about a store", self.wishes.len()));
+        }
         left
+    }
+
+    /// Checks that the kernel and the programs of a machine know the addresses and sources that its agent knows, and
+    /// that the agent knows those of all peers.
+    fn check_addresses(&self, machine: usize, left: &mut Vec<String>) {
+        let of = &self.machines[machine];
+        let Some(store) = of.agent.as_ref().and_then(|agent| agent.logic.store.as_ref()) else { return };
+        let owned = store.ends.owned();
+        if !owned.iter().map(|(address, _)| address).eq(of.host.ends.keys()) {
+            left.push(format!("machine {machine}: the kernel knows {:?} and not {owned:?}", of.host.ends));
+        }
+        if self.sources_of(machine).is_some_and(|sources| sources != of.host.sources) {
+            left.push(format!("machine {machine}: programs know {:?}", of.host.sources));
+        }
+        for other in self.machines.iter().filter(|other| other.index != machine && other.settings.has_store) {
+            let (peer, theirs) = (of.peer(other.index), crate::machine::address(other.index));
+            if !owned.contains(&(theirs, Some(peer))) {
+                left.push(format!("machine {machine} does not know {theirs} of {}", other.index));
+            }
+            if !of.host.sources.contains(&(theirs, crate::machine::store_of(machine))) {
+                left.push(format!("machine {machine} does not know that {} reads here: {:?}", other.index, of.host.sources));
+                left.push(format!("{} has {:?} {:?}", other.index, other.host.sources, self.variety));
+            }
+        }
     }
 }

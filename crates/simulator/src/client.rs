@@ -11,8 +11,20 @@ pub const WINDOW: u32 = 1 << 20;
 /// Shift of the window fields of client and server (RFC 7323).
 pub const WSCALE: u8 = 8;
 
+/// Who serves a response at the frontend, and where its payload is at the backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// A server hands a file of the backend off, by an offer.
+    #[default]
+    File,
+    /// As [`Kind::File`], on a TLS connection.
+    Sealed,
+    /// A program under `shunt run` hands bytes of the backend's store off.
+    Stored,
+}
+
 /// One response that a client has asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Response {
     /// Number of the response in this history.
     pub number: u64,
@@ -22,6 +34,31 @@ pub struct Response {
     pub length: u64,
     /// File that the payload is read from.
     pub file: u64,
+    /// Who serves the response.
+    pub kind: Kind,
+    /// Bytes that the server writes after the payload.
+    pub trailer: u64,
+}
+
+/// Content bytes of a TLS record here, and the bytes that sealing adds to each record.
+pub const RECORD: u64 = 16384;
+const OVERHEAD: u64 = shunt_wire::tls::OVERHEAD_BYTES;
+
+impl Response {
+    /// Returns the length of the payload as the client gets it: with TLS, the length of its records.
+    pub fn region(&self) -> u64 {
+        if self.kind == Kind::Sealed { self.length + self.length.div_ceil(RECORD) * OVERHEAD } else { self.length }
+    }
+
+    /// Returns the first record that is not wholly before byte `from` of the region, and the bytes of it that are.
+    pub fn record_at(&self, from: u64) -> (u64, u64) {
+        (from / (RECORD + OVERHEAD), from % (RECORD + OVERHEAD))
+    }
+
+    /// Returns the byte of the region at which a record begins.
+    pub fn record_begin(record: u64) -> u64 {
+        record * (RECORD + OVERHEAD)
+    }
 }
 
 /// A client and its connection.
@@ -42,21 +79,33 @@ pub struct Client {
     pub waits_for: Option<(Response, u64)>,
     /// Number of responses that the client has received.
     pub done: u64,
+    /// Number of the client's present connection. Packets of earlier ones are dropped.
+    pub connection: u32,
+    /// The client's packets take a hundred times as long.
+    pub is_slow: bool,
 }
 
 impl Client {
     /// Returns a client that has asked for nothing.
     pub fn new(at: Endpoint, frontend: usize, first: u32) -> Self {
         let (expected, beyond) = (Stream::default(), BTreeMap::new());
-        Self { at, frontend, first, expected, taken: 0, beyond, waits_for: None, done: 0 }
+        let (connection, is_slow) = (0, false);
+        Self { at, frontend, first, expected, taken: 0, beyond, waits_for: None, done: 0, connection, is_slow }
+    }
+
+    /// Begins a new connection from the same port, because the one before was reset. The client then waits for nothing.
+    pub fn reconnect(&mut self, first: u32) {
+        let Self { at, frontend, done, connection, is_slow, .. } = *self;
+        *self = Self { done, connection: connection + 1, is_slow, ..Self::new(at, frontend, first) };
     }
 
     /// Asks for a response, which follows the one before in the stream.
     pub fn ask(&mut self, response: Response) {
-        let Response { number, header, length, file } = response;
+        let Response { number, header, file, trailer, .. } = response;
         self.expected.forget(self.taken);
         self.expected.push(Run { source: Source::Header(number), from: 0, length: header });
-        self.expected.push(Run { source: Source::File(file), from: 0, length });
+        self.expected.push(Run { source: Source::File(file), from: 0, length: response.region() });
+        self.expected.push(Run { source: Source::Header(number), from: header, length: trailer });
         self.waits_for = Some((response, self.expected.end()));
     }
 
@@ -130,7 +179,7 @@ mod tests {
     fn asking() -> Client {
         let at = "198.51.100.1:4000".parse::<std::net::SocketAddr>().unwrap().into();
         let mut client = Client::new(at, 0, u32::MAX - 3);
-        client.ask(Response { number: 1, header: 10, length: 100, file: 9 });
+        client.ask(Response { number: 1, header: 10, length: 100, file: 9, ..Response::default() });
         client
     }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use shunt_decisions::{
-    self as decisions, Asked, Begin, Connection, Counter, Fate, Flow, NO_BREAK, Packet, Route, SHUNT_EVENT_COMPLETE,
-    SHUNT_REGION_ACTIVE, SHUNT_TAKE_ALWAYS, Sack, Socket, TH_ACK,
+    self as decisions, Asked, Begin, Connection, Counter, FLOW_QUEUES, Fate, Flow, Move, NO_BREAK, Packet, Route,
+    SHUNT_EVENT_COMPLETE, SHUNT_REGION_ACTIVE, SHUNT_TAKE_ALWAYS, SHUNT_TAKE_NONE, Sack, Socket, TH_ACK,
 };
 use shunt_logic::machine::ActiveRegion;
 use shunt_wire::Endpoint;
@@ -60,6 +60,8 @@ pub struct Connected {
     token: u32,
     /// Time at which the last region has begun.
     begun: Duration,
+    /// The kernel has reset the connection, because nobody sends its region any more.
+    is_reset: bool,
 }
 
 fn nanoseconds(now: Duration) -> u64 {
@@ -102,6 +104,7 @@ impl Connected {
             flow: None,
             token,
             begun: Duration::ZERO,
+            is_reset: false,
         }
     }
 
@@ -143,19 +146,22 @@ impl Connected {
                 flags: TH_ACK as u8,
                 ..Packet::default()
             };
+            // A segment that is not translated is dropped, and sent again later. One that waits stays in the queue.
+            let departed = match &mut self.flow {
+                None => Some(packet.seq),
+                Some(flow) => match decisions::depart(flow, &packet, nanoseconds(now)) {
+                    departure if departure.cancelled => {
+                        self.is_reset = true;
+                        break;
+                    }
+                    departure if departure.fate == Fate::WAITS => break,
+                    departure => (departure.fate == Fate::TRANSLATED).then_some(departure.seq),
+                },
+            };
+            segments.extend(departed.map(|seq| (seq, run.part(0, length))));
             at += length;
             self.sent = self.sent.max(at);
             self.socket.snd_nxt = self.first.wrapping_add(self.sent as u32);
-            match &mut self.flow {
-                None => segments.push((packet.seq, run.part(0, length))),
-                Some(flow) => {
-                    let departure = decisions::depart(flow, &packet, nanoseconds(now));
-                    // A segment that is not translated is dropped, and sent again later.
-                    if departure.fate == Fate::TRANSLATED {
-                        segments.push((departure.seq, run.part(0, length)));
-                    }
-                }
-            }
         }
         segments
     }
@@ -167,6 +173,41 @@ impl Connected {
         self.flow = Some(flow);
         self.begun = now;
         begun
+    }
+
+    /// Begins a region behind which the server may write (SHUNT_APPEND). Returns the counter that tells whether it has
+    /// begun.
+    pub fn append(&mut self, peer: u32, ring: u32, handoff: u64, length: u64, now: Duration) -> Counter {
+        let mut flow = self.flow.unwrap_or_else(|| decisions::new_flow(&self.asked(), self.token));
+        let begun = decisions::append(&mut flow, &Begin { peer, ring, length, handoff }, &self.asked());
+        self.flow = Some(flow);
+        self.begun = now;
+        begun
+    }
+
+    /// Removes a region behind which nothing was written, and of which the client has nothing (SHUNT_UNDO). Returns
+    /// whether it was removed.
+    pub fn undo(&mut self, handoff: u64) -> bool {
+        let flow = self.flow.as_mut();
+        flow.is_some_and(|flow| decisions::undo(flow, handoff, &self.connection) == Counter::FE_UNDONE)
+    }
+
+    /// Has another peer send the active region from its byte `from` on (SHUNT_MOVE). Returns whether it does.
+    pub fn move_on(&mut self, to: &Move) -> bool {
+        let Some(mut flow) = self.flow else { return false };
+        let moved = decisions::move_on(&mut flow, to, &self.asked()) == Counter::FE_MOVED;
+        self.flow = Some(flow);
+        moved
+    }
+
+    /// Cancels the region of a handoff. Returns whether it was active.
+    pub fn cancel(&mut self, handoff: u64) -> bool {
+        self.flow.as_mut().is_some_and(|flow| decisions::cancel(flow, handoff))
+    }
+
+    /// Notes which ACKs a backend needs.
+    pub fn space_acks(&mut self, peer: u32, bytes: u32) -> bool {
+        self.flow.as_mut().is_some_and(|flow| decisions::space_acks(flow, peer, bytes))
     }
 
     /// Returns the connection's state for the sender, as the kernel returns it after SHUNT_BEGIN.
@@ -187,8 +228,17 @@ impl Connected {
     /// Ends the active region of a handoff at the last byte that the client has acknowledged (SHUNT_TAKE). Returns the
     /// number of acknowledged payload bytes, or `None` if the handoff has no active region.
     pub fn take(&mut self, handoff: u64) -> Option<u64> {
+        self.take_when(handoff, SHUNT_TAKE_ALWAYS)
+    }
+
+    /// Ends the active region of a handoff if the client has nothing of it. Returns whether it has ended.
+    pub fn take_none(&mut self, handoff: u64) -> bool {
+        self.take_when(handoff, SHUNT_TAKE_NONE).is_some()
+    }
+
+    fn take_when(&mut self, handoff: u64, when: u32) -> Option<u64> {
         let flow = self.flow.as_mut()?;
-        let taken = decisions::take(flow, handoff, SHUNT_TAKE_ALWAYS) == Counter::FE_TAKEN;
+        let taken = decisions::take(flow, handoff, when) == Counter::FE_TAKEN;
         taken.then_some(flow.spaces.acked)
     }
 
@@ -230,6 +280,16 @@ impl Connected {
         completed(&decisions::deliver(flow, peer, handoff)?)
     }
 
+    /// Returns whether the kernel has reset the connection, because nobody sends its region any more.
+    pub fn is_reset(&self) -> bool {
+        self.is_reset
+    }
+
+    /// Returns the token of the connection's packets for backends.
+    pub fn token(&self) -> u32 {
+        self.token
+    }
+
     /// Returns the connection's active region.
     pub fn region(&self, now: Duration) -> Option<ActiveRegion> {
         let flow = self.flow.as_ref().filter(|flow| flow.spaces.status == SHUNT_REGION_ACTIVE)?;
@@ -244,7 +304,7 @@ impl Connected {
             is_shut: told.shut != 0,
             round_trip: Duration::from_micros(flow.srtt_us.into()),
             quiet: Duration::from_nanos(nanoseconds(now).saturating_sub(flow.last_seen_ns)),
-            queues: false,
+            queues: flow.flags & FLOW_QUEUES as u8 != 0,
             ring: flow.ring,
         })
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use shunt_logic::limits::Limits;
 
 use crate::random::Random;
-use crate::world::{Service, Weather, World};
+use crate::world::{Service, Variety, Weather, World};
 
 /// Period in which clients ask for responses and faults happen.
 const BUSY: Duration = Duration::from_secs(2);
@@ -52,18 +52,44 @@ fn service(random: &mut Random) -> Service {
     Service {
         machines: random.between(2, most_machines) as usize,
         clients: random.between(1, 6) as usize,
-        places: if random.below(3) == 0 { 2 } else { 1000 },
+        places: if random.below(3) == 0 { random.between(1, 2) as usize } else { 1000 },
         limits,
         weather: weathers[random.below(3) as usize],
         think: Duration::from_millis(random.between(1, 800)),
     }
 }
 
+/// Returns what a service has besides handoffs of files. Every fourth has nothing else.
+fn variety(random: &mut Random) -> Variety {
+    if random.below(4) == 0 {
+        return Variety::default();
+    }
+    let mut often = |one_in: u64, most: u64| if random.below(one_in) == 0 { random.below(most) } else { 0 };
+    Variety {
+        has_stores: often(1, 2) == 0,
+        stored: often(1, 800_000),
+        sealed: often(2, 800_000),
+        recovers: often(1, 4) > 0,
+        fetches: Some(often(2, 300_000)).filter(|_| often(1, 4) > 0),
+        unread: often(3, 60_000),
+        leaves: often(3, 100_000),
+        has_slow_clients: often(1, 3) == 0,
+        has_strange_files: often(1, 2) == 0,
+        writes: often(3, 100_000),
+        has_plain_frontend: often(1, 8) == 0,
+        has_unnamed_peer: often(1, 8) == 0,
+        exits: often(2, 100_000),
+        ringless: often(4, 400_000),
+        has_all_faults: often(1, 4) > 0,
+    }
+}
+
 /// Runs a history to its end.
 pub fn run(history: History) -> Outcome {
     let mut random = Random::new(history.seed);
-    let mut world = World::new(service(&mut random), random.below(u64::MAX));
-    let faults = if random.below(4) == 0 { 0 } else { random.between(1, 6) };
+    let (service, variety) = (service(&mut random), variety(&mut random));
+    let mut world = World::with(service, variety, random.below(u64::MAX));
+    let faults = if random.below(4) == 0 { 0 } else { random.between(1, if variety.has_all_faults { 12 } else { 6 }) };
     let mut times: Vec<Duration> = (0..faults).map(|_| random.time(Duration::ZERO, BUSY)).collect();
     times.sort_unstable();
     let mut events = 0;
@@ -73,7 +99,7 @@ pub fn run(history: History) -> Outcome {
             world.fail_somewhere();
         }
     }
-    world.is_closing = true;
+    world.close_up();
     let mut left = Vec::new();
     for look in 1..=(QUIET.as_millis() / LOOK.as_millis()) as u32 {
         events += go_on(&mut world, BUSY + look * LOOK, MOST_EVENTS - events);

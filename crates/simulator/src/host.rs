@@ -1,6 +1,6 @@
 //! Model of a machine's kernel and files, which answers the questions of the agent's logic.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -10,14 +10,28 @@ use shunt_wire::local::{Handoff, Offer, Reason};
 use shunt_wire::peer::Claim;
 
 use crate::flow::Connected;
-use crate::sender::Sender;
+use crate::sender::{Of, Sender};
 
 /// Port of the first client. Each client has a different port.
 pub const FIRST_PORT: u16 = 1024;
 
+/// Distance between the numbers of two contents of the same file.
+const CONTENTS: u64 = 1 << 40;
+/// Time in which a file is read for its digest.
+const DIGEST: Duration = Duration::from_millis(500);
+
 /// Returns the number of the client at this end of a connection.
 pub fn client_of(at: Endpoint) -> usize {
     usize::from(u16::from_be_bytes(at.port_be).saturating_sub(FIRST_PORT))
+}
+
+/// A file as it is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileNow {
+    /// State, which changes with every write to the file.
+    pub state: u64,
+    /// Contents of the file's old part, as [`Source::File`](crate::content::Source::File) names them.
+    pub content: u64,
 }
 
 /// Kernel and files of one machine.
@@ -31,14 +45,59 @@ pub struct Host {
     pub senders: BTreeMap<usize, Sender>,
     /// Most senders that are not done.
     pub places: usize,
-    /// Files whose digest was asked for, and the time of the first question.
-    pub digested: BTreeMap<u64, Duration>,
+    /// Files and states whose digest was asked for, and the time of the first question.
+    pub digested: BTreeMap<(u64, u64), Duration>,
+    /// Files that have changed. All others are in state 0, and their contents have their own number.
+    pub changed: BTreeMap<u64, FileNow>,
+    /// Some files cannot be digested, or are on file systems that do not tell their state.
+    pub has_strange_files: bool,
+    /// Payloads in the machine's store: references by slot, with their files.
+    pub stored: BTreeMap<u32, u64>,
+    /// Time until which no descriptor is free.
+    pub scarce_until: Duration,
+    /// Time until which payload of this machine does not reach the clients of a peer.
+    pub unreached: BTreeMap<usize, Duration>,
+    /// Keys that prove handshakes with addresses, as the kernel was told.
+    pub ends: BTreeMap<IpAddr, [u8; 16]>,
+    /// Sources by address, as programs were told.
+    pub sources: BTreeSet<(IpAddr, [u8; 16])>,
 }
 
 impl Host {
     /// Returns the number of senders that are not done.
     pub fn busy(&self) -> usize {
         self.senders.values().filter(|sender| !sender.is_done()).count()
+    }
+
+    /// Returns a file as it is now.
+    pub fn file(&self, file: u64) -> FileNow {
+        self.changed.get(&file).copied().unwrap_or(FileNow { state: 0, content: file })
+    }
+
+    /// Returns whether the file of a client's payload is in the state in which the payload began.
+    pub fn is_as_begun(&self, client: usize) -> bool {
+        match self.senders.get(&client).map(|sender| sender.of) {
+            Some(Of::File { file, state, .. }) => self.file(file).state == state,
+            _ => true,
+        }
+    }
+
+    /// Returns whether the file of a client's payload still has the payload's bytes.
+    pub fn is_of_same_content(&self, client: usize) -> bool {
+        let Some(sender) = self.senders.get(&client) else { return false };
+        matches!(sender.of, Of::File { file, .. } if self.file(file).content == sender.content())
+    }
+
+    /// Writes to a file: at its end, or over its contents.
+    pub fn write_to(&mut self, file: u64, is_new: bool) {
+        let FileNow { state, content } = self.file(file);
+        let content = if is_new { content + CONTENTS } else { content };
+        self.changed.insert(file, FileNow { state: state + 1, content });
+    }
+
+    /// Returns whether descriptors are free.
+    pub fn has_free_descriptors(&self) -> bool {
+        self.now >= self.scarce_until
     }
 }
 
@@ -62,31 +121,47 @@ impl Machine for Host {
         (now.handoff == region.handoff && now.peer == region.peer).then_some(now)
     }
 
-    fn find_place(&mut self, _: usize, claim: &Claim, _: SocketAddr) -> Result<(), Reason> {
-        let is_known = self.senders.contains_key(&client_of(claim.flow.client()));
-        if is_known || self.busy() < self.places { Ok(()) } else { Err(Reason::Limit) }
+    fn find_place(&mut self, peer: usize, claim: &Claim, local: SocketAddr) -> Result<(), Reason> {
+        let client = client_of(claim.flow.client());
+        if claim.flow.first == 0 && self.senders.contains_key(&client) {
+            return Ok(());
+        }
+        let is_known = self.senders.get(&client).is_some_and(|sender| !sender.is_done());
+        if !is_known && self.busy() >= self.places {
+            return Err(Reason::Limit);
+        }
+        self.reaches(peer, local.ip(), claim.flow.client_address.ip())
     }
 
-    fn reaches(&mut self, _: usize, _: IpAddr, _: IpAddr) -> Result<(), Reason> {
-        Ok(())
+    fn reaches(&mut self, peer: usize, _: IpAddr, _: IpAddr) -> Result<(), Reason> {
+        let is_closed = self.unreached.get(&peer).is_some_and(|until| *until > self.now);
+        if is_closed { Err(Reason::Unreachable) } else { Ok(()) }
     }
 
     fn has_descriptors(&mut self) -> bool {
-        true
+        self.has_free_descriptors()
     }
 
     fn state(&self, file: &u64) -> Option<u64> {
-        Some(*file)
+        let is_told = !self.has_strange_files || !file.is_multiple_of(13);
+        is_told.then(|| self.file(*file).state)
     }
 
-    fn is_unchanged(&self, _: &u64, _: &Offer, _: Option<u64>) -> bool {
-        true
+    fn is_unchanged(&self, file: &u64, offer: &Offer, proven: Option<u64>) -> bool {
+        let FileNow { state, .. } = self.file(*file);
+        state as i64 == offer.mtime_ns && proven.is_none_or(|proven| proven == state)
     }
 
     /// Returns a file's digest half a second after the first question, the time that reading the file takes.
-    fn digest(&mut self, file: &u64, _: u64, _: Want) -> Known {
-        let now = self.now;
-        let asked = *self.digested.entry(*file).or_insert(now);
-        if now >= asked + Duration::from_millis(500) { Known::Digest([*file as u8; 32]) } else { Known::NotYet }
+    fn digest(&mut self, file: &u64, state: u64, _: Want) -> Known {
+        let FileNow { state: now, content } = self.file(*file);
+        if now != state || self.has_strange_files && file.is_multiple_of(11) {
+            return Known::Never;
+        }
+        let asked = *self.digested.entry((*file, state)).or_insert(self.now);
+        let mut digest = [0; 32];
+        digest[..8].copy_from_slice(&content.to_le_bytes());
+        digest[8] = 1;
+        if self.now >= asked + DIGEST { Known::Digest(digest) } else { Known::NotYet }
     }
 }

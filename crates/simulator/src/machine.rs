@@ -1,11 +1,11 @@
 //! A machine: its agent (if one runs), its kernel, and its servers.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use shunt_logic::limits::{Descriptors, Limits, Load};
-use shunt_logic::logic::{Call, Usage};
+use shunt_logic::logic::{Call, Store, Usage};
 use shunt_logic::servers::{Caller, May};
 use shunt_logic::settings::{BackendSettings, PeerSettings, Settings};
 use shunt_logic::{Actions, Logic};
@@ -13,7 +13,7 @@ use shunt_wire::local::{Channel, Offer, Request, VERSIONS};
 use shunt_wire::prefixes::Prefix;
 
 use crate::host::Host;
-use crate::worker::Worker;
+use crate::worker::{Connected, Worker};
 
 /// Offer lifetime. It is shorter than the default, so that histories become quiet soon.
 const OFFER_LIFETIME: Duration = Duration::from_secs(2);
@@ -28,6 +28,26 @@ pub fn name(index: usize) -> String {
     format!("m{index:02}")
 }
 
+/// Returns the name of the store of machine `index`.
+pub fn store_of(index: usize) -> [u8; 16] {
+    [index as u8 + 1; 16]
+}
+
+/// Address that every machine has, as container networks do.
+pub const SHARED: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(172, 17, 0, 1));
+/// User of the nginx worker, and of the programs under `shunt run`.
+const USER: u32 = 33;
+const USER_OF_PROGRAMS: u32 = 1000;
+
+/// A fetch of a server of this machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Fetching {
+    /// Number of its connection in [`World::links`](crate::world::World).
+    pub link: usize,
+    /// The server's number of the fetch, and the bytes that are still to come, once the backend has answered.
+    pub reader: Option<(u64, u64)>,
+}
+
 /// A running agent.
 pub struct Agent {
     /// The agent's logic.
@@ -38,6 +58,16 @@ pub struct Agent {
     pub links: Vec<Option<usize>>,
     /// Time of the last tick.
     pub ticked: Duration,
+    /// Fetches of this machine's servers, by the logic's numbers.
+    pub fetches: BTreeMap<usize, Fetching>,
+    /// Connections of the fetches that peers have asked for, by the logic's numbers.
+    pub served: BTreeMap<usize, usize>,
+    /// Connections to other stores that are being made, by the logic's numbers.
+    pub reaches: BTreeMap<usize, usize>,
+    /// The agent is told to end. Since when nothing was under way, and when it ends at the latest.
+    pub drain: Option<(Duration, Duration)>,
+    /// Key that proves handshakes within this machine.
+    pub own_key: [u8; 16],
 }
 
 /// A machine.
@@ -59,7 +89,14 @@ pub struct Machine {
     pub offers_then: u64,
     /// Offers in the offers connection that the agent has not read.
     pub unread: VecDeque<(Offer, u64)>,
-    settings: Settings,
+    /// Settings of the agent's configuration.
+    pub settings: Settings,
+    /// Peers that the configuration will name after a reload.
+    pub unnamed: Vec<PeerSettings>,
+    /// Peer that the configuration does not name for a while.
+    pub changed: Option<usize>,
+    /// Addresses of the machine's interfaces.
+    pub addresses: Vec<IpAddr>,
 }
 
 impl Machine {
@@ -95,16 +132,37 @@ impl Machine {
             offers_then: 0,
             unread: VecDeque::new(),
             settings,
+            unnamed: Vec::new(),
+            changed: None,
+            addresses: vec![address(index), SHARED],
         }
     }
 
     /// Starts the machine's agent.
     pub fn start(&mut self, now: Duration, base: Instant) {
         self.generation += 1;
-        let logic = Logic::new(self.settings.clone(), 0, None, base + now);
-        let links = vec![None; self.settings.peers.len()];
-        self.agent = Some(Agent { logic, actions: Actions::default(), links, ticked: now });
+        self.changed = None;
+        let own_key = [self.generation as u8; 16];
+        let stores = (0..self.settings.peers.len()).map(|peer| store_of(self.machine(peer))).collect();
+        let store = self.settings.has_store.then(|| Store::new(own_key, &[], store_of(self.index), stores));
+        let logic = Logic::new(self.settings.clone(), 0, store, base + now);
+        let links = vec![None; self.settings.peers.len() + self.unnamed.len()];
+        self.host.ends.clear();
+        self.host.sources.clear();
+        self.agent = Some(Agent {
+            logic,
+            actions: Actions::default(),
+            links,
+            ticked: now,
+            fetches: BTreeMap::new(),
+            served: BTreeMap::new(),
+            reaches: BTreeMap::new(),
+            drain: None,
+            own_key,
+        });
         self.event(now, base, |logic, call| logic.watch_regions(call));
+        let addresses = self.addresses.clone();
+        self.event(now, base, |logic, call| logic.set_own_addresses(&addresses, call));
     }
 
     /// Returns whether the agent runs, and does not stand still.
@@ -124,22 +182,52 @@ impl Machine {
         Some(event(logic, &mut Call { now: base + now, machine: &mut self.host, actions }))
     }
 
-    /// Connects the machine's servers to the agent, by both channels.
+    /// Connects the nginx worker to the agent, by both channels.
     pub fn connect_servers(&mut self, now: Duration, base: Instant) {
-        let caller = Caller { pid: 1, uid: 33, gid: 33, may: May::Serve };
-        let hello = |channel| Request::Hello(channel, VERSIONS.newest);
-        let connected = self.event(now, base, |logic, call| {
-            let mut connect = |channel| {
-                let server = logic.add_server(caller, call).ok()?;
-                logic.request(server, &hello(channel), None, false, call).ok()?;
-                let made = logic.shared.servers.find(server)?;
-                Some((server, made.worker, made.ring()))
-            };
-            (connect(Channel::Control), connect(Channel::Offers))
-        });
-        if let Some((Some((control, worker, ring)), Some((offers, offerer, _)))) = connected {
+        let control = self.connect(Channel::Control, USER, now, base);
+        let offers = self.connect(Channel::Offers, USER, now, base);
+        if let (Some((control, worker, ring)), Some((offers, offerer, _))) = (control, offers) {
             self.worker.connect(control, worker, ring, offers, offerer);
         }
+    }
+
+    /// Connects the program under `shunt run` to the agent. It does not have to be told what it may do: its store asked
+    /// for it.
+    pub fn connect_program(&mut self, now: Duration, base: Instant) {
+        if let Some((control, worker, ring)) = self.connect(Channel::Control, USER_OF_PROGRAMS, now, base) {
+            let program = Connected { control, worker, ring, offers: usize::MAX, offerer: 0 };
+            self.worker.program = Some(program);
+            self.worker.would_send.clear();
+            self.worker.waits_until.clear();
+        }
+    }
+
+    fn connect(
+        &mut self,
+        channel: Channel,
+        uid: u32,
+        now: Duration,
+        base: Instant,
+    ) -> Option<(usize, u32, Option<u32>)> {
+        let caller = Caller { pid: 1, uid, gid: uid, may: May::Serve };
+        let hello = Request::Hello(channel, VERSIONS.newest);
+        self.event(now, base, |logic, call| {
+            let server = logic.add_server(caller, call).ok()?;
+            logic.request(server, &hello, None, false, call).ok()?;
+            let made = logic.shared.servers.find(server)?;
+            Some((server, made.worker, made.ring()))
+        })?
+    }
+
+    /// Returns whether the configuration of this machine names another one.
+    pub fn knows(&self, other: usize) -> bool {
+        let peer = self.peer(other);
+        peer < self.settings.peers.len() && self.changed != Some(peer)
+    }
+
+    /// Returns whether payload of this machine reaches the clients of another one.
+    pub fn reaches(&self, other: usize, now: Duration) -> bool {
+        self.host.unreached.get(&self.peer(other)).is_none_or(|until| *until <= now)
     }
 
     /// Returns the peer number that this machine has for another machine. It has no number for itself.
@@ -155,12 +243,14 @@ impl Machine {
     /// Returns the resources in use that only the daemon would know.
     pub fn usage(&self) -> Usage {
         let peers = self.settings.peers.len();
+
         let mut handoffs = vec![0; peers];
         self.worker.handoffs().for_each(|peer| handoffs[peer] += 1);
         let mut sending = vec![Load::default(); peers];
         for sender in self.host.senders.values().filter(|sender| !sender.is_done()) {
-            sending[sender.claimant.peer as usize] += Load::sending(1);
+            sending[sender.claimant.peer as usize] += Load::sending(sender.length());
         }
-        Usage { handoffs, sending, descriptors: Descriptors { open: 100, limit: 65536 } }
+        let open = if self.host.has_free_descriptors() { 100 } else { 65536 };
+        Usage { handoffs, sending, descriptors: Descriptors { open, limit: 65536 } }
     }
 }

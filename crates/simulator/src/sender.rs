@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use shunt_decisions::{self as decisions, Packet, SENDER_LIVE, SENDER_WORD, SenderSlot, TH_ACK};
 use shunt_wire::flow::FlowState;
+use shunt_wire::local::Offer;
 use shunt_wire::peer::{Claim, Claimant};
 
 use crate::content::{Run, Source};
@@ -25,12 +26,45 @@ pub enum Look {
     NoProgress,
 }
 
+/// What a payload is of.
+#[derive(Clone, Copy, Debug)]
+pub enum Of {
+    /// An offer's file in a state.
+    File {
+        /// The offer.
+        offer: Offer,
+        /// The file.
+        file: u64,
+        /// State of the file when the payload began.
+        state: u64,
+        /// State whose digest a frontend was told.
+        proven: Option<u64>,
+    },
+    /// The store.
+    Store,
+}
+
+/// What a frontend knows of the digest of a payload's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Digest {
+    /// It has not asked.
+    Unasked,
+    /// It has asked, and was not told yet.
+    Untold,
+    /// It was told the digest of this state.
+    Told(u64),
+    /// The digest was taken back at this time. Nothing is sealed until the server knows.
+    Withdrawn(Duration),
+    /// There is no digest.
+    Never,
+}
+
 /// One sender, for one payload.
 pub struct Sender {
     /// Peer, worker and handoff of the claim.
     pub claimant: Claimant,
-    /// The payload: `length` bytes of `file`, from the place `from` on.
-    file: u64,
+    /// The payload: `length` bytes of `content`, from the place `from` on.
+    content: u64,
     from: u64,
     length: u64,
     slot: SenderSlot,
@@ -46,6 +80,16 @@ pub struct Sender {
     has_given_word: bool,
     /// The agent has ended. The kernel sends the bytes that it has, and then closes the socket.
     is_orphan: bool,
+    /// What the payload is of.
+    pub of: Of,
+    /// Time at which the payload began.
+    pub begun: Duration,
+    /// The frontend has asked for the digest of the file. What it knows of it.
+    pub digest: Digest,
+    /// Number of the sender among all of its machine. Events of earlier ones are dropped.
+    pub number: u64,
+    /// The client has acknowledged something.
+    pub is_heard: bool,
     /// Time since when nothing more was acknowledged.
     progress: Duration,
     /// Time since when nothing was sent again.
@@ -53,9 +97,10 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Begins to send a payload of a file, from the place `from` on. `own` is the socket's next sequence number.
-    pub fn new(claim: &Claim, claimant: Claimant, file: u64, from: u64, own: u32, now: Duration) -> Self {
-        let (start, length) = (claim.flow.start.get(), claim.length.get());
+    /// Begins to send a payload: bytes of `content`, from the place `from` on. `own` is the socket's next sequence
+    /// number.
+    pub fn new(claim: &Claim, claimant: Claimant, content: u64, from: u64, own: u32, now: Duration) -> Self {
+        let (start, length) = (claim.flow.start.get(), claim.region_bytes().unwrap_or(0));
         let wants_word = claim.flow.options & FlowState::WORD != 0;
         let word = if wants_word { SENDER_WORD } else { 0 };
         let slot = SenderSlot {
@@ -72,7 +117,7 @@ impl Sender {
         };
         Self {
             claimant,
-            file,
+            content,
             from,
             length,
             slot,
@@ -85,6 +130,11 @@ impl Sender {
             wants_word,
             has_given_word: false,
             is_orphan: false,
+            of: Of::Store,
+            begun: now,
+            digest: if claim.flow.options & FlowState::DIGEST != 0 { Digest::Untold } else { Digest::Unasked },
+            number: 0,
+            is_heard: false,
             progress: now,
             timer: now,
         }
@@ -92,7 +142,7 @@ impl Sender {
 
     /// Gives the kernel as many bytes as it takes, for the agent.
     pub fn queue(&mut self) {
-        if !self.is_orphan {
+        if !self.is_orphan && !matches!(self.digest, Digest::Withdrawn(_)) {
             self.queued = self.length.min(self.acked + BUFFER);
         }
     }
@@ -135,7 +185,7 @@ impl Sender {
                 ..Packet::default()
             };
             decisions::note_sent(&mut self.slot, &packet);
-            let run = Run { source: Source::File(self.file), from: self.from + self.sent, length };
+            let run = Run { source: Source::File(self.content), from: self.from + self.sent, length };
             segments.push((self.start.wrapping_add(self.sent as u32), run));
             self.sent += length;
         }
@@ -153,6 +203,7 @@ impl Sender {
         let acked = u64::from(own.wrapping_sub(self.first));
         if acked > self.acked && acked <= self.length.min(self.queued) {
             self.acked = acked;
+            self.is_heard = true;
             self.sent = self.sent.max(acked);
             self.progress = now;
             self.timer = now;
@@ -165,6 +216,26 @@ impl Sender {
     /// Checks the sender by the clock.
     pub fn look(&self, now: Duration) -> Look {
         if !self.is_done() && now >= self.progress + PROGRESS { Look::NoProgress } else { Look::Goes }
+    }
+
+    /// Returns the length of the payload as the client gets it, in bytes.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Returns the number of bytes that the client has acknowledged.
+    pub fn acked(&self) -> u64 {
+        self.acked
+    }
+
+    /// Returns whether copies for it have this token.
+    pub fn is_of(&self, token: u32) -> bool {
+        self.slot.rcv_nxt == token
+    }
+
+    /// Returns the contents that it sends.
+    pub fn content(&self) -> u64 {
+        self.content
     }
 
     /// Returns the sequence number of the payload's first byte in the client's space.

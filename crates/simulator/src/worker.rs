@@ -1,19 +1,28 @@
-//! The servers of a machine. At a frontend they hand payloads off, and relay the rest of handoffs that fail. At a
-//! backend they make offers.
+//! The servers of a machine: an nginx worker, and a program under `shunt run`. At a frontend they hand payloads off,
+//! fetch them, and relay what cannot be handed off. At a backend they make offers, and leave bodies in the store.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
+use shunt_logic::machine::Sha256;
 use shunt_wire::Tag;
 use shunt_wire::local::Offer;
 use zerocopy::FromZeros;
 
-use crate::client::Response;
+use crate::client::{Kind, Response};
 
 /// Stage of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// A backend has been asked.
     Asked,
+    /// A program waits for the answer whether the peer would send bytes of its store.
+    Asking {
+        /// Number of the question.
+        handoff: u64,
+        /// Number of the peer at this machine.
+        peer: usize,
+    },
     /// A region has begun for a handoff to a peer.
     Begun {
         /// Number of the handoff.
@@ -22,6 +31,13 @@ pub enum Stage {
         peer: usize,
         /// Payload bytes that were acknowledged at the servers' last check.
         acked: u64,
+    },
+    /// The payload is fetched through both agents.
+    Fetching {
+        /// Number of the fetch.
+        fetch: u64,
+        /// Bytes that have come.
+        got: u64,
     },
     /// The rest of the payload is relayed.
     Rest {
@@ -32,6 +48,19 @@ pub enum Stage {
     Written,
 }
 
+/// Search for another backend for the rest of a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rest {
+    /// Byte of the region from which on the rest is asked for.
+    pub from: u64,
+    /// Time at which it was asked for.
+    pub asked: Duration,
+    /// The other backend, and its offer, once it has made one.
+    pub offered: Option<(usize, u64)>,
+    /// Number of the question which file is behind that offer, which is also the number of the handoff that follows.
+    pub handoff: u64,
+}
+
 /// A response under way.
 #[derive(Clone, Copy, Debug)]
 pub struct Serving {
@@ -39,9 +68,26 @@ pub struct Serving {
     pub response: Response,
     /// Stage of the response.
     pub stage: Stage,
+    /// Number of checks since the client has acknowledged more.
+    pub quiet: u32,
+    /// Digest of the file of the backend that sends, if it is known.
+    pub digest: Option<Sha256>,
+    /// Another backend is being sought.
+    pub rest: Option<Rest>,
+    /// The bytes that follow the payload are written.
+    pub has_trailer: bool,
+    /// The payload has moved to another backend.
+    pub has_moved: bool,
 }
 
-/// Connections of the servers with the agent.
+impl Serving {
+    /// Returns a response for which a backend is asked.
+    pub fn new(response: Response) -> Self {
+        Self { response, stage: Stage::Asked, quiet: 0, digest: None, rest: None, has_trailer: false, has_moved: false }
+    }
+}
+
+/// Connections of a server with the agent.
 #[derive(Clone, Copy, Debug)]
 pub struct Connected {
     /// Index of the control connection, at the agent.
@@ -50,7 +96,7 @@ pub struct Connected {
     pub worker: u32,
     /// Completion ring of the control connection.
     pub ring: Option<u32>,
-    /// Index of the offers connection.
+    /// Index of the offers connection. A program has none.
     pub offers: usize,
     /// Worker number of the offers connection.
     pub offerer: u32,
@@ -59,12 +105,18 @@ pub struct Connected {
 /// All servers of a machine.
 #[derive(Default)]
 pub struct Worker {
-    /// Connections with the agent, while there is one that has accepted them.
+    /// Connections of the nginx worker, while there is an agent that has accepted them.
     pub connected: Option<Connected>,
+    /// Connection of the program, likewise.
+    pub program: Option<Connected>,
     /// Responses under way, by their clients.
     pub serving: BTreeMap<usize, Serving>,
     /// Requests that wait for the response before.
     pub pending: BTreeMap<usize, Response>,
+    /// Peers that would send bytes of their stores: session's epoch and answer.
+    pub would_send: BTreeMap<usize, (u32, bool)>,
+    /// Until this time the program makes no claims to a peer, because claims there wait.
+    pub waits_until: BTreeMap<usize, Duration>,
     handoffs: u64,
     offers: u32,
 }
@@ -76,22 +128,35 @@ impl Worker {
         self.offers = 0;
     }
 
-    /// Returns a new number for a handoff.
+    /// Returns the connections of the server that serves responses of a kind.
+    pub fn server(&self, kind: Kind) -> Option<Connected> {
+        if kind == Kind::Stored { self.program } else { self.connected }
+    }
+
+    /// Returns a new number for a handoff, a question or a fetch.
     pub fn name_handoff(&mut self) -> u64 {
         self.handoffs += 1;
         self.handoffs
     }
 
-    /// Makes an offer of a file's payload for a peer. Returns `None` if no agent is connected.
-    pub fn offer(&mut self, peer: usize, response: &Response) -> Option<Offer> {
+    /// Makes an offer of a payload for a peer: `length` bytes of the response's file from `offset` on. Returns `None`
+    /// if no agent is connected.
+    pub fn offer(&mut self, peer: usize, response: &Response, offset: u64, state: u64) -> Option<Offer> {
         let connected = self.connected?;
         self.offers += 1;
         let mut offer = Offer::new_zeroed();
         offer.number = u64::from(connected.offerer) << 32 | u64::from(self.offers);
         offer.peer = peer as u32;
-        (offer.length, offer.size) = (response.length, response.length);
+        (offer.offset, offer.length, offer.size) = (offset, response.length - offset, response.length);
+        offer.mtime_ns = state as i64;
         offer.tag = tag(response);
         Some(offer)
+    }
+
+    /// Returns the number of an offer that was made, or of one that will be.
+    pub fn some_offer(&self, back: u32) -> u64 {
+        let offerer = self.connected.map_or(0, |connected| connected.offerer);
+        u64::from(offerer) << 32 | u64::from(self.offers.saturating_sub(back))
     }
 
     /// Iterates over the peers of the handoffs under way.

@@ -2,9 +2,18 @@
 
 mod actions;
 mod agents;
+mod clients;
+mod connections;
 mod faults;
+mod fetches;
+mod files;
 mod packets;
+mod recovery;
+mod running;
+mod sending;
 mod servers;
+mod stores;
+mod strangers;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -35,50 +44,123 @@ pub(crate) enum Event {
     ServersTick { machine: usize },
     /// A machine's agent starts again.
     Start { machine: usize },
-    /// A machine's servers connect to its agent.
+    /// A machine's nginx worker connects to its agent.
     ServersConnect { machine: usize, generation: u32 },
-    /// Bytes reach the end of a connection between agents.
+    /// A machine's program connects to its agent.
+    ProgramConnects { machine: usize, generation: u32 },
+    /// A connection reaches the agent that it is made to.
+    Connected { link: usize },
+    /// What was sent on a connection between agents reaches its end.
     Delivered { link: usize, to: usize },
-    /// The other end of a connection has closed it.
-    Closed { link: usize, to: usize },
+    /// A reader has taken what a fetch has brought.
+    Credit { link: usize },
     /// A server's message reaches its agent.
     ToAgent { machine: usize, generation: u32, server: usize, request: Box<Request> },
     /// An agent's message reaches a server.
     ToServer { machine: usize, generation: u32, server: usize, told: Told },
+    /// Payload of a fetch reaches its server, or the end of a stream that is broken off.
+    Stream { machine: usize, fetch: u64, bytes: Option<u64> },
     /// A ring tells a server that a handoff is complete.
     Ring { machine: usize, ring: u32, handoff: u64 },
     /// A client asks for its next response.
     Ask { client: usize },
-    /// A request reaches a backend.
-    Asked { machine: usize, from: usize, client: usize, response: Response, consents: bool },
-    /// A backend's answer reaches the frontend, with the number of an offer, or with the payload itself.
-    Answered { client: usize, response: Response, from: usize, offer: Option<u64> },
+    /// A client resets its connection, if it still has this one.
+    Leave { client: usize, connection: u32 },
+    /// A client's reset reaches the backend that sends to it.
+    Gone { machine: usize, client: usize, token: u32 },
+    /// A request reaches a backend: for a response, or for the rest of its payload from a byte of the region on.
+    Asked { machine: usize, from: usize, client: usize, response: Response, consents: bool, rest: Option<u64> },
+    /// A backend's answer reaches the frontend.
+    Answered { client: usize, response: Response, from: usize, body: Body, is_rest: bool },
     /// The rest of a payload has been relayed.
     Relayed { client: usize, response: u64, from: u64 },
     /// A segment reaches a client.
-    Segment { client: usize, seq: u32, run: Run },
+    Segment { client: usize, connection: u32, seq: u32, run: Run },
     /// A client's ACK reaches its frontend.
-    Ack { client: usize, ack: u32 },
+    Ack { client: usize, connection: u32, ack: u32 },
     /// A copy reaches a backend.
     Copied { machine: usize, client: usize, copy: Copy },
     /// A sender checks its clock, and sends.
-    SenderTurn { machine: usize, client: usize },
+    SenderTurn { machine: usize, client: usize, number: u64 },
     /// A frontend's own socket checks its clock, and sends.
-    SocketTurn { client: usize },
+    SocketTurn { client: usize, connection: u32 },
     /// A handoff must have ended by now.
     Bound { client: usize, handoff: u64 },
+    /// A route that was lost is there again.
+    RouteBack { machine: usize, peer: usize, generation: u32 },
+    /// An agent reads a changed configuration: what was changed for a while is as before.
+    Restored { machine: usize },
+}
+
+/// The payload, as a backend's answer has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Body {
+    /// An offer's number.
+    Offer(u64),
+    /// A slot of the backend's store.
+    Slot(u32),
+    /// The payload itself.
+    Bytes,
+}
+
+/// Purpose of a connection between agents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A session.
+    Session,
+    /// A fetch, by its number at the agent that asks.
+    Fetch(usize),
+    /// A program's connection to a store, by its number at the agent that asks.
+    Store(usize),
+    /// A question of `shunt doctor`.
+    Examine,
+}
+
+/// What is under way on a connection between agents.
+#[derive(Debug)]
+pub(crate) enum Item {
+    /// Frames.
+    Frames(Vec<u8>),
+    /// Bytes of a payload that is fetched.
+    Payload(u64),
+    /// The end of the connection.
+    End,
 }
 
 /// A connection between two agents.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Link {
+    purpose: Purpose,
     /// Machines at the two ends: first the one that dialled, then the other.
     ends: [usize; 2],
     /// Generations of the agents at the two ends; `None` for an end that has not accepted yet.
     generations: [Option<u32>; 2],
-    /// Bytes under way to each end.
-    on_the_way: [VecDeque<Vec<u8>>; 2],
-    is_closed: bool,
+    /// What is under way to each end.
+    on_the_way: [VecDeque<Item>; 2],
+    /// Which ends have closed it.
+    is_closed: [bool; 2],
+    /// Which ends have got HELLO.
+    is_up: [bool; 2],
+    /// Place of the connection at the agent that has accepted it, until its first frame.
+    place: Option<usize>,
+    /// The first frame has come.
+    has_spoken: bool,
+    /// A frame was sent that no agent sends. What follows may be refused.
+    is_rogue: bool,
+    /// The payload that is sent on it.
+    serving: Option<Served>,
+}
+
+/// A payload that is sent to an agent that fetches it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Served {
+    /// Number of the fetch at the agent that sends.
+    fetch: usize,
+    /// File of the payload, and its state when the fetch began.
+    file: u64,
+    state: u64,
+    /// Bytes that are still to be sent.
+    left: u64,
 }
 
 /// Faults of the network, as numbers of packets in a million.
@@ -109,12 +191,47 @@ pub struct Service {
     pub think: Duration,
 }
 
+/// What a service has besides handoffs of files: nothing by default. Frequencies are in a million.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Variety {
+    /// Programs run under `shunt run` on all machines, and hand bytes of stores off.
+    pub has_stores: bool,
+    /// Responses of such programs, and responses over TLS.
+    pub stored: u64,
+    pub sealed: u64,
+    /// Another backend goes on with the payload of a lost one.
+    pub recovers: bool,
+    /// Servers that fetch a payload although they could hand it off. Servers that cannot hand off do so, too.
+    pub fetches: Option<u64>,
+    /// Messages that a server's socket does not take.
+    pub unread: u64,
+    /// Responses in whose midst a client resets its connection.
+    pub leaves: u64,
+    /// Some clients have slow connections.
+    pub has_slow_clients: bool,
+    /// Some files cannot be digested, or do not tell their state.
+    pub has_strange_files: bool,
+    /// Offers after which their file is written to.
+    pub writes: u64,
+    /// The last machine is no backend.
+    pub has_plain_frontend: bool,
+    /// The first machine's configuration names its last peer only after a reload.
+    pub has_unnamed_peer: bool,
+    /// Handoffs of programs after which the program ends, so that the agent is not told.
+    pub exits: u64,
+    /// Rings that the kernel cannot make.
+    pub ringless: u64,
+    /// Faults of configuration, of other programs and of other agents happen, too.
+    pub has_all_faults: bool,
+}
+
 /// State of the whole simulation.
 pub struct World {
     pub(crate) base: Instant,
     pub(crate) schedule: Schedule<Event>,
     pub(crate) random: Random,
     pub(crate) service: Service,
+    pub(crate) variety: Variety,
     pub(crate) machines: Vec<Machine>,
     pub(crate) clients: Vec<Client>,
     pub(crate) links: Vec<Link>,
@@ -125,6 +242,11 @@ pub struct World {
     /// The history is ending: clients ask for nothing more.
     pub(crate) is_closing: bool,
     next_response: u64,
+    next_sender: u64,
+    /// Connection on which a fetch has just been asked for.
+    pub(crate) asking_link: Option<usize>,
+    /// Programs that wait for a connection to another store: machine, generation of its agent, and program.
+    pub(crate) wishes: BTreeSet<(usize, u32, u64)>,
     /// Violations. The first one ends the history.
     pub(crate) violations: Vec<String>,
     /// Number of times that each named thing has happened.
@@ -132,8 +254,28 @@ pub struct World {
 }
 
 impl World {
-    /// Returns a service whose agents are about to start.
+    /// Returns a service whose agents are about to start, with handoffs of files and nothing else.
     pub fn new(service: Service, seed: u64) -> Self {
+        Self::with(service, Variety::default(), seed)
+    }
+
+    /// Returns a service whose agents are about to start.
+    pub fn with(service: Service, variety: Variety, seed: u64) -> Self {
+        let mut world = Self::empty(service, variety, seed);
+        world.vary();
+        for machine in 0..service.machines {
+            let delay = world.random.time(Duration::ZERO, Duration::from_millis(200));
+            world.schedule.after(delay, Event::Start { machine });
+            world.schedule.after(delay, Event::ServersTick { machine });
+        }
+        for client in 0..service.clients {
+            let delay = world.random.time(Duration::from_millis(200), Duration::from_secs(1));
+            world.schedule.after(delay, Event::Ask { client });
+        }
+        world
+    }
+
+    fn empty(service: Service, variety: Variety, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let of = |index| Machine::new(index, service.machines, service.limits, service.places);
         let machines: Vec<Machine> = (0..service.machines).map(of).collect();
@@ -146,11 +288,12 @@ impl World {
             )
         });
         let clients: Vec<Client> = clients.collect();
-        let mut world = Self {
+        Self {
             base: Instant::now(),
             schedule: Schedule::default(),
             random,
             service,
+            variety,
             machines,
             clients,
             links: Vec::new(),
@@ -158,19 +301,34 @@ impl World {
             used: BTreeSet::new(),
             is_closing: false,
             next_response: 1,
+            next_sender: 1,
+            asking_link: None,
+            wishes: BTreeSet::new(),
             violations: Vec::new(),
             covered: BTreeMap::new(),
-        };
-        for machine in 0..service.machines {
-            let delay = world.random.time(Duration::ZERO, Duration::from_millis(200));
-            world.schedule.after(delay, Event::Start { machine });
-            world.schedule.after(delay, Event::ServersTick { machine });
         }
-        for client in 0..service.clients {
-            let delay = world.random.time(Duration::from_millis(200), Duration::from_secs(1));
-            world.schedule.after(delay, Event::Ask { client });
+    }
+
+    /// Gives machines and clients the roles and settings that the variety has.
+    fn vary(&mut self) {
+        let Variety { has_stores, has_strange_files, has_slow_clients, .. } = self.variety;
+        for machine in &mut self.machines {
+            machine.host.has_strange_files = has_strange_files;
+            machine.settings.has_store = has_stores;
+            machine.settings.peers.iter_mut().for_each(|peer| peer.may_read_store = has_stores);
         }
-        world
+        if self.variety.has_plain_frontend
+            && let Some(last) = self.machines.last_mut()
+        {
+            last.settings.backend = None;
+        }
+        if self.variety.has_unnamed_peer {
+            let unnamed = self.machines[0].settings.peers.pop();
+            self.machines[0].unnamed.extend(unnamed);
+        }
+        for client in &mut self.clients {
+            client.is_slow = has_slow_clients && self.random.below(2) == 0;
+        }
     }
 
     /// Returns the virtual time.
@@ -214,25 +372,43 @@ impl World {
             Event::ServersTick { machine } => self.tend_servers(machine),
             Event::Start { machine } => self.start(machine),
             Event::ServersConnect { machine, generation } => self.connect_servers(machine, generation),
+            Event::ProgramConnects { machine, generation } => self.connect_program(machine, generation),
+            Event::Connected { link } => self.accept(link),
             Event::Delivered { link, to } => self.deliver(link, to),
-            Event::Closed { link, to } => self.on_closed(link, to),
+            Event::Credit { link } => self.serve_more(link),
             Event::ToAgent { machine, generation, server, request } => {
                 self.on_request(machine, generation, server, request);
             }
             Event::ToServer { machine, generation, server, told } => self.on_told(machine, generation, server, &told),
+            Event::Stream { machine, fetch, bytes } => self.on_stream(machine, fetch, bytes),
+            Event::RouteBack { machine, peer, generation } => self.restore_route(machine, peer, generation),
+            Event::Restored { machine } => self.restore_settings(machine),
+            event => self.happen_outside(event),
+        }
+    }
+
+    /// Processes an event of clients, of packets, or of requests between tiers.
+    fn happen_outside(&mut self, event: Event) {
+        match event {
             Event::Ring { machine, ring, handoff } => self.on_ring(machine, ring, handoff),
             Event::Ask { client } => self.ask(client),
-            Event::Asked { machine, from, client, response, consents } => {
-                self.on_asked(machine, from, client, response, consents);
+            Event::Leave { client, connection } => self.leave(client, connection),
+            Event::Gone { machine, client, token } => self.on_gone(machine, client, token),
+            Event::Asked { machine, from, client, response, consents, rest } => {
+                self.on_asked(machine, from, client, response, consents, rest);
             }
-            Event::Answered { client, response, from, offer } => self.on_answered(client, response, from, offer),
+            Event::Answered { client, response, from, body, is_rest: false } => {
+                self.on_answered(client, response, from, body);
+            }
+            Event::Answered { client, response, from, body, .. } => self.on_rest(client, response, from, body),
             Event::Relayed { client, response, from } => self.on_relayed(client, response, from),
-            Event::Segment { client, seq, run } => self.on_segment(client, seq, run),
-            Event::Ack { client, ack } => self.on_ack(client, ack),
+            Event::Segment { client, connection, seq, run } => self.on_segment(client, connection, seq, run),
+            Event::Ack { client, connection, ack } => self.on_ack(client, connection, ack),
             Event::Copied { machine, client, copy } => self.on_copy(machine, client, &copy),
-            Event::SenderTurn { machine, client } => self.on_sender_turn(machine, client),
-            Event::SocketTurn { client } => self.on_socket_turn(client),
+            Event::SenderTurn { machine, client, number } => self.on_sender_turn(machine, client, number),
+            Event::SocketTurn { client, connection } => self.on_socket_turn(client, connection),
             Event::Bound { client, handoff } => self.check_bound(client, handoff),
+            other => unreachable!("{other:?} is another function's"),
         }
     }
 
@@ -247,8 +423,9 @@ impl World {
         self.cuts.get(&pair).is_none_or(|until| *until <= self.now())
     }
 
-    /// Sends a packet, which the network may lose, duplicate or delay.
-    pub(crate) fn send_packet(&mut self, event: impl Fn() -> Event) {
+    /// Sends a packet from or to a client, which the network may lose, duplicate or delay.
+    pub(crate) fn send_packet(&mut self, client: usize, event: impl Fn() -> Event) {
+        let distance = if self.clients[client].is_slow { 100 } else { 1 };
         let Weather { loss, copies, late } = self.service.weather;
         if !self.is_closing && self.random.in_a_million(loss) {
             return;
@@ -256,7 +433,7 @@ impl World {
         let times = if self.random.in_a_million(copies) { 2 } else { 1 };
         for _ in 0..times {
             let slow = if self.random.in_a_million(late) { 5 } else { 1 };
-            let delay = self.way() * slow;
+            let delay = self.way() * slow * distance;
             self.schedule.after(delay, event());
         }
     }
@@ -264,24 +441,5 @@ impl World {
     /// Returns the server's end of a client's connection.
     pub(crate) fn server_of(&self, client: usize) -> shunt_wire::Endpoint {
         std::net::SocketAddr::from((address(self.clients[client].frontend), 443)).into()
-    }
-
-    /// Has a client ask for its next response. It asks for nothing if the history is ending, or if it still waits for
-    /// one.
-    fn ask(&mut self, client: usize) {
-        if self.is_closing || self.clients[client].waits_for.is_some() {
-            return;
-        }
-        let number = self.next_response;
-        self.next_response += 1;
-        let length = match self.random.below(4) {
-            0 => self.random.between(1, 20_000),
-            1 => self.random.between(1_100_000, 2_000_000),
-            _ => self.random.between(20_000, 300_000),
-        };
-        let header = self.random.between(100, 500);
-        let response = Response { number, header, length, file: number };
-        self.clients[client].ask(response);
-        self.request(client, response);
     }
 }

@@ -39,8 +39,8 @@ pub fn agent_stats(socket: &Path) -> Result<Stats> {
 pub fn agent_stats_within(socket: &Path, limit: Duration) -> Result<Stats> {
     let silent = || {
         anyhow!(
-            "it is there, but does not answer within {limit:?}: it is stopped (`kill -CONT`, with the PID that `systemctl \
-             status shuntd` names) or stuck (`systemctl restart shuntd`)"
+            "it does not answer within {limit:?}: it is stopped (`kill -CONT`, with the PID that `systemctl status \
+             shuntd` names) or stuck (`systemctl restart shuntd`)"
         )
     };
     let ask = || -> Result<Stats> {
@@ -50,10 +50,10 @@ pub fn agent_stats_within(socket: &Path, limit: Duration) -> Result<Stats> {
         set_socket_timeout(&agent, Timeout::Send, Some(limit))?;
         rustix::net::connect(&agent, &SocketAddrUnix::new(socket)?).map_err(|errno| match errno {
             Errno::ACCESS => {
-                anyhow!("its socket is closed to this user: `observers` in its shuntd.toml names who may ask")
+                anyhow!("this user may not connect to its socket: add the user to `observers` in its shuntd.toml")
             }
             Errno::AGAIN => silent(),
-            errno => anyhow!(errno).context("connecting (is shuntd running? --socket names another)"),
+            errno => anyhow!(errno).context("connecting (check that shuntd runs; --socket names another socket)"),
         })?;
         let request = Header { kind: kind::STATS, size: size_of::<Header>() as u32 };
         match rustix::net::send(&agent, request.as_bytes(), SendFlags::NOSIGNAL) {
@@ -80,17 +80,18 @@ pub fn agent_stats_within(socket: &Path, limit: Duration) -> Result<Stats> {
 impl Stats {
     fn parse(packet: &[u8]) -> Result<Self> {
         match Header::read_from_prefix(packet) {
-            Ok((header, text)) if header.kind == kind::STATS_TEXT => {
-                Ok(Self(serde_json::from_slice(text).context("the answer is no JSON")?))
-            }
+            Ok((header, text)) if header.kind == kind::STATS_TEXT => Ok(Self(
+                serde_json::from_slice(text)
+                    .context("the answer is no JSON: install the same release of shunt and shuntd")?,
+            )),
             Ok((header, _)) if header.kind == kind::ENDED => bail!(
-                "{}: `observers` in its shuntd.toml names who may ask",
+                "{}: add this user to `observers` in its shuntd.toml",
                 Ended::read_from_bytes(packet)
                     .ok()
                     .and_then(|ended| Reason::from_number(ended.reason))
                     .map_or_else(|| "the agent refuses".to_owned(), |reason| format!("the agent refuses: {reason}"))
             ),
-            Ok(_) => bail!("the agent's answer is something else: is it of another version?"),
+            Ok(_) => bail!("the agent's answer cannot be read: install the same release of shunt and shuntd"),
             Err(_) if packet.is_empty() => bail!("the agent closed the connection"),
             Err(_) => bail!("the agent's answer has {} bytes", packet.len()),
         }

@@ -14,7 +14,9 @@ pub fn root() -> io::Result<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mounts")?;
     let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     let mut roots = fields.filter(|fields| fields.get(2) == Some(&"cgroup2")).map(|fields| PathBuf::from(fields[1]));
-    roots.next().ok_or_else(|| io::Error::other("no cgroup v2 hierarchy is mounted"))
+    roots.next().ok_or_else(|| {
+        io::Error::other("no cgroup v2 hierarchy is mounted: run `mount -t cgroup2 none /sys/fs/cgroup`")
+    })
 }
 
 /// Makes `command` start as a member of the group in directory `group`.

@@ -10,7 +10,7 @@ pub fn write(text: &str) -> io::Result<()> {
     let mut output = io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(io::Error::new(error.kind(), format!("standard output cannot be written: {error}")))
+            Err(io::Error::new(error.kind(), format!("cannot write to standard output: {error}")))
         }
         _ => Ok(()),
     }

@@ -17,6 +17,6 @@ pub fn skipped(test: &str, why: &str) {
 pub fn needs_root() {
     assert!(
         rustix::process::geteuid().is_root(),
-        "network namespaces and BPF programs take root: run `make test`, which asks sudo for it"
+        "network namespaces and BPF programs need root: run `make test`, which uses sudo"
     );
 }

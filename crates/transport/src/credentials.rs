@@ -41,7 +41,7 @@ const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
     /// A file cannot be read.
-    #[error("cannot read {path}: {error} ([tls] in the configuration names it)")]
+    #[error("cannot read {path}: {error}; check the file that [tls] in the configuration names")]
     Read {
         /// The file.
         path: PathBuf,
@@ -49,7 +49,7 @@ pub enum CredentialsError {
         error: io::Error,
     },
     /// A file does not hold what it should.
-    #[error("{path} holds no {what} in PEM ([tls] in the configuration names it){instead}")]
+    #[error("{path}, which [tls] in the configuration names, holds no {what} in PEM{instead}")]
     Pem {
         /// The file.
         path: PathBuf,
@@ -59,7 +59,7 @@ pub enum CredentialsError {
         instead: &'static str,
     },
     /// Others than the owner could use the key file.
-    #[error("{path} has mode {mode:04o}, so that others can read the key: chmod 0600 {path}")]
+    #[error("{path} has mode {mode:04o}, and others can read the key: chmod 0600 {path}")]
     Mode {
         /// The key file.
         path: PathBuf,
@@ -76,14 +76,18 @@ pub enum CredentialsError {
     },
     /// `ca` names the agent's own certificate instead of the authority's.
     #[error(
-        "{path} holds this agent's own certificate: `ca` names that of the authority, which signs those of all agents"
+        "{path} holds this agent's own certificate: `ca` must name the certificate of the authority that signs all \
+         agents' certificates"
     )]
     Own {
         /// The file that `ca` of [tls] names.
         path: PathBuf,
     },
     /// The key is not that of the certificate.
-    #[error("{key} is not the key of the certificate in {certificate}: name two files that were issued together")]
+    #[error(
+        "{key} is not the key of the certificate in {certificate}: name a key and a certificate that were issued \
+         together"
+    )]
     Pair {
         /// The file that `certificate` of [tls] names.
         certificate: PathBuf,
@@ -172,10 +176,12 @@ impl Credentials {
     fn fault(&self, now: SystemTime) -> Option<&'static str> {
         if self.seconds_until_good(now) > 0 {
             return Some(
-                "is not valid yet and no agent accepts it: set this machine's clock, or issue another and send SIGHUP",
+                "is not valid yet and no agent accepts it: set this machine's clock, or issue another certificate and \
+                 send SIGHUP",
             );
         }
-        (self.seconds_left(now) <= 0).then_some("has expired and no agent accepts it: issue another and send SIGHUP")
+        (self.seconds_left(now) <= 0)
+            .then_some("has expired and no agent accepts it: issue another certificate and send SIGHUP")
     }
 
     /// Returns the TLS side for a connection to the agent of that name.
@@ -230,11 +236,14 @@ impl Credentials {
         }
         let left = self.seconds_left(now);
         match left {
-            _ if (left as u64) < SOON.as_secs() => {
-                Some(format!("our certificate expires in {} hours: issue another and send SIGHUP", left / 3600))
-            }
+            _ if (left as u64) < SOON.as_secs() => Some(format!(
+                "our certificate expires in {} hours: issue another certificate and send SIGHUP",
+                left / 3600
+            )),
             _ if self.trust.next_list.is_some_and(|next| next < now) => Some(
-                "the authority should have made a newer list of revoked certificates: fetch it and send SIGHUP".into(),
+                "the list of revoked certificates is past its next update: fetch a newer one from the authority and \
+                 send SIGHUP"
+                    .into(),
             ),
             _ => None,
         }
@@ -320,10 +329,10 @@ fn not_there(path: &Path, what: &'static str) -> CredentialsError {
     let holds = |text: &[u8]| file.windows(text.len()).any(|part| part == text);
     let instead = match what {
         PRIVATE_KEY if holds(b"BEGIN CERTIFICATE") => {
-            ", but a certificate: have `certificate` and `key` been exchanged?"
+            ", but a certificate: check that `certificate` and `key` are not exchanged"
         }
         PRIVATE_KEY => "",
-        _ if holds(b"PRIVATE KEY") => ", but a private key: have two of the files been exchanged?",
+        _ if holds(b"PRIVATE KEY") => ", but a private key: check that two of the files are not exchanged",
         _ => "",
     };
     CredentialsError::Pem { path: path.into(), what, instead }
@@ -358,7 +367,7 @@ mod tests {
         let config = issued(dir.path(), "fe1");
         let own = TlsConfig { ca: config.certificate.clone(), crl: None, ..config };
         let error = Credentials::read(&own, "fe1").unwrap_err().to_string();
-        assert!(error.contains("`ca` names that of the authority"), "{error}");
+        assert!(error.contains("`ca` must name the certificate of the authority"), "{error}");
     }
 
     #[test]
@@ -385,7 +394,7 @@ mod tests {
         let no_key = TlsConfig { key: ours.ca.clone(), ..ours.clone() };
         std::fs::set_permissions(&no_key.key, std::fs::Permissions::from_mode(0o600)).unwrap();
         assert!(said(&no_key, "fe1").contains("no private key in PEM"));
-        assert!(said(&no_key, "fe1").contains("have `certificate` and `key` been exchanged?"));
+        assert!(said(&no_key, "fe1").contains("check that `certificate` and `key` are not exchanged"));
         let no_list = TlsConfig { crl: Some(ours.ca.clone()), ..ours.clone() };
         assert!(said(&no_list, "fe1").contains("ca.pem holds no list of revoked certificates"));
         let mixed = TlsConfig { key: other.key, ..ours };
@@ -415,7 +424,7 @@ mod tests {
             "the end first"
         );
         let old = Credentials { not_after: now + 2 * SOON, ..old };
-        assert!(old.warning(now + Duration::from_secs(1)).unwrap().contains("newer list"));
+        assert!(old.warning(now + Duration::from_secs(1)).unwrap().contains("past its next update"));
         assert_eq!(old.warning(now - Duration::from_secs(1)), None);
     }
 

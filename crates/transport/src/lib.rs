@@ -39,10 +39,10 @@ pub enum TransportError {
     #[error("the peer closed the connection")]
     Closed,
     /// The peer does not read.
-    #[error("the peer does not read: {MAX_OUTPUT_BYTES} bytes wait for it")]
+    #[error("the peer does not read: {MAX_OUTPUT_BYTES} bytes wait to be sent")]
     Stuck,
     /// The peer sent a frame that this agent refuses.
-    #[error("the peer sent a frame that is refused: {0}")]
+    #[error("the peer sent a frame that cannot be accepted: {0}")]
     Refused(Reason),
     /// The peer refuses this agent.
     #[error("the peer's agent refuses this one: {}", refusal(*.0))]
@@ -58,9 +58,13 @@ pub enum TransportError {
 /// Says why a peer's agent refuses this one, and what to do.
 fn refusal(reason: Reason) -> String {
     match reason {
-        Reason::Version => "it speaks another version; install the same on both machines".into(),
-        Reason::NotAllowed => "it has no [[peer]] of this name, or should dial itself; its log says which".into(),
-        reason => format!("{reason} (its log says more)"),
+        Reason::Version => {
+            "it speaks another version of the protocol: install the same release on both machines".into()
+        }
+        Reason::NotAllowed => {
+            "it has no [[peer]] of this name, or must dial this agent itself: its log says which".into()
+        }
+        reason => format!("{reason}: see its log"),
     }
 }
 
@@ -389,7 +393,7 @@ fn sealing(secrets: &ExtractedSecrets) -> Result<Sealing, rustls::Error> {
         keys.iv.copy_from_slice(iv.as_ref());
         Some((suite, keys))
     };
-    let unknown = || rustls::Error::General("a cipher suite that programs do not have".into());
+    let unknown = || rustls::Error::General("the program's cipher suite is not supported".into());
     let (suite, send) = keys(&secrets.tx.1).ok_or_else(unknown)?;
     let (_, receive) = keys(&secrets.rx.1).ok_or_else(unknown)?;
     let (send_next, receive_next) = (secrets.tx.0.into(), secrets.rx.0.into());

@@ -193,7 +193,12 @@ impl Digests {
                 shared.work(want)
             }
         };
-        threads::start("digest", "no digests are made", kinds.map(work).collect())
+        threads::start(
+            "digest",
+            "cannot start the threads for digests: no digests are made, and lost payloads cannot be continued over \
+             TLS",
+            kinds.map(work).collect(),
+        )
     }
 
     /// Returns the eventfd that is readable when more digests are known.

@@ -27,13 +27,13 @@ use shunt_host::routes::{Changes, Hop, NoRoute, Routes};
 use silences::{Path, Silences, Turn};
 
 /// Log lines about clients that acknowledge nothing.
-const PATH_SILENT: &str = "clients acknowledge nothing of what has this server's address as its source: does a router or \
-                           firewall drop such packets (rp_filter, BCP 38), or does one drop what comes back, to `ports` \
-                           of [backend]? bodies are relayed";
-const NETWORK_SILENT: &str = "this client and those of its network (/24, /64) acknowledge nothing of what has this server's \
-                              address as its source: is it gone, does a router or firewall drop such packets \
-                              (rp_filter, BCP 38), or does one drop what comes back, to `ports` of [backend]? their \
-                              bodies are relayed";
+const PATH_SILENT: &str = "clients acknowledge no packets that carry this server's address as their source; bodies \
+                           are relayed. Check whether a router or firewall drops such packets (rp_filter, BCP 38), or \
+                           drops the answers to `ports` of [backend]";
+const NETWORK_SILENT: &str = "clients of this network (/24, /64) acknowledge no packets that carry this server's \
+                              address as their source; their bodies are relayed. Check whether the client is gone, \
+                              whether a router or firewall drops such packets (rp_filter, BCP 38), or drops the \
+                              answers to `ports` of [backend]";
 /// Time that an answer holds. It is short because no notification reports changes of rp_filter.
 const HOLDS: Duration = Duration::from_secs(5);
 /// Most answers that are kept: with one more, all are forgotten. Most refusals that are remembered as logged: one more
@@ -46,20 +46,22 @@ const UNKNOWN: Hop = Hop { port: 0, router: None };
 /// Reason why payload does not reach a client, as far as this machine knows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Obstacle {
-    #[error("it is on this machine, where its packets pass no steering programs")]
+    #[error("the client is on this machine, where its packets do not pass the steering programs")]
     Here,
-    #[error("there is no route to it from {from}: {why}")]
+    #[error("there is no route to the client from {from}: {why}")]
     NoRoute { from: IpAddr, why: NoRoute },
     #[error(
-        "the route to it leaves by \"{port}\", which `interfaces` in [backend] does not name, nor one that it lies on"
+        "the route to the client leaves by \"{port}\"; add it, or the interface that it lies on, to `interfaces` in \
+         [backend]"
     )]
     NotNamed { port: String },
     #[error(
-        "its ACKs come in by \"{inward}\", where rp_filter = 1 drops them, for the route to it leaves by \"{outward}\": \
-         set net.ipv4.conf.all.rp_filter and net.ipv4.conf.{inward}.rp_filter to 2, or route both ways alike"
+        "rp_filter = 1 drops the client's ACKs, which come in by \"{inward}\", because the route to the client leaves \
+         by \"{outward}\": set net.ipv4.conf.all.rp_filter and net.ipv4.conf.{inward}.rp_filter to 2, or use one \
+         interface for both directions"
     )]
     Checked { inward: String, outward: String },
-    #[error("connections there acknowledged nothing of what had this server's address as its source")]
+    #[error("other clients of that network acknowledged no packets that carry this server's address as their source")]
     Silent,
 }
 

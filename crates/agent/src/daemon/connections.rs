@@ -50,7 +50,7 @@ impl Daemon {
     pub(crate) fn add_server(&mut self, socket: OwnedFd) {
         match self.callers.ask(&socket) {
             Ok(caller) => self.add_caller(socket, caller),
-            Err(error) => tracing::error!(%error, "cannot ask who connects"),
+            Err(error) => tracing::error!(%error, "cannot read who connected (SO_PEERCRED); the connection is closed"),
         }
     }
 
@@ -184,7 +184,7 @@ impl Daemon {
         }
         self.logic.unread();
         if matches!(told, Told::Ended(_)) {
-            tracing::warn!("a server does not read what its agent tells it");
+            tracing::warn!("a server does not read its agent's messages");
         }
     }
 

@@ -35,7 +35,7 @@ impl Daemon {
         }
         self.drain = Some(Drain { until: self.now + limit, busy: self.now });
         self.logic.shared.is_draining = true;
-        tracing::info!(?limit, "draining: nothing new is begun; a second signal ends it at once");
+        tracing::info!(?limit, "draining: no new handoffs, offers or fetches; a second signal ends the agent at once");
         self.look_at_limits();
         if let Some(store) = &self.store {
             store.orders.close();
@@ -58,10 +58,13 @@ impl Daemon {
             return false;
         }
         if left > 0 {
-            tracing::warn!(left, "draining took too long: others go on with what is left; `drain` gives more time");
+            tracing::warn!(
+                left,
+                "draining took too long: other backends continue the handoffs that are left; `drain` sets the time"
+            );
         }
         if payloads > 0 {
-            tracing::info!(payloads, "the store ends, though programs of `shunt run` may still need what it has");
+            tracing::info!(payloads, "the store ends while programs of `shunt run` may still need payloads in it");
         }
         self.give_up_senders();
         self.event(Logic::give_up_waiting);

@@ -148,7 +148,7 @@ impl Daemon {
                 continue;
             };
             self.logic.shared.counts.strangers += 1;
-            let why = format!("its certificate is no longer good: {error}");
+            let why = format!("its certificate is no longer valid: {error}");
             self.event(|logic, call| logic.distrust(peer, &why, call));
         }
     }

@@ -46,10 +46,14 @@ impl Daemon {
 
     fn reach(&mut self, program: u64, holder: Holder) -> Result<(), String> {
         let peer = self.config.peer_of(|name| Holder::named(name) == holder);
-        let unknown =
-            || format!("a reference is to {holder:?}, which no [[peer]] here has: name its agent (shuntd --check)");
+        let unknown = || {
+            format!(
+                "a reference names {holder:?}, which is none of the [[peer]] entries: add its agent, whose `shuntd \
+                 --check` prints that name"
+            )
+        };
         let peer = peer.ok_or_else(unknown)?;
-        let too_many = "too many connections are being made to other stores";
+        let too_many = "too many connections to other stores are being made; the program asks again";
         if !self.has_descriptors() {
             return Err(too_many.into());
         }
@@ -143,7 +147,11 @@ impl Daemon {
             self.logic.shared.counts.end(Reason::Limit);
             if self.logic.shared.refusals.allows(self.now) {
                 let peer = &self.config.peers[peer].name;
-                tracing::warn!(peer, "no more of its programs may read from the store: [store] reader_connections");
+                tracing::warn!(
+                    peer,
+                    "limit reached: programs of that machine have all the connections that they may have to this \
+                     store; raise `reader_connections` in [store]"
+                );
             }
             return arrived.refuse(Reason::Limit);
         };

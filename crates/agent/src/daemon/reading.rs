@@ -23,7 +23,7 @@ impl Daemon {
             let reads = self.kernel.reads.clone();
             move || reads.work()
         };
-        threads::start("read", "files are not read", (0..THREADS).map(work).collect())
+        threads::start("read", "cannot start the threads that read files", (0..THREADS).map(work).collect())
     }
 
     /// Passes on the results of reads that have ended.

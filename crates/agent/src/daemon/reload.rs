@@ -14,7 +14,7 @@ impl Daemon {
         while (&self.signals.reload).read(&mut [0; 64]).is_ok_and(|bytes| bytes > 0) {}
         match Config::read(&self.path).map_err(|error| error.to_string()).and_then(|newer| self.take(&newer)) {
             Ok(()) => tracing::info!("read the configuration again"),
-            Err(error) => tracing::error!(error, "keeping the configuration as it was"),
+            Err(error) => tracing::error!(error, "cannot use the new configuration; the old one stays in use"),
         }
         self.reload_credentials();
     }
@@ -26,7 +26,7 @@ impl Daemon {
     fn take(&mut self, newer: &Config) -> Result<(), String> {
         let merged = self.config.with(newer)?;
         for key in self.config.keys_for_a_restart(newer) {
-            tracing::warn!(key, "this key of the configuration has changed, and takes a restart");
+            tracing::warn!(key, "a change of this key of the configuration takes effect at the next restart");
         }
         if merged.log != self.config.log {
             (self.set_log)(&merged.log)?;
@@ -44,7 +44,7 @@ impl Daemon {
         self.event(|logic, call| logic.reconfigure(settings, &stores, call));
         for peer in moved {
             if self.logic.shared.peers.is_up(peer) {
-                self.lose_peer(peer, "the configuration has another address of it");
+                self.lose_peer(peer, "the configuration has a new address for this peer");
             }
         }
         Ok(())
@@ -63,7 +63,7 @@ impl Daemon {
                     store.orders.end_connections();
                 }
             }
-            Err(error) => tracing::error!(%error, "keeping the certificates as they were"),
+            Err(error) => tracing::error!(%error, "cannot use the new certificates; the old ones stay in use"),
         }
     }
 }

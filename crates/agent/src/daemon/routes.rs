@@ -40,12 +40,15 @@ impl Daemon {
             Err(why) => {
                 counts.routes_lost += 1;
                 let version = if address.is_ipv4() { "IPv4" } else { "IPv6" };
-                tracing::warn!(peer, %address, %why, "no route to a backend: clients of {version} are relayed");
+                tracing::warn!(
+                    peer, %address, %why,
+                    "no route to a backend: responses to {version} clients are relayed"
+                );
             }
             Ok(port) => {
                 let interface = interface_name(*port);
                 match before {
-                    None => tracing::debug!(peer, %address, interface, "a route to a backend"),
+                    None => tracing::debug!(peer, %address, interface, "found a route to a backend"),
                     Some(_) => tracing::info!(peer, %address, interface, "the route to a backend has changed"),
                 }
             }

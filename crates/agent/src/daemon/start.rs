@@ -250,7 +250,7 @@ fn raise_descriptor_limit(config: &Config) -> u64 {
     let senders = config.backend.as_ref().map_or(0, |backend| 2 * backend.senders as u64);
     let wanted = senders + config.limits.offers * u64::from(senders > 0) + 3 * config.limits.fetches as u64;
     if limit < wanted {
-        tracing::info!(limit, wanted, "RLIMIT_NOFILE allows less than [limits]: LimitNOFILE= in the unit raises it");
+        tracing::info!(limit, wanted, "RLIMIT_NOFILE is lower than [limits] need: raise LimitNOFILE= in the unit");
     }
     limit
 }

@@ -17,7 +17,11 @@ impl Daemon {
             None => store.kernel.remove(address),
         };
         if let Err(error) = told {
-            tracing::error!(%address, %error, "cannot tell the kernel whose an address is: its programs get real bytes");
+            tracing::error!(
+                %address, %error,
+                "cannot add an address of a peer's programs to the kernel's map: these programs get bytes in place of \
+                 references"
+            );
         }
     }
 
@@ -32,7 +36,8 @@ impl Daemon {
         if lost > store.sources.lost {
             tracing::warn!(
                 lost,
-                "there are more addresses and stores than programs can be told of: some get bytes in place of references"
+                "too many addresses and stores for the memory that programs read: some programs get bytes in place of \
+                 references"
             );
         }
         store.sources.lost = lost;

@@ -37,7 +37,11 @@ impl Census {
         let work = move || {
             while wants.recv().is_ok() && made.send(sockets::connections()).is_ok() {}
         };
-        threads::start("census", "nobody looks which connections live: no flow is forgotten", vec![work])
+        threads::start(
+            "census",
+            "cannot start the thread that lists live connections: flows of dead connections stay in the flow table",
+            vec![work],
+        )
     }
 
     /// Asks for a list, unless one is being made.
@@ -57,7 +61,10 @@ impl Census {
         match list {
             Ok(list) => Some((list, asked)),
             Err(error) => {
-                tracing::error!(%error, "cannot read which connections live: no flow is forgotten");
+                tracing::error!(
+                    %error,
+                    "cannot list live connections: flows of dead connections stay in the flow table"
+                );
                 None
             }
         }

@@ -121,7 +121,9 @@ impl FrontendSteering {
             Spacing { flow: FlowKey::of(wanted.client(), wanted.server()), peer: index, bytes: wanted.bytes.get() };
         match self.programs.set_spacing(&spacing) {
             Ok(true) => {}
-            Ok(false) => tracing::debug!(peer = index, "a spacing for a flow that is not the peer's"),
+            Ok(false) => {
+                tracing::debug!(peer = index, "dropped a spacing from a peer that is not the backend of this flow")
+            }
             Err(error) => tracing::error!(%error, "cannot set a flow's spacing"),
         }
     }
@@ -131,8 +133,10 @@ impl FrontendSteering {
         let flow = FlowKey::of(word.client(), word.server());
         match self.programs.set_delivered(&Delivery { flow, peer: index, handoff: word.handoff.get() }) {
             Ok(true) => {}
-            Ok(false) => tracing::debug!(peer = index, "a word about a payload that is not the peer's, or is over"),
-            Err(error) => tracing::error!(%error, "cannot note that a payload is delivered"),
+            Ok(false) => {
+                tracing::debug!(peer = index, "dropped a word about a payload that is over, or has another backend")
+            }
+            Err(error) => tracing::error!(%error, "cannot record in the flow table that a payload is delivered"),
         }
     }
 
@@ -206,7 +210,7 @@ impl FrontendSteering {
             Ok(Collected { forgotten, left }) => {
                 self.looked = Some((now, left as u64, handoffs));
                 if forgotten > 0 {
-                    tracing::debug!(forgotten, left, "forgot flows whose connections are gone");
+                    tracing::debug!(forgotten, left, "removed the flows of connections that are gone");
                 }
             }
             Err(error) => {
@@ -227,7 +231,7 @@ impl FrontendSteering {
             tracing::warn!(
                 flows = MAX_FLOWS,
                 refused = refused - before,
-                "the flow table is full: connections that have no flow yet are relayed to, until others end"
+                "the flow table is full: responses on new connections are relayed until other connections end"
             );
         }
     }

@@ -85,7 +85,7 @@ impl Uplinks {
             watched: Vec::new(),
         };
         let work = vec![move || watcher.run()];
-        threads::start("routes", "routes are not asked for: all clients are relayed", work)?;
+        threads::start("routes", "cannot start the thread that looks up routes: all responses are relayed", work)?;
         Ok(Self { watches, news, wake_thread, wake_agent })
     }
 
@@ -167,7 +167,7 @@ impl Watcher {
             let now = match self.routes.port_towards(one.address) {
                 Ok(now) => now,
                 Err(error) => {
-                    tracing::error!(%error, address = %one.address, "cannot ask for a route; asking again");
+                    tracing::error!(%error, address = %one.address, "cannot look up a route; trying again");
                     continue;
                 }
             };

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Proof that no other agent uses these pins.
 #[derive(Debug)]
-pub struct Alone(#[expect(dead_code, reason = "its descriptor is the lock")] File);
+pub struct Alone(#[expect(dead_code, reason = "the lock is held as long as this descriptor is open")] File);
 
 impl Alone {
     /// Makes the directory where it is missing, and locks it for this process.
@@ -32,7 +32,7 @@ impl Alone {
         // Only its owner may open the directory, because a process that can open it could lock it.
         let is_private = std::fs::set_permissions(pins, Permissions::from_mode(0o700));
         is_private.map_err(host(
-            "making `pins` private (start the agent as root, or with the capabilities of docs/shuntd.md)",
+            "making `pins` private (start the agent as root, or with the capabilities that docs/shuntd.md lists)",
         ))?;
         let directory = File::open(pins).map_err(host("opening `pins`"))?;
         match flock(&directory, FlockOperation::NonBlockingLockExclusive) {

@@ -55,7 +55,8 @@ impl OwnAddresses {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         agents_poll.set(&wake, Source::Addresses, Interest::Readable)?;
         let watcher = Watcher { changes: Changes::of_addresses()?, known, tell, wake: Arc::clone(&wake) };
-        let without = "changes of this machine's addresses are not heard of: programs at new ones get real bytes";
+        let without = "cannot watch this machine's addresses: programs at new addresses get bytes in place of \
+                       references";
         threads::start("addresses", without, vec![move || watcher.run()])?;
         Ok(Self { news, wake })
     }

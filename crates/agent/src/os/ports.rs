@@ -60,18 +60,24 @@ impl State {
     fn say(&self, before: &Self, name: &str, is_new: bool) {
         match (before, self) {
             (Self::On(before), Self::On(now)) if before == now && is_new => {
-                tracing::warn!(interface = name, "steering programs were taken off an interface; they are on it again");
+                tracing::warn!(
+                    interface = name,
+                    "attached the steering programs again to an interface that had lost them"
+                );
             }
             (before, now) if before == now => {}
-            (_, Self::On(_)) => tracing::info!(interface = name, "an interface is there: it has the steering programs"),
+            (_, Self::On(_)) => {
+                tracing::info!(interface = name, "an interface has appeared: attached the steering programs")
+            }
             (_, Self::Missing) => tracing::warn!(
                 interface = name,
-                "an interface of `interfaces` is not there: no shortcut passes it until it is; `ip link` lists those that are"
+                "an interface of `interfaces` does not exist: no shortcut uses it until it does; `ip link` lists the \
+                 interfaces"
             ),
             (_, Self::Refused(why)) => {
                 tracing::warn!(
                     interface = name,
-                    "no steering programs on an interface, and no shortcut passes it: {why}"
+                    "an interface has no steering programs, and no shortcut uses it: {why}"
                 );
             }
         }

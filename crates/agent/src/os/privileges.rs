@@ -23,7 +23,10 @@ pub enum PrivilegesError {
     #[error("{0} (`user` in the configuration)")]
     User(String),
     /// A system call failed.
-    #[error("cannot give up privileges: {call}: {error}; start it as root, or with the capabilities of docs/shuntd.md")]
+    #[error(
+        "cannot give up privileges: {call}: {error}; start the agent as root, or with the capabilities that \
+         docs/shuntd.md lists"
+    )]
     Kernel {
         /// The system call.
         call: &'static str,

@@ -119,10 +119,10 @@ const IOCTLS: &[u64] =
 #[derive(Debug, thiserror::Error)]
 pub enum SeccompError {
     /// The kernel refuses the filter.
-    #[error("cannot restrict system calls: {0}; `seccomp = false` in the configuration does without")]
+    #[error("cannot restrict system calls: {0}; `seccomp = false` in the configuration turns the restriction off")]
     Apply(#[from] seccompiler::Error),
     /// The filter cannot be built from the lists of this file.
-    #[error("the list of system calls is not one: {0}")]
+    #[error("the list of allowed system calls cannot be compiled: {0}")]
     Build(#[from] BackendError),
 }
 

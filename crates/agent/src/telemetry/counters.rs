@@ -30,30 +30,37 @@ macro_rules! daemons {
 }
 
 daemons! {
-    certificate_seconds_left: i64 = "until the first of this agent's certificates ends",
-    accept_failed: u64 = "times that no connection could be accepted, for want of descriptors or memory",
-    log_lines_lost: u64 = "lines of its log that nobody took: its disk is full, or its reader does not read",
-    offers_open: u64 = "offers that wait for their claim now",
-    regions_watched: u64 = "payloads of lost agents that are watched now",
-    reads: u64 = "reads of files whose bytes were not in memory, by threads of their own",
-    reads_pending: u64 = "of those, wait for a thread or for their disk now",
-    digests: u64 = "files that were read for their digest: whether another backend has the same bytes",
-    interfaces_attached: u64 = "times that an interface got its steering programs after the start: one that came, was made anew, or had lost them",
+    certificate_seconds_left: i64 = "seconds until the first of this agent's certificates expires",
+    accept_failed: u64 = "times that no connection could be accepted because descriptors or memory were short",
+    log_lines_lost: u64 = "lost lines of the log: the disk is full, or the reader of the log does not read",
+    offers_open: u64 = "offers that wait for their claim at present",
+    regions_watched: u64 = "payloads of lost agents that are watched at present",
+    reads: u64 = "reads of files by threads, because the bytes were not in memory",
+    reads_pending: u64 = "such reads that wait for a thread or a disk at present",
+    digests: u64 = "files whose digest was computed, to prove that another backend has the same bytes",
+    interfaces_attached: u64 = "times that an interface got its steering programs after the agent's start, because it \
+                                was new or had lost them",
 }
 
 /// (path below `agent.`, meaning) of counters in groups. `ended`, `now`, `limit` and `limited` have an entry for each reason
 /// or limit.
 const GROUPS: &[(&str, &str)] = &[
-    ("senders.now", "sockets of senders now, parked ones included"),
+    ("senders.now", "sockets of senders at present, parked ones included"),
     ("senders.restored", "sockets made with TCP_REPAIR"),
-    ("senders.reused", "payloads that found a parked socket"),
-    ("senders.discarded", "parked sockets that could not be used: stale, or not acknowledged"),
+    ("senders.reused", "payloads that were sent by a parked socket"),
+    (
+        "senders.discarded",
+        "parked sockets that could not be used, because they were stale or the client did not acknowledge",
+    ),
     ("senders.evicted", "parked sockets closed to make room"),
     ("senders.queued_bytes", "payload bytes given to the kernel"),
-    ("ended.REASON", "handoffs and fetches that ended without success, by reason, at each agent that hears of it"),
+    (
+        "ended.REASON",
+        "handoffs and fetches that ended without success, by reason; each agent that hears of the end counts it",
+    ),
     ("limited.LIMIT", "times that a limit was reached, by its name in `[limits]`"),
-    ("now.WHAT", "what there is now of each limited thing"),
-    ("limit.WHAT", "what there may be of it"),
+    ("now.WHAT", "present number of each limited thing"),
+    ("limit.WHAT", "limit of each limited thing"),
 ];
 
 /// (path below `agent.`, meaning) of everything that the agent counts itself.
@@ -63,34 +70,36 @@ fn agent() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
 
 /// (name below `store.`, whether it is a gauge, meaning) of the store's counters.
 pub(crate) const STORE: &[(&str, bool, &str)] = &[
-    ("bytes", true, "memory that is leased to programs now"),
-    ("bytes_limit", true, "what it may be: `memory_bytes`"),
-    ("segments", true, "leases now"),
-    ("payloads", true, "payloads now that somebody may still ask for"),
-    ("files", true, "files that are open now because programs have sent them (sendfile): they are not copied"),
-    ("programs", true, "connections of this machine's programs now; a program has up to two"),
-    ("readers", true, "connections now over which programs fetch here, of this machine and of others"),
-    ("fetches", false, "fetches; a program that may map a segment of this machine makes none"),
-    ("fetched_bytes", false, "their bytes"),
-    ("gone", false, "fetches of what was no longer there: its lease had ended, or it never was"),
-    ("returned", false, "shares that came back: once all of a payload's have, its memory is free"),
-    ("full", false, "segments that a program asked for in vain: it sends its bytes themselves"),
+    ("bytes", true, "bytes of memory that are leased to programs at present"),
+    ("bytes_limit", true, "limit of `store.bytes`: `memory_bytes` of the configuration"),
+    ("segments", true, "leased segments at present"),
+    ("payloads", true, "payloads at present that a program may still fetch"),
+    ("files", true, "files open at present because programs have sent them with sendfile, which copies nothing"),
+    ("programs", true, "connections of this machine's programs at present; a program has up to two"),
+    ("readers", true, "connections at present over which programs of this and other machines fetch from this store"),
+    ("fetches", false, "fetches from this store; programs that map a segment of this machine need none"),
+    ("fetched_bytes", false, "bytes of these fetches"),
+    ("gone", false, "fetches of payloads that were not in the store: their lease had ended, or they never existed"),
+    ("returned", false, "shares that came back; a payload's memory is free once all its shares are back"),
+    ("full", false, "requests for a segment that found no free memory; the program sends the bytes instead"),
     (
         "refused",
         false,
-        "connections that were turned away: of users or groups that are not in the configuration, or too many",
+        "refused connections: their users or groups are not in the configuration, or there were too many",
     ),
     (
         "peer_addresses",
         true,
-        "addresses now that peers have named as those of their programs: only with these, and within this machine, do connections carry references",
+        "addresses of peers' programs at present; only connections with these addresses and within this machine carry \
+         references",
     ),
     (
         "peer_sources",
         true,
-        "stores now that peers have named as those that their programs can fetch from, counted for each peer: references to others are not passed on to them",
+        "stores at present that peers' programs can fetch from, counted for each peer; a peer gets no references to \
+         other stores",
     ),
-    ("unreached", false, "connections to other machines' stores that programs of this machine did not get"),
+    ("unreached", false, "failed connections of this machine's programs to stores of other machines"),
 ];
 
 /// Returns whether a path below `agent.` is a gauge: it goes up and down.
@@ -101,21 +110,21 @@ pub(crate) fn is_gauge(path: &str) -> bool {
 /// Returns what one of the servers' counters counts, as a sentence.
 pub(crate) fn server_help(name: &str) -> String {
     let found = SERVERS.iter().find(|(_, other, _)| *other == name);
-    sentence(found.map_or("see docs/counters.md", |(_, _, help)| help))
+    sentence(found.map_or("meaning: docs/counters.md", |(_, _, help)| help))
 }
 
 /// Returns what one of the agent's counters counts, as a sentence.
 pub(crate) fn agent_help(path: &str) -> String {
     let found = agent().find(|(other, _)| *other == path);
-    sentence(found.map_or("see docs/counters.md", |(_, help)| help))
+    sentence(found.map_or("meaning: docs/counters.md", |(_, help)| help))
 }
 
 /// (name below `store.by_program.NAME.`, meaning) of the programs' gauges. The other counters are [`COUNTED`].
 pub(crate) const PROGRAMS: [(&str, &str); 2] = [
-    ("processes", "processes now"),
+    ("processes", "processes at present"),
     (
         "bypassed_percent",
-        "of the absent bytes that it has sent on or had to have, the part that it has sent on without having it",
+        "percentage of absent bytes sent on without being fetched, among all absent bytes that were sent on or fetched",
     ),
 ];
 
@@ -152,10 +161,10 @@ mod tests {
         let mut text = String::from(
             "# Counters\n\n\
              <!-- Written from the source: SHUNT_WRITE_DOCS=1 cargo test -p shunt-agent counters -->\n\n\
-             `shunt stats` prints those that are not zero, `--all` the others too, `--json` for scripts. With `metrics =\n\
-             \"127.0.0.1:9440\"` in `shuntd.toml` (anywhere on one line of its own, before the first section) Prometheus finds\n\
-             them at `http://127.0.0.1:9440/metrics`, with reasons as labels: `shunt_relayed_total{reason=\"type\"}`.\n\
-             Every fallback, drop and abort is counted where it happens, so one that crosses machines is counted on each.\n",
+             `shunt stats` prints the counters that are not zero, `--all` prints all, `--json` prints them for scripts. With\n\
+             `metrics = \"127.0.0.1:9440\"` in `shuntd.toml`, on a separate line before the first section, Prometheus finds them\n\
+             at `http://127.0.0.1:9440/metrics`, with reasons as labels: `shunt_relayed_total{reason=\"type\"}`. Every fallback,\n\
+             drop and abort is counted where it happens, so an event that concerns two machines is counted on both.\n",
         );
         let mut section = |title: &str, about: &str, rows: Vec<(String, &str)>| {
             let _ = write!(text, "\n## {title}\n{about}\n\n| counter | counts |\n| --- | --- |\n");
@@ -164,32 +173,36 @@ mod tests {
             });
         };
         let servers = SERVERS.iter().map(|(_, name, help)| (format!("servers.{name}"), *help)).collect();
-        section("Servers", "By this machine's nginx workers, those that are gone included.", servers);
+        section("Servers", "Counted by this machine's nginx workers. Workers that have ended are included.", servers);
         let agent = agent().map(|(path, help)| (format!("agent.{path}"), *help)).collect();
-        section("Agent", "By `shuntd`, since it started.", agent);
+        section("Agent", "Counted by `shuntd` since its start.", agent);
         let store = STORE.iter().map(|(name, _, help)| (format!("store.{name}"), *help)).collect();
         section(
             "Store",
-            "By the store of programs under `shunt run`, since `shuntd` started; what there is now is as old as a quarter of a second.",
+            "Counted by the store of programs under `shunt run` since `shuntd` started. Present numbers are up to 0.25 s old.",
             store,
         );
         let programs = PROGRAMS.iter().chain(&COUNTED);
         let programs = programs.map(|(name, help)| (format!("store.by_program.NAME.{name}"), *help)).collect();
         section(
             "Programs",
-            "By processes under `shunt run` themselves, summed by name; those that have ended included.",
+            "Counted by processes under `shunt run`, and summed by the program's name. Processes that have ended are included.",
             programs,
         );
         let reasons = shunt_wire::local::Reason::ALL;
         let texts: Vec<String> = reasons.iter().map(ToString::to_string).collect();
         let rows = reasons.iter().zip(&texts).map(|(reason, text)| (format!("{reason:?}"), text.as_str())).collect();
-        section("Reasons", "Of `agent.ended`; nginx's error log has their numbers, 1 and up in this order.", rows);
+        section("Reasons", "Reasons of `agent.ended`. Their numbers are 1 and up, in this order.", rows);
         for (role, prefix) in [("frontend", "fe_"), ("backend", "be_")] {
             let own = STEERING.iter().filter(|(name, _)| name.starts_with(prefix));
             let rows = own.map(|(name, help)| (format!("{role}.{name}"), *help)).collect();
-            section(&format!("Steering, {role}"), "By the programs in the kernel, since their maps were made.", rows);
+            section(
+                &format!("Steering, {role}"),
+                "Counted by the programs in the kernel since their maps were made.",
+                rows,
+            );
         }
-        text.push_str("\n`frontend.flows` is how many client connections the flow table holds now.\n");
+        text.push_str("\n`frontend.flows` is the present number of client connections in the flow table.\n");
         text
     }
 

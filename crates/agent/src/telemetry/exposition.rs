@@ -99,9 +99,9 @@ pub fn exposition(stats: &Value) -> String {
 /// Adds the servers' counters: `relayed_no_peer` becomes `shunt_relayed_total{reason="no_peer"}`.
 fn add_servers(page: &mut Page, servers: &Value) {
     const BY_REASON: [(&str, &str); 3] = [
-        ("relayed", "Responses that were relayed, by why; docs/counters.md has each reason."),
-        ("fetched_by", "Offers whose payload was fetched, by why; docs/counters.md has each reason."),
-        ("refused", "Offers that could not be used, by why; docs/counters.md has each reason."),
+        ("relayed", "Responses that were relayed, by reason; docs/counters.md has each reason."),
+        ("fetched_by", "Offers whose payload was fetched, by reason; docs/counters.md has each reason."),
+        ("refused", "Offers that could not be used, by reason; docs/counters.md has each reason."),
     ];
     for (name, value) in servers.as_object().into_iter().flatten() {
         let of_reason = BY_REASON.iter().find_map(|(family, help)| {
@@ -119,12 +119,12 @@ fn add_agent(page: &mut Page, agent: &Map<String, Value>) {
     for (name, value) in agent {
         match name.as_str() {
             "ended" => {
-                let help = "Handoffs and fetches that ended without success, by why.";
+                let help = "Handoffs and fetches that ended without success, by reason.";
                 page.add_all("ended", Kind::Counter, help, "reason", value);
             }
             "limited" => page.add_all("limited", Kind::Counter, "Times that a limit was reached.", "limit", value),
-            "now" => page.add_all("in_use", Kind::Gauge, "What there is of each limited thing now.", "of", value),
-            "limit" => page.add_all("limit", Kind::Gauge, "What there may be of each limited thing.", "of", value),
+            "now" => page.add_all("in_use", Kind::Gauge, "Present number of each limited thing.", "of", value),
+            "limit" => page.add_all("limit", Kind::Gauge, "Limit of each limited thing.", "of", value),
             "senders" => {
                 for (name, value) in value.as_object().into_iter().flatten() {
                     add_scalar(page, &format!("senders_{name}"), &format!("senders.{name}"), value);

@@ -49,7 +49,7 @@ impl Log {
     /// Returns an error where the thread cannot be made.
     pub fn start(&'static self, output: impl Write + Send + 'static) -> io::Result<()> {
         let (queue, lines) = sync_channel(WAITING);
-        threads::start("log", "nothing more is logged", vec![move || self.run(&lines, output)])?;
+        threads::start("log", "cannot start the thread that writes the log", vec![move || self.run(&lines, output)])?;
         let _ = self.queue.set(queue);
         Ok(())
     }
@@ -59,7 +59,10 @@ impl Log {
         for line in lines {
             let lost = self.lost();
             if lost > told {
-                let text = format!("shuntd: {} lines of this log are lost: nobody took them\n", lost - told);
+                let text = format!(
+                    "shuntd: {} lines of this log are lost, because its reader did not read or its disk was full\n",
+                    lost - told
+                );
                 if output.write_all(text.as_bytes()).is_ok() {
                     told = lost;
                 }

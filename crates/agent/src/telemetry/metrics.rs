@@ -64,7 +64,7 @@ impl Endpoint {
             let (listener, asker) = (self.listener.clone(), self.asker.clone());
             move || answer_all(&listener, &asker)
         };
-        threads::start("metrics", "counters are not served", (0..THREADS).map(work).collect())
+        threads::start("metrics", "cannot start the thread that serves counters", (0..THREADS).map(work).collect())
     }
 }
 
@@ -88,8 +88,8 @@ fn answer(mut stream: TcpStream, asker: &Asker) -> io::Result<()> {
             Err(error) => ("503 Service Unavailable", "text/plain", format!("the agent does not answer: {error}\n")),
         },
         Request::OtherPath => ("404 Not Found", "text/plain", "counters are at /metrics\n".to_owned()),
-        Request::OtherMethod => ("405 Method Not Allowed", "text/plain", "only GET\n".to_owned()),
-        Request::Bad => ("400 Bad Request", "text/plain", "not a request\n".to_owned()),
+        Request::OtherMethod => ("405 Method Not Allowed", "text/plain", "only GET is supported\n".to_owned()),
+        Request::Bad => ("400 Bad Request", "text/plain", "this is no HTTP request\n".to_owned()),
     };
     let length = body.len();
     let head = format!(

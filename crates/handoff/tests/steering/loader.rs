@@ -208,12 +208,12 @@ fn a_table_of_many_flows_is_read_whole() {
 #[test]
 fn rings_come_and_go_by_number() {
     let Loaded { host: _host, pins, mut frontend, .. } = Loaded::new();
-    frontend.create_ring(63, 0).expect("the last");
-    frontend.create_ring(63, 0).expect("in place of the first");
-    frontend.remove_ring(63).expect("there");
-    frontend.remove_ring(63).expect("not there");
+    frontend.create_ring(MAX_RINGS - 1, 0).expect("the last");
+    frontend.create_ring(MAX_RINGS - 1, 0).expect("in place of the first");
+    frontend.remove_ring(MAX_RINGS - 1).expect("there");
+    frontend.remove_ring(MAX_RINGS - 1).expect("not there");
     assert!(matches!(frontend.create_ring(MAX_RINGS, 0), Err(SteeringError::Index { .. })));
-    assert!(matches!(frontend.set_peer(64, &SteerPeer::default()), Err(SteeringError::Index { .. })));
+    assert!(matches!(frontend.set_peer(MAX_PEERS, &SteerPeer::default()), Err(SteeringError::Index { .. })));
     detach_all(&pins.0).expect("detach_all");
 }
 

@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddrV6, TcpListener, TcpStream};
 use std::time::Duration;
 
 use shunt_handoff::Frontend;
+use shunt_handoff::bpf::{MAX_PEERS, MAX_RINGS};
 use shunt_sys::sockopt;
 use shunt_testbed::wait_for;
 use shunt_wire::flow::FlowState;
@@ -458,9 +459,9 @@ fn move_is_refused_where_it_must_be() {
     steered.answer();
     refused(&steered, Move { from: 10, ..good() }, "fe_refused_argument");
     refused(&steered, Move { ring: 1, ..good() }, "fe_refused_argument");
-    refused(&steered, Move { ring: 64, ..good() }, "fe_refused_argument");
+    refused(&steered, Move { ring: MAX_RINGS, ..good() }, "fe_refused_argument");
     refused(&steered, Move { peer: 1, ..good() }, "fe_refused_peer");
-    refused(&steered, Move { peer: 64, ..good() }, "fe_refused_peer");
+    refused(&steered, Move { peer: MAX_PEERS, ..good() }, "fe_refused_peer");
     let short = sockopt::set(&server, SHUNT_SOL, SHUNT_MOVE, &0u32).expect_err("too short");
     assert_eq!(short.raw_os_error(), Some(libc::EPERM));
     assert_eq!(steered.state(&server).handoff, 2, "the region is as it was");
@@ -482,8 +483,8 @@ fn begin_is_refused_where_it_must_be() {
     refused(Begin { length: 0, ..good() }, "fe_refused_argument");
     refused(Begin { length: 1 << 48, ..good() }, "fe_refused_argument");
     refused(Begin { ring: 1, ..good() }, "fe_refused_argument");
-    refused(Begin { ring: 64, ..good() }, "fe_refused_argument");
-    for peer in [1, 64] {
+    refused(Begin { ring: MAX_RINGS, ..good() }, "fe_refused_argument");
+    for peer in [1, MAX_PEERS] {
         refused(Begin { peer, ..good() }, "fe_refused_peer");
         let answer = steered.answer();
         assert_eq!((answer.handoff, answer.status), (1, 6), "SHUNT_REGION_NO_PEER");

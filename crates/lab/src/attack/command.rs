@@ -19,13 +19,13 @@ const TURN: Duration = Duration::from_secs(10);
 /// `shunt-lab bench attack`
 #[derive(Debug, Args)]
 pub struct Attack {
-    /// How long, both services together
+    /// Minutes of both services together
     #[arg(long, default_value_t = 10.0)]
     minutes: f64,
-    /// Of everything that is left to chance; printed
+    /// Seed of everything random; without one, a random seed, which is printed
     #[arg(long)]
     seed: Option<u64>,
-    /// Write what was found
+    /// Write the results to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -50,7 +50,7 @@ impl Attack {
 
 /// Attacks both services in turns, for `minutes` in total.
 fn attack(minutes: f64, seed: u64, progress: &Progress) -> Result<Outcome> {
-    ensure_use(minutes > 0.0, || format!("--minutes {minutes}: nothing to do"))?;
+    ensure_use(minutes > 0.0, || format!("--minutes {minutes}: write a number above 0"))?;
     let labs = (build_lab(seed)?, build_lab(seed)?);
     let (ours, plain) = (Side::start(&labs.0, true)?, Side::start(&labs.1, false)?);
     let pairs = ((minutes * 60.0 / (2.0 * TURN.as_secs_f64())).round() as u64).max(1);

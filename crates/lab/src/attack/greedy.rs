@@ -51,7 +51,7 @@ pub(super) fn ack_ahead(
         let Ok(stream) = host.run(|| TcpStream::connect_timeout(&server, LIFE))? else { continue };
         stream.set_read_timeout(Some(Duration::from_millis(1)))?;
         let mut reader = stream.try_clone()?;
-        (&stream).write_all(get_request(server, path, &[]).as_bytes()).context("asking greedily")?;
+        (&stream).write_all(get_request(server, path, &[]).as_bytes()).context("starting the greedy client")?;
         let (begin, mut next, mut known) = (Instant::now(), Instant::now(), None);
         let (local, mut buffer) = (stream.local_addr()?, vec![0; 64 << 10]);
         // On half of the connections the client only acknowledges ahead. On the others it sends all kinds of nonsense.

@@ -73,7 +73,7 @@ impl Outcome {
                 .push(format!("{drawn_ratio:.2} times as many bytes drawn per byte received, more than {DRAWN_RATIO}"));
         }
         if shortcuts == 0 {
-            wrong.push("no shortcut in all that time".to_owned());
+            wrong.push("no response took the shortcut during the attack".to_owned());
         }
         let cases = vec![
             Case::of("ended", "processes", ended[0].len() as f64),
@@ -90,7 +90,7 @@ impl Outcome {
         let row = |what: &str, ours: String, plain: String, bound: String| [what.to_owned(), ours, plain, bound];
         let count = |count: usize| number::count(count as u64);
         let rows = vec![
-            row("processes ended", count(ended[0].len()), count(ended[1].len()), "0".into()),
+            row("ended processes", count(ended[0].len()), count(ended[1].len()), "0".into()),
             row("responses not whole", count(ours.wrong.len()), count(plain.wrong.len()), "0".into()),
             row("of responses", number::count(ours.responses), number::count(plain.responses), String::new()),
             row("of them shortcuts", number::count(shortcuts), String::new(), "some".into()),
@@ -126,7 +126,7 @@ impl Outcome {
             let _ = writeln!(text, "and {} more", self.wrong.len() - WORDS_SHOWN);
         }
         if self.wrong.is_empty() {
-            let _ = writeln!(text, "{}", paint.good("All is well."));
+            let _ = writeln!(text, "{}", paint.good("No faults found."));
         }
         text + &self.explained
     }

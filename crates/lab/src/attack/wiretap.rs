@@ -41,7 +41,7 @@ impl Wiretap {
         match recv(&self.socket, &mut self.buffer[..], RecvFlags::empty()) {
             Ok((bytes, _)) => Ok(Segment::parse(Duration::ZERO, &self.buffer[..bytes], bytes)),
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-            Err(error) => Err(error).context("listening to a host's packets"),
+            Err(error) => Err(error).context("capturing a host's packets"),
         }
     }
 }

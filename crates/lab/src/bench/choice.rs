@@ -23,7 +23,7 @@ pub(super) struct Choice {
     /// Only the cases whose names match, such as `cpu/2is/*`; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(super) case: Vec<String>,
-    /// Write the figures
+    /// Write the figures to this JSON file
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
     /// Write a page with tables and plots
@@ -32,7 +32,7 @@ pub(super) struct Choice {
     /// Print the names of the cases and their targets, and end
     #[arg(long)]
     pub(super) list: bool,
-    /// Load ours for one case under perf, and print where the measured core's time goes
+    /// Load Shunt's side of one case under perf, and print the functions that use the measured core's time
     #[arg(long, value_name = "CASE", conflicts_with_all = ["case", "json", "html", "quick"])]
     pub(super) profile: Option<String>,
 }

@@ -22,10 +22,10 @@ use crate::service::Options;
 pub struct Disc {
     #[command(flatten)]
     pub(super) choice: Choice,
-    /// Offer bodies from this many bytes on, instead of the module's default
+    /// Least length of an offered body in bytes, instead of the module's default
     #[arg(long, value_name = "BYTES")]
     pub(super) offer_min: Option<u64>,
-    /// Measure plain nginx against itself: what differs then is noise
+    /// Measure plain nginx against itself, to see the noise
     #[arg(long, conflicts_with = "offer_min")]
     pub(super) against_itself: bool,
 }
@@ -40,8 +40,9 @@ impl Disc {
     }
 
     fn profile(&self, case: Case) -> Result<()> {
-        let shape =
-            case.shape().context("the time of a download over a long way goes by on the link: nothing to profile")?;
+        let shape = case
+            .shape()
+            .context("a download over a long link spends its time on the link: choose another case to profile")?;
         profile::run(case, Plan::of(shape, self.ours()), |bed, side, time| {
             bed.place(&Runner::placement(bed, case)?)?;
             runs::load(bed, case, side, CONNECTIONS, time)

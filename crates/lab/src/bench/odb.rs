@@ -23,7 +23,8 @@ use case::{Case, Kind};
 pub struct Odb {
     #[command(flatten)]
     pub(super) choice: Choice,
-    /// Print the paper's Tables 4.1, 4.2 and 4.3 beside its numbers, with nginx, nginx and PHP-FPM, and end
+    /// Measure the paper's Tables 4.1, 4.2 and 4.3 with nginx, nginx and PHP-FPM, print them beside its figures, and
+    /// end
     #[arg(long, conflicts_with_all = ["case", "json", "html", "quick", "profile", "list"])]
     pub(super) paper: bool,
 }

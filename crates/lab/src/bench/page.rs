@@ -42,9 +42,9 @@ fn benchmark(page: &mut Page, outcome: &Outcome) {
     if !pictures.is_empty() {
         page.heading("CPU of the whole service for one response");
         page.paragraph(
-            "All tiers share one core, wrk with 10 connections has the other. The limit is the cost of a header-only \
-             response through all tiers and of the payload straight from the backend. Each row has its own scale; the \
-             red line is the target.",
+            "All tiers share one core; wrk with 10 connections has the other. The limit is the cost of a response \
+             without a body through all tiers, plus the payload straight from the backend. Each row has its own \
+             scale; the red line is the target.",
         );
         pictures.iter().for_each(|picture| page.picture(&picture.svg()));
     }
@@ -126,7 +126,7 @@ fn tier_panels(outcome: &Outcome) -> Vec<Panel> {
             number::plain,
         ),
         of("Latency at a fixed rate", |case| matches!(case, Case::Latency { .. }), number::microseconds),
-        of("KiB/s over a long way", |case| matches!(case, Case::Wan { .. }), number::plain),
+        of("KiB/s at an RTT of 50 ms", |case| matches!(case, Case::Wan { .. }), number::plain),
     ];
     panels.into_iter().filter(|panel| !panel.rows.is_empty()).collect()
 }

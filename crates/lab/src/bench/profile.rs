@@ -48,9 +48,10 @@ pub(super) fn run(
             lab.cores().measured,
             cost.report.requests_per_second
         )?;
-        for (heading, sort, children) in
-            [("Itself", "comm,symbol", "--no-children"), ("With what it called", "symbol", "--children")]
-        {
+        for (heading, sort, children) in [
+            ("Itself", "comm,symbol", "--no-children"),
+            ("Including the functions that it called", "symbol", "--children"),
+        ] {
             say!("{heading}:")?;
             report(&data, sort, children)?;
         }

@@ -61,10 +61,7 @@ pub(super) fn table(outcome: &Outcome, paint: Paint) -> String {
 pub(super) fn noise(outcome: &Outcome) -> Option<String> {
     let worst = outcome.background.values().copied().fold(0.0, f64::max);
     (!Background(worst).is_quiet()).then(|| {
-        format!(
-            "The measured core was {:.0}% busy before any load: something else runs on this machine.",
-            worst * 100.0
-        )
+        format!("The measured core was {:.0}% busy before any load: end what else runs on this machine.", worst * 100.0)
     })
 }
 

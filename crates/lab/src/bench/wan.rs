@@ -73,7 +73,7 @@ pub(super) fn measure(cases: &[Case], ours: Options, effort: Effort, progress: &
         if wanted.is_empty() {
             continue;
         }
-        progress.step(if lossy { "building labs: 50 ms away, 1% loss" } else { "building labs: 50 ms away" });
+        progress.step(if lossy { "building labs: RTT 50 ms, 1% loss" } else { "building labs: RTT 50 ms" });
         let labs = [lab(lossy)?, lab(lossy)?];
         let [mut baseline, mut ours] = [Way::start(&labs[0], Options::plain())?, Way::start(&labs[1], ours)?];
         for (case, download) in wanted {

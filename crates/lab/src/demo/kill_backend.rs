@@ -27,8 +27,8 @@ pub(super) fn run(how: How) -> Result<Vec<String>> {
     let undisturbed = failover.undisturbed(1)?;
     progress.clear();
     let paint = Paint::of(&std::io::stdout());
-    say!("A download of {} that nothing disturbs: {:.2} s.", number::bytes(BODY_BYTES as f64), seconds(undisturbed))?;
-    say!("Another, whose backend is {how} on the way:\n")?;
+    say!("An undisturbed download of {}: {:.2} s.", number::bytes(BODY_BYTES as f64), seconds(undisturbed))?;
+    say!("Another download, whose backend is {how} in mid-payload:\n")?;
     let got = failover.got();
     got.store(0, Ordering::Relaxed);
     let done = AtomicBool::new(false);
@@ -44,7 +44,7 @@ pub(super) fn run(how: How) -> Result<Vec<String>> {
         Ok(download) => download,
         Err(error) => return Ok(vec![format!("{lost} was {how}, and the download is not whole: {error:#}")]),
     };
-    say!("\n{lost} was {how}; {} went on with the same connection.", others(&lab, &lost))?;
+    say!("\n{lost} was {how}; {} continued on the same connection.", others(&lab, &lost))?;
     let fetched = &download.fetched;
     say!(
         "Time       {:.2} s, {:.2} s more",
@@ -53,7 +53,7 @@ pub(super) fn run(how: How) -> Result<Vec<String>> {
     )?;
     say!("Pause      {:.2} s, the longest that the client waited for a byte", seconds(fetched.longest_pause))?;
     say!("SHA-256    {}", fetched.sha256)?;
-    say!("{}", paint.good("It is that of the file: not a byte is missing, and none came wrong."))?;
+    say!("{}", paint.good("The SHA-256 is the file's: no byte is missing or wrong."))?;
     Ok(Vec::new())
 }
 

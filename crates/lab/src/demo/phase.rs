@@ -66,11 +66,13 @@ pub(super) fn run_phase(
         loads.push(LoadUse { tiers: load_tiers(&service, body, name, &background, progress)? });
     }
     if let (Some(start), Some(end)) = (&before_loads, shunt_stats(&service, options)?) {
-        faults.extend(long_way(&end, start).map(|reasons| format!("under load, bodies took the long way: {reasons}")));
+        faults.extend(
+            long_way(&end, start).map(|reasons| format!("under load, bodies passed through the tiers: {reasons}")),
+        );
     }
     service.check_running()?;
     let faults: Vec<String> = faults.into_iter().map(|fault| format!("{name}: {fault}")).collect();
-    let state = if faults.is_empty() { "every body as it should be" } else { "with faults" };
+    let state = if faults.is_empty() { "every body as expected" } else { "with faults" };
     progress.done(&format!("{name}: {state}"));
     Ok(Phase { name, loads, faults })
 }
@@ -114,7 +116,7 @@ fn wait_for_shortcuts(service: &Service, start: &Stats, wanted: u64) -> Result<V
             return Ok(Vec::new());
         }
         if Instant::now() > deadline {
-            let why = long_way(&now, start).unwrap_or_else(|| "the counters do not say why".to_owned());
+            let why = long_way(&now, start).unwrap_or_else(|| "no counter gives a reason".to_owned());
             return Ok(vec![format!("{taken} of {wanted} long bodies took the shortcut: {why}")]);
         }
         std::thread::sleep(Duration::from_millis(20));

@@ -21,16 +21,16 @@ const BACKENDS: u8 = 2;
 /// `shunt-lab bench failover`
 #[derive(Debug, Args)]
 pub struct FailoverBench {
-    /// How many
+    /// Number of downloads
     #[arg(long, default_value_t = 100)]
     downloads: u64,
-    /// How the backend is lost: its server and its agent are killed, its machine is taken off the network, or in turns
+    /// How the backend is lost: `kill` kills its server and agent, `cut-off` disconnects its machine, `both` alternates
     #[arg(long, value_enum, default_value_t)]
     how: Hows,
-    /// Hosts between the frontend and the backends
+    /// Intermediate hosts between the frontend and the backends
     #[arg(long, default_value_t = 0)]
     intermediates: u8,
-    /// Write what was found
+    /// Write the results to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -82,9 +82,8 @@ fn show(rounds: &Rounds, paint: Paint) -> String {
     let ((time, most_time), (pause, most_pause)) =
         (spread(rounds, |whole| whole.elapsed), spread(rounds, |whole| whole.longest_pause));
     let mut text = format!(
-        "{} of {count} downloads are whole; another backend went on with {moved}\n\
-         time      {time:.2} s in the median, {most_time:.2} s at most; without a loss {:.2} s\n\
-         pause     {pause:.2} s in the median, {most_pause:.2} s at most\n",
+        "{} of {count} downloads are whole; another backend continued {moved} of them\ntime      median {time:.2} s, \
+         at most {most_time:.2} s; without a loss {:.2} s\npause     median {pause:.2} s, at most {most_pause:.2} s\n",
         rounds.whole().count(),
         rounds.undisturbed.as_secs_f64(),
     );
@@ -93,8 +92,8 @@ fn show(rounds: &Rounds, paint: Paint) -> String {
     }
     let bound = BOUND.as_secs();
     let verdict = match faults.len() {
-        0 => paint.good(&format!("All are whole, and none took {bound} s more than without a loss.")),
-        wrong => paint.bad(&format!("{wrong} are not whole, or took {bound} s more than without a loss.")),
+        0 => paint.good(&format!("All are whole, and none took {bound} s longer than without a loss.")),
+        wrong => paint.bad(&format!("{wrong} are not whole, or took {bound} s longer than without a loss.")),
     };
     text + &verdict + "\n"
 }

@@ -271,7 +271,7 @@ impl<'lab> Bed<'lab> {
         if ending != Ending::Whole && began.elapsed() < self.settles {
             return Ok(false);
         }
-        ensure!(ending == Ending::Whole, "{way}{file} once the service works: {ending}{}", self.service.explain());
+        ensure!(ending == Ending::Whole, "{way}{file} in the working service: {ending}{}", self.service.explain());
         Ok(count()? > before)
     }
 

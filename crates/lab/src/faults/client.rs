@@ -129,7 +129,7 @@ impl Client {
     }
 
     fn read(&mut self, most: usize, deadline: Instant) -> Result<Got> {
-        let answer = self.answer.as_mut().context("nothing was asked for")?;
+        let answer = self.answer.as_mut().context("no request was sent")?;
         if let Some(ending) = answer.ending() {
             return Ok(Got::End(ending));
         }

@@ -24,13 +24,13 @@ pub struct Faults {
     /// Only the cells that match, such as `queued/*` or `*/backend-*`; may be repeated
     #[arg(long, value_name = "GLOB")]
     cell: Vec<String>,
-    /// Write what was found
+    /// Write the results to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Print the names of the cells, and end
     #[arg(long)]
     pub(crate) list: bool,
-    /// Print how the responses are to end, as docs/faults.md has it, and end
+    /// Print the expected ends of the responses, as in docs/faults.md, and end
     #[arg(long)]
     pub(crate) expected: bool,
 }
@@ -139,7 +139,7 @@ fn show(outcomes: &[Outcome], paint: Paint) -> String {
         }
     }
     let good = outcomes.iter().filter(|outcome| outcome.is_good()).count();
-    format!("{}\n{good} of {} cells are as they are to be.\n", table.show(paint), outcomes.len())
+    format!("{}\n{good} of {} cells are as expected.\n", table.show(paint), outcomes.len())
 }
 
 /// Cells whose names match one of the globs; all cells where there is no glob.

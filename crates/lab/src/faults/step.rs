@@ -72,11 +72,11 @@ impl Step {
     pub fn meaning(self) -> &'static str {
         match self {
             Self::Asked => "the request waits at the backend",
-            Self::Offered => "the offer is made, its header waits at the intermediate",
-            Self::Begun => "the header is sent and the region begun, the claim waits at the frontend's agent",
+            Self::Offered => "the offer is made; its header waits at the intermediate",
+            Self::Begun => "the header is sent and the region has begun; the claim waits at the frontend's agent",
             Self::Claimed => "the claim waits at the backend's agent",
-            Self::Sending => "in mid-payload, most of it not queued yet",
-            Self::Queued => "the payload is queued as a whole, most of it not acknowledged",
+            Self::Sending => "in mid-payload; most of the payload is not queued yet",
+            Self::Queued => "the whole payload is queued; most of it is not acknowledged",
             Self::Parked => "the payload is complete and its socket parked; the next request comes after the fault",
             Self::Next => "in mid-payload, on the socket of an earlier payload",
         }

@@ -132,7 +132,7 @@ impl Expected {
     /// Says what is wrong with this ending after this many seconds, if anything is.
     pub(super) fn objection(&self, ending: Ending, seconds: f64, pace: Pace) -> Option<String> {
         if End::of(ending).is_none_or(|end| !self.ends.contains(&end)) {
-            return Some(format!("the response was to be {}, and is: {ending}", self.name()));
+            return Some(format!("the response should be {}, and is: {ending}", self.name()));
         }
         let bound = pace.bound(self.within).as_secs_f64();
         (seconds > bound).then(|| format!("{ending} after {seconds:.1} s, more than {bound} s"))

@@ -25,10 +25,10 @@ pub struct Mistakes {
     /// Only the rows that match, such as `certificate-*`; may be repeated
     #[arg(long, value_name = "GLOB")]
     row: Vec<String>,
-    /// Write what was found
+    /// Write the results to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Print the table as docs/mistakes.md has it, and end
+    /// Print the table, as in docs/mistakes.md, and end
     #[arg(long)]
     pub(crate) expected: bool,
 }
@@ -114,7 +114,7 @@ fn show(outcomes: &[Outcome], paint: Paint) -> String {
         ]);
     }
     let good = outcomes.iter().filter(|outcome| outcome.is_good()).count();
-    format!("{}\n{good} of {} rows are as they are to be.\n", table.show(paint), outcomes.len())
+    format!("{}\n{good} of {} rows are as expected.\n", table.show(paint), outcomes.len())
 }
 
 fn choose(globs: &[String]) -> Result<Vec<Mistake>> {

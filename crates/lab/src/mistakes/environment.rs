@@ -105,7 +105,7 @@ impl super::Running<'_> {
     fn wait_for_others(&mut self) -> Result<()> {
         for other in &mut self.others {
             let ended = other.wait(std::time::Duration::from_secs(60));
-            ensure!(ended.is_ok(), "it goes on in place of ending with an error:\n{}", other.log());
+            ensure!(ended.is_ok(), "the agent runs in place of ending with an error:\n{}", other.log());
         }
         Ok(())
     }

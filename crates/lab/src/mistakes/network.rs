@@ -34,7 +34,7 @@ fn ports() -> Vec<Mistake> {
                 running.lab.make_port(frontend, "client0")
             })
             .bodies(Bodies::Shortcut)
-            .told(Teller::Agent(Frontend), &["is there", "client0"]),
+            .told(Teller::Agent(Frontend), &["has appeared", "client0"]),
         Mistake::new("backend-interface-wrong", "the backend's `interfaces` names another than payloads leave by")
             .before(|lab| spare(lab.backend()))
             .settings(|settings| {

@@ -23,10 +23,10 @@ pub struct Silence {
     /// Only the rows that match, such as `disk/*` or `holder-store/stopped`; may be repeated
     #[arg(long, value_name = "GLOB")]
     row: Vec<String>,
-    /// Write what was found
+    /// Write the results to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Print the table as docs/silence.md has it, and end
+    /// Print the table, as in docs/silence.md, and end
     #[arg(long)]
     pub(crate) expected: bool,
 }
@@ -109,7 +109,7 @@ fn show(outcomes: &[Outcome], paint: Paint) -> String {
         ]);
     }
     let good = outcomes.iter().filter(|outcome| outcome.is_good()).count();
-    format!("{}\n{good} of {} rows are as they are to be.\n", table.show(paint), outcomes.len())
+    format!("{}\n{good} of {} rows are as expected.\n", table.show(paint), outcomes.len())
 }
 
 /// Rows whose names match one of the globs; all rows where there is no glob.

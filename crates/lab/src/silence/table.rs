@@ -82,13 +82,13 @@ impl Bound {
             _ => self.ends == Ends::WholeOrVisiblyNot,
         };
         let late = seconds > pace.bound(self.within).as_secs_f64();
-        (!good || late).then(|| format!("{who}: {ending} after {seconds:.1} s; to be {self}"))
+        (!good || late).then(|| format!("{who}: {ending} after {seconds:.1} s; expected: {self}"))
     }
 }
 
 impl std::fmt::Display for Bound {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let ends = if self.ends == Ends::Whole { "whole" } else { "whole, or visibly not" };
+        let ends = if self.ends == Ends::Whole { "whole" } else { "whole, or visibly incomplete" };
         write!(f, "{ends}, within {} s", self.within.as_secs())
     }
 }

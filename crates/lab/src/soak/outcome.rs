@@ -63,7 +63,7 @@ impl Outcome {
         let _ = writeln!(text, "responses that were not whole: {}\n", list(&mut { endings }));
         text.push_str(&self.processes().show(paint));
         if self.wrong.is_empty() {
-            let _ = writeln!(text, "\n{}", paint.good("All is well."));
+            let _ = writeln!(text, "\n{}", paint.good("No faults found."));
         }
         for wrong in self.wrong.iter().take(WORDS_SHOWN) {
             let _ = writeln!(text, "{} {wrong}", paint.bad("WRONG"));

@@ -100,7 +100,7 @@ impl<M: Machine> Backend<M> {
                 }
             }
             Err(reason) => {
-                tracing::debug!(%reason, handoff, "a digest cannot be told");
+                tracing::debug!(%reason, handoff, "no digest for this file");
                 tell_digest(peer, &digest(worker, handoff, 0, None), turn);
             }
         }

@@ -94,7 +94,7 @@ impl Frontend {
         if regions.is_empty() {
             return;
         }
-        tracing::info!(payloads = regions.len(), "watching what comes from an agent that is gone");
+        tracing::info!(payloads = regions.len(), "an agent is lost: watching whether its payloads still arrive");
         let known = |region: &ActiveRegion| self.losses.0.iter().any(|one| one.region.handoff == region.handoff);
         let new: Vec<_> = regions.into_iter().filter(|region| !known(region)).collect();
         self.losses.0.extend(new.into_iter().map(|region| Watched::new(region, turn.now)));
@@ -107,7 +107,10 @@ impl Frontend {
         for region in turn.machine.active_regions(None).into_iter().filter(left) {
             if newest.is_none_or(|newest| is_later(region.handoff, newest)) {
                 let client = region.client.socket_addr();
-                tracing::info!(handoff = region.handoff, %client, "a process has ended with a handoff that it has not told of");
+                tracing::info!(
+                    handoff = region.handoff, %client,
+                    "a process ended with a handoff that it had not reported"
+                );
                 turn.act(Action::Cancel(region));
             } else {
                 self.losses.0.push(Watched { region, due: turn.now + LEFT, tells: 1 });
@@ -129,7 +132,7 @@ impl Frontend {
         for (region, is_given_up) in stalled {
             turn.shared.counts.stalled += 1;
             let (handoff, client) = (region.handoff, region.client.socket_addr());
-            tracing::warn!(handoff, %client, acked = region.acked, "a lost agent's payload comes no further");
+            tracing::warn!(handoff, %client, acked = region.acked, "the payload of a lost agent has stopped");
             tell_all_servers(handoff, Reason::PeerLost, turn);
             if is_given_up && region.queues && !turn.shared.servers.has_ring(region.ring) {
                 turn.act(Action::Cancel(region));

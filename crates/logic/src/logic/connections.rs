@@ -32,14 +32,22 @@ impl<M: Machine> Logic<M> {
         }
         let Caller { pid, uid, gid, .. } = *caller;
         match refusal {
-            Refusal::Full => tracing::warn!("a server's connection too many: raise `servers` in [limits]"),
+            Refusal::Full => {
+                tracing::warn!("limit reached: refused a server's connection; raise `servers` in [limits]")
+            }
             Refusal::NotAllowed => {
-                tracing::warn!(pid, uid, gid, "refused a process that is in none of `users`, `groups` and `observers`");
+                tracing::warn!(
+                    pid,
+                    uid,
+                    gid,
+                    "refused a process: add its user or group to `users`, `groups` or `observers`"
+                );
             }
             Refusal::Share { own } => tracing::warn!(
                 uid,
                 own,
-                "a user has as many connections as are left for others: raise `servers` in [limits]"
+                "limit reached: refused a connection of a user who has the most that one user may have; raise \
+                 `servers` in [limits]"
             ),
         }
     }

@@ -10,14 +10,15 @@ use crate::settings::Settings;
 impl<M: Machine> Logic<M> {
     /// Takes over changed settings. `settings.peers` begins with the present peers, in their order. A peer that is no
     /// longer configured [is gone](crate::settings::PeerSettings::is_gone). Sessions with peers whose settings have
-    /// changed end, and begin again if they may. `stores` has the names of all peers' stores.
+    /// changed end, and begin again if they may. So do sessions that are being opened, because HELLO and the frames
+    /// after it have told the peer what the settings were. `stores` has the names of all peers' stores.
     pub fn reconfigure(&mut self, settings: Settings, stores: &[Source], call: &mut Call<'_, M>) {
         for peer in 0..self.shared.peers.len() {
             let (before, after) = (&self.shared.settings.peers[peer], &settings.peers[peer]);
             if after.is_gone && !before.is_gone {
-                self.distrust(peer, "it is no longer in the configuration", call);
-            } else if !before.allows_session_of(after) && self.shared.peers.is_up(peer) {
-                self.lose_peer(peer, "the configuration says something else of it now", call);
+                self.distrust(peer, "its [[peer]] was removed from the configuration", call);
+            } else if !before.allows_session_of(after) && self.shared.peers.is_greeted(peer) {
+                self.lose_peer(peer, "its [[peer]] was changed in the configuration", call);
             }
         }
         for (peer, added) in settings.peers.iter().enumerate().skip(self.shared.peers.len()) {

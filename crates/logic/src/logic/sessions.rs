@@ -113,22 +113,26 @@ impl<M: Machine> Logic<M> {
         let refused = |why: String| Err(Refused { reason: Reason::NotAllowed, why });
         let name = hello.name().unwrap_or_default();
         if !is_of(name) {
-            return refused(format!("it calls itself \"{name}\", which its certificate is not of"));
+            return refused(format!("it calls itself \"{name}\", and its certificate is for another name"));
         }
         let settings = &self.shared.settings;
         let Some(peer) = settings.peers.iter().position(|peer| peer.name == name && !peer.is_gone) else {
-            return refused(format!("\"{name}\" is no [[peer]] here: add it to the configuration, and restart"));
+            return refused(format!(
+                "\"{name}\" is no [[peer]] here: add it to the configuration, then `systemctl reload shuntd`"
+            ));
         };
         if settings.peers[peer].is_dialled {
             let own = &settings.name;
-            return refused(format!("it should not dial but be dialled: does it call this agent \"{own}\"?"));
+            return refused(format!(
+                "it must not dial, because this agent dials it: check that its [[peer]] calls this agent \"{own}\""
+            ));
         }
         // A machine that has changed its address is silent at the old one, so that its old session is lost soon.
         let is_up = self.shared.peers.is_up(peer);
         if let Some(other) = current(peer).filter(|other| is_up && *other != from) {
             return refused(format!(
-                "two machines use the certificate of \"{name}\": {other}, which has its session, and {from}; is one a clone \
-                 of the other? give each a name and a certificate of its own"
+                "two machines use the certificate of \"{name}\": {other}, which has the session, and {from}; give \
+                 each machine its own name and certificate"
             ));
         }
         if is_up {

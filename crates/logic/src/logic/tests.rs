@@ -552,3 +552,21 @@ fn a_session_ends_whose_peer_has_other_settings() {
     service.backend.call(|logic, call| logic.reconfigure(settings, &[], call));
     assert!(!service.backend.logic.shared.peers.is_up(0));
 }
+
+#[test]
+fn a_session_that_is_being_opened_ends_with_the_settings_that_its_hello_had() {
+    let mut service = Service::new();
+    service.lose();
+    let opened = Opened { senders: SenderAddresses::default(), key: [1; 16] };
+    service.backend.call(|logic, call| logic.opened(0, &opened, call));
+    let mut settings = service.backend.logic.shared.settings.clone();
+    settings.limits.offers = 1;
+    service.backend.take_actions();
+    service.backend.call(|logic, call| logic.reconfigure(settings.clone(), &[], call));
+    let hangs_up = |action: &Action<Model>| matches!(action, Action::HangUp(0));
+    assert!(!service.backend.take_actions().iter().any(hangs_up), "limits end nothing");
+    settings.peers[0].may_read_store ^= true;
+    service.backend.call(|logic, call| logic.reconfigure(settings, &[], call));
+    assert!(service.backend.take_actions().iter().any(hangs_up));
+    assert!(!service.backend.logic.shared.peers.is_greeted(0));
+}

@@ -103,7 +103,8 @@ impl Ends {
         if self.configured.is_empty() && usable > ADDRESSES_MAX {
             tracing::warn!(
                 addresses = usable,
-                "peers are told {ADDRESSES_MAX} of this machine's addresses: name those of programs in [store] `addresses`"
+                "this machine has more addresses than the {ADDRESSES_MAX} that peers learn: name those of programs in \
+                 [store] `addresses`"
             );
         }
         self.owners.this = addresses.iter().chain(&self.configured).copied().chain([LOOPBACK]).collect();

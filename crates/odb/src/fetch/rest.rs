@@ -119,6 +119,6 @@ fn is_there(head: &[u8], asked: u64) -> io::Result<bool> {
     match (answer.found.get(), answer.length.get()) {
         (0, 0) => Ok(false),
         (1, length) if length == asked => Ok(true),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the store answered what was not asked")),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the store's answer does not match the request")),
     }
 }

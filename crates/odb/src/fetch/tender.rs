@@ -214,7 +214,7 @@ impl Shared {
             }
         };
         introducer.keep();
-        let why = "this machine's agent has no peer of that name that lets it fetch, or cannot reach it";
+        let why = "this machine's agent has no such peer, cannot reach it, or may not fetch from it";
         let channel = reached.ok_or_else(|| io::Error::new(io::ErrorKind::HostUnreachable, why))?;
         let mut line = Line::new(channel);
         if let Some(reference) = to_ask {

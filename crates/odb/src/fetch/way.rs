@@ -100,7 +100,7 @@ enum Is {
 fn lost() -> io::Error {
     io::Error::new(
         io::ErrorKind::HostUnreachable,
-        "it has said nothing for a second, or could not be reached a moment ago",
+        "it has not answered for a second, or could not be reached a moment ago",
     )
 }
 

@@ -275,7 +275,7 @@ fn exchange(
         }
     };
     if bytes != size_of::<Told>() || told.kind != ask.kind {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the store's answer is not one"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the store's answer cannot be read"));
     }
     if is_cut && descriptor.is_none() {
         return Err(Errno::MFILE.into());

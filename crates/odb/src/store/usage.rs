@@ -9,21 +9,21 @@ use shunt_sys::shared::SharedMemory;
 
 /// Names of the counts, and their meanings.
 pub const COUNTED: [(&str, &str); 12] = [
-    ("sent_real", "bytes that it has sent themselves on connections between programs under Shunt"),
-    ("sent_by_reference", "bytes that it has left in the store, and sent references to"),
-    ("passed_on", "bytes that it has had absent and sent on as references: they have bypassed it"),
-    ("handed_off", "bytes that it has had absent and written to clients, and that their machine has sent to those"),
+    ("sent_real", "bytes sent as they are, and not by reference, on connections between programs under Shunt"),
+    ("sent_by_reference", "bytes left in the store and sent by reference"),
+    ("passed_on", "absent bytes sent on as references; they bypassed the program"),
+    ("handed_off", "absent bytes written to clients, and sent to the clients by the machine that holds them"),
+    ("declined", "absent bytes written to clients that the machine that holds them did not agree to send"),
     (
-        "declined",
-        "of what it has had absent and written to clients: bytes that their machine does not send, or not now",
+        "taken_back",
+        "part of `handed_off` that the machine with the bytes did not send after all; these bytes were fetched",
     ),
-    ("taken_back", "of `handed_off`: bytes that their machine has not sent after all, and that were fetched"),
-    ("received_absent", "bytes that it has had absent at first"),
-    ("fetched", "bytes that were fetched because a call needed them: to write them elsewhere, as a rule"),
-    ("fetched_by_fault", "bytes that were fetched because it has touched them, and what lies behind those"),
+    ("received_absent", "bytes received as references, absent at first"),
+    ("fetched", "bytes fetched because a call needed them, mostly to write them elsewhere"),
+    ("fetched_by_fault", "bytes fetched because the program touched absent memory, read-ahead included"),
     ("faults", "touches of absent memory"),
-    ("sent_real_touched", "of `sent_real`: bytes that would else have gone by reference, and been looked at"),
-    ("probes", "payloads sent by reference only to see whether they are still looked at"),
+    ("sent_real_touched", "part of `sent_real` sent as they are because receivers had read such bodies"),
+    ("probes", "payloads sent by reference as a test whether their receivers still read them"),
 ];
 /// Index of a count in [`COUNTED`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

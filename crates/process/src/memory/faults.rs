@@ -147,5 +147,7 @@ impl Service {
 
 /// Ends the process because bytes cannot be fetched. `how`: the operation that needed them.
 pub fn end_without_bytes(how: &str, error: &FetchError) -> ! {
-    end_process(&format!("bytes that this process has read cannot be fetched any more ({how}: {error})"))
+    end_process(&format!(
+        "bytes of absent memory that this process has touched cannot be fetched any more ({how}: {error})"
+    ))
 }

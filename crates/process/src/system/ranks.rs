@@ -63,7 +63,7 @@ impl Taken {
     fn checked(rank: Rank) -> u32 {
         let held = HELD.get();
         if held >= bit(rank) {
-            end_process(&format!("a lock is taken out of order: {rank:?} by a thread that has {held:#b}"));
+            end_process(&format!("lock {rank:?} is taken out of order by a thread that holds {held:#b}"));
         }
         HELD.set(held | bit(rank));
         bit(rank)
@@ -93,6 +93,6 @@ impl Drop for Taken {
 #[inline]
 pub fn none_held() {
     if CHECKS.load(Ordering::Relaxed) && HELD.get() != 0 {
-        end_process("a thread waits while it has a lock");
+        end_process("a thread waits while it holds a lock");
     }
 }

@@ -27,7 +27,10 @@ fn find(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
     let symbol = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     if symbol.is_null() {
         // Only glibc before 2.34, or another libc, lacks it.
-        super::ending::end_process("the C library lacks a function that it had when this was built");
+        super::ending::end_process(
+            "the C library lacks a function that this library needs: install the release that was built for this \
+             distribution",
+        );
     }
     found.store(symbol, Ordering::Relaxed);
     symbol

@@ -44,6 +44,6 @@ pub fn end() -> ! {
     // SAFETY: pages of the static, which is not read anywhere.
     let _ = unsafe { madvise((&raw mut SPARE).cast(), size_of::<Spare>(), Advice::LinuxDontNeed) };
     end_process(
-        "the kernel has no memory for bytes that this process has read, or to keep track of them (raise its memory limit)",
+        "the kernel has no memory for bytes that this process has touched: raise the memory limit of the process",
     )
 }

@@ -111,7 +111,7 @@ fn a_program_without_memory_for_what_it_has_read_ends() {
         let test = "a_program_without_memory_for_what_it_has_read_ends";
         let Some(group) = Group::new(test, &format!("{name}-scarce{turn}")) else { return };
         let (status, why) = looks(&bed, &group);
-        if why.contains("no memory for bytes that this process has read") {
+        if why.contains("no memory for bytes that this process has touched") {
             assert_eq!(status.signal(), Some(rustix::process::Signal::BUS.as_raw()), "{why}");
             return;
         }

@@ -248,7 +248,7 @@ fn programs_outlive_their_agent_and_use_the_next() {
 fn an_agent_that_is_checked_says_which_store_it_has() {
     let bed = Bed::new(Limits::default());
     let said = bed.machine(0).checked();
-    assert!(said.contains(&format!("{:?} is this agent's", Holder::named("m0"))), "{said}");
+    assert!(said.contains(&format!("store    {:?}", Holder::named("m0"))), "{said}");
 }
 
 /// The agent does what takes root's privileges before it gives them up, and so does the next agent.

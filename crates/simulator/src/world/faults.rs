@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use crate::sender::Sender;
-use crate::world::{Event, World};
+use crate::world::World;
 
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +30,63 @@ pub enum Fault {
         /// Duration of the fault.
         pause: Duration,
     },
+    /// An agent is told to end, and starts again.
+    Drain {
+        /// The agent's machine.
+        machine: usize,
+    },
+    /// An agent reads a configuration in which something is different for a while.
+    Reload {
+        /// The agent's machine.
+        machine: usize,
+        /// Duration of the difference.
+        pause: Duration,
+    },
+    /// Machines connect that no configuration names.
+    Strangers {
+        /// The machine that they connect to.
+        machine: usize,
+    },
+    /// Processes connect to an agent that are no servers, or say what no server says.
+    Crowd {
+        /// The agent's machine.
+        machine: usize,
+    },
+    /// An agent sends frames that no agent sends.
+    Garble {
+        /// The agent's machine.
+        machine: usize,
+        /// The machine that gets the frames.
+        other: usize,
+    },
+    /// An agent has no descriptor to spare.
+    Scarce {
+        /// The agent's machine.
+        machine: usize,
+        /// Duration of the fault.
+        pause: Duration,
+    },
+    /// Payload of a machine does not reach the clients of another one.
+    ClosedPath {
+        /// The backend.
+        machine: usize,
+        /// The frontend.
+        other: usize,
+        /// Duration of the fault.
+        pause: Duration,
+    },
+    /// Addresses of a machine change.
+    Renumber {
+        /// The machine.
+        machine: usize,
+    },
+    /// A program connects to the store of another machine.
+    Reach {
+        /// The program's machine.
+        machine: usize,
+        /// The store's machine.
+        other: usize,
+    },
 }
 
 impl World {
@@ -49,20 +105,16 @@ impl World {
                 let until = self.now() + pause;
                 self.cuts.insert((one.min(other), one.max(other)), until);
             }
+            Fault::Drain { machine } => self.drain(machine),
+            Fault::Reload { machine, pause } => self.reload(machine, pause),
+            Fault::Strangers { machine } => self.strangers(machine),
+            Fault::Crowd { machine } => self.crowd(machine),
+            Fault::Garble { machine, other } => (0..3).for_each(|_| self.garble(machine, other)),
+            Fault::Scarce { machine, pause } => self.make_scarce(machine, pause),
+            Fault::ClosedPath { machine, other, pause } => self.close_path(machine, other, pause),
+            Fault::Renumber { machine } => (0..3).for_each(|_| self.renumber(machine)),
+            Fault::Reach { machine, other } => (0..2).for_each(|_| self.reach_store(machine, other)),
         }
-    }
-
-    fn kill(&mut self, machine: usize, pause: Duration) {
-        let Some(agent) = self.machines[machine].agent.take() else { return };
-        self.cover("kill");
-        self.machines[machine].worker.connected = None;
-        self.machines[machine].unread.clear();
-        self.machines[machine].stopped_until = Duration::ZERO;
-        self.machines[machine].host.senders.values_mut().for_each(Sender::orphan);
-        // The agent's connections with other agents are closed. The sockets of its senders still send the bytes that
-        // they have.
-        agent.links.into_iter().flatten().for_each(|link| self.close(link, machine));
-        self.schedule.after(pause, Event::Start { machine });
     }
 
     /// Makes a random fault happen now.
@@ -72,13 +124,21 @@ impl World {
         let short = self.random.time(Duration::from_millis(1), Duration::from_millis(400));
         let long = self.random.time(Duration::from_millis(100), Duration::from_secs(4));
         let pause = if self.random.below(3) == 0 { short } else { long };
-        let fault = match self.random.below(4) {
+        let other = (machine + 1 + self.random.below(machines - 1) as usize) % machines as usize;
+        let kinds = if self.variety.has_all_faults { 13 } else { 4 };
+        let fault = match self.random.below(kinds) {
             0 => Fault::Kill { machine, pause },
             1 => Fault::Stop { machine, pause },
-            _ => {
-                let other = (machine + 1 + self.random.below(machines - 1) as usize) % machines as usize;
-                Fault::Cut { one: machine, other, pause }
-            }
+            4 => Fault::Drain { machine },
+            5 => Fault::Reload { machine, pause },
+            6 => Fault::Strangers { machine },
+            7 => Fault::Crowd { machine },
+            8 => Fault::Garble { machine, other },
+            9 => Fault::Scarce { machine, pause },
+            10 => Fault::ClosedPath { machine, other, pause },
+            11 => Fault::Renumber { machine },
+            12 => Fault::Reach { machine, other },
+            _ => Fault::Cut { one: machine, other, pause },
         };
         self.fail(fault);
     }

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use shunt_wire::local::Reason;
+
 use crate::content::Run;
-use crate::flow::{Arrived, Copy};
+use crate::flow::{Arrived, Connected, Copy};
 use crate::sender::Look;
 use crate::world::{Event, LOCAL, World};
 
@@ -13,28 +15,18 @@ const AGAIN: Duration = Duration::from_millis(250);
 const TURN: Duration = Duration::from_millis(50);
 
 impl World {
-    /// Sends segments to a client.
+    /// Sends segments to a client, on the connection that it has.
     pub(super) fn send_segments(&mut self, client: usize, segments: Vec<(u32, Run)>) {
+        let connection = self.clients[client].connection;
         for (seq, run) in segments {
-            self.send_packet(|| Event::Segment { client, seq, run });
+            self.send_packet(client, || Event::Segment { client, connection, seq, run });
         }
     }
 
-    pub(super) fn on_segment(&mut self, client: usize, seq: u32, run: Run) {
-        if let Err(wrong) = self.clients[client].take(seq, run) {
-            return self.violate(format!("client {client} got {wrong}"));
+    pub(super) fn on_ack(&mut self, client: usize, connection: u32, ack: u32) {
+        if self.clients[client].connection != connection {
+            return;
         }
-        let ack = self.clients[client].ack();
-        self.send_packet(|| Event::Ack { client, ack });
-        if self.clients[client].is_served() {
-            self.cover("response");
-            let think = self.service.think;
-            let delay = self.random.time(Duration::ZERO, think);
-            self.schedule.after(delay, Event::Ask { client });
-        }
-    }
-
-    pub(super) fn on_ack(&mut self, client: usize, ack: u32) {
         let (now, machine) = (self.now(), self.clients[client].frontend);
         let Some(flow) = self.machines[machine].host.flows.get_mut(&client) else { return };
         let Arrived { copy, complete } = flow.arrive(ack, now);
@@ -44,7 +36,7 @@ impl World {
             let to = self.machines[machine].machine(copy.peer as usize);
             if self.reach(machine, to) {
                 self.cover("copy");
-                self.send_packet(|| Event::Copied { machine: to, client, copy });
+                self.send_packet(client, || Event::Copied { machine: to, client, copy });
             }
         }
         self.complete(machine, complete);
@@ -69,34 +61,44 @@ impl World {
         self.pump(machine, client);
     }
 
-    /// Has a sender send as much as it may. Its agent, if it is awake, gives the kernel more bytes first.
+    /// Has a sender send as much as it may. Its agent, if it is awake, gives the kernel more bytes first. The sender of
+    /// a connection that its client has reset sends nothing that arrives.
     pub(super) fn pump(&mut self, machine: usize, client: usize) {
         let now = self.now();
         let is_awake = self.machines[machine].is_awake(now);
+        let is_as_begun = self.machines[machine].host.is_as_begun(client);
         let Some(sender) = self.machines[machine].host.senders.get_mut(&client) else { return };
-        if is_awake {
+        if is_awake && is_as_begun {
             sender.queue();
         }
         let segments = sender.send(now);
-        self.send_segments(client, segments);
+        let token = self.machines[self.clients[client].frontend].host.flows.get(&client).map(Connected::token);
+        let is_current = token.is_some_and(|token| {
+            self.machines[machine].host.senders.get(&client).is_some_and(|sender| sender.is_of(token))
+        });
+        let peer = self.clients[client].frontend;
+        let is_reached = self.machines[machine].reaches(peer, now);
+        if is_current && is_reached {
+            self.send_segments(client, segments);
+        }
     }
 
-    pub(super) fn on_sender_turn(&mut self, machine: usize, client: usize) {
+    pub(super) fn on_sender_turn(&mut self, machine: usize, client: usize, number: u64) {
         let now = self.now();
         let Some(sender) = self.machines[machine].host.senders.get(&client) else { return };
-        if sender.is_done() {
+        if sender.is_done() || sender.number != number {
             return;
         }
         if sender.look(now) == Look::NoProgress {
             let (claimant, is_orphan) = (sender.claimant, sender.is_orphan());
             self.machines[machine].host.senders.remove(&client);
             if !is_orphan {
-                self.fail_sender(machine, &claimant);
+                self.fail_sender(machine, &claimant, Reason::NoProgress);
             }
             return;
         }
         self.pump(machine, client);
-        self.schedule.after(TURN, Event::SenderTurn { machine, client });
+        self.schedule.after(TURN, Event::SenderTurn { machine, client, number });
     }
 
     /// Writes bytes to a frontend's own socket, which sends them.
@@ -108,18 +110,26 @@ impl World {
         let segments = flow.send(false, now);
         self.send_segments(client, segments);
         if was_quiet {
-            self.schedule.after(AGAIN, Event::SocketTurn { client });
+            let connection = self.clients[client].connection;
+            self.schedule.after(AGAIN, Event::SocketTurn { client, connection });
         }
     }
 
-    pub(super) fn on_socket_turn(&mut self, client: usize) {
+    pub(super) fn on_socket_turn(&mut self, client: usize, connection: u32) {
         let (now, machine) = (self.now(), self.clients[client].frontend);
+        if self.clients[client].connection != connection {
+            return;
+        }
         let Some(flow) = self.machines[machine].host.flows.get_mut(&client) else { return };
         if flow.is_quiet() {
             return;
         }
         let segments = flow.send(true, now);
+        if flow.is_reset() {
+            self.cover("given up by the kernel");
+            return self.reset_client(client);
+        }
         self.send_segments(client, segments);
-        self.schedule.after(AGAIN, Event::SocketTurn { client });
+        self.schedule.after(AGAIN, Event::SocketTurn { client, connection });
     }
 }

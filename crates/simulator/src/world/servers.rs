@@ -1,20 +1,25 @@
-//! Servers: they hand payloads off, make offers, and relay the rest of handoffs that fail.
+//! Servers: they hand payloads off, make offers, and fetch or relay what cannot be handed off.
 
 use std::time::Duration;
 
 use shunt_decisions::Counter;
 use shunt_logic::Told;
-use shunt_wire::local::{self, BoardPeer, Handoff, Request, closed};
+use shunt_wire::flow::FlowState;
+use shunt_wire::local::{self, BoardPeer, Handoff, Reason, Request, closed};
 use zerocopy::FromZeros;
 
-use crate::client::Response;
+use crate::client::{Kind, RECORD, Response};
 use crate::content::{Run, Source};
 use crate::flow::Connected;
 use crate::worker::{Serving, Stage, tag};
-use crate::world::{Event, LOCAL, World};
+use crate::world::{Body, Event, LOCAL, World};
 
 /// Time between two checks of the servers' handoffs under way.
 const LOOK: Duration = Duration::from_secs(1);
+/// Checks without progress after which a server takes a payload back although its agent says nothing.
+const PATIENCE: u32 = 6;
+/// Checks after which a server gives up a fetch of which it has heard nothing.
+const FETCH_PATIENCE: u32 = 10;
 /// Longest time of a handoff. A claim waits at most 30 s for a sender.
 const BOUND: Duration = Duration::from_secs(45);
 
@@ -27,7 +32,7 @@ impl World {
             worker.pending.insert(client, response);
             return;
         }
-        worker.serving.insert(client, Serving { response, stage: Stage::Asked });
+        worker.serving.insert(client, Serving::new(response));
         if !self.machines[machine].host.flows.contains_key(&client) {
             let token = self.random.word();
             let flow =
@@ -36,18 +41,29 @@ impl World {
         }
         let others = self.service.machines - 1;
         let peer = self.random.below(others as u64) as usize;
-        let to = self.machines[machine].machine(peer);
-        let consents = self.may_hand_off(machine, peer);
-        let delay = if self.reach(machine, to) { self.way() } else { Duration::from_secs(1) };
-        let from = machine;
-        self.schedule.after(delay, Event::Asked { machine: to, from, client, response, consents });
+        self.ask_backend(machine, client, response, peer, None);
+    }
+
+    /// Asks a backend for a response, or for the rest of its payload.
+    pub(super) fn ask_backend(
+        &mut self,
+        from: usize,
+        client: usize,
+        response: Response,
+        peer: usize,
+        rest: Option<u64>,
+    ) {
+        let machine = self.machines[from].machine(peer);
+        let consents = self.may_hand_off(from, peer);
+        let delay = if self.reach(from, machine) { self.way() } else { Duration::from_secs(1) };
+        self.schedule.after(delay, Event::Asked { machine, from, client, response, consents, rest });
     }
 
     /// Returns whether a machine's board lets its servers hand off to a peer.
-    fn may_hand_off(&self, machine: usize, peer: usize) -> bool {
+    pub(super) fn may_hand_off(&self, machine: usize, peer: usize) -> bool {
         let Some(agent) = &self.machines[machine].agent else { return false };
         let board = &agent.logic.shared.board;
-        let entry = &board.peers()[peer];
+        let Some(entry) = board.peers().get(peer) else { return false };
         let is_open = (board.head().closed | entry.closed) & closed::HANDOFFS == 0;
         is_open && entry.state == BoardPeer::UP && entry.families & 1 != 0
     }
@@ -56,26 +72,57 @@ impl World {
     fn may_offer(&self, machine: usize, peer: usize) -> bool {
         let Some(agent) = &self.machines[machine].agent else { return false };
         let board = &agent.logic.shared.board;
-        let entry = &board.peers()[peer];
+        let Some(entry) = board.peers().get(peer) else { return false };
         let is_open = (board.head().closed | entry.closed) & closed::OFFERS == 0;
-        is_open && entry.state == BoardPeer::UP
+        is_open && board.head().backend == 1 && entry.state == BoardPeer::UP
     }
 
-    pub(super) fn on_asked(&mut self, machine: usize, from: usize, client: usize, response: Response, consents: bool) {
+    pub(super) fn on_asked(
+        &mut self,
+        machine: usize,
+        from: usize,
+        client: usize,
+        response: Response,
+        consents: bool,
+        rest: Option<u64>,
+    ) {
         let peer = self.machines[machine].peer(from);
-        let offers = consents && self.may_offer(machine, peer);
-        let offer = if offers { self.machines[machine].worker.offer(peer, &response) } else { None };
-        if let Some(offer) = offer {
-            self.cover("offer");
-            self.machines[machine].offers_made += 1;
-            self.machines[machine].unread.push_back((offer, response.file));
-        }
-        let offer = offer.map(|offer| offer.number);
+        let body = if response.kind == Kind::Stored && self.machines[machine].worker.program.is_some() {
+            self.store(machine, &response)
+        } else if response.kind != Kind::Stored && consents && self.may_offer(machine, peer) {
+            self.offer(machine, peer, &response, rest)
+        } else {
+            Body::Bytes
+        };
         let delay = if self.reach(machine, from) { self.way() } else { Duration::from_secs(1) };
-        self.schedule.after(delay, Event::Answered { client, response, from: machine, offer });
+        let is_rest = rest.is_some();
+        self.schedule.after(delay, Event::Answered { client, response, from: machine, body, is_rest });
     }
 
-    pub(super) fn on_answered(&mut self, client: usize, response: Response, from: usize, offer: Option<u64>) {
+    /// Makes an offer of a response's payload, or of its rest from a byte of the region on.
+    fn offer(&mut self, machine: usize, peer: usize, response: &Response, rest: Option<u64>) -> Body {
+        let offset = rest.map_or(0, |from| match response.kind {
+            Kind::Sealed => response.record_at(from).0 * RECORD,
+            _ => from,
+        });
+        if rest.is_some() && response.kind == Kind::Sealed && self.random.below(8) == 0 {
+            self.cover("another file of the same name");
+            self.machines[machine].host.write_to(response.file, true);
+        }
+        let state = self.machines[machine].host.file(response.file).state;
+        let Some(offer) = self.machines[machine].worker.offer(peer, response, offset, state) else {
+            return Body::Bytes;
+        };
+        self.cover("offer");
+        self.machines[machine].offers_made += 1;
+        self.machines[machine].unread.push_back((offer, response.file));
+        if rest.is_none() {
+            self.write_to_file(machine, response.file);
+        }
+        Body::Offer(offer.number)
+    }
+
+    pub(super) fn on_answered(&mut self, client: usize, response: Response, from: usize, body: Body) {
         let machine = self.clients[client].frontend;
         let serving = self.machines[machine].worker.serving.get(&client);
         let is_waited_for =
@@ -85,53 +132,95 @@ impl World {
         }
         self.write(client, Run { source: Source::Header(response.number), from: 0, length: response.header });
         let peer = self.machines[machine].peer(from);
-        let began = offer.is_some_and(|offer| self.hand_off(machine, client, &response, peer, offer));
-        if !began {
-            self.cover("relayed");
-            self.relay(machine, client, response, 0);
+        match body {
+            Body::Slot(slot) => return self.on_reference(machine, client, &response, peer, slot),
+            Body::Offer(offer) => {
+                let fetches = self.variety.fetches;
+                let wants_bytes = fetches.is_some_and(|often| self.random.in_a_million(often));
+                if !wants_bytes && self.hand_off(machine, client, &response, peer, offer) {
+                    return;
+                }
+                if fetches.is_some() {
+                    return self.fetch(machine, client, &response, peer, offer);
+                }
+            }
+            Body::Bytes => {}
         }
+        self.cover("relayed");
+        self.relay(machine, client, response, 0);
     }
 
     /// Begins a region, and tells the agent of the handoff. Returns false if the board or the kernel does not allow it,
     /// or if no agent is connected.
     fn hand_off(&mut self, machine: usize, client: usize, response: &Response, peer: usize, offer: u64) -> bool {
         let now = self.now();
-        let generation = self.machines[machine].generation;
         if !self.may_hand_off(machine, peer) {
             return false;
         }
-        let epoch = self.machines[machine].agent.as_ref().map(|agent| agent.logic.shared.board.peers()[peer].epoch);
-        let Some(connected) = self.machines[machine].worker.connected else { return false };
-        let (Some(epoch), Some(ring)) = (epoch, connected.ring) else { return false };
+        let Some(ring) = self.machines[machine].worker.connected.and_then(|connected| connected.ring) else {
+            return false;
+        };
         let handoff = self.machines[machine].worker.name_handoff();
         let Some(flow) = self.machines[machine].host.flows.get_mut(&client) else { return false };
         if !flow.has_sent_all() {
             return false;
         }
-        let begun = flow.begin(peer as u32, ring, handoff, response.length, now);
-        let state = flow.state();
-        if begun != Counter::FE_BEGUN {
+        if flow.begin(peer as u32, ring, handoff, response.region(), now) != Counter::FE_BEGUN {
             self.cover("region refused");
             return false;
         }
         self.cover("region begun");
-        let message = Handoff {
-            header: Handoff::HEADER,
-            peer: peer as u32,
-            epoch,
-            bytes: size_of::<Handoff>() as u32,
-            handoff,
-            offer,
-            length: response.length,
-            tag: tag(response),
-            flow: state,
-            ..Handoff::new_zeroed()
+        self.set_stage(machine, client, Stage::Begun { handoff, peer, acked: 0 });
+        self.claim(machine, client, response, offer, None);
+        true
+    }
+
+    /// Tells the agent of the handoff that a client's region is for: of an offer for the whole payload, or for its rest
+    /// from a byte of the region on.
+    pub(super) fn claim(
+        &mut self,
+        machine: usize,
+        client: usize,
+        response: &Response,
+        offer: u64,
+        rest: Option<u64>,
+    ) -> bool {
+        let generation = self.machines[machine].generation;
+        let worker = &self.machines[machine].worker;
+        let Some(Stage::Begun { handoff, peer, .. }) = worker.serving.get(&client).map(|serving| serving.stage) else {
+            return false;
         };
+        let Some(connected) = worker.connected else { return false };
+        let Some(flow) = self.machines[machine].host.flows.get(&client) else { return false };
+        let mut message = self.handoff(machine, handoff, peer, flow.state());
+        (message.offer, message.length, message.tag) = (offer, response.length, tag(response));
+        if response.kind == Kind::Sealed {
+            let (record, skip) = response.record_at(rest.unwrap_or(0));
+            (message.tls.suite, message.tls.content_bytes) = (0x1301, RECORD as u16);
+            (message.tls.record, message.tls.skip) = (record, skip as u16);
+            message.flow.options |= FlowState::DIGEST;
+            message.length -= record * RECORD;
+        } else if let Some(from) = rest {
+            message.length -= from;
+        }
         let request = Box::new(Request::Handoff(message));
         self.schedule.after(LOCAL, Event::ToAgent { machine, generation, server: connected.control, request });
-        self.set_stage(machine, client, Stage::Begun { handoff, peer, acked: 0 });
         self.schedule.after(BOUND, Event::Bound { client, handoff });
         true
+    }
+
+    /// Returns a message about a handoff to a peer in the present session.
+    pub(super) fn handoff(&self, machine: usize, handoff: u64, peer: usize, flow: FlowState) -> Handoff {
+        let epoch = self.epoch(machine, peer);
+        let bytes = size_of::<Handoff>() as u32;
+        Handoff { header: Handoff::HEADER, peer: peer as u32, epoch, bytes, handoff, flow, ..Handoff::new_zeroed() }
+    }
+
+    /// Returns the epoch of the present session with a peer.
+    pub(super) fn epoch(&self, machine: usize, peer: usize) -> u32 {
+        let agent = self.machines[machine].agent.as_ref();
+        let entry = agent.and_then(|agent| agent.logic.shared.board.peers().get(peer));
+        entry.map_or(0, |entry| entry.epoch)
     }
 
     pub(super) fn set_stage(&mut self, machine: usize, client: usize, stage: Stage) {
@@ -141,7 +230,7 @@ impl World {
     }
 
     /// Has the rest of a payload relayed.
-    fn relay(&mut self, machine: usize, client: usize, response: Response, from: u64) {
+    pub(super) fn relay(&mut self, machine: usize, client: usize, response: Response, from: u64) {
         self.set_stage(machine, client, Stage::Rest { from });
         let delay = self.way() * 4;
         self.schedule.after(delay, Event::Relayed { client, response: response.number, from });
@@ -153,13 +242,27 @@ impl World {
         if serving.response.number != response || serving.stage != (Stage::Rest { from }) {
             return;
         }
-        let Response { file, length, .. } = serving.response;
-        self.write(client, Run { source: Source::File(file), from, length: length - from });
+        let (source, length) = (Source::File(serving.response.file), serving.response.region() - from);
+        self.write(client, Run { source, from, length });
         self.end_response(machine, client);
     }
 
-    /// Ends a response, because the kernel or the client has all of it. The client's next request is handled then.
-    fn end_response(&mut self, machine: usize, client: usize) {
+    pub(super) fn write_trailer(&mut self, client: usize, response: &Response) {
+        let machine = self.clients[client].frontend;
+        if let Some(serving) = self.machines[machine].worker.serving.get_mut(&client) {
+            serving.has_trailer = true;
+        }
+        let Response { number, header, trailer, .. } = *response;
+        self.write(client, Run { source: Source::Header(number), from: header, length: trailer });
+    }
+
+    /// Ends a response, because the kernel or the client has all of its payload. The client's next request is handled
+    /// then.
+    pub(super) fn end_response(&mut self, machine: usize, client: usize) {
+        let serving = self.machines[machine].worker.serving.get(&client).copied();
+        if let Some(serving) = serving.filter(|serving| !serving.has_trailer) {
+            self.write_trailer(client, &serving.response);
+        }
         let worker = &mut self.machines[machine].worker;
         worker.serving.remove(&client);
         if let Some(next) = worker.pending.remove(&client) {
@@ -167,15 +270,30 @@ impl World {
         }
     }
 
+    /// Has a server give up what it does for a client whose connection is gone.
+    pub(super) fn give_up(&mut self, machine: usize, client: usize) {
+        let generation = self.machines[machine].generation;
+        let worker = &mut self.machines[machine].worker;
+        worker.pending.remove(&client);
+        let Some(serving) = worker.serving.remove(&client) else { return };
+        let server = worker.server(serving.response.kind);
+        if let (Stage::Begun { handoff, .. }, Some(server)) = (serving.stage, server) {
+            self.cover("abort of a server");
+            let request = Box::new(Request::Abort(local::Abort { header: local::Abort::HEADER, handoff }));
+            self.schedule.after(LOCAL, Event::ToAgent { machine, generation, server: server.control, request });
+        }
+    }
+
     /// Returns the client whose handoff has this number.
-    fn client_of_handoff(&self, machine: usize, handoff: u64) -> Option<usize> {
+    pub(super) fn client_of_handoff(&self, machine: usize, handoff: u64) -> Option<usize> {
         let is_its = |serving: &Serving| matches!(serving.stage, Stage::Begun { handoff: one, .. } if one == handoff);
         let found = self.machines[machine].worker.serving.iter().find(|(_, serving)| is_its(serving));
         found.map(|(client, _)| *client)
     }
 
     pub(super) fn on_ring(&mut self, machine: usize, ring: u32, handoff: u64) {
-        let is_its = self.machines[machine].worker.connected.is_some_and(|connected| connected.ring == Some(ring));
+        let worker = &self.machines[machine].worker;
+        let is_its = [worker.connected, worker.program].into_iter().flatten().any(|server| server.ring == Some(ring));
         if !is_its {
             return self.cover("event lost");
         }
@@ -188,18 +306,34 @@ impl World {
         if self.machines[machine].generation != generation {
             return;
         }
-        let control = self.machines[machine].worker.connected.map(|connected| connected.control);
-        let Told::Ended(local::Ended { handoff, .. }) = told else { return };
-        if control == Some(server)
-            && let Some(client) = self.client_of_handoff(machine, *handoff)
-        {
-            self.cover("told of an end");
-            self.take_back(machine, client, *handoff);
+        let worker = &self.machines[machine].worker;
+        let is_there = [worker.connected, worker.program].into_iter().flatten().any(|one| one.control == server);
+        match told {
+            _ if !is_there => {}
+            Told::Ended(local::Ended { handoff, reason, .. }) => {
+                let reason = Reason::from_number(*reason).unwrap_or(Reason::Malformed);
+                self.on_ended(machine, *handoff, reason);
+            }
+            Told::Answer(answer) => self.on_answer(machine, answer),
+            Told::Digest(digest) => self.on_digest(machine, digest),
         }
     }
 
+    fn on_ended(&mut self, machine: usize, name: u64, reason: Reason) {
+        let serving = &self.machines[machine].worker.serving;
+        let is_its = |serving: &Serving| matches!(serving.stage, Stage::Fetching { fetch, .. } if fetch == name);
+        let fetching = serving.iter().find(|(_, serving)| is_its(serving)).map(|(client, one)| (*client, one.response));
+        if let Some((client, response)) = fetching {
+            self.cover("fetch refused");
+            return self.relay(machine, client, response, 0);
+        }
+        let Some(client) = self.client_of_handoff(machine, name) else { return };
+        self.cover("told of an end");
+        self.on_handoff_ended(machine, client, name, reason);
+    }
+
     /// Has a server end a handoff whose region is still active, and relay the rest of the payload.
-    fn take_back(&mut self, machine: usize, client: usize, handoff: u64) {
+    pub(super) fn take_back(&mut self, machine: usize, client: usize, handoff: u64) {
         let Some(serving) = self.machines[machine].worker.serving.get(&client).copied() else { return };
         let flow = self.machines[machine].host.flows.get_mut(&client);
         if let Some(acked) = flow.and_then(|flow| flow.take(handoff)) {
@@ -212,23 +346,39 @@ impl World {
     /// and handoffs without progress while no agent could tell the server.
     pub(super) fn tend_servers(&mut self, machine: usize) {
         let now = self.now();
-        let worker = &self.machines[machine].worker;
-        let begun = worker.serving.iter().filter_map(|(client, serving)| match serving.stage {
-            Stage::Begun { handoff, peer, acked } => Some((*client, handoff, peer, acked)),
-            _ => None,
-        });
-        let is_alone = worker.connected.is_none();
-        for (client, handoff, peer, before) in begun.collect::<Vec<_>>() {
-            let region = self.machines[machine].host.flows.get(&client).and_then(|flow| flow.region(now));
-            match region.filter(|region| region.handoff == handoff) {
-                None => self.end_response(machine, client),
-                Some(region) if region.acked == before && is_alone => self.take_back(machine, client, handoff),
-                Some(region) => {
-                    self.set_stage(machine, client, Stage::Begun { handoff, peer, acked: region.acked });
+        for client in self.machines[machine].worker.serving.keys().copied().collect::<Vec<_>>() {
+            let Some(serving) = self.machines[machine].worker.serving.get_mut(&client) else { continue };
+            serving.quiet += 1;
+            let (serving, kind) = (*serving, serving.response.kind);
+            match serving.stage {
+                Stage::Fetching { got: 0, .. } if serving.quiet > FETCH_PATIENCE => {
+                    self.cover("fetch is given up");
+                    self.relay(machine, client, serving.response, 0);
                 }
+                Stage::Asking { .. } if serving.quiet > 2 => self.relay(machine, client, serving.response, 0),
+                Stage::Begun { handoff, peer, acked } => {
+                    let region = self.machines[machine].host.flows.get(&client).and_then(|flow| flow.region(now));
+                    let is_alone = self.machines[machine].worker.server(kind).is_none();
+                    match region.filter(|region| region.handoff == handoff) {
+                        None => self.end_response(machine, client),
+                        Some(region) if region.acked == acked => {
+                            if is_alone || serving.quiet > PATIENCE {
+                                self.on_silence(machine, client, handoff, is_alone);
+                            }
+                        }
+                        Some(region) => self.note_progress(machine, client, handoff, peer, region.acked),
+                    }
+                }
+                _ => {}
             }
         }
         self.schedule.after(LOOK, Event::ServersTick { machine });
+    }
+
+    fn note_progress(&mut self, machine: usize, client: usize, handoff: u64, peer: usize, acked: u64) {
+        if let Some(serving) = self.machines[machine].worker.serving.get_mut(&client) {
+            (serving.stage, serving.quiet) = (Stage::Begun { handoff, peer, acked }, 0);
+        }
     }
 
     pub(super) fn check_bound(&mut self, client: usize, handoff: u64) {

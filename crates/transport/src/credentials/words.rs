@@ -8,9 +8,11 @@ pub fn in_words(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(why) => certificate(why),
         Error::AlertReceived(alert) => refused(*alert),
-        Error::NoCertificatesPresented => "it shows no certificate: is it an agent?".into(),
-        Error::NoApplicationProtocol => "it does not speak Shunt's protocol (ALPN shunt/1): is it an agent?".into(),
-        Error::InvalidMessage(_) => format!("it does not speak TLS: is it an agent? ({error})"),
+        Error::NoCertificatesPresented => "it shows no certificate: check that it is an agent".into(),
+        Error::NoApplicationProtocol => {
+            "it does not speak Shunt's protocol (ALPN shunt/1): check that it is an agent".into()
+        }
+        Error::InvalidMessage(_) => format!("it does not speak TLS ({error}): check that it is an agent"),
         error => error.to_string(),
     }
 }
@@ -25,16 +27,17 @@ fn certificate(error: &CertificateError) -> String {
         }
         // The second one: an authority of the same name with another key.
         E::UnknownIssuer | E::BadSignature => {
-            "its certificate is of another authority than `ca` of [tls] names here: have both issued by one".into()
+            "its certificate is from another authority than `ca` of [tls] here: use one authority for both".into()
         }
         E::Revoked => "its certificate is revoked: issue another".into(),
         E::NotValidForName | E::NotValidForNameContext { .. } => {
-            "its certificate has another name than its [[peer]] here: is that machine the right one?".into()
+            "its certificate has another name than its [[peer]] here: check that `address` leads to the right machine"
+                .into()
         }
         E::ExpiredRevocationList | E::ExpiredRevocationListContext { .. } => {
             "the list of revoked certificates (`crl` of [tls]) is too old: fetch a newer one".into()
         }
-        error => format!("its certificate is not good: {error}"),
+        error => format!("its certificate is not valid: {error}"),
     }
 }
 
@@ -43,13 +46,15 @@ fn refused(alert: AlertDescription) -> String {
     use AlertDescription as A;
     match alert {
         A::CertificateExpired => {
-            "it does not take our certificate: it has expired, or a clock is wrong; issue another".into()
+            "it refuses our certificate, which has expired there: issue another, or compare the clocks of both \
+             machines"
+                .into()
         }
-        A::CertificateRevoked => "it does not take our certificate: it is revoked; issue another".into(),
+        A::CertificateRevoked => "it refuses our certificate, because it is revoked: issue another".into(),
         A::UnknownCA | A::DecryptError => {
-            "it does not take our certificate: it is of another authority than its `ca`; have both issued by one".into()
+            "it refuses our certificate, because its `ca` is another authority: use one authority for both".into()
         }
-        alert => format!("it refuses our connection ({alert:?}); its log says more"),
+        alert => format!("it refuses our connection ({alert:?}): see its log"),
     }
 }
 

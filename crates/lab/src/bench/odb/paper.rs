@@ -51,13 +51,12 @@ pub(super) fn run() -> Result<()> {
         if !unaligned {
             writeln!(
                 text,
-                "Table 4.1: what the backend writes for one page, and what of it the intermediate looks at\n"
+                "Table 4.1: what the backend writes for one page, and which part of it the intermediate reads\n"
             )?;
             text += &site.writes()?.show(Paint::of(&std::io::stdout()));
         }
-        let number =
-            if unaligned { "4.3: buffers begin elsewhere than at a page" } else { "4.2: buffers begin at a page" };
-        writeln!(text, "\nTable {number}; what passes by the intermediate\n")?;
+        let number = if unaligned { "4.3: buffers begin inside a page" } else { "4.2: buffers begin at a page" };
+        writeln!(text, "\nTable {number}; what bypasses the intermediate\n")?;
         text += &site.bypassed(unaligned)?.show(Paint::of(&std::io::stdout()));
     }
     progress.clear();
@@ -151,7 +150,7 @@ impl<'lab> Site<'lab> {
         let mut table = Table::new(&[
             ("pages", Align::Left),
             ("bytes", Align::Right),
-            ("passed by", Align::Right),
+            ("bypassed", Align::Right),
             ("percent", Align::Right),
             ("paper", Align::Right),
         ]);

@@ -1,0 +1,121 @@
+//! Clients: they ask for responses, take segments, and reset connections or lose them to a reset.
+
+use std::time::Duration;
+
+use crate::client::{Kind, Response};
+use crate::content::Run;
+use crate::world::{Event, World};
+
+impl World {
+    /// Has a client ask for its next response. It asks for nothing if the history is ending, or if it still waits for
+    /// one.
+    pub(super) fn ask(&mut self, client: usize) {
+        if self.is_closing || self.clients[client].waits_for.is_some() {
+            return;
+        }
+        let response = self.next_response();
+        self.clients[client].ask(response);
+        if self.random.in_a_million(self.variety.leaves) {
+            let connection = self.clients[client].connection;
+            let delay = self.random.time(Duration::ZERO, Duration::from_millis(100));
+            self.schedule.after(delay, Event::Leave { client, connection });
+        }
+        self.request(client, response);
+    }
+
+    /// Ends the busy part of a history: clients ask for nothing more, and all configurations are whole.
+    pub fn close_up(&mut self) {
+        self.is_closing = true;
+        for machine in 0..self.service.machines {
+            self.restore_settings(machine);
+        }
+        // What an agent has been told by frames that no agent sends is forgotten with the session.
+        let rogue = self.links.iter().filter(|link| link.is_rogue).map(|link| link.ends);
+        for [machine, other] in rogue.collect::<Vec<_>>() {
+            let peer = self.machines[machine].peer(other);
+            self.lose_peer(machine, peer, "it sends what no agent sends");
+            self.end_turn(machine);
+        }
+    }
+
+    fn next_response(&mut self) -> Response {
+        let number = self.next_response;
+        self.next_response += 1;
+        let length = match self.random.below(4) {
+            0 => self.random.between(1, 20_000),
+            1 => self.random.between(1_100_000, 2_000_000),
+            _ => self.random.between(20_000, 300_000),
+        };
+        let header = self.random.between(100, 500);
+        let kind = if self.random.in_a_million(self.variety.stored) {
+            Kind::Stored
+        } else if self.random.in_a_million(self.variety.sealed) {
+            Kind::Sealed
+        } else {
+            Kind::File
+        };
+        let trailer = if kind == Kind::Stored { self.random.below(300) } else { 0 };
+        Response { number, header, length, file: number, kind, trailer }
+    }
+
+    pub(super) fn on_segment(&mut self, client: usize, connection: u32, seq: u32, run: Run) {
+        if self.clients[client].connection != connection {
+            return;
+        }
+        if let Err(wrong) = self.clients[client].take(seq, run) {
+            return self.violate(format!("client {client} got {wrong}"));
+        }
+        let ack = self.clients[client].ack();
+        self.send_packet(client, || Event::Ack { client, connection, ack });
+        if self.clients[client].is_served() {
+            self.cover("response");
+            self.ask_later(client);
+        }
+    }
+
+    fn ask_later(&mut self, client: usize) {
+        let think = self.service.think;
+        let delay = self.random.time(Duration::ZERO, think);
+        self.schedule.after(delay, Event::Ask { client });
+    }
+
+    /// Has a client reset its connection.
+    pub(super) fn leave(&mut self, client: usize, connection: u32) {
+        if self.clients[client].connection == connection && self.clients[client].waits_for.is_some() {
+            self.cover("client leaves");
+            self.reset_client(client);
+        }
+    }
+
+    /// Resets a client's connection. Its server gives a handoff up, and the backend that sends hears of the reset. The
+    /// client comes again, from the same port.
+    pub(super) fn reset_client(&mut self, client: usize) {
+        self.cover("reset");
+        let machine = self.clients[client].frontend;
+        let flow = self.machines[machine].host.flows.remove(&client);
+        if let Some(flow) = flow {
+            let token = flow.token();
+            if let Some(region) = flow.region(self.now()) {
+                let to = self.machines[machine].machine(region.peer as usize);
+                let delay = self.way();
+                self.schedule.after(delay, Event::Gone { machine: to, client, token });
+            }
+        }
+        self.give_up(machine, client);
+        let first = self.random.word();
+        self.clients[client].reconnect(first);
+        self.ask_later(client);
+    }
+
+    /// Ends the sender of a connection that its client has reset.
+    pub(super) fn on_gone(&mut self, machine: usize, client: usize, token: u32) {
+        let sender = self.machines[machine].host.senders.get(&client);
+        let Some(sender) = sender.filter(|sender| sender.is_of(token)) else { return };
+        let (claimant, is_left) = (sender.claimant, sender.is_orphan() || sender.is_done());
+        self.machines[machine].host.senders.remove(&client);
+        if !is_left {
+            self.cover("client gone");
+            self.fail_sender(machine, &claimant, shunt_wire::local::Reason::ClientGone);
+        }
+    }
+}

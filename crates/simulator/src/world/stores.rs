@@ -1,0 +1,299 @@
+//! Programs under `shunt run`, and stores: handoffs of stored bytes, connections to stores, and the addresses and
+//! sources that machines tell each other.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use shunt_decisions::Counter;
+use shunt_logic::store::reaching;
+use shunt_wire::local::{self, Reason, Request};
+use shunt_wire::parts::{Part, Parts};
+use shunt_wire::peer::{Frame, Store, Stored};
+use zerocopy::FromZeros;
+
+use crate::client::Response;
+use crate::machine::store_of;
+use crate::worker::{Serving, Stage};
+use crate::world::{Event, LOCAL, Purpose, World};
+
+/// Time for which a program makes no claims to a peer where one waits.
+const PAUSE: Duration = Duration::from_secs(2);
+/// Longest time of a program's handoff: a claim waits at most 30 s, and one of a lost program 10 s more.
+const BOUND: Duration = Duration::from_secs(45);
+
+impl World {
+    /// Handles a reference that a program gets in place of a payload.
+    pub(super) fn on_reference(&mut self, machine: usize, client: usize, response: &Response, peer: usize, slot: u32) {
+        let now = self.now();
+        let epoch = self.epoch(machine, peer);
+        let worker = &self.machines[machine].worker;
+        let Some(program) = worker.program else { return self.relay(machine, client, *response, 0) };
+        let waits = worker.waits_until.get(&peer).is_some_and(|until| *until > now);
+        if waits || !self.may_hand_off(machine, peer) {
+            return self.relay(machine, client, *response, 0);
+        }
+        let asked = self.machines[machine].worker.would_send.get(&peer).filter(|(of, _)| *of == epoch);
+        match asked {
+            Some((_, true)) => {
+                if !self.hand_off_parts(machine, client, response, peer, slot) {
+                    self.relay(machine, client, *response, 0);
+                }
+            }
+            Some((_, false)) => self.relay(machine, client, *response, 0),
+            None => {
+                let handoff = self.machines[machine].worker.name_handoff();
+                self.set_stage(machine, client, Stage::Asking { handoff, peer });
+                self.cover("ask");
+                self.ask_store(machine, client, program.control, handoff, peer);
+            }
+        }
+    }
+
+    /// Has a program ask whether a peer would send bytes of its store.
+    fn ask_store(&mut self, machine: usize, client: usize, server: usize, handoff: u64, peer: usize) {
+        let (at, own, generation) =
+            (self.clients[client].at, self.server_of(client), self.machines[machine].generation);
+        let mut ask = local::Ask::new_zeroed();
+        (ask.header, ask.handoff, ask.peer) = (local::Ask::HEADER, handoff, peer as u32);
+        ask.epoch = self.epoch(machine, peer);
+        (ask.client_address, ask.client_port) = (at.address, at.port_be);
+        (ask.server_address, ask.server_port) = (own.address, own.port_be);
+        let request = Box::new(Request::Ask(ask));
+        self.schedule.after(LOCAL, Event::ToAgent { machine, generation, server, request });
+    }
+
+    /// Handles an answer: to a program's question, or that a claim waits.
+    pub(super) fn on_answer(&mut self, machine: usize, answer: &local::Answer) {
+        let (peer, would) = (answer.peer as usize, answer.reason == local::Answer::YES);
+        let epoch = self.epoch(machine, peer);
+        let is_its =
+            |serving: &Serving| matches!(serving.stage, Stage::Asking { handoff, .. } if handoff == answer.handoff);
+        let worker = &mut self.machines[machine].worker;
+        let found = worker.serving.iter().find(|(_, serving)| is_its(serving));
+        let Some((client, response)) = found.map(|(client, serving)| (*client, serving.response)) else {
+            self.cover("claim waits");
+            let until = self.now() + PAUSE;
+            self.machines[machine].worker.waits_until.insert(peer, until);
+            return;
+        };
+        let is_for_good = would || answer.reason != Reason::Limit as u32;
+        if is_for_good {
+            worker.would_send.insert(peer, (epoch, would));
+        }
+        let slot = response.number as u32;
+        if !would || !self.hand_off_parts(machine, client, &response, peer, slot) {
+            self.cover("program relays");
+            self.relay(machine, client, response, 0);
+        }
+    }
+
+    /// Has a program hand bytes of a peer's store off, and write what follows at once.
+    fn hand_off_parts(&mut self, machine: usize, client: usize, response: &Response, peer: usize, slot: u32) -> bool {
+        let (now, generation) = (self.now(), self.machines[machine].generation);
+        let Some(program) = self.machines[machine].worker.program else { return false };
+        let (Some(ring), true) = (program.ring, self.may_hand_off(machine, peer)) else { return false };
+        let handoff = self.machines[machine].worker.name_handoff();
+        let Some(flow) = self.machines[machine].host.flows.get_mut(&client) else { return false };
+        if !flow.has_sent_all() || flow.append(peer as u32, ring, handoff, response.length, now) != Counter::FE_BEGUN {
+            self.cover("region refused");
+            return false;
+        }
+        let state = flow.state();
+        self.cover("region of stored bytes");
+        self.set_stage(machine, client, Stage::Begun { handoff, peer, acked: 0 });
+        if self.random.below(2) == 0 {
+            self.write_trailer(client, response);
+        }
+        if self.random.in_a_million(self.variety.exits) {
+            self.exit_program(machine);
+            return true;
+        }
+        let mut message = self.handoff(machine, handoff, peer, state);
+        message.length = response.length;
+        let part = |offset: u64, length: u64| Part {
+            segment: 1.into(),
+            slot: slot.into(),
+            secret: 7.into(),
+            offset: offset.into(),
+            length: length.into(),
+        };
+        let Some(parts) = Parts::new(&[part(0, response.length)]) else { return true };
+        let request = Box::new(Request::HandoffParts(message, parts));
+        self.schedule.after(LOCAL, Event::ToAgent { machine, generation, server: program.control, request });
+        self.schedule.after(BOUND, Event::Bound { client, handoff });
+        true
+    }
+
+    /// Has a program end a handoff that failed. It writes the bytes itself if the kernel lets it. Otherwise the client
+    /// is reset, by the program or by its agent.
+    pub(super) fn end_of_program(&mut self, machine: usize, client: usize, handoff: u64, serving: &Serving) {
+        let generation = self.machines[machine].generation;
+        let flow = self.machines[machine].host.flows.get_mut(&client);
+        if flow.is_some_and(|flow| flow.undo(handoff)) {
+            self.cover("region undone");
+            return self.relay(machine, client, serving.response, 0);
+        }
+        let program = self.machines[machine].worker.program;
+        match program.filter(|_| self.random.below(2) == 0) {
+            None => self.reset_client(client),
+            Some(program) => {
+                self.cover("program cancels");
+                let cancel = local::Cancel { header: local::Cancel::HEADER, handoff };
+                let (server, request) = (program.control, Box::new(Request::Cancel(cancel)));
+                self.schedule.after(LOCAL, Event::ToAgent { machine, generation, server, request });
+            }
+        }
+    }
+
+    /// Ends a machine's program. Its connections stay as long as their sockets have something to send.
+    pub(super) fn exit_program(&mut self, machine: usize) {
+        let Some(program) = self.machines[machine].worker.program.take() else { return };
+        let generation = self.machines[machine].generation;
+        self.cover("program ends");
+        let (now, base) = (self.now(), self.base);
+        // Messages that it has sent are read before the end of its connection.
+        self.machines[machine].event(now, base, |logic, call| logic.remove_server(program.control, call));
+        self.act(machine);
+        self.end_turn(machine);
+        self.leave_connections(machine);
+        let delay = self.random.time(Duration::from_millis(1), Duration::from_millis(300));
+        self.schedule.after(delay, Event::ProgramConnects { machine, generation });
+    }
+
+    /// Has a program's clients get what their sockets have, or a reset.
+    fn leave_connections(&mut self, machine: usize) {
+        let worker = &self.machines[machine].worker;
+        let its = worker.serving.iter().filter(|(_, serving)| serving.response.kind == crate::client::Kind::Stored);
+        for (client, serving) in its.map(|(client, serving)| (*client, *serving)).collect::<Vec<_>>() {
+            match serving.stage {
+                // The region ends without the program, or is cancelled.
+                Stage::Begun { .. } if serving.has_trailer => {
+                    self.cover("left to the kernel");
+                    self.end_response(machine, client);
+                }
+                _ => self.reset_client(client),
+            }
+        }
+    }
+
+    /// Has a program of a machine connect to the store of another one.
+    pub(super) fn reach_store(&mut self, machine: usize, other: usize) {
+        let (now, base) = (self.now(), self.base);
+        let generation = self.machines[machine].generation;
+        let peer = self.machines[machine].peer(other);
+        if !self.machines[machine].knows(other) {
+            return;
+        }
+        let program = self.machines[machine].worker.name_handoff();
+        let added = self.machines[machine].event(now, base, |logic, call| {
+            let reaching = &mut logic.store.as_mut()?.reaching;
+            reaching.add(program, store_of(other), peer, call.now)
+        });
+        let Some(reach) = added.flatten() else { return };
+        self.cover("store is reached for");
+        self.wishes.insert((machine, generation, program));
+        let link = self.connect(machine, other, Purpose::Store(reach));
+        if let Some(agent) = &mut self.machines[machine].agent {
+            agent.reaches.insert(reach, link);
+        }
+        self.send_frame(link, machine, |out| Store::REQUEST.emit(out));
+    }
+
+    pub(super) fn on_store_answer(&mut self, link: usize, machine: usize, reach: usize, frame: &Frame) {
+        if let Err(reason) = reaching::answer(frame)
+            && !matches!(reason, Reason::NotAllowed | Reason::Limit)
+        {
+            self.violate(format!("machine {machine} gets {frame:?} of a store"));
+        }
+        self.cover("store answers");
+        self.end_reach(machine, reach);
+        self.close(link, machine);
+    }
+
+    pub(super) fn fail_reaching(&mut self, machine: usize, reach: usize) {
+        self.end_reach(machine, reach);
+    }
+
+    fn end_reach(&mut self, machine: usize, reach: usize) {
+        let generation = self.machines[machine].generation;
+        let Some(agent) = &mut self.machines[machine].agent else { return };
+        let link = agent.reaches.remove(&reach);
+        let ended = agent.logic.store.as_mut().and_then(|store| store.reaching.remove(reach));
+        if let Some(ended) = ended {
+            self.wishes.remove(&(machine, generation, ended.program));
+        }
+        if let Some(link) = link {
+            self.close(link, machine);
+        }
+    }
+
+    /// Gives up on agents that have not answered in time.
+    pub(super) fn tend_reaching(&mut self, machine: usize) {
+        let (now, base) = (self.now(), self.base);
+        loop {
+            let late = self.machines[machine]
+                .event(now, base, |logic, call| logic.store.as_ref().and_then(|store| store.reaching.late(call.now)));
+            let Some(reach) = late.flatten() else { return };
+            self.cover("store does not answer");
+            self.fail_reaching(machine, reach);
+        }
+    }
+
+    /// Lets a program of another machine read from the store here.
+    pub(super) fn serve_reader(&mut self, link: usize, machine: usize, from: usize) {
+        let peer = self.machines[machine].peer(from);
+        let settings = self.machines[machine].settings.peers.get(peer);
+        let may = self.machines[machine].settings.has_store && settings.is_some_and(|peer| peer.may_read_store);
+        if !may || !self.machines[machine].knows(from) {
+            return self.refuse(link, machine, from, Reason::NotAllowed);
+        }
+        if self.random.below(8) == 0 {
+            return self.refuse(link, machine, from, Reason::Limit);
+        }
+        self.send_frame(link, machine, |out| Stored {}.emit(out));
+    }
+
+    /// Tells the kernel the key of an address.
+    pub(super) fn set_end(&mut self, machine: usize, address: IpAddr, key: Option<[u8; 16]>) {
+        self.cover("end");
+        let ends = &mut self.machines[machine].host.ends;
+        match key {
+            Some(key) => drop(ends.insert(address, key)),
+            None => drop(ends.remove(&address)),
+        }
+    }
+
+    /// Tells programs which stores can be reached from which addresses.
+    pub(super) fn write_sources(&mut self, machine: usize) {
+        self.cover("sources");
+        if let Some(sources) = self.sources_of(machine) {
+            self.machines[machine].host.sources = sources;
+        }
+    }
+
+    /// Returns the sources by address as a machine's agent has them now.
+    pub(crate) fn sources_of(&self, machine: usize) -> Option<BTreeSet<(IpAddr, [u8; 16])>> {
+        let store = self.machines[machine].agent.as_ref()?.logic.store.as_ref()?;
+        let owned = store.ends.owned();
+        Some(store.sources.pairs(&owned).collect())
+    }
+
+    /// Changes the addresses of a machine's interfaces: an address is added, or the added ones are removed.
+    pub(super) fn renumber(&mut self, machine: usize) {
+        let (now, base) = (self.now(), self.base);
+        self.cover("addresses change");
+        let last = self.random.below(4) as u8;
+        let of = &mut self.machines[machine];
+        if of.addresses.len() > 2 {
+            of.addresses.truncate(2);
+        } else {
+            let link_local = IpAddr::from([169, 254, 0, last]);
+            of.addresses.extend([IpAddr::from([10, 0, of.index as u8, last]), link_local]);
+        }
+        let addresses = of.addresses.clone();
+        of.event(now, base, |logic, call| logic.set_own_addresses(&addresses, call));
+        self.act(machine);
+        self.end_turn(machine);
+    }
+}
