@@ -20,8 +20,9 @@ build: packages rust   ## everything that runs: shunt, shuntd, shunt-lab, the ng
 demo: build            ## real nginx tiers, with and without Shunt, and what that saves
 	$(SUDO) $(BIN)/shunt-lab demo
 
-test: build            ## all tests; those that need root get it by sudo
+test: build            ## all tests; those that need root get it by sudo; builds the version before this one for some
 	@$(MAKE) --no-print-directory -C nginx/t
+	scripts/build-older
 	@status=0; set -o pipefail; \
 	$(BIN)/shunt-lab simulate --seconds 30 || status=1; \
 	$(AS_ROOT) $(CARGO) test --release --workspace --no-fail-fast 2>&1 | tee target/test.log || status=1; \

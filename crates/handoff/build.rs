@@ -29,7 +29,7 @@ fn main() {
     fs::write(out.join("types.rs"), types.join("\n")).expect("OUT_DIR is writable");
 
     let header = fs::read_to_string("bpf/steering.h").expect("bpf/steering.h");
-    fs::write(out.join("constants.rs"), constants(&header)).expect("OUT_DIR is writable");
+    fs::write(out.join("constants.rs"), constants(&with_layout(&header))).expect("OUT_DIR is writable");
     fs::write(out.join("counters.rs"), counters(&header)).expect("OUT_DIR is writable");
 
     println!("cargo::rerun-if-changed=bpf");
@@ -37,14 +37,30 @@ fn main() {
     println!("cargo::rerun-if-env-changed=CLANG");
 }
 
+/// Number of the layout of the feature `test-layout`, whose `struct flow` differs (bpf/steering.h).
+const TEST_LAYOUT: &str = "32";
+
+fn is_test_layout() -> bool {
+    env::var_os("CARGO_FEATURE_TEST_LAYOUT").is_some()
+}
+
+/// Replaces the layout's number, if this is the layout of the tests.
+fn with_layout(header: &str) -> String {
+    let name = "#define STEERING_LAYOUT ";
+    let number = header.lines().find(|line| is_test_layout() && line.starts_with(name));
+    number.map_or_else(|| header.into(), |line| header.replace(line, &format!("{name}{TEST_LAYOUT}")))
+}
+
 /// Generates the skeleton of one object and returns its text.
 fn compile(object: &str, out: &Path) -> String {
     let multiarch = format!("-I/usr/include/{}-linux-gnu", env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets it"));
+    let layout = is_test_layout().then(|| format!("-DSTEERING_LAYOUT={TEST_LAYOUT}"));
+    let warnings = ["-Wall", "-Wextra", "-Wno-sign-compare", "-Wno-unused-function"];
     let skeleton = out.join(format!("{object}.skel.rs"));
     SkeletonBuilder::new()
         .source(format!("bpf/{object}.bpf.c"))
         .clang(env::var("CLANG").unwrap_or_else(|_| "clang-14".into()))
-        .clang_args([multiarch.as_str(), "-Wall", "-Wextra", "-Wno-sign-compare", "-Wno-unused-function"])
+        .clang_args([multiarch.as_str()].into_iter().chain(warnings).chain(layout.as_deref()))
         .build_and_generate(&skeleton)
         .unwrap_or_else(|error| panic!("bpf/{object}.bpf.c: {error:?}"));
     fs::read_to_string(&skeleton).expect("the skeleton was just written")

@@ -29,6 +29,17 @@ struct {
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } peers SEC(".maps");
 
+/* Connections in the flow tables of other layouts: their programs translate them, and ours begin
+ * nothing on them. Written by the agent (crates/handoff/src/older.rs). */
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, MAX_FLOWS);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, struct flow_key);
+    __type(value, __u8);
+    __uint(pinning, LIBBPF_PIN_BY_NAME);
+} older_flows SEC(".maps");
+
 /* The flow of a packet from the server to the client. */
 static __always_inline struct flow *flow_of_servers(const void *server, __be16 server_port,
                                                     const void *client, __be16 client_port)

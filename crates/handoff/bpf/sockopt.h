@@ -31,6 +31,7 @@
 
 #define REFUSED 0 /* EPERM */
 #define ALLOWED 1
+#define HANDLED 2 /* allowed, and nothing is left to do */
 
 /* A program that gets a value longer than the kernel shows must set optlen to 0, for unchanged, or
  * the call fails (Documentation/bpf/prog_cgroup_sockopt.rst). */
@@ -39,6 +40,10 @@
 /* Cookie of the agent's network namespace, set by the loader; 0: any. Several agents may share a
  * machine, one in each network namespace, and a cgroup program runs for all of them. */
 const volatile __u64 netns_cookie = 0;
+
+/* Whether there are programs of other layouts, set by the loader. Without them the verifier skips
+ * what looks for their connections. */
+const volatile __u8 has_older = 0;
 
 static __always_inline bool is_ours(struct bpf_sockopt *ctx)
 {
@@ -347,6 +352,65 @@ static __always_inline bool tell_state(struct bpf_sockopt *ctx, struct bpf_sock 
     return true;
 }
 
+/* Whether the connection is another layout's: it is in the flow table of theirs, and not in ours.
+ */
+static __noinline bool is_of_older(struct bpf_sock *sk)
+{
+    struct flow_key key = {};
+
+    return flow_key_of(sk, &key) && !bpf_map_lookup_elem(&flows, &key) &&
+           bpf_map_lookup_elem(&older_flows, &key);
+}
+
+/* Answers a call on a connection of another layout. What is under way there is for that layout's
+ * program, which runs behind this one. */
+static __always_inline int answer_for_older(struct bpf_sockopt *ctx)
+{
+    if (ctx->optname != SHUNT_BEGIN && ctx->optname != SHUNT_APPEND && ctx->optname != SHUNT_MOVE)
+        return not_ours(ctx);
+    count(FE_REFUSED_OLDER);
+    ctx->level = 0;
+    return REFUSED;
+}
+
+/* Returns REFUSED, ALLOWED (the kernel answers ENOPROTOOPT), or HANDLED. */
+static __always_inline int answer(struct bpf_sockopt *ctx, struct bpf_sock *sk)
+{
+    enum steer_counter result;
+    bool done;
+
+    if (ctx->optname == SHUNT_BEGIN) {
+        result = begin(ctx, sk, false);
+        done = result == FE_BEGUN;
+    } else if (ctx->optname == SHUNT_APPEND) {
+        result = begin(ctx, sk, true);
+        done = result == FE_BEGUN || result == FE_APPENDED;
+    } else if (ctx->optname == SHUNT_UNDO) {
+        result = undo(ctx, sk);
+        done = result == FE_UNDONE;
+    } else if (ctx->optname == SHUNT_MOVE) {
+        result = move(ctx, sk);
+        done = result == FE_MOVED;
+    } else if (ctx->optname == SHUNT_TAKE) {
+        result = take(ctx, sk);
+        done = result == FE_TAKEN;
+    } else if (ctx->optname == SHUNT_CANCEL) {
+        cancel(sk);
+        return HANDLED;
+    } else if (ctx->optname == SHUNT_WATCH) {
+        if (sk->protocol != IPPROTO_TCP)
+            return REFUSED;
+        watch_port(bpf_htons(sk->src_port));
+        return HANDLED;
+    } else if (ctx->optname == SHUNT_STATE) {
+        return tell_state(ctx, sk) ? HANDLED : REFUSED;
+    } else {
+        return ALLOWED;
+    }
+    count(result);
+    return done ? HANDLED : REFUSED;
+}
+
 SEC("cgroup/setsockopt")
 int fe_setsockopt(struct bpf_sockopt *ctx)
 {
@@ -356,44 +420,16 @@ int fe_setsockopt(struct bpf_sockopt *ctx)
     struct bpf_sock *sk = ctx->sk;
     if (!sk)
         return REFUSED;
-    if (ctx->optname == SHUNT_BEGIN) {
-        enum steer_counter result = begin(ctx, sk, false);
-        count(result);
-        if (result != FE_BEGUN)
-            return REFUSED;
-    } else if (ctx->optname == SHUNT_APPEND) {
-        enum steer_counter result = begin(ctx, sk, true);
-        count(result);
-        if (result != FE_BEGUN && result != FE_APPENDED)
-            return REFUSED;
-    } else if (ctx->optname == SHUNT_UNDO) {
-        enum steer_counter result = undo(ctx, sk);
-        count(result);
-        if (result != FE_UNDONE)
-            return REFUSED;
-    } else if (ctx->optname == SHUNT_MOVE) {
-        enum steer_counter result = move(ctx, sk);
-        count(result);
-        if (result != FE_MOVED)
-            return REFUSED;
-    } else if (ctx->optname == SHUNT_TAKE) {
-        enum steer_counter result = take(ctx, sk);
-        count(result);
-        if (result != FE_TAKEN)
-            return REFUSED;
-    } else if (ctx->optname == SHUNT_CANCEL) {
-        cancel(sk);
-    } else if (ctx->optname == SHUNT_WATCH) {
-        if (sk->protocol != IPPROTO_TCP)
-            return REFUSED;
-        watch_port(bpf_htons(sk->src_port));
-    } else if (ctx->optname == SHUNT_STATE) {
-        if (!tell_state(ctx, sk))
-            return REFUSED;
-    } else {
-        return ALLOWED; /* the kernel answers ENOPROTOOPT */
-    }
-    ctx->optlen = -1; /* handled: the kernel skips its own setsockopt */
+    if (has_older && is_of_older(sk))
+        return answer_for_older(ctx);
+    int answered = answer(ctx, sk);
+    if (answered == ALLOWED)
+        return ALLOWED;
+    if (has_older)
+        ctx->level = 0; /* the programs of other layouts, which run behind this one, pass it */
+    if (answered == REFUSED)
+        return REFUSED;
+    ctx->optlen = -1; /* the kernel skips its own setsockopt */
     return ALLOWED;
 }
 

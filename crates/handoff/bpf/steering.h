@@ -14,9 +14,16 @@
 
 #include "../../../include/shunt.h"
 
-/* Version of the pinned maps, to be raised with any change to the meaning of a field below. An
- * agent takes over only maps of its own layout. */
-#define STEERING_LAYOUT 12
+/*
+ * Version of the pinned maps, to be raised with any change to the meaning of a field below. An
+ * agent takes over only maps of its own layout. Those of another one stay, with their programs,
+ * until their connections have ended (crates/handoff/src/older.rs). For that, some things never
+ * change: struct flow_key, struct delivery, and the maps `layout`, `flows` (by its keys), `rings`
+ * and `ring_owners`. At most 32.
+ */
+#ifndef STEERING_LAYOUT
+#define STEERING_LAYOUT 13
+#endif
 
 #define MAX_FLOWS         65536
 #define MAX_SENDERS       65536
@@ -74,6 +81,9 @@ struct spaces {
 struct flow {
     struct bpf_spin_lock lock;
     __u32 regions; /* handoffs that the flow has begun so far */
+#if STEERING_LAYOUT == 32
+    __u64 unused; /* tests upgrade from, and to, a layout where all below lies elsewhere */
+#endif
     struct spaces spaces;
     __u64 handoff;      /* the newest region's handoff, as its server calls it */
     __u64 hold_until;   /* ACKs of fewer payload bytes of the newest region may be held back */
@@ -260,6 +270,7 @@ struct sender_slot {
     X(FE_REFUSED_UNPROVEN, "SHUNT_BEGIN refused: no proof that its packets pass here")             \
     X(FE_REFUSED_ARGUMENT, "SHUNT_BEGIN refused: bad argument or socket")                          \
     X(FE_REFUSED_FULL, "SHUNT_BEGIN refused: the flow table is full")                              \
+    X(FE_REFUSED_OLDER, "SHUNT_BEGIN refused: another layout steers the connection")               \
     X(FE_EVENT_LOST, "completions and answers that found their ring full or gone")                 \
     X(BE_OUT_SENT, "sender segments given the frontend's address")                                 \
     X(BE_IN_STEERED, "steered ACKs delivered to a sender")                                         \

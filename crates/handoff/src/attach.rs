@@ -1,8 +1,9 @@
 //! Attaches programs to their hooks. They stay when the agent ends, and a newer program replaces an older one without
 //! missing a packet.
 //!
-//! * tc: in the clsact qdisc of an interface, at a priority of ours. `TcHook` replaces atomically. Each program is
-//!   pinned beside the maps, and its pin says whose it is (ownership.rs).
+//! * tc: in the clsact qdisc of an interface, at a priority of ours. Its handle is the layout's number, so programs of
+//!   two layouts have room there (older.rs). `TcHook` replaces atomically. Each program is pinned beside the maps, and
+//!   its pin says whose it is (ownership.rs).
 //! * cgroup: by a link that is pinned beside the maps. A link's program is replaced atomically, too.
 
 use std::fs;
@@ -16,16 +17,24 @@ use libbpf_rs::{Link, PrintLevel, Program, ProgramMut, TC_EGRESS, TC_INGRESS, Tc
 use libbpf_rs::{TcHookBuilder, set_print};
 use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 
+use crate::bpf::STEERING_LAYOUT;
 use crate::error::SteeringError;
 use crate::ownership::{Owned, Tc, pinned_program};
-use crate::pins::MAPS;
 
-const HANDLE: u32 = 1;
-const LINKS: [&str; 2] = [FE_SETSOCKOPT, BE_CONNECTED];
+const HANDLE: u32 = STEERING_LAYOUT;
+/// Handle of the layouts before 13.
+const FIRST_HANDLE: u32 = 1;
+/// Handles of later layouts, to come ones included.
+const HANDLES: std::ops::RangeInclusive<u32> = 13..=LAST_LAYOUT;
+/// Greatest number that a layout may have.
+const LAST_LAYOUT: u32 = 32;
+const _: () = assert!(STEERING_LAYOUT <= LAST_LAYOUT);
 
 /// Names of the cgroup programs, and of the pins of their links.
 pub(crate) const FE_SETSOCKOPT: &str = "fe_setsockopt";
 pub(crate) const BE_CONNECTED: &str = "be_connected";
+/// Name of the program that notes a backend's word, and of its pin.
+pub(crate) const FE_DELIVERED: &str = "fe_delivered";
 
 /// Place of a tc program: hook and priority. Each program passes on packets that are not its own, so the order of
 /// programs does not matter. The priority tells whose filter it is.
@@ -68,10 +77,10 @@ pub fn until_not_interrupted<T>(mut load: impl FnMut() -> Result<T, SteeringErro
     load()
 }
 
-fn hook(fd: impl AsFd, ifindex: u32, place: TcPlace) -> TcHook {
+fn hook(fd: impl AsFd, ifindex: u32, place: TcPlace, handle: u32) -> TcHook {
     TcHookBuilder::new(fd.as_fd())
         .ifindex(ifindex as i32)
-        .handle(HANDLE)
+        .handle(handle)
         .priority(place.priority)
         .replace(true)
         .hook(place.point)
@@ -132,7 +141,7 @@ impl TcPrograms {
 fn put(fd: impl AsFd, ifindex: u32, place: TcPlace, in_place_of_another: bool) -> Result<(), SteeringError> {
     let target = || format!("interface \"{}\" (tc)", interface_name(ifindex));
     let failed = |source| SteeringError::Attach { program: place.program, target: target(), source };
-    let hook = hook(fd, ifindex, place).create();
+    let hook = hook(fd, ifindex, place, HANDLE).create();
     hook.and_then(|mut hook| hook.replace(in_place_of_another).attach()).map(drop).map_err(failed)
 }
 
@@ -147,9 +156,9 @@ pub(crate) fn attach_tc(
     interfaces: &[u32],
     pin_dir: &Path,
 ) -> Result<TcProgram, SteeringError> {
-    let ours = Owned::by(pin_dir);
+    let ours = Owned::by_all(pin_dir);
     for &ifindex in interfaces {
-        if let Some(other) = filter_at(ifindex, place).map(Tc).filter(|there| !ours.has(there)) {
+        if let Some(other) = programs_at(ifindex, place).into_iter().map(Tc).find(|there| !ours.has(there)) {
             let (interface, pins) = (interface_name(ifindex), other.pins_beside(pin_dir));
             return Err(SteeringError::Taken { interface, program: other.name(), pins });
         }
@@ -175,7 +184,7 @@ pub(crate) fn attach_tc(
 }
 
 /// Pins of a program: the final one, and one until it is on all interfaces. (A BPF file system allows no dot in names.)
-fn pins_of(pin_dir: &Path, program: &str) -> [std::path::PathBuf; 2] {
+pub(crate) fn pins_of(pin_dir: &Path, program: &str) -> [std::path::PathBuf; 2] {
     [pin_dir.join(program), pin_dir.join(format!("{program}_next"))]
 }
 
@@ -184,34 +193,71 @@ pub(crate) fn places(is_frontend: bool) -> [TcPlace; 2] {
     if is_frontend { [FE_IN, FE_OUT] } else { [BE_IN, BE_OUT] }
 }
 
-/// Id of the program at a place of an interface, if there is one.
+/// Id of the program of our layout at a place of an interface, if there is one.
 pub(crate) fn filter_at(ifindex: u32, place: TcPlace) -> Option<u32> {
+    filter_of(ifindex, place, HANDLE)
+}
+
+fn filter_of(ifindex: u32, place: TcPlace, handle: u32) -> Option<u32> {
     log_libbpf();
     // Looking up a filter takes no program, but the hook wants some descriptor.
     let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None).ok()?;
-    hook(&any, ifindex, place).query().ok()
+    hook(&any, ifindex, place, handle).query().ok()
+}
+
+/// Handles and ids of the programs at a place of an interface, of all layouts.
+pub(crate) fn filters_at(ifindex: u32, place: TcPlace) -> Vec<(u32, u32)> {
+    let handles = std::iter::once(FIRST_HANDLE).chain(HANDLES);
+    handles.filter_map(|handle| Some((handle, filter_of(ifindex, place, handle)?))).collect()
+}
+
+/// Ids of the programs at a place of an interface, of all layouts.
+pub(crate) fn programs_at(ifindex: u32, place: TcPlace) -> Vec<u32> {
+    filters_at(ifindex, place).into_iter().map(|(_, program)| program).collect()
 }
 
 /// Ids of the programs at a place, on all interfaces of this network namespace.
 pub(crate) fn all_at(place: TcPlace) -> Result<Vec<u32>, SteeringError> {
-    Ok(all_interfaces()?.into_iter().filter_map(|ifindex| filter_at(ifindex, place)).collect())
+    Ok(all_interfaces()?.into_iter().flat_map(|ifindex| programs_at(ifindex, place)).collect())
+}
+
+/// Takes the programs that `is_wanted` names off all interfaces of this network namespace.
+///
+/// # Errors
+/// Returns an error if the interfaces cannot be listed.
+pub(crate) fn take_all_off(places: &[TcPlace], is_wanted: impl Fn(&Tc) -> bool) -> Result<(), SteeringError> {
+    for ifindex in all_interfaces()? {
+        for &place in places {
+            let filters = filters_at(ifindex, place).into_iter();
+            for (handle, _) in filters.filter(|(_, program)| is_wanted(&Tc(*program))) {
+                take_off_or_say(ifindex, place, handle);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Takes our filter off an interface, if it is there.
 fn detach_tc(ifindex: u32, place: TcPlace, ours: &Owned) {
     let is_ours = filter_at(ifindex, place).map(Tc).is_some_and(|there| ours.has(&there));
-    if is_ours && let Err(error) = take_off(ifindex, place) {
+    if is_ours {
+        take_off_or_say(ifindex, place, HANDLE);
+    }
+}
+
+fn take_off_or_say(ifindex: u32, place: TcPlace, handle: u32) {
+    if let Err(error) = take_off(ifindex, place, handle) {
         let interface = interface_name(ifindex);
         tracing::warn!(%error, interface, program = place.program, "cannot take a program off an interface");
     }
 }
 
 /// Takes off the program at a place, whoever owns it.
-pub(crate) fn take_off(ifindex: u32, place: TcPlace) -> Result<(), SteeringError> {
+pub(crate) fn take_off(ifindex: u32, place: TcPlace, handle: u32) -> Result<(), SteeringError> {
     let failed = |source| SteeringError::Detach { program: place.program, interface: interface_name(ifindex), source };
     let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None)
         .map_err(|errno| failed(std::io::Error::from(errno).into()))?;
-    hook(&any, ifindex, place).detach().map_err(failed)
+    hook(&any, ifindex, place, handle).detach().map_err(failed)
 }
 
 /// State of the places of a role's programs on an interface.
@@ -308,37 +354,11 @@ pub(crate) fn detach_cgroup(pin: &Path) -> Result<(), SteeringError> {
     remove(pin)
 }
 
-fn remove(path: &Path) -> Result<(), SteeringError> {
+/// Removes a pinned file, if it is there.
+pub(crate) fn remove(path: &Path) -> Result<(), SteeringError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             Err(SteeringError::Path { call: "unlink", path: path.into(), source: error })
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Takes the programs of both sides that use the maps under `pin_dir` off this network namespace's interfaces. Removes
-/// these maps from the kernel. From then on the connections of [`crate::end_handoffs`] hang, unless they were closed.
-/// The clsact qdiscs and the programs of others stay.
-///
-/// # Errors
-/// Returns an error if a pinned file cannot be removed.
-pub fn detach_all(pin_dir: &Path) -> Result<(), SteeringError> {
-    log_libbpf();
-    let ours = Owned::by(pin_dir);
-    for ifindex in all_interfaces()? {
-        for place in [FE_IN, FE_OUT, BE_IN, BE_OUT] {
-            detach_tc(ifindex, place, &ours);
-        }
-    }
-    LINKS.iter().try_for_each(|link| detach_cgroup(&pin_dir.join(link)))?;
-    MAPS.iter().try_for_each(|map| remove(&pin_dir.join(map)))?;
-    for place in [FE_IN, FE_OUT, BE_IN, BE_OUT] {
-        pins_of(pin_dir, place.program).iter().try_for_each(|pin| remove(pin))?;
-    }
-    match fs::remove_dir(pin_dir) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(SteeringError::Path { call: "rmdir", path: pin_dir.into(), source: error })
         }
         _ => Ok(()),
     }

@@ -21,8 +21,8 @@ use crate::bpf::backend::{BackendSkelBuilder, OpenBackendSkel};
 use crate::bpf::{MAX_SENDERS, SENDER_LIVE, SENDER_WORD, SenderKey as KeyBytes, SenderSlot};
 use crate::counters::{self, Counter};
 use crate::error::SteeringError;
-use crate::pins;
 use crate::sender::{SenderKey, SenderTable, Slot};
+use crate::{older, pins};
 
 /// Configuration of the backend's programs.
 #[derive(Clone, Debug)]
@@ -66,11 +66,12 @@ impl Backend {
     /// sockets ended with that agent, and their late packets are dropped.
     ///
     /// # Errors
-    /// Returns an error if a part is missing, if the kernel refuses, or if the maps under `pin_dir` have another
-    /// layout.
+    /// Returns an error if a part is missing, if the kernel refuses, or if the maps under `pin_dir` have a layout that
+    /// leaves no room for another.
     pub fn load(config: &BackendConfig) -> Result<Self, SteeringError> {
         attach::log_libbpf();
         pins::prepare(&config.pin_dir)?;
+        older::set_aside(&config.pin_dir)?;
         attach::until_not_interrupted(|| Self::load_once(config))
     }
 
@@ -106,6 +107,7 @@ impl Backend {
             attach::attach_tc(&mut loaded.progs.be_in, BE_IN, &config.interfaces, &config.pin_dir)?,
         ]));
         attach::attach_cgroup(&loaded.progs.be_connected, BE_CONNECTED, &config.cgroup, &config.pin_dir)?;
+        older::end_senders(&config.pin_dir)?;
         Ok(backend)
     }
 

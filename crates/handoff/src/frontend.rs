@@ -1,19 +1,20 @@
 //! The frontend's side of steering: loads bpf/frontend.bpf.c, and writes and reads its maps.
 
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, ProgramMut, libbpf_sys};
 use rustix::time::{ClockId, clock_gettime};
 use shunt_sys::mapped::MappedArray;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::attach::{self, FE_IN, FE_OUT, FE_SETSOCKOPT, TcPrograms};
+use crate::attach::{self, FE_DELIVERED, FE_IN, FE_OUT, FE_SETSOCKOPT, TcPrograms};
 use crate::bpf::frontend::{FrontendSkelBuilder, OpenFrontendSkel};
 use crate::bpf::{
     BEGUN_OF_A_RING, BREAKS, Begun, FLOW_CLIENT_FIN, FLOW_QUEUES, FLOW_RESET, FLOW_SERVER_FIN, MAX_PEERS, MAX_RINGS,
@@ -21,6 +22,7 @@ use crate::bpf::{
 };
 use crate::counters::{self, Counter};
 use crate::error::SteeringError;
+use crate::older::{self, Older};
 use crate::{moved, neighbours, pins};
 
 pub use crate::bpf::{Flow, FlowKey, SteerPeer};
@@ -147,25 +149,32 @@ pub struct Frontend {
     fe_forget: OwnedFd,
     fe_cancel: OwnedFd,
     tc: Arc<TcPrograms>,
+    older: Vec<Older>,
+    older_flows: MapHandle,
+    /// Connections of other layouts that seem to have ended, and when that was first seen.
+    ended: HashMap<Vec<u8>, Instant>,
 }
 
 /// Sets the values that the verifier takes for constants. The verifier skips the branches that they make unreachable.
-pub(crate) fn set_constants(open: &mut OpenFrontendSkel<'_>, netns_cookie: u64) {
+pub(crate) fn set_constants(open: &mut OpenFrontendSkel<'_>, netns_cookie: u64, has_older: bool) {
     if let Some(rodata) = open.maps.rodata_data.as_mut() {
         rodata.netns_cookie = netns_cookie;
+        rodata.has_older = has_older.into();
     }
 }
 
 impl Frontend {
-    /// Loads and attaches the programs. They replace those of an earlier agent, whose flows stay.
+    /// Loads and attaches the programs. They replace those of an earlier agent, whose flows stay. Flows of another
+    /// layout stay with their programs (older.rs).
     ///
     /// # Errors
-    /// Returns an error if a part is missing, if the kernel refuses, or if the maps under `pin_dir` have another
-    /// layout.
+    /// Returns an error if a part is missing, if the kernel refuses, or if the maps under `pin_dir` have a layout that
+    /// leaves no room for another.
     pub fn load(config: &FrontendConfig) -> Result<Self, SteeringError> {
         attach::log_libbpf();
         pins::prepare(&config.pin_dir)?;
         neighbours::refuse(&config.cgroup, &config.pin_dir, &config.interfaces)?;
+        older::set_aside(&config.pin_dir)?;
         attach::until_not_interrupted(|| Self::load_once(config))
     }
 
@@ -176,7 +185,8 @@ impl Frontend {
         let mut builder = FrontendSkelBuilder::default();
         builder.obj_builder.pin_root_path(&config.pin_dir).map_err(load)?;
         let mut open = builder.open(&mut storage).map_err(load)?;
-        set_constants(&mut open, config.netns_cookie);
+        let older = Older::open_all(&config.pin_dir)?;
+        set_constants(&mut open, config.netns_cookie, !older.is_empty());
         let maps = &open.maps;
         pins::check_layout(
             &config.pin_dir,
@@ -192,6 +202,7 @@ impl Frontend {
         )?;
         let mut loaded = open.load().map_err(load)?;
         pins::write_layout(&loaded.maps.layout)?;
+        pin_delivered(&mut loaded.progs.fe_delivered, &config.pin_dir)?;
 
         let program = |program: BorrowedFd<'_>, name| {
             program.try_clone_to_owned().map_err(|source| SteeringError::map("dup", name)(source.into()))
@@ -210,13 +221,18 @@ impl Frontend {
             fe_forget: program(loaded.progs.fe_forget.as_fd(), "fe_forget")?,
             fe_cancel: program(loaded.progs.fe_cancel.as_fd(), "fe_cancel")?,
             tc: Arc::new(TcPrograms(Vec::new())),
+            older,
+            older_flows: handle(&*loaded.maps.older_flows, "older_flows")?,
+            ended: HashMap::new(),
         };
+        frontend.note_older()?;
         // The tc programs come first: a handoff may begin as soon as the socket option is there.
         frontend.tc = Arc::new(TcPrograms(vec![
             attach::attach_tc(&mut loaded.progs.fe_in, FE_IN, &config.interfaces, &config.pin_dir)?,
             attach::attach_tc(&mut loaded.progs.fe_out, FE_OUT, &config.interfaces, &config.pin_dir)?,
         ]));
         attach::attach_cgroup(&loaded.progs.fe_setsockopt, FE_SETSOCKOPT, &config.cgroup, &config.pin_dir)?;
+        older::answer_calls(&config.pin_dir, &config.cgroup)?;
         Ok(frontend)
     }
 
@@ -251,7 +267,15 @@ impl Frontend {
     /// # Errors
     /// Returns the kernel's error of bpf(2), BPF_PROG_TEST_RUN.
     pub fn set_delivered(&self, delivery: &Delivery) -> io::Result<bool> {
-        ask(&self.fe_delivered, delivery.as_bytes())
+        if ask(&self.fe_delivered, delivery.as_bytes())? {
+            return Ok(true);
+        }
+        for older in &self.older {
+            if ask(&older.fe_delivered, delivery.as_bytes())? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Cancels a region whose sender is gone. Whichever side still sends on the connection then resets it. Returns
@@ -287,6 +311,14 @@ impl Frontend {
         self.rings
             .update(&index.to_ne_bytes(), &descriptor.to_ne_bytes(), MapFlags::ANY)
             .map_err(SteeringError::map("update", "rings"))?;
+        // The programs of other layouts answer this server's calls, too. Without the ring they refuse them.
+        for older in &self.older {
+            let owner = older.ring_owners.update(&index.to_ne_bytes(), &owner.to_ne_bytes(), MapFlags::ANY);
+            let ring = older.rings.update(&index.to_ne_bytes(), &descriptor.to_ne_bytes(), MapFlags::ANY);
+            if let Err(error) = owner.and(ring) {
+                tracing::warn!(%error, layout = older.layout, "cannot enter a completion ring in another layout's maps");
+            }
+        }
         ring.as_fd().try_clone_to_owned().map_err(|source| SteeringError::map("dup", "ring")(source.into()))
     }
 
@@ -297,6 +329,7 @@ impl Frontend {
     /// Returns an error for an index past the end, or the kernel's error of bpf(2).
     pub fn remove_ring(&self, index: u32) -> Result<(), SteeringError> {
         check_index("ring", index, MAX_RINGS)?;
+        self.older.iter().for_each(|older| drop(older.rings.delete(&index.to_ne_bytes())));
         match self.rings.delete(&index.to_ne_bytes()) {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
                 Err(SteeringError::map("delete", "rings")(error))
@@ -379,6 +412,54 @@ impl Frontend {
         Ok(Collected { forgotten, left: flows - forgotten })
     }
 
+    /// Notes the connections of other layouts, on which our programs begin nothing.
+    fn note_older(&self) -> Result<(), SteeringError> {
+        for (key, _) in self.older.iter().flat_map(|older| moved::entries(&older.flows)) {
+            self.older_flows.update(&key, &[1], MapFlags::ANY).map_err(SteeringError::map("update", "older_flows"))?;
+        }
+        Ok(())
+    }
+
+    /// Programs and maps of other layouts, whose connections have not all ended.
+    pub fn older(&self) -> &[Older] {
+        &self.older
+    }
+
+    /// Forgets connections of other layouts that `is_alive` has not known for `quiet`. Returns the layouts that have no
+    /// connection left. The caller takes those out ([`Older::take_out`]).
+    ///
+    /// # Errors
+    /// Returns the kernel's error of bpf(2).
+    pub fn collect_older(
+        &mut self,
+        now: Instant,
+        quiet: Duration,
+        is_alive: impl Fn(&FlowKey) -> bool,
+    ) -> Result<Vec<Older>, SteeringError> {
+        let is_dead = |key: &[u8]| FlowKey::read_from_bytes(key).is_ok_and(|key| !is_alive(&key));
+        let (mut seen, mut done) = (HashSet::new(), Vec::new());
+        for (number, older) in self.older.iter().enumerate() {
+            let (dead, living): (Vec<_>, Vec<_>) =
+                moved::entries(&older.flows).map(|(key, _)| key).partition(|key| is_dead(key));
+            let mut left = living.len();
+            for key in dead {
+                if now.duration_since(*self.ended.entry(key.clone()).or_insert(now)) < quiet {
+                    left += 1;
+                    seen.insert(key);
+                    continue;
+                }
+                for (map, name) in [(&older.flows, "flows"), (&self.older_flows, "older_flows")] {
+                    forget(map, &key).map_err(SteeringError::map("delete", name))?;
+                }
+            }
+            if left == 0 {
+                done.push(number);
+            }
+        }
+        self.ended.retain(|key, _| seen.contains(key));
+        Ok(done.into_iter().rev().map(|number| self.older.remove(number)).collect())
+    }
+
     /// Reads the programs' counters.
     ///
     /// # Errors
@@ -393,6 +474,22 @@ impl Frontend {
     /// Returns the kernel's error of bpf(2).
     pub fn refused_full(&self) -> Result<u64, SteeringError> {
         counters::read_one(&self.counters, "fe_refused_full")
+    }
+}
+
+/// Pins fe_delivered for agents of other layouts, which may hear a backend's word about a payload of ours.
+fn pin_delivered(program: &mut ProgramMut<'_>, pin_dir: &Path) -> Result<(), SteeringError> {
+    let pin = pin_dir.join(FE_DELIVERED);
+    attach::remove(&pin)?;
+    let failed = |source| SteeringError::Attach { program: FE_DELIVERED, target: pin.display().to_string(), source };
+    program.pin(&pin).map_err(failed)
+}
+
+/// Deletes an entry, if it is there.
+fn forget(map: &MapHandle, key: &[u8]) -> libbpf_rs::Result<()> {
+    match map.delete(key) {
+        Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

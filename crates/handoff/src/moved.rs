@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 use crate::attach::{self, FE_SETSOCKOPT};
 use crate::bpf::{Flow, FlowKey, MAX_FLOWS};
 use crate::error::SteeringError;
-use crate::pins;
+use crate::{older, pins};
 
 /// Removes the socket option by which handoffs begin, and returns the connections that have had a handoff. From here on
 /// their sequence numbers no longer change. The caller closes these connections and then calls [`crate::detach_all`].
@@ -19,8 +19,16 @@ use crate::pins;
 pub fn end_handoffs(pin_dir: &Path) -> Result<Vec<FlowKey>, SteeringError> {
     attach::log_libbpf();
     attach::detach_cgroup(&pin_dir.join(FE_SETSOCKOPT))?;
-    let flows = MapHandle::from_pinned_path(pin_dir.join("flows"));
-    Ok(flows.map(|flows| moved(&flows, pins::is_our_layout(pin_dir))).unwrap_or_default())
+    for older in older::directories(pin_dir) {
+        attach::detach_cgroup(&older.join(FE_SETSOCKOPT))?;
+    }
+    let directories = std::iter::once(pin_dir.to_owned()).chain(older::directories(pin_dir));
+    Ok(directories.flat_map(|directory| moved_below(&directory)).collect())
+}
+
+fn moved_below(directory: &Path) -> Vec<FlowKey> {
+    let flows = MapHandle::from_pinned_path(directory.join("flows"));
+    flows.map(|flows| moved(&flows, pins::is_our_layout(directory))).unwrap_or_default()
 }
 
 /// Returns the connections of a flow table that have had a handoff. A table of another layout cannot be read: then all

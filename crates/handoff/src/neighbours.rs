@@ -23,14 +23,16 @@ pub(crate) fn refuse(cgroup: &Path, pin_dir: &Path, interfaces: &[u32]) -> Resul
     // Compared by device and inode, because a directory may be mounted twice.
     let file = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
     let ours = file(pin_dir);
-    let others = pins::directories().into_iter().filter(|directory| file(directory) != ours);
+    // Those of other layouts, below a directory of pins, belong to the same agent.
+    let is_ours = |directory: &Path| file(directory) == ours || directory.parent().and_then(file) == ours;
+    let others = pins::directories().into_iter().filter(|directory| !is_ours(directory));
     let linked: Vec<(PathBuf, u64)> =
         others.filter_map(|directory| Some((directory.clone(), group_of(&directory.join(FE_SETSOCKOPT))?))).collect();
     if linked.is_empty() {
         return Ok(());
     }
     let (related, here) = (related(cgroup), attach::all_at(FE_IN)?);
-    let on_ours: Vec<u32> = interfaces.iter().filter_map(|&ifindex| attach::filter_at(ifindex, FE_IN)).collect();
+    let on_ours: Vec<u32> = interfaces.iter().flat_map(|&ifindex| attach::programs_at(ifindex, FE_IN)).collect();
     let is_here = |id: u32| here.contains(&id) && !on_ours.contains(&id);
     let is_neighbour = |(directory, group): &(PathBuf, u64)| {
         related.contains(group) && pinned_program(&directory.join(FE_IN.program)).is_some_and(is_here)

@@ -23,7 +23,19 @@ pub(crate) struct Owned {
 }
 
 impl Owned {
-    /// Reads a directory of pins.
+    /// Reads a directory of pins, with those of other layouts below it (older.rs).
+    pub(crate) fn by_all(directory: &Path) -> Self {
+        let mut all = Self::by(directory);
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+            let below = Self::by(&entry.path());
+            all.programs.extend(below.programs);
+            all.maps.extend(below.maps);
+        }
+        all
+    }
+
+    /// Reads a directory of pins of one layout.
     pub(crate) fn by(directory: &Path) -> Self {
         let maps = MAPS.iter().filter_map(|name| MapHandle::from_pinned_path(directory.join(name)).ok());
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();
@@ -75,6 +87,6 @@ impl Tc {
     /// Directory of pins of the agent that owns the program, searched for beside our own directory.
     pub(crate) fn pins_beside(&self, ours: &Path) -> Option<PathBuf> {
         let entries = fs::read_dir(ours.parent()?).into_iter().flatten().flatten();
-        entries.map(|entry| entry.path()).find(|directory| directory != ours && Owned::by(directory).has(self))
+        entries.map(|entry| entry.path()).find(|directory| directory != ours && Owned::by_all(directory).has(self))
     }
 }

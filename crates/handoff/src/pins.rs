@@ -13,11 +13,12 @@ use crate::error::SteeringError;
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
 /// Names of the files that the maps are pinned as.
-pub(crate) const MAPS: [&str; 10] = [
+pub(crate) const MAPS: [&str; 11] = [
     "counters",
     "flows",
     "handshakes",
     "layout",
+    "older_flows",
     "peers",
     "ring_owners",
     "rings",
@@ -48,7 +49,8 @@ fn is_bpf_fs(path: &Path) -> bool {
     statfs(path).is_ok_and(|found| found.f_type == BPF_FS_MAGIC)
 }
 
-/// Refuses pinned maps of another layout. libbpf checks the rest when it takes the maps over.
+/// Refuses pinned maps of another layout: what could stay was put aside (older.rs). libbpf checks the rest when it
+/// takes the maps over.
 pub(crate) fn check_layout<'obj>(
     directory: &Path,
     maps: impl IntoIterator<Item = &'obj OpenMapMut<'obj>>,
@@ -58,7 +60,7 @@ pub(crate) fn check_layout<'obj>(
     };
     // 0: the agent that made the maps ended before it could write the number. Then the maps are empty.
     if found != STEERING_LAYOUT && found != 0 {
-        return Err(mismatch(directory, format!("layout {found}"), format!("layout {STEERING_LAYOUT}")));
+        return Err(other_layout(directory, found));
     }
     for map in maps {
         let Ok(pinned) = MapHandle::from_pinned_path(directory.join(map.name())) else {
@@ -75,7 +77,7 @@ pub(crate) fn check_layout<'obj>(
 }
 
 /// Number of the layout of the pinned maps. `None` if there are no maps.
-fn layout_of(directory: &Path) -> Result<Option<u32>, SteeringError> {
+pub(crate) fn layout_of(directory: &Path) -> Result<Option<u32>, SteeringError> {
     let Ok(layout) = MapHandle::from_pinned_path(directory.join("layout")) else {
         return Ok(None);
     };
@@ -93,6 +95,11 @@ pub(crate) fn write_layout(layout: &impl MapCore) -> Result<(), SteeringError> {
     layout
         .update(&0u32.to_ne_bytes(), &STEERING_LAYOUT.to_ne_bytes(), MapFlags::ANY)
         .map_err(SteeringError::map("update", "layout"))
+}
+
+/// Error for maps of another layout that cannot stay.
+pub(crate) fn other_layout(directory: &Path, found: u32) -> SteeringError {
+    mismatch(directory, format!("layout {found}"), format!("layout {STEERING_LAYOUT}"))
 }
 
 fn mismatch(directory: &Path, found: String, ours: String) -> SteeringError {

@@ -67,7 +67,7 @@ pub fn load_frontend() -> Result<(), SteeringError> {
     crate::until_not_interrupted(|| {
         let mut storage = MaybeUninit::uninit();
         let mut open = FrontendSkelBuilder::default().open(&mut storage).map_err(refused(OBJECT))?;
-        frontend::set_constants(&mut open, SOME_COOKIE);
+        frontend::set_constants(&mut open, SOME_COOKIE, true);
         load_and_forget(open).map_err(refused(OBJECT))
     })
 }

@@ -19,6 +19,7 @@ use crate::pins;
 pub struct Stray {
     ifindex: u32,
     place: TcPlace,
+    handle: u32,
     program: Tc,
 }
 
@@ -27,8 +28,11 @@ pub struct Stray {
 pub fn strays(ifindex: u32, is_frontend: bool) -> Vec<Stray> {
     attach::log_libbpf();
     let places = attach::places(is_frontend).into_iter();
-    let at = |place: TcPlace| Some(Stray { ifindex, place, program: Tc(attach::filter_at(ifindex, place)?) });
-    let found = places.filter_map(at).filter(|stray| stray.program.is_named(stray.place.program));
+    let at = |place: TcPlace| {
+        let filters = attach::filters_at(ifindex, place).into_iter();
+        filters.map(move |(handle, program)| Stray { ifindex, place, handle, program: Tc(program) })
+    };
+    let found = places.flat_map(at).filter(|stray| stray.program.is_named(stray.place.program));
     let found: Vec<Stray> = found.collect();
     if found.is_empty() {
         return found;
@@ -70,6 +74,6 @@ impl Stray {
     /// # Errors
     /// Returns the kernel's error.
     pub fn take_off(&self) -> Result<(), SteeringError> {
-        attach::take_off(self.ifindex, self.place)
+        attach::take_off(self.ifindex, self.place, self.handle)
     }
 }

@@ -65,6 +65,7 @@ mod sockets;
 mod tcpdump;
 mod tls;
 mod topology;
+pub mod upgrade;
 mod wire;
 mod wrk;
 
@@ -86,7 +87,10 @@ pub use nginx::{NGINX, NginxChain, NginxConf, nginx};
 pub use placement::{Cores, Placement};
 pub use process::Process;
 pub use rate::{Rate, RateReport};
-pub use service::{OnDemand, Options, Service, Settings, Stats, agent_stats, shunt_program, shuntd_program};
+pub use service::{
+    OLDER, OnDemand, Options, Release, Releases, ReleasesOf, Service, Settings, Stats, agent_stats, install_module,
+    shunt_program, shuntd_program,
+};
 pub use sockets::TcpSocket;
 pub use tcpdump::Tcpdump;
 pub use tls::tls_authority;

@@ -2,6 +2,7 @@
 
 mod agent;
 mod built;
+mod release;
 mod store;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,8 @@ use crate::tls;
 
 use agent::Agent;
 pub use built::{module_file, shunt_program, shuntd_program};
+use release::module_of;
+pub use release::{OLDER, Release, Releases, ReleasesOf, install_module};
 pub use store::OnDemand;
 
 /// The module's default for `shunt_offer_min_length`, in bytes.
@@ -41,6 +44,8 @@ pub struct Options {
     pub keep_heap: bool,
     /// IP versions of the servers. Agents use the version of the tiers.
     pub families: Families,
+    /// Versions of each machine's parts. `None`: this version everywhere.
+    pub releases: Option<ReleasesOf>,
     /// Additions to the configurations.
     pub settings: Settings,
 }
@@ -92,6 +97,10 @@ impl Options {
     pub fn shunt() -> Self {
         Self { shunt: true, ..Self::default() }
     }
+
+    fn releases(&self, host: &Host) -> Releases {
+        self.releases.map(|of| of(host)).unwrap_or_default()
+    }
 }
 
 /// A running service. Dropping it ends nginx first, then the agents, and leaves nothing in the kernel.
@@ -126,15 +135,15 @@ impl<'lab> Service<'lab> {
             chain = chain.rewrite(rewrite);
         }
         if options.shunt {
-            let module = module_file()?;
+            install_modules(lab, &options)?;
             service.start_agents(&options)?;
             let plain = !lab.intermediates().is_empty();
-            chain = chain.shunt(move |host| shunt_part(host, &module, options.offer_min, plain));
+            chain = chain.shunt(move |host| shunt_part(host, options.offer_min, plain));
         }
         if let Some(on_demand) = options.on_demand {
-            let program = shunt_program()?;
+            let programs = launchers(lab, &options)?;
             service.start_stores(&options)?;
-            chain = chain.launcher(move |host| Some(on_demand.launcher(host, &program)));
+            chain = chain.launcher(move |host| Some(on_demand.launcher(host, programs.get(host.name())?)));
         }
         service.chain = Some(chain.start(lab)?);
         Ok(service)
@@ -142,24 +151,40 @@ impl<'lab> Service<'lab> {
 
     /// Starts an agent with a store on every tier. Each agent knows all others, because a reference passes all tiers.
     fn start_stores(&mut self, options: &Options) -> Result<()> {
-        let program = shuntd_program()?;
         let tiers: Vec<&Host> = self.lab.tiers().collect();
         for host in &tiers {
             let others: Vec<&Host> = tiers.iter().copied().filter(|other| other.name() != host.name()).collect();
-            self.agents.push(Agent::start(self.lab.id(), host, &others, options, &program)?);
+            self.agents.push(Agent::start(
+                self.lab.id(),
+                host,
+                &others,
+                options,
+                &options.releases(host).agent.shuntd()?,
+            )?);
         }
         self.wait_for_first_sessions(options)
     }
 
     fn start_agents(&mut self, options: &Options) -> Result<()> {
-        let program = shuntd_program()?;
         let frontends: Vec<&Host> = self.lab.hosts_of(Role::Frontend).collect();
         let backends: Vec<&Host> = self.lab.hosts_of(Role::Backend).collect();
         for host in &frontends {
-            self.agents.push(Agent::start(self.lab.id(), host, &backends, options, &program)?);
+            self.agents.push(Agent::start(
+                self.lab.id(),
+                host,
+                &backends,
+                options,
+                &options.releases(host).agent.shuntd()?,
+            )?);
         }
         for host in &backends {
-            self.agents.push(Agent::start(self.lab.id(), host, &frontends, options, &program)?);
+            self.agents.push(Agent::start(
+                self.lab.id(),
+                host,
+                &frontends,
+                options,
+                &options.releases(host).agent.shuntd()?,
+            )?);
         }
         self.wait_for_first_sessions(options)
     }
@@ -221,6 +246,16 @@ impl<'lab> Service<'lab> {
     /// When the host has no agent, or it does not start.
     pub fn start_agent(&mut self, host: &Host) -> Result<()> {
         self.agent_mut(host)?.restart()
+    }
+
+    /// Sets the version that a host's agent has when it is started next.
+    ///
+    /// # Errors
+    /// When the host has no agent, or that version is not built.
+    pub fn set_agent_release(&mut self, host: &Host, release: Release) -> Result<()> {
+        let program = release.shuntd()?;
+        self.agent_mut(host)?.set_program(program);
+        Ok(())
     }
 
     /// Waits until every agent has its sessions.
@@ -309,13 +344,22 @@ fn tls_listeners<'lab>(lab: &'lab Lab, settings: &Settings) -> Result<BTreeMap<&
     lab.hosts_of(Role::Frontend).map(of).collect()
 }
 
+fn install_modules(lab: &Lab, options: &Options) -> Result<()> {
+    lab.tiers().try_for_each(|host| install_module(host, options.releases(host).server))
+}
+
+/// The `shunt` of each tier, by host.
+fn launchers<'lab>(lab: &'lab Lab, options: &Options) -> Result<BTreeMap<&'lab str, PathBuf>> {
+    lab.tiers().map(|host| Ok((host.name(), options.releases(host).server.shunt()?))).collect()
+}
+
 /// Shunt's part of a tier. Intermediates stay plain: nginx passes on header fields that it does not know, and the
 /// backends are told that bodies may bypass the tier before them.
-fn shunt_part(host: &Host, module: &Path, offer_min: Option<u64>, plain: bool) -> Option<ShuntPart> {
+fn shunt_part(host: &Host, offer_min: Option<u64>, plain: bool) -> Option<ShuntPart> {
     if host.role() == Role::Intermediate {
         return None;
     }
-    let mut part = ShuntPart::of(host, PathBuf::from(module));
+    let mut part = ShuntPart::of(host, module_of(host));
     if plain && host.role() == Role::Backend {
         part.trust_plain();
     }

@@ -5,9 +5,11 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
 use rustix::process::{Resource, Rlimit};
+use shunt_handoff::Older;
 use shunt_handoff::reading::Reads;
 use shunt_handoff::sender::{SenderLimits, Senders};
 use shunt_logic::logic::Store as StoreOfLogic;
@@ -31,6 +33,7 @@ use crate::store::programs::{self, Store, StoreError};
 use crate::telemetry::gone::Gone;
 use crate::telemetry::metrics::Endpoint;
 use shunt_config::Config;
+use shunt_host::errors::chain;
 use shunt_host::interfaces::Sysfs;
 use shunt_host::packets;
 use shunt_host::sockets;
@@ -202,7 +205,11 @@ impl Daemon {
         let role = |(programs, interfaces): (_, &Vec<String>)| Role { programs, interfaces: interfaces.clone() };
         let roles = frontend.into_iter().chain(backend).map(role).collect();
         let mut views = Views::open(&self.config, Arc::clone(&self.seen))?;
-        ports::keep(roles, sysfs, Arc::clone(&self.ports), move || views.look())
+        let older = self.kernel.frontend.as_mut().and_then(FrontendSteering::take_out_older);
+        ports::keep(roles, sysfs, Arc::clone(&self.ports), move || {
+            views.look();
+            older.iter().flat_map(Receiver::try_iter).for_each(take_out);
+        })
     }
 
     /// Starts the thread that serves counters (`metrics`), if that is configured. To be called after privileges are
@@ -239,6 +246,15 @@ impl Daemon {
     /// Returns the error if the thread cannot be made.
     pub fn start_census(&mut self) -> io::Result<()> {
         self.kernel.frontend.as_mut().map_or(Ok(()), |frontend| frontend.start_census())
+    }
+}
+
+/// Takes programs of another layout out of the kernel, whose connections have ended.
+fn take_out(older: Older) {
+    let layout = older.layout;
+    match older.take_out() {
+        Ok(()) => tracing::info!(layout, "the programs and maps of another layout are gone"),
+        Err(error) => tracing::warn!(error = chain(&error), layout, "programs of another layout stay"),
     }
 }
 

@@ -3,12 +3,13 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use shunt_handoff::bpf::{FLOW_RESET, MAX_FLOWS, MAX_RINGS};
 use shunt_handoff::frontend::{ACTIVE, ActiveRegion, Collected, Delivery, FlowKey, Spacing, SteerPeer};
-use shunt_handoff::{Frontend, FrontendConfig, TcPrograms};
+use shunt_handoff::{Frontend, FrontendConfig, Older, TcPrograms};
 use shunt_logic::frontend::steered::{Senders, Steered};
 use shunt_logic::machine::ActiveRegion as Region;
 use shunt_logic::rate::Seldom;
@@ -16,8 +17,9 @@ use shunt_logic::servers::RINGS;
 use shunt_wire::local::{Handoff, Reason};
 use shunt_wire::{Address, peer};
 
-use crate::frontend::census::Census;
+use crate::frontend::census::{Census, Connections};
 use crate::steering::{Place, SteerError, ends, named};
+use shunt_config::accounts::Account;
 use shunt_config::{Config, FrontendConfig as FrontendSettings};
 use shunt_host::errors::chain;
 
@@ -46,6 +48,9 @@ pub struct FrontendSteering {
     /// Time that a flow stays after its last packet, because both ends may still retransmit (RFC 9293, 3.6.1).
     quiet: Duration,
     full: Full,
+    /// Layouts without connections, for the thread that takes their programs off the interfaces.
+    done: Sender<Older>,
+    taken_out: Option<Receiver<Older>>,
 }
 
 /// Handoffs that the kernel has refused because the flow table is full.
@@ -66,8 +71,26 @@ impl FrontendSteering {
         let pin_dir = config.pins.clone();
         let programs = Frontend::load(&FrontendConfig { pin_dir, netns_cookie, cgroup, interfaces })?;
         let (census, next_census, quiet) = (Census::new(), Instant::now(), frontend.flow_quiet);
-        let full = Full::default();
-        Ok(Self { programs, looked: None, census, next_census, quiet, full })
+        let (full, (done, taken_out)) = (Full::default(), channel());
+        let steering =
+            Self { programs, looked: None, census, next_census, quiet, full, done, taken_out: Some(taken_out) };
+        steering.give_older_to(config);
+        Ok(steering)
+    }
+
+    /// Lets the agent remove the pins of other layouts when it is not root any more.
+    fn give_older_to(&self, config: &Config) {
+        let Some(Ok(user)) = config.user.as_ref().map(Account::user) else { return };
+        for older in self.programs.older() {
+            if let Err(error) = older.give_to(user) {
+                tracing::warn!(%error, layout = older.layout, "the pins of another layout stay until `shuntd --detach`");
+            }
+        }
+    }
+
+    /// Returns the end of the channel by which layouts come that have no connection left: once.
+    pub fn take_out_older(&mut self) -> Option<Receiver<Older>> {
+        self.taken_out.take()
     }
 
     /// Starts the thread that lists the open connections.
@@ -197,13 +220,17 @@ impl FrontendSteering {
             return;
         }
         let quiet = if is_crowded { CROWDED_QUIET.min(self.quiet) } else { self.quiet };
-        if now >= self.next_census && self.looked.is_none_or(|(_, flows, _)| flows > 0) {
+        let has_flows = self.looked.is_none_or(|(_, flows, _)| flows > 0) || !self.programs.older().is_empty();
+        if now >= self.next_census && has_flows {
             self.next_census = now + GARBAGE_EVERY.min(self.quiet);
             self.census.ask(now);
         }
         // A list does not have connections that began after it was asked for. But their flows have not been quiet for
         // long enough.
         let living = list.filter(|(_, asked)| now.duration_since(*asked) < quiet);
+        if let Some((all, _)) = &living {
+            self.tend_older(now, quiet, all);
+        }
         let is_alive = |key: &FlowKey| living.as_ref().is_none_or(|(all, _)| all.contains(&ends(key)));
         let collected = self.programs.collect_garbage(quiet, is_alive);
         match collected {
@@ -217,6 +244,21 @@ impl FrontendSteering {
                 self.looked = Some((now, 0, handoffs));
                 tracing::error!(error = chain(&error), "cannot look through the flows");
             }
+        }
+    }
+
+    /// Forgets connections of other layouts that have ended. With the last one, a layout's programs go.
+    fn tend_older(&mut self, now: Instant, quiet: Duration, living: &Connections) {
+        match self.programs.collect_older(now, quiet, |key| living.contains(&ends(key))) {
+            Ok(done) => done.into_iter().for_each(|older| {
+                tracing::info!(
+                    layout = older.layout,
+                    "the last connection of another layout has ended: its programs go"
+                );
+                // The other end lives as long as the agent does.
+                let _ = self.done.send(older);
+            }),
+            Err(error) => tracing::error!(error = chain(&error), "cannot look through the flows of another layout"),
         }
     }
 

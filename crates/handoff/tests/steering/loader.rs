@@ -1,7 +1,7 @@
 //! Tests of loading the programs, of taking them over, and of taking them off.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, TC_EGRESS, TC_INGRESS, TcHookBuilder};
 use shunt_handoff::bpf::*;
@@ -65,7 +65,7 @@ fn attached(priority: u32) -> Vec<(u32, bool, bool)> {
     let any = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let found = |ifindex: u32, point| {
         let mut builder = TcHookBuilder::new(std::os::fd::AsFd::as_fd(&any));
-        builder.ifindex(ifindex as i32).handle(1).priority(priority).hook(point).query().is_ok()
+        builder.ifindex(ifindex as i32).handle(STEERING_LAYOUT).priority(priority).hook(point).query().is_ok()
     };
     let devices = ["lo", "client0", "client1", "backend0", "backend1"].map(ifindex);
     let both = devices.map(|device| (device, found(device, TC_INGRESS), found(device, TC_EGRESS)));
@@ -105,18 +105,90 @@ fn a_restart_keeps_the_flows_and_moves_to_the_configured_interfaces() {
     detach_all(&pins.0).expect("detach_all");
 }
 
+/// Makes the pinned maps those of another layout, by its number.
+fn call_it(directory: &Path, number: u32) {
+    let layout = MapHandle::from_pinned_path(directory.join("layout")).expect("pinned");
+    layout.update(&0u32.to_ne_bytes(), &number.to_ne_bytes(), MapFlags::ANY).expect("update");
+}
+
+/// Another layout than that of these tests, whose programs leave room for others.
+const OTHER_LAYOUT: u32 = STEERING_LAYOUT + 1;
+
 #[test]
-fn maps_of_another_layout_are_refused_with_what_to_do() {
+fn maps_of_a_layout_that_leaves_no_room_are_refused_with_what_to_do() {
     let Loaded { host, pins, frontend, .. } = Loaded::new();
     drop(frontend);
     let config = frontend_config(&host, &pins);
-    let layout = MapHandle::from_pinned_path(pins.0.join("layout")).expect("pinned");
-    layout.update(&0u32.to_ne_bytes(), &99u32.to_ne_bytes(), MapFlags::ANY).expect("update");
+    call_it(&pins.0, 12);
     let error = Frontend::load(&config).expect_err("another layout");
     assert!(matches!(error, SteeringError::Layout { .. }), "{error}");
     assert!(error.to_string().contains("shuntd --detach"), "{error}");
     detach_all(&pins.0).expect("detach_all");
     Frontend::load(&config).expect("the sentence was right");
+    detach_all(&pins.0).expect("detach_all");
+}
+
+#[test]
+fn another_layout_stays_until_its_connections_have_ended() {
+    let Loaded { host, pins, frontend, flows } = Loaded::new();
+    drop(frontend);
+    put(&flows, client().port(), &Flow { handoff: 99, ..Default::default() });
+    drop(flows);
+    call_it(&pins.0, OTHER_LAYOUT);
+
+    let mut frontend = Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads beside it");
+    let aside = pins.0.join(format!("older_{OTHER_LAYOUT}"));
+    let theirs = MapHandle::from_pinned_path(aside.join("flows")).expect("pinned");
+    assert_eq!((theirs.keys().count(), frontend.flows().count()), (1, 0), "each layout has its own table");
+    assert_eq!(frontend.older().iter().map(|older| older.layout).collect::<Vec<_>>(), [OTHER_LAYOUT]);
+    let known = MapHandle::from_pinned_path(pins.0.join("older_flows")).expect("pinned");
+    assert_eq!(known.keys().next().as_deref(), Some(key(client(), server()).as_bytes()));
+    assert!(aside.join("fe_setsockopt").exists(), "nobody answers calls on its connections");
+
+    let (now, hour) = (Instant::now(), Duration::from_secs(3600));
+    assert!(frontend.collect_older(now, Duration::ZERO, |_| true).expect("collect").is_empty(), "a connection lives");
+    assert!(frontend.collect_older(now, hour, |_| false).expect("collect").is_empty(), "late packets may come");
+    assert!(frontend.collect_older(now + hour, hour, |_| true).expect("collect").is_empty(), "it lives after all");
+    assert!(frontend.collect_older(now + hour, hour, |_| false).expect("collect").is_empty(), "it has just ended");
+    let done = frontend.collect_older(now + 2 * hour, hour, |_| false).expect("collect");
+    assert_eq!((done.len(), frontend.older().len(), known.keys().count()), (1, 0, 0));
+    done.into_iter().for_each(|older| older.take_out().expect("take_out"));
+    assert!(!aside.exists());
+    assert_eq!(attached(FRONTEND_PRIORITY), [(host.client_port, true, true)], "ours stay");
+    detach_all(&pins.0).expect("detach_all");
+}
+
+#[test]
+fn an_agent_takes_its_own_layout_back() {
+    let Loaded { host, pins, frontend, flows } = Loaded::new();
+    drop(frontend);
+    put(&flows, client().port(), &Flow { handoff: 99, ..Default::default() });
+    drop(flows);
+    call_it(&pins.0, OTHER_LAYOUT);
+    drop(Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads beside it"));
+    // Ours becomes the other one, and the other one ours.
+    let aside = |layout: u32| pins.0.join(format!("older_{layout}"));
+    call_it(&aside(OTHER_LAYOUT), STEERING_LAYOUT);
+    std::fs::rename(aside(OTHER_LAYOUT), aside(STEERING_LAYOUT)).expect("rename");
+    call_it(&pins.0, OTHER_LAYOUT + 1);
+
+    let frontend = Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads");
+    assert_eq!(frontend.flow(&key(client(), server())).expect("lookup").expect("the flow").handoff, 99);
+    assert!(!aside(STEERING_LAYOUT).exists() && aside(OTHER_LAYOUT + 1).exists());
+    assert!(!pins.0.join("fe_setsockopt_older").exists(), "two links answer its calls");
+    detach_all(&pins.0).expect("detach_all");
+    assert!(!pins.0.exists(), "what was put aside stays");
+}
+
+#[test]
+fn senders_of_another_layout_do_not_stay() {
+    let host = Host::new();
+    let pins = Pins::new(&host, "loader");
+    drop(Backend::load(&backend_config(&host, &pins)).expect("the backend loads"));
+    call_it(&pins.0, OTHER_LAYOUT);
+    drop(Backend::load(&backend_config(&host, &pins)).expect("the backend loads in its place"));
+    assert!(!pins.0.join(format!("older_{OTHER_LAYOUT}")).exists());
+    assert_eq!(attached(BACKEND_PRIORITY), [(host.backend_port, true, true)]);
     detach_all(&pins.0).expect("detach_all");
 }
 
@@ -136,8 +208,7 @@ fn connections_with_breaks_are_told_before_the_programs_go() {
     };
     assert_eq!(ports(), [1]);
     assert!(!pins.0.join("fe_setsockopt").exists(), "a handoff could begin");
-    let layout = MapHandle::from_pinned_path(pins.0.join("layout")).expect("pinned");
-    layout.update(&0u32.to_ne_bytes(), &99u32.to_ne_bytes(), MapFlags::ANY).expect("update");
+    call_it(&pins.0, OTHER_LAYOUT);
     assert_eq!(ports(), [1, 2], "of another layout: any may have some");
     detach_all(&pins.0).expect("detach_all");
     assert_eq!(end_handoffs(&pins.0).expect("end_handoffs").len(), 0);

@@ -1,20 +1,20 @@
 //! The faults: how each is injected, and how an operator or a supervisor repairs the damage.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use anyhow::{Context, Result};
+use rustix::process::Signal;
 
 use super::bed::{Bed, Way};
 use super::scarcity;
 use super::step::Part;
 use crate::disk::Reads;
 use crate::host::Host;
+use crate::upgrade;
 
 /// Duration of the faults that pass by themselves.
 const WHILE: Duration = Duration::from_secs(1);
-const LIMIT: Duration = Duration::from_secs(10);
 
 /// A fault of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -140,7 +140,10 @@ impl Fault {
     /// Prepares what the fault needs before the response begins.
     pub(super) fn prepare(self, bed: &mut Bed<'_>) -> Result<()> {
         match self {
-            Self::FrontendServerUpgraded => daemonize(bed),
+            Self::FrontendServerUpgraded => {
+                let frontend = bed.frontend();
+                upgrade::daemonize(bed.service.chain_mut(), frontend)
+            }
             Self::DiskReadError => bed.disk().map(drop),
             _ => Ok(()),
         }
@@ -160,7 +163,7 @@ impl Fault {
             Self::FrontendWorkerKilled => kill_workers(frontend),
             Self::FrontendServerKilled => Part::FrontendServer.signal(bed, Signal::KILL),
             Self::FrontendServerReloaded => Part::FrontendServer.signal(bed, Signal::HUP),
-            Self::FrontendServerUpgraded => upgrade(frontend),
+            Self::FrontendServerUpgraded => upgrade::upgrade(frontend),
             Self::FrontendAgentKilled => bed.service.kill_agent(frontend),
             Self::FrontendAgentRestarted => {
                 bed.service.kill_agent(frontend)?;
@@ -192,7 +195,7 @@ impl Fault {
             Self::BackendServerKilled => bed.service.chain_mut().restart(backend),
             Self::FrontendServerKilled => bed.service.chain_mut().restart(frontend),
             Self::FrontendServerUpgraded => {
-                end_servers(frontend)?;
+                upgrade::end_servers(frontend)?;
                 bed.service.chain_mut().restart(frontend)
             }
             Self::IntermediateKilled => {
@@ -225,57 +228,8 @@ impl Fault {
 
 const SERVICE_PORT: &str = "service0";
 
-/// nginx's processes on a host, of one kind: master or worker. An empty `kind` means all.
-fn servers(host: &Host, kind: &str) -> Result<Vec<Pid>> {
-    let of_kind = |pid: &i32| {
-        std::fs::read(format!("/proc/{pid}/cmdline"))
-            .is_ok_and(|command| String::from_utf8_lossy(&command).starts_with(&format!("nginx: {kind}")))
-    };
-    Ok(host.pids()?.into_iter().filter(of_kind).filter_map(Pid::from_raw).collect())
-}
-
-fn signal_servers(host: &Host, kind: &str, signal: Signal) -> Result<()> {
-    for pid in servers(host, kind)? {
-        // It may have ended meanwhile.
-        let _ = kill_process(pid, signal);
-    }
-    Ok(())
-}
-
 fn kill_workers(host: &Host) -> Result<()> {
-    signal_servers(host, "worker", Signal::KILL)
-}
-
-/// Restarts the frontend's nginx as a daemon. An nginx whose parent stays takes SIGUSR2 for a mistake
-/// (ngx_signal_handler).
-fn daemonize(bed: &mut Bed<'_>) -> Result<()> {
-    let (frontend, address) = (bed.frontend(), bed.server());
-    let server = bed.service.chain_mut().process(frontend.name()).context("the frontend has a server")?;
-    let mut command = Command::new(server.program());
-    command.args(server.arguments().map(|argument| argument.replace("daemon off", "daemon on")));
-    end_servers(frontend)?;
-    let mut launched = frontend.spawn(command)?;
-    let status = launched.wait(LIMIT)?;
-    ensure!(status.success(), "nginx does not become a daemon: {}", launched.log());
-    frontend.wait_listening(address)
-}
-
-/// Upgrades nginx as nginx.org describes it ("Upgrading Executable on the Fly"): the old master starts a new one, and
-/// ends with its last request.
-fn upgrade(host: &Host) -> Result<()> {
-    let old = servers(host, "master")?;
-    ensure!(old.len() == 1, "{} nginx masters before the upgrade", old.len());
-    kill_process(old[0], Signal::USR2).context("telling nginx to upgrade")?;
-    wait_for("a second nginx with its worker", || {
-        Ok(servers(host, "master")?.len() == 2 && servers(host, "worker")?.len() == 2)
-    })?;
-    kill_process(old[0], Signal::QUIT).context("telling the old nginx to end")
-}
-
-/// Ends every nginx of a host, old and new.
-fn end_servers(host: &Host) -> Result<()> {
-    signal_servers(host, "master", Signal::TERM)?;
-    wait_for("nginx to end", || Ok(servers(host, "")?.is_empty()))
+    upgrade::signal_servers(host, "worker", Signal::KILL)
 }
 
 /// Destroys the connection between the agents of two hosts (sock_diag), as the kernel does after a timeout.
@@ -284,13 +238,4 @@ fn lose_session(one: &Host, other: &Host) -> Result<()> {
     let mut ss = Command::new("ss");
     ss.args(["-K", "-t", "dst", &other, "and", "(", "sport", "=", ":7440", "or", "dport", "=", ":7440", ")"]);
     one.check(ss).map(drop)
-}
-
-fn wait_for(what: &str, mut there: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + LIMIT;
-    while !there()? {
-        ensure!(Instant::now() < deadline, "waited {LIMIT:?} for {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
 }

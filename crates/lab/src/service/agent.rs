@@ -84,6 +84,11 @@ impl<'lab> Agent<'lab> {
         self.process = None; // dropping a process kills it (SIGKILL)
     }
 
+    /// Sets the program that the agent is when it is started next.
+    pub(super) fn set_program(&mut self, program: PathBuf) {
+        self.program = program;
+    }
+
     pub(super) fn restart(&mut self) -> Result<()> {
         self.process = Some(self.host.spawn(self.command())?);
         Ok(())

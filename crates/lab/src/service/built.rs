@@ -37,7 +37,7 @@ pub fn module_file() -> Result<PathBuf> {
     find("SHUNT_NGINX_MODULE", [built].into_iter(), hint)
 }
 
-fn workspace() -> PathBuf {
+pub(super) fn workspace() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest.ancestors().nth(2).unwrap_or(manifest).to_owned()
 }

@@ -1,0 +1,38 @@
+//! Takes everything that agents have pinned in a directory out of the kernel.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use crate::attach::{self, BE_CONNECTED, BE_IN, BE_OUT, FE_DELIVERED, FE_IN, FE_OUT, FE_SETSOCKOPT};
+use crate::error::SteeringError;
+use crate::older;
+use crate::ownership::Owned;
+use crate::pins::MAPS;
+
+const LINKS: [&str; 2] = [FE_SETSOCKOPT, BE_CONNECTED];
+
+/// Takes the programs of both sides that use the maps under `pin_dir` off this network namespace's interfaces. Removes
+/// these maps from the kernel. From then on the connections of [`crate::end_handoffs`] hang, unless they were closed.
+/// The clsact qdiscs and the programs of others stay.
+///
+/// # Errors
+/// Returns an error if a pinned file cannot be removed.
+pub fn detach_all(pin_dir: &Path) -> Result<(), SteeringError> {
+    attach::log_libbpf();
+    let (ours, places) = (Owned::by_all(pin_dir), [FE_IN, FE_OUT, BE_IN, BE_OUT]);
+    attach::take_all_off(&places, |program| ours.has(program))?;
+    LINKS.iter().try_for_each(|link| attach::detach_cgroup(&pin_dir.join(link)))?;
+    MAPS.iter().try_for_each(|map| attach::remove(&pin_dir.join(map)))?;
+    attach::remove(&pin_dir.join(FE_DELIVERED))?;
+    for place in places {
+        attach::pins_of(pin_dir, place.program).iter().try_for_each(|pin| attach::remove(pin))?;
+    }
+    older::directories(pin_dir).iter().try_for_each(|aside| older::remove(aside))?;
+    match fs::remove_dir(pin_dir) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(SteeringError::Path { call: "rmdir", path: pin_dir.into(), source: error })
+        }
+        _ => Ok(()),
+    }
+}

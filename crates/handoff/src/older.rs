@@ -1,0 +1,253 @@
+//! Programs and maps of another layout than ours, which an agent of another version has left. They stay until the
+//! connections in their flow table have ended: only they can translate those, and nobody else reads their table.
+//!
+//! ```text
+//!   pins/            maps, programs and links of this layout
+//!   pins/older_13/   the same of layout 13: maps, fe_in, fe_out, and a link for its fe_setsockopt
+//! ```
+//!
+//! * Packets: both layouts' fe_in and fe_out are on each interface, at handles that are their layouts' numbers. Each
+//!   passes on what is not of a connection in its own table.
+//! * Calls: our fe_setsockopt runs first. It begins nothing on a connection of theirs (`older_flows`), and leaves it to
+//!   their fe_setsockopt to tell how far a payload is, and to end it.
+//! * Rings: servers name the rings of the agent that they know, so theirs are entered in the older tables, too.
+//!
+//! * Words: what a backend's agent says of a payload of theirs goes to their fe_delivered.
+//!
+//! All this rests on what no version may change: `struct flow_key`, `struct delivery`, and the maps `layout`, `flows` (by
+//! its keys), `rings` and `ring_owners` of bpf/. A backend's senders are no reason to stay: their sockets ended with their agent.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use libbpf_rs::{Link, MapHandle, Program, libbpf_sys};
+
+use crate::attach::{self, BE_IN, BE_OUT, FE_DELIVERED, FE_IN, FE_OUT, FE_SETSOCKOPT};
+use crate::bpf::STEERING_LAYOUT;
+use crate::error::SteeringError;
+use crate::ownership::{Owned, pinned_program};
+use crate::pins;
+
+/// First layout whose programs leave room for those of another one.
+pub(crate) const FIRST: u32 = 13;
+
+const PREFIX: &str = "older_";
+/// Pin of a layout's fe_setsockopt, until a link of its own has it again.
+const CALLS: &str = "fe_setsockopt_program";
+/// Pin of the link that a layout had while it was the older one, until ours has its programs.
+const LEFT_LINK: &str = "fe_setsockopt_older";
+/// Pins that belong to one layout, but for `layout` itself, by which it is known.
+const PROGRAMS: [&str; 9] =
+    ["fe_in", "fe_in_next", "fe_out", "fe_out_next", FE_DELIVERED, "be_in", "be_in_next", "be_out", "be_out_next"];
+/// Pins of a backend.
+const SENDERS: [&str; 6] = ["be_in", "be_in_next", "be_out", "be_out_next", "senders", "sender_slots"];
+
+fn at<'path>(call: &'static str, path: &'path Path) -> impl FnOnce(io::Error) -> SteeringError + 'path {
+    move |source| SteeringError::Path { call, path: path.into(), source }
+}
+
+fn directory_of(pin_dir: &Path, layout: u32) -> PathBuf {
+    pin_dir.join(format!("{PREFIX}{layout}"))
+}
+
+/// Directories of other layouts below a directory of pins.
+pub(crate) fn directories(pin_dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(pin_dir).into_iter().flatten().flatten();
+    let is_older = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with(PREFIX);
+    entries.filter(is_older).map(|entry| entry.path()).collect()
+}
+
+/// Puts pins of another layout aside, so that ours can be made. Takes ours back, if they were put aside before.
+///
+/// # Errors
+/// Returns the kernel's error, or that the layout is one whose programs leave no room for others.
+pub(crate) fn set_aside(pin_dir: &Path) -> Result<(), SteeringError> {
+    let found = pins::layout_of(pin_dir)?.filter(|found| *found != 0 && *found != STEERING_LAYOUT);
+    if let Some(found) = found {
+        if found < FIRST {
+            return Err(pins::other_layout(pin_dir, found));
+        }
+        let aside = directory_of(pin_dir, found);
+        match fs::create_dir(&aside) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(at("mkdir", &aside)(error)),
+            _ => {}
+        }
+        keep_calls(pin_dir, &aside)?;
+        move_pins(pin_dir, &aside)?;
+        tracing::info!(layout = found, "connections with shortcuts of another layout keep its programs until they end");
+    }
+    take_back(pin_dir)
+}
+
+/// Pins the program that answers calls on connections of the layout that is put aside.
+fn keep_calls(pin_dir: &Path, aside: &Path) -> Result<(), SteeringError> {
+    let (link, pin) = (pin_dir.join(FE_SETSOCKOPT), aside.join(CALLS));
+    if !link.exists() || pin.exists() {
+        return Ok(());
+    }
+    let failed = |source| SteeringError::Attach { program: FE_SETSOCKOPT, target: pin.display().to_string(), source };
+    let program = Link::open(&link).and_then(|link| link.info()).map_err(failed)?.prog_id;
+    let program = Program::fd_from_id(program).map_err(failed)?;
+    pin_at(&program, &pin)
+}
+
+/// Moves a layout's pins from one directory to another, `layout` last: if this is interrupted, the next start goes on.
+fn move_pins(from: &Path, to: &Path) -> Result<(), SteeringError> {
+    let layout = "layout";
+    let maps = pins::MAPS.iter().filter(|name| **name != layout);
+    for name in maps.chain(&PROGRAMS).chain(&[layout]) {
+        let (from, to) = (from.join(name), to.join(name));
+        match fs::rename(&from, &to) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(at("rename", &from)(error)),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn take_back(pin_dir: &Path) -> Result<(), SteeringError> {
+    let aside = directory_of(pin_dir, STEERING_LAYOUT);
+    if !aside.join("layout").exists() {
+        return Ok(());
+    }
+    // Its own link answers calls until ours has its programs.
+    let link = aside.join(FE_SETSOCKOPT);
+    if link.exists() {
+        fs::rename(&link, pin_dir.join(LEFT_LINK)).map_err(at("rename", &link))?;
+    }
+    attach::remove(&aside.join(CALLS))?;
+    move_pins(&aside, pin_dir)?;
+    fs::remove_dir(&aside).map_err(at("rmdir", &aside))
+}
+
+/// Has the older layouts' programs answer calls on their connections, behind ours, which is attached.
+///
+/// # Errors
+/// Returns the kernel's error.
+pub(crate) fn answer_calls(pin_dir: &Path, cgroup: &Path) -> Result<(), SteeringError> {
+    for aside in directories(pin_dir) {
+        let (pin, link) = (aside.join(CALLS), aside.join(FE_SETSOCKOPT));
+        if link.exists() || !pin.exists() {
+            continue;
+        }
+        let failed =
+            |source| SteeringError::Attach { program: FE_SETSOCKOPT, target: cgroup.display().to_string(), source };
+        let program = Program::fd_from_pinned_path(&pin).map_err(failed)?;
+        let group = File::open(cgroup).map_err(at("open", cgroup))?;
+        pin_at(&link_to(&program, &group).map_err(|error| failed(error.into()))?, &link)?;
+    }
+    attach::detach_cgroup(&pin_dir.join(LEFT_LINK))
+}
+
+fn link_to(program: &OwnedFd, group: &File) -> io::Result<OwnedFd> {
+    let kind = libbpf_sys::BPF_CGROUP_SETSOCKOPT;
+    // SAFETY: both descriptors are open, and no options is an allowed value.
+    let fd = unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), group.as_raw_fd(), kind, std::ptr::null()) };
+    if fd < 0 {
+        return Err(io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: the kernel has just made this descriptor, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn pin_at(object: &OwnedFd, pin: &Path) -> Result<(), SteeringError> {
+    let path = CString::new(pin.as_os_str().as_bytes()).map_err(|error| at("pin", pin)(error.into()))?;
+    // SAFETY: the descriptor is open, and the path is a string that ends with 0.
+    let status = unsafe { libbpf_sys::bpf_obj_pin(object.as_raw_fd(), path.as_ptr()) };
+    if status == 0 { Ok(()) } else { Err(at("pin", pin)(io::Error::from_raw_os_error(-status))) }
+}
+
+/// Takes the older layouts' programs of a backend out. Their senders ended with their agent.
+///
+/// # Errors
+/// Returns an error if a pinned file cannot be removed.
+pub(crate) fn end_senders(pin_dir: &Path) -> Result<(), SteeringError> {
+    for aside in directories(pin_dir) {
+        let programs = ["be_in", "be_in_next", "be_out", "be_out_next"];
+        let programs: Vec<u32> = programs.iter().filter_map(|name| pinned_program(&aside.join(name))).collect();
+        attach::take_all_off(&[BE_IN, BE_OUT], |program| programs.contains(&program.0))?;
+        SENDERS.iter().try_for_each(|name| attach::remove(&aside.join(name)))?;
+        if !aside.join("flows").exists() {
+            remove(&aside)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes all pins of another layout.
+pub(crate) fn remove(aside: &Path) -> Result<(), SteeringError> {
+    attach::detach_cgroup(&aside.join(FE_SETSOCKOPT))?;
+    let entries = fs::read_dir(aside).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).try_for_each(|pin| attach::remove(&pin))?;
+    fs::remove_dir(aside).map_err(at("rmdir", aside))
+}
+
+/// A frontend's programs and maps of another layout.
+#[derive(Debug)]
+pub struct Older {
+    /// Number of the layout.
+    pub layout: u32,
+    pub(crate) flows: MapHandle,
+    pub(crate) rings: MapHandle,
+    pub(crate) ring_owners: MapHandle,
+    pub(crate) fe_delivered: OwnedFd,
+    /// Its directory. An agent that is not root any more can still remove what is in it.
+    directory: OwnedFd,
+    path: PathBuf,
+    owned: Owned,
+}
+
+impl Older {
+    /// Opens all that were put aside below a directory of pins.
+    ///
+    /// # Errors
+    /// Returns the kernel's error.
+    pub(crate) fn open_all(pin_dir: &Path) -> Result<Vec<Self>, SteeringError> {
+        directories(pin_dir).into_iter().filter(|path| path.join("flows").exists()).map(Self::open).collect()
+    }
+
+    fn open(path: PathBuf) -> Result<Self, SteeringError> {
+        let map =
+            |name: &'static str| MapHandle::from_pinned_path(path.join(name)).map_err(SteeringError::map("open", name));
+        let layout = pins::layout_of(&path)?.unwrap_or(0);
+        let directory = File::open(&path).map_err(at("open", &path))?.into();
+        let owned = Owned::by(&path);
+        let (flows, rings, ring_owners) = (map("flows")?, map("rings")?, map("ring_owners")?);
+        let fe_delivered = Program::fd_from_pinned_path(path.join(FE_DELIVERED));
+        let fe_delivered = fe_delivered.map_err(SteeringError::map("open", FE_DELIVERED))?;
+        Ok(Self { layout, flows, rings, ring_owners, fe_delivered, directory, path, owned })
+    }
+
+    /// Lets a user remove the pins, once their connections have ended.
+    ///
+    /// # Errors
+    /// Returns the kernel's error of fchown(2).
+    pub fn give_to(&self, user: u32) -> io::Result<()> {
+        std::os::unix::fs::fchown(&self.directory, Some(user), None)
+    }
+
+    /// Takes the programs off all interfaces of this thread's network namespace, and removes the pins. To be called once
+    /// the connections have ended. Needs CAP_NET_ADMIN.
+    ///
+    /// # Errors
+    /// Returns the kernel's error.
+    pub fn take_out(self) -> Result<(), SteeringError> {
+        attach::take_all_off(&[FE_IN, FE_OUT], |program| self.owned.has(program))?;
+        // The link ends with its pin: nothing else has it open.
+        for name in pins::MAPS.iter().chain(&PROGRAMS).chain(&[CALLS, FE_SETSOCKOPT]) {
+            match rustix::fs::unlinkat(self.directory.as_fd(), *name, rustix::fs::AtFlags::empty()) {
+                Err(errno) if errno != rustix::io::Errno::NOENT => {
+                    return Err(at("unlink", &self.path.join(name))(errno.into()));
+                }
+                _ => {}
+            }
+        }
+        // Only root may remove the directory itself; empty, it does no harm.
+        let _ = rustix::fs::unlinkat(rustix::fs::CWD, &self.path, rustix::fs::AtFlags::REMOVEDIR);
+        Ok(())
+    }
+}

@@ -1,0 +1,108 @@
+//! Versions of Shunt in a lab: this one, and the one before it, which scripts/build-older has built. Each machine may
+//! have either.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use super::built::{module_file, shunt_program, shuntd_program};
+use crate::host::Host;
+
+/// Number of the version before this one. scripts/build-older names its directory by it.
+pub const OLDER: &str = "0.1.0";
+
+/// A version of Shunt's programs and of its nginx module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Release {
+    /// This version.
+    #[default]
+    This,
+    /// The version before it, [`OLDER`].
+    Older,
+    /// The version before it. Its agent is built with another layout of the pinned maps than any version has.
+    OtherLayout,
+}
+
+/// Versions of one machine's parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Releases {
+    /// Version of the agent, `shuntd`.
+    pub agent: Release,
+    /// Version of what its server has of Shunt: nginx's module, or `shunt run` and its library.
+    pub server: Release,
+}
+
+/// Function that returns the versions of a host's parts.
+pub type ReleasesOf = fn(&Host) -> Releases;
+
+impl Releases {
+    /// One version of both parts.
+    #[must_use]
+    pub fn all(release: Release) -> Self {
+        Self { agent: release, server: release }
+    }
+}
+
+impl Release {
+    /// The agent's program.
+    ///
+    /// # Errors
+    /// When that version is not built.
+    pub fn shuntd(self) -> Result<PathBuf> {
+        self.find(if self == Self::OtherLayout { "shuntd-other-layout" } else { "shuntd" }, shuntd_program)
+    }
+
+    /// The command line's program, with its library beside it.
+    ///
+    /// # Errors
+    /// When that version is not built.
+    pub fn shunt(self) -> Result<PathBuf> {
+        self.find("shunt", shunt_program)
+    }
+
+    /// nginx's module.
+    ///
+    /// # Errors
+    /// When that version is not built.
+    pub fn module(self) -> Result<PathBuf> {
+        self.find("ngx_http_shunt_module.so", module_file)
+    }
+
+    fn find(self, name: &str, this: fn() -> Result<PathBuf>) -> Result<PathBuf> {
+        match self {
+            Self::This => this(),
+            Self::Older | Self::OtherLayout => Ok(older()?.join(name)),
+        }
+    }
+}
+
+/// The file of a host's nginx that has the module.
+pub(super) fn module_of(host: &Host) -> PathBuf {
+    host.dir().join("ngx_http_shunt_module.so")
+}
+
+/// Installs a version of the module on a host, as an operator does: an nginx that runs keeps the file that it has.
+///
+/// # Errors
+/// When that version is not built, or the file cannot be written.
+pub fn install_module(host: &Host, release: Release) -> Result<()> {
+    let (file, next) = (module_of(host), host.dir().join("module.next"));
+    std::fs::copy(release.module()?, &next)
+        .and_then(|_| std::fs::rename(&next, &file))
+        .with_context(|| format!("installing {}", file.display()))
+}
+
+/// Directory of the older version: `$SHUNT_OLDER`, or else in the target directory of this program or of the workspace.
+fn older() -> Result<PathBuf> {
+    let hint =
+        "the version before this one is not built: run scripts/build-older, or name its directory in SHUNT_OLDER";
+    if let Some(named) = std::env::var_os("SHUNT_OLDER") {
+        let named = PathBuf::from(named);
+        ensure!(named.is_dir(), "SHUNT_OLDER names {}, which is no directory", named.display());
+        return std::fs::canonicalize(&named).with_context(|| format!("finding {}", named.display()));
+    }
+    let own = std::env::current_exe().unwrap_or_default();
+    let above = own.ancestors().skip(1).map(Path::to_owned);
+    let targets = above.chain([super::built::workspace().join("target")]);
+    targets.map(|target| target.join("older").join(OLDER)).find(|directory| directory.is_dir()).context(hint)
+}

@@ -1,0 +1,86 @@
+//! nginx's own upgrade of its program, and with it of its modules, on a host of the lab.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use shunt_testbed::{PATIENCE, eventually};
+
+use crate::chain::Chain;
+use crate::host::Host;
+
+/// nginx's processes on a host, of one kind: master or worker. An empty `kind` means all.
+fn servers(host: &Host, kind: &str) -> Result<Vec<Pid>> {
+    let of_kind = |pid: &i32| {
+        std::fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|command| String::from_utf8_lossy(&command).starts_with(&format!("nginx: {kind}")))
+    };
+    Ok(host.pids()?.into_iter().filter(of_kind).filter_map(Pid::from_raw).collect())
+}
+
+/// Sends a signal to nginx's processes of one kind on a host.
+///
+/// # Errors
+/// When /proc cannot be read.
+pub(crate) fn signal_servers(host: &Host, kind: &str, signal: Signal) -> Result<()> {
+    for pid in servers(host, kind)? {
+        // It may have ended meanwhile.
+        let _ = kill_process(pid, signal);
+    }
+    Ok(())
+}
+
+/// Restarts a host's nginx as a daemon. An nginx whose parent stays takes SIGUSR2 for a mistake (ngx_signal_handler).
+///
+/// # Errors
+/// When nginx does not start.
+pub fn daemonize(chain: &mut Chain, host: &Host) -> Result<()> {
+    let listen = chain.listen(host)?;
+    let server = chain.process(host.name()).context("the host has a server")?;
+    let mut command = Command::new(server.program());
+    command.args(server.arguments().map(|argument| argument.replace("daemon off", "daemon on")));
+    end_servers(host)?;
+    let mut launched = host.spawn(command)?;
+    let status = launched.wait(PATIENCE)?;
+    ensure!(status.success(), "nginx does not become a daemon: {}", launched.log());
+    host.wait_listening(listen)
+}
+
+/// Upgrades nginx as nginx.org describes it ("Upgrading Executable on the Fly"): the old master starts a new one, and
+/// ends with its last request.
+///
+/// # Errors
+/// When the new nginx does not start.
+pub fn upgrade(host: &Host) -> Result<()> {
+    let old = servers(host, "master")?;
+    ensure!(old.len() == 1, "{} nginx masters before the upgrade", old.len());
+    kill_process(old[0], Signal::USR2).context("telling nginx to upgrade")?;
+    until("a second nginx with its worker", || {
+        Ok(servers(host, "master")?.len() == 2 && servers(host, "worker")?.len() == 2)
+    })?;
+    kill_process(old[0], Signal::QUIT).context("telling the old nginx to end")
+}
+
+/// Waits until one nginx is left on a host: the old one has ended with its last request.
+///
+/// # Errors
+/// When it has not.
+pub fn until_upgraded(host: &Host) -> Result<()> {
+    until("the old nginx to end", || Ok(servers(host, "master")?.len() == 1))
+}
+
+/// Ends every nginx of a host, old and new.
+///
+/// # Errors
+/// When they do not end.
+pub fn end_servers(host: &Host) -> Result<()> {
+    signal_servers(host, "master", Signal::TERM)?;
+    until("nginx to end", || Ok(servers(host, "")?.is_empty()))
+}
+
+fn until(what: &str, mut there: impl FnMut() -> Result<bool>) -> Result<()> {
+    eventually(|| match there() {
+        Ok(false) => Err(anyhow!("waited {PATIENCE:?} for {what}")),
+        other => Ok(other.map(drop)),
+    })?
+}

@@ -1,0 +1,86 @@
+//! Clients that download all the time, and compare every byte.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use shunt_lab::faults::Client;
+use shunt_lab::{Ending, Host};
+use shunt_testbed::PATIENCE;
+
+use crate::{Target, curl};
+
+/// Files that clients download in turn.
+pub const FILES: &[(&str, u64)] = &[("64k", 64 << 10), ("1m", 1 << 20), ("7m", 7 << 20)];
+
+/// Downloads of all clients.
+#[derive(Default)]
+pub struct Load {
+    /// Ends the load.
+    pub over: AtomicBool,
+    /// Number of whole bodies.
+    pub whole: AtomicU64,
+}
+
+/// Kind of client.
+#[derive(Clone, Copy)]
+pub enum Clients {
+    /// Over plain HTTP, each with one connection for as long as its server keeps it.
+    Plain,
+    /// Over TLS, with one connection for each round.
+    Tls,
+}
+
+impl Load {
+    /// Downloads until the load is over. A failure ends the load of all clients.
+    ///
+    /// # Errors
+    /// Returns an error where a body is not whole, or an answer is no 200.
+    pub fn run(&self, target: &Target<'_>, clients: Clients) -> Result<()> {
+        let done = match clients {
+            Clients::Plain => self.plain(target),
+            Clients::Tls => self.tls(target),
+        };
+        self.over.store(true, Ordering::Relaxed);
+        done
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    fn tls(&self, target: &Target<'_>) -> Result<()> {
+        while !self.is_over() {
+            curl(target, &["/64k", "/1m", "/7m", "/64k"])?;
+            self.whole.fetch_add(4, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn plain(&self, target: &Target<'_>) -> Result<()> {
+        let (host, server) = (target.lab.client(), target.server);
+        let mut connection = None;
+        let mut files = FILES.iter().cycle();
+        while !self.is_over() {
+            let (name, length) = files.next().context("the files repeat")?;
+            let is_new = connection.is_none();
+            let mut client = connection.take().map_or_else(|| connect(host, server), Ok)?;
+            client.ask(&format!("/{name}"), name, *length);
+            // Slow enough that a step of the upgrade meets bodies under way.
+            let ending = client.read_slowly(Duration::from_millis(1), PATIENCE, || self.is_over())?;
+            let ending = ending.map_or_else(|| client.finish(PATIENCE), Ok)?;
+            match ending {
+                Ending::Whole => connection = Some(client),
+                // The server has ended an idle connection.
+                Ending::Unanswered if !is_new => continue,
+                other => bail!("/{name}: {other}"),
+            }
+            self.whole.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+fn connect(host: &Host, server: std::net::SocketAddr) -> Result<Client> {
+    Client::connect(host, server, Some(64 << 10))
+}

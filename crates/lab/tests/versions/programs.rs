@@ -1,0 +1,63 @@
+//! Programs under `shunt run` of one version, with agents of another.
+
+use anyhow::{Context, Result, ensure};
+use shunt_lab::{Fetch, Lab, OnDemand, Options, Release, Releases, ReleasesOf, Role};
+
+use crate::no_errors;
+use crate::service::{FILES, Running, needs_root, start_on, until};
+
+const ROUNDS: usize = 3;
+
+/// Returns the bytes that the frontend's nginx has written to clients without having them in memory.
+fn handed_off(service: &Running<'_>) -> Result<u64> {
+    Ok(service.frontend_stats()?.count("store.by_program.nginx.handed_off"))
+}
+
+fn download(service: &Running<'_>) -> Result<()> {
+    let paths: Vec<String> = FILES.iter().map(|(name, _)| format!("/{name}")).collect();
+    service.whole(&Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths)?)
+}
+
+fn works(releases: ReleasesOf) -> Result<()> {
+    needs_root();
+    let options = Options { on_demand: Some(OnDemand::CHECKED), releases: Some(releases), ..Options::default() };
+    start_on(Lab::builder().intermediates(1), FILES, options, |service| {
+        bodies_pass_by(service).with_context(|| service.service.explain())
+    })
+}
+
+/// Asserts that bodies pass by the tiers between the holder and the client.
+fn bodies_pass_by(service: &mut Running<'_>) -> Result<()> {
+    until("bodies are handed off", || {
+        download(service)?;
+        Ok(handed_off(service)? > 0)
+    })?;
+    let before = handed_off(service)?;
+    for _ in 0..ROUNDS {
+        download(service)?;
+    }
+    let long: u64 = FILES.iter().map(|(_, length)| length).filter(|length| **length >= 64 << 10).sum();
+    let (handed, long) = (handed_off(service)? - before, long * ROUNDS as u64);
+    ensure!(handed * 10 > long * 9, "{handed} of {long} bytes were handed off");
+    no_errors(service)
+}
+
+#[test]
+fn a_library_of_this_version_with_agents_of_the_older() -> Result<()> {
+    works(|_| Releases { agent: Release::Older, server: Release::This })
+}
+
+#[test]
+fn a_library_of_the_older_version_with_agents_of_this() -> Result<()> {
+    works(|_| Releases { agent: Release::This, server: Release::Older })
+}
+
+#[test]
+fn a_frontend_of_this_version_reads_from_stores_of_the_older() -> Result<()> {
+    works(|host| Releases::all(if host.role() == Role::Frontend { Release::This } else { Release::Older }))
+}
+
+#[test]
+fn a_frontend_of_the_older_version_reads_from_stores_of_this() -> Result<()> {
+    works(|host| Releases::all(if host.role() == Role::Frontend { Release::Older } else { Release::This }))
+}
