@@ -53,7 +53,7 @@ typedef struct {
 
 typedef struct {
     ngx_flag_t shunt;
-    size_t mean_length;   /* least mean of bytes in long bodies per response for a consent */
+    size_t mean_length;   /* consents if long bodies have at least this mean per response */
     uint64_t long_bytes;  /* running sum of bytes in long bodies at this worker: worth.c */
     size_t alone_length;  /* shortest body worth a shortcut if it is alone on its connection */
     uint32_t alone_share; /* share of long bodies that were their connection's first: lifetime.c */

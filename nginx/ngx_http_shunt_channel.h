@@ -11,7 +11,7 @@
 
 typedef struct {
     size_t size;
-    int fds[NGX_HTTP_SHUNT_FDS_MAX]; /* -1: none, or taken */
+    int fds[NGX_HTTP_SHUNT_FDS_MAX]; /* -1: none came, or its receiver has it */
     ngx_uint_t cut;                  /* some descriptors had no room in this process */
     union {
         struct shunt_header header;

@@ -476,7 +476,7 @@ ngx_uint_t ngx_http_shunt_is_loss(ngx_uint_t reason)
 
 /*
  * Called when an active handoff has ended without success. NGX_OK: the response may still succeed.
- * Where no other backend can continue, a lost agent's kernel may, so it is given time.
+ * If no other backend can continue, a lost agent's kernel may, so it is given time.
  */
 ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {

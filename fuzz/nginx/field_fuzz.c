@@ -39,7 +39,7 @@ static void ngx_http_shunt_fuzz_same(const char *written, const uint8_t *data, s
     assert(strlen(written) == size && memcmp(written, data, size) == 0);
 }
 
-/* What is taken for an id stands where version 00 has it, in lower case. */
+/* Text that is taken for an id stands where version 00 has the id, in lower case. */
 static void ngx_http_shunt_fuzz_traceparent(ngx_str_t *field)
 {
     char hex[2 * SHUNT_TRACE_BYTES + 1];

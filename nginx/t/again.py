@@ -6,6 +6,7 @@ import agent as agents
 from configurations import IMAGE_FILTER, png
 from consents import CONSENT
 from run import BIG, TEXT, Base, Client, Raw, field, read
+from wait import wait_for
 
 SSI = b"<p>" + b"x" * 40000 + b'<!--#echo var="uri" --></p>\n'
 SHOWN = lambda uri: b"<p>" + b"x" * 40000 + uri + b"</p>\n"
@@ -148,7 +149,7 @@ class Silent(Base):
             c.head()
         early = Client(timeout=self.PATIENCE)  # a fetch that is given up, though it began later
         early.send("/sub/text.html")
-        self.until(lambda: self.agent.counters()["fetch_failed"], self.PATIENCE)
+        wait_for(lambda: self.agent.counters()["fetch_failed"])
         late.set()
         for c in waiting:
             self.assertEqual(c.f.read(len(BIG)) == BIG, True)
@@ -323,7 +324,7 @@ class Fetched(Base):
         found = self.outcomes(30)
         self.assertEqual((found.count("fetched:unproven"), found.count("relayed:vain")), (4 + 3, 23))
         self.agent.refusal = lambda handoff: 0
-        self.until(lambda: self.outcomes(1) == ["shortcut"], 30)
+        wait_for(lambda: self.outcomes(1) == ["shortcut"])
         self.assertEqual(self.outcomes(5), ["shortcut"] * 5)
 
     def test_nothing_follows_from_what_is_of_the_moment(self):

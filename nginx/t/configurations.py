@@ -8,6 +8,7 @@ import os, re, socket, struct, subprocess, threading, unittest, zlib
 import agent as agents
 from consents import CONSENT
 from run import BIG, HEAD, TEXT, Base, Client, Raw
+from wait import wait_for
 
 
 CONF = HEAD + """
@@ -268,7 +269,7 @@ class Busy(Configured):
         n = self.agent.counters()
         self.assertEqual((n["relayed_agent_busy"], n["offers"]), (4, offered))
         self.agent.takes_offers.set()
-        self.until(lambda: len(self.agent.offers) == offered)
+        wait_for(lambda: len(self.agent.offers) == offered)
         self.assertEqual(self.request().body, b"")
 
     def test_through_the_frontend(self):
@@ -278,7 +279,7 @@ class Busy(Configured):
         self.body("/big")
         self.assertEqual(self.outcome(), "-")
         self.agent.takes_offers.set()
-        self.until(lambda: len(self.agent.offers) == self.agent.counters()["offers"])
+        wait_for(lambda: len(self.agent.offers) == self.agent.counters()["offers"])
         self.body("/big")
         self.assertEqual(self.outcome(n=2), "shortcut")
 

@@ -6,6 +6,7 @@ import agent as agents
 from consents import CONSENT
 from run import BIG, TEXT, Base, Client, read
 from tls import Tls, TlsClient
+from wait import wait_for
 
 # Writes `alive` on the board: 0 and 1 in turn.
 FLIPPER = "import mmap, sys\nboard = mmap.mmap(int(sys.argv[1]), 4096)\nwhile True:\n    board[16] = 0\n    board[16] = 1\n"
@@ -49,7 +50,7 @@ class Completion(Base):
         closed.set()
         self.assertTrue(served.wait(10))
         # The backend's line is logged first.
-        self.until(lambda: len(self.ends()) >= 2 * n)
+        wait_for(lambda: len(self.ends()) >= 2 * n)
         self.assertEqual(self.ends()[-1], f'{uri} 200 shortcut {len(BIG)} "OK"')
 
     def test_of_a_client_that_closes_with_its_last_acknowledgement(self):
@@ -66,7 +67,7 @@ class Completion(Base):
         self.agent.wait("handoff")
         close(c)
         self.agent.wait("abort")
-        self.until(lambda: len(self.ends()) >= 2)
+        wait_for(lambda: len(self.ends()) >= 2)
         self.assertEqual(self.ends()[-1], '/big 200 shortcut 0 ""')
 
 

@@ -8,6 +8,7 @@ from run import BIG, TEXT, Base, Client, read
 from endings import worker_of
 from stopped import NOT_ALLOWED, Refused, StoppedApplication, alone
 from tls import Tls, TlsClient
+from wait import wait_for
 
 UNKNOWN_OFFER, EXPIRED = 1, 2
 
@@ -90,7 +91,7 @@ class Late(Base):
                 self.assertEqual(Client(timeout=30).get("/big").body == BIG, True)
                 self.agent.close()
                 self.agent = agents.Agent(self.dir)
-                self.until(lambda: self.agent.workers >= 2)
+                wait_for(lambda: self.agent.workers >= 2)
 
     def test_an_agent_that_is_stopped(self):
         """Before the agent answers, and in the middle of its answer."""
@@ -156,7 +157,7 @@ class LateDescriptors(Base):
             free = used - len(os.listdir(f"/proc/{worker}/fd"))
             resource.prlimit(worker, resource.RLIMIT_NOFILE, (used - free, before[1]))
             self.agent.serve_fetch(s, fetch, offer, length)
-            self.until(lambda: self.agent.counters()["fetch_failed"])
+            wait_for(lambda: self.agent.counters()["fetch_failed"])
             resource.prlimit(worker, resource.RLIMIT_NOFILE, before)
 
         self.agent.on_fetch = full
@@ -216,7 +217,7 @@ class LateRefused(Base):
         for n in 1, 2, 3:
             self.assertEqual(c.get("/big").body == BIG, True)
         self.assertEqual(self.log(n=1)[3:6], ["fetched:refused", str(len(BIG)), str(len(BIG))])
-        self.until(lambda: self.agent.handoffs() == 0)
+        wait_for(lambda: self.agent.handoffs() == 0)
 
 
 @alone

@@ -4,6 +4,7 @@ import os, struct
 import agent as agents
 from consents import CONSENT
 from run import BIG, Base, Client, read
+from wait import wait_for
 
 ID, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -42,18 +43,18 @@ class Limits(Base):
         self.assertEqual(self.agent.handoffs(), 3)
         clients[0].s.close(), clients[0].f.close()
         self.agent.wait("abort")
-        self.until(lambda: self.agent.handoffs() == 2)
+        wait_for(lambda: self.agent.handoffs() == 2)
         self.agent.on_handoff = self.agent.serve
         self.assertEqual(Client().get("/big").body, BIG)
-        self.until(lambda: self.agent.handoffs() == 2)
+        wait_for(lambda: self.agent.handoffs() == 2)
         # They are also in the sum of the next agent.
         self.agent.close()
         old, self.agent = self.agent, agents.Agent(self.dir)
-        self.until(lambda: self.agent.workers >= 2)
-        self.until(lambda: self.agent.handoffs() == 2)
+        wait_for(lambda: self.agent.workers >= 2)
+        wait_for(lambda: self.agent.handoffs() == 2)
         for c in clients[1:]:
             c.s.close(), c.f.close()
-        self.until(lambda: self.agent.handoffs() == 0)
+        wait_for(lambda: self.agent.handoffs() == 0)
         self.assertEqual(old.handoffs(), 0)
 
 
@@ -64,7 +65,7 @@ class Traces(Base):
         c = Client()
         self.assertEqual(c.get("/big", fields=f"traceparent: 00-{ID}-{PARENT}-01\r\n").body, BIG)
         self.assertEqual((offered, self.agent.wait("handoff")["trace"].hex()), ([ID], ID))
-        self.until(lambda: f"handoff complete, {len(BIG)} payload bytes" in read(self.dir + "/error.log"))
+        wait_for(lambda: f"handoff complete, {len(BIG)} payload bytes" in read(self.dir + "/error.log"))
         # No backend continues for a client that is gone.
         self.agent.on_handoff = lambda s, h: self.agent.end(s, h["handoff"], 14)
         with self.assertRaises(ConnectionResetError):

@@ -226,7 +226,7 @@ def prepare(a):
     return names, chosen(a), {"suite": suite, "modules": modules, "version": text}
 
 
-# ---- the report ----
+# ---- report ----
 
 class Paint:
     on = sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -7,6 +7,7 @@ import gzip, os, re, socket, struct, subprocess, threading
 
 import consents
 from run import BIG, HEAD, TEXT, Base, Client, Raw, field, read
+from wait import wait_for
 
 SSI = b"<p>" + b"x" * 70000 + b'<!--#echo var="uri" --></p>\n'
 GZIP = "Accept-Encoding: gzip\r\n"
@@ -112,7 +113,7 @@ class Plain(Base):
         self.plain = subprocess.Popen(["nginx", "-c", self.dir + "/plain.conf", "-e", self.dir + "/plain.log"])
         self.addCleanup(self.plain.wait)
         self.addCleanup(self.plain.terminate)
-        self.until(lambda: os.path.exists(self.dir + "/plain.pid"))
+        wait_for(lambda: os.path.exists(self.dir + "/plain.pid"))
         names = Names()
         self.addCleanup(names.close)
 

@@ -8,6 +8,7 @@ import os, re, struct, threading, time
 
 import agent as agents
 from run import BIG, Base, Client, Raw, field, read
+from wait import wait_for
 
 FILE_CHANGED, SOCKET, PEER_LOST, LIMIT = 5, 6, 7, 9
 ETAG = '"the-same"'
@@ -53,7 +54,7 @@ class Lost(Base):
     def ends_in_a_reset(self, uri="/big"):
         with self.assertRaises(ConnectionResetError):
             Client().get(uri)
-        self.until(lambda: self.agent.counters()["aborted"] == 1)
+        wait_for(lambda: self.agent.counters()["aborted"] == 1)
         self.assertEqual(self.log()[3], "shortcut")
 
 
@@ -293,7 +294,7 @@ class Application(Lost):
             c = self.agent.client_socket(h["handoff"])
             self.agent.write(c, BIG[:1000])
             self.agent.end(s, h["handoff"], PEER_LOST)
-            self.until(lambda: len(self.raw.requests) > asked, timeout=60)
+            wait_for(lambda: len(self.raw.requests) > asked)
             self.agent.write(c, BIG[1000:])
             agents.wait_acked(c.fileno())
             self.agent.ring.post(h["handoff"], len(BIG), agents.COMPLETE)
@@ -430,7 +431,7 @@ class Application(Lost):
             self.lose(1000)
             c = Client()
             c.send("/raw/x")
-            self.until(lambda: len(self.raw.requests) == 2)
+            wait_for(lambda: len(self.raw.requests) == 2)
             end(c)
             self.agent.wait("abort")
             go.set()
@@ -448,7 +449,7 @@ class Application(Lost):
             self.agent.write(c, BIG[:1000])
             agents.wait_acked(c.fileno())
             self.agent.end(s, h["handoff"], PEER_LOST)
-            self.until(lambda: len(self.raw.requests) == 2)
+            wait_for(lambda: len(self.raw.requests) == 2)
             self.agent.write(c, BIG[1000:])
             agents.wait_acked(c.fileno())
             c.close()

@@ -28,6 +28,7 @@ import agent as agents
 import consents
 from confined import own_network
 from consents import consent as good_consent
+from wait import wait_for
 
 MODULE = os.path.join(HERE, "../build/ngx_http_shunt_module.so")
 SHIM = os.path.join(HERE, "build/kernel_shim.so")
@@ -205,7 +206,7 @@ class Base(unittest.TestCase):
             except OSError:
                 time.sleep(0.05)
         if self.agent:
-            self.until(lambda: self.agent.workers >= 2 * self.workers)
+            wait_for(lambda: self.agent.workers >= 2 * self.workers)
 
     def prepare(self):
         """Makes what the configuration names, before nginx starts."""
@@ -236,16 +237,10 @@ class Base(unittest.TestCase):
         [t.start() for t in threads]; [t.join() for t in threads]
         self.assertEqual(bad, [])
 
-    def until(self, condition, timeout=10):
-        end = time.time() + timeout
-        while not condition():
-            self.assertLess(time.time(), end, "waited too long")
-            time.sleep(0.01)
-
     def log(self, port=8081, n=1):
         def lines():
             return [l.split(" ") for l in read(self.dir + "/access.log").splitlines() if l.startswith(str(port))]
-        self.until(lambda: len(lines()) >= n)
+        wait_for(lambda: len(lines()) >= n)
         return lines()[n - 1]
 
     def outcome(self, port=8081, n=1):
@@ -369,18 +364,18 @@ class Unproven(Base):
     def test_a_shortcut_in_between_begins_the_row_again(self):
         refusals = iter([agents.UNPROVEN] * 3 + [0] + [agents.UNPROVEN] * 3)
         self.agent.refusal = lambda handoff: next(refusals)
-        self.until(lambda: self.get_once(1) or self.agent.counters()["fetched_unproven"] == 6)
+        wait_for(lambda: self.get_once(1) or self.agent.counters()["fetched_unproven"] == 6)
         self.assertEqual(next(refusals, None), None)
         self.assertEqual(self.told(), [])
 
     def test_connections_that_are_older_than_the_programs_are_an_accident(self):
         self.agent.close()
-        self.until(lambda: "lost the agent" in read(self.dir + "/error.log"))
+        wait_for(lambda: "lost the agent" in read(self.dir + "/error.log"))
         clients = [Client() for _ in range(20)]
         for c in clients:
             self.assertEqual(c.get("/small").body, b"s" * 100)
         self.agent = agents.Agent(self.dir)
-        self.until(lambda: self.agent.workers >= 2)
+        wait_for(lambda: self.agent.workers >= 2)
         self.agent.refusal = lambda handoff: agents.UNPROVEN
         for c in clients:
             self.assertEqual(c.get("/text.html").body, TEXT)
@@ -416,7 +411,7 @@ class Shortcut(SeveralRequests, Base):
             self.assertEqual(c.get("/big").body, BIG)
             self.assertEqual(c.get("/small").body, b"s" * 100)
             self.assertEqual(c.get("/text.html").body, TEXT)
-        self.until(lambda: self.agent.counters()["shortcut_bytes"] == 5 * (len(BIG) + len(TEXT)))
+        wait_for(lambda: self.agent.counters()["shortcut_bytes"] == 5 * (len(BIG) + len(TEXT)))
         n = self.agent.counters()
         self.assertEqual((n["shortcuts"], n["offers"], n["relayed_too_small"]), (10, 10, 5))
         self.assertEqual([self.agent.wait("handoff")["first"] for _ in range(10)], [1] + [0] * 9)
@@ -453,7 +448,7 @@ class Shortcut(SeveralRequests, Base):
         self.assertEqual(self.outcome(n=4), "shortcut")
         # Each is the body of a cache file, whose header nginx may rewrite; an ordinary file has no such header.
         self.assertEqual(c.get("/big").body, BIG)
-        self.until(lambda: len(self.agent.flags) >= 3)
+        wait_for(lambda: len(self.agent.flags) >= 3)
         self.assertEqual(set(self.agent.flags[:-1]) | {self.agent.flags[-1] + 2}, {agents.OFFER_BODY, 2})
 
     def test_without_sendfile_it_is_relayed(self):
@@ -518,7 +513,7 @@ class Shortcut(SeveralRequests, Base):
     def test_mirror_gets_no_consent(self):
         raw = Raw(lambda q: b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         self.assertEqual(Client().get("/mirror/big").body, BIG)
-        self.until(lambda: raw.requests)
+        wait_for(lambda: raw.requests)
         raw.close()
         self.assertIsNone(field(raw.requests[0], "Shunt-Consent"))
         self.assertEqual(self.agent.counters()["shortcuts"], 1)
@@ -530,7 +525,7 @@ class Shortcut(SeveralRequests, Base):
         c.send("/big")
         self.agent.wait("handoff")
         self.nginx.send_signal(signal.SIGHUP)
-        self.until(lambda: self.agent.workers >= 4)
+        wait_for(lambda: self.agent.workers >= 4)
         time.sleep(0.3)
         go.set()
         self.assertEqual(c.receive().body, BIG)
@@ -657,18 +652,18 @@ class Trouble(Base):
         self.agent.wait("handoff")
         old = self.agent
         old.close()
-        self.until(lambda: "lost the agent" in read(self.dir + "/error.log"))
+        wait_for(lambda: "lost the agent" in read(self.dir + "/error.log"))
         self.assertEqual(Client().get("/big").body, BIG)
         self.assertEqual(self.outcome(), "relayed:no_agent")
         # Logged once, however often the worker tries, and at a level that is shown by default.
         lines = lambda level: [l for l in read(self.dir + "/error.log").splitlines() if "no agent at" in l and level in l]
-        self.until(lambda: lines("[info]"))
+        wait_for(lambda: lines("[info]"))
         self.assertEqual(len(lines("[error]")), 1, lines(""))
         self.assertIn(f'"{old.path}"', lines("[error]")[0])
         go.set()
         self.assertEqual(c.receive().body, BIG)  # the handoff in progress has completed
         self.agent = agents.Agent(self.dir)
-        self.until(lambda: self.agent.workers >= 2)
+        wait_for(lambda: self.agent.workers >= 2)
         self.assertEqual(c.get("/big").body, BIG)
         self.assertEqual(self.agent.counters()["shortcuts"], 1)
 
@@ -949,7 +944,7 @@ class NoAgent(Base):
         self.assertEqual(c.get("/via/text.html").body, TEXT)
         self.assertEqual((self.outcome(), self.outcome(8083)), ("relayed:no_agent", "relayed:no_consent"))
         self.agent = agents.Agent(self.dir)
-        self.until(lambda: self.agent.workers >= 2)
+        wait_for(lambda: self.agent.workers >= 2)
         self.assertEqual(c.get("/big").body, BIG)
         self.assertEqual(self.outcome(n=3), "shortcut")
         self.assertGreater(self.agent.counters()["relayed_no_agent"], 0)  # counted before the agent came

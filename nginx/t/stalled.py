@@ -6,6 +6,7 @@ from recovery import LIMIT, Application
 from run import BIG, Base, Client, Raw, field, read
 from stopped import StoppedApplication, alone
 from tls import Tls, TlsClient
+from wait import wait_for
 
 PART = 100_000
 
@@ -36,7 +37,7 @@ class Stalled(Base):
     def happens(self, what, times=1):
         """Waits for something that the shim reports."""
         for _ in range(times):
-            self.until(lambda: os.path.exists(self.file(what)), timeout=40)
+            wait_for(lambda: os.path.exists(self.file(what)))
             os.unlink(self.file(what))
 
     def counts(self):
@@ -129,7 +130,7 @@ class StalledApplication(Application):
         c = Client(timeout=60)
         c.send("/raw/x")
         self.assertEqual(c.head()[0], 200)
-        self.until(lambda: len(self.raw.requests) >= 2, timeout=40)
+        wait_for(lambda: len(self.raw.requests) >= 2)
         return c, answered
 
     def test_a_handoff_that_completes_meanwhile_does_not_wait_for_the_rest(self):
@@ -169,7 +170,7 @@ class StalledApplication(Application):
         c = Client(timeout=60)
         c.send("/raw/x")
         self.assertEqual(c.head()[0], 200)
-        self.until(lambda: len(self.raw.requests) >= 2, timeout=40)
+        wait_for(lambda: len(self.raw.requests) >= 2)
         self.assertIsNone(field(self.raw.requests[1], "Shunt-Consent"))
         # The cause may have been the disk: the backend continues, and the client gets everything from there.
         h, client = self.stalled

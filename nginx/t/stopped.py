@@ -6,6 +6,7 @@ import agent as agents
 from recovery import ETAG, PEER_LOST, Application
 from run import BIG, Base, Client, field, read
 from tls import Tls, TlsClient
+from wait import wait_for
 
 LIMIT, BUSY, NOT_ALLOWED, UNREACHABLE = 9, 13, 15, 16
 
@@ -54,7 +55,7 @@ class Stopped(Base):
             n[0] += 1
             self.assertEqual(c.get("/big").body == BIG, True)
             return self.outcome(n=n[0]) == "shortcut"
-        self.until(shortcut)
+        wait_for(shortcut)
 
     def test_a_part_was_sent(self):
         self.part(1_000_001)
@@ -175,7 +176,7 @@ class StoppedApplication(Application):
                 self.doCleanups()
                 self.agent.on_handoff = self.agent.serve
                 self.agent.beats.set()
-                self.until(lambda: Client().get("/big").body == BIG and self.is_back())
+                wait_for(lambda: Client().get("/big").body == BIG and self.is_back())
 
     def bad_gateway(self, q):
         return b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n"
@@ -197,9 +198,9 @@ class StoppedApplication(Application):
         c = Client(timeout=30)
         c.send("/raw/x")
         self.assertEqual(c.head()[0], 200)
-        self.until(lambda: len(self.raw.requests) >= 4)
+        wait_for(lambda: len(self.raw.requests) >= 4)
         self.agent.ring.post(handoffs[0], len(BIG), agents.COMPLETE)
-        self.until(lambda: self.agent.handoffs() == 0)
+        wait_for(lambda: self.agent.handoffs() == 0)
         asked = len(self.raw.requests)
         c.send("/text.html")
         c.f.read(5000)
@@ -229,7 +230,7 @@ class Refused(Base):
             self.assertEqual(self.log(n=n)[3:6], ["fetched:refused", str(len(BIG)), str(len(BIG))])
         n = self.agent.counters()
         self.assertEqual((n["fetched_refused"], n["fetched"], n["shortcuts"], n["aborted"]), (3, 3, 0, 0))
-        self.until(lambda: self.agent.handoffs() == 0)
+        wait_for(lambda: self.agent.handoffs() == 0)
         said = [l for l in read(self.dir + "/error.log").splitlines() if "refused a handoff" in l]
         self.assertRegex(said[0], r"\[error\].* \"self\" refused a handoff, not allowed by the agent's configuration")
         self.assertLess(len(said), 4)
@@ -292,7 +293,7 @@ class Unanswered(Base):
         self.assertEqual(self.log()[3:6], ["fetched:begin", str(len(BIG)), str(len(BIG))])
         n = self.agent.counters()
         self.assertEqual((n["fetched"], n["shortcuts"], n["aborted"]), (1, 0, 0))
-        self.until(lambda: self.agent.handoffs() == 0)
+        wait_for(lambda: self.agent.handoffs() == 0)
 
     def test_a_client_that_goes_meanwhile_is_counted_once(self):
         c = Client()
@@ -307,7 +308,7 @@ class Unanswered(Base):
         self.assertEqual(self.agent.handoffs(), 0)
         self.agent.is_answer_lost = lambda: False
         self.assertEqual(Client().get("/big").body == BIG, True)
-        self.until(lambda: self.agent.handoffs() == 0)
+        wait_for(lambda: self.agent.handoffs() == 0)
 
     def test_a_payload_that_is_complete_before_its_beginning_is_answered(self):
         """The event of completion comes before the answer in the ring, or there is no answer. No backend is told to
@@ -329,7 +330,7 @@ class Unanswered(Base):
         n = self.agent.counters()
         handoffs = [m for m in self.agent.messages if m[0] == "handoff"]
         self.assertEqual((n["shortcuts"], n["aborted"], len(handoffs)), (3, 0, 1))
-        self.until(lambda: self.agent.handoffs() == 0)
+        wait_for(lambda: self.agent.handoffs() == 0)
 
     def test_what_lies_behind_an_answer_that_nobody_needs_is_heard(self):
         """The kernel wakes a worker only for a record that is the next to be read."""
@@ -350,12 +351,12 @@ class Unanswered(Base):
         self.agent.on_handoff = all_but_the_event
         waits = Client(timeout=30)
         self.assertEqual(waits.get("/etagless/big").body == BIG, True)
-        self.until(lambda: not first)
+        wait_for(lambda: not first)
         # This payload ends by the client's ACK, for which its worker asks the kernel.
         self.assertEqual(Client(timeout=30).get("/etagless/big").body == BIG, True)
-        self.until(lambda: self.agent.handoffs() == 1)
+        wait_for(lambda: self.agent.handoffs() == 1)
         done.set()
-        self.until(lambda: self.agent.handoffs() == 0)  # sooner than the worker would check by itself, after 15 s
+        wait_for(lambda: self.agent.handoffs() == 0)  # sooner than the worker would check by itself, after 15 s
 
     def test_an_older_answer_is_not_taken_for_it(self):
         """An older answer says that the client has less than it really has: the client would get bytes twice."""

@@ -7,14 +7,14 @@ There and at the intermediate, nginx listens on every port of the suite, and pas
   8000-8999     with Shunt
   18000-18999   without
 """
-import ctypes, json, os, re, signal, subprocess, time
+import ctypes, json, os, re, signal, subprocess
 
 from confined import Missing, to_first_network
+from wait import wait_for
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
 BUILT = os.path.join(ROOT, "target/release")
 MODULE = os.path.join(ROOT, "nginx/build/ngx_http_shunt_module.so")
-PATIENCE = 60  # seconds, for steps that take less than one on an idle machine
 WITHOUT = 10000  # distance of a port without Shunt from the same port with Shunt
 
 NGINX = """
@@ -84,14 +84,9 @@ def in_first_network():
     to_first_network()
 
 
-def until(found, what, log=None):
-    """Waits until a condition is true."""
-    deadline = time.monotonic() + PATIENCE
-    while not found():
-        if time.monotonic() > deadline:
-            end = " ".join(open(log, errors="replace").read().splitlines()[-2:]) if log else ""
-            raise Missing(f"{what} after {PATIENCE} s; {end}")
-        time.sleep(0.02)
+def end_of(log):
+    """The last two lines of a log."""
+    return " ".join(open(log, errors="replace").read().splitlines()[-2:])
 
 
 class Host:
@@ -177,7 +172,7 @@ class Tiers:
             logs.append(log)
         for host, log in zip((self.frontend, self.backend), logs):
             connected = lambda: any(peer["up"] for peer in (self._stats(host) or {"peers": []})["peers"])
-            until(connected, f"the agent of the {host.name} has no session", log)
+            wait_for(connected, lambda: f"the agent of the {host.name} gets a session; {end_of(log)}", Missing)
 
     def _start_servers(self):
         for host, upstream, shunt in (
@@ -196,8 +191,8 @@ class Tiers:
                 file.write(NGINX.format(module=MODULE, directory=host.directory, servers="".join(served)))
             process, log = host.start(["nginx", "-e", f"{host.directory}/error.log", "-c", configuration])
             self.processes.append(process)
-            until(lambda: os.path.exists(f"{host.directory}/nginx.pid") or process.poll() is not None,
-                  f"nginx of the {host.name} does not start", log)
+            wait_for(lambda: os.path.exists(f"{host.directory}/nginx.pid") or process.poll() is not None,
+                     lambda: f"nginx of the {host.name} starts; {end_of(log)}", Missing)
             if process.poll() is not None:
                 raise Missing(f"nginx of the {host.name} does not start: {open(log).read().strip()}")
 

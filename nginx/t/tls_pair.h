@@ -46,7 +46,7 @@ size_t seal(unsigned char *out, const struct shunt_tls *keys, uint64_t number, i
             const unsigned char *content, size_t n);
 size_t sealed(const struct shunt_tls *keys, const unsigned char *content, size_t n);
 
-/* What a client receives. */
+/* Bytes that a client receives. */
 void client_reads(SSL *client, const void *expected, size_t n);
 void client_sees_nothing(SSL *client);
 

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_revoked_stays_so() {
+    fn a_revoked_certificate_stays_revoked() {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::create(dir.path()).unwrap();
         let serials = || {

@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_kept_a_body_from_the_shortcut_is_named() {
+    fn the_reason_why_a_body_took_no_shortcut_is_named() {
         let stats =
             |relayed: u64| Stats(serde_json::json!({"servers": {"relayed_no_peer": relayed, "offers": relayed}}));
         assert_eq!(other_ways(&stats(1), &stats(2)), ["servers.relayed_no_peer"]);

@@ -88,7 +88,7 @@ const MOVED: [&str; 3] = ["demo", "bench", "lab"];
 /// Parses the arguments, of which the first is the program's name.
 ///
 /// # Errors
-/// Where clap refuses them. A command that has moved is named with its new program.
+/// When clap refuses them. A command that has moved is named with its new program.
 fn parse(arguments: &[OsString]) -> Result<Arguments, clap::Error> {
     let command = arguments.get(1).and_then(|word| word.to_str());
     match command.filter(|name| MOVED.contains(name)) {

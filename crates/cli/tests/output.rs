@@ -33,7 +33,7 @@ fn a_full_disk_is_said_in_a_sentence() {
 }
 
 #[test]
-fn who_has_read_enough_hears_of_no_error() {
+fn a_reader_that_closes_early_causes_no_error() {
     let authority = authority("enough");
     for arguments in all(&authority) {
         let (reads, writes) = std::io::pipe().unwrap();

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_told_with_its_key() {
+    fn an_error_about_an_unknown_name_has_its_key() {
         let unknown = [Account::Name("no-such-account".into())];
         for (key, callers) in [
             ("users", Callers::new(0, &unknown, &[], &[])),

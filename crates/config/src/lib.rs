@@ -638,7 +638,7 @@ impl Config {
     /// Returns who may use the socket of the store.
     ///
     /// # Errors
-    /// As [`Self::callers`].
+    /// The same as those of [`Self::callers`].
     pub fn programs(&self, store: &StoreConfig) -> Result<Callers, String> {
         self.callers_with(&store.users, &store.groups)
     }

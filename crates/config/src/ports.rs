@@ -44,7 +44,7 @@ mod tests {
     const PORTS: RangeInclusive<u16> = 61000..=61063;
 
     #[test]
-    fn each_peer_has_a_port_of_its_own() {
+    fn each_peer_has_a_different_port() {
         let names: Vec<String> = (0..64).map(|number| format!("fe{number}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let ports: HashSet<u16> = of_names(&PORTS, &names, &[]).into_iter().collect();

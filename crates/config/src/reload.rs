@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_a_restart_is_named() {
+    fn keys_that_need_a_restart_are_named() {
         let running = config("offer_lifetime = \"10s\"\n");
         let newer = config("offer_lifetime = \"20s\"\n[limits]\noffers = 7\n");
         assert_eq!(running.keys_for_a_restart(&newer), ["[backend]"]);

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_itself_and_a_prefix_its_addresses() {
+    fn an_address_stands_for_itself_and_a_prefix_for_its_addresses() {
         assert!(covers("192.0.2.10", "192.0.2.10:80") && !covers("192.0.2.10", "192.0.2.11:80"));
         assert!(covers("192.0.2.0/24", "192.0.2.200:443") && !covers("192.0.2.0/24", "192.0.3.1:443"));
         assert!(covers("2001:db8::/64", "[2001:db8::77]:443") && !covers("2001:db8::/64", "[2001:db8:1::]:443"));
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_is_refused_with_an_example() {
+    fn text_that_is_neither_is_refused_with_an_example() {
         for text in ["", "fe1", "192.0.2.10:0", "192.0.2.0/33", "192.0.2.10:http", "2001:db8::/64:443"] {
             let error = SpeaksFor::try_from(text.to_owned()).unwrap_err();
             assert!(error.contains("192.0.2.10:443"), "{error}");

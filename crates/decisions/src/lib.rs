@@ -65,42 +65,43 @@ pub fn route(flow: &mut Flow, packet: &Packet, sack: &Sack, now: u64) -> Route {
 /// Returns the numbers of a copy for the backend of break `index` ([`Route::copy`]), and notes the copy in the flow.
 pub fn copy(flow: &mut Flow, packet: &Packet, index: u32) -> Copied {
     let mut copied = Copied::default();
-    // SAFETY: as in route(). Any index is valid, because it is taken modulo the number of breaks.
+    // SAFETY: all pointers are to whole values that live as long as the call. Any index is valid, because it is taken
+    // modulo the number of breaks.
     unsafe { native::native_copy(flow, packet, index, &mut copied) };
     copied
 }
 
 /// Returns the part of a client's SACK blocks that lies in a region, for a copy that acknowledges `ack`.
 pub fn blocks_of_region(region: &Region, ack: u32, mut sack: Sack) -> Sack {
-    // SAFETY: as in route().
+    // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_blocks_of_region(region, ack, &mut sack) };
     sack
 }
 
 /// Converts a client's SACK blocks to the numbers of the frontend's kernel.
 pub fn blocks_to_local(spaces: &Spaces, mut sack: Sack) -> Sack {
-    // SAFETY: as in route().
+    // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_blocks_to_local(spaces, &mut sack) };
     sack
 }
 
 /// Returns whose byte a router's report cites.
 pub fn cites(flow: &Flow, seq: u32) -> Cites {
-    // SAFETY: as in route().
+    // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_cites(flow, seq) }
 }
 
 /// Decides at fe_out what becomes of a segment of the frontend's kernel, and notes in the flow what the segment says.
 pub fn depart(flow: &mut Flow, packet: &Packet, now: u64) -> Departure {
     let mut departure = Departure { fate: Fate::TRANSLATED, ..Departure::default() };
-    // SAFETY: as in route().
+    // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_depart(flow, packet, now, &mut departure) };
     departure
 }
 
 /// Whether a handshake that was seen is this socket's.
 pub fn is_handshake_of(seen: &Handshake, socket: &Socket, now: u64) -> bool {
-    // SAFETY: as in route().
+    // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_is_handshake_of(seen, socket, now) }
 }
 
@@ -126,7 +127,7 @@ pub fn append(flow: &mut Flow, begin: &Begin, asked: &Asked<'_>) -> Counter {
 
 /// SHUNT_UNDO. Returns FE_UNDONE, or the reason of a refusal.
 pub fn undo(flow: &mut Flow, handoff: u64, connection: &Connection) -> Counter {
-    // SAFETY: as in route().
+    // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_undo(flow, handoff, connection) }
 }
 
@@ -138,14 +139,14 @@ pub fn move_on(flow: &mut Flow, to: &Move, asked: &Asked<'_>) -> Counter {
 
 /// SHUNT_TAKE. Returns FE_TAKEN, or the reason of a refusal. `when` is one of SHUNT_TAKE_*.
 pub fn take(flow: &mut Flow, handoff: u64, when: u32) -> Counter {
-    // SAFETY: as in route().
+    // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_take(flow, handoff, when) }
 }
 
 /// Returns the answer to SHUNT_STATE, without the addresses and the kind of record.
 pub fn describe(flow: &Flow) -> State {
     let mut state = State::default();
-    // SAFETY: as in route().
+    // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_describe(flow, &mut state) };
     state
 }
@@ -153,7 +154,7 @@ pub fn describe(flow: &Flow) -> State {
 /// Notes a backend's word on how far apart its ACKs may be. Returns false if the backend does not send the newest
 /// region.
 pub fn space_acks(flow: &mut Flow, peer: u32, bytes: u32) -> bool {
-    // SAFETY: as in route().
+    // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_space_acks(flow, peer, bytes) }
 }
 
@@ -161,31 +162,31 @@ pub fn space_acks(flow: &mut Flow, peer: u32, bytes: u32) -> bool {
 /// None if the word is not about the active region, or that region is another peer's.
 pub fn deliver(flow: &mut Flow, peer: u32, handoff: u64) -> Option<Route> {
     let mut route = Route { copy: NO_BREAK, ..Route::default() };
-    // SAFETY: as in route().
+    // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_deliver(flow, peer, handoff, &mut route) }.then_some(route)
 }
 
 /// Cancels a region that nobody sends any more. Returns false if the region is not active.
 pub fn cancel(flow: &mut Flow, handoff: u64) -> bool {
-    // SAFETY: as in route().
+    // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_cancel(flow, handoff) }
 }
 
 /// Notes a sender's segment at be_out, in its own sequence space.
 pub fn note_sent(slot: &mut SenderSlot, packet: &Packet) {
-    // SAFETY: as in route().
+    // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_note_sent(slot, packet) }
 }
 
 /// Whether a copy at be_in was not made by the frontend. `token` is half of the flow's token, as found in the copy.
 pub fn is_made_up(slot: &SenderSlot, packet: &Packet, token: u16) -> bool {
-    // SAFETY: as in route().
+    // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_is_made_up(slot, packet, token) }
 }
 
 /// Whether a copy at be_in acknowledges bytes that have not been sent, or is very old.
 pub fn acknowledges_unsent(slot: &SenderSlot, packet: &Packet) -> bool {
-    // SAFETY: as in route().
+    // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_acknowledges_unsent(slot, packet) }
 }
 
@@ -193,14 +194,14 @@ pub fn acknowledges_unsent(slot: &SenderSlot, packet: &Packet) -> bool {
 /// the client's number was ahead of what the socket has sent.
 pub fn take_ack(slot: &mut SenderSlot, ack: u32) -> (u32, bool) {
     let mut ahead = false;
-    // SAFETY: as in route().
+    // SAFETY: all pointers are to whole values that live as long as the call.
     let own = unsafe { native::native_take_ack(slot, ack, &mut ahead) };
     (own, ahead)
 }
 
 /// Converts a number of the client's to the sequence space of the frontend's kernel.
 pub fn to_local(spaces: &Spaces, seq: u32) -> u32 {
-    // SAFETY: as in route().
+    // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_to_local(spaces, seq) }
 }
 
@@ -208,6 +209,6 @@ pub fn to_local(spaces: &Spaces, seq: u32) -> u32 {
 /// sides of a payload.
 pub fn to_client(spaces: &Spaces, seq: u32, end: u32) -> Option<u32> {
     let mut client = 0;
-    // SAFETY: as in route().
+    // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_to_client(spaces, seq, end, &mut client) }.then_some(client)
 }

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_matters_is_found() {
+    fn the_relevant_directives_are_found() {
         let text = "# configuration file /etc/nginx/nginx.conf:\nhttp {\n  shunt_agent unix:/run/a.sock; # here\n\
                     shunt on; shunt_trust 10.0.0.0/24;\n server { listen 80; listen [::]:80 ipv6only=on; listen 10.0.0.2:443 ssl;\n\
                     listen unix:/x; server_name \"a;b\"; location / { return 200 'listen 99;'; } } }";
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn who_trusts_every_address_where_clients_connect_trusts_them() {
+    fn trust_in_every_address_where_clients_connect_is_noticed() {
         let of = |text: &str| Served::parse(text).trusts_clients;
         assert!(of("http { server { listen 80; shunt on; shunt_trust all; } }"));
         assert!(of("http { shunt_trust ::/0 10.0.0.1; server { location / { shunt on; } } }"));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_offers_sends_with_sendfile() {
+    fn a_server_that_offers_uses_sendfile() {
         let of = |text: &str| Served::parse(text).offers_without_sendfile;
         assert!(of("http { server { shunt_offer on; } }"), "nginx's default");
         assert!(of("http { sendfile off; server { location / { shunt_offer on; } } }"));
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_commented_out_is_not_there() {
+    fn comments_are_no_directives() {
         let served = Served::parse("http { #shunt on;\n shunt_trust none; server { listen 10.0.0.2; } }");
         assert!(!served.hands_off && !served.trusts && served.user.is_none());
         let named = |text| Served::parse(text).user;

@@ -1,5 +1,5 @@
 //! Checks of every other machine: that it can be reached, is the one that it should be, and would do what is wanted.
-//! The doctor makes a connection of its own, with this agent's certificate, and asks (EXAMINE).
+//! The doctor makes a separate connection, with this agent's certificate, and asks (EXAMINE).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};

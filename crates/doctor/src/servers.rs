@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_has_named_has_to_be_there() {
+    fn a_file_that_an_option_names_must_exist() {
         let nowhere = || "/nonexistent/nginx".into();
         for servers in [Servers::File(nowhere()), Servers::Program(nowhere())] {
             assert!(read(&servers).is_err_and(|finding| finding.is_fault()), "{servers:?}");

@@ -37,6 +37,14 @@
  * the call fails (Documentation/bpf/prog_cgroup_sockopt.rst). */
 #define VISIBLE_BYTES 4096
 
+/* Writes a field of the call. In C the compiler may first compute the field's address, to share one
+ * store between two paths, and the verifier refuses that for the context. */
+#define SET_FIELD(ctx, field, value)                                                        \
+    asm volatile("*(u32 *)(%0 + %1) = %2"                                                   \
+                 :                                                                          \
+                 : "r"(ctx), "i"(__builtin_offsetof(struct bpf_sockopt, field)), "r"(value) \
+                 : "memory")
+
 /* Cookie of the agent's network namespace, set by the loader; 0: any. Several agents may share a
  * machine, one in each network namespace, and a cgroup program runs for all of them. */
 const volatile __u64 netns_cookie = 0;
@@ -53,7 +61,7 @@ static __always_inline bool is_ours(struct bpf_sockopt *ctx)
 static __always_inline int not_ours(struct bpf_sockopt *ctx)
 {
     if (ctx->optlen > VISIBLE_BYTES)
-        ctx->optlen = 0;
+        SET_FIELD(ctx, optlen, 0);
     return ALLOWED;
 }
 
@@ -369,7 +377,7 @@ static __always_inline int answer_for_older(struct bpf_sockopt *ctx)
     if (ctx->optname != SHUNT_BEGIN && ctx->optname != SHUNT_APPEND && ctx->optname != SHUNT_MOVE)
         return not_ours(ctx);
     count(FE_REFUSED_OLDER);
-    ctx->level = 0;
+    SET_FIELD(ctx, level, 0);
     return REFUSED;
 }
 
@@ -425,11 +433,12 @@ int fe_setsockopt(struct bpf_sockopt *ctx)
     int answered = answer(ctx, sk);
     if (answered == ALLOWED)
         return ALLOWED;
+    /* Programs of other layouts run behind this one, and pass calls of another level. */
     if (has_older)
-        ctx->level = 0; /* the programs of other layouts, which run behind this one, pass it */
+        SET_FIELD(ctx, level, 0);
     if (answered == REFUSED)
         return REFUSED;
-    ctx->optlen = -1; /* the kernel skips its own setsockopt */
+    SET_FIELD(ctx, optlen, -1); /* the kernel skips its own setsockopt */
     return ALLOWED;
 }
 

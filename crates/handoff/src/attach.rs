@@ -252,7 +252,7 @@ fn take_off_or_say(ifindex: u32, place: TcPlace, handle: u32) {
     }
 }
 
-/// Takes off the program at a place, whoever owns it.
+/// Takes off the program at a place, of whichever agent it is.
 pub(crate) fn take_off(ifindex: u32, place: TcPlace, handle: u32) -> Result<(), SteeringError> {
     let failed = |source| SteeringError::Detach { program: place.program, interface: interface_name(ifindex), source };
     let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None)

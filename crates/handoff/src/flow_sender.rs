@@ -1,4 +1,4 @@
-//! What sends on a client's connection whose other half is another machine's: a kernel socket that TCP_REPAIR has put
+//! Senders on a client's connection whose other half is another machine's: a kernel socket that TCP_REPAIR has put
 //! where the frontend's stopped. Whatever else can send on such a flow (a TCP stack of one's own) is another
 //! implementation of [`FlowSender`].
 

@@ -1,4 +1,4 @@
-//! What stands around a payload's bytes on the wire.
+//! Framing of a payload's bytes on the wire.
 
 use std::fmt::Debug;
 
@@ -8,14 +8,14 @@ use crate::flow_sender::FlowSender;
 use crate::payload::Payload;
 use crate::tls13::workbench::Workbench;
 
-/// What stands around a payload's bytes on the wire: nothing, or TLS records. Frames of other protocols (chunks of
+/// Framing of a payload's bytes on the wire: nothing, or TLS records. Frames of other protocols (chunks of
 /// HTTP/1.1, DATA of HTTP/2, literals of IMAP) would be others.
 pub trait Framing: Debug + Send {
     /// Number of bytes of the region that the flow does not have yet.
     fn remaining(&self, payload: &Payload) -> u64;
 
-    /// Gives a flow as many bytes as it takes. Returns `true` if it has all of them. Returns `false` if it takes no more
-    /// now, after a fair share, and where the payload waits for a read.
+    /// Gives a flow as many bytes as it takes. Returns `true` if it has all of them. Returns `false` if it takes no
+    /// more now, after a fair share, and where the payload waits for a read.
     ///
     /// # Errors
     /// [`Reason::FileChanged`] if the file is shorter or newer than its header said, else why the flow ended.

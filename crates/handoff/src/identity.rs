@@ -101,12 +101,13 @@ mod tests {
             std::os::unix::fs::FileExt::write_all_at(&file, b"beyond", 0).unwrap();
             file.set_modified(written).unwrap();
             identity(&file) != before
-        });
+        })
+        .unwrap();
         assert_eq!(FileIdentity { ctime_ns: before.ctime_ns, ..identity(&file) }, before);
     }
 
     #[test]
-    fn its_age_is_that_of_the_later_change() {
+    fn a_files_age_counts_from_the_later_of_its_times() {
         let second = Duration::from_secs(1);
         let now = SystemTime::UNIX_EPOCH + 100 * second;
         let at = |mtime: i64, ctime: i64| FileIdentity {

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_is_known_for_a_moment() {
+    fn bytes_found_in_memory_count_as_there_for_a_moment() {
         let (mut found, now) = (Found::default(), Instant::now());
         let file = FileIdentity { device: 1, inode: 7, size: 1 << 20, mtime_ns: 1, ctime_ns: 1 };
         assert_eq!(found.bytes_from(&file, 0, now), 0);

@@ -57,7 +57,9 @@ fn directory_of(pin_dir: &Path, layout: u32) -> PathBuf {
 /// Directories of other layouts below a directory of pins.
 pub(crate) fn directories(pin_dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(pin_dir).into_iter().flatten().flatten();
-    let is_older = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with(PREFIX);
+    let is_older = |entry: &fs::DirEntry| {
+        entry.file_type().is_ok_and(|kind| kind.is_dir()) && entry.file_name().to_string_lossy().starts_with(PREFIX)
+    };
     entries.filter(is_older).map(|entry| entry.path()).collect()
 }
 

@@ -1,4 +1,4 @@
-//! Ownership of the programs on an interface. Each agent pins its maps and its programs in a directory of its own. A
+//! Ownership of the programs on an interface. Each agent pins its maps and its programs in a separate directory. A
 //! filter that is not one of these programs, and uses none of these maps, belongs to another agent or to other
 //! software. It is left alone.
 //!

@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_wait_as_there_is_room_for() {
+    fn the_queue_of_reads_is_bounded() {
         let reads = Reads::new().unwrap();
         let Work::Read { owner, wanted } = wanted(1, 1) else { unreachable!("just made") };
         let of = |device| Wanted { identity: FileIdentity { device, ..wanted.identity }, ..wanted.clone() };

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_differs_by_half_is_news() {
+    fn a_spacing_is_sent_again_only_if_it_differs_by_half() {
         assert!(differ(20_000, EACH) && differ(EACH, 20_000) && differ(20_000, 10_000) && differ(10_000, 20_000));
         assert!(!differ(EACH, EACH) && !differ(20_000, 10_001) && !differ(10_001, 20_000));
     }

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ethernet_or_lies_on_another_is_refused() {
+    fn interfaces_that_are_not_ethernet_or_lie_on_another_are_refused() {
         shunt_testbed::needs_root();
         let made_by = [
             "link add eth0 type veth peer name eth1",
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_refused_by_name() {
+    fn a_missing_interface_is_refused_by_name() {
         let error = indices(&["no-such-port".into()]).unwrap_err().to_string();
         assert!(
             error.starts_with("interface \"no-such-port\": ") && error.ends_with("lists the interfaces"),

@@ -1,4 +1,4 @@
-//! This machine, as its kernel shows it to whoever asks: interfaces, routes, sockets; and the Unix sockets by which its
+//! This machine, as its kernel shows it to any process: interfaces, routes, sockets; and the Unix sockets by which its
 //! programs talk to each other. Nothing here changes the machine.
 #![forbid(unsafe_code)]
 

@@ -216,11 +216,8 @@ mod tests {
         drop(client);
         // Wait, because a child that another test forks at this moment has a copy of the client's end until it calls
         // exec.
-        shunt_testbed::eventually(|| match receive(&server, &mut buffer).unwrap() {
-            Received::Closed => Ok(()),
-            _ => Err("the client's end is closed, and its server is not told"),
-        })
-        .unwrap();
+        let is_closed = || matches!(receive(&server, &mut buffer).unwrap(), Received::Closed);
+        shunt_testbed::wait_for("the server learns that the client has closed", is_closed).unwrap();
     }
 
     #[test]

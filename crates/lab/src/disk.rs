@@ -175,7 +175,7 @@ impl Files {
 
     fn read(&self, number: u64, offset: u64, bytes: u32) -> Result<Vec<u8>, Errno> {
         let entry = self.entry(number)?;
-        // Where a request lies on both sides of the limit, the kernel asks again for each page.
+        // If a request lies on both sides of the limit, the kernel asks again for each page.
         if self.state.wait() == Reads::Fail && offset + u64::from(bytes) > BAD_FROM {
             return Err(Errno::EIO);
         }

@@ -142,7 +142,7 @@ impl Lab {
     /// Plugs in again the cable that [`Self::cut`] unplugged.
     ///
     /// # Errors
-    /// As [`Self::cut`].
+    /// The same as those of [`Self::cut`].
     pub fn join(&self, host: &Host, device: &str) -> Result<()> {
         self.set_cable(host, device, "up")
     }

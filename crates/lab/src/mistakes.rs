@@ -60,7 +60,7 @@ pub enum Teller {
 pub struct Mistake {
     /// Short name, for command lines.
     pub name: &'static str,
-    /// What is wrong, in words.
+    /// Description of the mistake.
     pub what: &'static str,
     pub teller: Teller,
     /// Parts of the message's line, in their order.

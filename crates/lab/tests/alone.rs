@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result, ensure};
 use service::{Running, needs_root, start};
 use shunt_lab::{Host, shuntd_program};
-use shunt_testbed::eventually;
+use shunt_testbed::wait_for;
 
 fn shuntd(host: &Host, config: &std::path::Path, options: &[&str]) -> Result<Output> {
     let mut command = Command::new(shuntd_program()?);
@@ -41,7 +41,7 @@ fn nothing_is_detached_while_the_agent_works() -> Result<()> {
             let forced = shuntd(host, &config, &["--detach", "--force"])?;
             ensure!(forced.status.success(), "{}", String::from_utf8_lossy(&forced.stderr));
             let agent = service.service.agent_process(host)?.context("no agent")?;
-            let ended = eventually(|| agent.try_wait()?.context("the agent has not ended"))?;
+            let ended = wait_for("the agent ends", || Ok(agent.try_wait()?))?;
             ensure!(ended.success(), "the agent has not ended well: {ended}");
             service.service.restart_agent(host)?;
             service.good_again()?;

@@ -11,7 +11,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use service::impostor::{Impostor, Listening, agents_address};
 use service::{connect_to_agent, needs_root, start};
 use shunt_lab::{Fetch, Host};
-use shunt_testbed::eventually;
+use shunt_testbed::wait_for;
 use shunt_wire::local::{self, Reason};
 use shunt_wire::peer::{self, Frame, Hello, Protocol, Refused, padded_name};
 use zerocopy::{FromZeros, IntoBytes};
@@ -154,7 +154,7 @@ fn an_agent_of_another_version_is_told_so_and_tells() -> Result<()> {
         connection.send(&frame)?;
         connection.rest();
         drop(listening);
-        eventually(|| {
+        wait_for("the log names the other version", || {
             let log = service.service.agent(backend)?.log();
             ensure!(log.contains("speaks another version"), "{log}");
             Ok(())

@@ -7,8 +7,9 @@ use std::os::unix::fs::symlink;
 
 use anyhow::{Result, ensure};
 use service::held::Held;
-use service::{Running, needs_root, start_on, until};
+use service::{Running, needs_root, start_on};
 use shunt_lab::{Host, Lab, Options, Role, Settings, fetch};
+use shunt_testbed::wait_or_fail;
 
 const FILES: &[(&str, u64)] = &[("1m", 1 << 20), ("7m", 7 << 20)];
 const CACHE: &[&str] = &["proxy_cache_path temp/cache keys_zone=c:1m use_temp_path=off"];
@@ -39,7 +40,7 @@ fn ask(service: &Running<'_>, path: &'static str) -> Result<String> {
 
 /// Asks until a request has made the cache revalidate its response.
 fn until_revalidated(service: &Running<'_>, path: &'static str) -> Result<()> {
-    until(&format!("{path} is revalidated"), || Ok(ask(service, path)? == "REVALIDATED"))
+    wait_or_fail(&format!("{path} is revalidated"), || Ok(ask(service, path)? == "REVALIDATED"))
 }
 
 #[test]

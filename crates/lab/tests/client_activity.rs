@@ -268,7 +268,7 @@ fn noise_in_the_stream_is_answered_as_by_plain_nginx() -> Result<()> {
     let answers = [Options::plain(), soon()].map(|options| {
         start_on(Lab::builder(), FILES, options, |service| {
             let answers = noises.map(|noise| noise_in_the_stream(service, noise));
-            let shortcuts = if options.shunt { service.frontend_stats()?.count("servers.shortcuts") } else { 0 };
+            let shortcuts = if options.shunt { service.counted("servers.shortcuts")? } else { 0 };
             ensure!(!options.shunt || shortcuts == noises.len() as u64, "{shortcuts} shortcuts");
             answers.into_iter().collect::<Result<Vec<_>>>()
         })
@@ -362,7 +362,7 @@ fn a_client_that_has_closed_its_half_gets_everything_where_aborts_are_ignored() 
     beside_others(0, deaf(), |service| {
         let whole = whole_though_half_closed(service)?;
         ensure!(whole.len() == 2 * MOMENTS.len(), "whole are only {whole:?}");
-        let aborted = service.frontend_stats()?.count("servers.aborted");
+        let aborted = service.counted("servers.aborted")?;
         ensure!(aborted == 0, "{aborted} shortcuts were aborted");
         Ok(())
     })

@@ -36,7 +36,7 @@ fn connections_that_had_a_shortcut_are_reset_and_others_go_on() -> Result<()> {
     start_on(Lab::builder(), FILES, options(), |service| {
         let (client, frontend) = (service.lab.client(), service.lab.frontend());
         let short = client.run(|| kept(service, "1k"))??;
-        let before = service.frontend_stats()?.count("servers.shortcuts");
+        let before = service.counted("servers.shortcuts")?;
         let long = client.run(|| kept(service, "64k"))??;
         service.until_counted("servers.shortcuts", before + 1)?;
         let under_way = client.run(|| Held::ask(service, "7m", ""))??;

@@ -13,7 +13,7 @@ use service::impostor::Listening;
 use service::{FILES, Running, needs_root, start_on};
 use shunt_ca::{Authority, Request};
 use shunt_lab::{Host, Lab, Options, Role, fetch, shunt_program, shuntd_program};
-use shunt_testbed::eventually;
+use shunt_testbed::wait_for;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{Examined, Refused};
 
@@ -386,7 +386,7 @@ fn programs_that_are_not_the_agents_are_found_from_either_machine() -> Result<()
     with_service(|service| {
         let (frontend, backend) = (service.lab.frontend(), backend(service)?);
         let all_is_well = |host: &Host| {
-            eventually(|| {
+            wait_for("the doctor finds no fault", || {
                 let faults = Setup::of(host)?.faults()?;
                 ensure!(faults.is_empty(), "{}: {faults:?}", host.name());
                 Ok(())
@@ -394,7 +394,7 @@ fn programs_that_are_not_the_agents_are_found_from_either_machine() -> Result<()
         };
         let filter = "dev service0 egress prio 21314 handle 1 protocol all bpf";
         // The agent puts the program back. So the command is repeated until the doctor looks before that.
-        eventually(|| {
+        wait_for("the doctor finds the missing program", || {
             run(backend, &format!("tc filter del {filter}"))?;
             found("programs taken off", &Setup::of(backend)?, "programs", "be_out not there")
         })?;
@@ -404,7 +404,9 @@ fn programs_that_are_not_the_agents_are_found_from_either_machine() -> Result<()
         let pins = config.lines().find_map(|line| line.strip_prefix("pins = ")).context("no pins")?;
         run(backend, &format!("tc filter replace {filter} da object-pinned {pins}/be_in").replace('"', ""))?;
         found("another's program", &Setup::of(backend)?, "programs", "the program be_in of another")?;
-        eventually(|| found("the other machine's", &Setup::of(frontend)?, "programs", "one of its `interfaces`"))?;
+        wait_for("the doctor finds the other machine's fault", || {
+            found("the other machine's", &Setup::of(frontend)?, "programs", "one of its `interfaces`")
+        })?;
         run(backend, &format!("tc filter del {filter}"))?;
         all_is_well(backend)?;
         all_is_well(frontend)
@@ -425,8 +427,12 @@ ip link set spare0 up
 ip route replace default via 198.51.100.2 dev spare0
              echo 1 > /proc/sys/net/ipv4/conf/service0/rp_filter",
         )?;
-        eventually(|| found("default route", &Setup::of(frontend)?, "route", "[backend] interfaces does not name"))?;
-        eventually(|| found("rp_filter", &Setup::of(frontend)?, "rp_filter", "drops clients' ACKs"))
+        wait_for("the doctor finds the default route", || {
+            found("default route", &Setup::of(frontend)?, "route", "[backend] interfaces does not name")
+        })?;
+        wait_for("the doctor finds the filter", || {
+            found("rp_filter", &Setup::of(frontend)?, "rp_filter", "drops clients' ACKs")
+        })
     })
 }
 

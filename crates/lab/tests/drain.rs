@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use service::held::Held;
-use service::{ALONE, Running, needs_root, same_file, start_on, until};
+use service::{ALONE, Running, needs_root, same_file, start_on};
 use shunt_lab::{Fetch, Host, Lab, LabBuilder, Options, Role, Settings, fetch};
-use shunt_testbed::PATIENCE;
+use shunt_testbed::{PATIENCE, wait_for, wait_or_fail};
 
 /// Files. The last one is larger than the buffers of both ends together.
 const FILES: &[(&str, u64)] = &[("64k", 64 << 10), ("1m", 1 << 20), ("held", 24 << 20)];
@@ -28,7 +28,7 @@ fn terminate(service: &Running<'_>, host: &Host) -> Result<()> {
 /// Tells an agent to end, and waits until it drains.
 fn drain(service: &Running<'_>, host: &Host) -> Result<()> {
     terminate(service, host)?;
-    until("it drains", || Ok(service.service.agent(host)?.log().contains("draining: no new")))
+    wait_for("it drains", || Ok(service.service.agent(host)?.log().contains("draining: no new")))
 }
 
 fn ends_well(service: &mut Running<'_>, host: &Host) -> Result<()> {
@@ -39,7 +39,7 @@ fn ends_well(service: &mut Running<'_>, host: &Host) -> Result<()> {
 }
 
 fn shortcuts(service: &Running<'_>) -> Result<u64> {
-    Ok(service.frontend_stats()?.count("servers.shortcuts"))
+    service.counted("servers.shortcuts")
 }
 
 /// Fetches two files, and returns whether both were relayed.
@@ -52,14 +52,14 @@ fn is_relayed(service: &Running<'_>) -> Result<bool> {
 /// Begins a download by a shortcut, which then waits for its client.
 fn begin(service: &Running<'_>) -> Result<Held> {
     let held = service.lab.client().run(|| Held::ask(service, "held", ""))??;
-    until("the handoff begins", || Ok(service.frontend_stats()?.count("frontend.fe_begun") == 1))?;
+    wait_for("the handoff begins", || Ok(service.counted("frontend.fe_begun")? == 1))?;
     Ok(held)
 }
 
 fn begin_again(service: &mut Running<'_>, host: &Host) -> Result<()> {
     service.service.restart_agent(host)?;
     service.service.wait_for_agents()?;
-    until("shortcuts are taken again", || Ok(!is_relayed(service)?))
+    wait_or_fail("shortcuts are taken again", || Ok(!is_relayed(service)?))
 }
 
 fn drains(of: fn(&Lab) -> &Host) -> Result<()> {
@@ -69,7 +69,7 @@ fn drains(of: fn(&Lab) -> &Host) -> Result<()> {
         let held = begin(service)?;
         drain(service, host)?;
         // Responses that began before the other side heard of it still take the shortcut.
-        until("responses are relayed", || is_relayed(service))?;
+        wait_or_fail("responses are relayed", || is_relayed(service))?;
         ensure!(is_relayed(service)?, "a new shortcut of an agent that ends");
         ensure!(service.service.agent_process(host)?.context("no agent")?.try_wait()?.is_none(), "ended too early");
         service.lab.client().run(|| held.finish(service))??;
@@ -159,7 +159,7 @@ fn a_fetch_under_way_comes_to_its_end() -> Result<()> {
             let got = slow.got.clone();
             let fetched = std::thread::scope(|scope| {
                 let download = scope.spawn(|| slow.run(client, &["/filtered/held"]));
-                until("the fetch begins", || Ok(got.load(Ordering::Relaxed) > 0))?;
+                wait_for("the fetch begins", || Ok(got.load(Ordering::Relaxed) > 0))?;
                 drain(service, host)?;
                 let stats = service.service.stats(host)?;
                 let under_way = stats.count("agent.now.fetches_in") + stats.count("agent.now.fetches_out");

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
-use service::{Running, needs_root, start, until};
+use service::{Running, needs_root, start};
 use shunt_lab::faults::Client;
 use shunt_lab::{Ending, Fetch, Host, TcpSocket, fetch, file_sha256};
-use shunt_testbed::eventually;
+use shunt_testbed::wait_for;
 
 fn slow(service: &Running<'_>) -> Fetch {
     let mut fetch = Fetch::new(service.service.chain().server());
@@ -121,18 +121,13 @@ fn client_is_heard(service: &Running<'_>, heard: bool) -> Result<()> {
 /// Waits until the value that `of` computes from a host's sockets has been the same ten times in a row.
 fn until_settled(host: &Host, of: impl Fn(&[TcpSocket]) -> u64) -> Result<()> {
     let (mut last, mut same) = (u64::MAX, 0);
-    eventually(|| {
+    wait_for("the bytes in the sockets stay the same", || {
         let now = of(&host.tcp_sockets()?);
         same = if now == last { same + 1 } else { 0 };
         last = now;
         ensure!(same >= 10, "{now} bytes, and still changing");
         Ok(())
     })
-}
-
-/// Returns a counter of the frontend.
-fn counted(service: &Running<'_>, name: &str) -> Result<u64> {
-    Ok(service.frontend_stats()?.count(name))
 }
 
 /// The client's last ACKs are lost, and then the backend, with all that it could retransmit. So nothing makes the
@@ -159,23 +154,20 @@ fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Resul
     }
     let unread = |sockets: &[TcpSocket]| sockets.iter().map(|socket| socket.unread_bytes).sum();
     // On a busy machine this happens some time after the agent continues.
-    eventually(|| {
-        ensure!(unread(&lab.client().tcp_sockets()?) > 0, "nothing of the body has come");
-        Ok(())
-    })?;
+    wait_for("the body begins to arrive", || Ok(unread(&lab.client().tcp_sockets()?) > 0))?;
     until_settled(lab.client(), unread)?;
     let backend = service.service.chain_mut().process(lab.backend().name()).context("the backend has a server")?;
     backend.signal(Signal::KILL)?;
-    let before = counted(service, "frontend.fe_cancelled")?;
+    let before = service.counted("frontend.fe_cancelled")?;
     service.service.kill_agent(lab.backend())?;
     // The backend's kernel retransmits segments. Without the cut these would make the client send an ACK as soon as it
     // is heard again.
     let cable = lab.backend().ports()[0].device.as_str();
     lab.cut(lab.backend(), cable)?;
-    until("the frontend resets its client", || Ok(counted(service, "frontend.fe_cancelled")? > before))?;
+    wait_for("the frontend resets its client", || Ok(service.counted("frontend.fe_cancelled")? > before))?;
     client_is_heard(service, true)?;
     // This does not read from the connection, because that might open the window, and the client would announce it.
-    eventually(|| {
+    wait_for("the client's connection ends", || {
         let is_open = lab.client().tcp_sockets()?.iter().any(|socket| socket.remote == server && socket.inode != 0);
         ensure!(!is_open, "the client still has its connection");
         Ok(())
@@ -195,9 +187,9 @@ fn a_client_whose_last_acks_were_lost_is_reset_all_the_same() -> Result<()> {
         reset_after_lost_acks(service, true).context("with its window full")?;
         // On a busy machine an ACK may be noted after all, and then the first reset has the right number.
         for _ in 0..5 {
-            let before = counted(service, "frontend.fe_in_ended")?;
+            let before = service.counted("frontend.fe_in_ended")?;
             reset_after_lost_acks(service, false).context("with room in its window")?;
-            if counted(service, "frontend.fe_in_ended")? > before {
+            if service.counted("frontend.fe_in_ended")? > before {
                 return Ok(());
             }
         }

@@ -9,7 +9,7 @@ use shunt_lab::{
     ByteMeter, Capture, Chain, Cores, CpuMeter, Expect, Families, Family, Fetch, HaproxyChain, Lab, LabBuilder, Link,
     NginxChain, Options, Placement, Rate, Service, Tcpdump, Wire, Wrk, fetch, file_sha256,
 };
-use shunt_testbed::{eventually, needs_root, of_process};
+use shunt_testbed::{needs_root, of_process, wait_for};
 
 const FILES: &[(&str, u64)] = &[("empty", 0), ("1k", 1 << 10), ("64k", 64 << 10), ("1m", 1 << 20), ("3m", 3 << 20)];
 
@@ -134,10 +134,10 @@ fn a_link_has_its_delay_and_its_mtu() -> Result<()> {
     let backend = lab.backend().run(|| UdpSocket::bind((lab.backend().address(), 4001)))??;
     // A datagram may be lost on a busy machine. The number in the one that came says when it was sent.
     let (mut buffer, mut sent) = ([0], Vec::new());
-    eventually(|| {
+    wait_for("a datagram arrives", || {
         sent.push(Instant::now());
         backend.send_to(&[sent.len() as u8 - 1], to)?;
-        client.recv_from(&mut buffer)
+        Ok(client.recv_from(&mut buffer).is_ok())
     })?;
     let took = sent[usize::from(buffer[0])].elapsed();
     ensure!(took >= DELAY, "{took:?}");
@@ -295,7 +295,7 @@ fn start_victim(told: &std::path::Path) -> Result<std::process::Child> {
 /// Returns the process of the victim's backend server, and the children of the thread that started it, which include
 /// its watchdogs.
 fn told_by(victim: &mut std::process::Child, told: &std::path::Path) -> Result<Vec<String>> {
-    eventually(|| std::fs::read_to_string(told)).context("the victim built no lab")?;
+    wait_for("the victim builds a lab", || std::fs::read_to_string(told).is_ok())?;
     let left = remains(victim.id());
     for place in ["/run/netns/", "/sys/fs/bpf/", "/shunt-lab-"] {
         ensure!(left.iter().any(|path| path.contains(place)), "the victim has nothing in {place}: {left:?}");
@@ -304,7 +304,7 @@ fn told_by(victim: &mut std::process::Child, told: &std::path::Path) -> Result<V
 }
 
 fn until_gone(victim: u32) -> Result<()> {
-    eventually(|| {
+    wait_for(&format!("nothing is left of process {victim}"), || {
         let left = remains(victim);
         ensure!(left.is_empty(), "it left {}", left.join(", "));
         Ok(())
@@ -327,8 +327,7 @@ fn a_killed_process_leaves_nothing() -> Result<()> {
         kill(signal, &victim.id().to_string())?;
         victim.wait()?;
         until_gone(victim.id()).with_context(|| format!("SIG{signal}"))?;
-        let gone = || (!std::path::Path::new("/proc").join(&server).exists()).then_some(()).context("a server lives");
-        eventually(gone)?;
+        wait_for(&format!("server {server} ends"), || !std::path::Path::new("/proc").join(&server).exists())?;
     }
     Ok(())
 }

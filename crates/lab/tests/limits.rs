@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use service::held::{HELD_BYTES, Held};
-use service::{Running, connect_to_agent, needs_root, start_on, until};
+use service::{Running, connect_to_agent, needs_root, start_on};
 use shunt_lab::{Lab, Options, Settings, Stats, fetch};
-use shunt_testbed::eventually;
+use shunt_testbed::{wait_for, wait_or_fail};
 
 const FILES: &[(&str, u64)] = &[("held", HELD_BYTES), ("64k", 64 << 10), ("7m", 7 << 20)];
 const LIMIT: u64 = 10;
@@ -36,7 +36,7 @@ fn fill(limits: &'static str, limit: &str, relayed: &str) -> Result<()> {
     with_limits(limits, |service| {
         service.lab.client().run(|| -> Result<()> {
             let held: Vec<Held> = (0..2 * LIMIT).map(|_| ask_slowly(service)).collect::<Result<_>>()?;
-            let shortcuts = service.frontend_stats()?.count("servers.shortcuts");
+            let shortcuts = service.counted("servers.shortcuts")?;
             ensure!((LIMIT..=LIMIT + UNDER_WAY).contains(&shortcuts), "{shortcuts} shortcuts with a limit of {LIMIT}");
             held.into_iter().try_for_each(|one| one.finish(service))?;
             reached(&service.service.all_stats()?, limit, relayed)?;
@@ -49,7 +49,7 @@ fn fill(limits: &'static str, limit: &str, relayed: &str) -> Result<()> {
 }
 
 fn until_idle(service: &Running<'_>) -> Result<()> {
-    eventually(|| {
+    wait_for("nothing is left", || {
         let stats = service.service.all_stats()?;
         let left = ["handoffs", "payloads", "bytes", "senders"].map(|what| stats.count(&format!("agent.now.{what}")));
         ensure!(left == [0; 4], "left: {}", stats.under("agent"));
@@ -61,7 +61,7 @@ fn until_idle(service: &Running<'_>) -> Result<()> {
 /// bodies that were asked for before are still held.
 fn ask_slowly(service: &Running<'_>) -> Result<Held> {
     let held = Held::ask(service, "held", "")?;
-    eventually(|| {
+    wait_for("the agent knows each handoff", || {
         let stats = service.service.all_stats()?;
         let [begun, known] = ["servers.shortcuts", "agent.now.handoffs"].map(|name| stats.count(name));
         ensure!(begun == known, "{begun} handoffs, of which the agent knows {known}");
@@ -71,9 +71,9 @@ fn ask_slowly(service: &Running<'_>) -> Result<Held> {
 }
 
 fn until_shortcut(service: &Running<'_>, before: u64) -> Result<()> {
-    until("there is a shortcut, because all are over", || {
+    wait_or_fail("there is a shortcut, because all are over", || {
         Held::ask(service, "held", "")?.finish(service)?;
-        Ok(service.frontend_stats()?.count("servers.shortcuts") > before)
+        Ok(service.counted("servers.shortcuts")? > before)
     })
 }
 
@@ -129,9 +129,9 @@ fn descriptors_run_out() -> Result<()> {
             let early: Vec<Held> = (0..4).map(|_| ask_slowly(service)).collect::<Result<_>>()?;
             allow_descriptors(service, FEW_DESCRIPTORS)?;
             service.until_counted("agent.limited.descriptors", 1)?;
-            let before = service.frontend_stats()?.count("servers.shortcuts");
+            let before = service.counted("servers.shortcuts")?;
             let held: Vec<Held> = (0..LIMIT).map(|_| ask_slowly(service)).collect::<Result<_>>()?;
-            let during = service.frontend_stats()?.count("servers.shortcuts");
+            let during = service.counted("servers.shortcuts")?;
             ensure!((before, during) == (4, 4), "shortcuts before and during: {before}, {during}");
             early.into_iter().chain(held).try_for_each(|one| one.finish(service))?;
             allow_descriptors(service, 20000)?;
@@ -215,7 +215,7 @@ fn connections_of_servers() -> Result<()> {
                 Ok(silent)
             });
             let crowded =
-                until("more connections than there are places", || Ok(connected.load(Ordering::Relaxed) > 20));
+                wait_for("more connections than there are places", || Ok(connected.load(Ordering::Relaxed) > 20));
             let restarted = crowded.and_then(|()| service.service.chain_mut().restart(frontend));
             let relayed = restarted.and_then(|()| fetch(client, service.service.chain().server(), &["/64k", "/7m"]));
             is_over.store(true, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use service::held::{HELD_BYTES, Held};
 use service::{Running, needs_root, start_on};
 use shunt_lab::{Host, Lab, Options};
-use shunt_testbed::{eventually, skipped};
+use shunt_testbed::{skipped, wait_for};
 
 const CLIENTS: usize = 2000;
 /// Most attempts at asking for missing bodies.
@@ -75,18 +75,18 @@ fn hold_all(service: &Running<'_>) -> Result<Vec<Held>> {
 /// Returns the number of handoffs under way, once it no longer grows.
 fn under_way(service: &Running<'_>) -> Result<usize> {
     let mut before = None;
-    eventually(|| {
-        let now = service.frontend_stats()?.count("agent.now.handoffs") as usize;
+    wait_for("no more handoffs begin", || {
+        let now = service.counted("agent.now.handoffs")? as usize;
         let still = before.replace(now) == Some(now);
         ensure!(still, "handoffs still begin: {now}");
-        Ok(now)
+        Ok(Some(now))
     })
 }
 
 /// Asserts that all handoffs are under way at once.
 fn all_are_held(service: &Running<'_>) -> Result<()> {
     let stats = service.service.all_stats()?;
-    let now = service.frontend_stats()?.count("agent.now.handoffs");
+    let now = service.counted("agent.now.handoffs")?;
     ensure!(now >= CLIENTS as u64, "{now} of {CLIENTS} handoffs are under way: {}", stats.under("servers"));
     Ok(())
 }
@@ -120,7 +120,7 @@ fn two_thousand_shortcuts_at_once() -> Result<()> {
             let start = Instant::now();
             let held = hold_all(service)?;
             let held_after = start.elapsed();
-            eventually(|| all_are_held(service))?;
+            wait_for("all handoffs are under way", || all_are_held(service))?;
             let during = footprints()?;
             let each = |now: u64, then: u64| now.saturating_sub(then) / CLIENTS as u64;
             let agent_each = each(during.0.pss_bytes, before.0.pss_bytes);

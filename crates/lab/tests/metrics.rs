@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use service::{Running, needs_root, start_on};
 use shunt_lab::{Lab, Options, Settings, fetch};
-use shunt_testbed::{eventually, is_asleep, wait_for};
+use shunt_testbed::{is_asleep, wait_for};
 
 const ADDRESS: &str = "127.0.0.1:9440";
 
@@ -140,7 +140,7 @@ fn an_agent_that_was_stopped_answers_when_it_goes_on() -> Result<()> {
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\n")?;
         // A thread has read that, and waits for the rest.
-        eventually(|| {
+        wait_for("the request is read", || {
             let unread = frontend.tcp_sockets()?.iter().map(|socket| socket.unread_bytes).sum::<u64>();
             ensure!(unread == 0, "{unread} bytes are unread");
             Ok(())
@@ -148,7 +148,7 @@ fn an_agent_that_was_stopped_answers_when_it_goes_on() -> Result<()> {
         let agent = service.service.agent_process(frontend)?.context("an agent")?;
         agent.signal(Signal::STOP)?;
         agent.signal(Signal::CONT)?;
-        wait_for("the agent sleeps", || is_asleep(agent.pid()));
+        wait_for("the agent sleeps", || is_asleep(agent.pid()))?;
         stream.write_all(b"Host: x\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
@@ -184,7 +184,7 @@ fn bad_requests_end_and_others_are_served() -> Result<()> {
             Ok(())
         })??;
         fetch(service.lab.client(), service.service.chain().server(), &["/64k"])?;
-        ensure!(service.frontend_stats()?.count("servers.shortcuts") == 1, "the service has suffered");
+        ensure!(service.counted("servers.shortcuts")? == 1, "the service has suffered");
         Ok(())
     })
 }

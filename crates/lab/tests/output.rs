@@ -24,7 +24,7 @@ fn a_full_disk_is_said_in_a_sentence() {
 }
 
 #[test]
-fn who_has_read_enough_hears_of_no_error() {
+fn a_reader_that_closes_early_causes_no_error() {
     for arguments in PRINTING {
         let (reads, writes) = std::io::pipe().unwrap();
         drop(reads);

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use service::held::Held;
 use service::{ALONE, FILES, Running, needs_root, start_on};
 use shunt_lab::{Host, Lab, Options, Settings};
-use shunt_testbed::eventually;
+use shunt_testbed::wait_for;
 
 fn with(agent_text: Option<fn(&Host, String) -> String>) -> Options {
     Options { settings: Settings { http: ALONE, agent_text, ..Settings::default() }, ..Options::shunt() }
@@ -17,7 +17,7 @@ fn with(agent_text: Option<fn(&Host, String) -> String>) -> Options {
 
 /// Waits until an agent has put programs on interfaces `times` times since its start.
 fn attached(service: &Running<'_>, host: &Host, times: u64) -> Result<()> {
-    eventually(|| {
+    wait_for("the programs are attached", || {
         let now = service.service.stats(host)?.count("agent.interfaces_attached");
         ensure!(now >= times, "{now} interfaces in place of {times}: {}", service.service.explain());
         Ok(())
@@ -30,7 +30,7 @@ fn says(service: &Running<'_>, host: &Host, words: &[&str]) -> Result<()> {
         let log = service.service.agent(host)?.log();
         Ok(log.lines().filter(|line| words.iter().all(|word| line.contains(word))).count())
     };
-    eventually(|| {
+    wait_for(&format!("a log line with {words:?}"), || {
         ensure!(lines()? > 0, "no line with {words:?}: {}", service.service.explain());
         Ok(())
     })?;
@@ -44,8 +44,8 @@ fn a_download_goes_on_when_the_port_towards_clients_is_made_anew() -> Result<()>
     start_on(Lab::builder(), FILES, with(None), |service| {
         let (lab, frontend) = (service.lab, service.lab.frontend());
         let held = lab.client().run(|| Held::ask(service, "7m", ""))??;
-        eventually(|| {
-            let begun = service.frontend_stats()?.count("frontend.fe_begun");
+        wait_for("the handoff begins", || {
+            let begun = service.counted("frontend.fe_begun")?;
             ensure!(begun == 1, "{begun} handoffs have begun");
             Ok(())
         })?;

@@ -5,9 +5,10 @@ mod service;
 use anyhow::{Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use service::held::{HELD_BYTES, Held};
-use service::{FILES, Running, needs_root, start, start_on, until};
+use service::{FILES, Running, needs_root, start, start_on};
 use shunt_ca::{Authority, Request};
 use shunt_lab::{Host, Lab, Options, fetch};
+use shunt_testbed::wait_for;
 
 fn reload(service: &Running<'_>, host: &Host) -> Result<()> {
     let agent = Pid::from_raw(service.service.agent(host)?.pid().cast_signed());
@@ -28,10 +29,10 @@ fn a_revoked_agent_is_turned_away_at_once() -> Result<()> {
         let authority = Authority::open(&service.lab.dir().join("ca"));
         authority.revoke(backend.name())?;
         reload(service, frontend)?;
-        until("its session ends", || Ok(service.frontend_stats()?.count("agent.sessions_lost") == 1))?;
+        wait_for("its session ends", || Ok(service.counted("agent.sessions_lost")? == 1))?;
         // The revoked agent tries again and again, and is refused.
-        until("it is refused", || Ok(service.frontend_stats()?.count("agent.strangers") >= 3))?;
-        let shortcuts = service.frontend_stats()?.count("servers.shortcuts");
+        wait_for("it is refused", || Ok(service.counted("agent.strangers")? >= 3))?;
+        let shortcuts = service.counted("servers.shortcuts")?;
         service.whole(&fetch(client, service.service.chain().server(), &["/64k", "/1m"])?)?;
         let stats = service.frontend_stats()?;
         ensure!(stats.count("servers.shortcuts") == shortcuts, "a revoked backend sends: {}", stats.under("servers"));
@@ -58,11 +59,11 @@ fn certificates_that_cannot_be_used_leave_all_as_it_was() -> Result<()> {
         let good = std::fs::read(&certificate)?;
         let said = |text: &str| -> Result<usize> { Ok(service.service.agent(frontend)?.log().matches(text).count()) };
         reload(service, frontend)?;
-        until("they are read again", || Ok(said("read the certificates again")? == 1))?;
+        wait_for("they are read again", || Ok(said("read the certificates again")? == 1))?;
         std::fs::write(&certificate, "not a certificate\n")?;
         for turn in 1..=3 {
             reload(service, frontend)?;
-            until("the old ones are kept", || {
+            wait_for("the old ones are kept", || {
                 Ok(said("cannot use the new certificates; the old ones stay in use")? == turn)
             })?;
         }

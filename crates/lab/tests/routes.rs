@@ -8,9 +8,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use service::held::Held;
-use service::{ALONE, FILES, Running, needs_root, start_on, until};
+use service::{ALONE, FILES, Running, needs_root, start_on};
 use shunt_lab::{Capture, Expect, Families, Family, Fetch, Host, Lab, LabBuilder, Options, Settings, Tcpdump};
-use shunt_testbed::eventually;
+use shunt_testbed::{wait_for, wait_or_fail};
 
 /// Number of files that are long enough to be offered.
 const LONG: u64 = 4;
@@ -33,7 +33,7 @@ fn all_by_shortcut(service: &Running<'_>, clients: Family) -> Result<()> {
     fetch_all(service)?;
     let capture = Capture::read(capture.stop()?)?;
     capture.check(&Expect::of(client.address_of(clients)?).connections(1)).check()?;
-    let shortcuts = service.frontend_stats()?.count("servers.shortcuts");
+    let shortcuts = service.counted("servers.shortcuts")?;
     ensure!(shortcuts == LONG, "{shortcuts} shortcuts: {}", service.service.explain());
     service.no_fallback()
 }
@@ -197,17 +197,17 @@ fn a_download_goes_on_when_its_acks_leave_by_another_uplink() -> Result<()> {
     start_on(Lab::builder(), FILES, Options { settings, ..Options::shunt() }, |service| {
         let (lab, frontend) = (service.lab, service.lab.frontend());
         let held = lab.client().run(|| Held::ask(service, "7m", ""))??;
-        until("the handoff begins", || Ok(service.frontend_stats()?.count("frontend.fe_begun") == 1))?;
+        wait_for("the handoff begins", || Ok(service.counted("frontend.fe_begun")? == 1))?;
         ip(frontend, &["route add 10.77.1.101/32 dev client0 src 10.77.1.1"])?;
         lab.cut(frontend, "service0")?;
-        until("the agent has heard of it", || Ok(service.frontend_stats()?.count("agent.routes_changed") == 1))?;
+        wait_for("the agent has heard of it", || Ok(service.counted("agent.routes_changed")? == 1))?;
         lab.client().run(|| held.finish(service))??;
         let stats = service.frontend_stats()?;
         ensure!(stats.count("servers.shortcuts") == 1, "not by the shortcut: {:#}", stats.0);
         // Back to the first uplink, this time with nothing in progress.
         lab.join(frontend, "service0")?;
         ip(frontend, &["route del 10.77.1.101/32 dev client0 src 10.77.1.1"])?;
-        until("the agent has heard of that", || Ok(service.frontend_stats()?.count("agent.routes_changed") == 2))?;
+        wait_for("the agent has heard of that", || Ok(service.counted("agent.routes_changed")? == 2))?;
         service.service.wait_for_agents()?;
         service.good_again()
     })
@@ -228,7 +228,7 @@ fn without_a_route_to_a_backends_senders_its_bodies_are_relayed() -> Result<()> 
         let (stats, backend) = (service.frontend_stats()?, service.service.stats(service.lab.backend())?);
         ensure!(stats.count("agent.routes_lost") == 1 && stats.count("servers.fetched") == 0, "{:#}", stats.0);
         ensure!(backend.count("servers.relayed_offers_limit") == LONG, "{:#}", backend.0);
-        eventually(|| {
+        wait_for("the log says once that there is no route", || {
             let log = service.service.agent(frontend)?.log();
             let is_it = |line: &&str| line.contains("WARN") && line.contains("no route to a backend");
             let said = log.lines().filter(is_it).count();
@@ -236,11 +236,11 @@ fn without_a_route_to_a_backends_senders_its_bodies_are_relayed() -> Result<()> 
             Ok(())
         })?;
         ip(frontend, &["route replace 10.77.1.250/32 via 10.77.1.101"])?;
-        until("there is a route", || Ok(service.frontend_stats()?.count("agent.routes_changed") == 1))?;
+        wait_for("there is a route", || Ok(service.counted("agent.routes_changed")? == 1))?;
         // The frontend's servers may hear of it a moment later.
-        until("a shortcut", || {
+        wait_or_fail("a shortcut", || {
             fetch_all(service)?;
-            Ok(service.frontend_stats()?.count("servers.shortcuts") > 0)
+            Ok(service.counted("servers.shortcuts")? > 0)
         })?;
         service.still_good()
     })

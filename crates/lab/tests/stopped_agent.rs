@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use service::held::Held;
 use service::{FILES, Running, needs_root, start, start_on};
 use shunt_lab::{FlowTable, Host, Lab, Options, Role, Stats, fetch};
-use shunt_testbed::eventually;
+use shunt_testbed::{wait_for, wait_or_fail};
 
 fn signal(service: &mut Running<'_>, host: &Host, signal: Signal) -> Result<()> {
     service.service.agent_process(host)?.context("the host has an agent")?.signal(signal)
@@ -19,9 +19,9 @@ fn ask(service: &Running<'_>) -> Result<Held> {
     service.lab.client().run(|| Held::ask(service, "7m", ""))?
 }
 
-/// Waits until the frontend's counters are so.
-fn until(service: &Running<'_>, holds: impl Fn(&Stats) -> bool) -> Result<()> {
-    eventually(|| {
+/// Waits until the frontend's counters fulfil a condition, which `what` names.
+fn wait_for_stats(service: &Running<'_>, what: &str, holds: impl Fn(&Stats) -> bool) -> Result<()> {
+    wait_for(what, || {
         let stats = service.frontend_stats()?;
         ensure!(holds(&stats), "not yet: {:#}", stats.0);
         Ok(())
@@ -30,12 +30,12 @@ fn until(service: &Running<'_>, holds: impl Fn(&Stats) -> bool) -> Result<()> {
 
 /// Waits until a response takes the shortcut. Every response that comes until then must be whole.
 fn recovers(service: &Running<'_>) -> Result<()> {
-    let before = service.frontend_stats()?.count("servers.shortcuts");
-    service::until("a response takes the shortcut", || {
+    let before = service.counted("servers.shortcuts")?;
+    wait_or_fail("a response takes the shortcut", || {
         let fetched = fetch(service.lab.client(), service.service.chain().server(), &["/1m"]);
         let Ok(fetched) = fetched else { return Ok(false) };
         service.whole(&fetched)?;
-        Ok(service.frontend_stats()?.count("servers.shortcuts") > before)
+        Ok(service.counted("servers.shortcuts")? > before)
     })
 }
 
@@ -51,7 +51,7 @@ fn a_handoff_that_a_stopped_agent_never_reads_goes_on_without_it() -> Result<()>
         held.into_iter().try_for_each(|one| one.finish(service))?;
         signal(service, frontend, Signal::CONT)?;
         // The agent reads the handoffs now, and passes none of them on.
-        until(service, |stats| {
+        wait_for_stats(service, "two handoffs are unknown, and their bodies are relayed", |stats| {
             (stats.count("agent.handoffs_unknown"), stats.count("servers.relayed_stopped")) == (2, 2)
         })?;
         recovers(service)
@@ -70,7 +70,7 @@ fn a_payload_whose_backend_is_lost_while_the_agent_is_stopped_goes_on() -> Resul
         service.service.start_agent(backend)?; // it silences the old agent's senders
         held.finish(service)?;
         signal(service, frontend, Signal::CONT)?;
-        until(service, |stats| stats.count("servers.relayed_stopped") == 1)?;
+        wait_for_stats(service, "the body is relayed", |stats| stats.count("servers.relayed_stopped") == 1)?;
         recovers(service)
     })
 }
@@ -107,7 +107,7 @@ fn a_payload_that_no_agent_calls_delivered_is_complete_when_its_client_says_so()
                 |service: &Running<'_>| Ok::<_, anyhow::Error>(service.service.stats(backend)?.count(QUEUED_BYTES));
             let before = queued(service)?;
             let held = client.run(|| Held::ask(service, QUEUED.0, ""))??;
-            service::until("the payload is all in its socket", || Ok(queued(service)? >= before + QUEUED.1))?;
+            wait_for("the payload is all in its socket", || Ok(queued(service)? >= before + QUEUED.1))?;
             let host = service.lab.hosts_of(role).next().context("a host")?;
             signal(service, host, Signal::STOP)?;
             held.finish_and_ask_again(service, "1k").with_context(|| format!("{role:?} stopped"))?;
@@ -131,15 +131,9 @@ fn a_client_that_leaves_is_no_refusal_in_the_log() -> Result<()> {
         service.still_good()?;
         signal(service, frontend, Signal::STOP)?;
         let held = ask(service)?;
-        eventually(|| {
-            ensure!(flows.active() == 1, "no handoff is under way");
-            Ok(())
-        })?;
+        wait_for("a handoff is under way", || flows.active() == 1)?;
         held.reset()?;
-        eventually(|| {
-            ensure!(flows.active() == 0, "the reset has not come");
-            Ok(())
-        })?;
+        wait_for("the reset ends the handoff", || flows.active() == 0)?;
         signal(service, frontend, Signal::CONT)?;
         service.until_counted("agent.handoffs_unknown", 1)?;
         service.good_again()?;

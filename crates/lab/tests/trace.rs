@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use service::held::Held;
 use service::{Running, needs_root, start_on};
 use shunt_lab::{Host, Lab, Options, Settings};
-use shunt_testbed::eventually;
+use shunt_testbed::wait_for;
 
 const GOOD: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const FAILING: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -19,7 +19,7 @@ fn traceparent(id: &str) -> String {
 
 /// Waits until a log has a line with both texts.
 fn has_line(mut log: impl FnMut() -> Result<String>, id: &str, text: &str) -> Result<()> {
-    eventually(|| {
+    wait_for(&format!("a log line with {id} and {text:?}"), || {
         let all = log()?;
         let has = all.lines().any(|line| line.contains(&format!("trace={id}")) && line.contains(text));
         ensure!(has, "no line with trace={id} and {text:?} in\n{all}");

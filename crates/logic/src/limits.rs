@@ -451,7 +451,7 @@ mod tests {
 
     /// Checks what each limit closes, and for which peers.
     #[test]
-    fn each_limit_closes_its_own() {
+    fn each_limit_closes_its_own_gate() {
         let most = Limits {
             handoffs: 10,
             handoffs_per_peer: 5,

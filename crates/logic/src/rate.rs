@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_has_so_many_events() {
+    fn events_per_second_are_limited() {
         let (mut once, now) = (OncePerSecond::default(), Instant::now());
         assert!(once.allows(now) && !once.allows(now));
         assert!(once.allows(now + Duration::from_secs(1)));

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_serves_who_may_not() {
+    fn a_process_that_is_not_allowed_is_refused() {
         let (mut servers, now) = (Servers::new(16, true), Instant::now());
         let stranger = Caller { may: May::Nothing, ..caller(7) };
         assert_eq!(servers.add(stranger, now), Err(Refusal::NotAllowed));
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_say_what_it_is_goes_again() {
+    fn a_connection_that_does_not_say_what_it_is_for_is_closed() {
         let (mut servers, now) = (Servers::new(16, true), Instant::now());
         let (silent, other) = (servers.add(caller(1), now).unwrap(), servers.add(caller(1), now).unwrap());
         servers.welcome(other, Channel::Offers);

@@ -266,10 +266,10 @@ fn a_negotiation_within_another_changes_nothing() {
     fs::remove_dir(&inner).unwrap();
 }
 
-/// What a SYN-ACK has said stays valid, even if the agents' session ends before the connection is accepted: the client
-/// frames from then on.
+/// The statement of a SYN-ACK stays valid, even if the agents' session ends before the connection is accepted: the
+/// client frames from then on.
 #[test]
-fn what_was_answered_holds_without_the_key() {
+fn a_syn_ack_stays_valid_without_the_key() {
     let (_alone, group) = alone("negotiation-answered");
     let negotiation = negotiate(&group.path);
     let (listener, address) = listening(true);
@@ -311,7 +311,7 @@ fn a_socket_that_is_connected_again_has_agreed_on_nothing() {
 
 /// An agent that is started again takes over what its predecessor has negotiated.
 #[test]
-fn what_is_agreed_on_stays_so_while_agents_come_and_go() {
+fn negotiated_connections_stay_so_while_agents_come_and_go() {
     let (_alone, group) = alone("negotiation-kept");
     let pins = PathBuf::from(shunt_testbed::of_process().pins_prefix() + "negotiation");
     let ends = shunt_negotiation::keep(&group.path, &pins, &Speakers::default()).unwrap();
@@ -329,7 +329,7 @@ fn what_is_agreed_on_stays_so_while_agents_come_and_go() {
     shunt_negotiation::detach(&pins).unwrap();
     assert!(!pins.exists());
     // The kernel detaches a link's program when its last reference is gone (bpf_link_put), which may be later.
-    shunt_testbed::wait_for("connections cannot be marked any more", || odb::speak(tcp()).is_err());
+    shunt_testbed::wait_for("connections cannot be marked any more", || odb::speak(tcp()).is_err()).unwrap();
 }
 
 /// Makes a connection where no programs are attached: marking fails, and the connection works as usual.
@@ -458,7 +458,7 @@ fn ends_are(ends: &Ends, expected: &[&str]) {
 
 /// Two control groups stand for two machines, the client's and the server's, each with its own keys.
 #[test]
-fn who_does_not_have_the_key_is_spoken_to_plainly() {
+fn a_peer_without_the_key_gets_plain_bytes() {
     let (_alone, group) = alone("negotiation-keys");
     let machines = ["client", "server"].map(|name| group.path.join(name));
     machines.iter().for_each(|path| fs::create_dir(path).unwrap());
@@ -500,7 +500,7 @@ fn who_does_not_have_the_key_is_spoken_to_plainly() {
 
 /// One negotiation, at several addresses of this machine.
 #[test]
-fn only_towards_addresses_that_were_named() {
+fn the_option_is_sent_only_to_named_addresses() {
     let (_alone, group) = alone("negotiation-addresses");
     let negotiation = Negotiation::attach(&group.path).unwrap();
     let ends = negotiation.ends();
@@ -606,12 +606,12 @@ fn tokens_are_siphash_of_both_ends_and_their_numbers() {
     let second = Some(std::time::Duration::from_secs(1));
     rustix::net::sockopt::set_socket_timeout(&packets, Timeout::Recv, second).unwrap();
     let (_listener, address) = listening(true);
-    let ((client, server), port) = shunt_testbed::eventually(|| {
+    let ((client, server), port) = shunt_testbed::wait_for("a SYN and its SYN-ACK", || {
         let client = speaking(address);
         let port = SocketAddr::try_from(getsockname(&client).unwrap()).unwrap().port();
-        let syn = captured(&packets, [port, address.port()], SYN).ok_or("no SYN was seen")?;
-        let answer = captured(&packets, [address.port(), port], SYN_ACK).ok_or("no SYN-ACK was seen")?;
-        Ok::<_, &str>(((syn, answer), port))
+        let syn = captured(&packets, [port, address.port()], SYN)?;
+        let answer = captured(&packets, [address.port(), port], SYN_ACK)?;
+        Some(((syn, answer), port))
     })
     .unwrap();
     let token = |what: u16, client_isn: u32, server_isn: u32| {

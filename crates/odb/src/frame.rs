@@ -16,7 +16,7 @@
 //! receiver need not look for one.
 //!
 //! A REFERENCE frame is no such promise. Where the kernel takes only a part of one, the program is told that nothing
-//! was written, and may go on with other bytes or none. Then the frame's last byte says that the reference does not
+//! was written, and may continue with other bytes or none. Then the frame's last byte says that the reference does not
 //! count. So no write has to wait until a whole reference is in the socket.
 
 use std::mem::offset_of;

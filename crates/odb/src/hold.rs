@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_excused_is_not_told_of() {
+    fn excused_shares_are_not_reported() {
         let payload = PayloadId { holder: Holder::named("be1"), segment: 0, slot: 0, secret: 0 };
         let returns = Arc::new(Returns::default());
         let hold = Hold::from_writer(payload, Weight::WHOLE, 1000, &returns);

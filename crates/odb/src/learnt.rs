@@ -46,7 +46,7 @@ const END_BYTES: u32 = 8192;
 /// How a payload is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// As real bytes, because the receiver would read it.
+    /// Sent as real bytes, because the receiver would read it.
     Real,
     /// By reference, except for some bytes at the beginning and at the end.
     Reference {
@@ -183,7 +183,7 @@ impl Learnt {
         true
     }
 
-    /// Where nothing more than the real bytes is read for long, head and tail become shorter: perhaps even less is
+    /// If nothing more than the real bytes is read for long, head and tail become shorter: perhaps even less is
     /// read.
     fn count_calm(&mut self, sent: Sent) {
         let is_less = sent.head < self.head || sent.tail < self.tail;

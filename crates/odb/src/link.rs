@@ -402,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_sends_a_handoff_and_this_agent_can_end_it() {
+    fn only_a_handoffs_backend_and_this_agent_can_end_it() {
         let ended = |by| Outcome::Ended { reason: Reason::FileChanged, by };
         assert!(ended(3).concerns(3) && ended(NO_PEER).concerns(3));
         assert!(!ended(2).concerns(3) && !ended(2).concerns(NO_PEER));

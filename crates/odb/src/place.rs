@@ -227,7 +227,7 @@ impl Place {
 
     /// Sends bytes on a socket, from offset `from` of the file that [`Self::as_fd`] returns. Returns how many the
     /// socket took; 0: the file had changed before. Bytes of a segment are copied, because their pages are used again.
-    /// Of a file the kernel sends the pages themselves; they were valid if [`Self::is_unchanged`] returns true
+    /// The kernel sends a file's pages themselves; they were valid if [`Self::is_unchanged`] returns true
     /// afterwards.
     ///
     /// # Errors

@@ -167,7 +167,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sealed_opens_in_order(contents in proptest::collection::vec(
+        fn sealed_records_open_in_order(contents in proptest::collection::vec(
             proptest::collection::vec(any::<u8>(), 0..MAX_CONTENT_BYTES as usize), 1..4), suite in 0usize..3) {
             let (mut one, mut other) = ends(Suite::ALL[suite], 7);
             let all: Vec<Vec<u8>> = contents.iter().map(|content| sealed(&mut one, content)).collect();

@@ -172,7 +172,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_emitted_parses_to_itself(
+        fn an_emitted_reference_parses_to_itself(
             name in "[a-z]{1,63}", log2 in 0u8..=62, segment in any::<u32>(),
             slot in any::<u32>(), secret in any::<u64>(), offset in 0..u64::MAX / 2, length in 1..u64::MAX / 2,
         ) {

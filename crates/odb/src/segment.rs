@@ -12,7 +12,7 @@
 //! A payload may also be in a file that the program has given to the store ([`crate::place`]). Then its slot has the
 //! file's number and the offset in that file.
 //!
-//! Of what the program writes here, the store relies only on a payload's place, and checks it. So a program can spoil
+//! The store relies on one thing that the program writes here, a payload's place, and checks it. So a program can spoil
 //! only its own payloads.
 //!
 //! A store that ends says so in the head; one that is killed stops updating the head. Either way the program soon
@@ -181,7 +181,7 @@ impl Reader {
         !is_used
     }
 
-    /// Tells the program that the store was there at `now_ms`, so that it may go on.
+    /// Tells the program that the store was there at `now_ms`, so that it may continue.
     pub fn seen(&self, now_ms: u64) {
         presence::seen(self.0.long(SEEN), now_ms);
     }

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_slowly_waits_as_long_as_somebody_reads_on() {
+    fn a_payload_that_is_read_slowly_is_kept_while_somebody_reads() {
         let (mut store, mut writer) = store();
         let slow: Vec<Reference> = (0..40).map(|_| put(&mut writer, 1)).collect();
         let (left, alone) = (put(&mut writer, 2), put(&mut writer, 0));

@@ -53,7 +53,7 @@ mod tests {
     const FAR: Duration = Duration::from_millis(2);
 
     #[test]
-    fn each_holder_has_a_time_of_its_own() {
+    fn each_holder_has_its_own_time() {
         let (times, near, far) = (Times::default(), Holder::named("fe1"), Holder::named("be1"));
         for _ in 0..100 {
             times.took(&near, NEAR, 0);

@@ -1,5 +1,5 @@
 //! Roles of a few threads, one of which leads and may be held up by a peer that is silent. Then another thread leads.
-//! What arrives for the silent peer waits until the first thread is done. So each silent peer holds up at most one
+//! Work for the silent peer waits until the first thread is done. So each silent peer holds up at most one
 //! thread.
 //!
 //! tests/turns.rs tests all orders of the threads' steps with loom (scripts/loom).
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_for_the_same_is_kept_until_its_thread_is_through() {
+    fn work_for_one_peer_waits_until_its_thread_is_done() {
         let turns = Turns::default();
         turns.wait_to_lead(EVERY, || ());
         assert!(!turns.keep('a', 1));

@@ -290,7 +290,7 @@ fn in_pieces(whole: Reference, piece: impl Fn(u64) -> u64, mut each: impl FnMut(
 }
 
 #[test]
-fn what_does_not_begin_with_the_preamble_is_the_programs() {
+fn bytes_without_the_preamble_are_the_programs() {
     for cut in 0..PREAMBLE.len() {
         let mut receiving = Receiving::default();
         assert_eq!(receiving.saw_preamble(&PREAMBLE[..cut]), Beginning::Undecided);

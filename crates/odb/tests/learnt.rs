@@ -67,14 +67,14 @@ fn send_all(learnt: &mut Learnt, looks: Looks, bytes: usize, payloads: usize) ->
 }
 
 #[test]
-fn what_nobody_looks_at_goes_by_reference_from_the_first_on() {
+fn bodies_that_nobody_reads_go_by_reference_from_the_first_on() {
     for bytes in [8 << 10, LONG, 1 << 20] {
         assert_eq!(send_all(&mut Learnt::new(false), Looks::Nowhere, bytes, 1000), (1000, 0));
     }
 }
 
 #[test]
-fn what_is_looked_at_goes_for_real_after_one_and_but_for_probes() {
+fn bodies_that_are_read_go_as_bytes_after_the_first_except_probes() {
     for bytes in [8 << 10, LONG, 1 << 20] {
         let mut learnt = Learnt::new(false);
         assert_eq!(send_all(&mut learnt, Looks::Everywhere, bytes, 2), (1, 1));
@@ -101,7 +101,7 @@ fn a_receiver_that_changes_is_followed() {
 }
 
 #[test]
-fn ends_that_are_looked_at_go_for_real_and_the_rest_does_not() {
+fn ends_that_are_read_go_as_bytes_and_the_rest_by_reference() {
     for (first, last) in [(8, 0), (300, 0), (3000, 0), (9000, 0), (0, 2), (10, 2), (4000, 100)] {
         let mut learnt = Learnt::new(false);
         let (references, faults) = send_all(&mut learnt, Looks::Ends(first, last), LONG, 60);
@@ -120,7 +120,7 @@ fn the_beginning_of_a_message_is_known_to_be_looked_at() {
 }
 
 #[test]
-fn ends_that_nobody_looks_at_any_more_go_by_reference_again() {
+fn ends_that_nobody_reads_any_more_go_by_reference_again() {
     let mut learnt = Learnt::new(false);
     send_all(&mut learnt, Looks::Ends(9000, 2), LONG, 60);
     send_all(&mut learnt, Looks::Nowhere, LONG, 500);
@@ -142,7 +142,7 @@ proptest! {
     /// Reports come some payloads late, and a part of the payloads is read. In the long run this costs little more than
     /// the better of the two methods.
     #[test]
-    fn what_is_mixed_settles_on_what_is_cheaper(
+    fn mixed_reading_settles_on_the_cheaper_way_of_sending(
         percent in 0u32..=100, bytes in 12usize..1000, late in 0usize..12, seed in any::<u64>(),
     ) {
         let bytes = bytes << 10;

@@ -78,7 +78,7 @@ fn all_are_served_once(threads: usize, events: &[Event]) {
 }
 
 #[test]
-fn of_one_who_is_silent() {
+fn one_silent_peer_holds_up_one_thread() {
     all_are_served_once(2, &[('a', true), ('a', false), ('b', false)]);
 }
 

@@ -5,7 +5,7 @@ macro_rules! same {
     ($($name:ident is $of:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
-            // SAFETY: as for the function that this is another name of.
+            // SAFETY: passes the caller's arguments on to the same function under its other name.
             unsafe { $of($($argument),*) }
         }
     )*};

@@ -49,7 +49,7 @@ pub use sealed::{Client, Turn, can_begin, seal};
 /// socket takes little. Bytes that were fetched in vain cannot be handed off any more.
 const BESIDE_AT_ONCE: usize = 32 << 10;
 
-/// What is known of each descriptor as a client's connection.
+/// Knowledge about each descriptor as a client's connection.
 static CLIENTS: [AtomicU8; 1 << 20] = [const { AtomicU8::new(UNKNOWN) }; 1 << 20];
 const UNKNOWN: u8 = 0;
 /// A TCP connection.

@@ -135,7 +135,7 @@ pub fn listening(fd: RawFd) {
 
 /// Called before execve(2) of the program that `file` returns. The library does not get into some programs, and clients
 /// of their listeners would send frames that nobody understands. So the listeners that such a program inherits lose
-/// their mark, even if this process goes on to accept from them.
+/// their mark, even if this process still accepts from them.
 pub fn executing(file: impl FnOnce() -> Option<OwnedFd>) {
     let mut listeners = entries::listening().filter(|fd| is_inherited(*fd)).peekable();
     if listeners.peek().is_some() && file().is_some_and(|file| !program::is_covered(file)) {

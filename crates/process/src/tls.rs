@@ -442,7 +442,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_of_a_write_is_what_it_was() {
+    fn kept_bytes_of_a_write_do_not_change() {
         for done in [0, 1, 70_000, c_int::MAX as usize] {
             for begun in [0, 1, 16_384, c_int::MAX as usize] {
                 let kept = Progress { done, begun, full: Full::No };

@@ -137,7 +137,7 @@ impl Conversation {
         for part in into {
             let range = part.range();
             let now = rest.len().min(range.len());
-            // What lies behind the bytes may read as zeros.
+            // Memory behind the bytes may read as zeros.
             let known = rest[..now].iter().copied().map(Some);
             self.regions[part.0].expect(range, known.chain(std::iter::repeat(None)));
             rest = &rest[now..];

@@ -85,7 +85,7 @@ fn named(module: &[&str], code: &str) -> Vec<Vec<String>> {
     of_root.chain(of_super).filter(|path: &Vec<String>| !path.is_empty()).collect()
 }
 
-/// What a module names that is above it.
+/// Names of modules above it that a module uses.
 fn upward(module: &[&str], code: &str) -> Vec<String> {
     let inner = match module[0] {
         "system" => &SYSTEM[..],

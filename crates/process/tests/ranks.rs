@@ -71,11 +71,11 @@ fn a_lock_twice_ends_the_process() {
 }
 
 #[test]
-fn who_waits_with_a_lock_ends_the_process() {
+fn a_thread_that_waits_with_a_lock_ends_the_process() {
     if is_started_for_it() {
         let _absent = ABSENT.lock();
         outside(|| ());
         return;
     }
-    assert!(ends_with("who_waits_with_a_lock_ends_the_process").contains("waits while it holds a lock"));
+    assert!(ends_with("a_thread_that_waits_with_a_lock_ends_the_process").contains("waits while it holds a lock"));
 }

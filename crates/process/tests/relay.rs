@@ -168,7 +168,7 @@ fn through(tight: bool, seed: u64) {
 }
 
 #[test]
-fn all_comes_through_whatever_else_the_process_does() {
+fn all_bytes_arrive_whatever_else_the_process_does() {
     needs_root();
     let _negotiation = negotiate("relay");
     process();

@@ -204,9 +204,9 @@ fn a_tier_that_fetches_for_the_next_one_writes_what_has_come() {
     assert!(given.returns <= 3, "{given:?} in {calls}");
 }
 
-/// As a tier does before it writes to a program that cannot fetch from the holder.
+/// Fetches first, as a tier does before it writes to a program that cannot fetch from the holder.
 #[test]
-fn what_is_to_be_in_place_comes_in_many_calls() {
+fn bytes_that_must_be_in_place_come_in_many_calls() {
     needs_root();
     // In a mapping, only whole pages can be absent.
     for (holder, payloads, kind) in [("slow-in-block", 3, Kind::Block), ("slow-in-mapping", 4, Kind::Mapping)] {
@@ -232,5 +232,5 @@ fn a_connection_is_over_when_it_has_broken_or_both_ends_have_said_so() {
     assert!(!over(), "this end can write on");
     rustix::net::sockopt::set_socket_linger(&theirs, Some(Duration::ZERO)).unwrap();
     drop(theirs);
-    wait_for("it is over", over);
+    wait_for("it is over", over).unwrap();
 }

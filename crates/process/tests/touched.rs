@@ -61,7 +61,7 @@ impl Shared {
                 6..8 => self.look(&pages, sent),
                 8..11 => self.look(&pages, copied),
                 _ => {
-                    // As around a fork.
+                    // The library does the same around a fork.
                     process().memory.fetch_for_fork();
                     drop(process().memory.hold_still());
                 }

@@ -1,14 +1,14 @@
 //! Table of glibc's calls that move bytes, make or close descriptors, allocate or free memory, or start programs. It
 //! says what the library of `shunt run` does about each. tests/calls.rs compares it with the library and with glibc.
 
-/// What the library does about a call.
+/// Treatment of a call by the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Replaced: the call reads or writes, and the replacement handles frames, references and absent memory.
     Moves,
     /// Replaced: the call writes elsewhere than to a connection. All absent memory is fetched before.
     FetchesFirst,
-    /// Replaced: the call copies memory. Absent memory is fetched before, together with what lies behind it.
+    /// Replaced: the call copies memory. Absent memory is fetched first, together with the bytes behind it.
     Copies,
     /// Replaced: the call makes, copies or closes descriptors.
     Descriptors,

@@ -10,7 +10,7 @@ use object::{Object, elf};
 
 use crate::calls::CALLS;
 
-/// What the library can do for a program.
+/// Extent to which the library covers a program.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Coverage {
     /// The calls that the program imports from glibc, and that the library interposes.
@@ -51,14 +51,14 @@ impl fmt::Display for Clients {
     }
 }
 
-/// What a program's file tells about it.
+/// Facts that a program's file tells about it.
 #[derive(Debug)]
 pub struct Explanation {
     program: PathBuf,
     pub coverage: Coverage,
     /// Clients outside Shunt to which bodies that the program does not look at can be sent past it.
     pub clients: Clients,
-    /// What the library does not see, and what that means.
+    /// Calls that the library does not see, and the consequences.
     pub remarks: Vec<&'static str>,
 }
 

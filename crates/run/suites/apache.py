@@ -11,7 +11,7 @@ NAME = "apache"
 TIMEOUT = 1800  # seconds for all files
 FILES = ["t/apache/*", "t/filter/*", "t/http11/*", "t/modules/*", "t/protocol/*", "t/ssl/*"]
 QUICK = ["t/http11/*", "t/filter/*", "t/modules/include.t"]
-# What says which others there are; and minutes for something else than proxying and bodies.
+# Left out: tests that list the other tests, and tests that take minutes and are not about proxying and bodies.
 LEFT_OUT = ["t/*/all.t", "t/apache/leaks.t"]
 EXPECTED = {}  # (file, assertion): reason
 

@@ -28,7 +28,7 @@ from tap import differences
 
 SUITES = {suite.NAME: suite for suite in (nginx, haproxy, apache)}
 VARIANTS = ["plain", "server", "all"]
-# Of a difference, before it counts: some tests race, and fail every other time.
+# Runs of a test that differs, before the difference counts: some tests race, and fail every other time.
 REPETITIONS = 4
 
 
@@ -62,7 +62,7 @@ class Runner:
                 print(f"\r{done}/{total} ", end="", file=sys.stderr, flush=True)
 
 
-# What the processes of a pool have inherited.
+# State that the processes of a pool have inherited.
 runner = None
 
 

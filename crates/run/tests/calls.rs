@@ -48,7 +48,7 @@ fn each_call_is_in_the_table_once() {
 }
 
 #[test]
-fn what_is_said_to_be_replaced_is_and_nothing_else() {
+fn exactly_the_listed_calls_are_replaced() {
     let ours = ours();
     for (class, names) in CALLS {
         for name in *names {

@@ -1,4 +1,4 @@
-//! Explanations of real programs.
+//! `shunt run --explain` says of real programs whether they are covered, and why.
 
 use std::path::Path;
 use std::process::Command;
@@ -36,7 +36,7 @@ fn a_setuid_program_is_not_and_a_script_is_an_error() {
 }
 
 #[test]
-fn programs_say_by_their_imports_to_which_clients_bodies_go_past_them() {
+fn imports_show_to_which_clients_bodies_bypass_a_program() {
     let clients = |program: &str| explain(Path::new(program)).unwrap().clients;
     assert_eq!(clients("/usr/sbin/nginx"), Clients::Tls);
     assert_eq!(clients("/usr/sbin/haproxy"), Clients::OwnBio);

@@ -309,6 +309,12 @@ impl Connected {
         })
     }
 
+    /// Returns whether a handoff's region was the newest one, and is over.
+    pub fn is_over(&self, handoff: u64, ring: u32) -> bool {
+        let is_it = |flow: &&Flow| (flow.handoff, flow.ring) == (handoff, ring);
+        self.flow.as_ref().filter(is_it).is_some_and(|flow| flow.spaces.status != SHUNT_REGION_ACTIVE)
+    }
+
     /// Returns whether a handoff's region is active, with this peer and ring.
     pub fn is_active(&self, handoff: u64, peer: u32, ring: u32) -> bool {
         self.flow.as_ref().is_some_and(|flow| {

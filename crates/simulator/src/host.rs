@@ -1,6 +1,6 @@
 //! Model of a machine's kernel and files, which answers the questions of the agent's logic.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -49,6 +49,8 @@ pub struct Host {
     pub digested: BTreeMap<(u64, u64), Duration>,
     /// Files that have changed. All others are in state 0, and their contents have their own number.
     pub changed: BTreeMap<u64, FileNow>,
+    /// Time of the last look at digests.
+    pub looked: Duration,
     /// Some files cannot be digested, or are on file systems that do not tell their state.
     pub has_strange_files: bool,
     /// Payloads in the machine's store: references by slot, with their files.
@@ -60,7 +62,7 @@ pub struct Host {
     /// Keys that prove handshakes with addresses, as the kernel was told.
     pub ends: BTreeMap<IpAddr, [u8; 16]>,
     /// Sources by address, as programs were told.
-    pub sources: BTreeSet<(IpAddr, [u8; 16])>,
+    pub sources: Vec<(IpAddr, [u8; 16])>,
 }
 
 impl Host {
@@ -95,6 +97,12 @@ impl Host {
         self.changed.insert(file, FileNow { state: state + 1, content });
     }
 
+    /// Returns whether a file has been read since the last call, so that questions can be answered.
+    pub fn has_new_digests(&mut self) -> bool {
+        let (now, before) = (self.now, std::mem::replace(&mut self.looked, self.now));
+        self.digested.values().any(|asked| (before..now).contains(&(*asked + DIGEST)))
+    }
+
     /// Returns whether descriptors are free.
     pub fn has_free_descriptors(&self) -> bool {
         self.now >= self.scarce_until
@@ -107,8 +115,11 @@ impl Machine for Host {
 
     fn region(&mut self, handoff: &Handoff, ring: u32) -> Region {
         let flow = self.flows.get(&client_of(handoff.flow.client()));
-        let is_active = flow.is_some_and(|flow| flow.is_active(handoff.handoff, handoff.peer, ring));
-        if is_active { Region::Active } else { Region::Unknown }
+        if flow.is_some_and(|flow| flow.is_active(handoff.handoff, handoff.peer, ring)) {
+            return Region::Active;
+        }
+        let is_over = flow.is_some_and(|flow| flow.is_over(handoff.handoff, ring));
+        if is_over { Region::Over(Reason::Aborted) } else { Region::Unknown }
     }
 
     fn active_regions(&mut self, peer: Option<u32>) -> Vec<ActiveRegion> {

@@ -84,7 +84,8 @@ pub struct Machine {
     pub host: Host,
     /// The machine's servers.
     pub worker: Worker,
-    /// Number of offers that the servers have made, and of those that the agent had read when it last let them make more.
+    /// Number of offers that the servers have made, and of those that the agent had read when it last let them make
+    /// more.
     pub offers_made: u64,
     pub offers_then: u64,
     /// Offers in the offers connection that the agent has not read.
@@ -144,7 +145,9 @@ impl Machine {
         self.changed = None;
         let own_key = [self.generation as u8; 16];
         let stores = (0..self.settings.peers.len()).map(|peer| store_of(self.machine(peer))).collect();
-        let store = self.settings.has_store.then(|| Store::new(own_key, &[], store_of(self.index), stores));
+        // Every other machine's configuration names the addresses of its programs.
+        let configured = if self.index.is_multiple_of(2) { vec![address(self.index), SHARED] } else { Vec::new() };
+        let store = self.settings.has_store.then(|| Store::new(own_key, &configured, store_of(self.index), stores));
         let logic = Logic::new(self.settings.clone(), 0, store, base + now);
         let links = vec![None; self.settings.peers.len() + self.unnamed.len()];
         self.host.ends.clear();

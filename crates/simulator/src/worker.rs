@@ -117,6 +117,8 @@ pub struct Worker {
     pub would_send: BTreeMap<usize, (u32, bool)>,
     /// Until this time the program makes no claims to a peer, because claims there wait.
     pub waits_until: BTreeMap<usize, Duration>,
+    /// The newest offer.
+    pub last: Option<Offer>,
     handoffs: u64,
     offers: u32,
 }
@@ -125,7 +127,7 @@ impl Worker {
     /// Notes the connections that the agent has accepted.
     pub fn connect(&mut self, control: usize, worker: u32, ring: Option<u32>, offers: usize, offerer: u32) {
         self.connected = Some(Connected { control, worker, ring, offers, offerer });
-        self.offers = 0;
+        (self.offers, self.last) = (0, None);
     }
 
     /// Returns the connections of the server that serves responses of a kind.
@@ -150,6 +152,7 @@ impl Worker {
         (offer.offset, offer.length, offer.size) = (offset, response.length - offset, response.length);
         offer.mtime_ns = state as i64;
         offer.tag = tag(response);
+        self.last = Some(offer);
         Some(offer)
     }
 

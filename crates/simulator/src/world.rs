@@ -215,6 +215,10 @@ pub struct Variety {
     pub writes: u64,
     /// The last machine is no backend.
     pub has_plain_frontend: bool,
+    /// A machine without clients is no frontend.
+    pub has_plain_backend: bool,
+    /// The first machine is configured with another heartbeat.
+    pub has_slow_heartbeat: bool,
     /// The first machine's configuration names its last peer only after a reload.
     pub has_unnamed_peer: bool,
     /// Handoffs of programs after which the program ends, so that the agent is not told.
@@ -325,6 +329,14 @@ impl World {
         if self.variety.has_unnamed_peer {
             let unnamed = self.machines[0].settings.peers.pop();
             self.machines[0].unnamed.extend(unnamed);
+        }
+        if self.variety.has_plain_backend {
+            let frontends: BTreeSet<usize> = self.clients.iter().map(|client| client.frontend).collect();
+            let plain = self.machines.iter_mut().find(|machine| !frontends.contains(&machine.index));
+            plain.into_iter().for_each(|machine| machine.settings.is_frontend = false);
+        }
+        if self.variety.has_slow_heartbeat {
+            self.machines[0].settings.heartbeat *= 2;
         }
         for client in &mut self.clients {
             client.is_slow = has_slow_clients && self.random.below(2) == 0;

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_drop_does_leaves_zeros() {
+    fn a_dropped_value_leaves_zeros() {
         let mut erased = Erased::new([0x5au8; 64]);
         assert_eq!(*erased, [0x5a; 64]);
         erased.erase();

@@ -2,7 +2,7 @@
 //! (MADV_DONTDUMP).
 //!
 //! Places have one size, and lie in chunks that are never freed: there are as many places as were in use at one time.
-//! Where the kernel refuses to lock more (RLIMIT_MEMLOCK), further chunks are only left out of dumps;
+//! If the kernel refuses to lock more (RLIMIT_MEMLOCK), further chunks are only left out of dumps;
 //! [`Locked::unlocked_bytes`] counts them.
 
 use std::io;

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_proc_says_of_a_ring_is_read() {
+    fn facts_of_proc_about_a_ring_are_read() {
         let text = "pos:\t0\nflags:\t02\nmap_type:\t27\nkey_size:\t0\nmax_entries:\t262144\n";
         assert_eq!((field(text, "map_type"), field(text, "max_entries")), (Some(27), Some(262_144)));
         assert_eq!(field(text, "map"), None);

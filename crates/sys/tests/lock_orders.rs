@@ -48,7 +48,7 @@ fn one_thread_at_a_time_has_it_and_all_get_it() {
 }
 
 #[test]
-fn who_only_tries_waits_for_nobody() {
+fn a_thread_that_only_tries_does_not_wait() {
     model(|| {
         let shared = Arc::new(Mutex::new(Value(UnsafeCell::new(0))));
         let other = Arc::clone(&shared);

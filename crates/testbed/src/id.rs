@@ -103,7 +103,7 @@ impl LabId {
     pub fn owner_lives(&self) -> bool {
         let pid = self.0.split('.').next().unwrap_or_default();
         let running = owner_mark(pid);
-        // Where the file is missing, the lab is being built or removed.
+        // If the file is missing, the lab is being built or removed.
         running.is_some_and(|mark| std::fs::read_to_string(self.dir().join(OWNER)).map_or(true, |made| made == mark))
     }
 

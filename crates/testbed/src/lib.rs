@@ -18,5 +18,5 @@ pub use group::Group;
 pub use id::LabId;
 pub use proc::is_asleep;
 pub use skip::{needs_root, skipped};
-pub use wait::{PATIENCE, eventually, until_group_stopped, until_stopped, wait_for, within};
+pub use wait::{Check, PATIENCE, until_group_stopped, until_stopped, wait_at_most, wait_for, wait_or_fail};
 pub use watchdog::{Watchdog, labs, of_process, remove_leftovers, sweep};

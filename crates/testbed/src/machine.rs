@@ -44,7 +44,7 @@ impl Drop for Machine {
 /// Runs `work` on a new machine, after these `ip` commands.
 ///
 /// # Panics
-/// Where this process is not root.
+/// When this process is not root.
 pub fn on_a_machine<T: Send>(test: &str, more: &[&str], work: impl FnOnce(&Machine) -> T + Send) -> T {
     crate::needs_root();
     let name = format!("shunt-{test}-{}", std::process::id());

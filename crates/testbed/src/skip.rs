@@ -13,7 +13,7 @@ pub fn skipped(test: &str, why: &str) {
 /// Ends a test that is not run by root, with a sentence: it would be counted as good without having looked at anything.
 ///
 /// # Panics
-/// Where this process is not root.
+/// When this process is not root.
 pub fn needs_root() {
     assert!(
         rustix::process::geteuid().is_root(),

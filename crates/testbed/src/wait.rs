@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use anyhow::{Result, anyhow};
+
 use crate::proc::stat;
 
 /// Deadline for conditions that hold within a second or so on an idle machine.
@@ -12,35 +14,81 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits until `holds` returns true.
-///
-/// # Panics
-/// When it has not within [`PATIENCE`]. `what` says what should hold by then.
-#[track_caller]
-pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
-    let held = eventually(|| if holds() { Ok(()) } else { Err(()) });
-    assert!(held.is_ok(), "not within {PATIENCE:?}: {what}");
+/// Result of one check of a condition: whether it holds (`bool`), what it found (`Option`), or why it does not hold
+/// (`Result`).
+pub trait Check {
+    /// Value that the condition finds when it holds.
+    type Found;
+
+    /// Returns what was found.
+    ///
+    /// # Errors
+    /// Returns why the condition does not hold, as far as the check says.
+    fn found(self) -> Result<Self::Found>;
 }
 
-/// Calls `look` until it succeeds. Returns what it found. For conditions that find something, or say why they do not
-/// hold; others wait by [`wait_for`].
-///
-/// # Errors
-/// Returns the error of the last call, once [`PATIENCE`] has passed.
-pub fn eventually<T, E>(look: impl FnMut() -> Result<T, E>) -> Result<T, E> {
-    within(PATIENCE, look)
+impl Check for () {
+    type Found = ();
+
+    fn found(self) -> Result<()> {
+        Ok(())
+    }
 }
 
-/// Calls `look` until it succeeds, for at most `time`: for conditions that may rightly never hold.
+impl Check for bool {
+    type Found = ();
+
+    fn found(self) -> Result<()> {
+        if self { Ok(()) } else { Err(anyhow!("it does not hold")) }
+    }
+}
+
+impl<T> Check for Option<T> {
+    type Found = T;
+
+    fn found(self) -> Result<T> {
+        self.ok_or_else(|| anyhow!("nothing is found"))
+    }
+}
+
+impl<C: Check> Check for Result<C> {
+    type Found = C::Found;
+
+    fn found(self) -> Result<C::Found> {
+        self.and_then(Check::found)
+    }
+}
+
+/// Waits until `check` says that a condition holds. Returns what the check found.
 ///
 /// # Errors
-/// Returns the error of the last call, once that time has passed.
-pub fn within<T, E>(time: Duration, mut look: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+/// When the condition does not hold within [`PATIENCE`]: `what`, which names the condition, and the last check's reason.
+pub fn wait_for<C: Check>(what: &str, check: impl FnMut() -> C) -> Result<C::Found> {
+    wait_at_most(PATIENCE, what, check)
+}
+
+/// Waits like [`wait_for`]. An error of the check ends the wait: for checks of bodies, whose faults no later check may
+/// hide.
+///
+/// # Errors
+/// Returns the check's error, or that of [`wait_for`].
+pub fn wait_or_fail(what: &str, mut check: impl FnMut() -> Result<bool>) -> Result<()> {
+    wait_for(what, || match check() {
+        Ok(holds) => holds.then_some(Ok(())),
+        Err(error) => Some(Err(error)),
+    })?
+}
+
+/// Waits like [`wait_for`], for at most `time`: for conditions that may rightly never hold.
+///
+/// # Errors
+/// When the condition does not hold within that time.
+pub fn wait_at_most<C: Check>(time: Duration, what: &str, mut check: impl FnMut() -> C) -> Result<C::Found> {
     let (deadline, mut pause) = (Instant::now() + time, FIRST_PAUSE);
     loop {
-        let found = look();
+        let found = check().found();
         if found.is_ok() || Instant::now() > deadline {
-            return found;
+            return found.map_err(|why| why.context(format!("not within {time:?}: {what}")));
         }
         std::thread::sleep(pause);
         pause = LONGEST_PAUSE.min(2 * pause);
@@ -52,29 +100,29 @@ pub fn within<T, E>(time: Duration, mut look: impl FnMut() -> Result<T, E>) -> R
 ///
 /// # Errors
 /// When it has not stopped within [`PATIENCE`].
-pub fn until_stopped(pid: u32) -> std::io::Result<()> {
+pub fn until_stopped(pid: u32) -> Result<()> {
     let process = Path::new("/proc").join(pid.to_string());
-    eventually(|| is_stopped(&process))
+    wait_for(&format!("process {pid} has stopped"), || is_stopped(&process))
 }
 
 /// Waits like [`until_stopped`], for all processes of a group.
 ///
 /// # Errors
 /// When one of them has not stopped within [`PATIENCE`].
-pub fn until_group_stopped(group: u32) -> std::io::Result<()> {
-    let group = group.to_string();
+pub fn until_group_stopped(group: u32) -> Result<()> {
+    let (what, group) = (format!("process group {group} has stopped"), group.to_string());
     // The process group is field 5 of proc_pid_stat(5).
     let is_member = |process: &PathBuf| stat(process).is_some_and(|(_, fields)| fields.get(2) == Some(&group));
-    eventually(|| entries(Path::new("/proc")).filter(is_member).try_for_each(|process| is_stopped(&process)))
+    wait_for(&what, || entries(Path::new("/proc")).filter(is_member).try_for_each(|process| is_stopped(&process)))
 }
 
-fn is_stopped(process: &Path) -> std::io::Result<()> {
+fn is_stopped(process: &Path) -> Result<()> {
     for (thread, fields) in entries(&process.join("task")).filter_map(|thread| stat(&thread)) {
         let state = fields.first().map_or("", String::as_str);
         // Stopped (T), traced (t), ended (Z and X).
         if !matches!(state, "T" | "t" | "Z" | "X") {
             let process = process.display();
-            return Err(std::io::Error::other(format!("thread {thread} of {process} is {state}, not stopped")));
+            return Err(anyhow!("thread {thread} of {process} is {state}, not stopped"));
         }
     }
     Ok(())
@@ -107,22 +155,29 @@ mod tests {
     }
 
     #[test]
-    fn waits_until_it_holds() {
-        let mut looks = 0;
-        wait_for("the third look", || {
-            looks += 1;
-            looks > 2
+    fn a_wait_ends_when_the_condition_holds() {
+        let mut checks = 0;
+        let held = wait_for("the third check", || {
+            checks += 1;
+            checks > 2
         });
-        assert_eq!(looks, 3);
+        assert!(held.is_ok() && checks == 3, "{checks} checks: {held:?}");
     }
 
     #[test]
-    fn looks_again_until_it_succeeds() {
-        let mut looks = 0;
-        let found = eventually(|| {
-            looks += 1;
-            if looks > 2 { Ok(looks) } else { Err(()) }
+    fn a_wait_returns_what_the_check_found() {
+        let mut checks = 0;
+        let found = wait_for("the third check", || {
+            checks += 1;
+            (checks > 2).then_some(checks)
         });
-        assert_eq!(found, Ok(3));
+        assert_eq!(found.unwrap(), 3);
+    }
+
+    #[test]
+    fn a_wait_that_ends_in_vain_says_for_what_and_why() {
+        let time = Duration::from_millis(1);
+        let vain = wait_at_most::<Result<bool>>(time, "the answer", || Err(anyhow!("no connection")));
+        assert_eq!(format!("{:#}", vain.unwrap_err()), "not within 1ms: the answer: no connection");
     }
 }

@@ -45,7 +45,7 @@ done
 for ns in /run/netns/"$1"*; do
     [ ! -e "$ns" ] || ip netns del "${ns##*/}" 2>/dev/null
 done
-# What the agents pinned: programs and maps go with the last name of them.
+# Removes the agents' pins: programs and maps go with the last name of them.
 [ -z "$3" ] || rm -rf -- "$3"*
 [ -z "$4" ] || find "$4"* -depth -type d -exec rmdir {} \; 2>/dev/null
 if [ -n "$2" ]; then

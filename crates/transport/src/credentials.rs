@@ -55,7 +55,7 @@ pub enum CredentialsError {
         path: PathBuf,
         /// The kind of object that should be there.
         what: &'static str,
-        /// What is there instead, where that explains the mistake; else empty.
+        /// Kind of object that is there instead, if that explains the mistake; else empty.
         instead: &'static str,
     },
     /// Others than the owner could use the key file.
@@ -99,7 +99,7 @@ pub enum CredentialsError {
     Time {
         /// The certificate's file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// Sentence that says what is wrong and what to do.
         why: &'static str,
     },
     /// rustls refuses the certificate, the key or the authority.
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_out_of_its_time_takes_no_good_ones_place() {
+    fn an_invalid_certificate_does_not_replace_a_valid_one() {
         let dir = tempfile::tempdir().unwrap();
         let config = issued(dir.path(), "fe1");
         let (now, day) = (SystemTime::now(), Duration::from_secs(24 * 3600));
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_of_its_name_alone() {
+    fn a_certificate_is_for_its_name_only() {
         let dir = tempfile::tempdir().unwrap();
         let certificate = certificates(&issued(dir.path(), "fe1").certificate).unwrap().remove(0);
         assert!(names(&certificate, "fe1"));

@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_tls_is_refused_with_an_alert() {
+    fn bytes_that_are_not_tls_are_refused_with_an_alert() {
         let dir = tempfile::tempdir().unwrap();
         let credentials = credentials(&Authority::create(dir.path()).unwrap(), "be1");
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();

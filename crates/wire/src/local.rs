@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_newer_server_appends_is_skipped() {
+    fn bytes_that_a_newer_server_appends_are_skipped() {
         let mut hello = Channel::Control.hello();
         hello.header.size += 4;
         let packet = [hello.as_bytes(), &[9; 4], Channel::Offers.hello().as_bytes()].concat();

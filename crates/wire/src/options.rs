@@ -14,7 +14,7 @@ pub const CANCEL: i32 = 2;
 pub const STATE: i32 = 3;
 /// Another peer continues the active region ([`Move`]).
 pub const MOVE: i32 = 4;
-/// As [`BEGIN`], but the caller may write on.
+/// Begins a region like [`BEGIN`], but the caller may write on.
 pub const APPEND: i32 = 5;
 /// Removes a region of [`APPEND`].
 pub const UNDO: i32 = 6;

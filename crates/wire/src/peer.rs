@@ -719,7 +719,7 @@ mod tests {
 
     /// A later version appends fields to a message; the list of parts still comes after them.
     #[test]
-    fn what_a_newer_agent_appends_is_skipped() {
+    fn bytes_that_a_newer_agent_appends_are_skipped() {
         let flow = WireFlowState { mss: 1448.into(), ..WireFlowState::new_zeroed() };
         let flow = WireFlowState { client_port: [1; 2], server_port: [2; 2], ..flow };
         let mut claim = Claim { flow, length: 12.into(), ..Claim::new_zeroed() };

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Length in bytes of a trace-id.
 pub const TRACE_BYTES: usize = 16;
 
-/// What the client or the first tier has chosen; zeros where there is none. It is a label, and proves nothing,
+/// Identifier that the client or the first tier has chosen; zeros if there is none. It is a label, and proves nothing,
 /// because the sender of a request can choose any value.
 #[derive(Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_written_as_traceparent_has_it() {
+    fn a_trace_id_is_written_as_in_traceparent() {
         let mut bytes = [0; 16];
         (bytes[0], bytes[15]) = (0x4b, 0x36);
         assert_eq!(TraceId(bytes).to_string(), "4b000000000000000000000000000036");

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_zero_and_what_is_not_known_is_skipped() {
+    fn missing_bytes_are_zero_and_unknown_bytes_are_skipped() {
         let bytes: Vec<u8> = [7u32, 8, 9].iter().flat_map(|word| word.to_ne_bytes()).collect();
         assert_eq!(Grown::read(&bytes[..4]), Ok(Grown { always: 7, later: 0 }));
         assert_eq!(Grown::read(&bytes[..8]), Ok(Grown { always: 7, later: 8 }));

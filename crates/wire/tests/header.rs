@@ -1,5 +1,5 @@
-//! Holds `include/shunt.h` against this crate, wholly: every number of the header has its twin here with the same value,
-//! and every struct has one with the same size, fields and offsets.
+//! Holds `include/shunt.h` against this crate, wholly: every number of the header has its twin here with the same
+//! value, and every struct has one with the same size, fields and offsets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -23,7 +23,7 @@ fn header() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../include/shunt.h")
 }
 
-/// What the header has: its numbers by their names, and its structs with the names of their fields.
+/// Contents of the header: its numbers by their names, and its structs with the names of their fields.
 struct Contents {
     numbers: BTreeMap<String, i64>,
     structs: BTreeMap<String, Vec<String>>,
@@ -189,7 +189,8 @@ fn in_capitals(reason: Reason) -> String {
     name.char_indices().map(word).collect()
 }
 
-/// Layouts of this crate: for each struct of the header its fields, and for the C compiler what their places have to be.
+/// Layouts of this crate: for each struct of the header its fields, and for the C compiler what their places have to
+/// be.
 #[derive(Default)]
 struct Layouts {
     structs: BTreeMap<String, Vec<String>>,

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_quiet_from_the_end_of_its_last_write_on() {
+    fn a_file_is_quiet_after_the_end_of_its_last_write() {
         let (_, identity) = old_file(b"old");
         assert!(was_quiet(&identity, Duration::ZERO));
         assert!(!was_quiet(&identity, Duration::from_secs(3600)), "an hour ago it was not there");
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_bounded() {
+    fn the_number_of_remembered_digests_is_bounded() {
         let mut cache = Cache::default();
         let identity = |inode| FileIdentity { device: 1, inode, size: 1, mtime_ns: 0, ctime_ns: 0 };
         (0..KEPT as u64 + 10).for_each(|inode| cache.insert(identity(inode), None));

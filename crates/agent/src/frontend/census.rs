@@ -85,10 +85,10 @@ mod tests {
         census.ask(asked);
         assert!(census.take().is_none(), "nobody makes it yet");
         census.start().unwrap();
-        let (list, since) = shunt_testbed::eventually(|| census.take().ok_or("no list")).unwrap();
+        let (list, since) = shunt_testbed::wait_for("a list of connections", || census.take()).unwrap();
         assert_eq!((list.contains(&ends), since), (true, asked));
         assert!(census.take().is_none(), "nobody has asked again");
         census.ask(Instant::now());
-        shunt_testbed::eventually(|| census.take().ok_or("no other list")).unwrap();
+        shunt_testbed::wait_for("another list", || census.take()).unwrap();
     }
 }

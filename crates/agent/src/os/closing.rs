@@ -168,7 +168,7 @@ mod tests {
 
     /// No process has a connection in TIME_WAIT, so nobody would get a reset.
     #[test]
-    fn one_that_waits_for_late_packets_is_left_alone() {
+    fn a_connection_in_time_wait_is_not_closed() {
         shunt_testbed::needs_root();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

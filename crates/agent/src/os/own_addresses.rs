@@ -102,12 +102,12 @@ mod tests {
             let own = OwnAddresses::watch(read().unwrap(), &agents_poll).unwrap();
             let news = || {
                 let has = |addresses: Vec<IpAddr>| addresses.contains(&"192.0.2.77".parse().unwrap());
-                shunt_testbed::eventually(|| own.take_news().map(has).ok_or("no news")).unwrap()
+                shunt_testbed::wait_for("news of addresses", || own.take_news().map(has)).unwrap()
             };
             machine.ip("addr add 192.0.2.77/24 dev east");
-            shunt_testbed::eventually(|| if news() { Ok(()) } else { Err("not there yet") }).unwrap();
+            shunt_testbed::wait_for("the new address is known", &news).unwrap();
             machine.ip("addr del 192.0.2.77/24 dev east");
-            shunt_testbed::eventually(|| if news() { Err("still there") } else { Ok(()) }).unwrap();
+            shunt_testbed::wait_for("the address is forgotten", || !news()).unwrap();
         });
     }
 }

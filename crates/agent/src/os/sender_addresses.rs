@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn named_addresses_are_all_there_are() {
+    fn only_configured_addresses_are_used() {
         let found = named(&[ip("fd00::4")]);
         assert_eq!(found, SenderAddresses { ipv4: None, ipv6: Some(ip("fd00::4")) });
         assert_eq!(found.towards(ip("10.0.0.9").into()), None);

@@ -8,11 +8,11 @@ use shunt_odb::store::usage::COUNTED;
 /// (index, name, meaning) of the servers' counters, from `include/shunt.h` (build.rs).
 pub(crate) const SERVERS: &[(usize, &str, &str)] = include!(concat!(env!("OUT_DIR"), "/counters.rs"));
 
-/// Counters of the daemon, beside those of the logic ([`Counts`]). Each is declared once: field, name below `agent.`, and
-/// meaning.
+/// Counters of the daemon, beside those of the logic ([`Counts`]). Each is declared once: field, name below `agent.`,
+/// and meaning.
 macro_rules! daemons {
     ($($name:ident: $type:ty = $meaning:literal,)*) => {
-        /// What the daemon counts or finds beside the logic.
+        /// Values that the daemon counts or finds, beside those of the logic.
         #[derive(Debug, Default)]
         pub(crate) struct Daemons {
             $(#[doc = $meaning] pub(crate) $name: $type,)*
@@ -42,8 +42,8 @@ daemons! {
                                 was new or had lost them",
 }
 
-/// (path below `agent.`, meaning) of counters in groups. `ended`, `now`, `limit` and `limited` have an entry for each reason
-/// or limit.
+/// (path below `agent.`, meaning) of counters in groups. `ended`, `now`, `limit` and `limited` have an entry for each
+/// reason or limit.
 const GROUPS: &[(&str, &str)] = &[
     ("senders.now", "sockets of senders at present, parked ones included"),
     ("senders.restored", "sockets made with TCP_REPAIR"),

@@ -122,7 +122,7 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
-    use shunt_testbed::eventually;
+    use shunt_testbed::wait_for;
 
     /// Returns a log that writes to `output`. Its thread gives up only its own capabilities, and not the test's.
     fn log_to(output: impl Write + Send + 'static) -> &'static Log {
@@ -136,7 +136,7 @@ mod tests {
         let log = log_to(OpenOptions::new().write(true).open("/dev/full").unwrap());
         (0..10).for_each(|_| log.take(b"a line\n"));
         log.finish();
-        eventually(|| if log.lost() == 10 { Ok(()) } else { Err(anyhow::anyhow!("{} lost", log.lost())) }).unwrap();
+        wait_for("ten lines are lost", || log.lost() == 10).unwrap();
     }
 
     #[test]

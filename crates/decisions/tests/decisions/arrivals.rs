@@ -114,7 +114,7 @@ fn only_the_regions_own_peer_has_a_word() {
 }
 
 #[test]
-fn what_nobody_can_have_sent_is_for_nobody() {
+fn an_ack_of_bytes_that_nobody_sent_is_dropped() {
     let mut server = under_way(LENGTH);
     assert!(server.route(&server.ack(START.wrapping_add(LENGTH as u32 + 1))).nobody, "past the end");
 
@@ -163,7 +163,7 @@ fn a_client_whose_server_left_half_a_response_is_told_so() {
 }
 
 #[test]
-fn what_lies_outside_the_window_is_for_the_servers_kernel_to_judge() {
+fn packets_outside_the_window_go_to_the_servers_kernel_only() {
     let mut server = under_way(LENGTH);
     let mut strange = server.ack(START.wrapping_add(2000));
     strange.seq = RCV_NXT.wrapping_add(1 << 20);

@@ -41,7 +41,7 @@ fn a_segment_on_both_sides_of_a_payload_has_no_place() {
 }
 
 #[test]
-fn what_a_server_writes_into_a_region_is_dropped() {
+fn bytes_that_a_server_writes_into_a_region_are_dropped() {
     assert_eq!(active().send(10).fate, Fate::DROPPED);
 }
 
@@ -88,9 +88,9 @@ fn timestamps_do_not_go_back_behind_what_the_client_has_echoed() {
     assert_eq!(server.depart(&very_old).tsval, very_old.tsval, "made up: none is raised far");
 }
 
-/// Where a server may write on, its kernel keeps back what lies behind the payload.
+/// If a server may write on, its kernel keeps back what lies behind the payload.
 #[test]
-fn what_is_written_behind_a_growing_payload_waits() {
+fn bytes_written_behind_a_growing_payload_wait() {
     let mut server = Server::new(START - 100, ROOM);
     server.send(100);
     let wanted = Begin { peer: PEER, ring: 0, length: 5000, handoff: HANDOFF };

@@ -16,7 +16,7 @@ fn take_it(server: &mut Server, when: u32) -> Counter {
 }
 
 #[test]
-fn one_region_at_a_time() {
+fn a_flow_has_one_active_region_at_a_time() {
     let mut server = active();
     assert_eq!(server.begin(5000), Counter::FE_REFUSED_ACTIVE);
     server.route(&server.ack(START + 5000));
@@ -69,7 +69,7 @@ fn a_handshake_is_proof_for_the_socket_that_it_numbers_and_for_a_minute() {
 }
 
 #[test]
-fn what_a_backend_needs_is_told() {
+fn a_new_region_tells_what_its_backend_needs() {
     let mut server = active();
     let state = describe(&server.flow);
     assert_eq!((state.handoff, state.status, state.regions), (HANDOFF, SHUNT_REGION_ACTIVE, 1));
@@ -91,7 +91,7 @@ fn a_longer_payload_than_the_clients_room_needs_a_word() {
 
 /// A second backend continues, and is told how many bytes the client may have from the first one.
 #[test]
-fn another_backend_may_go_on() {
+fn another_backend_may_continue_a_region() {
     let mut server = active();
     server.route(&server.ack(START + 1000));
     let to = Move { peer: PEER + 1, ring: 0, from: 1000, handoff: HANDOFF + 1 };

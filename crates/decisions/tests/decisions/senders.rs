@@ -29,7 +29,7 @@ fn copy(ack: u32) -> Packet {
 }
 
 #[test]
-fn whoever_makes_a_copy_up_has_to_guess_token_and_number() {
+fn a_forger_of_a_copy_has_to_guess_token_and_number() {
     let slot = slot(1000, 0);
     let token = TOKEN as u16;
     let at = |seq: u32, flags: u32| Packet { seq, flags: flags as u8, ..copy(1000) };
@@ -51,7 +51,7 @@ fn an_ack_before_the_region_says_no_more_than_its_start() {
     assert_eq!(take_ack(&mut slot, 1050), (57, false));
 }
 
-/// Where a backend continues for another, the client may have more than this backend has sent.
+/// If a backend continues for another, the client may have more than this backend has sent.
 #[test]
 fn an_ack_of_what_another_has_sent_is_one_of_all_that_this_one_has() {
     let mut slot = slot(1000, 7);
@@ -75,7 +75,7 @@ proptest! {
     /// Over gigabytes, no ACK of bytes that have not been sent is accepted, and no honest ACK is refused. The number of
     /// acknowledged bytes never decreases.
     #[test]
-    fn only_what_has_been_sent_is_acknowledged(
+    fn only_sent_bytes_are_acknowledged(
         start in any::<u32>(), first in any::<u32>(),
         steps in prop::collection::vec(prop_oneof![
             (1u32..100_000_000).prop_map(Step::Send),

@@ -112,7 +112,7 @@ proptest! {
 
     /// A number of the server's that is translated for the client, and back, is the same again.
     #[test]
-    fn there_and_back_is_the_same(stream in streams(), from in 0u64..3000) {
+    fn translation_to_the_client_and_back_is_the_identity(stream in streams(), from in 0u64..3000) {
         let stream = Stream { reached: None, ..stream };
         let last = stream.responses.len() - 1;
         let local = stream.payload_at(last).1 + from;

@@ -10,12 +10,12 @@
  * that there is no window behind the region: then it only probes, less and less often. The ACK of
  * the region's end comes with the client's real window.
  *
- * Where the client is silent, because its last ACK came earlier and no backend sends yet, it is
+ * If the client is silent, because its last ACK came earlier and no backend sends yet, it is
  * asked for an ACK, as by a window probe: a kernel that hears nothing gives a closed connection up
  * after eight tries. Linux before 6.6 accepts a window of 0 only from an ACK of new data: there the
  * kernel continues to try, and to ask, twice a second.
  *
- * Where no backend sends any more, and this machine's agent is gone and cannot say so, all that
+ * If no backend sends any more, and this machine's agent is gone and cannot say so, all that
  * would last for ever, because the client answers. So a client that has room and has got nothing
  * for a minute is reset, as soon as its server's kernel has a segment for it.
  */

@@ -98,7 +98,7 @@ static __always_inline bool to_client(const struct spaces *s, __u32 seq, __u32 e
     return true;
 }
 
-/* A region, and a position in it near which numbers are compared; for a copy to its backend. */
+/* A region, and the position in it that numbers of a copy to its backend are compared with. */
 struct region {
     struct flow_break payload;
     __u64 reached;

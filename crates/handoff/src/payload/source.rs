@@ -1,4 +1,4 @@
-//! Where a payload's bytes come from.
+//! Sources of a payload's bytes.
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -101,7 +101,7 @@ impl Kept for SharedMemory {
     }
 }
 
-/// Where kept bytes are in a file, its file system tells what is in memory; where it does not tell, they are memory.
+/// If kept bytes are in a file, its file system tells what is in memory. If they are memory, it does not tell.
 impl<K: Kept> Source for K {
     fn at_hand(&self, at: u64, most: usize, _: &Reads) -> usize {
         in_memory::bytes_from(self, at, most).unwrap_or(most)

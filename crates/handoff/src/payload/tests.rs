@@ -4,7 +4,7 @@ use super::*;
 use crate::flow_sender::KernelSocket;
 use crate::in_memory::{self, Untold};
 use shunt_sys::shared::SharedMemory;
-use shunt_testbed::{assert_same_bytes, eventually, wait_for};
+use shunt_testbed::{assert_same_bytes, wait_for};
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -39,7 +39,7 @@ fn pair() -> (KernelSocket, UnixStream) {
 }
 
 #[test]
-fn sends_just_its_range() {
+fn a_payload_sends_exactly_its_range() {
     let file = file_of(b"0123456789");
     let (ours, mut theirs) = pair();
     assert_eq!(payload(&file, 2, 5).send_to(&ours), Ok(true));
@@ -71,7 +71,7 @@ fn ranges_come_one_after_the_other() {
 }
 
 #[test]
-fn what_was_sent_stays_as_it_was_when_its_place_is_used_again() {
+fn sent_bytes_do_not_change_when_their_memory_is_used_again() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let sends = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (mut reads, _) = listener.accept().unwrap();
@@ -108,7 +108,7 @@ impl Kept for InFile {
 }
 
 #[test]
-fn what_is_kept_in_a_file_is_looked_at_after_it_was_sent_or_read() {
+fn kept_files_are_checked_after_they_were_sent_or_read() {
     let mut file = file_of(b"0123456789");
     let kept = |file: &File| {
         let kept: Box<dyn Source> = Box::new(InFile(file.try_clone().unwrap(), 10));
@@ -126,7 +126,7 @@ fn what_is_kept_in_a_file_is_looked_at_after_it_was_sent_or_read() {
 }
 
 #[test]
-fn reads_just_its_range_and_notices_a_change() {
+fn a_payload_reads_exactly_its_range_and_notices_a_change() {
     let file = file_of(b"0123456789");
     let (mut whole, mut buffer) = (payload(&file, 2, 5), [0; 3]);
     let mut got = Vec::new();
@@ -181,7 +181,8 @@ fn a_file_written_in_place_is_noticed() {
     wait_for("the clock of the file system has gone on", || {
         std::os::unix::fs::FileExt::write_all_at(&file, b"x", 0).unwrap();
         modified() != before
-    });
+    })
+    .unwrap();
     let (ours, _theirs) = pair();
     assert_eq!(payload.send_to(&ours), Err(Reason::FileChanged));
 }
@@ -225,7 +226,7 @@ fn readers() -> Reads {
 
 /// Waits until a read has ended, and returns its result.
 fn read(reads: &Reads) -> Done {
-    eventually(|| reads.take_done().pop().ok_or("no read has ended")).unwrap()
+    wait_for("a read ends", || reads.take_done().pop()).unwrap()
 }
 
 #[test]

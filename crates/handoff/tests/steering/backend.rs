@@ -134,7 +134,7 @@ fn a_fin_after_the_last_acknowledgement_comes_back_as_a_reset() {
 }
 
 #[test]
-fn what_an_ended_agents_socket_sends_comes_back_as_a_reset() {
+fn segments_of_an_ended_agents_socket_come_back_as_resets() {
     let mut be = with_sender();
     be.set_sender(client(), 7001, INDEX, &SenderSlot { live: 0, ..slot(server()) });
     for segment in [data(0x1000), data(0x1000).flags(ACK | FIN), data(0x1000).flags(ACK | FIN).payload(b"")] {

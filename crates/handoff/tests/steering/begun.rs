@@ -50,7 +50,7 @@ fn a_region_that_was_moved_is_found_by_its_new_name() {
 }
 
 #[test]
-fn what_the_kernel_refused_has_not_begun() {
+fn a_handoff_that_the_kernel_refused_has_not_begun() {
     let mut steered = Steered::new();
     let (server, _client, flow) = begun(&steered, 1);
     begin(&server, 2, 1000).expect_err("a region is active");
@@ -61,7 +61,7 @@ fn what_the_kernel_refused_has_not_begun() {
 }
 
 #[test]
-fn of_two_in_one_place_the_newer_is_found() {
+fn the_newer_of_two_handoffs_in_one_place_is_found() {
     let mut steered = Steered::new();
     let newer = 1 + u64::from(BEGUN_OF_A_RING);
     let connections = [1, newer].map(|handoff| begun(&steered, handoff));
@@ -71,7 +71,7 @@ fn of_two_in_one_place_the_newer_is_found() {
 }
 
 #[test]
-fn what_is_over_has_not_begun() {
+fn a_handoff_that_is_over_is_not_found() {
     let mut steered = Steered::new();
     let over = |steered: &Steered, handoff: u64, end: &dyn Fn(&TcpStream)| {
         let (server, client, flow) = begun(steered, handoff);
@@ -99,7 +99,7 @@ fn what_is_over_has_not_begun() {
 }
 
 #[test]
-fn what_a_ring_had_begun_is_nothing_to_the_next_one() {
+fn handoffs_of_an_earlier_ring_are_not_found_in_the_next() {
     let mut steered = Steered::new();
     let (_server, _client, flow) = begun(&steered, 1);
     steered.frontend.create_ring(RING, 0).expect("create_ring");
@@ -112,6 +112,6 @@ fn a_region_whose_client_has_reset_has_not_begun() {
     let (_server, client, flow) = begun(&steered, 1);
     rustix::net::sockopt::set_socket_linger(&client, Some(std::time::Duration::ZERO)).expect("SO_LINGER");
     drop(client);
-    wait_for("the client's reset has come", || steered.count("fe_client_reset") == 1);
+    wait_for("the client's reset has come", || steered.count("fe_client_reset") == 1).unwrap();
     assert!(!steered.frontend.take_begun(RING, 1, PEER, &flow));
 }

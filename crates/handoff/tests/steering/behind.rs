@@ -88,14 +88,14 @@ fn serve(steered: &mut Steered, wait: Duration, responses: &[(usize, usize)]) {
 }
 
 #[test]
-fn what_is_written_behind_a_payload_comes_behind_it() {
+fn bytes_written_behind_a_payload_arrive_behind_it() {
     let mut steered = Steered::new();
     serve(&mut steered, Duration::ZERO, &[(100_000, 5), (1, 0), (1_000_000, 3000), (65_536, 4_000_000), (4096, 7)]);
     assert!(steered.count("fe_out_waits") > 0, "{:?}", steered.counted());
 }
 
 #[test]
-fn it_waits_as_long_as_it_takes() {
+fn bytes_behind_a_payload_wait_until_the_payload_is_complete() {
     let mut steered = Steered::ipv6();
     serve(&mut steered, Duration::from_secs(3), &[(100_000, 5), (300_000, 500_000)]);
     // Once the server's kernel knows that there is no room, it only probes.

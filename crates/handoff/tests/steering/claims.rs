@@ -87,7 +87,7 @@ fn a_packet_with_a_block_past_that_is_dropped() {
 }
 
 #[test]
-fn a_connection_without_a_region_is_its_kernels() {
+fn a_connection_without_a_region_is_left_to_its_kernel() {
     let mut flow = under_way();
     complete(&mut flow);
     let mut fe = Frontend::with_flow(&flow);
@@ -246,7 +246,7 @@ fn a_word_before_the_claim_completes_nothing_by_itself() {
 }
 
 #[test]
-fn nobody_but_its_backend_has_a_word_on_a_payload() {
+fn only_a_payloads_backend_can_give_its_word() {
     let fe = Frontend::with_flow(&needs_a_word());
     walk(&fe);
     let mut other = client();
@@ -278,7 +278,7 @@ fn room_that_an_old_ack_offers_is_nobodys() {
 }
 
 #[test]
-fn what_a_client_says_when_it_is_asked_counts_however_far_a_stranger_was_ahead() {
+fn a_clients_answer_counts_however_far_ahead_a_strangers_claim_was() {
     let fe = Frontend::with_flow(&under_way());
     let honest = from_client(START + ACKED);
     for _ in 0..10 {
@@ -314,7 +314,7 @@ fn width(good: u32, takes: impl Fn(u32) -> bool) -> u64 {
 /// an ACK number from a window before the client's last one up to the end of what has been sent (tcp_ack). That is a
 /// window at most.
 #[test]
-fn who_knows_no_number_has_to_guess_as_much_as_with_plain_linux() {
+fn a_stranger_has_to_guess_as_many_numbers_as_with_plain_linux() {
     let fe = Frontend::with_flow(&under_way());
     let moves = |seq: u32, ack: u32| {
         fe.set_flow(&under_way());

@@ -19,7 +19,7 @@ fn cost(what: &str, program: &ProgramMut<'_>, segment: &Segment) {
 
 #[test]
 #[ignore = "prints, checks nothing"]
-fn of_each_program() {
+fn each_program_costs_what_the_table_says() {
     let fe = Frontend::new();
     let mut flow = Flow { server_ack: 1, client_ack: 5000, ..Default::default() };
     begin(&mut flow, 5000, 5000, 1_000_000, PEER);

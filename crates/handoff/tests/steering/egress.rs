@@ -96,7 +96,7 @@ fn writing_during_a_handoff_is_dropped_and_counted() {
 }
 
 #[test]
-fn what_was_written_early_goes_out_when_it_is_sent_again() {
+fn bytes_written_early_leave_when_they_are_retransmitted() {
     let fe = Frontend::with_flow(&finished());
     let footer = from_server(LOCAL).payload(b"footer").flags(ACK | FIN);
     assert_eq!(fe.fe_out(&footer).segment(), Segment { seq: START + LENGTH, ..footer.clone() });
@@ -188,7 +188,7 @@ fn a_cancelled_region_alone_answers_nobody() {
 }
 
 #[test]
-fn a_reset_goes_where_the_client_takes_it_or_says_where_it_would() {
+fn a_reset_has_a_number_that_the_client_accepts_or_that_draws_that_number() {
     for (flow, counted) in [(active(), &["fe_out_rst_moved", "fe_cancelled"][..]), (cancelled(), &["fe_out_rst_moved"])]
     {
         let mut fe = Frontend::with_flow(&flow);

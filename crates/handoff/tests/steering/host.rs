@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, netdevice, recv, socket_with};
 use shunt_sys::netns::Netns;
 use shunt_sys::sockopt;
-use shunt_testbed::{PATIENCE, needs_root, of_process, within};
+use shunt_testbed::{PATIENCE, needs_root, of_process, wait_at_most};
 
 use super::segment::Segment;
 
@@ -76,12 +76,12 @@ impl Host {
         let time = if expected == 0 { Duration::from_millis(30) } else { PATIENCE };
         let mut segments = Vec::new();
         let mut frame = vec![0; 70_000];
-        let _ = within(time, || {
+        let _ = wait_at_most(time, "segments arrive", || {
             while segments.len() < expected || expected == 0 {
                 let (_, bytes) = recv(&self.wire, frame.as_mut_slice(), RecvFlags::DONTWAIT)?;
                 segments.extend(Segment::read(&frame[..bytes]).ok().filter(&wanted));
             }
-            Ok::<_, rustix::io::Errno>(())
+            Ok(())
         });
         segments
     }

@@ -125,7 +125,7 @@ fn ends() -> [[SocketAddr; 3]; 2] {
 }
 
 #[test]
-fn a_report_about_what_is_outstanding_goes_to_the_backend() {
+fn an_mtu_report_about_outstanding_bytes_goes_to_the_backend() {
     let mut fe = Frontend::with_flow(&flow());
     for [client, server, peer] in ends() {
         fe.set_peer(PEER, peer);
@@ -142,7 +142,7 @@ fn a_report_about_what_is_outstanding_goes_to_the_backend() {
 }
 
 #[test]
-fn a_report_about_other_payload_goes_nowhere() {
+fn an_mtu_report_about_other_payload_is_dropped() {
     let mut fe = Frontend::with_flow(&flow());
     let acknowledged = START + ACKED - 1448;
     let beyond_the_window = START + ACKED + 60_000;
@@ -202,7 +202,7 @@ fn everything_else_that_is_not_tcp_is_left_alone() {
 }
 
 #[test]
-fn a_backend_gets_it_in_its_sockets_numbers() {
+fn a_backend_gets_an_mtu_report_in_its_sockets_numbers() {
     let mut be = Backend::new();
     let delta = 0xffff_fff0;
     for [client, _, peer] in ends() {

@@ -123,7 +123,7 @@ fn set(fe: &Frontend, is_ipv6: bool, flow: &Flow) {
 }
 
 #[test]
-fn what_lies_between_ip_and_tcp_header_changes_nothing() {
+fn options_between_ip_and_tcp_header_change_nothing() {
     let fe = Frontend::with_flow(&flow());
     for (what, is_ipv6, kind, extra) in extras() {
         let version = |segment: Segment| if is_ipv6 { ipv6(segment) } else { segment };
@@ -202,7 +202,7 @@ fn reassemble(first: &[u8], second: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn of_fragments_the_first_is_translated_and_their_checksum_stays_good() {
+fn the_first_fragment_is_translated_and_the_checksum_stays_right() {
     let mut fe = Frontend::with_flow(&flow());
     for is_ipv6 in [false, true] {
         let version = |segment: Segment| if is_ipv6 { ipv6(segment) } else { segment };

@@ -10,7 +10,7 @@ use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, detach_all};
 use shunt_sys::repair::{Restored, clock_ms, restore, set_window};
 use shunt_sys::sockopt::unacknowledged;
-use shunt_testbed::eventually;
+use shunt_testbed::wait_for;
 
 use super::host::{Host, cgroup, ifindex, ip};
 use super::programs::{Pins, server};
@@ -108,11 +108,8 @@ impl Bed {
         // SAFETY: the frame and the address have the lengths that are passed.
         let sent = unsafe { libc::sendto(from, frame.as_ptr().cast(), frame.len(), 0, to, length) };
         assert_eq!(sent, frame.len() as isize, "{}", std::io::Error::last_os_error());
-        let arrived = || match unacknowledged(&self.socket) {
-            Ok(now) if now == left => Ok(()),
-            other => Err(other),
-        };
-        eventually(arrived).expect("the ACK arrives");
+        let what = format!("the ACK leaves {left} bytes unacknowledged");
+        wait_for(&what, || unacknowledged(&self.socket).is_ok_and(|now| now == left)).unwrap();
     }
 
     /// Number of bytes that wait for room.

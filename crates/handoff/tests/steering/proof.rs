@@ -71,7 +71,7 @@ fn a_handshake_is_noted_on_both_ways_where_its_port_is_watched() {
 
 /// Packets of a connection that has a flow move on what may be outstanding on each side.
 #[test]
-fn what_passes_of_a_flow_is_noted() {
+fn the_packets_of_a_flow_that_pass_are_recorded() {
     let seen = (FLOW_SEEN_IN | FLOW_SEEN_OUT) as u8;
     let fe =
         Frontend::with_flow(&Flow { server_ack: 77, rcv_nxt: 77, client_ack: 5000, edge: 6000, ..Default::default() });
@@ -187,7 +187,7 @@ fn an_old_ack_that_comes_late_costs_no_proof() {
 
 /// The server has acknowledged, unseen, more bytes than sequence numbers can be compared over.
 #[test]
-fn a_flow_whose_last_region_began_long_ago_is_proven_anew() {
+fn a_flow_whose_last_region_began_long_ago_needs_new_proof() {
     let mut steered = Steered::new();
     let (mut server, mut client) = connect_unwatched(&steered);
     exchange(&mut server, &mut client);

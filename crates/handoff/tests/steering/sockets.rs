@@ -182,7 +182,7 @@ fn they_arrive_whole_without_segmentation_offload() {
 }
 
 #[test]
-fn what_the_client_sends_meanwhile_reaches_the_frontend() {
+fn bytes_that_the_client_sends_meanwhile_reach_the_frontend() {
     let mut steered = Steered::new();
     upload_during_a_handoff(&mut steered, 300_000, 400_000);
 }
@@ -303,7 +303,7 @@ fn a_client_whose_ack_of_the_header_was_lost_is_reset() {
     expect(&mut client, b"header");
     begin(&server, 1, 1000).expect("SHUNT_BEGIN");
     drop(server);
-    wait_for("the first FIN has left", || steered.count("fe_cancelled") > 0);
+    wait_for("the first FIN has left", || steered.count("fe_cancelled") > 0).unwrap();
     steered.hosts.client_is_heard(true);
     let error = ending(&mut client).expect_err("a part of a response");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
@@ -334,7 +334,7 @@ fn a_client_that_has_no_room_is_told_from_one_that_waits() {
     let begun = steered.answer();
     assert_eq!(begun.shut, 0);
     let sending = steered.send(&begun, &body);
-    wait_for("its window is full", || steered.state(&server).shut == 1);
+    wait_for("its window is full", || steered.state(&server).shut == 1).unwrap();
     expect(&mut client, &body);
     assert_eq!((steered.event(), steered.state(&server).shut), ((1, body.len() as u64, 1), 0));
     sending.finish();
@@ -354,7 +354,7 @@ fn move_in_the_middle(first: usize, from: usize) {
     begin(&server, 1, body.len() as u64).expect("SHUNT_BEGIN");
     let begun = steered.answer();
     let lost = steered.send(&begun, &body[..first]);
-    wait_for("the client has acknowledged the first bytes", || steered.state(&server).acked >= first as u64);
+    wait_for("the client has acknowledged the first bytes", || steered.state(&server).acked >= first as u64).unwrap();
     lost.finish();
     let goes_on = Move { peer: PEER, ring: RING, handoff: 2, from: from as u64 };
     sockopt::set(&server, SHUNT_SOL, SHUNT_MOVE, &goes_on).expect("SHUNT_MOVE");
@@ -372,24 +372,24 @@ fn move_in_the_middle(first: usize, from: usize) {
 }
 
 #[test]
-fn another_sender_goes_on_from_the_last_acknowledged_byte() {
+fn another_sender_continues_from_the_last_acknowledged_byte() {
     move_in_the_middle(1_000_000, 1_000_000);
 }
 
 #[test]
-fn another_sender_goes_on_though_the_client_has_more_than_it_is_told() {
+fn another_sender_continues_though_the_client_has_more_than_it_knows() {
     move_in_the_middle(1_000_000, 1_000);
 }
 
 #[test]
-fn another_sender_goes_on_from_the_very_first_byte() {
+fn another_sender_continues_from_the_very_first_byte() {
     move_in_the_middle(0, 0);
 }
 
 /// The sender is lost when the client has a part of its bytes behind a hole. Once the server has filled the hole, the
 /// client acknowledges bytes that the server's kernel has not sent.
 #[test]
-fn a_server_goes_on_though_the_client_has_bytes_behind_a_hole() {
+fn a_server_continues_though_the_client_has_bytes_behind_a_hole() {
     const HOLE: usize = 3_000;
     const ISLAND: usize = 50_000;
     let mut steered = Steered::new();
@@ -400,7 +400,7 @@ fn a_server_goes_on_though_the_client_has_bytes_behind_a_hole() {
     let mut behind = begun;
     behind.flow.start = begun.flow.start.wrapping_add(HOLE as u32);
     let lost = steered.send(&behind, &body[HOLE..HOLE + ISLAND]);
-    wait_for("the client has reported the hole", || steered.count("be_in_steered") >= 10);
+    wait_for("the client has reported the hole", || steered.count("be_in_steered") >= 10).unwrap();
     lost.finish();
     sockopt::set(&server, SHUNT_SOL, SHUNT_TAKE, &Take { ring: RING, when: 0, handoff: 1 }).expect("SHUNT_TAKE");
     let taken = steered.answer();
@@ -428,7 +428,7 @@ fn a_region_is_taken_only_when_the_client_has_as_much_as_was_said() {
     let begun = steered.answer();
     let lost = steered.send(&begun, &payload(1, 1000));
     expect(&mut client, &payload(1, 1000));
-    wait_for("they are acknowledged", || steered.state(&server).acked == 1000);
+    wait_for("they are acknowledged", || steered.state(&server).acked == 1000).unwrap();
     for when in [WHOLE, NONE] {
         assert_eq!(take(when, 2).expect_err("it has a part").raw_os_error(), Some(libc::EPERM));
     }

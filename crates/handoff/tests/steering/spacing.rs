@@ -66,7 +66,7 @@ fn an_ack_that_only_advances_ends_at_the_frontend() {
 }
 
 #[test]
-fn one_ack_in_each_spacing_goes_on() {
+fn one_ack_in_each_spacing_is_passed_on() {
     let mut fe = Frontend::with_flow(&spaced());
     let (out, flow) = at_once(&mut fe, spaced(), &ack_of(ACKED + SPACING));
     assert_eq!(out.verdict, REDIRECT);
@@ -86,7 +86,7 @@ fn no_more_than_a_quarter_of_the_clients_window_is_held() {
 }
 
 #[test]
-fn a_sign_of_loss_goes_on_and_so_does_every_ack_after_it() {
+fn a_sign_of_loss_is_passed_on_and_so_is_every_ack_after_it() {
     const ECE: u8 = 0x40;
     let mut fe = Frontend::with_flow(&spaced());
     let at = START + ACKED;
@@ -106,7 +106,7 @@ fn a_sign_of_loss_goes_on_and_so_does_every_ack_after_it() {
 }
 
 #[test]
-fn what_does_not_advance_goes_on() {
+fn acks_that_do_not_advance_are_passed_on() {
     let mut fe = Frontend::with_flow(&spaced());
     let window_update = Segment { window: 61_000, ..ack_of(ACKED) };
     for packet in [window_update, ack_of(ACKED - 2000)] {
@@ -140,7 +140,7 @@ fn a_new_region_has_its_first_ack_passed_on() {
 }
 
 #[test]
-fn one_ack_goes_on_in_each_tick_of_the_clock() {
+fn one_ack_is_passed_on_in_each_tick_of_the_clock() {
     let fe = Frontend::with_flow(&spaced());
     fe.set_flow(&Flow { passed_ns: tick() - 4_000_000, ..spaced() });
     assert_eq!(fe.fe_in(&ack_of(ACKED + 100)).verdict, REDIRECT);
@@ -148,7 +148,7 @@ fn one_ack_goes_on_in_each_tick_of_the_clock() {
 }
 
 #[test]
-fn after_a_silence_every_ack_goes_on() {
+fn after_a_silence_every_ack_is_passed_on() {
     let fe = Frontend::with_flow(&spaced());
     fe.set_flow(&Flow { passed_ns: tick() - 150_000_000, ..spaced() });
     assert_eq!(fe.fe_in(&ack_of(ACKED + 100)).verdict, REDIRECT);

@@ -18,7 +18,7 @@ use shunt_handoff::{Backend, BackendConfig, Frontend, FrontendConfig, detach_all
 use shunt_sys::odb;
 use shunt_sys::repair::{Restored, close_silently, restore};
 use shunt_sys::sockopt;
-use shunt_testbed::{assert_same_bytes, eventually};
+use shunt_testbed::{assert_same_bytes, wait_for};
 use shunt_wire::Endpoint;
 use shunt_wire::flow::FlowState;
 use shunt_wire::local::Event;
@@ -189,7 +189,7 @@ impl Steered {
 
     /// Hands `payload` off on `server`'s connection, and sends it from the backend.
     pub fn hand_off(&mut self, server: &TcpStream, handoff: u64, payload: &[u8]) -> Sending {
-        eventually(|| begin(server, handoff, payload.len() as u64)).expect("SHUNT_BEGIN");
+        wait_for("SHUNT_BEGIN succeeds", || Ok(begin(server, handoff, payload.len() as u64)?)).unwrap();
         let state = self.answer();
         assert_eq!((state.handoff, state.status, state.acked), (handoff, 1, 0));
         if let Some(bytes) = self.spacing {
@@ -249,8 +249,8 @@ impl Steered {
             tsval: (state.flow.options & 1 != 0).then_some(state.flow.tsval & !1),
         };
         // Another test's thread may be starting a program. Until the program runs, it holds our last socket open, too.
-        let restored = eventually(|| self.hosts.backend.run(|| restore(&restored)).expect("netns"));
-        restored.expect("the socket is restored").0
+        let make = || Ok(Some(self.hosts.backend.run(|| restore(&restored)).expect("netns")?));
+        wait_for("the socket is restored", make).unwrap().0
     }
 
     /// Opens a map of the frontend's programs.
@@ -281,9 +281,9 @@ impl Steered {
         let look = || {
             self.say_words();
             let records = self.records(Duration::from_millis(10));
-            if records.is_empty() { Err("no event") } else { Ok(records) }
+            (!records.is_empty()).then_some(records)
         };
-        event(&one(eventually(look).unwrap_or_default(), self))
+        event(&one(wait_for("an event", look).unwrap_or_default(), self))
     }
 
     fn say_words(&self) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * What a VLAN sub-interface does to the packets of the port below it, for kernels that can make
- * none: a tag on the way out, off again on the way in. And a count of what passes with a tag and
- * without.
+ * Acts as a VLAN sub-interface on the packets of the port below it, for kernels that can make none:
+ * adds a tag to leaving packets, removes it from arriving ones. Counts packets with and without a
+ * tag.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>

@@ -8,7 +8,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, ObjectBuilder, TC_EGRESS, TC_INGRE
 use shunt_handoff::bpf::*;
 use shunt_sys::netns::Netns;
 use shunt_sys::tap::Tap;
-use shunt_testbed::eventually;
+use shunt_testbed::wait_for;
 
 use super::host::{ifindex, ip};
 use super::icmp::Report;
@@ -64,12 +64,9 @@ impl Tagging {
         })
     }
 
-    fn wait_until(&self, enough: impl Fn([u64; 3]) -> bool) -> [u64; 3] {
-        let look = || {
-            let seen = self.seen();
-            if enough(seen) { Ok(seen) } else { Err(seen) }
-        };
-        eventually(look).expect("enough frames")
+    /// Waits until `enough` of the frames have been seen.
+    fn wait_for_frames(&self, enough: impl Fn([u64; 3]) -> bool) -> [u64; 3] {
+        wait_for("enough frames", || Some(self.seen()).filter(|seen| enough(*seen))).unwrap()
     }
 }
 
@@ -143,7 +140,7 @@ fn tagged(frame: &[u8], tags: &[(u16, u16)]) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_steered_away_leaves_its_vlan_and_what_stays_does_not() {
+fn steered_packets_leave_their_vlan_and_others_do_not() {
     let mut fe = Frontend::with_flow(&flow());
     let trunk = Tap::make("trunk0").expect("a TAP device");
     ip(&["link", "set", "trunk0", "up"]);
@@ -162,7 +159,7 @@ fn what_is_steered_away_leaves_its_vlan_and_what_stays_does_not() {
     ] {
         let seen = leaves.seen()[0];
         trunk.send(&tagged(&frame, &[(0x8100, 42)])).expect("the frame is received");
-        leaves.wait_until(|now| now.iter().sum::<u64>() > seen);
+        leaves.wait_for_frames(|now| now.iter().sum::<u64>() > seen);
         assert_eq!(fe.counted(), once(counters));
     }
     let copies = fe.copies(2);
@@ -173,13 +170,13 @@ fn what_is_steered_away_leaves_its_vlan_and_what_stays_does_not() {
 
     let twice = tagged(&ack(3_000).to_frame(), &[(0x88a8, 42), (0x8100, 7)]);
     trunk.send(&twice).expect("the frame is received");
-    assert_eq!(stays.wait_until(|now| now[2] > 0)[1..], [1, 1]);
+    assert_eq!(stays.wait_for_frames(|now| now[2] > 0)[1..], [1, 1]);
     assert!(fe.counted().is_empty(), "of a packet with two tags");
     assert_eq!(leaves.seen()[1..], [0, 0]);
 }
 
 #[test]
-fn what_has_a_tag_in_front_of_its_ip_header_passes_untouched() {
+fn packets_with_a_tag_in_front_of_the_ip_header_pass_untouched() {
     let mut fe = Frontend::with_flow(&flow());
     let mut be = Backend::new();
     be.set_sender(client(), peer().port(), 3, &SenderSlot { live: 1, ..Default::default() });

@@ -62,7 +62,7 @@ proptest! {
     }
 
     #[test]
-    fn a_second_sender_goes_on_at_any_byte_with_the_same_bytes(
+    fn a_second_sender_continues_at_any_byte_with_the_same_bytes(
         suite in suites(), length in 1usize..200_000, content_bytes in 63u16..=1 << 14, cut in 0.0..1.0f64,
     ) {
         let content_bytes = content_bytes.max((length / 2000) as u16).max(63);
@@ -78,7 +78,7 @@ proptest! {
 }
 
 #[test]
-fn what_a_claim_cannot_mean_is_malformed() {
+fn a_claim_with_impossible_values_is_malformed() {
     let good = Keys::of(Suite::Aes128GcmSha256);
     let file = file_of(&bytes(100_000));
     let stream = |keys: &Keys| Body::sealed(payload(&file, 0), keys.generation()).map(drop);
@@ -119,7 +119,8 @@ fn a_file_that_changes_ends_the_stream_before_a_changed_byte_is_sealed() {
             file.rewind().unwrap();
             file.write_all(&[0; 1 << 20]).unwrap();
             FileIdentity::of(&file.metadata().unwrap()).ctime_ns != then.ctime_ns
-        });
+        })
+        .unwrap();
         if mtime_is_kept {
             file.set_modified(modified).unwrap();
         }

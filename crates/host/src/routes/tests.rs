@@ -42,7 +42,7 @@ fn rules_are_followed_as_for_redirected_packets() {
 }
 
 #[test]
-fn of_several_paths_an_address_has_one_and_keeps_it() {
+fn an_address_keeps_one_of_several_paths() {
     let more = [
         "route add 203.0.113.0/24 nexthop via 10.0.1.2 nexthop via 10.0.2.2",
         "route add 2001:db8:9::/64 nexthop via fd00:1::2 nexthop via fd00:2::2",
@@ -64,7 +64,7 @@ fn of_several_paths_an_address_has_one_and_keeps_it() {
 }
 
 #[test]
-fn what_leads_to_no_other_machine_is_no_route() {
+fn routes_that_lead_to_no_other_machine_are_refused() {
     let more =
         ["route add blackhole 198.51.100.1", "route add unreachable 198.51.100.2", "route add prohibit 2001:db8:9::3"];
     let asked = ["198.51.100.1", "198.51.100.2", "2001:db8:9::3", "203.0.113.1", "192.0.2.1", "2001:db8::1"];
@@ -90,7 +90,7 @@ fn a_route_that_encapsulates_is_none() {
 }
 
 #[test]
-fn a_vrf_has_routes_of_its_own() {
+fn a_vrf_has_its_own_routes() {
     let found = on_a_machine("vrf", &[], |machine| {
         if !machine.try_ip("link add blue type vrf table 10").status.success() {
             return None;
@@ -107,7 +107,7 @@ fn a_vrf_has_routes_of_its_own() {
             assert_eq!(inside, Ok(west));
             assert!(outside[0].starts_with("Network is unreachable"), "{outside:?}");
         }
-        None => shunt_testbed::skipped("a_vrf_has_routes_of_its_own", "this kernel has no VRF"),
+        None => shunt_testbed::skipped("a_vrf_has_its_own_routes", "this kernel has no VRF"),
     }
 }
 

@@ -64,7 +64,7 @@ fn attack(minutes: f64, seed: u64, progress: &Progress) -> Result<Outcome> {
     }
     progress.clear();
     let ended = [ours.ended()?, plain.ended()?];
-    // Where an agent is gone, it has no counters, and the difference is 0.
+    // If an agent is gone, it has no counters, and the difference is 0.
     let shortcuts = ours.shortcuts().unwrap_or(shortcuts).saturating_sub(shortcuts);
     let mut outcome = Outcome::of(seed, minutes, &turns, &ended, shortcuts);
     if !outcome.wrong.is_empty() {

@@ -104,7 +104,7 @@ fn ahead(known: Known, only_ahead: bool, random: &mut Random) -> Vec<Vec<u8>> {
 pub(super) fn read_nothing(host: &Host, server: SocketAddr, path: &str, hostile: &Hostile) -> Result<()> {
     while !hostile.over.load(Ordering::Relaxed) {
         let open = || -> Result<Vec<OwnedFd>> { (0..UNREAD).map(|_| unread(server, path)).collect() };
-        // Where no connection can be made, the attack has done what it can.
+        // If no connection can be made, the attack can do no more.
         let held = host.run(open)?.unwrap_or_default();
         let begin = Instant::now();
         while begin.elapsed() < UNREAD_LIFE && !hostile.over.load(Ordering::Relaxed) {

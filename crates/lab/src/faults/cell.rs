@@ -39,7 +39,7 @@ pub struct Outcome {
     pub seconds: f64,
     /// Time from the repair to a new shortcut on each path.
     pub again_seconds: f64,
-    /// What the service held afterwards and not before, with counts.
+    /// Things that the service held afterwards and not before, with counts.
     pub leaks: BTreeMap<String, u64>,
     /// Everything that was wrong; empty where all was right.
     pub faults_found: Vec<String>,

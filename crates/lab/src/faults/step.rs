@@ -1,10 +1,11 @@
 //! Steps of a handoff at which faults are injected. Each step is held from outside: the process that would continue is
 //! stopped (SIGSTOP), or the client does not read.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
+use shunt_testbed::wait_for;
 
 use super::bed::{Bed, LONG_FILE, QUEUED_FILE};
 use super::client::Client;
@@ -165,15 +166,6 @@ fn one_before(client: &mut Client, prefix: &str) -> Result<()> {
 /// Whether a connection to the host's server holds bytes that the server has not read.
 fn unread_requests(host: &Host) -> Result<bool> {
     Ok(host.tcp_sockets()?.iter().any(|socket| socket.local.port() == 80 && socket.unread_bytes > 0))
-}
-
-fn wait_for(what: &str, mut there: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + LIMIT;
-    while !there()? {
-        ensure!(Instant::now() < deadline, "waited {LIMIT:?} for {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
 }
 
 impl Part {

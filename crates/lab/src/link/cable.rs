@@ -48,7 +48,7 @@ impl Cable {
         let (stop, running) = std::io::pipe().context("making a pipe")?;
         let shared = Arc::clone(&lines);
         let thread = std::thread::Builder::new().name(format!("link-{host}")).spawn(move || {
-            // Where pinning fails, the thread is slower or reorders frames; tests of what it carries notice that.
+            // If pinning fails, the thread is slower or reorders frames; tests of what it carries notice that.
             let _ = pin(None, Some(core));
             carry(&ends, &shared, stop);
         });

@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, Copy)]
 pub struct Known {
     pub name: &'static str,
-    /// What is seen instead of the expected outcome.
+    /// Outcome that is seen instead of the expected one.
     pub seen: &'static str,
     /// Whether it fails each time. A row that only may fail is allowed to pass.
     pub always: bool,

@@ -10,7 +10,7 @@ pub(super) fn at(role: Role, host: &Host, text: String, change: impl FnOnce(&str
 /// Returns the text with another value in each line `key = ...`.
 ///
 /// # Panics
-/// Where there is no such line: the row would make no mistake.
+/// When there is no such line: the row would make no mistake.
 pub(super) fn set(text: &str, key: &str, value: &str) -> String {
     let is = |line: &&str| line.split_once(" = ").is_some_and(|(name, _)| name == key);
     assert!(text.lines().any(|line| is(&line)), "no line sets {key}:\n{text}");
@@ -20,7 +20,7 @@ pub(super) fn set(text: &str, key: &str, value: &str) -> String {
 /// Returns the text without the lines that begin with a word.
 ///
 /// # Panics
-/// Where the text does not contain the word.
+/// When the text does not contain the word.
 pub(super) fn without(text: &str, word: &str) -> String {
     assert!(text.contains(word), "nothing to take out: {word}\n{text}");
     text.lines().filter(|line| !line.trim_start().starts_with(word)).map(|line| format!("{line}\n")).collect()
@@ -29,7 +29,7 @@ pub(super) fn without(text: &str, word: &str) -> String {
 /// Returns the text with one part replaced by another.
 ///
 /// # Panics
-/// Where the text does not contain the part.
+/// When the text does not contain the part.
 pub(super) fn swap(text: &str, from: &str, to: &str) -> String {
     assert!(text.contains(from), "nothing to replace: {from}\n{text}");
     text.replace(from, to)
@@ -38,7 +38,7 @@ pub(super) fn swap(text: &str, from: &str, to: &str) -> String {
 /// Returns the value of a line `key = "..."`.
 ///
 /// # Panics
-/// Where there is no such line.
+/// When there is no such line.
 pub(super) fn value<'a>(text: &'a str, key: &str) -> &'a str {
     let found = text.lines().find_map(|line| line.split_once(" = ").filter(|(name, _)| *name == key));
     found.map_or_else(|| panic!("no line sets {key}:\n{text}"), |(_, value)| value.trim_matches('"'))

@@ -131,7 +131,7 @@ impl Drop for Agent<'_> {
         if let Some(process) = self.process.take() {
             let _ = process.stop();
         }
-        // What the agent has loaded outlives it by design. If this fails, the watchdog removes the pins.
+        // The agent's programs and maps outlive it by design. If this fails, the watchdog removes the pins.
         let mut detach = self.command();
         detach.arg("--detach");
         let _ = self.host.output(detach);

@@ -19,7 +19,7 @@ const SLOW_PIECE: usize = 16 << 10;
 /// Number of a fast reader's reads before other connections have their turn.
 const FAST_PIECES: usize = 8;
 
-/// What a connection waits for next.
+/// Next event that a connection waits for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Wants {
     /// Data to read.

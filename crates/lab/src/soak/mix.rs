@@ -29,7 +29,7 @@ pub fn files() -> Vec<File> {
 /// Speed at which a client reads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Reader {
-    /// As fast as data arrives.
+    /// Reads as fast as data arrives.
     Fast,
     /// This many bytes per second.
     Slow(u64),

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Fetch, Lab, Options, Role};
-use shunt_testbed::{eventually, same_bytes};
+use shunt_testbed::{same_bytes, wait_for};
 use shunt_wire::Address;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{Answer, Claim, Digest, Ended, Frame, Hello, Protocol, Spacing, padded_name};
@@ -161,11 +161,11 @@ fn a_backends_agent_that_answers_without_end_is_not_heard() -> Result<()> {
         session.frame()?.context("the frontend's agent answers with HELLO")?;
         let (before, (frames, count)) = (service.frontend_stats()?, unasked());
         session.send(&frames)?;
-        let after = eventually(|| {
+        let after = wait_for("all messages are dropped", || {
             let now = service.frontend_stats()?;
             let dropped = now.count("agent.unasked") - before.count("agent.unasked");
             ensure!(dropped >= count, "{dropped} of {count} were dropped");
-            Ok(now)
+            Ok(Some(now))
         })?;
         ensure!(after.count("agent.unread") == before.count("agent.unread"), "a server's socket was full");
         drop(session);
@@ -184,17 +184,17 @@ fn a_clone_of_a_machine_takes_no_session_from_it() -> Result<()> {
         let one = service.lab.hosts_of(Role::Backend).next().context("a backend")?;
         let other = service.lab.hosts_of(Role::Backend).nth(1).context("a second backend")?;
         let clone = Impostor::with_certificate_of(service.lab, one.name())?;
-        let sessions = service.frontend_stats()?.count("agent.sessions");
+        let sessions = service.counted("agent.sessions")?;
         let greeting = hello(one.name(), Some(SocketAddr::new(other.address().into(), 61_000)));
         for _ in 0..5 {
             let answer = clone.connect(other, frontend)?.ask(&greeting)?;
             ensure!(matches!(Frame::parse(&answer), Ok(Some((Frame::Refused(_), _)))), "not refused: {answer:?}");
         }
-        let begun = service.frontend_stats()?.count("agent.sessions") - sessions;
+        let begun = service.counted("agent.sessions")? - sessions;
         ensure!(begun == 0, "{begun} sessions began");
         let addresses = [one, other].map(|host| host.service_address().map(|address| address.to_string()));
         let are_told = |line: &str| addresses.iter().flatten().all(|address| line.contains(address.as_str()));
-        eventually(|| {
+        wait_for("the log names both machines once", || {
             let log = service.service.agent(frontend)?.log();
             let said = log.lines().filter(|line| line.contains("two machines use the certificate")).collect::<Vec<_>>();
             ensure!(said.len() == 1 && are_told(said[0]), "not said once with both addresses: {said:?}");
@@ -215,11 +215,7 @@ fn a_backends_agent_says_once_as_which_servers_it_sends() -> Result<()> {
         session.send(&[&begins[..], &again[..]].concat())?;
         session.wait_for_ping()?;
         // The message is repeated until the session ends, because messages keep a session alive.
-        eventually(|| match session.send(&again) {
-            Ok(()) => Err("the session goes on"),
-            Err(_) => Ok(()),
-        })
-        .map_err(anyhow::Error::msg)
+        wait_for("the session ends", || session.send(&again).is_err())
     })
 }
 

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Fetch, FlowTable, Host, Lab, Options, Role, fetch};
-use shunt_testbed::eventually;
+use shunt_testbed::wait_for;
 
 use crate::offers::consenting;
 use crate::service::impostor::agents_address;
-use crate::service::{FILES, connect_to_agent, needs_root, start, start_on, until};
+use crate::service::{FILES, connect_to_agent, needs_root, start, start_on};
 
 /// Time that is longer than any timeout of an agent.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -62,7 +62,7 @@ fn a_slow_loris_loses_its_place() -> Result<()> {
         let mut slow = open(frontend, backend, 1)?.remove(0);
         // The longest possible record, a byte at a time.
         let mut next = [22, 3, 1, 0x40, 0].into_iter().chain(std::iter::repeat(0));
-        until("the agent closes the connection", || Ok(slow.write_all(&[next.next().unwrap_or(0)]).is_err()))?;
+        wait_for("the agent closes the connection", || Ok(slow.write_all(&[next.next().unwrap_or(0)]).is_err()))?;
         service.still_good()
     })
 }
@@ -179,7 +179,7 @@ fn flows_of_short_connections_make_room() -> Result<()> {
     start(0, |service| {
         let table = FlowTable::of(service.lab)?;
         table.add_ended(40_000, Duration::from_secs(10))?;
-        eventually(|| {
+        wait_for("ended flows are forgotten", || {
             let stats = service.frontend_stats()?;
             ensure!(stats.count("frontend.flows") <= 1000, "{}", stats.under("frontend"));
             Ok(())

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Host, Lab, Options, ShuntPart};
+use shunt_testbed::wait_for;
 use shunt_wire::Endpoint;
 use shunt_wire::local::{Channel, Handoff, VERSIONS, kind};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::service::held::Held;
-use crate::service::{FILES, Running, connect_to_agent, needs_root, start, start_on, until};
+use crate::service::{FILES, Running, connect_to_agent, needs_root, start, start_on};
 
 /// The system's Python: a user's own one could not be run by another user.
 const PYTHON: &str = "/usr/bin/python3";
@@ -83,7 +84,7 @@ fn a_server_cannot_hand_off_another_servers_connection() -> Result<()> {
         let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
         let held = service.lab.client().run(|| Held::ask(service, "7m", ""))??;
         let claims = || -> Result<u64> { Ok(service.service.stats(backend)?.count("agent.claims")) };
-        until("there is a claim of the connection's own server", || Ok(claims()? > 0))?;
+        wait_for("there is a claim of the connection's own server", || Ok(claims()? > 0))?;
         let before = claims()?;
         let attacker = connect_to_agent(frontend)?;
         let say = |bytes: &[u8]| rustix::net::send(&attacker, bytes, rustix::net::SendFlags::empty());
@@ -127,7 +128,7 @@ fn another_users_process_is_no_server() -> Result<()> {
         ensure!(answer.trim() == "10", "the observer's counters: {answer:?}");
         let answer = ask(OBSERVER, frontend, &[HELLO])?;
         ensure!(answer.trim() == "6 15", "the observer as a server: {answer:?}");
-        let refused = service.frontend_stats()?.count("agent.refused_callers");
+        let refused = service.counted("agent.refused_callers")?;
         ensure!(refused == 3, "{refused} refusals counted");
         ensure!(service.service.agent(frontend)?.log().contains("`observers`"), "the log does not name the setting");
         let said = stats_as_nobody(frontend)?;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::net::{AddressFamily, Protocol, RawProtocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::net::{recv, sendto, socket_with};
 use shunt_lab::{ByteMeter, Fetch, Host, Lab, Options};
-use shunt_testbed::eventually;
+use shunt_testbed::wait_for;
 
 use crate::segments::packet;
 use crate::service::{Running, needs_root, start_on};
@@ -58,12 +58,12 @@ fn raw(host: &Host, protocol: u32) -> Result<OwnedFd> {
 /// Waits for a server's SYN-ACK on a raw socket.
 fn handshake(incoming: &OwnedFd, server: SocketAddr) -> Result<Numbers> {
     let mut bytes = [0; 4096];
-    eventually(|| -> Result<Numbers> {
+    wait_for("a SYN-ACK", || {
         loop {
             let received = recv(incoming, &mut bytes[..], RecvFlags::empty());
             let (_, length) = received.with_context(|| format!("no SYN-ACK of {server}"))?;
             if let Some(numbers) = syn_ack(&bytes[..length], server) {
-                return Ok(numbers);
+                return Ok(Some(numbers));
             }
         }
     })
@@ -135,9 +135,9 @@ fn walk(service: &Running<'_>) -> Result<TcpStream> {
     let numbers = handshake(&incoming, server)?;
     connection.set_read_timeout(Some(Duration::from_secs(20)))?;
     let mut head = [0; 4096];
-    let length = eventually(|| {
+    let length = wait_for("the response's header", || {
         let read = connection.peek(&mut head)?;
-        head[..read].windows(4).position(|window| window == b"\r\n\r\n").context("no response")
+        Ok(head[..read].windows(4).position(|window| window == b"\r\n\r\n"))
     })?;
     let end = length as u32 + 4 + LENGTH;
     let mut unread = vec![0; 16 << 20];

@@ -89,7 +89,7 @@ fn check_privileges(service: &Running<'_>) -> Result<()> {
 /// Fetches bodies until one has gone by a fetch. A location whose bodies are always fetched gives a consent only
 /// sometimes, and relays the others.
 fn fetches_work(service: &Running<'_>) -> Result<()> {
-    let fetched = || Ok::<_, anyhow::Error>(service.frontend_stats()?.count("servers.fetched_filter"));
+    let fetched = || service.counted("servers.fetched_filter");
     let (before, server) = (fetched()?, service.service.chain().server());
     for _ in 0..16 {
         for (name, _) in FILES.iter().filter(|(_, size)| *size >= 32 << 10) {

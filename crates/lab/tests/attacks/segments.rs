@@ -115,7 +115,7 @@ fn download_under(
     })?;
     ensure!(sent >= 10 * AT_ONCE, "only {sent} packets");
     service.whole(&fetched)?;
-    let shortcuts = service.frontend_stats()?.count("servers.shortcuts");
+    let shortcuts = service.counted("servers.shortcuts")?;
     ensure!(shortcuts == 2, "{shortcuts} shortcuts instead of 2");
     service.still_good()
 }
@@ -127,7 +127,7 @@ fn guessed_segments_in_a_clients_name_do_nothing() -> Result<()> {
         let other = service.lab.hosts_of(shunt_lab::Role::Client).nth(1).context("a second client")?;
         let server = service.service.chain().server();
         download_under(service, other, |client, numbers| guesses(client, server, numbers))?;
-        let strange = service.frontend_stats()?.count("frontend.fe_in_strange");
+        let strange = service.counted("frontend.fe_in_strange")?;
         ensure!(strange > 0, "no guess was recognised by its sequence number");
         Ok(())
     })

@@ -47,7 +47,7 @@ fn a_number_that_is_used_again_is_another_connection() -> Result<()> {
             numbers.next() == numbers.next()
         });
         ensure!(again.count() >= 15, "numbers were not used again: {log}");
-        let handed = service.frontend_stats()?.count("store.by_program.python3.handed_off");
+        let handed = service.counted("store.by_program.python3.handed_off")?;
         ensure!(handed >= 15 * LENGTH as u64, "{handed} bytes were handed off: {log}");
         Ok(())
     })

@@ -11,15 +11,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Ending, Fetch};
 use shunt_odb::place::Version;
-use shunt_testbed::same_bytes;
+use shunt_testbed::{same_bytes, wait_for, wait_or_fail};
 
 use crate::lost::{disturb, is_honest};
-use crate::service::{Running, until};
+use crate::service::Running;
 use crate::{handed_off, long_bytes, options, paths, program, run, run_with};
 
 /// Waits until the last change of each file is long enough ago for it to be sent by reference, and not copied.
 fn until_settled(service: &Running<'_>) -> Result<()> {
-    until("the files have settled", || {
+    wait_for("the files have settled", || {
         for file in std::fs::read_dir(&service.files)? {
             let version = Version::of(File::open(file?.path())?)?;
             if version.is_some_and(|version| !version.is_settled()) {
@@ -34,7 +34,7 @@ fn until_settled(service: &Running<'_>) -> Result<()> {
 fn settle(service: &Running<'_>) -> Result<()> {
     until_settled(service)?;
     // Long files are referred to at once, a short one when it is sent again.
-    until("files are referred to", || {
+    wait_or_fail("files are referred to", || {
         service.whole(&Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths(1))?)?;
         Ok(service.service.stats(service.lab.backend())?.count("store.files") >= 2)
     })
@@ -90,7 +90,7 @@ fn a_file_that_changes_while_it_is_sent_costs_a_connection_and_no_byte() -> Resu
 }
 
 fn begun(service: &Running<'_>) -> Result<u64> {
-    Ok(service.frontend_stats()?.count("frontend.fe_begun"))
+    service.counted("frontend.fe_begun")
 }
 
 const LENGTH: usize = 1 << 20;

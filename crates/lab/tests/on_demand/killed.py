@@ -1,4 +1,4 @@
-"""Gives a client the beginning of a body, hands the rest of it off, and is gone before anybody hears of that. Arguments: where
+"""Gives a client the beginning of a body, hands off the rest, and ends before the agent learns of the handoff. Arguments: where
 it listens, who has the body, its path and its length."""
 import os
 import signal

@@ -46,7 +46,7 @@ fn what_was_handed_off_and_not_told_of_ends_soon() -> Result<()> {
             ensure!(begun == turn, "turn {turn}: {begun} have begun");
             ensure!(begun == told + cancelled, "turn {turn}, {ends}: {told} told of, {cancelled} cancelled");
         }
-        ensure!(service.frontend_stats()?.count("frontend.fe_cancelled") > 0, "each was told of before the end");
+        ensure!(service.counted("frontend.fe_cancelled")? > 0, "each was told of before the end");
         Ok(())
     })
 }

@@ -6,8 +6,9 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use shunt_lab::faults::Client;
 use shunt_lab::{Ending, Fetch, Host};
+use shunt_testbed::{wait_for, wait_or_fail};
 
-use crate::service::{Running, until};
+use crate::service::Running;
 use crate::{LIMIT, options, paths, run};
 
 /// Time between killing a process and starting it again. It is what these tests are about: nothing ends it sooner.
@@ -28,8 +29,8 @@ pub fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) ->
 /// Waits until all files come whole and bodies pass by the frontend again. Programs notice within two seconds that
 /// their store has been restarted. Until then bytes that they write may be lost, and connections with them.
 pub fn until_handed_off(service: &Running<'_>) -> Result<()> {
-    until("bodies are handed off", || {
-        let begun = || Ok::<_, anyhow::Error>(service.frontend_stats()?.count("frontend.fe_begun"));
+    wait_or_fail("bodies are handed off", || {
+        let begun = || service.counted("frontend.fe_begun");
         let before = begun()?;
         let fetched = Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths(1));
         let Ok(fetched) = fetched else { return Ok(false) };
@@ -90,6 +91,6 @@ fn clients_that_leave_in_the_middle_leave_nothing_behind() -> Result<()> {
             client.read_until(turn * 150_000, LIMIT)?;
         }
         until_handed_off(service)?;
-        until("no handoffs are left", || Ok(service.frontend_stats()?.count("agent.now.handoffs") == 0))
+        wait_for("no handoffs are left", || Ok(service.counted("agent.now.handoffs")? == 0))
     })
 }

@@ -40,7 +40,7 @@ fn run_with(files: &[(&str, u64)], options: Options, what: impl FnOnce(&mut Runn
 
 /// Returns the bytes that the frontend's nginx has written to clients without having them in memory.
 fn handed_off(service: &Running<'_>) -> Result<u64> {
-    Ok(service.frontend_stats()?.count("store.by_program.nginx.handed_off"))
+    service.counted("store.by_program.nginx.handed_off")
 }
 
 fn intermediate<'a>(service: &Running<'a>) -> Result<&'a Host> {
@@ -70,7 +70,7 @@ fn bodies_pass_by_all_tiers() -> Result<()> {
             let bytes = meter?.total()?;
             ensure!((bytes.rx_bytes + bytes.tx_bytes) * 5 < long, "{bytes:?} of {long} at a tier that is passed by");
         }
-        ensure!(service.frontend_stats()?.count("frontend.fe_cancelled") == 0);
+        ensure!(service.counted("frontend.fe_cancelled")? == 0);
         Ok(())
     })
 }

@@ -8,10 +8,10 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use rustix::process::Signal;
 use shunt_lab::{Ending, Fetch, Options, Process, Settings, faults::Client};
-use shunt_testbed::{eventually, same_bytes};
+use shunt_testbed::{same_bytes, wait_for, wait_or_fail};
 
 use crate::lost::until_handed_off;
-use crate::service::{Running, until};
+use crate::service::Running;
 use crate::{LIMIT, options, paths, program, run, trailers};
 
 /// Sends 20 requests for every file on each of eight connections at once, with different kinds of clients: about a
@@ -175,9 +175,9 @@ fn written_meanwhile(
     let arguments = ["/1m", &length, &beginning, &begun, then];
     let (program, at) = program::start(service, include_str!("nonblocking.py"), &arguments)?;
     // After this body, it is known which machine sends to such clients.
-    until("something is handed off", || {
+    wait_or_fail("something is handed off", || {
         service.lab.client().run(|| everything(service, asking(TcpStream::connect(at)?, b"w")?))??;
-        Ok(service.frontend_stats()?.count("frontend.fe_begun") > 0)
+        Ok(service.counted("frontend.fe_begun")? > 0)
     })
     .with_context(|| program.log())?;
     let connect = || -> Result<(Vec<TcpStream>, TcpStream)> {
@@ -186,7 +186,7 @@ fn written_meanwhile(
     };
     let client = service.lab.client();
     let (clients, mut other) = while_the_agent_stands_still(service, || client.run(connect)?)?;
-    eventually(|| {
+    wait_for("each connection is taken back or cancelled", || {
         let stats = service.frontend_stats()?;
         let taken_back = stats.count("store.by_program.python3.taken_back") / BEGINNING as u64;
         let over = taken_back + stats.count("frontend.fe_cancelled");

@@ -2,9 +2,8 @@
 
 use anyhow::{Result, ensure};
 use shunt_lab::{Fetch, Host, Options, Role, Settings};
-use shunt_testbed::eventually;
+use shunt_testbed::{wait_for, wait_or_fail};
 
-use crate::service::until;
 use crate::{intermediate, options, paths, run};
 
 /// Removes the backend from the peers of the frontend's agent. The intermediate stays a peer.
@@ -28,16 +27,13 @@ fn a_tier_that_does_not_know_the_holder_gets_bytes() -> Result<()> {
             Ok(service.service.stats(between)?.count(&format!("store.by_program.nginx.{name}")))
         };
         // Agents may have to start first, and to find each other.
-        eventually(|| service.service.all_stats().map(drop))?;
-        until("the backend refers to what the intermediate may fetch", || {
+        wait_for("each agent answers", || service.service.all_stats().map(drop))?;
+        wait_or_fail("the backend refers to what the intermediate may fetch", || {
             service.whole(&Fetch::new(server).run(service.lab.client(), &paths(2))?)?;
             Ok(counted("received_absent")? > 0)
         })?;
         ensure!(counted("passed_on")? == 0, "{} bytes were passed on by reference", counted("passed_on")?);
-        ensure!(
-            service.frontend_stats()?.count("store.unreached") == 0,
-            "the frontend was told of what it cannot reach"
-        );
+        ensure!(service.counted("store.unreached")? == 0, "the frontend was told of what it cannot reach");
         Ok(())
     })
 }

@@ -15,15 +15,7 @@ use shunt_lab::{
     Cores, Fetched, Host, Lab, LabBuilder, Options, Placement, Service, ShuntPart, Stats, Wire, fetch, file_sha256,
 };
 pub use shunt_testbed::needs_root;
-use shunt_testbed::{PATIENCE, eventually, within};
-
-/// Waits until `reached` returns true, and returns its first error. `what` names the condition where it never does.
-pub fn until(what: &str, mut reached: impl FnMut() -> Result<bool>) -> Result<()> {
-    eventually(|| match reached() {
-        Ok(false) => Err(anyhow!("not within {PATIENCE:?}: {what}")),
-        other => Ok(other.map(drop)),
-    })?
-}
+use shunt_testbed::{wait_at_most, wait_for, wait_or_fail};
 
 /// Asserts that a body is that of a file, by its hash.
 pub fn same_file(files: &Path, name: &str, sha256: &str) -> Result<()> {
@@ -119,6 +111,11 @@ impl Running<'_> {
         self.service.stats(self.lab.frontend())
     }
 
+    /// Returns a counter of the frontend.
+    pub fn counted(&self, name: &str) -> Result<u64> {
+        Ok(self.frontend_stats()?.count(name))
+    }
+
     /// Asserts that each status is 200 and each body is that of the file.
     pub fn whole(&self, fetched: &[Fetched]) -> Result<()> {
         for one in fetched {
@@ -138,15 +135,12 @@ impl Running<'_> {
     /// Waits until servers have found their agents again and shortcuts are taken. Until then bodies are relayed, and
     /// must be whole, too.
     pub fn good_again(&self) -> Result<()> {
-        eventually(|| match self.shortcuts_of_two() {
-            Ok(shortcuts) if shortcuts < 2 => Err(anyhow!("{shortcuts} shortcuts instead of 2")),
-            other => Ok(other.map(drop)),
-        })?
+        wait_or_fail("both bodies take the shortcut", || Ok(self.shortcuts_of_two()? == 2))
     }
 
     /// Waits until all agents and servers together have counted `least` of `name`.
     pub fn until_counted(&self, name: &str, least: u64) -> Result<()> {
-        eventually(|| {
+        wait_for(&format!("{least} {name} are counted"), || {
             let counted = self.service.all_stats()?.count(name);
             ensure!(counted >= least, "{counted} of {least} {name}");
             Ok(())
@@ -155,7 +149,7 @@ impl Running<'_> {
 
     /// Waits until the backend's agent has senders, or has none, not even parked ones.
     pub fn until_sending(&self, is_sending: bool) -> Result<()> {
-        eventually(|| {
+        wait_for("the backend's senders have begun or are gone", || {
             let stats = self.service.stats(self.lab.backend())?;
             ensure!((stats.count("agent.senders.now") > 0) == is_sending, "{}", stats.under("agent.senders"));
             Ok(())
@@ -163,15 +157,12 @@ impl Running<'_> {
     }
 
     fn shortcuts_of_two(&self) -> Result<u64> {
-        let counted = || Ok::<_, anyhow::Error>(self.frontend_stats()?.count("servers.shortcuts"));
-        let before = counted()?;
+        let shortcuts = || self.counted("servers.shortcuts");
+        let before = shortcuts()?;
         self.whole(&fetch(self.lab.client(), self.service.chain().server(), &["/64k", "/1m"])?)?;
         // The client may have its last byte before the frontend knows and counts it.
-        let _ = within(Duration::from_secs(3), || {
-            ensure!(counted()? >= before + 2);
-            Ok(())
-        });
-        Ok(counted()?.saturating_sub(before))
+        let _ = wait_at_most(Duration::from_secs(3), "both are counted", || Ok(shortcuts()? >= before + 2));
+        Ok(shortcuts()?.saturating_sub(before))
     }
 
     /// Asserts that no response that was long enough was relayed or fetched.

@@ -1,4 +1,4 @@
-//! A backend is lost in the middle of a payload. Another one goes on, with the right byte of the right record.
+//! A backend is lost in the middle of a payload. Another one continues, with the right byte of the right record.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -6,15 +6,16 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result, ensure};
 use shunt_handoff::identity::FileIdentity;
 use shunt_lab::{Host, Lab, Role};
+use shunt_testbed::wait_for;
 
 use crate::bed::on_tls_in;
 use crate::client::{Body, Client, Target};
 use crate::nonces::opened;
-use crate::service::{Running, needs_root, until};
+use crate::service::{Running, needs_root};
 
 /// Waits until a file is old enough for payloads that begin then to have its digest told.
 pub fn until_it_is_quiet(file: &Path) -> Result<()> {
-    until("the file is old enough", || {
+    wait_for("the file is old enough", || {
         Ok(FileIdentity::of(&file.metadata()?).is_older_than(Duration::from_secs(4), SystemTime::now()))
     })
 }

@@ -4,11 +4,11 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use shunt_testbed::same_bytes;
+use shunt_testbed::{same_bytes, wait_for};
 
 use crate::bed::{Before, Counted, on_tls};
 use crate::client::{Body, Client, Target, connect_from, request};
-use crate::service::{Running, needs_root, until};
+use crate::service::{Running, needs_root};
 
 /// Bytes left at a point of a 64 MiB body where most of it has not even been sent.
 pub const MIDDLE: u64 = 48 << 20;
@@ -105,7 +105,7 @@ fn a_reset_in_mid_payload_hurts_nobody_else() -> Result<()> {
             other.get(&target, "1m")
         })??;
         let before = before.count("servers.aborted");
-        until("somebody notices the reset", || Ok(service.frontend_stats()?.count("servers.aborted") > before))
+        wait_for("somebody notices the reset", || Ok(service.counted("servers.aborted")? > before))
     })
 }
 

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Host, Lab, Link, Tcpdump};
+use shunt_testbed::wait_for;
 
 use crate::bed::{FILES, on_tls, on_tls_in};
 use crate::client::{Client, Shared, Target, Told};
 use crate::midway::MIDDLE;
 use crate::opened::{Opened, Used, open, records, stream};
-use crate::service::{Running, needs_root, until};
+use crate::service::{Running, needs_root};
 
 /// Captures the client's packets during `talk`. Returns the capture's file, and the result of `talk`.
 pub fn captured<T>(
@@ -136,14 +137,11 @@ fn of_aborted_handoffs() -> Result<()> {
     needs_root();
     on_tls(0, |service| {
         let (target, file) = (Target::of(service), service.files.join("64m"));
-        let before = service.frontend_stats()?.count("servers.aborted");
+        let before = service.counted("servers.aborted")?;
         let opened = opened(service, |service| {
             let ends = [End::Reset, End::Alert, End::FileChanged].into_iter();
             let told = service.lab.client().run(|| ends.map(|end| aborted(&target, end, &file)).collect())?;
-            until(
-                "every handoff is given up",
-                || Ok(service.frontend_stats()?.count("servers.aborted") >= before + 3),
-            )?;
+            wait_for("every handoff is given up", || Ok(service.counted("servers.aborted")? >= before + 3))?;
             told
         })?;
         ensure!(opened.iter().all(|opened| opened.generations == 2), "{opened:?}");

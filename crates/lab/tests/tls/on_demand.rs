@@ -23,7 +23,7 @@ fn options() -> Options {
 
 /// Returns the bytes that the frontend's nginx has written to clients without having them in memory.
 fn handed_off(service: &Running<'_>) -> Result<u64> {
-    Ok(service.frontend_stats()?.count("store.by_program.nginx.handed_off"))
+    service.counted("store.by_program.nginx.handed_off")
 }
 
 fn run(what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {

@@ -136,7 +136,7 @@ fn route(host: &Host, arguments: &[&str]) -> Result<()> {
     host.check(command).map(drop)
 }
 
-/// The file may be a log. No other backend can go on with it any more, but the first one sends it to its end.
+/// The file may be a log. No other backend can continue it any more, but the first one sends it to its end.
 #[test]
 fn a_file_that_grows_after_its_digest_was_told_comes_whole() -> Result<()> {
     needs_root();

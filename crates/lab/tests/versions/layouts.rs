@@ -40,7 +40,7 @@ fn older(service: &Running<'_>) -> Result<Vec<PathBuf>> {
     let pins = format!("{}{}", service.lab.id().pins_prefix(), service.lab.frontend().name());
     let entries = std::fs::read_dir(&pins).with_context(|| pins.clone())?;
     let entries = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<PathBuf>>>()?;
-    Ok(entries.into_iter().filter(|path| path.to_string_lossy().contains("/older_")).collect())
+    Ok(entries.into_iter().filter(|path| path.is_dir()).collect())
 }
 
 fn begun(service: &Running<'_>) -> Result<u64> {

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_gets_on_is_left_alone() {
+    fn a_payload_that_makes_progress_is_not_reported() {
         let start = Instant::now();
         let mut watched = Watched::new(region(0, false), start);
         for step in 1..20 {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_not_is_told_again_and_again() {
+    fn a_payload_without_progress_is_reported_again_and_again() {
         let start = Instant::now();
         let due = start + GRACE + 4 * Duration::from_millis(50);
         let mut watched = Watched::new(region(7, false), start);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_silent_before_has_less_time_left() {
+    fn silence_before_the_loss_counts() {
         let start = Instant::now();
         let quiet = Duration::from_millis(400);
         let mut watched = Watched::new(ActiveRegion { quiet, ..region(7, false) }, start);

@@ -342,7 +342,7 @@ fn a_claim_that_waits_is_given_up_with_its_handoff_and_with_its_session() {
 }
 
 #[test]
-fn what_is_given_up_ends_before_anything_else_begins() {
+fn a_cancelled_handoff_ends_before_another_begins() {
     let mut service = Service::new();
     let offer = service.offer(1);
     let abort = local::Abort { header: local::Abort::HEADER, handoff: 6 };
@@ -485,7 +485,7 @@ fn a_fetch_is_of_one_offer_for_one_peer() {
 }
 
 #[test]
-fn a_server_that_is_gone_has_its_handoffs_cancelled() {
+fn handoffs_of_a_lost_server_are_cancelled() {
     let mut service = Service::new();
     let end = |text: &str| text.parse::<SocketAddr>().unwrap().into();
     let region = crate::machine::ActiveRegion {

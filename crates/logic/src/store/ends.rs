@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_its_first_owners_until_that_one_lets_go() {
+    fn an_address_belongs_to_its_first_owner_until_that_gives_it_up() {
         let mut owners = Owners { this: ips(&["10.0.0.1"]), ..Owners::default() };
         assert_eq!(owners.settle(), [(ip("10.0.0.1"), Some(Owner::This))]);
         owners.named.insert(3, ips(&["10.0.0.3", "172.17.0.1"]));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_this_machines_is_no_peers_any_more() {
+    fn an_address_of_this_machine_is_no_longer_a_peers() {
         let mut owners = Owners::default();
         owners.named.insert(0, ips(&["10.0.0.9"]));
         owners.settle();

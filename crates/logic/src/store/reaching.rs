@@ -79,7 +79,7 @@ mod tests {
     use shunt_wire::peer::{Ping, Refused, Stored};
 
     #[test]
-    fn there_are_so_many_at_a_time_and_each_has_so_long() {
+    fn the_number_and_time_of_open_connections_are_limited() {
         let (mut reaching, now) = (Reaching::default(), Instant::now());
         let mut added: Vec<usize> =
             (0..2 * MOST as u64).filter_map(|program| reaching.add(program, [0; 16], 0, now)).collect();

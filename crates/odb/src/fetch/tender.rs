@@ -232,7 +232,7 @@ impl Shared {
         for (holder, way) in ways {
             let taken = way.take_returns(|attempt| self.begin(Task::Reach(holder, Arc::clone(&way), attempt)));
             if let Some((mut turn, shares)) = taken
-                // Where the connection has broken, the shares are dropped; their weight ends with the payload's lease.
+                // If the connection has broken, the shares are dropped; their weight ends with the payload's lease.
                 && let Ok(posted) = turn.line().and_then(|line| line.post(&shares))
             {
                 turn.put_back();

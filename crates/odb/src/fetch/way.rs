@@ -194,7 +194,7 @@ impl Way {
                     }
                 }
                 Is::Making => {
-                    // Where a holder comes and goes, each of its losses costs the waiting threads only half of the
+                    // If a holder comes and goes, each of its losses costs the waiting threads only half of the
                     // patience.
                     let has_just = state.came_back.is_some_and(|then| then.elapsed() < JUST);
                     let patience = if has_just { PATIENCE / 2 } else { PATIENCE };
@@ -220,16 +220,16 @@ impl Way {
         if !is_over {
             return state;
         }
-        // Called without the lock, because the callback may take locks of its own.
+        // Called without the lock, because the callback may take other locks.
         drop(state);
         tell();
         self.lock()
     }
 
-    /// Returns the state if the call goes on. `None`: the call has taken long, and ends.
+    /// Returns the state if the call continues. `None`: the call has taken long, and ends.
     fn unless_ended<'a>(&'a self, state: MutexGuard<'a, State>, asks: Asks<'_>) -> Option<MutexGuard<'a, State>> {
         let Some(call) = asks.call.filter(|call| call.is_long()) else { return Some(state) };
-        // Asked without the lock, because the program's answer whether the call may end can take locks of its own.
+        // Asked without the lock, because the program's answer whether the call may end can take other locks.
         drop(state);
         if call.ends() { None } else { Some(self.lock()) }
     }

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_sends_before_it_has_said_so() {
+    fn no_machine_is_asked_to_send_before_it_has_agreed() {
         let mut standings = Standings::default();
         let Standing::Unknown(Some(question)) = standings.of(SENDER, server()) else { panic!("a question") };
         assert_eq!(standings.of(SENDER, server()), Standing::Unknown(None), "asked once");

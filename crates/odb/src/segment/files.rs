@@ -27,7 +27,7 @@ pub enum Way {
     Given(u32),
     /// By reference, once the store has got the file under this number.
     Give(u32),
-    /// As a copy.
+    /// The file's bytes are copied into the segment.
     Copy,
 }
 

@@ -136,7 +136,7 @@ impl Program {
             return;
         };
         told.sealing = *sealing;
-        // Where the program does not receive it, the connection ends with this copy of its descriptor.
+        // If the program does not receive it, the connection ends with this copy of its descriptor.
         if self.tell(&told, Some(socket.as_fd())).is_ok() && self.reached.len() < REACHED_MAX {
             self.reached.insert(holder, socket);
         }

@@ -108,7 +108,7 @@ impl Orders {
     }
 
     fn give(&self, order: Order) {
-        // Where the store has ended, the connections of those that wait for it have ended, too.
+        // If the store has ended, the connections of those that wait for it have ended, too.
         let _ = self.orders.send(order);
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }

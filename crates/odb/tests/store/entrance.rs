@@ -80,7 +80,7 @@ print(is_served(own))
 
 /// Nor can a program enter with a pair that it made before it became another user.
 #[test]
-fn nobody_enters_as_who_he_was() {
+fn a_process_enters_as_its_present_user() {
     shunt_testbed::needs_root();
     let bed = Bed::new(Limits::default());
     let entrance = entrance(&bed.path()).unwrap();

@@ -32,7 +32,7 @@ fn small(limits: Limits) -> Limits {
 fn settle<'a>(files: impl IntoIterator<Item = &'a File>) {
     for file in files {
         let is_settled = || Version::of(file).unwrap().is_some_and(|version| version.is_settled());
-        wait_for("a file has settled", is_settled);
+        wait_for("a file has settled", is_settled).unwrap();
     }
 }
 
@@ -106,11 +106,11 @@ fn a_file_is_not_copied_and_its_bytes_come_to_readers_of_any_kind() {
         println!("{} bytes through the store", bed.fetched_bytes() - before);
     }
     assert_eq!(bed.fetched_bytes(), 8_005_007, "programs of the same user read the file themselves");
-    wait_for("it is counted", || bed.files() == 1);
+    wait_for("it is counted", || bed.files() == 1).unwrap();
     let returns = Returns::default();
     [whole, middle, end].iter().for_each(|reference| returns.give(reference.payload, reference.weight));
     let holders = bed.holders();
-    wait_for("nobody needs it any more", || !holders.send_returns(&returns) && bed.files() == 0);
+    wait_for("nobody needs it any more", || !holders.send_returns(&returns) && bed.files() == 0).unwrap();
 }
 
 /// Fate of a file that has been sent: its name, whether the sent bytes stay available, and what happens to the file.
@@ -266,7 +266,8 @@ fn files_that_are_no_longer_referred_to_make_room_for_others() {
         wait_for("there is room", || {
             sent = refer(&program, &mut writer, file, 0, u64::MAX);
             sent.is_some()
-        });
+        })
+        .unwrap();
         let sent = sent.unwrap();
         assert_fetched(&holders, &part(&sent, turn as u64, 1000), &content[turn..turn + 1000], "the payload");
         returns.give(sent.payload, sent.weight);
@@ -276,7 +277,7 @@ fn files_that_are_no_longer_referred_to_make_room_for_others() {
 }
 
 #[test]
-fn what_is_made_up_when_it_is_read_is_copied() {
+fn files_without_stored_bytes_are_copied() {
     for path in ["/proc/kallsyms", "/proc/self/maps", "/dev/zero", "/tmp", "/sys/kernel/btf/vmlinux"] {
         let file = File::open(path).unwrap_or_else(|error| panic!("{path}: {error}"));
         assert_eq!(Version::of(&file).unwrap(), None, "{path}");

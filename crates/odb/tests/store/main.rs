@@ -165,7 +165,7 @@ fn a_stranger_is_told_nothing() {
     *bed.user.lock() = STRANGER;
     assert!(Connection::open(&bed.path()).is_err());
     let refused = || bed.counters.refused.load(std::sync::atomic::Ordering::Relaxed);
-    wait_for("it is counted", || refused() == 1);
+    wait_for("it is counted", || refused() == 1).unwrap();
 }
 
 /// Two machines. In tests the agent of one connects its program to the other's store.
@@ -250,7 +250,7 @@ fn connections_that_an_agent_ends_are_made_again() {
 /// Memory is given up for references to a holder that was reached. So a connection that has ended meanwhile must not
 /// count as reached.
 #[test]
-fn who_was_reached_once_is_looked_at_again() {
+fn a_store_that_was_reached_once_is_checked_again() {
     let (here, there) = two_machines();
     let program = there.program();
     let reference = kept(&program);
@@ -306,7 +306,7 @@ fn a_holder_that_cannot_be_reached_is_an_error_at_once() {
 }
 
 #[test]
-fn what_a_process_counts_is_told_once_and_stays_when_it_has_ended() {
+fn a_processs_counters_count_once_and_stay_after_its_end() {
     let bed = Bed::new(Limits::default());
     let told = |bed: &Bed| {
         let all = bed.usage.lock().by_name();
@@ -321,15 +321,15 @@ fn what_a_process_counts_is_told_once_and_stays_when_it_has_ended() {
     let (first, second) = (bed.program(), bed.program());
     count(&first, 10);
     let page = count(&second, 12);
-    wait_for("they are one process", || told(&bed) == Some((1, 12)));
+    wait_for("they are one process", || told(&bed) == Some((1, 12))).unwrap();
     usage::write_count(&page, Counted::PassedOn, 20);
     drop(second);
-    wait_for("the last word counts", || told(&bed) == Some((1, 20)));
+    wait_for("the last word counts", || told(&bed) == Some((1, 20))).unwrap();
     drop(first);
-    wait_for("it has ended", || told(&bed) == Some((0, 20)));
+    wait_for("it has ended", || told(&bed) == Some((0, 20))).unwrap();
     let another = bed.program();
     count(&another, 3);
-    wait_for("another one begins", || told(&bed) == Some((1, 23)));
+    wait_for("another one begins", || told(&bed) == Some((1, 23))).unwrap();
     assert!(another.counts().is_err(), "a second time makes no sense");
 }
 
@@ -340,7 +340,7 @@ fn a_program_whose_store_has_ended_puts_nothing_there_any_more() {
     let mut writer = program.lease().unwrap().unwrap();
     assert!(writer.is_served() && writer.put(&[IoSlice::new(b"x")]).is_some());
     bed.orders.stop();
-    wait_for("it has ended", || !writer.is_served());
+    wait_for("it has ended", || !writer.is_served()).unwrap();
 }
 
 #[test]
@@ -379,7 +379,7 @@ fn payloads_outlive_their_program_and_go_with_the_last_share() {
     holders.send_returns(&returns);
     assert_fetched(&holders, &forwarded, &body[10..30], "half of the share is still out");
     drop(Hold::new(forwarded.payload, forwarded.weight, forwarded.length, &returns));
-    wait_for("the segment is free", || !holders.send_returns(&returns) && other.lease().unwrap().is_some());
+    wait_for("the segment is free", || !holders.send_returns(&returns) && other.lease().unwrap().is_some()).unwrap();
     assert!(matches!(fetch(&holders, &forwarded), Err(FetchError::Gone(_))));
 }
 
@@ -455,7 +455,7 @@ fn a_lease_ends_and_then_a_fetch_says_so() {
     let mut writer = program.lease().unwrap().unwrap();
     let reference = writer.put(&[IoSlice::new(&bytes(10, 5000))]).unwrap();
     let holders = bed.holders();
-    wait_for("the lease has ended", || matches!(fetch(&holders, &reference), Err(FetchError::Gone(_))));
+    wait_for("the lease has ended", || matches!(fetch(&holders, &reference), Err(FetchError::Gone(_)))).unwrap();
     assert_eq!(writer.payloads(), 0);
 }
 
@@ -468,15 +468,15 @@ fn a_store_that_takes_nothing_more_gives_what_it_has() {
     let reference = writer.put(&[IoSlice::new(&body)]).unwrap();
     let counters = Arc::clone(&bed.counters);
     let payloads = || counters.payloads.load(Ordering::Relaxed);
-    wait_for("it is counted", || payloads() == 1);
+    wait_for("it is counted", || payloads() == 1).unwrap();
     bed.orders.close();
-    wait_for("its program knows", || !writer.is_served());
+    wait_for("its program knows", || !writer.is_served()).unwrap();
     assert!(bed.program().lease().unwrap().is_none(), "no other is let begin");
     let holders = bed.strange_holders();
     assert_fetched(&holders, &reference, &body, "the payload");
     let returns = Returns::default();
     returns.give(reference.payload, reference.weight);
-    wait_for("nothing is left", || !holders.send_returns(&returns) && payloads() == 0);
+    wait_for("nothing is left", || !holders.send_returns(&returns) && payloads() == 0).unwrap();
 }
 
 #[test]

@@ -120,7 +120,8 @@ fn nobody_waits_for_a_holder_that_never_answers() {
         wait_for("the other machine has its share again", || {
             holders.send_returns(&returns);
             returned() == 1
-        });
+        })
+        .unwrap();
         waiting.iter().for_each(still_waits);
         assert_fetched(&holders, &body, &bytes(3, 5000), "the payload");
         waiting.iter().for_each(still_waits);
@@ -158,7 +159,7 @@ fn a_holder_that_was_silent_is_there_again_once_its_store_answers() {
     let holders = here.holders();
     let _silent = lose(&here, &holders, &body);
     connect(&here, &there);
-    wait_for("it is there again", || comes(&holders, &body, &bytes(3, 5000)));
+    wait_for("it is there again", || comes(&holders, &body, &bytes(3, 5000))).unwrap();
 }
 
 /// The library's own attempts are at least a second apart; the holder's return is learned earlier from the agent.
@@ -197,7 +198,7 @@ fn a_program_reads_which_machines_can_fetch_from_which_stores() {
     here.known.lock().are([("10.0.0.9".parse().unwrap(), own)]);
     assert!(holders.is_source(far, &own) && !holders.is_source(far, &mute()));
     here.orders.stop();
-    wait_for("nobody keeps it any more", || !holders.is_source(far, &own));
+    wait_for("nobody keeps it any more", || !holders.is_source(far, &own)).unwrap();
 }
 
 #[test]
@@ -241,7 +242,7 @@ fn shares_of_a_holder_that_cannot_be_reached_make_no_attempt_each() {
     };
     assert!(owes(), "it is not reached yet");
     here.orders.reached(wish(&here), mute(), None);
-    wait_for("it is lost", || !owes());
+    wait_for("it is lost", || !owes()).unwrap();
     for _ in 0..100 {
         assert!(!owes(), "they end with their leases");
     }
@@ -274,7 +275,7 @@ fn nobody_waits_for_a_silent_store_of_this_machine() {
         is_told(&told);
         is_lost_at_once(&holders, &own);
         drop(stopped);
-        wait_for("it answers again", || comes(&holders, &own, &bytes(4, 5000)));
+        wait_for("it answers again", || comes(&holders, &own, &bytes(4, 5000))).unwrap();
     });
 }
 
@@ -317,7 +318,7 @@ fn some_by_some(holders: &Holders, whole: &Reference) -> (Result<(), FetchError>
 }
 
 #[test]
-fn who_has_other_things_to_do_takes_what_has_come_and_asks_again() {
+fn a_program_that_does_not_block_takes_what_has_come_and_asks_again() {
     let here = Bed::new(Limits::default());
     let (holders, body) = (here.holders(), bytes(7, 700_000));
     let turns = std::thread::scope(|scope| {
@@ -389,7 +390,7 @@ fn clients_of_a_slow_holder_have_their_turns() {
 
 /// The holder takes the request, and does not even send the head of an answer.
 #[test]
-fn who_has_other_things_to_do_does_them_while_a_holder_answers_nothing() {
+fn a_program_that_does_not_block_is_not_held_up_by_a_silent_holder() {
     let here = Bed::new(Limits::default());
     let (holders, body) = (here.holders(), bytes(7, 50_000));
     std::thread::scope(|scope| {

@@ -117,13 +117,13 @@ unsafe extern "C-unwind" fn memset(to: *mut c_void, value: c_int, bytes: size_t)
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __memset_chk(to: *mut c_void, value: c_int, bytes: size_t, room: size_t) -> *mut c_void {
     checked(bytes, room);
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     unsafe { memset(to, value, bytes) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn bzero(to: *mut c_void, bytes: size_t) {
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     unsafe { memset(to, 0, bytes) };
 }
 
@@ -142,7 +142,7 @@ unsafe extern "C-unwind" fn memcpy(to: *mut c_void, from: *const c_void, bytes: 
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn mempcpy(to: *mut c_void, from: *const c_void, bytes: size_t) -> *mut c_void {
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     unsafe { memcpy(to, from, bytes).byte_add(bytes) }
 }
 
@@ -154,7 +154,7 @@ unsafe extern "C-unwind" fn __memcpy_chk(
     room: size_t,
 ) -> *mut c_void {
     checked(bytes, room);
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     unsafe { memcpy(to, from, bytes) }
 }
 
@@ -166,7 +166,7 @@ unsafe extern "C-unwind" fn __mempcpy_chk(
     room: size_t,
 ) -> *mut c_void {
     checked(bytes, room);
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     unsafe { mempcpy(to, from, bytes) }
 }
 

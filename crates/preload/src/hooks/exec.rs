@@ -179,19 +179,19 @@ pub unsafe extern "C-unwind" fn execve(path: *const c_char, arguments: Strings, 
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn execv(path: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     unsafe { execve(path, arguments, environ) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn execvpe(file: *const c_char, arguments: Strings, environment: Strings) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     unsafe { with(File::Found(file), environment, |environment| real::execvpe(file, arguments, environment)) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn execvp(file: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     unsafe { execvpe(file, arguments, environ) }
 }
 
@@ -203,7 +203,7 @@ unsafe extern "C-unwind" fn execveat(
     environment: Strings,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     unsafe {
         with(File::At(directory, path), environment, |environment| {
             real::execveat(directory, path, arguments, environment, flags)
@@ -213,7 +213,7 @@ unsafe extern "C-unwind" fn execveat(
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     unsafe { with(File::Open(fd), environment, |environment| real::fexecve(fd, arguments, environment)) }
 }
 

@@ -66,7 +66,7 @@ pub unsafe extern "C-unwind" fn malloc(bytes: size_t) -> *mut c_void {
         // glibc's large blocks begin at a page, too: then more of their pages can be absent.
         // SAFETY: the program's own call, as all here.
         None if bytes >= PAGE_BYTES && OURS.load(Ordering::Relaxed) => unsafe { __libc_memalign(PAGE_BYTES, bytes) },
-        // SAFETY: as above.
+        // SAFETY: the program's own call.
         None => unsafe { __libc_malloc(bytes) },
     }
 }
@@ -74,7 +74,7 @@ pub unsafe extern "C-unwind" fn malloc(bytes: size_t) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
     let Some(block) = count.checked_mul(bytes).and_then(|all| block(all, ALIGNMENT)) else {
-        // SAFETY: as above.
+        // SAFETY: the program's own call.
         return unsafe { __libc_calloc(count, bytes) };
     };
     let all = count * bytes;

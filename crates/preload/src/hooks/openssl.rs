@@ -47,7 +47,7 @@ unsafe extern "C-unwind" fn writes(ssl: *mut Ssl, from: *const c_void, bytes: c_
             return wrote;
         }
     }
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     unsafe { functions::write(ssl, from, bytes, caller) }
 }
 
@@ -59,38 +59,38 @@ unsafe extern "C-unwind" fn writes_ex(
     caller: usize,
 ) -> c_int {
     if let (Some(runtime), 1..) = (runtime(), bytes) {
-        // SAFETY: as above.
+        // SAFETY: the program's own call.
         if let Some(count) = unsafe { tls::write(runtime, ssl, &range(from, bytes)) } {
             let count = usize::try_from(count).unwrap_or(0);
             if count > 0 {
-                // SAFETY: as above.
+                // SAFETY: the program's own call.
                 unsafe { wrote.write(count) };
             }
             return c_int::from(count > 0);
         }
     }
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     unsafe { functions::write_ex(ssl, from, bytes, wrote, caller) }
 }
 
 /// SSL_get_error(3). OpenSSL does not know of a write that waits behind a handoff, so this answers for it.
 unsafe extern "C-unwind" fn gets_error(ssl: *const Ssl, returned: c_int, caller: usize) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     let full = if returned <= 0 { unsafe { tls::is_full(ssl.cast_mut()) } } else { Full::No };
     if full == Full::Yes {
         return WANTS_WRITE;
     }
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     let error = unsafe { functions::get_error(ssl, returned, caller) };
     // OpenSSL says this if it knows of no error: the program asks about the waiting write once more. OpenSSL also says
     // it of another call that found the connection broken.
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     let is_asked_again = full == Full::Told && error == SYSCALL_ERROR && unsafe { tls::goes_on(ssl.cast_mut()) };
     if is_asked_again { WANTS_WRITE } else { error }
 }
 
 unsafe extern "C-unwind" fn clears(ssl: *mut Ssl, caller: usize) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     unsafe {
         tls::begin_again(ssl);
         functions::clear(ssl, caller)

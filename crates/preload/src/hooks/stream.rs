@@ -81,7 +81,7 @@ unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE 
         return unsafe { open(fd, mode) };
     }
     set_errno(before);
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     unsafe { real::fdopen(fd, mode) }
 }
 

@@ -13,18 +13,18 @@ unsafe extern "C-unwind" fn setuid(user: uid_t) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn seteuid(effective: uid_t) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     change(|| unsafe { real::seteuid(effective) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn setreuid(real_user: uid_t, effective: uid_t) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     change(|| unsafe { real::setreuid(real_user, effective) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn setresuid(real_user: uid_t, effective: uid_t, saved: uid_t) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program's own call.
     change(|| unsafe { real::setresuid(real_user, effective, saved) })
 }

@@ -55,7 +55,7 @@ pub fn is_long(run: &[Piece]) -> bool {
     bytes(run) >= LONG || run.iter().any(|piece| piece.hold.of_bytes() >= LONG)
 }
 
-/// Number of bytes on the wire of a payload; `None` if the keys may not protect so many.
+/// Number of bytes on the wire of a payload; `None` if the keys may not protect that many.
 pub fn region_bytes(keys: Option<&Erased<Tls>>, payload: u64) -> Option<u64> {
     match keys {
         Some(keys) if payload > 0 => keys.generation().region_bytes(payload),

@@ -180,8 +180,8 @@ impl Handings {
         self.link.is_some()
     }
 
-    /// Notes that the agent is gone. Handoffs that it knew of go on without it: the kernel steers, and the senders have
-    /// pinned the bytes. The agent's successor looks whether somebody sends them.
+    /// Notes that the agent is gone. Handoffs that it knew of continue without it: the kernel steers, and the senders
+    /// have pinned the bytes. The agent's successor looks whether somebody sends them.
     fn lose(&mut self) {
         self.tell_all();
         self.link = None;

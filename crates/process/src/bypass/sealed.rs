@@ -55,7 +55,7 @@ pub fn can_begin(runtime: &'static Runtime) -> bool {
 
 /// Has the holder of a run of absent bytes seal and send them. With `keys`, a handoff begins under these; without, the
 /// run joins the handoff that has begun under others. `go_on` is told the number of bytes under the keys now, and
-/// returns whether the connection can go on.
+/// returns whether the connection can continue.
 pub fn seal(
     runtime: &'static Runtime,
     Client { fd, cookie }: Client,

@@ -361,7 +361,7 @@ impl<'a> Write<'a> {
         if write.sending.is_broken() {
             return Err(libc::ECONNRESET);
         }
-        // A void reference owes these bytes, and not a real frame that goes on.
+        // A void reference owes these bytes, and not a real frame that is unfinished.
         if write.sending.promised() == 0 && !write.sending.owed().is_empty() {
             let pushed = write.push(libc::MSG_MORE);
             connection.set_sending(&write.sending);
@@ -564,7 +564,7 @@ impl<'a> Write<'a> {
                 outcome => return outcome,
             }
         }
-        // As many bytes as there are, because a frame promises them.
+        // Sends exactly the bytes that there are, because a frame promises them.
         let status = rustix::fs::fstat(file).ok();
         let status = status.filter(|status| FileType::from_raw_mode(status.st_mode) == FileType::RegularFile);
         let Some(status) = status else { return self.copy_of_file(file, from, bytes) };

@@ -1,17 +1,17 @@
-//! The end of a process in which the library cannot go on.
+//! The end of a process in which the library cannot continue.
 
 use std::io::IoSlice;
 
 use super::kernel;
 
-/// Ends the process with SIGBUS, and says why on stderr. A program must not go on with wrong bytes, and a load from
+/// Ends the process with SIGBUS, and says why on stderr. A program must not continue with wrong bytes, and a load from
 /// memory cannot return an error.
 pub fn end_process(why: &str) -> ! {
     // In one call, and without allocating: there may be no memory.
     let text = [IoSlice::new(b"shunt: "), IoSlice::new(why.as_bytes()), IoSlice::new(b"; the process ends here\n")];
     let _ = rustix::io::writev(kernel::borrow(libc::STDERR_FILENO), &text);
     // SAFETY: the calls keep none of the pointers. The signal is SIGBUS, as for a lost page of a file. It has its
-    // default action, because a handler that jumps back would go on.
+    // default action, because a handler that jumps back would continue.
     unsafe {
         libc::signal(libc::SIGBUS, libc::SIG_DFL);
         let mut only = std::mem::MaybeUninit::<libc::sigset_t>::uninit();

@@ -21,7 +21,7 @@ use shunt_process::memory::{Calls, Memory, blocks};
 use shunt_process::store::Store;
 use shunt_process::system::ranks;
 use shunt_sys::lock::Mutex;
-use shunt_testbed::eventually;
+use shunt_testbed::wait_for;
 use store::Bed;
 
 /// The library's state in this process.
@@ -62,11 +62,11 @@ impl Process {
     /// Makes memory stand for a body, as a read of a reference does. Returns whether the memory can be absent. Waits
     /// for room in the store.
     pub fn receive(&self, into: Range<usize>, body: &[u8]) -> bool {
-        let put = || self.writer.lock().put(&[IoSlice::new(body)]).ok_or("no room in the store");
-        let reference = eventually(put).unwrap();
+        let put = || self.writer.lock().put(&[IoSlice::new(body)]);
+        let reference = wait_for("room in the store", put).unwrap();
         let hold = self.memory.hold(&reference, reference.weight, false);
         // Nothing becomes absent while another thread forks.
-        eventually(|| self.memory.make_absent(into.clone(), &hold, 0).then_some(()).ok_or(())).is_ok()
+        wait_for("the memory is absent", || self.memory.make_absent(into.clone(), &hold, 0)).is_ok()
     }
 }
 

@@ -9,7 +9,7 @@ use shunt_sys::userfaultfd::PAGE_BYTES;
 
 use super::process;
 
-/// Where a program has memory: in blocks of malloc, and in mappings of its own.
+/// Places of a program's memory: blocks of malloc, and mappings that the program makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Block,

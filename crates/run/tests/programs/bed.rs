@@ -17,7 +17,7 @@ use shunt_negotiation::{Ends, LOOPBACK};
 use shunt_odb::place::Version;
 use shunt_odb::store::Limits;
 use shunt_run::launch::{LIBRARY, Launch};
-use shunt_testbed::{LabId, Watchdog, wait_for, within};
+use shunt_testbed::{LabId, Watchdog, wait_at_most, wait_for};
 use shunt_wire::local::{Header, kind};
 use zerocopy::IntoBytes;
 
@@ -51,11 +51,11 @@ pub struct Program(pub Child);
 impl Program {
     /// Calls `meanwhile` repeatedly until the program has ended. Asserts that it ends in time, and with success.
     pub fn ends_well(&mut self, deadline: Instant, what: &str, mut meanwhile: impl FnMut()) {
-        let ended = within(deadline.saturating_duration_since(Instant::now()), || {
+        let ended = wait_at_most(deadline.saturating_duration_since(Instant::now()), what, || {
             meanwhile();
-            self.0.try_wait().unwrap().ok_or("hangs")
+            self.0.try_wait().unwrap()
         });
-        let status = ended.unwrap_or_else(|hangs| panic!("{what} {hangs}"));
+        let status = ended.unwrap_or_else(|hangs| panic!("a program hangs: {hangs:#}"));
         assert!(status.success(), "{what} ended with {status}");
     }
 }
@@ -63,8 +63,8 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         let _ = rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), rustix::process::Signal::TERM);
-        let has_ended = || if matches!(self.0.try_wait(), Ok(Some(_))) { Ok(()) } else { Err(()) };
-        if within(Duration::from_secs(5), has_ended).is_err() {
+        let has_ended = || matches!(self.0.try_wait(), Ok(Some(_)));
+        if wait_at_most(Duration::from_secs(5), "the program ends", has_ended).is_err() {
             let _ = self.0.kill();
             let _ = self.0.wait();
         }
@@ -207,10 +207,10 @@ impl Machine {
 
     /// Waits until the agent knows `all` stores that its peers' programs can fetch from.
     fn waits_for_sources(&self, all: u64) {
-        wait_for(&format!("the agent knows {all} stores"), || self.counted("peer_sources") >= all);
+        wait_for(&format!("the agent knows {all} stores"), || self.counted("peer_sources") >= all).unwrap();
     }
 
-    /// Starts the agent. No agent of this machine may run.
+    /// Starts the agent of this machine, which must not run already.
     pub fn start_agent(&mut self) {
         let mut command = Command::new(built("shuntd", "shunt-agent"));
         command.arg("--config").arg(&self.config).env("RUST_LOG", "warn").stdin(Stdio::null());
@@ -219,7 +219,8 @@ impl Machine {
         wait_for("the agent answers", || {
             assert_eq!(agent.0.try_wait().unwrap(), None, "the agent has ended");
             self.ask().is_some()
-        });
+        })
+        .unwrap();
         self.agent = Some(agent);
     }
 
@@ -327,11 +328,12 @@ pub fn wait_until_settled(path: &Path) {
     wait_for(&format!("{} has settled", path.display()), || {
         let version = Version::of(fs::File::open(path).unwrap()).unwrap();
         version.is_some_and(|version| version.is_settled())
-    });
+    })
+    .unwrap();
 }
 
 pub fn wait_until_listening(address: SocketAddr) {
-    wait_for(&format!("somebody listens at {address}"), || TcpStream::connect(address).is_ok());
+    wait_for(&format!("somebody listens at {address}"), || TcpStream::connect(address).is_ok()).unwrap();
 }
 
 /// Returns pseudo-random bytes from a seed.

@@ -46,7 +46,7 @@ for turn in range(3):
 ";
 
 #[test]
-fn who_connects_to_a_static_program_is_spoken_to_plainly() {
+fn clients_of_a_static_program_get_plain_bytes() {
     let bed = Bed::new(Limits::default());
     let program = built(&bed.path(), "static.c", "static", "gcc", &["-static", "-O1", "-Wall"]);
     for how in ["execv", "execvp", "fexecve", "posix_spawn", "subprocess"] {

@@ -149,7 +149,7 @@ sock.recv(1)",
 
 /// A receiver that reads all of the file gets it inline once that is known, except for a few probes.
 #[test]
-fn a_file_that_is_read_goes_for_real_but_for_short_probes() {
+fn a_file_that_is_read_goes_as_bytes_except_short_probes() {
     const MESSAGES: usize = 60;
     let bed = Bed::of(2, Limits::default());
     let sends = SENDS

@@ -93,7 +93,7 @@ fn is_followed(more: &str) {
         let by_reference = ask(&bed, to, untouched, SIZE, 50);
         assert!(by_reference.passed_on >= most(50), "what nobody looks at goes by reference: {by_reference:?}");
         assert_eq!(by_reference.real, 0, "{by_reference:?}");
-        // Each request has a URL of its own, so that no cache has the response.
+        // Each request has a different URL, so that no cache has the response.
         ask(&bed, to, |turn| format!("{}.{round}", touched(turn)), SIZE, 40);
         let real = ask(&bed, to, |turn| format!("{}.{round}.again", touched(turn)), SIZE, ENOUGH);
         assert!(real.real >= most(ENOUGH), "what the intermediate reads goes for real: {real:?}");
@@ -108,12 +108,12 @@ fn is_followed(more: &str) {
 }
 
 #[test]
-fn what_a_filter_reads_goes_for_real_as_long_as_it_does() {
+fn bodies_that_a_filter_reads_go_as_bytes_as_long_as_it_does() {
     is_followed("sub_filter_types *; sub_filter 'no body has these words' '';");
 }
 
 #[test]
-fn what_a_cache_keeps_goes_for_real_as_long_as_it_does() {
+fn bodies_that_a_cache_keeps_go_as_bytes_as_long_as_it_does() {
     is_followed("proxy_cache here; proxy_cache_valid any 10m;");
 }
 

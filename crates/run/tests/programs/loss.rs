@@ -70,7 +70,7 @@ fn until_listening(port: &str) {
     let port: u16 = port.parse().unwrap();
     let line = format!("0100007F:{port:04X} 00000000:0000 0A");
     let listens = || std::fs::read_to_string("/proc/net/tcp").unwrap().contains(&line);
-    wait_for(&format!("somebody listens at port {port}"), listens);
+    wait_for(&format!("somebody listens at port {port}"), listens).unwrap();
 }
 
 /// Has one program send, and another look at the bytes when they are no longer kept. Returns how the second one ended,
@@ -93,7 +93,7 @@ fn looks_late(bed: &Bed, sends: &str, looks: &str) -> (ExitStatus, String, Strin
 }
 
 #[test]
-fn a_process_that_touches_what_is_gone_ends() {
+fn a_process_that_touches_lost_bytes_ends() {
     let bed = Bed::new(Limits { lease_ms: 300, ..Limits::default() });
     let (status, said, why) = looks_late(&bed, SENDS, TOUCHES_LATE);
     assert_eq!(status.signal(), Some(7), "SIGBUS; it said {said:?} {why:?}");
@@ -102,7 +102,7 @@ fn a_process_that_touches_what_is_gone_ends() {
 
 /// The buffer still stands for lost bytes, in the same page as the bytes that come next.
 #[test]
-fn a_process_that_uses_a_buffer_again_goes_on_though_what_it_held_is_gone() {
+fn a_process_that_reuses_a_buffer_continues_though_its_old_bytes_are_lost() {
     let bed = Bed::new(Limits { lease_ms: 300, ..Limits::default() });
     let sends = SENDS.replace("sock.recv(1)", "assert sock.recv(4) == b'more'; sock.sendall(b'y' * 100); sock.recv(1)");
     let again = "sock.sendall(b'more'); total = sock.recv_into(view); assert buffer[:total] == b'y' * 100";
@@ -113,7 +113,7 @@ fn a_process_that_uses_a_buffer_again_goes_on_though_what_it_held_is_gone() {
 
 /// A program may fill lost bytes, or copy others over them, because it needs none of what was there.
 #[test]
-fn a_process_that_writes_over_what_is_gone_goes_on() {
+fn a_process_that_overwrites_lost_bytes_continues() {
     let bed = Bed::new(Limits { lease_ms: 300, ..Limits::default() });
     for over in ["ctypes.memset(at, 7, 200_000)", "ctypes.memmove(at, bytes([7]) * 200_000, 200_000)"] {
         let over = format!("import ctypes; at = ctypes.addressof(ctypes.c_char.from_buffer(buffer)); {over}");
@@ -155,7 +155,7 @@ c, at = ctypes.CDLL(None), ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 /// A child of `_Fork(3)`, which calls no handlers, has its own copy of memory. What it writes is in that copy, and not
 /// in its parent's.
 #[test]
-fn a_child_that_the_library_does_not_know_of_writes_into_memory_of_its_own() {
+fn a_child_that_the_library_does_not_know_writes_into_separate_memory() {
     let bed = Bed::new(Limits::default());
     let forks = "
 child = c._Fork()
@@ -215,7 +215,7 @@ print('reset')
 ";
 
 #[test]
-fn a_program_that_waits_for_edges_hears_of_what_is_gone_behind_what_it_got() {
+fn a_program_that_waits_for_edges_learns_of_lost_bytes_behind_a_read() {
     let bed = Bed::new(Limits { lease_ms: 300, ..Limits::default() });
     let port = free_address().port().to_string();
     let program = |text: &str| {

@@ -80,7 +80,7 @@ print('same')
 }
 
 #[test]
-fn a_child_does_not_read_what_is_lost_and_its_parent_goes_on() {
+fn a_child_does_not_read_lost_bytes_and_its_parent_continues() {
     let bed = Bed::new(Limits { lease_ms: 300, ..Limits::default() });
     let forks = "
 buffer = received(400_000)
@@ -123,7 +123,7 @@ print(b''.join(parts) == expected)
 /// A process that is killed while it writes leaves the connection in the middle of a frame. Its parent cannot use the
 /// connection any more. It must not wait for ever either, though the child is still a zombie.
 #[test]
-fn who_shares_a_connection_with_a_killed_writer_is_told() {
+fn processes_that_share_a_connection_with_a_killed_writer_get_an_error() {
     let bed = Bed::new(Limits::default());
     let kills = "
 child = os.fork()
@@ -179,7 +179,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 /// The library fetches memory that has been absent for long, while its holder still has the bytes.
 #[test]
 #[ignore = "waits for a minute and a half"]
-fn who_looks_only_after_the_lease_finds_the_bytes() {
+fn a_program_that_reads_after_the_lease_finds_the_bytes() {
     let bed = Bed::new(Limits { lease_ms: 60_000, ..Limits::default() });
     let waits = format!(
         "buffer = received(400_000); signal.alarm(200); time.sleep({}); print(buffer[:400_000] == b'x' * 400_000)",

@@ -41,7 +41,7 @@ echo()
 ";
 
 #[test]
-fn what_would_not_go_with_frames_is_refused_and_costs_no_byte() {
+fn calls_that_frames_do_not_allow_are_refused_and_cost_no_byte() {
     let bed = Bed::new(Limits::default());
     let port = free_address().port().to_string();
     let start = |script: &str| {

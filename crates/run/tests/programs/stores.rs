@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use shunt_odb::reference::Holder;
 use shunt_odb::store::Limits;
-use shunt_testbed::{eventually, wait_for, within};
+use shunt_testbed::{wait_at_most, wait_for};
 
 use crate::bed::{Bed, Machine, Program, free_address};
 use crate::chain::{chain, load};
@@ -131,7 +131,7 @@ fn begun_on(bed: &Bed, receives: usize, sender: &[&str]) -> (Talking, Talking) {
 }
 
 #[test]
-fn what_is_looked_at_comes_from_the_other_machine() {
+fn bytes_that_are_read_come_from_the_other_machine() {
     let bed = Bed::of(2, Limits::default());
     let (_sends, mut looks) = sent(&bed, &[]);
     assert_eq!(bed.counted("fetched_bytes"), 0, "nobody has looked at anything yet");
@@ -146,12 +146,11 @@ fn an_agent_that_is_told_to_stop_gives_first_what_its_store_has() {
     let (_sends, mut looks) = sent(&bed, &[]);
     let sender = bed.machine_mut(1);
     sender.signal_agent(Signal::TERM);
-    let mut has_ended = || if sender.has_agent() { Err("it runs") } else { Ok(()) };
     // An agent that has nothing left takes a moment to end.
-    let _ = within(Duration::from_secs(2), &mut has_ended);
+    let _ = wait_at_most(Duration::from_secs(2), "the agent ends", || !sender.has_agent());
     looks.looks_at_all();
-    assert!(has_ended().is_err(), "some of it may still be asked for");
-    eventually(has_ended).expect("nothing is left when all has been looked at");
+    assert!(sender.has_agent(), "some of it may still be asked for");
+    wait_for("the agent ends, because all is read", || !sender.has_agent()).unwrap();
 }
 
 #[test]
@@ -175,7 +174,7 @@ fn only_readers_of_the_configuration_fetch() {
 
 /// The store refuses such a program before its memory becomes absent, and so only its connection ends.
 #[test]
-fn one_for_whom_a_store_has_no_place_ends_a_connection_and_no_process() {
+fn a_process_without_a_place_in_a_store_loses_a_connection_and_continues() {
     let bed = Bed::with(3, Limits::default(), "reader_connections = 1");
     // The first program has reached the store. It looks at nothing, because otherwise the next body would be sent
     // inline.
@@ -193,7 +192,7 @@ fn a_revoked_agents_programs_fetch_nothing_more() {
     looks.says("good");
     bed.authority.revoke("m0").unwrap();
     bed.machine(1).signal_agent(Signal::HUP);
-    wait_for("its connections end", || bed.machine(1).counted("readers") == 0);
+    wait_for("its connections end", || bed.machine(1).counted("readers") == 0).unwrap();
     // Nine lines, not the whole rest: more than the touched page was fetched with it.
     (0..9).for_each(|_| looks.looks());
     looks.ends_by_lost_bytes();
@@ -220,7 +219,8 @@ fn until_store_is_used(bed: &Bed, tiers: &[Tier], seed: u64, when: &str) {
     wait_for(&format!("{when}: the new store is used"), || {
         load(tiers[0].address, 100, seed);
         bed.machine(2).counted("fetched_bytes") > 1_000_000
-    });
+    })
+    .unwrap();
 }
 
 /// Without its store a program sends bytes themselves. With the next store it leaves them there again.
@@ -329,7 +329,7 @@ fn became(bed: &Bed, more: &str) -> u64 {
 }
 
 #[test]
-fn one_that_becomes_a_user_in_no_list_fetches_what_it_is_referred_to() {
+fn a_process_that_becomes_an_unlisted_user_still_fetches() {
     let bed = Bed::of(2, Limits::default());
     let fetched = became(&bed, "");
     assert!(fetched >= 380_000, "{fetched}");
@@ -338,7 +338,7 @@ fn one_that_becomes_a_user_in_no_list_fetches_what_it_is_referred_to() {
 /// The program could fetch, but its agent does not know its user. So its new connections do not say that it is under
 /// Shunt.
 #[test]
-fn one_that_is_a_user_in_no_list_gets_the_bytes_themselves() {
+fn a_process_of_an_unlisted_user_gets_bytes() {
     const CONNECTS: &str = "
 import socket
 server = socket.create_server(('127.0.0.1', 0))
@@ -373,7 +373,7 @@ for line in sys.stdin:
 
 /// A signal that comes while the program looks at a connection must not make it give that up.
 #[test]
-fn one_that_becomes_a_user_in_no_list_fetches_though_signals_come() {
+fn a_process_that_becomes_an_unlisted_user_fetches_though_signals_come() {
     const SIGNALS: &str = "
 import _socket
 server = _socket.socket()
@@ -413,7 +413,7 @@ fn a_program_of_a_user_who_has_too_many_gets_the_bytes() {
 
 /// HAProxy does this: Debian's configuration has it change its root directory.
 #[test]
-fn one_in_another_root_directory_fetches() {
+fn a_process_in_another_root_directory_fetches() {
     let mut bed = Bed::of(2, Limits::default());
     for (turn, user) in ["0", "65534"].into_iter().enumerate() {
         let root = empty(&bed, user);
@@ -426,7 +426,7 @@ fn one_in_another_root_directory_fetches() {
 /// The program's own socket has the number of the descriptor that the entrance had. It must not be taken for the
 /// entrance.
 #[test]
-fn one_that_has_closed_the_entrance_gets_the_bytes_and_no_message() {
+fn a_process_that_has_closed_the_entrance_gets_bytes_and_no_message() {
     const REPLACES: &str = "
 import os, re, socket, sys, threading
 if len(sys.argv) == 4:
@@ -450,7 +450,7 @@ threading.Thread(target=tells, daemon=True).start()
 
 /// The agent that gave the program its entrance is gone, and the program does not find the next one's socket.
 #[test]
-fn one_that_has_lost_its_store_gets_the_bytes() {
+fn a_process_that_has_lost_its_store_gets_bytes() {
     let mut bed = Bed::of(2, Limits::default());
     let root = empty(&bed, "empty");
     let again = |bed: &mut Bed| {

@@ -70,8 +70,7 @@ fn said(bed: &Bed, key: [u8; 16]) -> (String, String) {
     let told = stranger.says_something();
     let got = says.says_something();
     drop((stranger, says));
-    let left = || fs::remove_dir(&group);
-    shunt_testbed::eventually(left).unwrap();
+    shunt_testbed::wait_for("the control group is empty", || Ok(fs::remove_dir(&group)?)).unwrap();
     (got, told)
 }
 

@@ -62,7 +62,7 @@ fn reads(text: &str) {
 }
 
 #[test]
-fn a_process_that_becomes_another_users_has_memory_of_its_own_and_its_connections() {
+fn a_process_of_another_user_has_separate_memory_and_keeps_its_connections() {
     reads(
         "
 first = some(123_457)
@@ -78,7 +78,7 @@ goes_on()
 }
 
 #[test]
-fn one_that_may_open_no_file_now_becomes_another_users_all_the_same() {
+fn a_process_without_descriptors_can_become_another_users() {
     reads(
         "
 import resource
@@ -118,7 +118,7 @@ goes_on()
 }
 
 #[test]
-fn a_child_of_another_user_goes_on_and_so_does_its_parent_after_it() {
+fn a_child_of_another_user_continues_and_so_does_its_parent_after_it() {
     reads(
         "
 is_next(0, 123_457)
@@ -137,7 +137,7 @@ goes_on()
 
 /// A connection that was not passed to one of the users is of no use to the one that comes second.
 #[test]
-fn of_two_users_that_use_a_connection_in_turn_the_second_is_told() {
+fn the_second_of_two_users_of_a_connection_gets_an_error() {
     reads(
         "
 first = some(123_457)

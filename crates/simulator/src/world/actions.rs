@@ -1,6 +1,7 @@
 //! Carries out the actions that an agent's logic asks for, in place of the daemon.
 
 use shunt_logic::action::Given;
+use shunt_logic::counts::Counts;
 use shunt_logic::machine::ActiveRegion;
 use shunt_logic::{Action, Told};
 
@@ -62,7 +63,14 @@ impl World {
         match action {
             Action::Welcome { server, ring, .. } => self.welcome(machine, server, ring),
             Action::CloseServer(_) | Action::CloseRing(_) => self.cover("server gone"),
-            Action::SendStats(_) => self.cover("stats"),
+            Action::SendStats(_) => {
+                self.cover("stats");
+                let agent = self.machines[machine].agent.as_ref();
+                let counts = agent.map(|agent| agent.logic.shared.counts.values().count());
+                if counts.is_some_and(|counts| counts != Counts::MEANINGS.len()) {
+                    self.violate(format!("machine {machine} has {counts:?} counters"));
+                }
+            }
             Action::BeginFetch { fetch, peer, request } => self.begin_fetch(machine, fetch, peer, &request),
             Action::DeliverFetch { fetch, server, message } => self.deliver_fetch(machine, fetch, server, &message),
             Action::DropFetch(fetch) => self.drop_fetch(machine, fetch),

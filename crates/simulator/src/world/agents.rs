@@ -50,6 +50,9 @@ impl World {
     pub(super) fn connect_program(&mut self, machine: usize, generation: u32) {
         let (now, base) = (self.now(), self.base);
         if self.is_running(machine, generation) && self.machines[machine].worker.program.is_none() {
+            if self.random.below(2) == 0 {
+                self.crowd(machine); // other programs take rings before this one
+            }
             self.machines[machine].connect_program(now, base);
             self.act(machine);
             self.end_turn(machine);
@@ -80,6 +83,10 @@ impl World {
         self.listen_again(machine);
         self.machines[machine].event(now, base, |logic, call| logic.tick(call));
         self.act(machine);
+        if self.machines[machine].host.has_new_digests() {
+            self.machines[machine].event(now, base, |logic, call| logic.answer_questions(call));
+            self.act(machine);
+        }
         self.tend_incoming(machine);
         self.tend_senders(machine);
         self.place_waiting(machine);
@@ -165,9 +172,9 @@ impl World {
         if let Some(delay) = self.delay_of(machine) {
             return self.schedule.after(delay, Event::ToAgent { machine, generation, server, request });
         }
-        // The process may have ended meanwhile.
-        let is_there = |agent: &Agent| agent.logic.shared.servers.find(server).is_some();
-        if !self.machines[machine].agent.as_ref().is_some_and(is_there) {
+        // The process may have ended meanwhile, and the agent's number may be another one's.
+        let worker = &self.machines[machine].worker;
+        if ![worker.connected, worker.program].into_iter().flatten().any(|one| one.control == server) {
             return;
         }
         let taken =

@@ -13,7 +13,7 @@ impl World {
         if self.is_closing || self.clients[client].waits_for.is_some() {
             return;
         }
-        let response = self.next_response();
+        let response = self.next_response(self.clients[client].is_slow);
         self.clients[client].ask(response);
         if self.random.in_a_million(self.variety.leaves) {
             let connection = self.clients[client].connection;
@@ -38,7 +38,7 @@ impl World {
         }
     }
 
-    fn next_response(&mut self) -> Response {
+    fn next_response(&mut self, is_slow: bool) -> Response {
         let number = self.next_response;
         self.next_response += 1;
         let length = match self.random.below(4) {
@@ -54,6 +54,9 @@ impl World {
         } else {
             Kind::File
         };
+        // Digests are told of payloads that take more than a second.
+        let is_long = is_slow && kind == Kind::Sealed;
+        let length = if is_long { self.random.between(1_100_000, 2_000_000) } else { length };
         let trailer = if kind == Kind::Stored { self.random.below(300) } else { 0 };
         Response { number, header, length, file: number, kind, trailer }
     }

@@ -81,7 +81,8 @@ impl World {
     }
 
     fn opened(&mut self, machine: usize) -> Opened {
-        let senders = SenderAddresses { ipv4: Some(address(machine)), ipv6: None };
+        let has_address = !self.variety.has_all_faults || self.random.below(40) > 0;
+        let senders = SenderAddresses { ipv4: has_address.then(|| address(machine)), ipv6: None };
         Opened { senders, key: self.random.key() }
     }
 

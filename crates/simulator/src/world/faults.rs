@@ -75,6 +75,11 @@ pub enum Fault {
         /// Duration of the fault.
         pause: Duration,
     },
+    /// A machine's nginx worker ends, and another one starts.
+    WorkerEnds {
+        /// The machine.
+        machine: usize,
+    },
     /// Addresses of a machine change.
     Renumber {
         /// The machine.
@@ -112,6 +117,7 @@ impl World {
             Fault::Garble { machine, other } => (0..3).for_each(|_| self.garble(machine, other)),
             Fault::Scarce { machine, pause } => self.make_scarce(machine, pause),
             Fault::ClosedPath { machine, other, pause } => self.close_path(machine, other, pause),
+            Fault::WorkerEnds { machine } => self.end_worker(machine),
             Fault::Renumber { machine } => (0..3).for_each(|_| self.renumber(machine)),
             Fault::Reach { machine, other } => (0..2).for_each(|_| self.reach_store(machine, other)),
         }
@@ -125,7 +131,7 @@ impl World {
         let long = self.random.time(Duration::from_millis(100), Duration::from_secs(4));
         let pause = if self.random.below(3) == 0 { short } else { long };
         let other = (machine + 1 + self.random.below(machines - 1) as usize) % machines as usize;
-        let kinds = if self.variety.has_all_faults { 13 } else { 4 };
+        let kinds = if self.variety.has_all_faults { 14 } else { 4 };
         let fault = match self.random.below(kinds) {
             0 => Fault::Kill { machine, pause },
             1 => Fault::Stop { machine, pause },
@@ -138,6 +144,7 @@ impl World {
             10 => Fault::ClosedPath { machine, other, pause },
             11 => Fault::Renumber { machine },
             12 => Fault::Reach { machine, other },
+            13 => Fault::WorkerEnds { machine },
             _ => Fault::Cut { one: machine, other, pause },
         };
         self.fail(fault);

@@ -160,8 +160,12 @@ impl World {
         if let Some(agent) = &mut self.machines[machine].agent {
             agent.served.insert(fetch, link);
         }
-        let fetched = Fetched { length: offer.length.into() };
-        self.send_frame(link, machine, |out| fetched.emit(out));
+        let kind = if self.variety.has_all_faults { self.random.below(200) } else { 200 };
+        let length = if kind == 0 { offer.length + 1 } else { offer.length };
+        self.send_frame(link, machine, |out| match kind {
+            1 => peer::Ping {}.emit(out), // no agent answers so
+            _ => Fetched { length: length.into() }.emit(out),
+        });
         self.serve_more(link);
     }
 

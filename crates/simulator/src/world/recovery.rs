@@ -148,6 +148,11 @@ impl World {
             }
             if sha256.is_none() {
                 self.say_withdrawn(machine, digest);
+            } else if self.variety.has_all_faults && self.random.below(2) == 0 {
+                // The backend is lost when its digest is known, which it seldom is by chance.
+                let backend = self.machines[machine].machine(digest.peer as usize);
+                self.kill(backend, Duration::from_secs(1));
+                self.machines[backend].host.senders.clear();
             }
             return;
         }

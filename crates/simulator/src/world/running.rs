@@ -18,11 +18,13 @@ impl World {
     /// Tells a machine's agent to end (SIGTERM).
     pub(super) fn drain(&mut self, machine: usize) {
         let now = self.now();
+        let is_second = self.machines[machine].agent.as_ref().is_some_and(|agent| agent.drain.is_some());
+        let limit = self.random.time(Duration::from_millis(200), DRAIN);
         let Some(agent) = &mut self.machines[machine].agent else { return };
-        if agent.drain.is_some() {
+        if is_second {
             return self.end_agent(machine); // a second signal
         }
-        agent.drain = Some((now, now + DRAIN));
+        agent.drain = Some((now, now + limit));
         agent.logic.shared.is_draining = true;
         self.cover("drain");
         self.look_at_limits(machine);
@@ -36,7 +38,8 @@ impl World {
         let Some(agent) = &mut self.machines[machine].agent else { return false };
         let Some((busy, until)) = agent.drain else { return false };
         let is_busy = agent.logic.under_way() + busy_here > 0;
-        if !is_busy && now >= busy + QUIET {
+        let is_alone = agent.logic.shared.servers.is_empty() && agent.logic.store.is_none();
+        if !is_busy && (is_alone || now >= busy + QUIET) {
             return true;
         }
         if now < until {

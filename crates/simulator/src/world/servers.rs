@@ -284,6 +284,28 @@ impl World {
         }
     }
 
+    /// Ends a machine's nginx worker: its clients are reset, and its agent sees its connections end.
+    pub(super) fn end_worker(&mut self, machine: usize) {
+        let (now, base) = (self.now(), self.base);
+        let generation = self.machines[machine].generation;
+        let Some(connected) = self.machines[machine].worker.connected.take() else { return };
+        self.cover("worker ends");
+        let serving = &self.machines[machine].worker.serving;
+        let its = serving.iter().filter(|(_, serving)| serving.response.kind != Kind::Stored);
+        for client in its.map(|(client, _)| *client).collect::<Vec<_>>() {
+            self.reset_client(client);
+        }
+        // Offers that the agent has not read are lost with the connection.
+        self.machines[machine].unread.clear();
+        for server in [connected.control, connected.offers] {
+            self.machines[machine].event(now, base, |logic, call| logic.remove_server(server, call));
+            self.act(machine);
+        }
+        self.end_turn(machine);
+        let delay = self.random.time(Duration::from_millis(1), Duration::from_millis(300));
+        self.schedule.after(delay, Event::ServersConnect { machine, generation });
+    }
+
     /// Returns the client whose handoff has this number.
     pub(super) fn client_of_handoff(&self, machine: usize, handoff: u64) -> Option<usize> {
         let is_its = |serving: &Serving| matches!(serving.stage, Stage::Begun { handoff: one, .. } if one == handoff);

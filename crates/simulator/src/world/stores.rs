@@ -1,7 +1,6 @@
 //! Programs under `shunt run`, and stores: handoffs of stored bytes, connections to stores, and the addresses and
 //! sources that machines tell each other.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -203,6 +202,7 @@ impl World {
     pub(super) fn on_store_answer(&mut self, link: usize, machine: usize, reach: usize, frame: &Frame) {
         if let Err(reason) = reaching::answer(frame)
             && !matches!(reason, Reason::NotAllowed | Reason::Limit)
+            && !self.links[link].is_rogue
         {
             self.violate(format!("machine {machine} gets {frame:?} of a store"));
         }
@@ -251,7 +251,12 @@ impl World {
         if self.random.below(8) == 0 {
             return self.refuse(link, machine, from, Reason::Limit);
         }
-        self.send_frame(link, machine, |out| Stored {}.emit(out));
+        let is_rogue = self.variety.has_all_faults && self.random.below(20) == 0;
+        self.links[link].is_rogue = is_rogue;
+        self.send_frame(link, machine, |out| match is_rogue {
+            true => shunt_wire::peer::Ping {}.emit(out),
+            false => Stored {}.emit(out),
+        });
     }
 
     /// Tells the kernel the key of an address.
@@ -267,13 +272,14 @@ impl World {
     /// Tells programs which stores can be reached from which addresses.
     pub(super) fn write_sources(&mut self, machine: usize) {
         self.cover("sources");
-        if let Some(sources) = self.sources_of(machine) {
-            self.machines[machine].host.sources = sources;
-        }
+        let of = &mut self.machines[machine];
+        let Some(store) = of.agent.as_ref().and_then(|agent| agent.logic.store.as_ref()) else { return };
+        of.host.sources.clear();
+        of.host.sources.extend(store.sources.pairs(&store.ends.owned()));
     }
 
     /// Returns the sources by address as a machine's agent has them now.
-    pub(crate) fn sources_of(&self, machine: usize) -> Option<BTreeSet<(IpAddr, [u8; 16])>> {
+    pub(crate) fn sources_of(&self, machine: usize) -> Option<Vec<(IpAddr, [u8; 16])>> {
         let store = self.machines[machine].agent.as_ref()?.logic.store.as_ref()?;
         let owned = store.ends.owned();
         Some(store.sources.pairs(&owned).collect())
@@ -288,8 +294,12 @@ impl World {
         if of.addresses.len() > 2 {
             of.addresses.truncate(2);
         } else {
-            let link_local = IpAddr::from([169, 254, 0, last]);
+            let link_local = IpAddr::from([0xfe80, 0, 0, 0, 0, 0, 0, u16::from(last)]);
             of.addresses.extend([IpAddr::from([10, 0, of.index as u8, last]), link_local]);
+            if last == 0 {
+                // More than a message has room for.
+                of.addresses.extend((0..70).map(|host| IpAddr::from([10, 1, of.index as u8, host])));
+            }
         }
         let addresses = of.addresses.clone();
         of.event(now, base, |logic, call| logic.set_own_addresses(&addresses, call));

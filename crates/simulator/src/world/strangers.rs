@@ -42,6 +42,8 @@ impl World {
         ] {
             self.hello_of_stranger(machine, &called, proven, at);
         }
+        self.fetch_of_stranger(machine);
+        self.answer_of_impostor(machine);
         let examine = peer::Examine::of(&[(address(other), 443).into()]);
         if other != machine {
             let link = self.connect(other, machine, Purpose::Examine);
@@ -71,13 +73,42 @@ impl World {
         }
     }
 
+    /// Has an agent ask for a fetch whose certificate is of no peer.
+    fn fetch_of_stranger(&mut self, machine: usize) {
+        let (now, base) = (self.now(), self.base);
+        let mut fetch = peer::Fetch::new_zeroed();
+        (fetch.offer, fetch.length) = (self.machines[machine].worker.some_offer(0).into(), 5.into());
+        let served = self.machines[machine].event(now, base, |logic, call| logic.serve_fetch(None, &fetch, call));
+        if matches!(served, Some(Ok(_))) {
+            self.violate(format!("machine {machine} lets a stranger fetch"));
+        }
+    }
+
+    /// Has a peer that is being connected to answer in another one's name.
+    fn answer_of_impostor(&mut self, machine: usize) {
+        let (now, base) = (self.now(), self.base);
+        let Some(Agent { logic, .. }) = &self.machines[machine].agent else { return };
+        let peers = &logic.shared.peers;
+        let Some(peer) = (0..peers.len()).find(|peer| peers.is_greeted(*peer) && !peers.is_up(*peer)) else { return };
+        let mut hello = Hello::new_zeroed();
+        (hello.protocol, hello.name) = (Protocol::OURS, padded_name("impostor"));
+        self.cover("impostor");
+        let begun = self.machines[machine].event(now, base, |logic, call| logic.hello(peer, &hello, [0; 16], call));
+        match begun {
+            Some(Err(reason)) => self.lose_peer(machine, peer, &reason.to_string()),
+            _ => self.violate(format!("machine {machine} takes an impostor for its peer {peer}")),
+        }
+    }
+
     /// Has many processes connect to an agent: of users that may not, of observers, and of servers that say nothing or
     /// what no server says.
     pub(super) fn crowd(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         self.cover("crowd");
         let user = 2000 + self.random.below(3) as u32;
-        for (may, number) in [(May::Nothing, 2), (May::Observe, 2), (May::Serve, self.random.between(2, 12))] {
+        let mut kinds = [(May::Nothing, 2), (May::Observe, 2), (May::Serve, self.random.between(2, 12))];
+        kinds.rotate_left(self.random.below(3) as usize);
+        for (may, number) in kinds {
             for _ in 0..number {
                 let caller = Caller { pid: 2, uid: user, gid: user, may };
                 let added = self.machines[machine].event(now, base, |logic, call| logic.add_server(caller, call));
@@ -98,7 +129,18 @@ impl World {
         } else {
             match self.random.below(4) {
                 0 => return, // it says nothing, and is closed after a while
-                1 => vec![Request::Hello(Channel::Offers, VERSIONS.newest), self.some_offer(machine, server)],
+                1 => {
+                    let offer = self.some_offer(machine, server);
+                    vec![Request::Hello(Channel::Offers, VERSIONS.newest), offer, offer]
+                }
+                2 if self.random.below(60) == 0 => {
+                    // More questions than may wait for an answer.
+                    let peer = self.random.below(self.service.machines as u64 - 1) as u32;
+                    let epoch = self.epoch(machine, peer as usize);
+                    let asks = (0..2_200).map(|name| self.some_ask(machine, peer, epoch, NOBODYS + name));
+                    let hello = Request::Hello(Channel::Control, VERSIONS.newest);
+                    [hello].into_iter().chain(asks).collect()
+                }
                 _ => vec![Request::Hello(Channel::Control, VERSIONS.newest), self.some_request(machine)],
             }
         };
@@ -132,6 +174,16 @@ impl World {
         Request::Offer(offer)
     }
 
+    fn some_ask(&self, machine: usize, peer: u32, epoch: u32, handoff: u64) -> Request {
+        let mut message = local::Ask::new_zeroed();
+        (message.peer, message.epoch, message.handoff) = (peer, epoch, handoff);
+        let ends = [address(machine), IpAddr::from([198, 51, 100, 9])].map(|ip| (ip, 9).into());
+        let [server, client] = ends.map(|end: std::net::SocketAddr| shunt_wire::Endpoint::from(end));
+        (message.client_address, message.client_port) = (client.address, client.port_be);
+        (message.server_address, message.server_port) = (server.address, server.port_be);
+        Request::Ask(message)
+    }
+
     /// Returns a request about nothing that there is.
     fn some_request(&mut self, machine: usize) -> Request {
         let peer = self.random.below(self.service.machines as u64 - 1) as u32;
@@ -144,15 +196,7 @@ impl World {
                 (message.peer, message.epoch, message.handoff, message.length) = (peer, epoch, handoff, 5);
                 Request::Handoff(message)
             }
-            2 => {
-                let mut message = local::Ask::new_zeroed();
-                (message.peer, message.epoch, message.handoff) = (peer, epoch, handoff);
-                let ends = [address(machine), IpAddr::from([198, 51, 100, 9])].map(|ip| (ip, 9).into());
-                let [server, client] = ends.map(|end: std::net::SocketAddr| shunt_wire::Endpoint::from(end));
-                (message.client_address, message.client_port) = (client.address, client.port_be);
-                (message.server_address, message.server_port) = (server.address, server.port_be);
-                Request::Ask(message)
-            }
+            2 => self.some_ask(machine, peer, epoch, handoff),
             3 | 4 => {
                 let mut message = local::Prove::new_zeroed();
                 (message.peer, message.epoch, message.handoff, message.length) = (peer, epoch, handoff, 5);
@@ -189,7 +233,10 @@ impl World {
     fn some_frame(&mut self, machine: usize, other: usize, kind: u64) -> Vec<u8> {
         let (handoff, mut out) = (NOBODYS + self.random.below(3), Vec::new());
         let worker = (self.random.below(4) as u32).into();
+        let made = self.machines[other].worker.last.filter(|_| self.random.below(2) == 0);
         let offer = self.machines[other].worker.some_offer(self.random.below(3) as u32);
+        let offer = made.map_or(offer, |made| made.number);
+        let (tag, length) = made.map_or((shunt_wire::Tag([0; 16]), 5), |made| (made.tag, made.length));
         let reason: u32 = if self.random.below(4) == 0 { 999 } else { Reason::ClientGone as u32 };
         match kind {
             0 => {
@@ -207,12 +254,24 @@ impl World {
             6 => shunt_logic::backend::questions::digest(worker.get(), handoff, 0, None).emit(&mut out),
             7 => peer::Abort { worker, handoff: handoff.into() }.emit(&mut out),
             8 => peer::Withdrawn { worker, zero: 0.into(), handoff: handoff.into() }.emit(&mut out),
-            9 | 10 => self.some_prove(offer, handoff).emit(&mut out),
+            9 | 10 => {
+                let mut prove = peer::Prove::new_zeroed();
+                (prove.offer, prove.length, prove.handoff) = (offer.into(), length.into(), handoff.into());
+                (prove.worker, prove.tag) = (worker, tag);
+                prove.emit(&mut out);
+            }
+            14 => {
+                // The right tag of an offer, and another length.
+                let mut claim = self.some_claim(machine, offer, handoff);
+                (claim.tag, claim.length) = (tag, (length + 1).into());
+                claim.emit(&mut out);
+            }
             11 => (0..3).for_each(|_| {
                 shunt_wire::sources::Sources::of([[1; 16], [9; 16]]).emit(&mut out);
             }),
             12 => (0..3).for_each(|_| {
-                let addresses = [IpAddr::from([10, 9, 9, 9]), address(other), IpAddr::from([127, 0, 0, 1])];
+                let ipv6 = IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 9]);
+                let addresses = [IpAddr::from([10, 9, 9, 9]), ipv6, address(other), IpAddr::from([127, 0, 0, 1])];
                 shunt_wire::addresses::Addresses::of(&addresses).emit(&mut out);
             }),
             13 => {
@@ -224,12 +283,6 @@ impl World {
             _ => self.some_claim(machine, offer, handoff).emit(&mut out),
         }
         out
-    }
-
-    fn some_prove(&mut self, offer: u64, handoff: u64) -> peer::Prove {
-        let mut prove = peer::Prove::new_zeroed();
-        (prove.offer, prove.length, prove.handoff) = (offer.into(), 5.into(), handoff.into());
-        prove
     }
 
     /// Returns a claim of an offer under a wrong tag, in the name of a server of the machine or of another one.

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_number_of_remembered_networks_is_bounded() {
         let (mut silences, now) = (Silences::default(), Instant::now());
         for number in 0..3 * MOST as u32 {
             silences.hear(path(number), Ipv4Addr::from_bits(number << 8).into(), false, now);

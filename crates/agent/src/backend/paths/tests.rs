@@ -27,7 +27,7 @@ fn a_route_by_a_named_port_is_good_and_a_change_is_seen_at_once() {
 }
 
 #[test]
-fn a_port_that_is_not_named_is_told_by_its_name() {
+fn a_refusal_names_the_interface_that_is_not_configured() {
     let more = ["route add 198.51.100.0/24 via 10.0.2.2"];
     let found = obstacle(&more, "198.51.100.7", "path-west", |_| {});
     assert!(found.as_ref().is_some_and(|why| why.contains("\"west\"; add it")), "{found:?}");
@@ -59,7 +59,7 @@ fn nothing_is_sent_from_an_address_that_is_gone() {
 }
 
 #[test]
-fn what_lies_on_a_named_port_is_named_with_it() {
+fn interfaces_on_a_configured_one_are_covered_too() {
     let more = [
         "link add upper link east type macvlan",
         "addr add 10.0.7.1/24 dev upper",

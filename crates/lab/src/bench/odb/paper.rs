@@ -235,7 +235,7 @@ mod tests {
     use shunt_odb::reference::Holder;
 
     #[test]
-    fn what_does_not_go_on_was_looked_at() {
+    fn bytes_that_are_not_passed_on_count_as_read() {
         let payload = |slot| PayloadId { holder: Holder::named("be"), segment: 0, slot, secret: 1 };
         let [backend, intermediate]: [SocketAddr; 2] = ["10.0.0.2:9000", "10.0.0.1:80"].map(|at| at.parse().unwrap());
         let written = Direction { source: backend, frames: vec![Frame::Reference(payload(1), 8192), Frame::Real(96)] };

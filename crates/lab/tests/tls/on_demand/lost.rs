@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use shunt_lab::Host;
-use shunt_testbed::within;
+use shunt_testbed::wait_at_most;
 
 use super::run;
 use crate::client::{Client, Target, Told};
@@ -54,8 +54,8 @@ fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) -> Res
 /// Waits until bodies come whole and pass by the frontend again.
 fn until_handed_off(service: &Running<'_>) -> Result<()> {
     let target = Target::of(service);
-    within(LIMIT, || {
-        let begun = || Ok::<_, anyhow::Error>(service.frontend_stats()?.count("frontend.fe_appended"));
+    wait_at_most(LIMIT, "bodies are whole and bypass the frontend", || {
+        let begun = || service.counted("frontend.fe_appended");
         let before = begun()?;
         service.lab.client().run(|| {
             let mut client = Client::connect(&target)?;
@@ -116,8 +116,8 @@ fn tls_clients_that_leave_in_the_middle_leave_nothing_behind() -> Result<()> {
             Ok::<_, anyhow::Error>(())
         })??;
         until_handed_off(service)?;
-        within(LIMIT, || {
-            let left = service.frontend_stats()?.count("agent.now.handoffs");
+        wait_at_most(LIMIT, "no handoffs are left", || {
+            let left = service.counted("agent.now.handoffs")?;
             ensure!(left == 0, "{left} handoffs are left");
             Ok(())
         })

@@ -51,9 +51,7 @@ fn threads_that_wait_in_their_writes_hand_bodies_off() -> Result<()> {
             })
         })?;
         got.with_context(|| program.log())?;
-        let of = |name: &str| {
-            Ok::<_, anyhow::Error>(service.frontend_stats()?.count(&format!("store.by_program.python3.{name}")))
-        };
+        let of = |name: &str| service.counted(&format!("store.by_program.python3.{name}"));
         let (handed, absent) = (of("handed_off")?, of("received_absent")?);
         println!("{handed} of {absent} absent bytes were handed off");
         ensure!(absent > 12 << 20 && handed * 10 > absent * 8, "{handed} of {absent} absent bytes: {}", program.log());

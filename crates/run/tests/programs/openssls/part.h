@@ -1,4 +1,4 @@
-/* What a part of the program does with its OpenSSL. */
+/* Interface of a part of the program that uses its own OpenSSL. */
 #include <stddef.h>
 
 struct part {
