@@ -9,7 +9,7 @@ BIN := target/release
 export PYTHONDONTWRITEBYTECODE := 1
 AS_ROOT := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)"
 
-.PHONY: demo coverage older-kernels loom sanitize fuzz test soak nginx-tests odb-suites https-chains tlsfuzzer check bench build clean packages rust
+.PHONY: demo coverage older-kernels loom sanitize fuzz test soak nginx-tests odb-suites https-chains tlsfuzzer mutants check bench build clean packages rust
 .DEFAULT_GOAL := build
 
 build: packages rust   ## everything that runs: shunt, shuntd, shunt-lab, the nginx module
@@ -56,6 +56,9 @@ tlsfuzzer: build       ## tlsfuzzer's scripts for TLS 1.3, without Shunt and wit
 older-kernels: packages rust   ## all tests of the BPF programs on Linux 5.15 and 6.1, in an emulator: more than an hour
 	scripts/older-kernels
 
+mutants: rust          ## mends of old faults undone, and mistakes made up, in the agents' logic: is each noticed?
+	scripts/mutants
+
 loom: rust             ## tests that try every order of a few threads' steps
 	scripts/loom
 
@@ -77,6 +80,7 @@ check: packages rust   ## formatting, lints, headers, structure, licences, and w
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	scripts/check-headers
 	scripts/check-structure
+	scripts/mutants --check
 	scripts/cargo-deny
 	$(AS_ROOT) $(CARGO) test --quiet --release -p shunt-handoff --test steering loader::
 	scripts/older-kernels loader::both_sides both_ends_agree a_listener_that_says_no_more

@@ -2,9 +2,9 @@
 
 use std::process::Command;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
-use shunt_testbed::{PATIENCE, eventually};
+use shunt_testbed::{PATIENCE, wait_or_fail};
 
 use crate::chain::Chain;
 use crate::host::Host;
@@ -55,7 +55,7 @@ pub fn upgrade(host: &Host) -> Result<()> {
     let old = servers(host, "master")?;
     ensure!(old.len() == 1, "{} nginx masters before the upgrade", old.len());
     kill_process(old[0], Signal::USR2).context("telling nginx to upgrade")?;
-    until("a second nginx with its worker", || {
+    wait_or_fail("a second nginx has its worker", || {
         Ok(servers(host, "master")?.len() == 2 && servers(host, "worker")?.len() == 2)
     })?;
     kill_process(old[0], Signal::QUIT).context("telling the old nginx to end")
@@ -66,7 +66,7 @@ pub fn upgrade(host: &Host) -> Result<()> {
 /// # Errors
 /// When it has not.
 pub fn until_upgraded(host: &Host) -> Result<()> {
-    until("the old nginx to end", || Ok(servers(host, "master")?.len() == 1))
+    wait_or_fail("the old nginx has ended", || Ok(servers(host, "master")?.len() == 1))
 }
 
 /// Ends every nginx of a host, old and new.
@@ -75,12 +75,5 @@ pub fn until_upgraded(host: &Host) -> Result<()> {
 /// When they do not end.
 pub fn end_servers(host: &Host) -> Result<()> {
     signal_servers(host, "master", Signal::TERM)?;
-    until("nginx to end", || Ok(servers(host, "")?.is_empty()))
-}
-
-fn until(what: &str, mut there: impl FnMut() -> Result<bool>) -> Result<()> {
-    eventually(|| match there() {
-        Ok(false) => Err(anyhow!("waited {PATIENCE:?} for {what}")),
-        other => Ok(other.map(drop)),
-    })?
+    wait_or_fail("nginx has ended", || Ok(servers(host, "")?.is_empty()))
 }

@@ -126,6 +126,8 @@ pub(crate) mod model {
         pub(crate) has_descriptors: bool,
         pub(crate) is_unchanged: bool,
         pub(crate) known: Known,
+        /// Number of scans of all flows.
+        pub(crate) scans: usize,
     }
 
     impl Default for Model {
@@ -138,6 +140,7 @@ pub(crate) mod model {
                 has_descriptors: true,
                 is_unchanged: true,
                 known: Known::NotYet,
+                scans: 0,
             }
         }
     }
@@ -151,6 +154,7 @@ pub(crate) mod model {
         }
 
         fn active_regions(&mut self, peer: Option<u32>) -> Vec<ActiveRegion> {
+            self.scans += 1;
             let of = |region: &&ActiveRegion| peer.is_none_or(|peer| region.peer == peer);
             self.regions.iter().filter(of).copied().collect()
         }

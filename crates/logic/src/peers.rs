@@ -487,6 +487,18 @@ mod tests {
     }
 
     #[test]
+    fn attempts_are_quick_again_after_a_session() {
+        let (settings, mut now) = (settings("a", "b"), Instant::now());
+        let mut peers = Peers::new(&settings, now);
+        (0..8).for_each(|_| assert!(!peers.lose(0, "refused", now)));
+        peers.open(0, &settings, &Opened { senders: SenderAddresses::default(), key: [1; 16] }, now);
+        peers.begin(0, &hello_of("b", HEARTBEAT), HEARTBEAT, now).unwrap();
+        assert!(peers.lose(0, "reset", now));
+        now += BACKOFF.0;
+        assert_eq!(peers.tend(0, HEARTBEAT, now), Some(Due::Attempt));
+    }
+
+    #[test]
     fn an_attempt_that_takes_too_long_ends() {
         let (settings, now) = (settings("a", "b"), Instant::now());
         let mut peers = Peers::new(&settings, now);

@@ -175,9 +175,7 @@ impl Servers {
         let own = self.all.iter().filter(|(_, server)| server.caller.uid == user && server.ring().is_some()).count();
         self.all[server].role = match channel {
             Channel::Offers => Role::Offers,
-            Channel::Control if own < self.free_rings.len() => {
-                Role::Control { ring: self.take_ring(), newest: None }
-            }
+            Channel::Control if own < self.free_rings.len() => Role::Control { ring: self.take_ring(), newest: None },
             Channel::Control => Role::Control { ring: None, newest: None },
         };
         self.all[server].ring()

@@ -5,6 +5,7 @@
 //!
 //! ```text
 //!   history.rs   a seed decides everything: the service, its load, its faults
+//!   script.rs    a test decides when clients ask, and when faults happen
 //!   world.rs     the virtual clock: one event after the other
 //!   machine.rs   an agent and its kernel      worker.rs   its servers
 //!   flow.rs      a client's connection at its frontend: socket, flow table
@@ -24,8 +25,11 @@ pub mod host;
 pub mod machine;
 pub mod random;
 pub mod schedule;
+pub mod script;
 pub mod sender;
 pub mod worker;
 pub mod world;
 
 pub use history::{History, Outcome, run};
+pub use script::Script;
+pub use world::Fault;

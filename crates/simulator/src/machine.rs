@@ -139,6 +139,11 @@ impl Machine {
         }
     }
 
+    /// Returns the settings with which the machine's agent starts.
+    pub fn settings_mut(&mut self) -> &mut Settings {
+        &mut self.settings
+    }
+
     /// Starts the machine's agent.
     pub fn start(&mut self, now: Duration, base: Instant) {
         self.generation += 1;

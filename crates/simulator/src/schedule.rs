@@ -43,6 +43,11 @@ impl<E> Schedule<E> {
         self.now = at;
         Some(self.events.remove(place))
     }
+
+    /// Sets the clock to a time before which no event is left. An earlier time changes nothing.
+    pub fn wait_until(&mut self, time: Duration) {
+        self.now = self.now.max(time.as_nanos() as u64);
+    }
 }
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ mod servers;
 mod stores;
 mod strangers;
 
+pub use faults::Fault;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 

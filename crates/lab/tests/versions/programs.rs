@@ -2,9 +2,10 @@
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Fetch, Lab, OnDemand, Options, Release, Releases, ReleasesOf, Role};
+use shunt_testbed::wait_or_fail;
 
 use crate::no_errors;
-use crate::service::{FILES, Running, needs_root, start_on, until};
+use crate::service::{FILES, Running, needs_root, start_on};
 
 const ROUNDS: usize = 3;
 
@@ -28,7 +29,7 @@ fn works(releases: ReleasesOf) -> Result<()> {
 
 /// Asserts that bodies pass by the tiers between the holder and the client.
 fn bodies_pass_by(service: &mut Running<'_>) -> Result<()> {
-    until("bodies are handed off", || {
+    wait_or_fail("bodies are handed off", || {
         download(service)?;
         Ok(handed_off(service)? > 0)
     })?;

@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 use anyhow::{Context, Result, anyhow, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use shunt_lab::{Host, Lab, Options, Release, Releases, ReleasesOf, Role, Settings, install_module, upgrade};
-use shunt_testbed::PATIENCE;
+use shunt_testbed::{PATIENCE, wait_or_fail};
 
 use crate::load::{Clients, FILES, Load};
-use crate::service::{ALONE, Running, needs_root, start_on, until};
-use crate::{Target, no_errors};
+use crate::service::{ALONE, Running, needs_root, start_on};
+use crate::{NO_AGENT, Target, no_errors_but};
 
 /// Number of clients.
 const CLIENTS: usize = 2;
@@ -48,7 +48,7 @@ fn until_shortcuts(service: &Running<'_>, load: &Load, when: &str) -> Result<()>
     let backends: Vec<&Host> = service.lab.hosts_of(Role::Backend).collect();
     let before: Vec<u64> = backends.iter().map(|host| from(host)).collect::<Result<_>>()?;
     let (shortcuts_before, whole_before) = (shortcuts(service)?, load.whole.load(Ordering::Relaxed));
-    until(&format!("shortcuts from every backend {when}"), || {
+    wait_or_fail(&format!("shortcuts from every backend {when}"), || {
         ensure!(!load.over.load(Ordering::Relaxed), "a client has failed");
         let grown = backends.iter().zip(&before).map(|(host, before)| Ok(from(host)? > *before));
         let all_send = grown.collect::<Result<Vec<_>>>()?.into_iter().all(|grows| grows);
@@ -84,7 +84,7 @@ fn there_and_back(service: &mut Running<'_>, from: Release, clients: Clients) ->
         let ends = threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a client has panicked"))?);
         ends.collect::<Result<Vec<()>>>().and(steps)
     })?;
-    no_errors(service)?;
+    no_errors_but(service, Some(NO_AGENT))?;
     for host in lab.tiers() {
         upgrade::end_servers(host)?;
         service.service.chain_mut().restart(host)?;

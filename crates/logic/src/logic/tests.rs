@@ -1,5 +1,11 @@
 //! Tests with a frontend's agent and a backend's agent. Their frames are carried from one agent to the other.
 
+mod fetches;
+mod questions;
+mod sessions;
+mod stores;
+mod strangers;
+
 use std::net::SocketAddr;
 
 use shunt_wire::flow::FlowState;
@@ -353,6 +359,8 @@ fn a_cancelled_handoff_ends_before_another_begins() {
     // The daemon aborts the old handoff before it begins to send, and not when the turn ends.
     assert!(service.backend.take_actions().iter().any(|action| matches!(action, Action::Abort(_))));
     assert_eq!(service.sent(), [7]);
+    service.backend.call(Logic::end_turn);
+    assert!(service.backend.take_actions().is_empty(), "once");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::world::{Event, LOCAL, World};
 
 impl World {
     /// Carries out all actions of a machine's agent, and those that they cause.
-    pub(super) fn act(&mut self, machine: usize) {
+    pub(crate) fn act(&mut self, machine: usize) {
         while let Some(agent) = &mut self.machines[machine].agent {
             let Some(action) = agent.actions.pop() else { return };
             self.do_action(machine, action);

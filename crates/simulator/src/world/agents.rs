@@ -187,7 +187,7 @@ impl World {
     }
 
     /// Ends a turn: carries out the collected requests, and sends the frames.
-    pub(super) fn end_turn(&mut self, machine: usize) {
+    pub(crate) fn end_turn(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         self.machines[machine].event(now, base, |logic, call| logic.end_turn(call));
         self.act(machine);

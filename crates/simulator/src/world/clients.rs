@@ -38,6 +38,15 @@ impl World {
         }
     }
 
+    /// Has a client ask for a file with a header and a payload of these lengths. It must not wait for another response.
+    pub(crate) fn ask_for(&mut self, client: usize, header: u64, length: u64) {
+        let number = self.next_response;
+        self.next_response += 1;
+        let response = Response { number, header, length, file: number, kind: Kind::File, trailer: 0 };
+        self.clients[client].ask(response);
+        self.request(client, response);
+    }
+
     fn next_response(&mut self, is_slow: bool) -> Response {
         let number = self.next_response;
         self.next_response += 1;

@@ -92,6 +92,13 @@ pub enum Fault {
         /// The store's machine.
         other: usize,
     },
+    /// The connection between two agents is reset.
+    Reset {
+        /// One machine.
+        one: usize,
+        /// The other machine.
+        other: usize,
+    },
 }
 
 impl World {
@@ -120,7 +127,19 @@ impl World {
             Fault::WorkerEnds { machine } => self.end_worker(machine),
             Fault::Renumber { machine } => (0..3).for_each(|_| self.renumber(machine)),
             Fault::Reach { machine, other } => (0..2).for_each(|_| self.reach_store(machine, other)),
+            Fault::Reset { one, other } => self.reset(one, other),
         }
+    }
+
+    /// Resets the connection between two agents. One of them sees it now, the other one when the reset arrives.
+    fn reset(&mut self, one: usize, other: usize) {
+        if self.machines[one].agent.is_none() {
+            return;
+        }
+        self.cover("reset");
+        let peer = self.machines[one].peer(other);
+        self.lose_peer(one, peer, "reset");
+        self.end_turn(one);
     }
 
     /// Makes a random fault happen now.
