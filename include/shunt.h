@@ -3,11 +3,11 @@
  * Interface between a server and Shunt on one machine. It has three parts: socket options of the
  * server's own connections (SHUNT_SOL), messages to the agent (over SOCK_SEQPACKET), and the memory
  * that the two share (board, counters, completion ring). The Rust twins are in crates/wire
- * (options.rs, local.rs, flow.rs, reason.rs); crates/wire/tests/header.rs fails where a number, a
- * size, a field or an offset differs, or one side has something that the other has not.
+ * (options.rs, local.rs, flow.rs, reason.rs); crates/wire/tests/header.rs fails if a number, a
+ * size, a field or an offset differs, or if only one of the two has it.
  *
- * Addresses are 16 bytes, IPv4 as ::ffff:a.b.c.d. Ports and addresses are in network order, all
- * else in the machine's order: none of this leaves the machine.
+ * Addresses are 16 bytes, IPv4 as ::ffff:a.b.c.d. Ports and addresses are in network order, struct
+ * shunt_part is little-endian, and all else is in the order of the machine, because it stays there.
  */
 #ifndef SHUNT_H
 #define SHUNT_H
@@ -29,7 +29,7 @@ typedef __s64 shunt_s64;
 #endif
 
 /* Within a version, messages and structs in shared memory may grow at their end. A reader skips
- * fields that it does not know, and takes fields that an older writer leaves out for zero. */
+ * fields that it does not know. A field that an older writer leaves out counts as zero. */
 #define SHUNT_VERSION        7
 #define SHUNT_VERSION_OLDEST 7 /* oldest version that is still spoken */
 
@@ -37,12 +37,12 @@ typedef __s64 shunt_s64;
  * ---- the kernel: setsockopt on a client's connection ----
  *
  * The steering programs of crates/handoff answer these calls; no kernel protocol does. Only the
- * owner of a socket can make them, so only the owner of a connection can hand it off. Where Shunt
- * is not loaded they fail with ENOPROTOOPT.
+ * owner of a socket can make them, so only the owner of a connection can hand it off. They fail
+ * with ENOPROTOOPT if the programs are not loaded.
  *
  * Answers longer than an errno are records in the caller's ring (below). They are there when the
- * call returns, and wake nobody. A getsockopt would be more natural. But a program attached to it
- * costs every getsockopt of every process in the cgroup, and a proxy makes one for each request.
+ * call returns, and wake nobody. A getsockopt would be more natural. But a BPF program on it slows
+ * every getsockopt of every process in the cgroup, and a proxy makes one for each request.
  */
 #define SHUNT_SOL 0x53485554 /* "SHUT" */
 
@@ -51,9 +51,10 @@ typedef __s64 shunt_s64;
  * `peer`. The server writes nothing until the region is complete. A struct shunt_state is in the
  * ring afterwards.
  *
- * EPERM: no such peer or ring, a region still active, length 0, or bytes of the server's own that
- * have not been sent yet. A later SHUNT_BEGIN may succeed where the ring then has a struct
- * shunt_state that is zero but for `handoff`, `kind` and `status`:
+ * EPERM: no such peer or ring, a region still active, length 0, bytes of the server's own that
+ * have not been sent yet, or another reason. The ring then has a struct shunt_state if a later
+ * SHUNT_BEGIN may succeed. Only its `handoff`, `kind` and `status` are not zero. The status says
+ * where a later one may succeed:
  *
  *   SHUNT_REGION_UNPROVEN   on this connection: there is no proof that the client's packets pass
  *                           the steering programs as this socket numbers them
@@ -61,11 +62,11 @@ typedef __s64 shunt_s64;
  *   SHUNT_REGION_NO_PEER,   to another peer
  *   SHUNT_REGION_FAMILY
  *
- * Without such a record this connection cannot be handed off.
+ * Without this record, a later SHUNT_BEGIN on this connection would be refused, too.
  */
 #define SHUNT_BEGIN  1
-/* setsockopt(SHUNT_CANCEL, any u32): ends the active region, if any. What the client has not
- * acknowledged is not translated any more, so only a reset may follow. */
+/* setsockopt(SHUNT_CANCEL, any u32): ends the active region, if any. The steering programs stop
+ * translating what the client has not acknowledged, so the server may only reset the connection. */
 #define SHUNT_CANCEL 2
 /* setsockopt(SHUNT_STATE, u32 ring): puts a struct shunt_state of this connection's newest region
  * into the ring, as SHUNT_BEGIN does. EPERM: no such ring. */
@@ -73,75 +74,79 @@ typedef __s64 shunt_s64;
 /* setsockopt(SHUNT_MOVE, struct shunt_move): another peer continues the active region from its byte
  * `from` on. A struct shunt_state is in the ring afterwards; its `start` is the sequence number of
  * that byte. The region keeps its bounds: it is complete when the client has all of its bytes.
- * EPERM: no region is active, the region has no byte `from`, or a reason of SHUNT_BEGIN. */
+ * EPERM: no region is active, the region has no byte `from`, or no such peer or ring. */
 #define SHUNT_MOVE   4
 /* setsockopt(SHUNT_APPEND, struct shunt_begin): as SHUNT_BEGIN, but the server may write more. Its
  * bytes, and a FIN, wait in the connection's own queue until the client has acknowledged the
- * region. Where this handoff's region is active and nothing was written behind it, the region grows
- * by `length` instead (and no shunt_state follows). */
+ * region. If `handoff` has an active region already, and nothing was written behind it, that region
+ * grows by `length` instead (and the ring gets no shunt_state). */
 #define SHUNT_APPEND 5
-/* setsockopt(SHUNT_UNDO, u64 handoff): removes the region of that handoff, which SHUNT_APPEND made.
- * EPERM: the client has some of the region, or something was written behind it. */
+/* setsockopt(SHUNT_UNDO, u64 handoff): removes a handoff's region that SHUNT_APPEND made. EPERM:
+ * the client has some of the region, or something was written behind it. */
 #define SHUNT_UNDO   6
 
-/* setsockopt(SHUNT_WATCH, any u32): connections to this socket's port may be handed off, so their
- * handshakes are noted from now on. Best called on a listening socket before its first client;
- * otherwise the first SHUNT_BEGIN that is refused for want of proof does the same for its port.
- * EPERM: not TCP. */
+/* setsockopt(SHUNT_WATCH, any u32): connections to this socket's port may be handed off, so the
+ * steering programs note their handshakes from now on. Best called on a listening socket before
+ * its first client. Otherwise, noting begins with the first SHUNT_BEGIN on the port that is refused
+ * for want of proof. EPERM: not TCP. */
 #define SHUNT_WATCH 7
-/* setsockopt(SHUNT_TAKE, struct shunt_take): ends the active region of that handoff, made by
- * SHUNT_BEGIN, at what the client has acknowledged; the server writes the rest itself. A struct
- * shunt_state is in the ring afterwards, whose `acked` says where the region ends. Its peer may
- * still send, so the server must write the same bytes. EPERM: that region is not active, or what
- * the client has is not what `when` requires. */
+/* setsockopt(SHUNT_TAKE, struct shunt_take): ends a handoff's active region, made by SHUNT_BEGIN,
+ * at what the client has acknowledged; the server writes the rest itself. A struct shunt_state is
+ * in the ring afterwards, whose `acked` says where the region ends. The region's peer may still
+ * send, so the server must write the same bytes as the peer would. EPERM: no such ring, the region
+ * is not active, or what the client has is not what `when` requires. */
 #define SHUNT_TAKE  8
 
-/* On-demand buffers, answered by crates/negotiation. setsockopt(SHUNT_SPEAK, u32), with a value
- * other than 0, before connect or listen: this socket's handshakes tell other machines of the
- * service that its program runs under Shunt. With 0, they do not. With 0 on a listening socket, by
- * any process that has it, its handshakes stop doing so, and so do those of other listeners at its
- * address. ENOPROTOOPT: nothing on this machine negotiates. EPERM: not TCP, or the user is not
- * allowed to. */
+/* On-demand buffers: the BPF programs of crates/negotiation answer this option and the next four.
+ * setsockopt(SHUNT_SPEAK, u32), with a value other than 0, before connect or listen: this socket's
+ * handshakes tell other machines of the service that its program runs under Shunt. With 0 before
+ * connect or listen, they do not tell it. With 0 on a listening socket, its later handshakes do not
+ * tell it any more, and neither do those of other listeners at its address. Any process that has a
+ * listening socket may make this call. ENOPROTOOPT: these programs are not loaded. EPERM: not TCP,
+ * or the user is not allowed to. */
 #define SHUNT_SPEAK     16
-/* setsockopt(SHUNT_SPEAKS, any u32) on a connection: returns 0 where both ends have said in the
+/* setsockopt(SHUNT_SPEAKS, any u32) on a connection: returns 0 if both ends have said in the
  * handshake that they run under Shunt, else EPERM or ENOPROTOOPT. */
 #define SHUNT_SPEAKS    17
 /* setsockopt(SHUNT_ENDED, cookie: u64) on any TCP socket. The cookie (SO_COOKIE) is that of a
- * connection on which SHUNT_SPEAKS returned 0. Returns 0 where every descriptor of that connection
- * is closed and the caller's user has an account of it. It does so once for each SHUNT_ADOPT, and
- * once for each account taken by SHUNT_CARRY. */
+ * connection on which SHUNT_SPEAKS returned 0. An account of a connection is what a program knows
+ * of its frames. Returns 0 if every descriptor of that connection is closed and the caller's user
+ * has an account of it. It returns 0 once for each SHUNT_ADOPT that returned 0, and once for each
+ * account that SHUNT_CARRY took. */
 #define SHUNT_ENDED     18
 /* setsockopt(SHUNT_ADOPT, u32) on a connection on which SHUNT_SPEAKS returns 0: returns 0, once, to
- * the program that begins to keep account of its frames. EPERM: a program keeps account of it
- * already, or a reason of SHUNT_SPEAKS. With SHUNT_ADOPT_TOO it returns 0 also where a program
- * keeps account already: the caller, too, has something to forget when the connection ends. */
+ * the program that begins to keep account of the connection's frames. EPERM: a program keeps
+ * account of them already, or SHUNT_SPEAKS would fail, too. With the value SHUNT_ADOPT_TOO it
+ * returns 0 even if another program keeps account already: the caller, too, has something to forget
+ * when the connection ends. */
 #define SHUNT_ADOPT     19
 #define SHUNT_ADOPT_TOO 2
-/* setsockopt(SHUNT_CARRY, SHUNT_CARRIED_BYTES of the account) leaves that account with its
- * connection; getsockopt takes it away again, once. So it passes from one user's programs to
- * another's with the socket. EPERM, ENOPROTOOPT: not such a connection, or no account was left. */
+/* setsockopt(SHUNT_CARRY, SHUNT_CARRIED_BYTES of the account) leaves the account with its
+ * connection; getsockopt takes it away again, once. So it passes with the socket from one user's
+ * programs to another's. EPERM, ENOPROTOOPT: SHUNT_SPEAKS would fail, too, or no account was
+ * left. */
 #define SHUNT_CARRY     20
 
 #define SHUNT_CARRIED_BYTES 304
 
 struct shunt_begin {
-    shunt_u32 peer;    /* index into the board */
-    shunt_u32 ring;    /* welcome.ring: where the completion is reported */
-    shunt_u64 handoff; /* the caller's name for it, returned in the event */
-    shunt_u64 length;  /* bytes, at least 1 */
+    shunt_u32 peer;    /* the sender: index into the board */
+    shunt_u32 ring;    /* welcome.ring: ring that gets the completion and other records */
+    shunt_u64 handoff; /* the caller's name for the handoff, returned in these records */
+    shunt_u64 length;  /* bytes, at least 1 and less than 2^48 */
 };
 
 struct shunt_move {
     shunt_u32 peer;
     shunt_u32 ring;
-    shunt_u64 handoff; /* the region's new name; messages under the old name come too late */
-    shunt_u64 from;    /* payload bytes that need not be sent again */
+    shunt_u64 handoff; /* the handoff's new name; messages under its old name come too late */
+    shunt_u64 from;    /* offset in the region: the new peer sends from this byte on */
 };
 
-/* Conditions on what the client has, by its newest packet. */
+/* Conditions of SHUNT_TAKE: how much of the region the client's newest packet acknowledges. */
 #define SHUNT_TAKE_ALWAYS 0
-#define SHUNT_TAKE_WHOLE  1 /* only where the client has all of the region */
-#define SHUNT_TAKE_NONE   2 /* only where the client has nothing of it */
+#define SHUNT_TAKE_WHOLE  1 /* only if the client has all of the region */
+#define SHUNT_TAKE_NONE   2 /* only if the client has nothing of it */
 
 struct shunt_take {
     shunt_u32 ring;
@@ -153,78 +158,83 @@ struct shunt_take {
 #define SHUNT_REGION_ACTIVE    1
 #define SHUNT_REGION_COMPLETE  2
 #define SHUNT_REGION_CANCELLED 3
-/* answers to a SHUNT_BEGIN that was refused */
+/* Answers to a SHUNT_BEGIN that was refused. */
 #define SHUNT_REGION_UNPROVEN  4 /* no proof that packets pass the steering programs */
 #define SHUNT_REGION_UNSENT    5 /* not all of the server's own bytes have been sent */
 #define SHUNT_REGION_NO_PEER   6 /* the peer is not connected now */
 #define SHUNT_REGION_FAMILY    7 /* the peer does not send in the client's IP version */
 
-/* A client's connection when the region began, or moved: what its new sender has to know of it. */
+/* State of a client's connection when the region began, or moved to another peer. The peer needs it
+ * to send on the connection. */
 struct shunt_flow {
     shunt_u8 client_address[16];
     shunt_u8 server_address[16];
     shunt_u16 client_port; /* network order */
     shunt_u16 server_port; /* network order */
-    shunt_u32 start; /* client-visible sequence number of the first byte that its peer sends */
-    shunt_u32 rcv_nxt;
+    shunt_u32 start;     /* client-visible sequence number of the first byte that its peer sends */
+    shunt_u32 rcv_nxt;   /* acknowledgment number that the payload's segments carry */
     shunt_u32 tsval;     /* the frontend's timestamp clock, not behind what the client has echoed */
     shunt_u32 ts_recent; /* the client's newest timestamp */
     shunt_u32 snd_wnd;   /* the client's window, bytes from `start` on */
-    shunt_u32 snd_cwnd;  /* segments */
-    shunt_u32 snd_ssthresh;
-    shunt_u32 srtt_us;     /* microseconds, not shifted; 0: no sample */
-    shunt_u32 ack_spacing; /* bytes between the ACKs that go to the backend; 0: each goes */
+    shunt_u32 snd_cwnd;  /* congestion window, segments */
+    shunt_u32 snd_ssthresh; /* slow-start threshold, segments */
+    shunt_u32 srtt_us;      /* smoothed RTT in microseconds, not shifted; 0: no sample */
+    shunt_u32 ack_spacing;  /* payload bytes between two ACKs that go to the backend; 0: all go */
     shunt_u32 ahead; /* bytes from `start` on that the client may have from another peer (MOVE) */
     shunt_u32 token; /* random, of this connection: proves where steered packets come from */
-    shunt_u16 mss;   /* bytes, without options */
-    shunt_u8 snd_wscale;
-    shunt_u8 rcv_wscale;
-    shunt_u8 options; /* SHUNT_OPTION_* */
-    shunt_u8 first;   /* 1: the first region of this connection. Any older socket for it is stale */
+    shunt_u16 mss;   /* largest segment in bytes, without options */
+    shunt_u8 snd_wscale; /* shift of the client's window field (RFC 7323, 2) */
+    shunt_u8 rcv_wscale; /* shift of the frontend's window field */
+    shunt_u8 options;    /* SHUNT_OPTION_* */
+    /* 1: the first region of this connection. A socket that the peer already has for these
+     * addresses and ports is of an older connection. */
+    shunt_u8 first;
     shunt_u8 pad[2];
 };
 
-/* A record of the ring. It begins like a struct shunt_event. */
+/* Record of the ring: a connection's newest region. It begins like a struct shunt_event. */
 struct shunt_state {
     shunt_u64 handoff;
-    shunt_u64 acked;   /* payload bytes that the client's newest packet acknowledges */
+    shunt_u64 acked;   /* bytes of the region that the client's newest packet acknowledges */
     shunt_u32 kind;    /* SHUNT_EVENT_STATE */
     shunt_u32 status;  /* SHUNT_REGION_* */
-    shunt_u32 regions; /* regions that this connection has begun, this one included */
+    shunt_u32 regions; /* number of regions that this connection has begun, this one included */
     struct shunt_flow flow;
     shunt_u8 answered; /* keepalive probes of the server that the client has answered, modulo 256 */
-    shunt_u8 shut;     /* 1: bytes of the region are left, but no whole segment fits the window */
+    shunt_u8 shut; /* 1: the client does not have all, and its window has no room for a segment */
     shunt_u8 pad[2];
 };
 
-/* Options that the connection negotiated (RFC 7323, 2018). */
+/* Bits of shunt_flow.options. The first three: the connection negotiated it (RFC 7323, 2018). */
 #define SHUNT_OPTION_TIMESTAMPS 1
 #define SHUNT_OPTION_SACK       2
 #define SHUNT_OPTION_WSCALE     4
-#define SHUNT_OPTION_DIGEST     8 /* of a handoff: the server wants its file's digest */
-/* The region is longer than the window that the client had for it, or than 1 MiB. Then the client's
- * ACK of its end does not complete it alone: the agent of its peer must confirm it, too. */
+#define SHUNT_OPTION_DIGEST     8 /* set by a server for its agent: it wants the file's digest */
+/* The region is longer than the window that the client had for it, or than 1 MiB, and SHUNT_BEGIN
+ * made it. Then the client's ACK of its end does not complete it alone: the agent of its peer must
+ * confirm that all of it was sent and acknowledged. */
 #define SHUNT_OPTION_WORD       16
 
 /* ---- the completion ring: a BPF ring buffer (kernel/bpf/ringbuf.c), mapped by the worker ---- */
+/* Kinds of records. The first two are a struct shunt_event. */
 #define SHUNT_EVENT_COMPLETE 1 /* the client has the whole region */
 #define SHUNT_EVENT_RESET    2 /* the client has reset the connection while the region was active */
-#define SHUNT_EVENT_STATE    3 /* answer to BEGIN, MOVE, TAKE or STATE: a struct shunt_state */
+#define SHUNT_EVENT_STATE    3 /* answer to BEGIN, APPEND, MOVE, TAKE, STATE: struct shunt_state */
 
 struct shunt_event {
-    shunt_u64 handoff;
-    shunt_u64 acked;
-    shunt_u32 kind;
+    shunt_u64 handoff; /* the server's name for the handoff */
+    shunt_u64 acked;   /* bytes of its region that the client has acknowledged */
+    shunt_u32 kind;    /* SHUNT_EVENT_* */
     shunt_u32 pad;
 };
 
 /*
  * ---- the board: which peers are there, read without a system call ----
  *
- * A memfd that the agent writes and workers map read-only. `epoch` is a sequence lock: it is odd
- * while the entry changes, which takes microseconds, and readers then try again. A peer's fields
- * are valid where `state` is UP or LOST, and `epoch` is even and the same before and after they are
- * read.
+ * A memfd that the agent writes and workers map read-only. A peer's `epoch` is a sequence lock: it
+ * is odd while the peer's entry changes, which takes microseconds, and readers then try again. A
+ * copy of an entry is valid if its `state` is UP or LOST, and if `epoch` had the same even value
+ * before and after the copy was made.
  */
 #define SHUNT_BOARD_MAGIC 0x53424f41u
 #define SHUNT_BOARD_PEERS 256
@@ -237,14 +247,16 @@ struct shunt_event {
 #define SHUNT_PEER_UP   1
 #define SHUNT_PEER_LOST 2 /* no session now; payloads offered before can still be fetched */
 
-/* Bits of `closed`: a limit is near, and new responses are relayed. `closed` changes without the
- * epoch, so handoffs that have begun are not affected. */
+/* Bits of `closed`: a limit is reached, the agent is draining, or the peer takes no offers now. So
+ * new responses are relayed. `epoch` stays the same when `closed` changes, so handoffs that have
+ * begun are not affected. */
 #define SHUNT_CLOSED_OFFERS   1 /* make no offers */
 #define SHUNT_CLOSED_HANDOFFS 2 /* give no consents */
 
-/* Addresses of a machine's servers: a prefix, with one port or all ports. */
+/* Largest number of prefixes in a peer's entry. */
 #define SHUNT_PREFIXES_MAX 64
 
+/* Addresses of servers: a prefix, with one port or all ports. */
 struct shunt_prefix {
     shunt_u8 address[16];
     shunt_u8 bits; /* prefix length in bits; 96 is added to that of an IPv4 prefix */
@@ -253,31 +265,34 @@ struct shunt_prefix {
 };
 
 struct shunt_board_peer {
-    shunt_u32 epoch;    /* grows by 2 with every session; odd while the entry changes */
+    shunt_u32 epoch;    /* grows by 2 when a session begins or ends, and with new prefixes; odd
+                         * while the entry changes */
     shunt_u32 state;    /* SHUNT_PEER_* */
-    shunt_u32 closed;   /* SHUNT_CLOSED_OFFERS: make none to this peer */
-    shunt_u32 families; /* SHUNT_FAMILY_* of clients that it can send to; epoch stays the same */
+    shunt_u32 closed;   /* SHUNT_CLOSED_OFFERS: make no offers to this peer */
+    shunt_u32 families; /* SHUNT_FAMILY_* of clients that the peer can send to; changes without
+                         * `epoch` */
     shunt_u8 name[SHUNT_NAME_BYTES]; /* NUL-padded */
     shunt_u8 our_key[16];            /* for tags of offers that this machine makes to the peer */
-    shunt_u8 their_key[16];          /* for tags of offers that the peer makes to us */
+    shunt_u8 their_key[16];          /* for tags of offers that the peer makes to this machine */
     shunt_u32 prefixes;              /* number of entries of `prefix` that are valid */
-    struct shunt_prefix prefix[SHUNT_PREFIXES_MAX]; /* servers in whose name it sends for us */
+    /* Addresses of this machine's servers that the peer may use as its source address. */
+    struct shunt_prefix prefix[SHUNT_PREFIXES_MAX];
 };
 
 struct shunt_board {
     shunt_u32 magic;
     shunt_u16 oldest; /* oldest and newest version that the agent speaks */
     shunt_u16 newest;
-    shunt_u32 peers_at;   /* byte offset of the first entry of `peer`; all fields before it exist */
+    shunt_u32 peers_at;   /* byte offset of `peer`; fields beyond it are not on this board */
     shunt_u32 peer_bytes; /* bytes from one entry of `peer` to the next */
-    shunt_u32 alive;      /* 1 while the agent runs; 0 after it stopped */
-    shunt_u32 frontend;   /* 1: steering is loaded, SHUNT_BEGIN works */
-    shunt_u32 backend;    /* 1: offers are accepted */
+    shunt_u32 alive;      /* 1; an agent that ends without being killed sets 0 */
+    shunt_u32 frontend;   /* 1: the steering programs are loaded, and SHUNT_BEGIN works */
+    shunt_u32 backend;    /* 1: the agent accepts offers */
     shunt_u32 offer_lifetime_ms;
     shunt_u32 closed;   /* SHUNT_CLOSED_*, for all peers */
     shunt_u32 families; /* SHUNT_FAMILY_* of clients that some connected backend can send to */
-    shunt_u32 beat;  /* counts up several times a second; where it does not, the agent is stopped */
-    shunt_u32 peers; /* entries of `peer` in use */
+    shunt_u32 beat;  /* the agent counts this up ten times a second, unless it is stopped or gone */
+    shunt_u32 peers; /* number of entries of `peer` in use */
     shunt_u64 netns; /* cookie of the agent's network namespace (SO_NETNS_COOKIE); 0: not known */
     shunt_u8 name[SHUNT_NAME_BYTES]; /* name of this machine's agent, NUL-padded */
     struct shunt_board_peer peer[SHUNT_BOARD_PEERS];
@@ -285,7 +300,7 @@ struct shunt_board {
 
 /* ---- counters: a memfd per worker, summed by the agent ----  */
 #define SHUNT_COUNTERS    64
-#define SHUNT_TRACE_BYTES 16 /* a W3C trace-id; zeros: none */
+#define SHUNT_TRACE_BYTES 16 /* length of a W3C trace-id; an id of zeros: none */
 /* clang-format off */
 /* index, name in `shunt stats`, meaning */
 #define SHUNT_COUNTER_LIST(X)                                                                       \
@@ -357,44 +372,45 @@ struct shunt_board {
 struct shunt_counters {
     shunt_u64 value[SHUNT_COUNTERS];
     /* Number of this worker's handoffs that are not over, by the peer's index on the board. Each
-     * worker writes its own counters; the agent holds the sum against its limits. */
+     * worker writes its own counters; the agent compares the workers' sum with its limits. */
     shunt_u32 handoffs[SHUNT_BOARD_PEERS];
 };
 
 /*
  * ---- messages between a server and its agent: SOCK_SEQPACKET ----
  *
- * A packet holds one message or several, one after the other, and at most SHUNT_PACKET_BYTES. A
- * packet with a descriptor holds one message.
+ * A packet holds one message or several, one after the other. It has at most SHUNT_PACKET_BYTES;
+ * only the text of STATS_TEXT may be longer. A packet with a descriptor holds one message.
  */
 #define SHUNT_PACKET_BYTES 4096
-#define SHUNT_MSG_HELLO    1 /* server to agent, first on every connection */
+#define SHUNT_MSG_HELLO    1 /* server to agent; only SHUNT_MSG_STATS may come before it */
 #define SHUNT_MSG_WELCOME \
     2 /* answer to HELLO; descriptors: board, counters, ring (ring on control connections only) */
 #define SHUNT_MSG_OFFER   3 /* offers connection; one descriptor: the file */
-#define SHUNT_MSG_HANDOFF 4 /* control connection, after SHUNT_BEGIN */
-#define SHUNT_MSG_ABORT   5 /* control connection: the server has given a handoff up */
+#define SHUNT_MSG_HANDOFF 4 /* control connection, after SHUNT_BEGIN or SHUNT_MOVE */
+#define SHUNT_MSG_ABORT   5 /* control connection: the server has given up a handoff */
 #define SHUNT_MSG_ENDED   6 /* agent to server: a handoff or fetch ended without success */
 #define SHUNT_MSG_FETCH   7 /* control connection: asks for the payload of an offer as a stream */
 #define SHUNT_MSG_FETCHED \
     8 /* answer to FETCH; one descriptor: a socket that yields `length` bytes, then EOF */
-#define SHUNT_MSG_STATS         9  /* asks for counters; any connection, also its first message */
+#define SHUNT_MSG_STATS         9 /* asks for counters; any connection, even as its first message */
 #define SHUNT_MSG_STATS_TEXT    10 /* answer to STATS: struct shunt_header, then JSON */
 /* Control connection, after SHUNT_APPEND: struct shunt_handoff (with `offer` 0), then 1 to
  * SHUNT_PARTS_MAX struct shunt_part, which are the payload's parts in the peer's store. */
 #define SHUNT_MSG_HANDOFF_PARTS 11
-/* Control connection: nobody sends a handoff (SHUNT_APPEND), and the server no longer has its
- * connection. */
+/* Control connection: no peer sends the payload of a handoff (SHUNT_APPEND), and the server no
+ * longer has its connection. So the agent is to reset the client. */
 #define SHUNT_MSG_CANCEL        12
-/* Control connection: asks whether a peer would send bytes of its store on such a connection. */
+/* Control connection: asks whether a peer would send bytes of its store on a connection. */
 #define SHUNT_MSG_ASK           13
-/* Answer to ASK; or, without a question: that handoff waits until the peer can send more. */
+/* Answer to ASK; or, without a question: a handoff waits until the peer can send more. */
 #define SHUNT_MSG_ANSWER        14
 /* Control connection: asks which file is behind an offer, before it is claimed. */
 #define SHUNT_MSG_PROVE         15
-/* Answer to PROVE; or, without a question: the file behind a handoff with SHUNT_OPTION_DIGEST. */
+/* Answer to PROVE; or, without a question: news of the file that is sent for a handoff with
+ * SHUNT_OPTION_DIGEST. */
 #define SHUNT_MSG_DIGEST        16
-/* Control connection: the server has forgotten the digest of that handoff, as DIGEST told it to. */
+/* Control connection: the server has forgotten a handoff's digest, as DIGEST told it to. */
 #define SHUNT_MSG_WITHDRAWN     17
 
 #define SHUNT_CHANNEL_CONTROL 1
@@ -415,7 +431,7 @@ struct shunt_counters {
 #define SHUNT_REASON_ABORTED       12
 #define SHUNT_REASON_BUSY          13 /* the backend already sends on that flow */
 #define SHUNT_REASON_CLIENT_GONE   14
-#define SHUNT_REASON_NOT_ALLOWED   15 /* by an agent's configuration */
+#define SHUNT_REASON_NOT_ALLOWED   15 /* an agent's configuration forbids it */
 /* The client receives nothing of this backend's payload, or its ACKs do not come back. The offer is
  * still there, and can be fetched. */
 #define SHUNT_REASON_UNREACHABLE   16
@@ -436,39 +452,38 @@ struct shunt_hello {
 
 struct shunt_welcome {
     struct shunt_header header;
-    shunt_u32
-        worker;     /* upper half of this worker's offer numbers; an OFFERS channel gets its own */
-    shunt_u32 ring; /* for shunt_begin; on control connections, else 0xffffffff */
+    shunt_u32 worker; /* worker number of this connection: the upper half of its offers' numbers */
+    shunt_u32 ring;   /* number of the ring, for shunt_begin; 0xffffffff: the connection has none */
     shunt_u32 version; /* version that both sides speak */
     shunt_u32 pad;
-    shunt_u64 features; /* features of the agent */
+    shunt_u64 features; /* features that the agent knows, a bit each; none yet */
 };
 
-/* Flag of an offer: bytes of the file before `offset` may be rewritten, which also changes the
- * file's time. So only the file's size is compared. */
+/* Flag of an offer: somebody may rewrite bytes of the file before `offset`, which also changes the
+ * file's time. So the agent only compares the file's size. */
 #define SHUNT_OFFER_BODY 1
 
 struct shunt_offer {
     struct shunt_header header;
     shunt_u32 peer;   /* the frontend that may claim it: index into the board */
     shunt_u32 flags;  /* SHUNT_OFFER_* */
-    shunt_u64 number; /* worker << 32 | count: used once in the agent's lifetime */
-    shunt_u64 offset; /* bytes into the file */
+    shunt_u64 number; /* worker << 32 | count: unique in the agent's lifetime */
+    shunt_u64 offset; /* offset of the payload in the file, bytes */
     shunt_u64 length;
     shunt_u8 tag[16];
     shunt_u8 trace[SHUNT_TRACE_BYTES];
     shunt_s64 mtime_ns; /* st_mtim of the file when the response's header was made */
-    shunt_u64 size;     /* size of the file at that time */
+    shunt_u64 size;     /* size of the file then, bytes */
 };
 
 /*
  * One generation of a TLS 1.3 connection's write keys (RFC 8446, 7.3), for the records of a
- * payload. The frontend sends the KeyUpdate that ends the generation. A process that gets the keys
- * uses them or passes them on, and then overwrites its copy.
+ * payload. A generation lasts from one KeyUpdate to the next. The frontend sends the KeyUpdate that
+ * ends it. A process that gets the keys uses them or passes them on, and then overwrites its copy.
  */
 struct shunt_tls {
     shunt_u16 suite;         /* cipher suite's IANA number; 0: the connection is not encrypted */
-    shunt_u16 content_bytes; /* largest content of a record, without the inner type */
+    shunt_u16 content_bytes; /* largest content of a record in bytes, without the inner type */
     shunt_u16 skip; /* bytes of the first record that the client has from another backend */
     shunt_u16 pad;
     shunt_u64 record; /* number of the payload's first record */
@@ -480,8 +495,8 @@ struct shunt_tls {
 struct shunt_handoff {
     struct shunt_header header;
     shunt_u32 peer;  /* the backend: index into the board */
-    shunt_u32 epoch; /* epoch of that entry when the offer was checked */
-    shunt_u32 bytes; /* size of this struct: offset of the parts in HANDOFF_PARTS */
+    shunt_u32 epoch; /* epoch of the peer's entry when the offer was checked */
+    shunt_u32 bytes; /* size of this struct, which is the parts' offset in HANDOFF_PARTS */
     shunt_u32 pad;
     shunt_u64 handoff;
     shunt_u64 offer;
@@ -489,13 +504,13 @@ struct shunt_handoff {
     shunt_u64 rate; /* bytes a second; 0: no limit */
     shunt_u8 tag[16];
     shunt_u8 trace[SHUNT_TRACE_BYTES];
-    struct shunt_flow flow; /* from the answer to SHUNT_BEGIN or SHUNT_MOVE */
-    struct shunt_tls tls;   /* `length` is the payload's, but in SHUNT_BEGIN that of its records */
+    struct shunt_flow flow; /* from the kernel's answer to the setsockopt: struct shunt_state */
+    struct shunt_tls tls; /* on TLS, `length` is the payload's here, its records' in shunt_begin */
 };
 
 #define SHUNT_PARTS_MAX 32
 
-/* A reference of crates/odb into the peer's store; little-endian. */
+/* Some bytes of a payload in the peer's store (a reference of crates/odb); little-endian. */
 struct shunt_part {
     shunt_u32 segment;
     shunt_u32 slot;
@@ -511,9 +526,9 @@ struct shunt_cancel {
 
 struct shunt_ask {
     struct shunt_header header;
-    shunt_u64 handoff; /* the asker's name for it, returned in the answer */
+    shunt_u64 handoff; /* the asker's name for the handoff, returned in the answer */
     shunt_u32 peer;    /* index into the board */
-    shunt_u32 epoch;   /* epoch of that entry */
+    shunt_u32 epoch;   /* epoch of the peer's entry */
     shunt_u8 client_address[16];
     shunt_u8 server_address[16];
     shunt_u16 client_port; /* network order */
@@ -523,7 +538,7 @@ struct shunt_ask {
 
 struct shunt_answer {
     struct shunt_header header;
-    shunt_u64 handoff; /* as in ASK, or of a handoff that waits */
+    shunt_u64 handoff; /* as in ASK, or the handoff that waits */
     shunt_u32 reason;  /* SHUNT_REASON_*; 0: the peer would send */
     shunt_u32 peer;
 };
@@ -531,8 +546,8 @@ struct shunt_answer {
 struct shunt_prove {
     struct shunt_header header;
     shunt_u32 peer;    /* index into the board */
-    shunt_u32 epoch;   /* epoch of that entry */
-    shunt_u64 handoff; /* the asker's name for it, returned in the answer */
+    shunt_u32 epoch;   /* epoch of the peer's entry */
+    shunt_u64 handoff; /* the asker's name for the handoff, returned in the answer */
     shunt_u64 offer;
     shunt_u64 length;
     shunt_u8 tag[16];
@@ -540,7 +555,7 @@ struct shunt_prove {
 
 struct shunt_digest {
     struct shunt_header header;
-    shunt_u64 handoff;   /* as in PROVE, or of a handoff in progress */
+    shunt_u64 handoff;   /* as in PROVE, or a handoff in progress */
     shunt_u64 offset;    /* offset of the payload in the file */
     shunt_u32 peer;      /* the backend whose agent tells the digest */
     shunt_u32 known;     /* 0: the digest is not known, or the file has changed since */
@@ -550,7 +565,7 @@ struct shunt_digest {
 struct shunt_withdrawn {
     struct shunt_header header;
     shunt_u32 peer;  /* the backend that sends the payload: index into the board */
-    shunt_u32 epoch; /* epoch of that entry */
+    shunt_u32 epoch; /* epoch of the peer's entry */
     shunt_u64 handoff;
 };
 
@@ -559,13 +574,13 @@ struct shunt_abort {
     shunt_u64 handoff;
 };
 
-/* In place of a peer: this machine's agent. A server accepts ENDED only from its own agent or from
- * the agent of the handoff's backend. */
+/* Value of shunt_ended.peer that stands for this machine's agent. A server accepts ENDED only from
+ * its own agent or from the agent of the handoff's backend. */
 #define SHUNT_NO_PEER 0xffffffffu
 
 struct shunt_ended {
     struct shunt_header header;
-    shunt_u64 handoff; /* or the fetch's number */
+    shunt_u64 handoff; /* name of the handoff, or of the fetch */
     shunt_u32 reason;  /* SHUNT_REASON_* */
     shunt_u32 peer;    /* the backend whose agent ended it; SHUNT_NO_PEER: this machine's did */
 };
@@ -589,10 +604,10 @@ struct shunt_fetched {
 
 /*
  * The tag of an offer: SipHash-2-4 with 128-bit output (Aumasson, Bernstein 2012), keyed with the
- * backend's key for that frontend. Its input is the nonce (16 bytes, from the consent), the offer's
+ * backend's key for the frontend. Its input is the nonce (16 bytes, from the consent), the offer's
  * number and the length (8 bytes each, little-endian).
  *
- * docs/protocols.md has the header fields.
+ * docs/protocols.md has the header fields of HTTP that carry consents and offers.
  */
 #define SHUNT_TAG_INPUT_BYTES 32
 

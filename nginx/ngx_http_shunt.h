@@ -1,9 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Types and functions that the files of the module share. Calls go down this list: module, consent
- * | backend | frontend, begin, handoff | watch | again | probe, stall, recovery | proof | taking,
- * rest | part | fetch, trust | hop | header, agent, pulse, speaks, board | pending | ring, trace,
- * address | field | siphash | kernel.
+ * Types and functions that the files of the module share. Bars separate the levels of these files,
+ * and most calls go to a later level: module, consent | backend | frontend, begin, handoff | watch
+ * | again | probe, stall, recovery | proof | taking, rest | part | fetch, trust | hop | header,
+ * agent, pulse, speaks, board | pending | ring, trace, address | field | siphash | kernel.
+ *
+ * A consent is a header field of a request, by which each tier says that it may be bypassed. An
+ * offer is a body that a backend holds ready, and that its response's header names. The body is
+ * then a payload. A handoff lets the backend send it on the client's own connection, as a shortcut.
+ * A region is the range of the client connection's sequence numbers that a payload takes. A peer is
+ * another machine's agent.
  */
 #ifndef NGX_HTTP_SHUNT_H
 #define NGX_HTTP_SHUNT_H
@@ -16,13 +22,15 @@
 
 #include "ngx_http_shunt_kernel.h"
 
-/* r->buffered has four bits; 0x01, 0x02 and 0x04 are SSI, sub and copy (ngx_http_request.h). */
+/* Bit of r->buffered, which has four: nginx's filters SSI, sub and copy use 0x01, 0x02 and 0x04
+ * (ngx_http_request.h). */
 #define NGX_HTTP_SHUNT_BUFFERED 0x08
 
 #define SHUNT_TIERS_MAX 255
 #define SHUNT_TO_BYTES  8
 
-/* Room for a response's header at a tier that does not say how much it has: nginx's default. */
+/* Room for a response's header, in bytes, at a tier that does not say how much it has: nginx's
+ * default. */
 #define SHUNT_HEADER_BYTES 4096
 
 #define SHUNT_CONSENT_BYTES                                                                   \
@@ -42,21 +50,22 @@ typedef struct {
     ngx_flag_t untrusting; /* some location has "shunt on" without "shunt_trust" */
     ngx_flag_t unasked;    /* some location has "shunt_offer on" without "shunt_trust" */
     ngx_flag_t trusting;   /* some server has "shunt_trust" */
-    ngx_array_t balancers; /* init handlers of the upstreams' balancers: hop.c */
+    ngx_array_t balancers; /* upstreams with their balancers' init handlers: hop.c */
 } ngx_http_shunt_main_conf_t;
 
-/* Consents in a row that led to no shortcut: vain.c. */
+/* Consents that led to no shortcut, of a location or a connection: vain.c. */
 typedef struct {
-    uint16_t row;
-    uint16_t skip; /* number of next responses without a consent */
+    uint16_t row;  /* number of them in a row */
+    uint16_t skip; /* number of the next responses that get no consent */
 } ngx_http_shunt_vain_t;
 
 typedef struct {
     ngx_flag_t shunt;
-    size_t mean_length;   /* consents if long bodies have at least this mean per response */
+    size_t mean_length;   /* consents from this mean on: bytes of long bodies per response */
     uint64_t long_bytes;  /* running sum of bytes in long bodies at this worker: worth.c */
     size_t alone_length;  /* shortest body worth a shortcut if it is alone on its connection */
-    uint32_t alone_share; /* share of long bodies that were their connection's first: lifetime.c */
+    uint32_t alone_share; /* share of long bodies that were their connection's first, in 1/65536:
+                           * lifetime.c */
     ngx_http_shunt_vain_t vain;
     ngx_flag_t consent;
     ngx_flag_t offer;
@@ -64,29 +73,31 @@ typedef struct {
     ngx_hash_t offer_types;
     ngx_array_t *offer_types_keys;
     ngx_array_t *trust; /* array of ngx_cidr_t; NULL: no tier is trusted */
-    ngx_array_t *plain; /* those that may send consents meant for other servers; NULL: none */
+    ngx_array_t *plain; /* array of ngx_cidr_t: tiers whose consents may be meant for other servers;
+                         * NULL: none */
     ngx_uint_t recover; /* one of NGX_HTTP_SHUNT_NOBODY, _ETAG, _DIGEST */
 } ngx_http_shunt_loc_conf_t;
 
 /* Values of shunt_recover: which backend may continue for a lost one. */
 #define NGX_HTTP_SHUNT_NOBODY 0
-#define NGX_HTTP_SHUNT_ETAG   1 /* one with the same strong ETag; over TLS as for the digest */
-#define NGX_HTTP_SHUNT_DIGEST 2 /* one whose file has the same digest, too */
+#define NGX_HTTP_SHUNT_ETAG   1 /* one with the same strong ETag; over TLS as _DIGEST */
+#define NGX_HTTP_SHUNT_DIGEST 2 /* one with the same strong ETag and the same file digest */
 
 typedef struct {
     ngx_str_t frontend;
     u_char nonce[16];
-    u_char to[SHUNT_TO_BYTES]; /* hash of the receiver's address; only parsed: hop.c writes it */
-    ngx_uint_t tiers;
-    ngx_uint_t rest; /* 1: for the rest of a payload, also where that is short */
+    u_char to[SHUNT_TO_BYTES]; /* hash of the receiver's address, as received; hop.c writes the one
+                                * that is sent */
+    ngx_uint_t tiers;          /* number of tiers with Shunt so far */
+    ngx_uint_t rest; /* 1: asks for the rest of a payload, which is offered even if it is short */
     uint64_t from;   /* length of the shortest payload to offer, bytes; 0: the backend decides */
     uint64_t header; /* room for the answer's header, bytes */
 } ngx_http_shunt_consent_t;
 
 typedef struct {
     ngx_str_t backend;
-    uint64_t number;
-    uint64_t length;
+    uint64_t number; /* number of the offer */
+    uint64_t length; /* bytes */
     u_char tag[16];
 } ngx_http_shunt_payload_t;
 
@@ -95,7 +106,7 @@ typedef struct {
     ngx_uint_t index;
     uint32_t epoch;
     uint32_t closed; /* SHUNT_CLOSED_* */
-    ngx_uint_t lost; /* no session now */
+    ngx_uint_t lost; /* 1: this machine's agent has no session with the peer now */
     u_char our_key[16];
     u_char their_key[16];
 } ngx_http_shunt_peer_t;
@@ -115,7 +126,7 @@ typedef struct {
  *     ACCEPTED --> SHORTCUT --> ACTIVE          the body bypasses this nginx
  *     ACTIVE --> COMPLETE or DONE               DONE: given up
  *     ACCEPTED --> FETCH_EARLY --> DONE         a filter needs the body, or the offer is old
- *     SHORTCUT --> FETCH_LATE --> DONE          the connection or the kernel was not ready
+ *     SHORTCUT --> FETCH_LATE --> DONE          the connection could not be handed off
  *     ACTIVE --> FETCH_LATE                     refused before its first byte, or the payload does
  *                                               not reach the client
  *     ACTIVE, FETCH_LATE --> REST --> DONE      no agent can continue: the rest is relayed
@@ -142,83 +153,84 @@ typedef struct ngx_http_shunt_rest_s ngx_http_shunt_rest_t;
 typedef struct {
     ngx_http_output_body_filter_pt
         output;               /* next filter for the bytes: below the early or the late filter */
-    ngx_connection_t *stream; /* from the agent; NULL before FETCHED and after the last byte */
+    ngx_connection_t *stream; /* socket from the agent; NULL before FETCHED and after the end */
     uint64_t left;            /* bytes still to come from the stream */
-    uint64_t skip;            /* bytes at its beginning that the client has already */
+    uint64_t skip;            /* bytes at the stream's beginning that the client has already */
     ngx_chain_t *free;
     ngx_chain_t *busy;
-    ngx_uint_t bufs;
-    ngx_msec_t timeout;
+    ngx_uint_t bufs;    /* number of buffers that were made */
+    ngx_msec_t timeout; /* longest wait for bytes of the stream, ms */
 } ngx_http_shunt_fetch_t;
 
 typedef struct {
     ngx_http_request_t *request;
     ngx_http_shunt_mode_t mode;
     ngx_int_t outcome; /* index of the counter that says what happened, or -1 */
-    uint64_t bytes;    /* $shunt_bytes */
+    uint64_t bytes;    /* the variable $shunt_bytes */
 
     ngx_http_shunt_consent_t consent;
-    /* Address of the tier before, where the consent was meant for another server and that tier is
-     * not trusted as "plain"; else empty. */
+    /* Address of the tier that sent the consent, if the consent was meant for another server and
+     * its sender is not trusted as "plain"; else empty. */
     ngx_str_t plain;
-    ngx_http_handler_pt content_handler; /* the location's own, for a request with a consent */
-    ngx_msec_t given_at;
-    unsigned received : 1;    /* a consent came with the request, from a trusted tier */
-    unsigned passed : 1;      /* it was sent on to the upstream */
-    unsigned given : 1;       /* this tier has given a consent */
-    unsigned consented : 1;   /* this tier gives or gave a consent: the answer may be an offer */
-    unsigned again : 1;       /* the response is asked for once more, without consent */
+    ngx_http_handler_pt content_handler; /* the location's own, while hop.c's is in its place */
+    ngx_msec_t given_at;                 /* when this tier gave a consent */
+    unsigned received : 1;               /* a consent came with the request, from a trusted tier */
+    unsigned passed : 1;                 /* the received consent was sent on to the upstream */
+    unsigned given : 1;       /* this tier has given a consent that no offer has used yet */
+    unsigned consented : 1;   /* this tier has given a consent, used or not */
+    unsigned again : 1;       /* the response was asked for once more, without consent */
     unsigned filtered : 1;    /* other filters have seen the header */
     unsigned header_held : 1; /* the late header filter holds the header */
     unsigned tls_fresh : 1;   /* no record was sent under the present key before this response */
     unsigned deaf : 1;        /* a FIN of the client is ignored while a payload is in progress */
-    unsigned relayable : 1;   /* the rest is to be relayed before the request is given up: rest.c */
-    unsigned relayed : 1;     /* the rest is relayed, and counted */
+    unsigned relayable : 1;   /* a failure first tries to relay the rest of the payload: rest.c */
+    unsigned relayed : 1;     /* the rest is relayed, which has been counted */
     unsigned claimed : 1; /* the client has acknowledged all; its backend has not confirmed it */
-    unsigned probed : 1;  /* the client was asked since its backend was lost */
+    unsigned probed : 1;  /* a probe has asked the client what it has, since its backend was lost */
 
     ngx_http_shunt_payload_t payload;
     ngx_http_shunt_peer_t peer;
 
-    /* The payload's place in its representation, where another backend may have that, too. */
-    ngx_str_t etag; /* empty: no other backend can continue */
-    off_t first;    /* offset of the payload's first byte in it */
-    off_t complete; /* length of the whole representation */
+    /* For another backend that may continue: the representation (RFC 9110, 3.2) that the payload is
+     * part of. */
+    ngx_str_t etag; /* strong ETag; empty: no other backend can continue */
+    off_t first;    /* offset of the payload's first byte in the representation */
+    off_t complete; /* length of the representation, bytes */
     struct {
-        ngx_uint_t known;
-        uint64_t offset; /* offset of the payload in the file */
+        ngx_uint_t known; /* 1: the agent has told it */
+        uint64_t offset;  /* offset of the payload in the file */
         u_char sha256[32];
     } file; /* file that the backend sends, as its agent says */
     ngx_http_shunt_recovery_t *recovery;
 
-    uint64_t region;        /* length on the wire: the payload's, or that of its records */
-    uint16_t content_bytes; /* content of each record; 0: not encrypted */
+    uint64_t region;        /* length of the region: bytes of the payload, or of its TLS records */
+    uint16_t content_bytes; /* payload bytes of each TLS record; 0: not encrypted */
 
     uint64_t id; /* number of the handoff or fetch, for pending.c; 0: none */
     ngx_http_shunt_ring_t *ring;
-    uint64_t acked;
+    uint64_t acked;  /* bytes of the region that the client has acknowledged */
     u_char answered; /* probes that the client has answered, as the kernel counts them */
-    u_char shut;     /* the client's window is closed */
+    u_char shut;     /* the client's window has no room for a segment */
     struct {
         ngx_event_t event; /* timer while the answer to a probe is awaited */
-        ngx_msec_t until;
+        ngx_msec_t until;  /* end of the wait */
         ngx_uint_t reason; /* SHUNT_REASON_* of the loss, or NGX_HTTP_SHUNT_ASKED_* */
         u_char answered;   /* ctx->answered when the probe was sent */
-        ngx_http_shunt_keepalive_t before;
+        ngx_http_shunt_keepalive_t before; /* the connection's settings before the probe */
     } probe;
     struct {
-        ngx_msec_t looked_at;
-        ngx_uint_t times; /* how often the client was asked */
+        ngx_msec_t looked_at; /* time of the last check */
+        ngx_uint_t times;     /* how often the client was asked */
     } stall;
-    ngx_uint_t why; /* counter of the reason for an abort; 0: the request has ended */
-    ngx_msec_t progress_at;
-    ngx_event_t progress;        /* timer: checks whether the client has acknowledged more */
-    ngx_event_t watch;           /* posted: begins to read from a client on TLS */
+    ngx_uint_t why;         /* counter of the reason for an abort; 0: the client or nginx ends it */
+    ngx_msec_t progress_at; /* when the client, or a fetch, made progress last */
+    ngx_event_t progress;   /* timer: checks whether the client has acknowledged more */
+    ngx_event_t watch;      /* posted: begins to read from a client on TLS */
     ngx_event_handler_pt reader; /* nginx's read handler, while ours is in its place */
     ngx_event_t failure;         /* posted: gives the request up, outside of any filter */
     ngx_http_shunt_fetch_t fetch;
     ngx_http_output_body_filter_pt output; /* of a handoff: the filter below the late one */
-    ngx_http_shunt_rest_t *rest;           /* the rest that is relayed */
+    ngx_http_shunt_rest_t *rest;           /* relaying of the rest; NULL: not begun */
 } ngx_http_shunt_ctx_t;
 
 extern ngx_module_t ngx_http_shunt_module;
@@ -321,9 +333,10 @@ void ngx_http_shunt_count_acked(ngx_http_shunt_ctx_t *ctx, uint64_t acked);
 
 void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx);
 
-/* probe.c: asks a client what it has. The reason to ask is a SHUNT_REASON_* of its backend, or: */
-#define NGX_HTTP_SHUNT_ASKED_GONE    0 /* this machine's agent is gone */
-#define NGX_HTTP_SHUNT_ASKED_STALLED ((ngx_uint_t) -1)
+/* probe.c: asks a client what it has of a payload. The reason to ask is a SHUNT_REASON_* for which
+ * the payload's backend was lost, or one of these: */
+#define NGX_HTTP_SHUNT_ASKED_GONE    0                 /* this machine's agent is gone */
+#define NGX_HTTP_SHUNT_ASKED_STALLED ((ngx_uint_t) -1) /* the payload makes no progress */
 
 ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
 void ngx_http_shunt_probe_stalled(ngx_http_shunt_ctx_t *ctx);
@@ -453,13 +466,13 @@ ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer
 void ngx_http_shunt_count(ngx_uint_t counter, uint64_t n);
 void ngx_http_shunt_count_handoff(ngx_uint_t peer, ngx_int_t change);
 
-/* speaks.c: in which servers' names backends send */
+/* speaks.c: server addresses that backends may use in place of their own */
 ngx_uint_t ngx_http_shunt_any_speaks(ngx_connection_t *c, const struct shunt_board *board);
 ngx_uint_t ngx_http_shunt_backend_speaks(ngx_connection_t *c, ngx_uint_t peer);
 
 /* address.c: addresses of sockets */
 typedef struct {
-    u_char bytes[16]; /* IPv4 mapped */
+    u_char bytes[16]; /* IPv4 as ::ffff:a.b.c.d */
     in_port_t port;   /* network order */
     ngx_uint_t is_ipv4;
 } ngx_http_shunt_address_t;

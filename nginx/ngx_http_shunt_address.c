@@ -2,7 +2,7 @@
 /* Addresses of sockets, in one form for both IP versions. */
 #include "ngx_http_shunt.h"
 
-/* Converts an address. NGX_DECLINED: it is of another family. */
+/* Converts an address. NGX_DECLINED: it is not an IP address. */
 ngx_int_t ngx_http_shunt_address_of(const struct sockaddr *sa, ngx_http_shunt_address_t *address)
 {
     const struct sockaddr_in *sin;
@@ -31,8 +31,8 @@ ngx_int_t ngx_http_shunt_address_of(const struct sockaddr *sa, ngx_http_shunt_ad
     }
 }
 
-/* The address at which the other end knows us. On a socket that listens at any address, this asks
- * the kernel, once for each connection. */
+/* Returns the connection's own address, as the other end knows it. Asks the kernel, once for each
+ * connection, if the socket listens at any address. */
 ngx_int_t ngx_http_shunt_local_address(ngx_connection_t *c, ngx_http_shunt_address_t *address)
 {
     if (ngx_connection_local_sockaddr(c, NULL, 0) != NGX_OK) {

@@ -1,24 +1,26 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Asks for a response once more. Its offer cannot be used, and nothing of it has left: the offer
- * was refused, its fetch failed, a filter of an intermediate needs the body, or a consent made the
- * request too long. Such a mistake costs the shortcut, never the response. So the request runs once
- * more from its content handler on, without a consent, and the answer has a body. Consents are
- * given for GET alone, which may be repeated (RFC 9110, 9.2.2).
+ * Asks for a response once more, if the first answer cannot be used and nothing of it has left: the
+ * offer was refused, its fetch failed, a filter of an intermediate needs the body, or a consent
+ * made the request too long. This costs the shortcut, never the response: the request runs once
+ * more from its content handler on, without a consent, and the new answer has a body. Consents are
+ * given for GET alone, which may be repeated (RFC 9110, 9.2.2). A consent is the request's header
+ * field by which tiers say that they may be bypassed. An offer is a backend's answer to it: a body
+ * that the backend holds ready.
  *
  *   AGAIN --posted event--> the upstream is ended --> content handler
  *
- * The body behind the first header is not waited for: it may be long, or never come.
+ * The body behind the first header is not awaited, because it may be long, or never come.
  */
 #include "ngx_http_shunt.h"
 
-#define NGX_HTTP_SHUNT_LONG_REQUEST     1024
-#define NGX_HTTP_SHUNT_FIELDS_TOO_LARGE 431 /* RFC 6585, 5 */
+#define NGX_HTTP_SHUNT_LONG_REQUEST     1024 /* bytes */
+#define NGX_HTTP_SHUNT_FIELDS_TOO_LARGE 431  /* RFC 6585, 5 */
 
 static void ngx_http_shunt_again_handler(ngx_event_t *ev);
 
-/* Whether to ask once more: at most once for each request, and only where a consent that this tier
- * gave or passed on is the reason for an answer without a body. */
+/* Whether to ask once more: at most once for each request, only before the header has left, and
+ * only if this tier gave a consent or passed one on, which may be why the answer has no body. */
 ngx_uint_t ngx_http_shunt_may_ask_again(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     return ctx && !ctx->again && (ctx->consented || ctx->passed) && r->content_handler &&
@@ -27,8 +29,9 @@ ngx_uint_t ngx_http_shunt_may_ask_again(ngx_http_request_t *r, ngx_http_shunt_ct
 
 /*
  * Whether the request may have been too long with its consent. Upstreams limit the length and the
- * number of a request's fields (nginx and Apache answer 400, Node.js 431), and a consent adds some
- * 150 bytes. A request that is far below any such limit was refused for another reason.
+ * number of a request's fields (nginx and Apache answer 400, Node.js 431), and a consent adds about
+ * 150 bytes. A request shorter than LONG_REQUEST is far below these limits, so it was refused for
+ * another reason.
  */
 ngx_uint_t ngx_http_shunt_was_too_long(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_uint_t status)
@@ -48,14 +51,15 @@ static void ngx_http_shunt_again_soon(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* Called from a filter. This header and the body behind it are dropped. */
+/* Drops the header that is in a filter now, and the body behind it, and asks once more. */
 void ngx_http_shunt_ask_again(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     ctx->mode = SHUNT_MODE_AGAIN;
     ngx_http_shunt_again_soon(ctx);
 }
 
-/* The body filter in mode AGAIN. It keeps the request open, even if its upstream has ended. */
+/* Body filter in mode AGAIN. Drops the body, and keeps the request open, even if its upstream has
+ * ended. */
 ngx_int_t ngx_http_shunt_again_body(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                     ngx_chain_t *in)
 {
@@ -80,8 +84,8 @@ ngx_int_t ngx_http_shunt_again_body(ngx_http_request_t *r, ngx_http_shunt_ctx_t 
     return NGX_AGAIN;
 }
 
-/* Resets the request to the state before any header had come. Other filters' contexts are
- * dropped. */
+/* Resets the request to the state before any header had come. Drops other filters' contexts, if
+ * they have seen the header. */
 static void ngx_http_shunt_forget_response(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     ngx_connection_t *c = r->connection;
@@ -122,8 +126,8 @@ static void ngx_http_shunt_bad_gateway(ngx_http_request_t *r, ngx_http_shunt_ctx
     ngx_http_finalize_request(r, NGX_HTTP_BAD_GATEWAY);
 }
 
-/* Called from an event, when nothing of the response has left and all that was begun is
- * released. */
+/* Runs the request once more, or answers 502. Called from an event, when nothing of the response
+ * has left and all that was begun is released. */
 void ngx_http_shunt_start_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     if (!ngx_http_shunt_may_ask_again(r, ctx) ||
@@ -156,7 +160,7 @@ static void ngx_http_shunt_again_handler(ngx_event_t *ev)
     ngx_http_set_log_request(c->log, r);
 
     if (ngx_http_shunt_end_upstream(r) == NGX_AGAIN) {
-        return; /* the body filter will see the upstream's end, and call this again */
+        return; /* the body filter will see the upstream's end, and post this event again */
     }
 
     ngx_http_shunt_release(ctx);

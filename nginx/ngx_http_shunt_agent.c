@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Requests of the other files to shuntd. A worker has two connections to it (channel.c): CONTROL
+ * Sends what the other files ask of shuntd. A worker has two connections to it (channel.c): CONTROL
  * for handoffs and fetches, and OFFERS for descriptors of files, so that many offers never delay a
- * handoff. Control messages of one turn of the event loop leave together.
+ * handoff. Control messages that one pass of the event loop makes leave together. An offer is a
+ * body that a backend holds ready, and that its response's header names. A handoff lets a backend
+ * send a payload, such a body, on the client's own connection. A fetch brings one through both
+ * agents to this nginx.
  *
  * While a connection is lost, new responses are relayed. Handoffs in progress continue, because the
- * kernel reports their ends.
+ * kernel reports their completion.
  */
 #include "ngx_http_shunt_channel.h"
 
 #define NGX_HTTP_SHUNT_MESSAGES_MAX 1024 /* waiting messages, above which no handoff begins */
-#define NGX_HTTP_SHUNT_BATCH        64
+#define NGX_HTTP_SHUNT_BATCH        64   /* messages in one packet, at most */
 
 /* A message that waits for the socket, copied. */
 typedef union {
@@ -46,8 +49,8 @@ static ngx_uint_t ngx_http_shunt_nmessages;
 static ngx_uint_t ngx_http_shunt_messages_room;
 static ngx_event_t ngx_http_shunt_flush;
 
-/* Removes the first `n` messages, which are sent or never will be, and erases them: they may hold
- * keys. */
+/* Removes the first `n` messages, which were sent or never will be. Erases them, because they may
+ * hold keys. */
 static void ngx_http_shunt_forget_messages(ngx_uint_t n)
 {
     if (n == 0) {
@@ -115,14 +118,15 @@ ngx_http_shunt_ring_t *ngx_http_shunt_agent_ring(void)
 
 /* ---- offers ---- */
 
-/* Number of the next offer. It is used only once: at the end of the count, a new connection brings
- * a new upper half. */
+/* Number of the next offer. Each number is used only once: when the lower half is used up, a new
+ * connection to the agent brings a new upper half. */
 uint64_t ngx_http_shunt_agent_offer_number(void)
 {
     return (uint64_t) ngx_http_shunt_offers.worker << 32 | ++ngx_http_shunt_offers.offers;
 }
 
-/* NGX_DECLINED: the agent does not read fast enough */
+/* Sends an offer with its file. NGX_DECLINED: it was not sent, because the agent does not read fast
+ * enough or is lost. */
 ngx_int_t ngx_http_shunt_agent_offer(struct shunt_offer *offer, int fd)
 {
     struct iovec iov = {offer, sizeof(*offer)};
@@ -164,7 +168,7 @@ ngx_int_t ngx_http_shunt_agent_offer(struct shunt_offer *offer, int fd)
     return NGX_DECLINED;
 }
 
-/* Does nothing: an offer for which there is no room is not made, so none waits. */
+/* Does nothing: an offer that finds no room in the socket is not made, so no offer waits. */
 static void ngx_http_shunt_offers_writable(ngx_event_t *wev)
 {
 }
@@ -207,7 +211,7 @@ ngx_int_t ngx_http_shunt_agent_post(const void *message, size_t size)
     return NGX_OK;
 }
 
-/* Sends the first messages in one packet. Returns their number, or -1. */
+/* Sends the first messages in one packet. Returns their number, 0 if the socket is full, or -1. */
 static ngx_int_t ngx_http_shunt_send_packet(int fd)
 {
     ssize_t sent;
@@ -327,7 +331,7 @@ static ngx_int_t ngx_http_shunt_received(ngx_http_shunt_received_t *in)
 
 /* ---- CONTROL is lost ---- */
 
-/* Ends a fetch without a socket, which can have no answer any more. */
+/* Ends a request's fetch whose socket has not come: the answer cannot come any more. */
 static void ngx_http_shunt_orphan(ngx_http_shunt_ctx_t *ctx)
 {
     if (ctx->mode != SHUNT_MODE_ACTIVE && ctx->mode != SHUNT_MODE_COMPLETE &&

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The backend's side. A response to a request with a trusted consent is offered to the agent if it
- * is one range of a file. It then leaves as its header alone. Whether the body is a file is known
- * only when it arrives, so a candidate's header is held back until then. A response that is not
- * offered leaves exactly as it came.
+ * is one range of a file. Then only its header leaves. Whether the body is a file is known only
+ * when it arrives. So the header of a response that might be offered, a candidate, is held back
+ * until then. A response that is not offered leaves exactly as it came. A consent is a header field
+ * of a request, by which each tier says that it may be bypassed. An offer is a body that a backend
+ * holds ready, and that its response's header names.
  */
 #include "ngx_http_shunt.h"
 
@@ -17,8 +19,8 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_no_consent;
     }
 
-    /* these limits apply to the link to the frontend; a request that offers uses that only
-     * briefly */
+    /* these limits are for bytes that this tier sends to the tier before, which an offer does not
+     * send */
     if (clcf->limit_rate || r->limit_rate_set || r->main->limit_conn_status) {
         return SHUNT_COUNT_relayed_limit_rate;
     }
@@ -28,10 +30,10 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
     }
 
     if (r->headers_out.content_length_n < 0) {
-        return SHUNT_COUNT_relayed_not_file; /* compressed here, or generated */
+        return SHUNT_COUNT_relayed_not_file; /* the body is compressed here, or generated */
     }
 
-    /* an empty body cannot be offered, whatever the configuration says */
+    /* an empty body cannot be offered, even with a minimum of 0 */
     if (r->headers_out.content_length_n == 0 ||
         (r->headers_out.content_length_n < (off_t) lcf->offer_min_length && !ctx->consent.rest)) {
         return SHUNT_COUNT_relayed_too_small;
@@ -49,7 +51,7 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_header;
     }
 
-    /* several ranges: multipart/byteranges, which has no Content-Range of its own */
+    /* several ranges of a file: multipart/byteranges, without a Content-Range in the header */
     if (r->headers_out.status == NGX_HTTP_PARTIAL_CONTENT && r->headers_out.content_range == NULL) {
         return SHUNT_COUNT_relayed_not_file;
     }
@@ -64,8 +66,8 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_no_agent;
     }
 
-    /* A rest is offered in spite of a limit: the client has the first part already, and the rest
-     * would be of no use relayed. */
+    /* The rest of a payload is offered in spite of a limit: the client has the first part already,
+     * and the frontend cannot use the rest as a relayed body. */
     if (((board->closed | ctx->peer.closed) & SHUNT_CLOSED_OFFERS) && !ctx->consent.rest) {
         return SHUNT_COUNT_relayed_offers_limit;
     }
@@ -73,7 +75,7 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
     return 0;
 }
 
-/* Called with the final header. Returns 1 where it has to be held back. */
+/* Called with the final header. Returns 1 if the header has to be held back. */
 ngx_int_t ngx_http_shunt_backend_candidate(ngx_http_request_t *r)
 {
     ngx_uint_t reason;
@@ -95,7 +97,7 @@ ngx_int_t ngx_http_shunt_backend_candidate(ngx_http_request_t *r)
     return 1;
 }
 
-/* The buf of the chain that is one range of a file and the whole body, or NULL. */
+/* Returns the buf of the chain that is one range of a file and the whole body, or NULL. */
 static ngx_buf_t *ngx_http_shunt_whole_file(ngx_http_request_t *r, ngx_chain_t *in)
 {
     ngx_uint_t last = 0;
@@ -125,10 +127,10 @@ static ngx_buf_t *ngx_http_shunt_whole_file(ngx_http_request_t *r, ngx_chain_t *
 }
 
 /*
- * Whether a buf is a body in a file of nginx's cache. ngx_http_file_cache_update_header() rewrites
- * the header before body_start, in place, when the response is revalidated. Nothing else is written
- * to such a file: new content comes in a new file (ngx_http_file_cache_update(), rename). This
- * descriptor stays with the old inode, so its body does not change.
+ * Whether a buf is a body in a file of nginx's cache. When nginx revalidates a cached response, it
+ * rewrites the header before body_start in place (ngx_http_file_cache_update_header()). It writes
+ * nothing else to the file: new content comes in a new file (ngx_http_file_cache_update(), rename).
+ * This buf's descriptor stays with the old file, whose body does not change.
  */
 static ngx_uint_t ngx_http_shunt_is_cached_body(ngx_http_request_t *r, ngx_buf_t *b)
 {
@@ -146,7 +148,7 @@ static ngx_int_t ngx_http_shunt_send_offer(ngx_http_request_t *r, ngx_http_shunt
     ngx_file_info_t fi;
     struct shunt_offer offer;
 
-    /* size and time of the file now: the agent does not send a file that has changed since */
+    /* reads size and time, because the agent does not send a file that changes from now on */
     if (ngx_fd_info(b->file->fd, &fi) == NGX_FILE_ERROR || !ngx_is_file(&fi) ||
         ngx_file_size(&fi) < b->file_last) {
         ngx_http_shunt_outcome(r, SHUNT_COUNT_relayed_not_file);
@@ -199,7 +201,7 @@ static ngx_int_t ngx_http_shunt_add_field(ngx_http_request_t *r, const char *key
     return NGX_OK;
 }
 
-/* A caching nginx on the path must not keep an offer's header without its body. */
+/* Forbids caching: an nginx on the path must not store an offer's header without its body. */
 ngx_int_t ngx_http_shunt_forbid_cache(ngx_http_request_t *r)
 {
     ngx_str_t zero = ngx_string("0");
@@ -208,8 +210,8 @@ ngx_int_t ngx_http_shunt_forbid_cache(ngx_http_request_t *r)
 }
 
 /*
- * Handles the first part of the body. NGX_OK: it was offered, and the header says so. NGX_DECLINED:
- * it has to be relayed. NGX_ERROR.
+ * Handles the first part of the body. NGX_OK: the body was offered, and the header says so.
+ * NGX_DECLINED: it has to be relayed. NGX_ERROR: the response fails.
  */
 ngx_int_t ngx_http_shunt_backend_offer(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_chain_t *in)
@@ -242,7 +244,7 @@ ngx_int_t ngx_http_shunt_backend_offer(ngx_http_request_t *r, ngx_http_shunt_ctx
     ngx_http_clear_content_length(r);
     r->headers_out.content_length_n = 0;
 
-    b->file_pos = b->file_last; /* for earlier filters it counts as sent */
+    b->file_pos = b->file_last; /* earlier filters then take the buf for sent */
 
     ngx_http_shunt_outcome(r, SHUNT_COUNT_offers);
     ngx_http_shunt_count(SHUNT_COUNT_offered_bytes, ctx->payload.length);

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The beginning of a handoff, in three steps. The header is sent, and must have left nginx
- * entirely. The kernel is told that the next bytes are the peer's (SHUNT_BEGIN). The agent is told
- * what its peer has to know. Where a step is not possible, the payload is fetched. The rest of a
- * handoff is in handoff.c.
+ * entirely. The kernel is told that the peer sends the next bytes (SHUNT_BEGIN). This machine's
+ * agent is told what the peer has to know. If a step is not possible, the payload is fetched.
+ * handoff.c has what follows. A peer is another machine's agent. A region is the range of the
+ * client connection's sequence numbers that a payload takes.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
 
-/* Sends the header. NGX_OK: nginx holds no more bytes for this connection. */
+/* Sends the header. NGX_OK: nginx holds no more bytes for this connection. NGX_AGAIN: it does. */
 static ngx_int_t ngx_http_shunt_flush_header(ngx_http_request_t *r,
                                              ngx_http_output_body_filter_pt output)
 {
@@ -48,8 +49,9 @@ static ngx_int_t ngx_http_shunt_flush_header(ngx_http_request_t *r,
     return rc;
 }
 
-/* Fills in what the peer has to know to send `length` bytes, as the kernel noted it when the region
- * began or moved. NGX_DONE: the region is complete by now, and nothing has to be sent. */
+/* Fills in what the peer has to know to send `length` payload bytes. The kernel noted the
+ * connection's state when the region began or moved. NGX_DONE: the region is complete by now, and
+ * nothing has to be sent. */
 ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
                                   struct shunt_handoff *msg)
 {
@@ -77,7 +79,7 @@ ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
     msg->handoff = ctx->id;
     msg->offer = ctx->payload.number;
     msg->length = length;
-    msg->rate = ctx->request->limit_rate; /* the write filter has evaluated it for the header */
+    msg->rate = ctx->request->limit_rate; /* the write filter set it when it sent the header */
     ngx_memcpy(msg->tag, ctx->payload.tag, 16);
     ngx_http_shunt_trace(ctx->request, msg->trace);
     msg->flow = state->flow;
@@ -88,8 +90,8 @@ ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
     return NGX_OK;
 }
 
-/* Begins the region. Returns 0, or the counter of the reason why it was refused. `keys`: for its
- * records. */
+/* Begins the region. Returns 0, or the counter of the reason why it was refused. `keys` gets the
+ * keys for its TLS records. */
 static ngx_uint_t ngx_http_shunt_begin_region(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                               struct shunt_tls *keys)
 {
@@ -148,7 +150,7 @@ static void ngx_http_shunt_watch_handler(ngx_event_t *ev)
 }
 
 /* Tells the agent of the handoff, unless the client has the whole payload already. NGX_ERROR: the
- * region has begun, and nobody will send it. */
+ * agent was not told, so nobody will send the region. */
 static ngx_int_t ngx_http_shunt_claim(ngx_http_shunt_ctx_t *ctx, const struct shunt_tls *keys)
 {
     ngx_int_t rc;
@@ -166,13 +168,13 @@ static ngx_int_t ngx_http_shunt_claim(ngx_http_shunt_ctx_t *ctx, const struct sh
 
     msg.tls = *keys;
     rc = ngx_http_shunt_agent_post(&msg, sizeof(msg));
-    explicit_bzero(&msg, sizeof(msg)); /* the keys, and fields that show where the keys were */
+    explicit_bzero(&msg, sizeof(msg)); /* erases the keys, and the fields that lead to them */
 
     return rc;
 }
 
-/* Called when the late body filter has the end of the response. The payload before it comes from
- * the backend. */
+/* Begins a handoff, or a fetch. Called when the late body filter gets the end of the response; the
+ * payload before that end comes from the backend. */
 ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_http_output_body_filter_pt output)
 {
@@ -200,7 +202,7 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
 
     ngx_http_shunt_ssl_forget(&keys);
 
-    /* the client has gone meanwhile: there is no need to fetch */
+    /* the client has gone meanwhile: nothing needs to be fetched */
     if (reason && ngx_http_shunt_kernel_error(r->connection->fd)) {
         r->connection->error = 1;
         return NGX_ERROR;

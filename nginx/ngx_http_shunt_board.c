@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* Memory shared with the agent: the board, which the agent writes, and the counters, which this
- * worker writes. */
+/*
+ * Memory shared with the agent: the board, which the agent writes, and the counters, which this
+ * worker writes. The board lists the peers, which are other machines' agents, with their keys and
+ * limits.
+ */
 #include <sys/mman.h>
 
 #include "ngx_http_shunt.h"
@@ -12,12 +15,12 @@
 static struct shunt_board *ngx_http_shunt_board_memory;
 static size_t ngx_http_shunt_board_bytes;
 
-/* Counters while there is no agent. They are added to the agent's as soon as there is one. */
+/* Counters until the first agent is connected. They are then added to those in shared memory. */
 static struct shunt_counters ngx_http_shunt_counters_early;
 static struct shunt_counters *ngx_http_shunt_counters = &ngx_http_shunt_counters_early;
 static size_t ngx_http_shunt_counters_bytes;
 
-/* Maps at least `least` bytes of a file. *size: number of bytes mapped. */
+/* Maps a whole file of at least `least` bytes. *size: number of bytes mapped. */
 static void *ngx_http_shunt_map(int fd, size_t least, size_t *size, int protection, ngx_log_t *log)
 {
     void *p;
@@ -41,8 +44,8 @@ static void *ngx_http_shunt_map(int fd, size_t least, size_t *size, int protecti
     return p;
 }
 
-/* Moves the numbers of handoffs to new counters, when the agent or a connection is a new one. Each
- * handoff must be counted once. */
+/* Moves the numbers of handoffs to new counters, which come with each new connection to an agent.
+ * So each handoff is counted only once. */
 static void ngx_http_shunt_move_handoffs(struct shunt_counters *from, struct shunt_counters *to)
 {
     ngx_uint_t i;
@@ -53,14 +56,14 @@ static void ngx_http_shunt_move_handoffs(struct shunt_counters *from, struct shu
     }
 }
 
-/* Number of entries on a board that this module reads. */
+/* Number of entries that this module reads on a board. */
 static ngx_uint_t ngx_http_shunt_board_peers(const struct shunt_board *board)
 {
     return ngx_min(board->peers, SHUNT_BOARD_PEERS);
 }
 
-/* Checks a board, perhaps of an agent of another version. All fields that this module knows are
- * there, but the entries may be longer. */
+/* Checks a board, perhaps of an agent of another version. It must have all fields that this module
+ * knows; its entries may be longer. */
 static ngx_int_t ngx_http_shunt_board_check(const struct shunt_board *board, size_t size,
                                             ngx_log_t *log)
 {
@@ -133,7 +136,7 @@ ngx_int_t ngx_http_shunt_board_map(int board_fd, int counters_fd, ngx_log_t *log
     return NGX_OK;
 }
 
-/* NULL: there is no running agent. */
+/* Returns the board. NULL: no agent was connected yet, or the last one has ended. */
 const struct shunt_board *ngx_http_shunt_board(void)
 {
     struct shunt_board *board = ngx_http_shunt_board_memory;
@@ -145,7 +148,7 @@ const struct shunt_board *ngx_http_shunt_board(void)
     return board;
 }
 
-/* Entry of the machine with that index, at the agent's offset. */
+/* Returns a peer's entry. The board says where the first entry begins, and how long each is. */
 const struct shunt_board_peer *ngx_http_shunt_board_entry(const struct shunt_board *board,
                                                           ngx_uint_t index)
 {
@@ -164,7 +167,7 @@ ngx_str_t ngx_http_shunt_board_name(void)
     return name;
 }
 
-/* Name of the machine with that index, for logs. */
+/* Returns a peer's name, for logs. */
 ngx_str_t ngx_http_shunt_board_peer(ngx_uint_t index)
 {
     ngx_str_t name = ngx_string("nobody");
@@ -178,7 +181,7 @@ ngx_str_t ngx_http_shunt_board_peer(ngx_uint_t index)
     return name;
 }
 
-/* Copies an entry. NGX_AGAIN: it is being changed. */
+/* Copies an entry. NGX_AGAIN: the agent is changing it. NGX_DECLINED: the peer has no keys now. */
 static ngx_int_t ngx_http_shunt_board_copy(const struct shunt_board_peer *entry,
                                            ngx_http_shunt_peer_t *peer)
 {
@@ -208,9 +211,9 @@ static ngx_int_t ngx_http_shunt_board_copy(const struct shunt_board_peer *entry,
 }
 
 /*
- * Copies an entry, and waits while it is being changed. That takes microseconds, when a session
- * begins or ends. But its writer may need this very core to continue, or may have been killed, so
- * the wait takes a few milliseconds at most.
+ * Copies an entry, and waits while the agent changes it. A change takes microseconds, when a
+ * session begins or ends. But the agent may need this core to continue, or may have been killed, so
+ * the wait ends after a few milliseconds.
  */
 static ngx_int_t ngx_http_shunt_board_read(const struct shunt_board_peer *entry,
                                            ngx_http_shunt_peer_t *peer)
@@ -236,7 +239,7 @@ static ngx_int_t ngx_http_shunt_board_read(const struct shunt_board_peer *entry,
     return NGX_DECLINED;
 }
 
-/* Finds the peer of that name, connected or lost. */
+/* Finds the peer with this name, connected or lost. */
 ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer)
 {
     ngx_uint_t i, n;
@@ -250,7 +253,7 @@ ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer
     n = ngx_http_shunt_board_peers(board);
 
     for (i = 0; i < n; i++) {
-        entry = ngx_http_shunt_board_entry(board, i); /* its name never changes */
+        entry = ngx_http_shunt_board_entry(board, i); /* an entry's name never changes */
 
         if (ngx_memcmp(entry->name, name->data, name->len) == 0 && entry->name[name->len] == '\0') {
             peer->index = i;
@@ -270,7 +273,7 @@ void ngx_http_shunt_count(ngx_uint_t counter, uint64_t n)
     __atomic_store_n(value, *value + n, __ATOMIC_RELAXED);
 }
 
-/* Counts a handoff with that peer that begins (1) or is over (-1). */
+/* Counts a handoff to a peer: `change` is 1 when it begins, and -1 when it is over. */
 void ngx_http_shunt_count_handoff(ngx_uint_t peer, ngx_int_t change)
 {
     uint32_t *value = &ngx_http_shunt_counters->handoffs[peer];

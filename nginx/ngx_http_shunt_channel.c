@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * One connection to shuntd. It is made, and made again 0.1 to 5 seconds after it was lost. This
- * file handles its welcome, with the memory and the ring that come with it, and receives whole
- * messages with their descriptors. agent.c handles their contents.
+ * file handles the agent's welcome, which brings shared memory and the ring, and receives whole
+ * messages with their descriptors. agent.c handles the messages' contents. A worker is a process of
+ * nginx. A ring is a BPF ring buffer by which the kernel tells this worker what becomes of its
+ * handoffs.
  */
 #include "ngx_http_shunt_channel.h"
 
@@ -59,7 +61,8 @@ static void ngx_http_shunt_close_fds(ngx_http_shunt_received_t *in)
     }
 }
 
-/* NGX_OK: a whole message. NGX_AGAIN: none yet. NGX_ERROR: the connection has to be closed. */
+/* Receives a message. NGX_OK: a whole one. NGX_AGAIN: none yet. NGX_ERROR: the connection has to be
+ * closed. */
 static ngx_int_t ngx_http_shunt_receive_message(int fd, ngx_http_shunt_received_t *in)
 {
     ssize_t n;
@@ -100,8 +103,8 @@ static ngx_int_t ngx_http_shunt_welcomed(ngx_http_shunt_channel_t *ch,
         return NGX_ERROR;
     }
 
-    /* Board and counters. An OFFERS connection may come without them, as CONTROL brings them,
-     * too. */
+    /* Board and counters. The welcome of an OFFERS connection may lack them, because that of
+     * CONTROL brings them, too. */
     if (in->fds[0] != -1 && in->fds[1] != -1) {
         if (ngx_http_shunt_board_map(in->fds[0], in->fds[1], log) != NGX_OK) {
             return NGX_ERROR;
@@ -185,11 +188,11 @@ static int ngx_http_shunt_connect_socket(ngx_http_shunt_channel_t *ch)
     address.sun_family = AF_UNIX;
     ngx_memcpy(address.sun_path, ch->path.data, ch->path.len);
 
-    /* connect() waits where the agent's backlog is full */
+    /* these limit the wait for the welcome, and that of connect() if the agent's backlog is full */
     (void) setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof(wait));
     (void) setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait));
 
-    /* only a worker's start may wait: later there are clients to serve */
+    /* only the first attempt, at a worker's start, may wait: later there are clients to serve */
     if (ch->backoff && ngx_nonblocking(fd) == -1) {
         close(fd);
         return -1;
@@ -247,7 +250,7 @@ static ngx_int_t ngx_http_shunt_connect(ngx_http_shunt_channel_t *ch, ngx_log_t 
     c->log = log;
     c->read->log = log;
     c->read->handler = ngx_http_shunt_channel_handler;
-    c->read->channel = 1; /* as in ring.c */
+    c->read->channel = 1; /* not a client's connection, which worker exit would report as leaked */
     c->write->log = log;
     c->write->channel = 1;
     c->write->handler = ch->writable;
@@ -271,8 +274,7 @@ static void ngx_http_shunt_try(ngx_http_shunt_channel_t *ch, ngx_log_t *log)
 
     err = ngx_errno;
 
-    /* Logged once, and again for another reason: an agent that is not installed must not fill the
-     * log. */
+    /* Logs each reason once, until it changes: a machine without an agent must not fill the log. */
     level = NGX_LOG_INFO;
 
     if (ch->kind == SHUNT_CHANNEL_CONTROL && (err == 0 || err != ch->said)) {
@@ -317,7 +319,7 @@ void ngx_http_shunt_channel_close(ngx_http_shunt_channel_t *ch)
     }
 }
 
-/* Tells the owner, and tries again later. */
+/* Closes the connection, tells its owner, and tries again later. */
 void ngx_http_shunt_channel_lost(ngx_http_shunt_channel_t *ch)
 {
     if (ch->welcomed) {

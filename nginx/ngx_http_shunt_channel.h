@@ -11,8 +11,8 @@
 
 typedef struct {
     size_t size;
-    int fds[NGX_HTTP_SHUNT_FDS_MAX]; /* -1: none came, or its receiver has it */
-    ngx_uint_t cut;                  /* some descriptors had no room in this process */
+    int fds[NGX_HTTP_SHUNT_FDS_MAX]; /* -1: none came, or another function owns it now */
+    ngx_uint_t cut;                  /* 1: this process had no room for some descriptors */
     union {
         struct shunt_header header;
         struct shunt_welcome welcome;
@@ -34,13 +34,13 @@ typedef struct {
     /* set by the agent's welcome; valid while `welcomed` is 1 */
     ngx_uint_t welcomed;
     uint32_t worker;
-    uint32_t offers; /* numbers given out under this `worker` */
+    uint32_t offers; /* count of the offers under this `worker`, the lower half of their numbers */
     ngx_http_shunt_ring_t *ring;
 
     ngx_connection_t *connection; /* NULL: waiting to try again */
     ngx_str_t path;
     ngx_event_t retry;
-    ngx_msec_t backoff; /* 0: never tried */
+    ngx_msec_t backoff; /* pause before the next attempt; 0: no attempt yet */
     ngx_err_t said;     /* errno that was logged when there was no agent; 0: there is one */
 } ngx_http_shunt_channel_t;
 

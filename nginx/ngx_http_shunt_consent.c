@@ -3,7 +3,8 @@
  * The request side. A trusted tier's consent is kept, and every Shunt-* field is removed from the
  * request, whoever sent it, before it can be passed on. Just before the content phase, when the
  * location is known, a consent is added: this tier's own, or the received one with this tier
- * counted.
+ * counted. A consent is a header field of a request, by which each tier says that it may be
+ * bypassed.
  */
 #include <sys/random.h>
 
@@ -18,13 +19,14 @@ extern ngx_module_t ngx_http_fastcgi_module __attribute__((weak));
 extern ngx_module_t ngx_http_uwsgi_module __attribute__((weak));
 extern ngx_module_t ngx_http_scgi_module __attribute__((weak));
 
-/* Its location configuration begins with the size of a slice. */
+/* The location configuration of this module begins with the size of a slice. */
 extern ngx_module_t ngx_http_slice_filter_module __attribute__((weak));
 
 static u_char ngx_http_shunt_nonces[NGX_HTTP_SHUNT_NONCE_BATCH][16];
 static ngx_uint_t ngx_http_shunt_nonces_left;
 
-/* Discards random bytes from before the fork: the worker's siblings have inherited the same. */
+/* Discards random bytes that were drawn before the fork, because all workers have inherited them.
+ */
 void ngx_http_shunt_consent_init(void)
 {
     ngx_http_shunt_nonces_left = 0;
@@ -35,7 +37,7 @@ ngx_int_t ngx_http_shunt_nonce(u_char nonce[16])
     ssize_t n;
 
     if (ngx_http_shunt_nonces_left == 0) {
-        /* Above 256 bytes a signal may cut getrandom() short: only whole nonces are used then. */
+        /* Above 256 bytes, a signal may make getrandom() return fewer: only whole nonces count. */
         n = getrandom(ngx_http_shunt_nonces, sizeof(ngx_http_shunt_nonces), 0);
 
         if (n < 16) {
@@ -71,10 +73,10 @@ ngx_table_elt_t *ngx_http_shunt_find_field(ngx_list_t *list)
 }
 
 /*
- * Removes fields from a request: Shunt-* at least. nginx's lists cannot drop an element, and
- * pointers such as headers_in.host lead into the old list. So a new list is made, and the old one
- * stays where it is. A subrequest shares its parent's elements, so this may be called for it as
- * well.
+ * Removes the fields for which strips() returns true from a request. nginx's lists cannot drop an
+ * element, and pointers such as headers_in.host lead into the old list. So this function makes a
+ * new list, and leaves the old one unchanged. A subrequest shares the old list with its parent, so
+ * its own fields can be stripped like this, too.
  */
 ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r, ngx_int_t (*strips)(ngx_table_elt_t *h))
 {
@@ -108,8 +110,9 @@ ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r, ngx_int_t (*strips)(ngx_ta
     return NGX_OK;
 }
 
-/* Notes the tier that sent a consent, where the consent was meant for another server. Then there is
- * a tier in between, and nobody knows how long a header it accepts. */
+/* Handles a consent that was meant for another server: a tier without Shunt is in between. Nobody
+ * knows how long a header that tier accepts. Notes the address of the tier that sent the consent,
+ * unless it is trusted as "plain". */
 static ngx_int_t ngx_http_shunt_note_hop(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf,
                                          ngx_http_shunt_ctx_t *ctx)
 {
@@ -173,8 +176,9 @@ static ngx_int_t ngx_http_shunt_receive(ngx_http_request_t *r, ngx_http_shunt_lo
     return rc;
 }
 
-/* Removes Shunt-* fields, unless a trusted consent is the only one. That may stay until the
- * precontent phase, because most such requests end at a file. */
+/* Removes Shunt-* fields, unless a trusted consent is the only one. A trusted consent may stay
+ * until the precontent phase, because most requests with one are for a file, and are not passed
+ * on. */
 ngx_int_t ngx_http_shunt_post_read_handler(ngx_http_request_t *r)
 {
     ngx_int_t rc;
@@ -226,8 +230,8 @@ ngx_int_t ngx_http_shunt_add_consent(ngx_http_request_t *r, ngx_http_shunt_conse
     return ngx_http_shunt_add_request_field(r, "Shunt-Consent", "shunt-consent", &value);
 }
 
-/* Configuration of the next of these modules, or NULL after the last. Modules that are not built in
- * are skipped. */
+/* Returns the configuration, in this location, of the next module that asks upstreams, or NULL
+ * after the last. Skips modules that are not built in. `i`: 0 at the first call. */
 static ngx_http_upstream_conf_t *ngx_http_shunt_next_upstream(ngx_http_request_t *r, ngx_uint_t *i)
 {
     ngx_module_t *module, *modules[] = {&ngx_http_proxy_module, &ngx_http_fastcgi_module,
@@ -244,9 +248,9 @@ static ngx_http_upstream_conf_t *ngx_http_shunt_next_upstream(ngx_http_request_t
     return NULL;
 }
 
-/* Longest header of an answer that this tier can read: proxy_buffer_size, or its equivalent. Where
- * only variables name the upstream, the module that will ask is not known yet, and the smallest
- * counts. */
+/* Longest header of an answer that this tier can read, in bytes: proxy_buffer_size, or its
+ * equivalent in another module. If only variables name the upstream, it is not known yet which
+ * module will ask, and the smallest buffer of all of them counts. */
 uint64_t ngx_http_shunt_header_room(ngx_http_request_t *r)
 {
     ngx_uint_t i = 0, named = 0;
@@ -274,7 +278,7 @@ static ngx_uint_t ngx_http_shunt_body_needed(ngx_http_request_t *r)
     ngx_uint_t i = 0;
     ngx_http_upstream_conf_t *ucf;
 
-    /* this filter assembles bodies, by requests that carry no consent */
+    /* the slice filter assembles bodies by requests of its own, which carry no consent */
     if (&ngx_http_slice_filter_module &&
         *(size_t *) ngx_http_get_module_loc_conf(r, ngx_http_slice_filter_module)) {
         return SHUNT_COUNT_relayed_filter;
@@ -299,20 +303,20 @@ static ngx_uint_t ngx_http_shunt_body_needed(ngx_http_request_t *r)
     return 0;
 }
 
-/* Whether `families`, of one backend or of all, include this client's IP version. A client that
- * speaks IPv4 to an IPv6 socket counts as IPv4. The local address is used, because realip may have
- * changed the client's. */
+/* Whether `families` (SHUNT_FAMILY_*) include this client's IP version. A client that speaks IPv4
+ * to an IPv6 socket counts as IPv4. The local address tells the version, because realip may have
+ * changed the client's address. */
 static ngx_uint_t ngx_http_shunt_family_served(ngx_connection_t *c, uint32_t families)
 {
     struct sockaddr_in6 *sin6;
     uint32_t family = SHUNT_FAMILY_IPV4;
 
-    /* without any backend, a later check counts the reason */
+    /* 0: no backend is connected, which a later check finds and counts */
     if (families == 0 || families == (SHUNT_FAMILY_IPV4 | SHUNT_FAMILY_IPV6)) {
         return 1;
     }
 
-    /* on a socket that listens at any address, this asks the kernel, once for each connection */
+    /* asks the kernel, once for each connection, if the socket listens at any address */
     if (ngx_connection_local_sockaddr(c, NULL, 0) != NGX_OK) {
         return 0;
     }
@@ -432,7 +436,7 @@ static ngx_int_t ngx_http_shunt_pass(ngx_http_request_t *r, ngx_http_shunt_ctx_t
 
     reason = ngx_http_shunt_body_needed(r);
 
-    /* these limits apply to the link to the tier before */
+    /* these limits are for bytes that this tier sends to the tier before */
     if (reason == 0 && (clcf->limit_rate || r->limit_rate_set || r->main->limit_conn_status)) {
         reason = SHUNT_COUNT_relayed_limit_rate;
     }
@@ -483,8 +487,9 @@ ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r)
         return NGX_DECLINED;
     }
 
-    /* The trusted consent has been kept. A subrequest has inherited the main request's fields.
-     * After an internal redirect this is another location, with other rules. */
+    /* Removes Shunt-* fields; `ctx` has the trusted consent already. A subrequest has inherited the
+     * main request's fields. After an internal redirect, the fields have the consent of another
+     * location, with other rules. */
     if ((r != r->main || ctx) && ngx_http_shunt_find_field(&r->headers_in.headers) &&
         ngx_http_shunt_strip(r, ngx_http_shunt_is_field) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
@@ -501,7 +506,7 @@ ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r)
         rc = ngx_http_shunt_give(r, lcf);
 
         if (ctx && ctx->given) {
-            ctx->received = 0; /* its nonce was overwritten */
+            ctx->received = 0; /* this tier's consent has overwritten the received one */
         }
     }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A payload that has to pass through this nginx after all. The agent fetches it, and gives us a
- * socket that yields it. Two buffers, filled from that socket and emptied by the filters, take the
- * place of an upstream's pipe. The slower side slows the other down.
+ * A payload that has to pass through this nginx after all. The agent fetches it, and passes a
+ * socket that yields its bytes. Two buffers, filled from this socket and emptied by the filters,
+ * take the place of an upstream's pipe. So the socket is read as fast as the client takes bytes.
  */
 #include "ngx_http_shunt.h"
 
@@ -13,8 +13,8 @@
 static void ngx_http_shunt_fetch_timeout_handler(ngx_event_t *ev);
 static void ngx_http_shunt_stream_handler(ngx_event_t *rev);
 
-/* Callable from anywhere, filters included. After the header has left, rest.c may still save the
- * response. */
+/* Ends a fetch that has failed, and has the request fail. Callable from anywhere, filters included.
+ * If the header has left, rest.c may still relay the rest. `why`: for the log. */
 void ngx_http_shunt_fetch_failed(ngx_http_shunt_ctx_t *ctx, const char *why)
 {
     ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
@@ -29,8 +29,9 @@ void ngx_http_shunt_fetch_failed(ngx_http_shunt_ctx_t *ctx, const char *why)
     ngx_http_shunt_fail(ctx);
 }
 
-/* Time for the first byte from now on, in ms. After the header has left, only the rest of this very
- * response would help, and another backend may not have it: a slow fetch is better than that. */
+/* Longest wait for the first byte from now on, in ms, after `waited` ms. Short if the response can
+ * be asked for once more. After the header has left, only the rest of the same representation would
+ * help, which another backend may not have, so a slow fetch is better. */
 static ngx_msec_t ngx_http_shunt_fetch_patience(ngx_http_shunt_ctx_t *ctx, ngx_msec_t waited)
 {
     if (ctx->mode == SHUNT_MODE_FETCH_LATE || !ngx_http_shunt_may_ask_again(ctx->request, ctx) ||
@@ -41,7 +42,8 @@ static ngx_msec_t ngx_http_shunt_fetch_patience(ngx_http_shunt_ctx_t *ctx, ngx_m
     return waited < NGX_HTTP_SHUNT_FETCH_FIRST ? NGX_HTTP_SHUNT_FETCH_FIRST - waited : 1;
 }
 
-/* Returns NGX_AGAIN: the request stays open, as for any filter that holds bytes back. */
+/* Asks the agent for the payload. Returns NGX_AGAIN: the request stays open, as for any filter that
+ * holds bytes back. */
 ngx_int_t ngx_http_shunt_fetch_begin(ngx_http_shunt_ctx_t *ctx,
                                      ngx_http_output_body_filter_pt output)
 {
@@ -87,8 +89,8 @@ static void ngx_http_shunt_fetch_timeout_handler(ngx_event_t *ev)
     ngx_http_shunt_fetch_failed(ev->data, "no data came in time");
 }
 
-/* Handles FETCHED. Takes the descriptor, which is -1 where the kernel dropped it because this
- * process has no room for another one. */
+/* Handles FETCHED. Becomes the owner of the descriptor, which is -1 if the kernel dropped it
+ * because this process has no room for another one. */
 void ngx_http_shunt_fetch_connected(ngx_http_shunt_ctx_t *ctx, int fd, uint64_t length)
 {
     ngx_connection_t *stream;
@@ -129,8 +131,8 @@ void ngx_http_shunt_fetch_connected(ngx_http_shunt_ctx_t *ctx, int fd, uint64_t 
     stream->read->handler = ngx_http_shunt_stream_handler;
     ctx->fetch.stream = stream;
 
-    /* The socket tells from now on how the fetch ends, as long as this machine's agent is
-     * running. */
+    /* From now on the socket tells how the fetch ends, as long as this machine's agent runs. So the
+     * socket's timer replaces the first one. */
     ngx_del_timer(&ctx->progress);
     ngx_add_timer(stream->read,
                   ngx_http_shunt_fetch_patience(ctx, ngx_current_msec - ctx->progress_at));
@@ -141,7 +143,7 @@ void ngx_http_shunt_fetch_connected(ngx_http_shunt_ctx_t *ctx, int fd, uint64_t 
     }
 }
 
-/* Ends a fetch, complete or not. If its socket has not come yet, the agent is told. */
+/* Ends a fetch, complete or not. Tells the agent, if the socket has not come yet. */
 void ngx_http_shunt_fetch_close(ngx_http_shunt_ctx_t *ctx)
 {
     struct shunt_abort msg = {{SHUNT_MSG_ABORT, sizeof(struct shunt_abort)}, ctx->id};
@@ -196,7 +198,7 @@ static ngx_chain_t *ngx_http_shunt_fetch_buf(ngx_http_shunt_ctx_t *ctx)
     return cl;
 }
 
-/* Passes bufs to the filters. With none, it has them move on what they hold. */
+/* Passes bufs to the filters. Without any bufs, has the filters send on what they hold. */
 static ngx_int_t ngx_http_shunt_fetch_output(ngx_http_shunt_ctx_t *ctx, ngx_chain_t *out)
 {
     ngx_int_t rc;
@@ -210,8 +212,8 @@ static ngx_int_t ngx_http_shunt_fetch_output(ngx_http_shunt_ctx_t *ctx, ngx_chai
     return rc;
 }
 
-/* NGX_OK: a buf went into the filters. NGX_AGAIN: none can now. NGX_ERROR: the filters or the
- * client failed. */
+/* Moves one buf from the socket into the filters. NGX_AGAIN: no buf is free, or the socket has no
+ * bytes now. NGX_ERROR: the filters or the client failed. */
 static ngx_int_t ngx_http_shunt_fetch_step(ngx_http_shunt_ctx_t *ctx)
 {
     ssize_t n;
@@ -254,7 +256,7 @@ static ngx_int_t ngx_http_shunt_fetch_step(ngx_http_shunt_ctx_t *ctx)
         return NGX_OK;
     }
 
-    b->recycled = f->left > 0; /* keeps the write filter from waiting for more */
+    b->recycled = f->left > 0; /* keeps the write filter from waiting for more bytes */
     b->last_buf = f->left == 0;
     b->last_in_chain = f->left == 0;
 
@@ -279,7 +281,7 @@ ngx_int_t ngx_http_shunt_fetch_pump(ngx_http_shunt_ctx_t *ctx)
     ngx_http_request_t *r = ctx->request;
     ngx_http_core_loc_conf_t *clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
 
-    /* only if something waits: otherwise the write filter fails */
+    /* only if something waits to be sent, because otherwise the write filter fails */
     if (r->out || r->connection->buffered || (r->buffered & ~NGX_HTTP_SHUNT_BUFFERED)) {
         if (ngx_http_shunt_fetch_output(ctx, NULL) == NGX_ERROR) {
             return NGX_ERROR;
@@ -306,7 +308,8 @@ ngx_int_t ngx_http_shunt_fetch_pump(ngx_http_shunt_ctx_t *ctx)
     if (ctx->fetch.left < left && ctx->fetch.stream) {
         ngx_add_timer(ctx->fetch.stream->read, ctx->fetch.timeout);
 
-        /* A fast client causes no write events. Its progress is that its bytes could be written. */
+        /* A fast client causes no write events, so its timer is extended here, after its bytes
+         * were written. */
         if (r->connection->write->timer_set && !r->connection->write->delayed) {
             ngx_add_timer(r->connection->write, clcf->send_timeout);
         }

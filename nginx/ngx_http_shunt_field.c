@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Parses and formats the two header fields (include/shunt.h, at its end). Parsing is strict: a form
- * that this file does not write is not accepted, so that two tiers can never read one field
- * differently. Also parses "traceparent", which is not ours.
+ * Parses and formats the header fields Shunt-Consent and Shunt-Payload (docs/protocols.md). Parsing
+ * is strict: it accepts only what this file would write, so that two tiers can never read one field
+ * differently. Also parses the field "traceparent", which is not Shunt's. Shunt-Consent is a
+ * consent: by it each tier says that it may be bypassed. Shunt-Payload names an offer: a body that
+ * a backend holds ready.
  */
 #include "ngx_http_shunt.h"
 
 #define NGX_HTTP_SHUNT_CONSENT_START "1; frontend="
 
-/* SHUNT_TO_BYTES of zeros. */
+/* A `to` that names no server: SHUNT_TO_BYTES of zeros, in hex. */
 #define NGX_HTTP_SHUNT_TO_NOBODY "0000000000000000"
 
 typedef struct {
@@ -54,7 +56,8 @@ static u_char *ngx_http_shunt_put(u_char *p, const char *literal)
     return ngx_cpymem(p, literal, ngx_strlen(literal));
 }
 
-/* Values of the digits '0' to 'f'. 16 marks other characters, capital letters included. */
+/* Values of the hex digits, for the characters '0' to 'f'. 16 marks other characters, capital
+ * letters included. */
 static const u_char ngx_http_shunt_hex_values[] = {
     0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  16, 16, 16, 16, 16, 16, 16, 16, 16,
     16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16,
@@ -88,8 +91,8 @@ static ngx_int_t ngx_http_shunt_take_hex(ngx_http_shunt_cursor_t *c, u_char *out
     return seen < 16 ? NGX_OK : NGX_ERROR;
 }
 
-/* Parses 1 to max, without a leading zero. The check against max comes before the multiplication,
- * which might overflow: only for tiers is max below UINT64_MAX / 10. */
+/* Parses a number from 1 to max, without a leading zero. Compares with max before it multiplies,
+ * because the product might overflow. */
 static ngx_int_t ngx_http_shunt_take_decimal(ngx_http_shunt_cursor_t *c, uint64_t max,
                                              uint64_t *out)
 {

@@ -7,8 +7,10 @@
  * Only the early filter sees an offer. It checks the offer and gives the response its real length,
  * so that every other filter works as if the body were about to come. The late filter sees what the
  * filters have made of the header. If no filter needs the body, the body bypasses this nginx
- * (handoff.c). Else it is fetched, and enters the chain where the upstream's would have (fetch.c).
- * The late filter also serves the backend.
+ * (handoff.c). Else it is fetched, and enters the chain where the upstream's body would have
+ * entered it (fetch.c). The late filter also serves the backend. An offer is a body that a backend
+ * holds ready, and that its response's header names. The body is then a payload. A consent is a
+ * header field of a request, by which each tier says that it may be bypassed.
  */
 #include "ngx_http_shunt.h"
 
@@ -19,7 +21,8 @@ static ngx_http_output_body_filter_pt ngx_http_shunt_next_late_body;
 
 /* ---- early: the header ---- */
 
-/* Takes the upstream's offer, if any, out of the response, with every other Shunt-* field. */
+/* Takes the upstream's offer, if any, out of the response, with every other Shunt-* field. Returns
+ * the offer's field, or NULL. `keep`: the offer stays in the response. */
 ngx_table_elt_t *ngx_http_shunt_take_offer(ngx_http_request_t *r, ngx_uint_t keep)
 {
     ngx_uint_t i;
@@ -98,9 +101,9 @@ ngx_uint_t ngx_http_shunt_refused(ngx_http_request_t *r, ngx_table_elt_t *field,
 }
 
 /*
- * Handles an offer that is refused. Its field is not logged: a reader of its tag could claim the
- * payload until somebody else has. Where the offer answers a consent, the body is asked for once
- * more, without one.
+ * Handles an offer that is refused. Its field is not logged, because anybody who read the tag in
+ * the log could claim the payload. If the offer answers a consent, the body is asked for once more,
+ * without a consent.
  */
 static ngx_int_t ngx_http_shunt_refuse(ngx_http_request_t *r, ngx_table_elt_t *field,
                                        ngx_uint_t counter)
@@ -135,7 +138,7 @@ static ngx_int_t ngx_http_shunt_refuse(ngx_http_request_t *r, ngx_table_elt_t *f
     return NGX_HTTP_BAD_GATEWAY;
 }
 
-/* Has the body pass through the filters here. `counter`: the reason. */
+/* Decides that the body is fetched, and passes through the filters here. `counter`: the reason. */
 static void ngx_http_shunt_fetch_early(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_uint_t counter)
 {
@@ -154,8 +157,8 @@ static ngx_int_t ngx_http_shunt_try_filters(ngx_http_request_t *r, ngx_http_shun
     r->headers_out.content_length_n = ctx->payload.length;
     ctx->filtered = 1;
 
-    /* For a TLS connection, nginx requires all bodies in memory. This is switched off meanwhile, so
-     * that the late filter sees whether a filter requires it. */
+    /* For a TLS connection, nginx requires all bodies in memory. This is switched off while the
+     * filters run, so that the late filter sees whether a filter requires it. */
     in_memory = r->connection->ssl && r->main_filter_need_in_memory;
 
     if (in_memory) {
@@ -175,7 +178,7 @@ static ngx_int_t ngx_http_shunt_try_filters(ngx_http_request_t *r, ngx_http_shun
 static ngx_int_t ngx_http_shunt_pass_on(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                         ngx_table_elt_t *field, ngx_uint_t status)
 {
-    /* the upstream module does not forward this field */
+    /* adds X-Accel-Expires anew: the upstream module does not forward it */
     if (ngx_http_shunt_forbid_cache(r) != NGX_OK) {
         return NGX_ERROR;
     }
@@ -206,7 +209,8 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
     ctx->mode = SHUNT_MODE_ACCEPTED;
 
     if (ctx->peer.lost) {
-        /* the backend made the offer before it noticed the loss, and may still be reachable */
+        /* the backend made the offer before it noticed that the session is lost, and may still be
+         * reachable */
         ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_no_session);
 
     } else if (board == NULL || ngx_current_msec - ctx->given_at >= board->offer_lifetime_ms / 2) {
@@ -247,8 +251,8 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
 
     ctx = ngx_http_shunt_ctx(r);
 
-    /* A second header before the first has left: a filter or nginx has replaced the response whose
-     * offer was accepted by an error page. The payload is not needed. */
+    /* A second header before the first has left: an offer was accepted, but then a filter or nginx
+     * has put an error page in the response's place. The payload is not needed. */
     if (ctx && ctx->mode != SHUNT_MODE_NONE && !r->header_sent) {
         ngx_http_shunt_release(ctx);
         ngx_memzero(&ctx->fetch, sizeof(ctx->fetch));
@@ -263,8 +267,8 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
     /* not r->headers_out.status: for a proxied error page, that is the status of the error */
     status = r->upstream->headers_in.status_n;
 
-    /* The slice filter is about to clone the request with the consent, and the clones skip the
-     * phases. */
+    /* The slice filter is about to clone the request. A clone skips the phases in which a consent
+     * is removed, so the consent is removed here. */
     if (ctx && status == NGX_HTTP_PARTIAL_CONTENT &&
         ngx_http_shunt_strip(r, ngx_http_shunt_is_field) != NGX_OK) {
         return NGX_ERROR;
@@ -294,8 +298,8 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
     }
 
     if (status != NGX_HTTP_OK && status != NGX_HTTP_PARTIAL_CONTENT) {
-        /* A redirect, for example, is complete without a body. Other successful answers need their
-         * body. */
+        /* An error or a redirect is complete without a body. A successful answer needs its body,
+         * and an offer only stands for that of a 200 or a 206. */
         return status >= NGX_HTTP_OK && status < NGX_HTTP_SPECIAL_RESPONSE
                    ? ngx_http_shunt_refuse(r, field, SHUNT_COUNT_refused_malformed)
                    : ngx_http_shunt_next_early_header(r);
@@ -331,7 +335,7 @@ static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_cha
         return ngx_http_shunt_next_early_body(r, in);
     }
 
-    /* the header has not reached the late filter: a filter holds it until it has seen the body */
+    /* the header has not reached the late filter, because a filter holds it until the body comes */
     if (ctx->mode == SHUNT_MODE_PASSING) {
         ngx_http_shunt_want_body(r, ctx, SHUNT_COUNT_relayed_filter);
     }
@@ -340,7 +344,7 @@ static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_cha
         return ngx_http_shunt_again_body(r, ctx, in);
     }
 
-    /* the last buf, from a filter that has seen the payload's end (addition, slice) */
+    /* bufs of a filter that appends to the body (addition, slice): the payload has passed */
     if (ctx->mode == SHUNT_MODE_FETCH_EARLY && ctx->fetch.output && ctx->fetch.left == 0) {
         return ngx_http_shunt_next_early_body(r, in);
     }
@@ -360,8 +364,8 @@ static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_cha
             return NGX_OK; /* a flush: there is nothing to flush yet */
         }
 
-        /* The header has not reached the late filter: a filter holds it until it has seen the
-         * body. */
+        /* The header has not reached the late filter, because a filter holds it until the body
+         * comes. */
         ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_filter);
     }
 
@@ -378,9 +382,9 @@ static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_cha
 
 /* ---- late ---- */
 
-/* Whether every filter leaves the body as the backend will send it. The slice filter, which alone
- * sets subrequest_ranges, does not: it appends to the body, and may cut another range of the same
- * length out of it. */
+/* Whether all filters leave the body as the backend will send it. The slice filter does not: it
+ * appends to the body, and may cut another range of the same length out of it. Only the slice
+ * filter sets subrequest_ranges. */
 static ngx_int_t ngx_http_shunt_untouched(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     return r->headers_out.content_length_n == (off_t) ctx->payload.length &&
@@ -397,8 +401,8 @@ static ngx_uint_t ngx_http_shunt_body_wanted(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_filter;
     }
 
-    /* X-Accel-Limit-Rate: nginx limits buffered responses here, and the tier before does not
-     * know */
+    /* X-Accel-Limit-Rate: nginx limits buffered responses at this tier, and the tier before does
+     * not know the limit */
     if (r->limit_rate && r->upstream->buffering) {
         return SHUNT_COUNT_relayed_limit_rate;
     }
@@ -476,7 +480,8 @@ static ngx_int_t ngx_http_shunt_send_header(ngx_http_request_t *r, ngx_http_shun
     return rc == NGX_ERROR || rc > NGX_OK ? NGX_ERROR : NGX_OK;
 }
 
-/* Handles a candidate's body: offers or relays it, and sends the header. */
+/* Handles the body of a response whose header is held back: offers or relays it, and sends the
+ * header. */
 static ngx_int_t ngx_http_shunt_late_backend(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                              ngx_chain_t *in)
 {
@@ -543,7 +548,7 @@ static ngx_int_t ngx_http_shunt_late_body_filter(ngx_http_request_t *r, ngx_chai
     case SHUNT_MODE_ACTIVE:
         return NGX_AGAIN; /* nothing may be written to the connection now */
 
-    case SHUNT_MODE_REST: /* a subrequest brings more */
+    case SHUNT_MODE_REST: /* the subrequest for the rest brings more bytes */
         return r->out ? ngx_http_shunt_next_late_body(r, NULL) : NGX_AGAIN;
 
     case SHUNT_MODE_COMPLETE:
@@ -560,8 +565,8 @@ static ngx_int_t ngx_http_shunt_late_body_filter(ngx_http_request_t *r, ngx_chai
         return NGX_ERROR;
     }
 
-    /* The write filter fails when it is called with nothing to write. Such calls come here, because
-     * the request was kept open for a fetch, and no bytes wait. */
+    /* The write filter fails when it is called with nothing to write. nginx makes such a call for a
+     * request that was kept open for a handoff or a fetch, when no bytes wait. */
     if (in == NULL && r->out == NULL && !r->connection->buffered &&
         (ctx->fetch.output || ctx->output)) {
         return NGX_OK;

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A handoff of a client's connection for one payload, after its beginning (begin.c). Nothing may be
- * written meanwhile. The request stays open, as if its body waited in a full socket buffer, until
- * the kernel reports that the client has acknowledged everything. A handoff that ends otherwise,
- * and that no other backend continues (recovery.c), ends in a reset: a client must never take a
- * part of a body for the whole.
+ * A handoff of a client's connection for one payload, after its beginning (begin.c). This nginx
+ * writes nothing until it ends. The request stays open, as if its body waited in a full socket
+ * buffer, until the kernel reports that the client has acknowledged everything. A handoff that ends
+ * otherwise, and that no other backend continues (recovery.c), ends in a reset: a client must never
+ * take a part of a body for the whole. A region is the range of the client connection's sequence
+ * numbers that a payload takes. A ring is a BPF ring buffer by which the kernel tells this worker
+ * what becomes of its handoffs.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
@@ -16,10 +18,10 @@ static void ngx_http_shunt_failure_handler(ngx_event_t *ev);
 
 /*
  * Replaces nginx's read handler while a payload is in progress. A client that has everything may
- * close at once, and its last acknowledgement is in its FIN. The kernel has noted it by then, and
- * it is handled first, in whatever order nginx handles the two events. Until the request has ended,
- * a FIN is no reason to give it up. A connection that nginx wants to close
- * (worker_shutdown_timeout) goes to nginx's handler.
+ * close at once, and its FIN then carries its last acknowledgement. The kernel has noted the
+ * acknowledgement by now. This handler asks for it before nginx sees the FIN, in whatever order the
+ * two events come. After completion, a FIN is no reason to give up the request. A connection that
+ * nginx wants to close (worker_shutdown_timeout) goes to nginx's handler.
  */
 static void ngx_http_shunt_reading_handler(ngx_event_t *rev)
 {
@@ -48,10 +50,10 @@ static void ngx_http_shunt_reading_handler(ngx_event_t *rev)
 }
 
 /*
- * Installs that handler. While nginx reads from an upstream, proxy_ignore_client_abort and its
- * equivalents make it send on to a client that has closed its half. With an offer the upstream is
- * done at once. Then nginx would react to a FIN as soon as the filters have returned, or even to
- * one that is among the events of this turn.
+ * Installs the handler above. While nginx reads from an upstream, proxy_ignore_client_abort and its
+ * equivalents make it continue to send to a client that has closed its half of the connection. An
+ * upstream that answers with an offer is done at once. Then nginx would react to a FIN as soon as
+ * the filters have returned, even to one among the events that it is just handling.
  */
 void ngx_http_shunt_watch_reading(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
@@ -60,13 +62,13 @@ void ngx_http_shunt_watch_reading(ngx_http_request_t *r, ngx_http_shunt_ctx_t *c
     ctx->reader = rev->handler;
     rev->handler = ngx_http_shunt_reading_handler;
 
-    /* on TLS, events tell more: ngx_http_shunt_ssl_watch() */
+    /* not on TLS, where ngx_http_shunt_ssl_watch() reads from the client */
     ctx->deaf = ctx->content_bytes == 0 && !r->discard_body && r->upstream &&
                 r->upstream->conf->ignore_client_abort;
 }
 
-/* Restores nginx's read handler. Events of the meantime have left `ready` set, and nginx's next
- * read starts with that. */
+/* Restores nginx's read handler. An event that came meanwhile has left the flag `ready` set, so
+ * nginx's next read tries the socket at once. */
 void ngx_http_shunt_leave_reading(ngx_http_shunt_ctx_t *ctx)
 {
     if (ctx->reader) {
@@ -78,9 +80,9 @@ void ngx_http_shunt_leave_reading(ngx_http_shunt_ctx_t *ctx)
 /* ---- in progress ---- */
 
 /*
- * The kernel's state of a handoff, or NULL. The handoff's completion may be handled on the way.
- * After the agent has come back, this worker has a new ring, and the old ring's number may belong
- * to another process.
+ * Returns the kernel's state of a handoff, or NULL. May handle the handoff's completion, if its
+ * event is in the ring. Uses the newest ring: after the agent has come back, this worker has a new
+ * one, and the old ring's number may belong to another process.
  */
 const struct shunt_state *ngx_http_shunt_state(ngx_http_shunt_ctx_t *ctx)
 {
@@ -109,8 +111,8 @@ void ngx_http_shunt_watch_progress(ngx_http_request_t *r, ngx_http_shunt_ctx_t *
     ctx->progress.handler = ngx_http_shunt_progress_handler;
     ctx->progress.log = r->connection->log;
 
-    /* A quarter of send_timeout: so the connection's own timer, which is extended here, never fires
-     * first. */
+    /* A quarter of send_timeout: the handler then extends the connection's own timer before that
+     * one fires. */
     ngx_add_timer(&ctx->progress, clcf->send_timeout / 4 + 1);
 }
 
@@ -152,15 +154,16 @@ void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx)
         ngx_del_timer(&ctx->progress);
     }
 
-    /* ngx_http_writer() finds nothing buffered any more, and finishes the request. The last buf,
-     * which the late filter took, has no bytes and no buf after it. */
+    /* Lets ngx_http_writer() find nothing buffered any more, and finish the request. The late
+     * filter has kept the response's last buf, which is not missed: it has no bytes, and no buf
+     * follows it. */
     r->buffered &= ~NGX_HTTP_SHUNT_BUFFERED;
     ngx_post_event(r->connection->write, &ngx_posted_events);
 }
 
-/* Asks the kernel for a handoff's progress. Returns 1 where the client has acknowledged more since
- * the last call. Completes a region that is complete, also where its event found no room in the
- * ring. */
+/* Asks the kernel for a handoff's progress. Returns 1 if what the client acknowledges has changed
+ * since the last call. Completes the handoff if its region is complete, even if the event of that
+ * found no room in the ring. */
 ngx_uint_t ngx_http_shunt_follow(ngx_http_shunt_ctx_t *ctx)
 {
     const struct shunt_state *state;
@@ -236,17 +239,17 @@ const char *ngx_http_shunt_reason_text(ngx_uint_t reason)
     return text ? text : "for a reason of another version";
 }
 
-/* Called when the agent, or the loss of the agent, has ended a handoff or a fetch. */
+/* Called when an agent has ended a handoff or a fetch, or when an agent is lost. */
 void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
     ngx_uint_t level;
     ngx_connection_t *c = ctx->request->connection;
 
     if (ctx->mode == SHUNT_MODE_ACTIVE) {
-        (void) ngx_http_shunt_follow(ctx); /* the kernel's event may cross the agent's message */
+        (void) ngx_http_shunt_follow(ctx); /* the payload may be complete by now */
     }
 
-    /* a repeated message, while the rest is on its way */
+    /* the agent repeats the message, and the rest is on its way already */
     if (ctx->mode == SHUNT_MODE_ACTIVE && ngx_http_shunt_is_loss(reason) &&
         ngx_http_shunt_rest_is_on(ctx)) {
         return;
@@ -340,7 +343,7 @@ static void ngx_http_shunt_give_up_active(ngx_http_shunt_ctx_t *ctx)
     (void) ngx_http_shunt_agent_post(&msg, sizeof(msg));
 }
 
-/* Releases all that refers to a request, in whatever state it is. May be called again. */
+/* Releases all that refers to a request, in any state of it. May be called again. */
 void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_connection_t *c = ctx->request->connection;
@@ -383,8 +386,8 @@ void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx)
     ctx->request->buffered &= ~NGX_HTTP_SHUNT_BUFFERED;
 }
 
-/* Has the request fail. Callable from anywhere, filters included: the failure is handled when the
- * event loop is back. */
+/* Has the request fail. Callable from anywhere, filters included, because a posted event handles
+ * the failure. */
 void ngx_http_shunt_fail(ngx_http_shunt_ctx_t *ctx)
 {
     ctx->failure.data = ctx;
@@ -396,7 +399,8 @@ void ngx_http_shunt_fail(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* Whether a client can tell from what it has that the rest of the body is missing. */
+/* Whether a client can tell that the rest of the body is missing: the body has a length, or is
+ * chunked. */
 static ngx_uint_t ngx_http_shunt_end_is_told(ngx_http_request_t *r)
 {
     return r->chunked || r->headers_out.content_length_n >= 0;
@@ -427,8 +431,8 @@ static void ngx_http_shunt_failure_handler(ngx_event_t *ev)
         ngx_http_shunt_start_over(r, ctx);
 
     } else {
-        /* TCP sends a FIN again until it is acknowledged, but not a reset. So a reset is used only
-         * where a FIN would look like the body's end. */
+        /* TCP repeats a FIN until it is acknowledged, but sends a reset only once. So a reset is
+         * used only if a FIN would look like the body's end. */
         if (!active && !ngx_http_shunt_end_is_told(r)) {
             (void) ngx_http_shunt_kernel_reset_on_close(c->fd);
         }

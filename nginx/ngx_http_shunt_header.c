@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Length of a response's header, as ngx_http_header_filter() will write it. A tier reads a whole
- * header into one buffer (proxy_buffer_size), and answers 502 where it does not fit. A header that
- * fits may not fit with an offer, so a consent says how much room there is.
+ * header into one buffer (proxy_buffer_size), and answers 502 if the header does not fit. A header
+ * that fits alone may not fit with an offer, so a consent says how much room there is. An offer is
+ * a body that a backend holds ready, and that its response's header names. A consent is a header
+ * field of a request, by which each tier says that it may be bypassed.
  */
 #include "ngx_http_shunt.h"
 
@@ -14,7 +16,7 @@
     "Keep-Alive: timeout=18446744073709551615" CRLF "Vary: Accept-Encoding" CRLF "Server:" \
     " " NGINX_VER_BUILD CRLF "Content-Type: ; charset=" CRLF CRLF
 
-/* Room for fields that other tiers may add without saying so. */
+/* Room in bytes for fields that tiers on the path may add. */
 #define NGX_HTTP_SHUNT_SPARE 256
 
 #define NGX_HTTP_SHUNT_OFFER_FIELDS \
@@ -31,7 +33,7 @@ static size_t ngx_http_shunt_header_bytes(ngx_http_request_t *r)
           r->headers_out.status_line.len + r->headers_out.content_type.len +
           r->headers_out.charset.len;
 
-    /* it may become an absolute one */
+    /* nginx may make the location absolute */
     if (r->headers_out.location) {
         len += sizeof("https://:65535") + NGX_MAXHOSTNAMELEN;
     }
@@ -49,13 +51,13 @@ static size_t ngx_http_shunt_header_bytes(ngx_http_request_t *r)
     return len;
 }
 
-/* At an intermediate: for a header that contains its offer. */
+/* Whether a header fits that contains an offer already. For an intermediate. */
 ngx_uint_t ngx_http_shunt_header_fits(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     return ngx_http_shunt_header_bytes(r) <= ctx->consent.header;
 }
 
-/* At the backend: for a header that would get an offer. */
+/* Whether a header would fit with an offer, which it does not contain yet. For the backend. */
 ngx_uint_t ngx_http_shunt_offer_fits(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     return ngx_http_shunt_header_bytes(r) + NGX_HTTP_SHUNT_OFFER_FIELDS + NGX_HTTP_SHUNT_SPARE <=

@@ -2,20 +2,23 @@
 /*
  * The server that a consent is meant for. A tier that has never heard of Shunt passes the field on
  * like any other, and its filters and caches would see no bodies. So a consent's `to` says which
- * server it goes to: a hash of the upstream's address and port under the nonce. A server that finds
- * another hash there knows that a tier in between was asked, and has not counted itself.
+ * server it goes to: a hash of the upstream's address and port, keyed with the nonce. A server that
+ * finds another hash there knows that the consent came through a tier without Shunt. A consent is a
+ * header field of a request, by which each tier says that it may be bypassed.
  *
- * The upstream is chosen when the request's bytes exist, and again for each further try:
+ * nginx chooses the upstream when the request's bytes exist already, and again for each further
+ * try:
  *
  *   create_request --> peer.init --> peer.get, connect --> output filter --> the connection
  *                      installs                            writes `to` into the bytes
  *
- * This is a sign, not a proof: a consent is believed for the address that it comes from, and every
- * tier that may send one knows the nonce. Zeros, where nothing is written, match no server.
+ * This is a sign, not a proof: a tier believes a consent because of the address that it comes from,
+ * and every tier that may send one knows the nonce. If nothing writes `to`, it stays zeros, which
+ * match no server.
  */
 #include "ngx_http_shunt.h"
 
-#define NGX_HTTP_SHUNT_SAID 8 /* addresses that are logged at most */
+#define NGX_HTTP_SHUNT_SAID 8 /* largest number of addresses that are logged */
 
 /* State of the output filter for one upstream. */
 typedef struct {
@@ -29,7 +32,7 @@ typedef struct {
     ngx_http_upstream_init_peer_pt init;
 } ngx_http_shunt_balancer_t;
 
-/* Computes `to` for an address. NGX_DECLINED: an address of another family, which has no `to`. */
+/* Computes `to` for an address. NGX_DECLINED: it is neither an IP nor a Unix address. */
 static ngx_int_t ngx_http_shunt_hop_hash(const struct sockaddr *sa, const u_char nonce[16],
                                          u_char to[SHUNT_TO_BYTES])
 {
@@ -61,9 +64,9 @@ static ngx_int_t ngx_http_shunt_hop_hash(const struct sockaddr *sa, const u_char
 
 /* ---- the sender ---- */
 
-/* Finds `to` in the request's bytes, or returns NULL. memmem() would spend more on preparation than
- * it then saves: few requests have many semicolons, and each consent has one just behind its
- * version. */
+/* Finds `to` in the request's bytes, or returns NULL. `before`: the consent up to `to`. Looks for
+ * the semicolon behind the consent's version, because few requests have many semicolons. memmem()
+ * would spend more time on preparation than it saves. */
 static u_char *ngx_http_shunt_hop_find(const ngx_buf_t *b, const ngx_str_t *before)
 {
     u_char *p, *found;
@@ -117,9 +120,9 @@ static ngx_int_t ngx_http_shunt_hop_output(void *data, ngx_chain_t *in)
     return ngx_chain_writer(&hop->upstream->writer, in);
 }
 
-/* Installs the output filter in an upstream that has its request, but has sent nothing yet. An
- * upstream with an output filter of its own, like gRPC's, is left alone; the consent then matches
- * no server. */
+/* Installs the output filter in an upstream whose request exists, but of which nothing was sent
+ * yet. An upstream with an output filter of its own, like gRPC's, is left alone; the consent then
+ * matches no server. */
 static void ngx_http_shunt_hop_install(ngx_http_request_t *r)
 {
     size_t to_at;
@@ -160,8 +163,8 @@ static int ngx_libc_cdecl ngx_http_shunt_compare_balancers(const void *one, cons
     return a < b ? -1 : a > b;
 }
 
-/* Runs before each balancer's own init. Connections that are kept alive send as soon as they are
- * chosen. */
+/* Runs before each balancer's own init, because the balancer may choose a connection that is kept
+ * alive, which sends at once. */
 static ngx_int_t ngx_http_shunt_hop_init_peer(ngx_http_request_t *r,
                                               ngx_http_upstream_srv_conf_t *us)
 {
@@ -176,12 +179,13 @@ static ngx_int_t ngx_http_shunt_hop_init_peer(ngx_http_request_t *r,
     return balancer ? balancer->init(r, us) : NGX_ERROR;
 }
 
-/* Content handler. An upstream that only variables name has no balancer that could be wrapped. Its
- * connection is new, and sends when it is connected, after the content handler has returned. */
+/* Content handler, around the location's own. Serves upstreams that only variables name, which have
+ * no balancer to wrap. Their connections are new, and send nothing before the content handler has
+ * returned. */
 static ngx_int_t ngx_http_shunt_hop_content(ngx_http_request_t *r)
 {
     ngx_int_t rc;
-    ngx_http_shunt_ctx_t *ctx = ngx_http_shunt_ctx(r->main); /* a clone has its main's handler */
+    ngx_http_shunt_ctx_t *ctx = ngx_http_shunt_ctx(r->main); /* a clone has this handler, too */
 
     if (ctx == NULL) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
@@ -196,7 +200,8 @@ static ngx_int_t ngx_http_shunt_hop_content(ngx_http_request_t *r)
     return rc;
 }
 
-/* Called when the request carries a consent. */
+/* Puts the content handler above in the place of the location's. Called for a request that is sent
+ * on with a consent. */
 void ngx_http_shunt_hop_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     if (r->content_handler != ngx_http_shunt_hop_content) {
@@ -205,7 +210,7 @@ void ngx_http_shunt_hop_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* Wraps the balancers, after all have been set up. */
+/* Wraps the balancers of all upstreams. Called when all of them have been set up. */
 ngx_int_t ngx_http_shunt_hop_init(ngx_conf_t *cf)
 {
     ngx_uint_t i;
@@ -242,13 +247,13 @@ ngx_uint_t ngx_http_shunt_hop_is_ours(ngx_connection_t *c, const ngx_http_shunt_
 {
     u_char to[SHUNT_TO_BYTES];
 
-    /* on a socket that listens at any address, this asks the kernel, once for each connection */
+    /* asks the kernel, once for each connection, if the socket listens at any address */
     return ngx_connection_local_sockaddr(c, NULL, 0) == NGX_OK &&
            ngx_http_shunt_hop_hash(c->local_sockaddr, consent->nonce, to) == NGX_OK &&
            ngx_memcmp(to, consent->to, SHUNT_TO_BYTES) == 0;
 }
 
-/* Logs it, once for each address. */
+/* Logs that responses to this address are relayed, once for each address. */
 static void ngx_http_shunt_say_plain(ngx_http_request_t *r, ngx_str_t *address)
 {
     ngx_uint_t i;
@@ -280,8 +285,8 @@ static void ngx_http_shunt_say_plain(ngx_http_request_t *r, ngx_str_t *address)
         address, address);
 }
 
-/* Refuses a consent that would be used, but has come past a tier that is not configured as
- * "plain". */
+/* Refuses a consent that could be used, but has come through a tier without Shunt, and from an
+ * address that is not configured as "plain". */
 void ngx_http_shunt_hop_refuse(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_shunt_say_plain(r, &ctx->plain);

@@ -33,8 +33,8 @@ int ngx_http_shunt_kernel_state(int fd, uint32_t ring)
 
 static int kernel_set_keepalive(int fd, const ngx_http_shunt_keepalive_t *to)
 {
-    /* TCP_KEEPIDLE is last: it takes the time into account for which the client has been silent
-     * already, while SO_KEEPALIVE begins anew (tcp_sock_set_keepidle_locked, tcp_set_keepalive). */
+    /* TCP_KEEPIDLE is last: it counts the time for which the client has been silent already, while
+     * SO_KEEPALIVE starts that time anew (tcp_sock_set_keepidle_locked, tcp_set_keepalive). */
     if (setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &to->on, sizeof(int)) == -1 ||
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &to->interval, sizeof(int)) == -1 ||
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &to->count, sizeof(int)) == -1) {
@@ -71,7 +71,7 @@ int ngx_http_shunt_kernel_watch(int fd)
     return setsockopt(fd, SHUNT_SOL, SHUNT_WATCH, &any, sizeof(any));
 }
 
-/* Cookie of the network namespace that a socket is in; 0: the kernel does not tell. */
+/* Returns the cookie of a socket's network namespace; 0: the kernel does not tell it. */
 uint64_t ngx_http_shunt_kernel_netns(int fd)
 {
     uint64_t cookie = 0;
@@ -95,9 +95,10 @@ int ngx_http_shunt_kernel_reset_on_close(int fd)
 }
 
 /*
- * To be called after SHUNT_CANCEL. Every FIN of this connection leaves as a reset. The kernel sends
- * it again and again, because a client that only reads would wait forever if one reset got lost.
- * The client never answers, so this limits how long the kernel tries.
+ * Limits for how long the kernel repeats a FIN. To be called after SHUNT_CANCEL, when the steering
+ * programs turn every FIN of the connection into a reset. The kernel repeats it, because a client
+ * that only reads would wait forever if the only reset got lost. The client answers no reset, so
+ * without a limit the kernel would go on.
  */
 int ngx_http_shunt_kernel_give_up_soon(int fd)
 {

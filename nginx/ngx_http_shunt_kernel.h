@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* The module's system calls on a client's connection. */
+/*
+ * The module's system calls on a client's connection. Their answers come in a ring, a BPF ring
+ * buffer that this worker reads.
+ */
 #ifndef NGX_HTTP_SHUNT_KERNEL_H
 #define NGX_HTTP_SHUNT_KERNEL_H
 
@@ -13,17 +16,20 @@ typedef struct {
     int count; /* number of unanswered probes that end the connection */
 } ngx_http_shunt_keepalive_t;
 
-/* Each returns 0, or -1 with errno. */
+/* These functions return 0, or -1 with errno, unless their comment says otherwise. */
 int ngx_http_shunt_kernel_begin(int fd, const struct shunt_begin *begin);
 int ngx_http_shunt_kernel_move(int fd, const struct shunt_move *move);
-/* Its answer is a struct shunt_state in the ring. */
+/* The kernel's answer is a struct shunt_state in the ring. */
 int ngx_http_shunt_kernel_take(int fd, const struct shunt_take *take);
 int ngx_http_shunt_kernel_state(int fd, uint32_t ring);
-/* Has the kernel probe an idle client once a second, and end nothing. `before`: former settings. */
+/* Has the kernel probe an idle client once a second, without ending the connection. `before` gets
+ * the former settings, for probe_end. */
 int ngx_http_shunt_kernel_probe(int fd, ngx_http_shunt_keepalive_t *before);
 void ngx_http_shunt_kernel_probe_end(int fd, const ngx_http_shunt_keepalive_t *before);
-/* On a listening socket: its clients' first responses may be handed off. */
+/* Has the kernel note handshakes at a listening socket's port, so that its clients' first responses
+ * may be handed off. */
 int ngx_http_shunt_kernel_watch(int fd);
+/* Returns the cookie of the socket's network namespace, or 0. */
 uint64_t ngx_http_shunt_kernel_netns(int fd);
 int ngx_http_shunt_kernel_cancel(int fd);
 int ngx_http_shunt_kernel_reset_on_close(int fd);

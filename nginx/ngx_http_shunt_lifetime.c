@@ -1,26 +1,29 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Whether more bodies will follow on a connection. Its first shortcut costs more than later ones:
- * the backend makes a socket, which begins with a small window and is sent every ACK. For a body
- * alone on its connection (the cases "alone" of shunt-lab bench disc), that is worth it from some
- * 64 KiB on where packets are small. Where segments of 64 KiB pass whole, it is not worth it yet at
- * 256 KiB: shunt_alone_length. So the consent to a connection's first shortcut says how long a body
- * has to be:
+ * Guesses whether more bodies will follow on a connection. A connection's first shortcut costs more
+ * than later ones: the backend makes a socket, which begins with a small window and is sent every
+ * ACK. A shortcut for the only body of a connection (the cases "alone" of shunt-lab bench disc)
+ * pays from about 64 KiB on if the network's packets are small. In a network that passes segments
+ * of 64 KiB whole, it does not pay yet at 256 KiB, the default of shunt_alone_length. So the
+ * consent to a connection's first shortcut says how long a body has to be:
  *
- *   shunt_alone_length   where the connection ends with this response
- *   a part of it         where connections often bring no second long body
- *   nothing              where this connection has brought a long body
+ *   shunt_alone_length   if the connection ends with this response
+ *   a share of it        if this connection has brought no long body yet: the share of long bodies
+ *                        that are their connection's first
+ *   nothing              if this connection has brought a long body
  *
- * Each worker measures for itself, and begins as if each connection had eight long bodies.
+ * Each worker measures for itself, and begins as if each connection had eight long bodies. A
+ * shortcut is a response whose body bypasses this nginx. A consent is the request's header field
+ * that asks for it.
  */
 #include "ngx_http_shunt.h"
 
-#define NGX_HTTP_SHUNT_WHOLE  65536 /* share of long bodies that are alone: all of them */
-#define NGX_HTTP_SHUNT_HOPED  8
-#define NGX_HTTP_SHUNT_RECENT 8 /* 2^8 long bodies: log2 of the weight of the past */
+#define NGX_HTTP_SHUNT_WHOLE  65536 /* alone_share if each long body is its connection's first */
+#define NGX_HTTP_SHUNT_HOPED  8     /* long bodies per connection, as assumed at first */
+#define NGX_HTTP_SHUNT_RECENT 8     /* log2 of the number of long bodies that the share is over */
 
-/* History of a client's connection. It is the data of a cleanup of the connection's pool, whose
- * handler does nothing. */
+/* History of a client's connection. It is kept as the data of a cleanup handler of the connection's
+ * pool, which does nothing. */
 typedef struct {
     unsigned long_body : 1;
     unsigned shortcut : 1;
@@ -69,7 +72,7 @@ void ngx_http_shunt_lifetime_init(ngx_http_shunt_loc_conf_t *lcf)
     lcf->alone_share = NGX_HTTP_SHUNT_WHOLE / NGX_HTTP_SHUNT_HOPED;
 }
 
-/* Length that a body needs for a shortcut; 0: the backend decides. */
+/* Length in bytes that a body needs for a shortcut; 0: the backend decides. */
 uint64_t ngx_http_shunt_least_length(ngx_http_request_t *r, const ngx_http_shunt_loc_conf_t *lcf)
 {
     uint64_t length = lcf->alone_length;
@@ -113,7 +116,8 @@ void ngx_http_shunt_lifetime_shortcut(ngx_connection_t *c)
     }
 }
 
-/* Counts of this connection's consents in vain, or NULL. */
+/* Returns the counts of this connection's consents in vain, or NULL. `create`: makes them, if there
+ * are none yet. */
 ngx_http_shunt_vain_t *ngx_http_shunt_lifetime_vain(ngx_connection_t *c, ngx_uint_t create)
 {
     ngx_http_shunt_past_t *past;

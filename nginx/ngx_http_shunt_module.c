@@ -192,7 +192,7 @@ static void ngx_http_shunt_cleanup(void *data)
     ngx_http_shunt_release(data);
 }
 
-/* Counts an outcome, and keeps it for $shunt. */
+/* Counts an outcome, and keeps it for the variable $shunt. */
 void ngx_http_shunt_outcome(ngx_http_request_t *r, ngx_uint_t counter)
 {
     ngx_http_shunt_ctx_t *ctx;
@@ -209,15 +209,15 @@ void ngx_http_shunt_outcome(ngx_http_request_t *r, ngx_uint_t counter)
     }
 }
 
-/* Log level for something that is the same for all workers. One worker logs it at a level that
- * Debian's default shows. */
+/* Log level for something that is the same for all workers. Worker 0 logs it as an error, which
+ * nginx's log shows by Debian's default; the others log it at `level`. */
 ngx_uint_t ngx_http_shunt_level(ngx_uint_t level)
 {
     return ngx_worker == 0 ? NGX_LOG_ERR : level;
 }
 
-/* Whether to log something that others can cause at any rate. Returns 1 once a second; each case is
- * counted anyway. `said`: time of the last call. */
+/* Whether to log something that others can cause at any rate. Returns 1 at the first call in each
+ * second. Nothing is lost, because each case is counted anyway. `said`: time of the last call. */
 ngx_uint_t ngx_http_shunt_may_say(time_t *said)
 {
     ngx_uint_t may = *said != ngx_time();
@@ -241,7 +241,7 @@ ngx_int_t ngx_http_shunt_end_upstream(ngx_http_request_t *r)
         return NGX_AGAIN;
     }
 
-    r->main->count++; /* the cleanup decrements it */
+    r->main->count++; /* the cleanup decrements the count */
     (*u->cleanup)(r);
 
     return NGX_OK;
@@ -263,9 +263,9 @@ static ngx_int_t ngx_http_shunt_postconfiguration(ngx_conf_t *cf)
 
     cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
 
-    /* This module is the last one, and a phase runs its handlers in reverse order. So realip has
-     * not changed the address yet when fields are judged by it, and mirror and try_files run after
-     * the consent is given. */
+    /* This module is the last one, and nginx runs a phase's handlers in reverse order. So the
+     * handler below judges fields by the client's address before realip changes that address, and
+     * the consent is given before mirror and try_files run. */
     h = ngx_array_push(&cmcf->phases[NGX_HTTP_POST_READ_PHASE].handlers);
     if (h == NULL) {
         return NGX_ERROR;
@@ -290,8 +290,8 @@ static ngx_int_t ngx_http_shunt_postconfiguration(ngx_conf_t *cf)
     return ngx_http_shunt_early_init(cf);
 }
 
-/* Logs that responses are relayed for want of "shunt_trust". Called where the workers' error log is
- * open already. */
+/* Logs that responses are relayed for want of "shunt_trust". Called when the workers' error log is
+ * open. */
 static void ngx_http_shunt_say_mistrust(ngx_cycle_t *cycle, ngx_http_shunt_main_conf_t *mcf)
 {
     if (mcf->untrusting) {
@@ -308,7 +308,8 @@ static void ngx_http_shunt_say_mistrust(ngx_cycle_t *cycle, ngx_http_shunt_main_
     }
 }
 
-/* Runs in the master, which has the environment: workers start without it. */
+/* Runs in the master process. Only the master can read the environment, because nginx clears a
+ * worker's before it calls modules there. */
 static ngx_int_t ngx_http_shunt_init_module(ngx_cycle_t *cycle)
 {
     ngx_http_shunt_main_conf_t *mcf =
@@ -337,12 +338,12 @@ static ngx_int_t ngx_http_shunt_init_process(ngx_cycle_t *cycle)
     }
 
     /* glibc returns free memory above 128 KiB at the top of the heap to the kernel. With shortcuts,
-     * a worker's responses are headers alone. Then it may return memory at the end of each
-     * response, and take page faults at the start of the next. */
+     * a worker's responses are headers alone. Then glibc may return memory at the end of each
+     * response, and the next response begins with page faults. */
 #if defined(M_TRIM_THRESHOLD)
     if (!ngx_http_shunt_heap_is_set) {
         (void) mallopt(M_TRIM_THRESHOLD, NGX_HTTP_SHUNT_HEAP_KEPT);
-        /* Setting this threshold keeps glibc from adapting it. */
+        /* glibc no longer adapts this threshold once one of the two is set (mallopt(3)). */
         (void) mallopt(M_MMAP_THRESHOLD, NGX_HTTP_SHUNT_HEAP_KEPT / 4);
     }
 #endif
@@ -438,8 +439,8 @@ static char *ngx_http_shunt_merge_loc_conf(ngx_conf_t *cf, void *parent, void *c
                                 ngx_http_html_default_types);
 }
 
-/* Sets "shunt" or "shunt_offer". These flags also tell workers whether they need the agent, and for
- * what. */
+/* Sets "shunt" or "shunt_offer". Also notes for the workers that they need the agent, as frontend
+ * or as backend. */
 static char *ngx_http_shunt_role(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     char *rv;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The rest of a response, as a range of the same representation (RFC 9110, 8.8.3 and 14.2). Two
- * files ask for it: recovery.c for an offer of it, rest.c for its bytes. Each does so by a clone of
- * the request that takes the request's ordinary path, as in ngx_http_slice_filter_module. This file
- * keeps what they need of the response's header, makes the request's fields and timeouts, and
- * checks whether an answer is that range.
+ * files ask for it: recovery.c for an offer of the rest, rest.c for its bytes. Each clones the
+ * client's request, and the clone takes the request's ordinary path, as in
+ * ngx_http_slice_filter_module. This file keeps what the two need of the response's header, makes
+ * the clone's fields and timeouts, and checks whether an answer is the range. An offer is a body
+ * that a backend holds ready, and that its response's header names. The body is then a payload.
  */
 #include <netinet/tcp.h>
 
@@ -12,7 +13,8 @@
 
 /* ---- what is kept of a response's header ---- */
 
-/* Parses "bytes 0-99/100". NGX_DECLINED for anything else, also for an unknown length. */
+/* Parses a Content-Range like "bytes 0-99/100". NGX_DECLINED: it has another form, or an unknown
+ * length. */
 static ngx_int_t ngx_http_shunt_parse_range(ngx_table_elt_t *field, off_t *first, off_t *last,
                                             off_t *complete)
 {
@@ -48,8 +50,8 @@ static ngx_uint_t ngx_http_shunt_is_strong(ngx_table_elt_t *etag)
     return etag && etag->value.len >= 2 && etag->value.data[0] == '"';
 }
 
-/* Called when the offer in this response is accepted: notes whether its payload can be had
- * elsewhere. */
+/* Notes whether another backend could send the rest of this response's payload. Called when the
+ * offer is accepted. */
 void ngx_http_shunt_part_note(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     off_t first = 0, last, complete = ctx->payload.length;
@@ -89,8 +91,8 @@ static ngx_int_t ngx_http_shunt_is_replaced(ngx_table_elt_t *h)
            (h->key.len > 3 && ngx_strncasecmp(h->key.data, (u_char *) "If-", 3) == 0);
 }
 
-/* Fields of the request: the client's, but only for the payload from byte `from` on, and only of
- * the same representation (If-Match). There is no consent among them. */
+/* Makes the fields of the clone: the client's, but only for the payload from byte `from` on, and
+ * only of the same representation (If-Match). No consent is among them. */
 ngx_int_t ngx_http_shunt_part_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
                                      uint64_t from)
 {
@@ -114,10 +116,10 @@ ngx_int_t ngx_http_shunt_part_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_
 }
 
 /*
- * Shortens the timeouts of a request, and returns the location's own configuration, or NULL where
- * no upstream is asked. The location's timeouts are for clients that have got nothing yet;
- * `connect` and `answer` milliseconds are enough here. A server that is cut off does not even
- * acknowledge: after `unacknowledged` milliseconds nginx tries the next one.
+ * Shortens the timeouts of a request to `connect` and `answer` milliseconds. Returns the location's
+ * own configuration, or NULL if no upstream is asked or there is no memory. The location's timeouts
+ * are for clients that have got nothing yet. A server that cannot be reached does not even
+ * acknowledge: after `unacknowledged` milliseconds, nginx tries the next server.
  */
 ngx_http_upstream_conf_t *ngx_http_shunt_part_impatiently(ngx_http_request_t *sr,
                                                           ngx_msec_t connect, ngx_msec_t answer,
@@ -163,15 +165,15 @@ ngx_http_upstream_conf_t *ngx_http_shunt_part_impatiently(ngx_http_request_t *sr
 /* Ends a request whose answer is not needed any more, and whose body has not been read. */
 void ngx_http_shunt_part_end(ngx_http_request_t *sr)
 {
-    sr->write_event_handler = ngx_http_request_empty_handler; /* it may not have begun */
+    sr->write_event_handler = ngx_http_request_empty_handler; /* in case it has not begun */
     (void) ngx_http_shunt_end_upstream(sr);
     ngx_http_finalize_request(sr, NGX_OK);
 }
 
 /* ---- the answer ---- */
 
-/* Whether the answer is an error: another server, or the same one a little later, may answer
- * better. */
+/* Whether the answer is an error that another server, or the same server a little later, may not
+ * make. */
 ngx_uint_t ngx_http_shunt_part_is_error(ngx_http_request_t *sr)
 {
     ngx_uint_t status = sr->upstream ? sr->upstream->headers_in.status_n : 0;
@@ -180,7 +182,7 @@ ngx_uint_t ngx_http_shunt_part_is_error(ngx_http_request_t *sr)
            status == NGX_HTTP_TOO_MANY_REQUESTS;
 }
 
-/* Returns NULL where the answer is the payload from byte `from` on, else what it is instead. */
+/* Returns NULL if the answer is the payload from byte `from` on, else a text that says why not. */
 const char *ngx_http_shunt_part_is_not(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
                                        uint64_t from)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Requests that wait for the kernel or the agent, by the number of their handoff or fetch. A number
- * consists of a slot and a generation: a message for a request that has ended finds none.
- * Generations begin at random values, so that a message that went to the wrong worker finds none
- * either.
+ * consists of a slot's index and the slot's generation, which grows with each use. So a late
+ * message for a request that has ended finds no request. Generations begin at random values, so a
+ * message that went to the wrong worker finds none either.
  */
 #include "ngx_http_shunt.h"
 
@@ -98,7 +98,8 @@ ngx_uint_t ngx_http_shunt_pending_any(void)
     return ngx_http_shunt_pending_count > 0;
 }
 
-/* visit() may remove the visited request, and no other */
+/* Calls visit() for each request. visit() may remove the request that it is called for, and no
+ * other. */
 void ngx_http_shunt_pending_each(void (*visit)(ngx_http_shunt_ctx_t *ctx))
 {
     uint32_t i;

@@ -1,32 +1,35 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Asks a client what it has of a payload. That is known from its newest packet, but a stranger may
- * have forged that packet, or the client may have lied. So when a payload's backend is lost, the
- * client's own TCP is asked before anything follows from the loss: what is asked for again, where a
- * reset goes, what a log says. A keepalive probe (RFC 9293, 3.8.4) has a number that the client has
- * had already. Any TCP answers such a segment with the number that it expects next. Without an
- * answer, the newest packet counts.
+ * Asks a client what it has of a payload. The client's newest packet tells this already, but a
+ * stranger may have forged that packet, or the client may have lied. So when a payload's backend is
+ * lost, the client's own TCP is asked first. Its answer decides which bytes are asked for again,
+ * where a reset goes, and what a log says. A keepalive probe (RFC 9293, 3.8.4) has a sequence
+ * number that the client has had already. Any TCP answers such a segment with the number that it
+ * expects next. Without an answer, the newest packet counts. A payload is a body that a backend
+ * sends on the client's own connection. A region is the range of the client connection's sequence
+ * numbers that a payload takes.
  *
- * A payload that the client claims to have entirely is complete only if its backend confirms that
- * (SHUNT_OPTION_WORD). Where the backend, or the agent of this machine, is lost, no confirmation
- * can come, and the client's answer counts.
+ * If a payload has SHUNT_OPTION_WORD and the client claims to have all of it, it is complete only
+ * when its backend confirms that. If the backend or the agent of this machine is lost, no
+ * confirmation can come, and the client's answer counts.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
 
 #define NGX_HTTP_SHUNT_PROBE_LOOK         20  /* ms between two checks for the answer */
-#define NGX_HTTP_SHUNT_PROBE_LOOK_STALLED 100 /* ms */
+#define NGX_HTTP_SHUNT_PROBE_LOOK_STALLED 100 /* ms between two, if the reason is a stall */
 /*
- * Waiting times, in ms. The kernel sends probes to a client that has been silent for a second; the
- * answer then takes a round trip. A client that waits for another backend is not kept waiting for
- * that second: the newest packet counts then. A client that claims to have all loses nothing by
- * waiting.
+ * Longest waits for an answer, in ms. The kernel sends probes to a client that has been silent for
+ * a second; the answer then takes a round trip. A client that needs another backend does not wait
+ * for this second (PROBE_WAIT): without an answer, its newest packet counts. A client that claims
+ * to have all loses nothing by waiting (WAIT_ALL).
  */
 #define NGX_HTTP_SHUNT_PROBE_WAIT         300
 #define NGX_HTTP_SHUNT_PROBE_WAIT_ALL     1500
 #define NGX_HTTP_SHUNT_PROBE_WAIT_STALLED 1000
 
-/* NGX_OK: the client claims to have all, and the payload is complete. */
+/* Completes the payload if the client claims to have all of it. NGX_DECLINED: it does not, or the
+ * region has ended. */
 static ngx_int_t ngx_http_shunt_believe(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_connection_t *c = ctx->request->connection;
@@ -74,7 +77,7 @@ static void ngx_http_shunt_probe_handler(ngx_event_t *ev)
     ngx_uint_t has_answered, stalled = ctx->probe.reason == NGX_HTTP_SHUNT_ASKED_STALLED;
 
     ngx_http_set_log_request(c->log, ctx->request);
-    (void) ngx_http_shunt_follow(ctx); /* may complete the payload, which ends this probe */
+    (void) ngx_http_shunt_follow(ctx); /* may complete the payload */
     has_answered = ctx->answered != ctx->probe.answered;
 
     if (ctx->mode != SHUNT_MODE_ACTIVE || ctx->failure.posted) {
@@ -122,9 +125,10 @@ static ngx_int_t ngx_http_shunt_probe_begin(ngx_http_shunt_ctx_t *ctx, ngx_uint_
 }
 
 /*
- * Called at a loss. NGX_AGAIN: the client is asked, and the loss is reported again, with its
- * reason, when it has answered. NGX_DECLINED: what the client has is known. A loss takes precedence
- * over a stall that it may have caused.
+ * Called when a backend or an agent is lost. NGX_AGAIN: the client is asked, and the loss is
+ * handled again, with its reason, when the client has answered or the wait is over. NGX_DECLINED:
+ * the client has been asked, or needs no question. If the client is being asked because of a stall,
+ * the loss replaces that reason, because the loss may have caused the stall.
  */
 ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
@@ -132,7 +136,7 @@ ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         return NGX_AGAIN;
     }
 
-    /* where the client claims nothing, there is no claim that could be false */
+    /* a client that has acknowledged nothing makes no claim that could be false */
     if (ctx->probed || ctx->acked == 0) {
         ngx_http_shunt_probe_end(ctx);
         return NGX_DECLINED;
@@ -143,8 +147,8 @@ ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
                                                    : NGX_HTTP_SHUNT_PROBE_WAIT);
 }
 
-/* Asks whether the client is there and still waits for the same number. If so,
- * ngx_http_shunt_stall_answered() is called. */
+/* Asks whether the client is there, and has got nothing more. ngx_http_shunt_stall_answered() is
+ * called if it answers. */
 void ngx_http_shunt_probe_stalled(ngx_http_shunt_ctx_t *ctx)
 {
     (void) ngx_http_shunt_probe_begin(ctx, NGX_HTTP_SHUNT_ASKED_STALLED,

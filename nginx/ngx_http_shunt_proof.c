@@ -2,10 +2,11 @@
 /*
  * Proves that another backend has the same bytes. Over TLS this must be certain. A new backend
  * seals records under the key and the numbers that the lost backend may have used already, and two
- * plaintexts under one nonce reveal both. nginx's ETag is a time and a length, which different
- * files can share. So the agent of the sending backend tells the digest of its file while it can
+ * plaintexts sealed under one nonce can both be read. nginx's ETag is a time and a length, which
+ * different files can share. So the sending backend's agent tells its file's digest while it can
  * (SHUNT_OPTION_DIGEST). The agent of the new backend is asked for the digest of its own file
- * before the offer is claimed (SHUNT_MSG_PROVE).
+ * before the offer is claimed (SHUNT_MSG_PROVE). An offer is a body that a backend holds ready, and
+ * that its response's header names.
  */
 #include "ngx_http_shunt.h"
 
@@ -14,13 +15,14 @@ static ngx_http_shunt_loc_conf_t *ngx_http_shunt_proof_conf(ngx_http_shunt_ctx_t
     return ngx_http_get_module_loc_conf(ctx->request, ngx_http_shunt_module);
 }
 
-/* Returns 1 where an ETag is not enough. */
+/* Returns 1 if a strong ETag is not enough: on TLS, or with "shunt_recover digest". */
 ngx_uint_t ngx_http_shunt_proof_needed(ngx_http_shunt_ctx_t *ctx)
 {
     return ctx->content_bytes || ngx_http_shunt_proof_conf(ctx)->recover == NGX_HTTP_SHUNT_DIGEST;
 }
 
-/* Asks the agent of the backend that has offered the rest. NGX_ERROR: it cannot be asked. */
+/* Asks the agent of the backend that has offered the rest for its file's digest. `id`: number of
+ * the question. NGX_ERROR: it cannot be asked. */
 ngx_int_t ngx_http_shunt_prove(ngx_http_shunt_ctx_t *ctx, uint64_t id,
                                const ngx_http_shunt_peer_t *peer,
                                const ngx_http_shunt_payload_t *rest)
@@ -49,9 +51,9 @@ ngx_uint_t ngx_http_shunt_is_same_file(ngx_http_shunt_ctx_t *ctx, const struct s
            ngx_memcmp(msg->sha256, ctx->file.sha256, sizeof(msg->sha256)) == 0;
 }
 
-/* Forgets the file's digest, and says so. The sending backend seals nothing more until it knows
- * that. Otherwise a new backend could seal bytes of the old file under numbers that the sending one
- * has used for the changed file. */
+/* Forgets the file's digest, and tells the agents. The sending backend seals nothing more until it
+ * hears of it. Otherwise a new backend could seal bytes of the old file under record numbers that
+ * the sending one has used for the changed file. */
 static void ngx_http_shunt_forget_file(ngx_http_shunt_ctx_t *ctx)
 {
     struct shunt_withdrawn msg;
@@ -65,7 +67,8 @@ static void ngx_http_shunt_forget_file(ngx_http_shunt_ctx_t *ctx)
     msg.epoch = ctx->peer.epoch;
     msg.handoff = ctx->id;
 
-    (void) ngx_http_shunt_agent_post(&msg, sizeof(msg)); /* if it is lost, we are told again */
+    (void) ngx_http_shunt_agent_post(&msg,
+                                     sizeof(msg)); /* if it is lost, the agent repeats DIGEST */
 }
 
 /* Handles the digest of the file behind a handoff in progress, or behind an offer. */
@@ -89,7 +92,8 @@ void ngx_http_shunt_digest_told(ngx_http_shunt_ctx_t *ctx, const struct shunt_di
         return;
     }
 
-    /* A backend that continues for another sends a file with the digest known already. */
+    /* Keeps a digest that is known: a backend that continues for another has proved its file by
+     * that digest. */
     if (!ctx->file.known) {
         ctx->file.known = msg->known;
         ctx->file.offset = msg->offset;

@@ -1,25 +1,27 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Whether the agent of this machine is running. It changes a word of the board several times a
- * second. Where that word has not changed for a while, or the connection to the agent is gone,
- * nothing new is handed off. Handoffs without progress then continue without the agent (rest.c): a
- * stopped agent may never have read of them, and one that is gone cannot report that their backend
- * is lost.
+ * Whether the agent of this machine is running. A running agent changes a word of the board several
+ * times a second. If the word has not changed for a while, or the connection to the agent is gone,
+ * nothing new is handed off. Payloads without progress are then continued without the agent
+ * (rest.c): a stopped agent may never have read of a handoff, and one that is gone cannot report
+ * that a backend is lost. The board is memory that the agent writes and workers read. A handoff
+ * lets a backend send a payload, the body of a response, on the client's own connection. A region
+ * is the range of the client connection's sequence numbers that a payload takes.
  */
 #include "ngx_http_shunt.h"
 
 #define NGX_HTTP_SHUNT_PULSE_LOOK 250 /* ms between two checks, while something is pending */
-/* ms without a sign of the agent. More than the time that the agent takes a region to be active
- * (FRESH in crates/handoff/src/frontend.rs). */
+/* ms without a sign of the agent. Longer than FRESH in crates/handoff/src/frontend.rs: an agent
+ * that reads a HANDOFF after that time looks whether the region is still active. */
 #define NGX_HTTP_SHUNT_PULSE_GONE 2000
 
-static uint32_t ngx_http_shunt_beat;      /* value seen last */
-static ngx_msec_t ngx_http_shunt_beat_at; /* when that value was seen first */
+static uint32_t ngx_http_shunt_beat;      /* value of the board's word that was seen last */
+static ngx_msec_t ngx_http_shunt_beat_at; /* time when this value was seen first */
 static ngx_event_t ngx_http_shunt_pulse;
 
-/* Returns 1 where the agent has been stopped or gone for a while. After a time without checks, a
- * changed value counts as a sign of the agent, even if the change is old; the next check then
- * tells. */
+/* Returns 1 if the agent has been stopped or gone for PULSE_GONE. After a time without checks, a
+ * changed value counts as a sign of the agent, even if the agent changed it long ago; a later check
+ * then finds the truth. */
 ngx_uint_t ngx_http_shunt_pulse_is_gone(void)
 {
     uint32_t beat;
@@ -59,17 +61,17 @@ static void ngx_http_shunt_pulse_visit(ngx_http_shunt_ctx_t *ctx)
         return;
     }
 
-    (void) ngx_http_shunt_follow(ctx); /* may complete it */
+    (void) ngx_http_shunt_follow(ctx); /* may complete the handoff */
 
-    /* A new agent has taken the old one's place. Only the confirmation of a backend is lost,
-     * because the old agent had got it. */
+    /* A new agent has taken the old one's place. A handoff needs no agent, except for the
+     * backend's confirmation, which the old agent may have got. */
     if (!gone && !ctx->claimed) {
         ngx_http_shunt_stall_look(ctx);
         return;
     }
 
-    /* A client that reads slowly, or not at all, does not wait for an agent: its backend's kernel
-     * may well have the rest. */
+    /* If the client reads slowly, or not at all, it is not the agent that delays the payload. The
+     * backend's kernel may well have the rest. */
     if (ctx->mode == SHUNT_MODE_ACTIVE && !ctx->shut &&
         ngx_current_msec - ctx->progress_at >= NGX_HTTP_SHUNT_PULSE_GONE &&
         ngx_http_shunt_probe(ctx, NGX_HTTP_SHUNT_ASKED_GONE) != NGX_AGAIN) {
@@ -83,7 +85,7 @@ static void ngx_http_shunt_pulse_handler(ngx_event_t *ev)
     ngx_http_shunt_pulse_watch();
 }
 
-/* Runs the check while something is pending. */
+/* Starts the timer for the next check, if any handoff or fetch is pending. */
 void ngx_http_shunt_pulse_watch(void)
 {
     if (!ngx_http_shunt_pulse.timer_set && ngx_http_shunt_pending_any()) {

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Has another backend continue a handoff that its backend cannot finish, so that it need not end in
- * a reset. Where the response had a strong ETag and its server supports ranges, the rest of the
- * same bytes can be had from any backend that has them. So the rest is asked for (part.c) with a
- * consent: the load balancer chooses, and every tier may refuse. The answer must be the rest, and
- * an offer. Then the region moves to the new peer (SHUNT_MOVE), whose agent is told as at a
- * handoff's beginning. Nothing of that answer reaches the client.
+ * Has another backend continue a handoff that its backend cannot finish, so that the client is not
+ * reset. If the response had a strong ETag and its server supports ranges, any backend that has the
+ * same bytes can send the rest of them. So the rest is asked for (part.c) with a consent: the load
+ * balancer chooses a backend, and every tier may refuse. The answer must be the rest, and an offer.
+ * Then the region moves to the new peer (SHUNT_MOVE), whose agent is told as at a handoff's
+ * beginning. Nothing of the answer reaches the client. A consent is a header field of a request, by
+ * which each tier says that it may be bypassed. An offer is a body that a backend holds ready, and
+ * that its response's header names. A region is the range of the client connection's sequence
+ * numbers that a payload takes.
  *
  *   ended --> asking ------------> moved  ACTIVE all the while: the client may still acknowledge,
  *               ^  | |               ^    complete or reset what the lost backend has sent
@@ -17,40 +20,42 @@
 #include "ngx_http_shunt_kernel.h"
 
 /*
- * Limits of the number of requests while the client gets nothing. Requests are made for a time in
- * which two agents that have lost each other may connect again, but at least this many are made.
+ * Limits of the requests for the rest. While the client gets nothing, they are made for a time in
+ * which two agents that have lost each other may connect again. At least ASK_TIMES are made.
  */
 #define NGX_HTTP_SHUNT_ASK_TIMES   3
-#define NGX_HTTP_SHUNT_ASK_LONG    2500  /* ms from the first request */
-#define NGX_HTTP_SHUNT_ASK_AGAIN   200   /* ms of pause after the first; doubled after each */
+#define NGX_HTTP_SHUNT_ASK_LONG    2500  /* ms from the first request to the end of asking */
+#define NGX_HTTP_SHUNT_ASK_AGAIN   200   /* ms of pause after the first request; then doubled */
 #define NGX_HTTP_SHUNT_ASK_SLOWEST 1000  /* ms, longest pause */
-#define NGX_HTTP_SHUNT_ASK_IN_ALL  16    /* requests for one response */
+#define NGX_HTTP_SHUNT_ASK_IN_ALL  16    /* requests for one response, at most */
 #define NGX_HTTP_SHUNT_ASK_CONNECT 500   /* ms for a server to accept connection and request */
-#define NGX_HTTP_SHUNT_ASK_ANSWER  10000 /* ms for its answer */
-#define NGX_HTTP_SHUNT_STALLED     3000 /* ms for a lost agent's kernel, if no other can continue */
+#define NGX_HTTP_SHUNT_ASK_ANSWER  10000 /* ms for the server's answer */
+/* ms without progress before a handoff is given up that no other backend can continue: the kernel
+ * of the lost agent may still send. */
+#define NGX_HTTP_SHUNT_STALLED     3000
 #define NGX_HTTP_SHUNT_PROOF       5000 /* ms for a backend to read its file */
 
 struct ngx_http_shunt_recovery_s {
     ngx_event_t event;           /* posted, or a timer: asks for the rest */
     ngx_http_request_t *request; /* the request for the rest; NULL: there is none now */
-    ngx_uint_t times;            /* requests since the client got something */
-    ngx_uint_t in_all;
-    ngx_msec_t since; /* time of the first of these */
-    uint64_t got;     /* what the client had at the newest one */
+    ngx_uint_t times;            /* number of requests since the client got something */
+    ngx_uint_t in_all;           /* number of requests for this response */
+    ngx_msec_t since;            /* time of the first of these requests (`times`) */
+    uint64_t got;                /* bytes of the region that the client had at the last request */
 
     uint64_t acked; /* where the new peer continues, in bytes of the region */
-    uint64_t from;  /* first payload byte that was asked for; on TLS, the first one of its record */
+    uint64_t from;  /* first payload byte that was asked for; on TLS, the first one of a record */
     ngx_msec_t asked_at;
     ngx_http_shunt_consent_t consent;
     ngx_http_shunt_payload_t payload;
     ngx_http_shunt_peer_t peer;
     uint64_t proof;    /* number of the question for the new backend's file; 0: none */
-    ngx_int_t verdict; /* on the answer: NGX_OK; NGX_AGAIN: ask again; NGX_DECLINED: give up */
+    ngx_int_t verdict; /* NGX_OK: the answer is good; NGX_AGAIN: ask again; NGX_DECLINED: give up */
 };
 
 /* ---- asking ---- */
 
-/* Fields of the request: the client's, but for the rest alone, and with a consent. */
+/* Makes the request's fields: the client's, but for the rest alone, and with a consent. */
 static ngx_int_t ngx_http_shunt_ask_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
@@ -140,7 +145,7 @@ static void ngx_http_shunt_ask_handler(ngx_event_t *ev)
 
     ngx_http_set_log_request(c->log, ctx->request);
 
-    (void) ngx_http_shunt_follow(ctx); /* may complete it */
+    (void) ngx_http_shunt_follow(ctx); /* may complete the handoff */
 
     if (ctx->mode != SHUNT_MODE_ACTIVE || ctx->failure.posted) {
         /* void */
@@ -157,7 +162,7 @@ static void ngx_http_shunt_ask_handler(ngx_event_t *ev)
 
 /* ---- the answer ---- */
 
-/* The context of the response whose rest this subrequest asks for, or NULL. */
+/* Returns the context of the response whose rest this subrequest asks for, or NULL. */
 ngx_http_shunt_ctx_t *ngx_http_shunt_recovery_ctx(ngx_http_request_t *r)
 {
     return r == r->main ? NULL : ngx_http_get_module_ctx(r, ngx_http_shunt_module);
@@ -207,14 +212,15 @@ static ngx_int_t ngx_http_shunt_judge(ngx_http_request_t *sr, ngx_http_shunt_ctx
     return ngx_http_shunt_backend_speaks(sr->connection, rec->peer.index) ? NGX_OK : NGX_AGAIN;
 }
 
-/* Runs in place of all other header filters: this header is not for the client. */
+/* Runs in place of all other header filters, because the header of this answer is not for the
+ * client. */
 ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
 {
     const char *why;
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
-    /* For relaying (rest.c), but not needed any more: an error ends the request before its body is
-     * read. */
+    /* This request is one for relaying (rest.c), and is not needed any more. An error ends it
+     * before its body is read. */
     if (!sr->header_only) {
         return NGX_ERROR;
     }
@@ -296,7 +302,7 @@ static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
         return ctx->mode == SHUNT_MODE_ACTIVE ? NGX_AGAIN : NGX_OK;
     }
 
-    /* The old number now means nothing, neither to the kernel nor to agents that report a loss. */
+    /* Frees the old number: neither the kernel nor an agent that reports a loss can use it now. */
     ngx_http_shunt_pending_remove(ctx->id);
     ctx->id = id;
     ctx->probed = 0;
@@ -308,9 +314,10 @@ static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
     return ngx_http_shunt_post_rest(ctx);
 }
 
-/* Whether to stop asking: agents that have lost each other have had time to connect again, or the
- * connection's end is near. A connection ends where the client acknowledges nothing
- * (send_timeout). */
+/* Whether to stop asking. One response has at most ASK_IN_ALL requests. After ASK_TIMES requests,
+ * asking also ends when agents that have lost each other have had time to connect again, or when
+ * the client has acknowledged nothing for half of send_timeout: after send_timeout, its connection
+ * ends. `delay`: ms until the next request. */
 static ngx_uint_t ngx_http_shunt_ask_is_over(ngx_http_shunt_ctx_t *ctx, ngx_msec_t delay)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
@@ -324,7 +331,7 @@ static ngx_uint_t ngx_http_shunt_ask_is_over(ngx_http_shunt_ctx_t *ctx, ngx_msec
              ngx_current_msec - ctx->progress_at + delay > clcf->send_timeout / 2));
 }
 
-/* Asks now or later. NGX_DECLINED: the limit is reached. */
+/* Has the rest asked for soon, or after a pause. NGX_DECLINED: a limit is reached. */
 static ngx_int_t ngx_http_shunt_ask_later(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_msec_t delay;
@@ -340,7 +347,7 @@ static ngx_int_t ngx_http_shunt_ask_later(ngx_http_shunt_ctx_t *ctx)
 
     if (ngx_http_shunt_ask_is_over(ctx, delay)) {
         ngx_http_shunt_count(SHUNT_COUNT_failover_failed, 1);
-        ctx->relayable = 1; /* without a consent there may be an answer */
+        ctx->relayable = 1; /* a request without a consent may still get the rest */
         return NGX_DECLINED;
     }
 
@@ -349,7 +356,7 @@ static ngx_int_t ngx_http_shunt_ask_later(ngx_http_shunt_ctx_t *ctx)
     return NGX_OK;
 }
 
-/* Acts on the verdict on an answer, or on a proof. */
+/* Acts on the verdict on an answer, or on the digest of its file. */
 static void ngx_http_shunt_settle(ngx_http_shunt_ctx_t *ctx, ngx_int_t verdict)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
@@ -375,8 +382,8 @@ static void ngx_http_shunt_settle(ngx_http_shunt_ctx_t *ctx, ngx_int_t verdict)
 
 /* ---- proving ---- */
 
-/* Gives up for want of proof. No other backend is asked: it would have to read its file first,
- * which takes as long. */
+/* Gives up for want of proof. No further backend is asked: it would have to read its file first,
+ * which takes as long as it took this one. */
 static void ngx_http_shunt_unproven(ngx_http_shunt_ctx_t *ctx, const char *why)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
@@ -409,7 +416,7 @@ static ngx_int_t ngx_http_shunt_ask_for_proof(ngx_http_shunt_ctx_t *ctx)
     return NGX_DONE;
 }
 
-/* Handles the digest of the file behind the new offer, from the agent of its backend. */
+/* Handles the digest of the file behind the new offer, which the new backend's agent tells. */
 void ngx_http_shunt_recovery_proof(ngx_http_shunt_ctx_t *ctx, const struct shunt_digest *msg)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
@@ -432,8 +439,8 @@ void ngx_http_shunt_recovery_proof(ngx_http_shunt_ctx_t *ctx, const struct shunt
     ngx_http_shunt_settle(ctx, ngx_http_shunt_move(ctx));
 }
 
-/* Called when the request for the rest has ended, in whatever way. Its result is not that of the
- * client's request. */
+/* Called when the request for the rest has ended, with or without an error. Returns NGX_OK, because
+ * an error must not end the client's request, too. */
 static ngx_int_t ngx_http_shunt_answered(ngx_http_request_t *sr, void *data, ngx_int_t rc)
 {
     ngx_int_t verdict;
@@ -466,8 +473,9 @@ static ngx_int_t ngx_http_shunt_answered(ngx_http_request_t *sr, void *data, ngx
 
 /* ---- beginning and end ---- */
 
-/* Whether another backend may continue after an end for this reason. After FILE_CHANGED it may not:
- * the changed file may have the same ETag, because nginx's has a resolution of one second. */
+/* Whether another backend may continue a handoff that ended for this reason. After FILE_CHANGED it
+ * may not: the changed file may have the same ETag, because nginx's ETag has a resolution of one
+ * second. */
 ngx_uint_t ngx_http_shunt_is_loss(ngx_uint_t reason)
 {
     return reason != SHUNT_REASON_CLIENT_GONE && reason != SHUNT_REASON_NO_PROGRESS &&
@@ -476,7 +484,8 @@ ngx_uint_t ngx_http_shunt_is_loss(ngx_uint_t reason)
 
 /*
  * Called when an active handoff has ended without success. NGX_OK: the response may still succeed.
- * If no other backend can continue, a lost agent's kernel may, so it is given time.
+ * If the backend's agent is lost and no other backend can continue, the response gets some time,
+ * because the lost agent's kernel may still send.
  */
 ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
@@ -518,7 +527,7 @@ ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
     }
 
     if (ngx_http_shunt_recovery_is_on(ctx)) {
-        return NGX_OK; /* reported once more */
+        return NGX_OK; /* the end was reported before */
     }
 
     ngx_http_shunt_rest_drop_stalled(ctx);
@@ -561,8 +570,8 @@ void ngx_http_shunt_recovery_end(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* The same where the client's request continues: it also ends an open request for the rest, for
- * which the connection's next request would have to wait. */
+/* Stops looking for a backend while the client's request continues. Also ends an open request for
+ * the rest, because the connection's next request would have to wait for it. */
 void ngx_http_shunt_recovery_drop(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_request_t *sr = ctx->recovery ? ctx->recovery->request : NULL;

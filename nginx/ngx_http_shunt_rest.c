@@ -1,38 +1,41 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Relays the rest of a payload. Its header has left, and agents bring no more of it:
+ * Relays the rest of a payload. The response's header has left, and agents bring no more of the
+ * payload, for one of these reasons:
  *
  *   handoff   the agent of this machine is stopped or gone (pulse.c), no backend offers the rest
  *             (recovery.c), or something drops the packets of backend and client (stall.c)
- *   fetch     it fails, before its first byte or later
+ *   fetch     the fetch fails, before its first byte or later
  *
  * The rest is asked for (part.c) without a consent. When the answer's header has come, a region
  * that is still active is taken back (taking.c). The answer's body is written behind what the
  * client has. If the answer is an error, or ends early, the rest is asked for a few more times.
- * After a mere stall it is not asked for again at once, because the handoff may still continue
- * without it.
+ * After a mere stall (stall.c), it is not asked for again at once, because the handoff may still
+ * continue. A handoff lets a backend send a payload, a response's body, on the client's own
+ * connection. A fetch brings it through both agents to this nginx. A region is the range of
+ * sequence numbers that a payload takes.
  *
  * On TLS, nobody knows whether the backend of a handoff has used the record numbers that the rest
  * needs. So such a response ends in a reset, as does one without a strong ETag.
  */
 #include "ngx_http_shunt.h"
 
-#define NGX_HTTP_SHUNT_REST_CONNECT 500  /* ms */
+#define NGX_HTTP_SHUNT_REST_CONNECT 500  /* ms, for a server to accept connection and request */
 #define NGX_HTTP_SHUNT_REST_ANSWER  1500 /* ms, for the answer's header */
 #define NGX_HTTP_SHUNT_REST_TIMES   5    /* requests at most, for one response */
-#define NGX_HTTP_SHUNT_REST_AGAIN   100  /* ms of pause after the first; then doubled */
+#define NGX_HTTP_SHUNT_REST_AGAIN   100  /* ms of pause after the first request; then doubled */
 
 struct ngx_http_shunt_rest_s {
     ngx_event_t again;              /* timer: asks once more */
     ngx_http_request_t *request;    /* the request for the rest; NULL: there is none now */
     ngx_http_upstream_conf_t *conf; /* upstream configuration of the location */
-    ngx_uint_t times;               /* requests made */
+    ngx_uint_t times;               /* number of requests made */
     uint64_t from;                  /* first payload byte that was asked for */
     uint64_t skip;      /* bytes at the answer's beginning that the client has already */
     uint64_t left;      /* bytes of the payload that the client still needs */
-    ngx_uint_t good;    /* the answer's header fits what was asked for */
-    ngx_uint_t refused; /* the answer was no error, but does not fit */
-    ngx_uint_t stalled; /* asked for because of a stall: no agent is lost */
+    ngx_uint_t good;    /* 1: the answer's header fits what was asked for */
+    ngx_uint_t refused; /* 1: the answer was no error, but does not fit */
+    ngx_uint_t stalled; /* 1: asked for because of a stall, and no agent is lost */
 };
 
 ngx_uint_t ngx_http_shunt_rest_is_of(ngx_http_shunt_ctx_t *ctx, ngx_http_request_t *sr)
@@ -57,7 +60,8 @@ static void ngx_http_shunt_rest_run(ngx_http_request_t *sr)
 
 static ngx_int_t ngx_http_shunt_rest_over(ngx_http_request_t *sr, void *data, ngx_int_t rc);
 
-/* Forgets the rest, as the client's request has ended. An open request for it finds that out. */
+/* Forgets the rest, because the client's request has ended. An open request for the rest is ended
+ * when its answer comes. */
 void ngx_http_shunt_rest_forget(ngx_http_shunt_ctx_t *ctx)
 {
     if (ctx->rest && ctx->rest->again.timer_set) {
@@ -67,9 +71,9 @@ void ngx_http_shunt_rest_forget(ngx_http_shunt_ctx_t *ctx)
     ctx->rest = NULL;
 }
 
-/* Drops the rest, which is not needed any more. An open request for it is ended: the client's own
- * request would wait for it, and a second one would queue behind it. Must not be called from that
- * request's filters. */
+/* Drops the rest, which is not needed any more. Ends an open request for it: otherwise the client's
+ * own request would wait for that one, and the next request for the rest would queue behind it.
+ * Must not be called from the open request's filters. */
 void ngx_http_shunt_rest_drop(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_request_t *sr = ctx->rest ? ctx->rest->request : NULL;
@@ -146,7 +150,7 @@ static void ngx_http_shunt_rest_say(ngx_http_shunt_ctx_t *ctx, const char *why)
                   ctx->payload.length, why, ngx_http_shunt_trace_text(ctx->request));
 }
 
-/* Called where the handoff makes no progress, and the agent of this machine shows no sign of
+/* Called when the handoff makes no progress, and the agent of this machine shows no sign of
  * life. */
 void ngx_http_shunt_rest_gone(ngx_http_shunt_ctx_t *ctx)
 {
@@ -169,7 +173,7 @@ void ngx_http_shunt_rest_gone(ngx_http_shunt_ctx_t *ctx)
     ngx_http_run_posted_requests(c);
 }
 
-/* Called where the handoff makes no progress, but its client answers and has room, and no agent is
+/* Called when the handoff makes no progress, but its client answers and has room, and no agent is
  * lost. The handoff may still continue. */
 void ngx_http_shunt_rest_stalled(ngx_http_shunt_ctx_t *ctx)
 {
@@ -192,18 +196,20 @@ void ngx_http_shunt_rest_stalled(ngx_http_shunt_ctx_t *ctx)
         ctx->rest->stalled = 1;
 
     } else if (ctx->rest) {
-        ngx_http_shunt_fail(ctx); /* the request is made, but lacks its fields */
+        ngx_http_shunt_fail(ctx); /* the subrequest was made, but its fields could not be */
     }
 }
 
 /*
- * Asks for the rest of a payload whose header has left. It was handed off and is still active, or
- * was being fetched, or neither could begin. NGX_OK: the rest is asked for. NGX_DECLINED: nothing
- * would prove that the rest is of the same representation.
+ * Asks for the rest of a payload whose header has left. The payload's handoff is still active, or
+ * it was being fetched, or neither could begin. NGX_OK: the rest is asked for, or not needed.
+ * NGX_DECLINED: nothing would prove that the rest is of the same representation, or the rest was
+ * asked for already.
  */
 ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx)
 {
-    /* for a fetch: minus what the client had before it */
+    /* First byte that the client lacks. After a fetch: `left` bytes have not come, and of those,
+     * the client has the first `skip` already. */
     uint64_t from = ctx->fetch.output ? ctx->payload.length - ctx->fetch.left + ctx->fetch.skip : 0;
     ngx_http_shunt_loc_conf_t *lcf;
 
@@ -221,8 +227,8 @@ ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx)
                                                   : ngx_http_shunt_rest_ask(ctx, ctx->acked);
     }
 
-    /* A whole payload of one backend always fits its ETag; a rest of another backend may need a
-     * digest. */
+    /* If nothing was sent, all bytes come from one backend, and fit each other. If the first bytes
+     * came from another backend, shunt_recover may require a digest. */
     if (from && lcf->recover == NGX_HTTP_SHUNT_DIGEST) {
         return NGX_DECLINED;
     }
@@ -249,7 +255,7 @@ static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shu
     }
 
     if (rest->stalled && ctx->mode == SHUNT_MODE_ACTIVE) {
-        (void) ngx_http_shunt_follow(ctx); /* may complete it */
+        (void) ngx_http_shunt_follow(ctx); /* may complete the handoff */
 
         if (!ngx_http_shunt_is_stalled(ctx)) {
             return NGX_ERROR;
@@ -270,7 +276,7 @@ static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shu
     }
 
     if (why) {
-        /* another answer may fit later */
+        /* after an error, or if the kernel could not tell, another answer may fit later */
         rest->refused = taken != NGX_AGAIN && !ngx_http_shunt_part_is_error(sr);
 
         if (!rest->stalled || ngx_http_shunt_may_say(&said)) {
@@ -285,7 +291,9 @@ static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shu
 
     ctx->mode = SHUNT_MODE_REST;
 
-    /* The newest ACK counts, not the highest: bytes that the client lacks are asked for again. */
+    /* `acked` is what the client's newest packet acknowledges. That may be less than what an
+     * earlier packet did, which rest->from was taken from. Then the client also lacks bytes before
+     * rest->from, and the rest is asked for again. */
     if (acked < rest->from) {
         rest->from = acked;
         return NGX_ERROR;
@@ -315,8 +323,8 @@ static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shu
 }
 
 /* Runs in place of all other header filters. From here on this nginx writes to the connection
- * again, unless the handoff has just completed. Completion drops an open request for the rest, but
- * must not drop this one from its own filters. */
+ * again, unless the handoff has just completed. Completion drops an open request for the rest. It
+ * must not drop this request, whose filters run now, so the request is hidden from it. */
 ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
 {
     ngx_int_t rc;
@@ -344,7 +352,7 @@ static void ngx_http_shunt_rest_cut(ngx_buf_t *b, uint64_t bytes)
 }
 
 /* Puts the bytes that the client needs into a new chain, without special bufs. NGX_ERROR: there are
- * too many bytes. */
+ * too many bytes, or there is no memory. */
 static ngx_int_t ngx_http_shunt_rest_chain(ngx_http_request_t *r, ngx_http_shunt_rest_t *rest,
                                            ngx_chain_t *in, ngx_chain_t **out)
 {
@@ -408,7 +416,7 @@ static void ngx_http_shunt_rest_free(ngx_pool_t *pool, ngx_chain_t *out)
     }
 }
 
-/* Runs in place of all other body filters: writes the body behind what the client has. */
+/* Runs in place of all other body filters: writes the answer's body behind what the client has. */
 ngx_int_t ngx_http_shunt_rest_body(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
                                    ngx_chain_t *in)
 {
@@ -454,7 +462,7 @@ static void ngx_http_shunt_rest_again_handler(ngx_event_t *ev)
     ngx_http_set_log_request(c->log, ctx->request);
 
     if (ctx->mode == SHUNT_MODE_ACTIVE) {
-        (void) ngx_http_shunt_follow(ctx); /* may complete it, and end this */
+        (void) ngx_http_shunt_follow(ctx); /* may complete the handoff, which drops the rest */
         from = ctx->acked;
     }
 
@@ -466,8 +474,9 @@ static void ngx_http_shunt_rest_again_handler(ngx_event_t *ev)
 }
 
 /*
- * Called when the subrequest has ended, in whatever way. Its result is not that of the client's
- * request: a further one brings what is missing, or a reset tells the client that something is.
+ * Called when the subrequest has ended, with or without an error. An error must not end the
+ * client's request, too: a further subrequest brings what is missing, or a reset tells the client
+ * that something is missing.
  */
 static ngx_int_t ngx_http_shunt_rest_over(ngx_http_request_t *sr, void *data, ngx_int_t rc)
 {
@@ -484,7 +493,7 @@ static ngx_int_t ngx_http_shunt_rest_over(ngx_http_request_t *sr, void *data, ng
 
     rest->request = NULL;
 
-    /* completed meanwhile: the lost backend's kernel had everything */
+    /* the handoff has completed meanwhile, because the lost backend's kernel had all bytes */
     if (ctx->mode != SHUNT_MODE_ACTIVE && ctx->mode != SHUNT_MODE_REST) {
         return NGX_OK;
     }

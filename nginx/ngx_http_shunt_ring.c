@@ -8,7 +8,8 @@
  *
  * A record is a 32-bit length (bit 31: still being written, bit 30: discarded), a 32-bit page
  * offset, then the data, padded to 8 bytes. The kernel wakes us only for a record at the consumer's
- * position, so the ring is read until it is empty.
+ * position, so the ring is read until it is empty. By this ring the kernel tells this worker what
+ * becomes of its handoffs, and answers its calls.
  */
 #include <sched.h>
 #include <sys/mman.h>
@@ -20,7 +21,7 @@
 #define NGX_HTTP_SHUNT_RING_HEADER  8
 
 /* Longest wait for an answer behind a record that another processor still writes, in nanoseconds. A
- * write takes some 100 ns, unless an interrupt stops that processor, or the hypervisor its
+ * write takes about 100 ns, unless an interrupt stops the processor, or a hypervisor stops the
  * machine. */
 #define NGX_HTTP_SHUNT_RING_WAIT 20000000
 
@@ -30,17 +31,18 @@ struct ngx_http_shunt_ring_s {
     unsigned long *producer;
     u_char *records;
     size_t size;
-    uint32_t index;        /* for struct shunt_begin */
-    ngx_uint_t stuck;      /* a record was waited for in vain, and nothing was read since */
-    ngx_uint_t references; /* the agent's connection, and each handoff that is reported here */
+    uint32_t index;        /* number of the ring, for struct shunt_begin */
+    ngx_uint_t stuck;      /* 1: a record was waited for in vain, and nothing was read since */
+    ngx_uint_t references; /* number of users: the connection to the agent, and each handoff */
 };
 
 static void ngx_http_shunt_ring_handler(ngx_event_t *rev);
 
-/* The newest answer. It is read right after the call that it answers. */
+/* Newest answer of the kernel. It is read right after the call that it answers. */
 static struct shunt_state ngx_http_shunt_answer;
 
-/* max_entries of the map. /proc tells it, also to a process that may not use bpf(2). */
+/* Size of the ring in bytes: max_entries of the map, or 0. /proc tells it, also to a process that
+ * may not use bpf(2). */
 static size_t ngx_http_shunt_ring_size(int fd)
 {
     FILE *file;
@@ -101,7 +103,7 @@ static ngx_int_t ngx_http_shunt_ring_map(ngx_http_shunt_ring_t *ring, int fd)
     return NGX_OK;
 }
 
-/* Opens a ring. Takes the descriptor, also when it fails. */
+/* Opens a ring. Becomes the owner of the descriptor, and closes it on failure. */
 ngx_http_shunt_ring_t *ngx_http_shunt_ring_open(int fd, uint32_t index, ngx_log_t *log)
 {
     ngx_connection_t *c = NULL;
@@ -127,7 +129,7 @@ ngx_http_shunt_ring_t *ngx_http_shunt_ring_open(int fd, uint32_t index, ngx_log_
     c->read->handler = ngx_http_shunt_ring_handler;
     c->read->log = log;
     c->write->log = log;
-    c->read->channel = 1; /* not a client's connection: worker exit must not report it as leaked */
+    c->read->channel = 1; /* not a client's connection, which worker exit would report as leaked */
     c->write->channel = 1;
 
     ring->connection = c;
@@ -214,7 +216,7 @@ ngx_uint_t ngx_http_shunt_ring_drain(ngx_http_shunt_ring_t *ring)
         length = __atomic_load_n((uint32_t *) record, __ATOMIC_ACQUIRE);
 
         if (length & NGX_HTTP_SHUNT_RING_BUSY) {
-            return 0; /* its commit will wake us */
+            return 0; /* the kernel wakes us when the record is complete */
         }
 
         /* handlers only change state and post events: they release no ring and no request */
@@ -236,8 +238,8 @@ static uint64_t ngx_http_shunt_ring_clock(void)
     return (uint64_t) now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Handles all records in the ring, and waits for one that is being written. NGX_AGAIN: that took
- * too long. From then on, no call waits until the record is there. */
+/* Handles all records in the ring, and waits for one that is still being written. NGX_AGAIN: the
+ * wait took too long. Later calls then do not wait, until the record has been read. */
 static ngx_int_t ngx_http_shunt_ring_read(ngx_http_shunt_ring_t *ring)
 {
     uint64_t until = 0;
@@ -259,8 +261,8 @@ static ngx_int_t ngx_http_shunt_ring_read(ngx_http_shunt_ring_t *ring)
 }
 
 /*
- * Prepares a call that the kernel answers in this ring. It removes older answers, so that one found
- * afterwards belongs to the call. NGX_AGAIN: the call must not be made now.
+ * Prepares a call that the kernel answers in this ring. Removes older answers, so that an answer
+ * found afterwards belongs to the call. NGX_AGAIN: the call must not be made now.
  */
 ngx_int_t ngx_http_shunt_ring_ask(ngx_http_shunt_ring_t *ring)
 {
@@ -272,9 +274,9 @@ ngx_int_t ngx_http_shunt_ring_ask(ngx_http_shunt_ring_t *ring)
 }
 
 /*
- * The kernel's answer about a handoff since ngx_http_shunt_ring_ask(). Earlier events in the ring
- * are handled first, perhaps that handoff's completion. NULL: the ring had no room, or a record
- * before the answer takes too long to be written.
+ * Returns the kernel's answer about a handoff since ngx_http_shunt_ring_ask(). Handles earlier
+ * events in the ring first, perhaps this handoff's completion. NULL: the ring had no room, or a
+ * record before the answer takes too long to be written.
  */
 const struct shunt_state *ngx_http_shunt_ring_answer(ngx_http_shunt_ring_t *ring, uint64_t handoff)
 {

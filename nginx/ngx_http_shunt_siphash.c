@@ -87,7 +87,8 @@ void ngx_http_shunt_tag(const u_char key[16], const u_char nonce[16], uint64_t n
     ngx_http_shunt_siphash128(key, input, sizeof(input), tag);
 }
 
-/* Compares without an early exit: the time must not tell how much of a forged tag is right. */
+/* Compares two tags without an early exit: the time must not tell how much of a forged tag is
+ * right. */
 ngx_int_t ngx_http_shunt_tag_equal(const u_char a[16], const u_char b[16])
 {
     ngx_uint_t i;

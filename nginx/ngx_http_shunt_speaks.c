@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Servers in whose names the backends send. A payload leaves its backend with the address and port
- * that the client knows as the server's. Each backend's agent is configured with the addresses that
- * this machine may use (speaks_for), and the board has them. A connection to any other address gets
- * no shortcut. Where no backend sends as that address, no consent is given; else a payload is
- * fetched whose backend does not.
+ * Server addresses that backends may use in place of their own. A payload leaves its backend with
+ * the address and port that the client knows as the server's. Each backend's agent is configured
+ * with the addresses that it may use for this machine (speaks_for), and the board has them. A
+ * connection to any other address gets no shortcut. If no backend may use the connection's address,
+ * no consent is given. If only some may, and the payload's backend may not, the payload is fetched.
+ * The board is memory that the agent of this machine writes. A consent is the request's header
+ * field that asks for a shortcut, a response whose body bypasses this nginx.
  */
 #include "ngx_http_shunt.h"
 
-#define NGX_HTTP_SHUNT_MAPPED_BITS 96
-#define NGX_HTTP_SHUNT_SAID        32 /* addresses and ports that have been logged */
-#define NGX_HTTP_SHUNT_SAID_AGAIN  60 /* s */
+#define NGX_HTTP_SHUNT_MAPPED_BITS 96 /* length of the prefix ::ffff:0:0/96 */
+#define NGX_HTTP_SHUNT_SAID        32 /* addresses with ports that are logged once each */
+#define NGX_HTTP_SHUNT_SAID_AGAIN  60 /* s between the log lines of all others */
 
 static ngx_uint_t ngx_http_shunt_covers(const struct shunt_prefix *prefix,
                                         const ngx_http_shunt_address_t *server)
@@ -26,8 +28,9 @@ static ngx_uint_t ngx_http_shunt_covers(const struct shunt_prefix *prefix,
     return rest == 0 || ((prefix->address[bytes] ^ server->bytes[bytes]) >> (8 - rest)) == 0;
 }
 
-/* Reads the entry without its lock. A torn read is harmless: the response is relayed, or its claim
- * is refused and it is fetched. */
+/* Whether a backend may use a server's address. Reads the board's entry without a look at its
+ * epoch. An entry that is being changed does no harm: the response is relayed, or its claim is
+ * refused and the body is fetched. */
 static ngx_uint_t ngx_http_shunt_peer_speaks(const struct shunt_board_peer *peer,
                                              const ngx_http_shunt_address_t *server)
 {
@@ -42,8 +45,8 @@ static ngx_uint_t ngx_http_shunt_peer_speaks(const struct shunt_board_peer *peer
     return 0;
 }
 
-/* Whether to log an address and port: each once, and where there are very many, one of the others
- * once a minute. */
+/* Whether to log an address and port: the first NGX_HTTP_SHUNT_SAID of them once each, and one of
+ * the others in each minute. */
 static ngx_uint_t ngx_http_shunt_may_say_mute(const ngx_http_shunt_address_t *server)
 {
     static ngx_http_shunt_address_t said[NGX_HTTP_SHUNT_SAID];
@@ -89,7 +92,7 @@ static void ngx_http_shunt_say_mute(ngx_connection_t *c, const ngx_http_shunt_ad
                   &address, who, &name);
 }
 
-/* Whether that backend sends as the server that this client knows. */
+/* Whether a backend may use the server address that this client knows. Logs if it may not. */
 ngx_uint_t ngx_http_shunt_backend_speaks(ngx_connection_t *c, ngx_uint_t peer)
 {
     ngx_str_t who = ngx_string("the backend that has the bodies may not speak");
@@ -109,8 +112,8 @@ ngx_uint_t ngx_http_shunt_backend_speaks(ngx_connection_t *c, ngx_uint_t peer)
     return 0;
 }
 
-/* Whether any backend sends as the server that this client knows. Without any backend, returns 1: a
- * later check counts the reason. */
+/* Whether any backend may use the server address that this client knows. Logs if none may. Returns
+ * 1 if no backend is connected, which a later check finds and counts. */
 ngx_uint_t ngx_http_shunt_any_speaks(ngx_connection_t *c, const struct shunt_board *board)
 {
     ngx_str_t who = ngx_string("no connected backend may speak");
@@ -126,7 +129,7 @@ ngx_uint_t ngx_http_shunt_any_speaks(ngx_connection_t *c, const struct shunt_boa
         entry = ngx_http_shunt_board_entry(board, i);
 
         if (__atomic_load_n(&entry->families, __ATOMIC_RELAXED) == 0) {
-            continue; /* no backend, or not connected */
+            continue; /* this peer is no backend, or is not connected */
         }
 
         backends++;

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * TLS connections of nginx: wraps openssl/shunt_tls.h in terms of requests and counters. While a
- * payload is in progress, what the client sends is read up to its first byte for nginx. So a fatal
- * alert ends the handoff (RFC 8446, 6.2), while a KeyUpdate or the next request waits.
+ * payload is in progress, this file reads what the client sends, up to the first byte of a request
+ * or up to a KeyUpdate, which wait. So a fatal alert before them ends the handoff (RFC 8446, 6.2).
+ * A payload is a body that a backend sends on the client's connection. A region is the range of the
+ * client connection's sequence numbers that a payload takes.
  */
 #include "ngx_http_shunt.h"
 #include "shunt_tls.h"
@@ -11,7 +13,7 @@
 
 static void ngx_http_shunt_ssl_reading(ngx_http_request_t *r);
 
-/* Watches every server's SSL_CTX: a client's server name may choose any of them. */
+/* Watches the SSL_CTX of every server{}, because a client's server name may choose any of them. */
 ngx_int_t ngx_http_shunt_ssl_init(ngx_conf_t *cf)
 {
     ngx_uint_t i;
@@ -75,8 +77,8 @@ ngx_uint_t ngx_http_shunt_ssl_is_fresh(ngx_connection_t *c)
 }
 
 /*
- * Hands the keys over, when the header has left. Returns 0 with `keys` for this payload, whose
- * records have `ctx->region` bytes; else the counter of the reason why not.
+ * Hands the keys over, when the header has left. Returns 0, with the keys for this payload in
+ * `keys`, and the length of its records in `ctx->region`; else the counter of the reason why not.
  */
 ngx_uint_t ngx_http_shunt_ssl_hand_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                         struct shunt_tls *keys)
@@ -112,8 +114,8 @@ ngx_int_t ngx_http_shunt_ssl_freeze(ngx_http_shunt_ctx_t *ctx, const struct shun
     return NGX_OK;
 }
 
-/* Begins to read from the client. Must not be called before the filters have returned: only then
- * nginx has set its read handler. */
+/* Begins to read from the client. Must not be called before the filters have returned, because
+ * nginx sets its read handler after that. */
 void ngx_http_shunt_ssl_watch(ngx_http_request_t *r)
 {
     if (r->connection->ssl && r->read_event_handler == ngx_http_test_reading) {
@@ -134,7 +136,7 @@ static void ngx_http_shunt_ssl_reading(ngx_http_request_t *r)
         return;
     }
 
-    /* Bytes that were read are in OpenSSL now, and no event reports them. */
+    /* Marks the connection as readable: OpenSSL may hold bytes by now, which no event reports. */
     ngx_http_test_reading(r);
     c->read->ready = 1;
 }
@@ -161,8 +163,8 @@ ngx_int_t ngx_http_shunt_ssl_take_back(ngx_http_request_t *r)
     return NGX_OK;
 }
 
-/* Called when no record of the payload was sealed, and none will be: OpenSSL writes records
- * again. */
+/* Has OpenSSL write records again. Called when no record of the payload was sealed, and none will
+ * be. */
 ngx_int_t ngx_http_shunt_ssl_reclaim(ngx_http_request_t *r)
 {
     ngx_connection_t *c = r->connection;
@@ -179,9 +181,9 @@ ngx_int_t ngx_http_shunt_ssl_reclaim(ngx_http_request_t *r)
 }
 
 /*
- * For another backend that is to continue where the client has `acked` bytes of the region. Returns
- * in `from` the payload byte at which it begins, the first of a record, and in `keys` the keys for
- * the remaining records.
+ * Finds where another backend continues, after `acked` bytes of the region. Returns in `from` the
+ * payload byte at which it begins, the first of a record, and in `keys` the keys for the remaining
+ * records.
  */
 ngx_int_t ngx_http_shunt_ssl_rest(ngx_http_shunt_ctx_t *ctx, uint64_t acked, uint64_t *from,
                                   struct shunt_tls *keys)
@@ -197,7 +199,7 @@ ngx_int_t ngx_http_shunt_ssl_rest(ngx_http_shunt_ctx_t *ctx, uint64_t acked, uin
     return shunt_tls_rest(c->ssl->connection, acked, keys, from) == 0 ? NGX_OK : NGX_ERROR;
 }
 
-/* Called before a reset: sends no close_notify, and waits for none. */
+/* Called before a reset: nginx then sends no close_notify, and waits for none. */
 void ngx_http_shunt_ssl_give_up(ngx_connection_t *c)
 {
     if (c->ssl) {
@@ -206,7 +208,7 @@ void ngx_http_shunt_ssl_give_up(ngx_connection_t *c)
     }
 }
 
-/* Number of payload bytes in `acked` bytes of the region. */
+/* Number of payload bytes in the first `acked` bytes of the region. On TLS, whole records count. */
 uint64_t ngx_http_shunt_ssl_payload_bytes(ngx_http_shunt_ctx_t *ctx, uint64_t acked)
 {
     return ctx->content_bytes

@@ -3,25 +3,25 @@
  * Detects a payload that makes no progress, though all agents run and the client is there.
  * Something between backend and client drops their packets: a firewall closes the ports that ACKs
  * go to, or a router no longer accepts this server's address from the backend's network. To the
- * backend the client seems to be gone, but here it is heard. A client that has had room for a while
- * and has got nothing is asked (probe.c). Where it answers, the rest is asked for (rest.c). The
- * handoff may continue until that comes. So a false alarm, or a server without range requests,
- * costs one request and nothing else.
+ * backend the client seems to be gone, but this server still gets its packets. A client that has
+ * had room for a while and has got nothing is asked (probe.c). If it answers, the rest of the
+ * payload is asked for (rest.c). The handoff may continue until the rest comes. So a false alarm,
+ * or a server without range requests, costs one request and nothing else.
  *
- * A client that does not answer is away, and its backend waits for it as a server does. It is asked
- * less and less often, and only a few times. Each unanswered probe brings the kernel nearer to
- * ending the connection (tcp_keepalive_timer).
+ * A client that does not answer is away, and the backend waits for it as any server would. This
+ * file asks it less and less often, and only a few times, because each unanswered probe brings the
+ * kernel nearer to ending the connection (tcp_keepalive_timer).
  *
- * A relayed rest needs a strong ETag and a connection without TLS: other responses wait for
- * send_timeout. So does one whose client claims to have all, for that may be a lie
+ * A relayed rest needs a strong ETag and a connection without TLS. Other responses wait for
+ * send_timeout, and so does a response whose client claims to have all, because the client may lie
  * (SHUNT_OPTION_WORD).
  */
 #include "ngx_http_shunt.h"
 
-/* ms without progress before the client is asked; doubled for each further question. A sender
- * repeats the first segment of a new connection after 3 s. */
+/* ms without progress before the client is asked; doubled for each further question. Longer than
+ * the 3 s after which a sender repeats the first segment of a new connection. */
 #define NGX_HTTP_SHUNT_STALL_LONG  5000
-#define NGX_HTTP_SHUNT_STALL_TIMES 4 /* questions for one response */
+#define NGX_HTTP_SHUNT_STALL_TIMES 4 /* questions to the client for one response, at most */
 
 ngx_uint_t ngx_http_shunt_is_stalled(const ngx_http_shunt_ctx_t *ctx)
 {
@@ -30,8 +30,8 @@ ngx_uint_t ngx_http_shunt_is_stalled(const ngx_http_shunt_ctx_t *ctx)
            ngx_current_msec - ctx->progress_at >= NGX_HTTP_SHUNT_STALL_LONG;
 }
 
-/* Called once in a while, when all agents are running. Asks the client if the payload is
- * stalled. */
+/* Asks the client, if the payload is stalled. Called once in a while, when this machine's agent is
+ * running. */
 void ngx_http_shunt_stall_look(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_msec_t since = ngx_current_msec - ngx_max(ctx->progress_at, ctx->stall.looked_at);
@@ -44,7 +44,7 @@ void ngx_http_shunt_stall_look(ngx_http_shunt_ctx_t *ctx)
     }
 
     ctx->stall.looked_at = ngx_current_msec;
-    (void) ngx_http_shunt_follow(ctx); /* may complete it */
+    (void) ngx_http_shunt_follow(ctx); /* may complete the handoff */
 
     if (ngx_http_shunt_is_stalled(ctx)) {
         ctx->stall.times++;
@@ -52,7 +52,7 @@ void ngx_http_shunt_stall_look(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* Called when the client has answered: asks for the rest if the payload is still stalled. */
+/* Asks for the rest, if the payload is still stalled. Called when the client has answered. */
 void ngx_http_shunt_stall_answered(ngx_http_shunt_ctx_t *ctx)
 {
     if (ngx_http_shunt_is_stalled(ctx)) {
@@ -60,7 +60,7 @@ void ngx_http_shunt_stall_answered(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* Called where the rest cannot be had: asks no more. */
+/* Ends the questions to the client. Called when a server has given another answer than the rest. */
 void ngx_http_shunt_stall_end(ngx_http_shunt_ctx_t *ctx)
 {
     ctx->stall.times = NGX_HTTP_SHUNT_STALL_TIMES;

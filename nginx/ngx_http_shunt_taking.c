@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Takes a payload that was handed off back to this nginx. The kernel ends its region at what the
- * client has acknowledged (SHUNT_TAKE), and what follows is written as if nothing had been handed
+ * Takes back a payload that was handed off. The kernel ends the payload's region at what the client
+ * has acknowledged (SHUNT_TAKE), and this nginx writes what follows as if nothing had been handed
  * off. A backend that still sends puts the same bytes at the same sequence numbers, and the client
- * takes the ones that come first.
+ * takes whichever come first. A handoff lets a backend send a payload, the body of a response, on
+ * the client's own connection. A ring is a BPF ring buffer by which the kernel tells this worker
+ * what becomes of its handoffs.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
@@ -74,17 +76,17 @@ ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t when,
         *state = ngx_http_shunt_ring_answer(ring, ctx->id);
 
     } else {
-        /* for events behind its answer, the kernel wakes nobody */
+        /* the kernel has put its answer into the ring, and wakes nobody for events behind it */
         (void) ngx_http_shunt_ring_drain(ring);
     }
 
     return NGX_OK;
 }
 
-/* NGX_OK: the region has ended, the client has `acked` bytes of the payload, and the connection is
- * an ordinary one. NGX_DECLINED: the handoff has ended meanwhile. NGX_AGAIN: the kernel could not
- * be asked, and nothing has changed. NGX_ERROR: it is not known what the client has, and the
- * response fails. */
+/* Takes back an active region, whatever the client has of it. NGX_OK: the region has ended, the
+ * client has `acked` bytes of the region, and the connection is an ordinary one. NGX_DECLINED: the
+ * handoff has ended meanwhile. NGX_AGAIN: the kernel could not be asked, and nothing has changed.
+ * NGX_ERROR: it is not known what the client has, and the response fails. */
 ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked)
 {
     ngx_int_t rc;
@@ -114,9 +116,9 @@ ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked)
     return NGX_OK;
 }
 
-/* Takes back a region that has just begun, and of which no agent was told. NGX_OK: all is as
- * before. NGX_ERROR: the response has to fail, for example because the client has acknowledged
- * bytes that nobody has sent. */
+/* Takes back a region that has just begun, and of which no agent was told. NGX_OK: the connection
+ * is as it was before the region. NGX_ERROR: the response has to fail, for example because the
+ * client has acknowledged bytes that nobody has sent. */
 ngx_int_t ngx_http_shunt_take_untold(ngx_http_shunt_ctx_t *ctx)
 {
     if (ngx_http_shunt_end_region(ctx, SHUNT_TAKE_NONE, NULL) != NGX_OK) {
@@ -139,9 +141,10 @@ ngx_int_t ngx_http_shunt_take_untold(ngx_http_shunt_ctx_t *ctx)
 }
 
 /*
- * Whether the offer can still be fetched after its agent has given this reason. An agent gives the
- * first three reasons only before its first byte. It gives UNREACHABLE also where it has heard no
- * ACK of a client: then the client may have some of the payload, and on TLS records were sealed.
+ * Whether the offer can still be fetched after its backend's agent has ended the handoff for this
+ * reason. An agent gives the first three reasons below only before it sends a byte. It gives
+ * UNREACHABLE also if it has sent, but has heard no ACK of the client. Then the client may have
+ * some of the payload, and on TLS records were sealed.
  */
 static ngx_uint_t ngx_http_shunt_is_fetchable(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
@@ -160,8 +163,9 @@ static ngx_uint_t ngx_http_shunt_is_fetchable(ngx_http_shunt_ctx_t *ctx, ngx_uin
     }
 }
 
-/* Fetches the payload of a handoff that has failed, where its backend still has the offer. Returns
- * NGX_OK if so. */
+/* Fetches the payload of a handoff that has failed, if its backend still has the offer. NGX_OK: it
+ * is fetched, or the response fails. NGX_DECLINED: it cannot be fetched, or the handoff has ended
+ * meanwhile. */
 ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
     uint64_t acked;

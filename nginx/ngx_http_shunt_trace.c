@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The trace that a request belongs to (W3C Trace Context). Its id goes to the agents with offers,
- * handoffs and fetches. It is in their logs and in ours, so that one response can be followed
- * through all tiers. A client may have chosen it: it is only a label, and no decision depends on
- * it.
+ * The trace that a request belongs to (W3C Trace Context). The trace's id goes to the agents with
+ * offers, handoffs and fetches. It is in their logs and in nginx's, so that one response can be
+ * followed through all tiers. A client may have chosen the id, so no decision depends on it.
  */
 #include "ngx_http_shunt.h"
 
-/* Trace id of a request; zeros where it has no valid traceparent, or more than one. */
+/* Returns a request's trace id in `trace`; zeros if the request has no valid traceparent field, or
+ * more than one. */
 void ngx_http_shunt_trace(ngx_http_request_t *r, u_char trace[SHUNT_TRACE_BYTES])
 {
     ngx_uint_t i, seen = 0;
@@ -35,7 +35,7 @@ void ngx_http_shunt_trace(ngx_http_request_t *r, u_char trace[SHUNT_TRACE_BYTES]
     }
 }
 
-/* Text for the end of a log line: ", trace=..." or nothing. Valid until the next call. */
+/* Returns a text for the end of a log line: ", trace=..." or nothing. Valid until the next call. */
 ngx_str_t *ngx_http_shunt_trace_text(ngx_http_request_t *r)
 {
     u_char trace[SHUNT_TRACE_BYTES];

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shunt_trust: addresses of the tiers next to this one. From a "plain" one, consents are accepted
- * that were meant for other servers: it, or a tier before it, has no Shunt.
+ * The directive shunt_trust: addresses of the tiers next to this one. A consent from a "plain"
+ * address is accepted even if it was meant for another server, because the tier at the address, or
+ * one before it, has no Shunt. A consent is a header field of a request, by which each tier says
+ * that it may be bypassed.
  */
 #include "ngx_http_shunt.h"
 
@@ -58,7 +60,7 @@ static char *ngx_http_shunt_trust_add(ngx_conf_t *cf, ngx_array_t **list, const 
     return NGX_CONF_OK;
 }
 
-/* Reads a shunt_trust directive. Several on one level add up. */
+/* Reads a shunt_trust directive. The addresses of several directives on one level add up. */
 char *ngx_http_shunt_trust(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_uint_t i, n, plain;

@@ -5,24 +5,28 @@
  * too:
  *
  *   the location     a filter here needs its bodies, its upstreams are not trusted, a backend does
- *                    not send to such clients: the location gives no consents for a while
+ *                    not send to its clients: the location gives no consents for a while
  *   the connection   the kernel does not hand it off, because the client is on this machine or the
  *                    flow table is full, or the path between backend and client is closed: the
  *                    connection gets no consents for a while, after the first one in vain
- *   want of proof    the connection may have proof next time; where it does not, as above
+ *   want of proof    the connection may have proof next time; if it does not, it gets no consents
+ *                    for a while, after the second one in vain
  *   the moment       a window was full, an offer old, a session lost: nothing follows from that
  *
- * A location gives no consents after a few in a row were in vain. It begins again after one
- * response, and after twice as many each time a further one is in vain. One complete shortcut ends
- * that. A connection counts once for its location: a single one stops no location, but where no
- * connection can be handed off, no more consents are given.
+ * A location gives no consents after a few in a row were in vain. It gives one again after a pause
+ * of one response. Each further consent in vain makes the pause about twice as long: 3 responses,
+ * then 7. A complete shortcut ends this. A connection counts only once for its location. So one
+ * connection stops no location, but a location whose connections cannot be handed off stops. A
+ * consent is a header field of a request, by which each tier says that it may be bypassed. An offer
+ * is a body that a backend holds ready, and that its response's header names.
  *
  * Each worker counts for itself. With shunt_mean_length 0, consents are always given.
  */
 #include "ngx_http_shunt.h"
 
-#define NGX_HTTP_SHUNT_VAIN_ROW  4  /* consents in vain before a location gives no more */
-#define NGX_HTTP_SHUNT_VAIN_MOST 10 /* at most 2^10 responses without a consent */
+#define NGX_HTTP_SHUNT_VAIN_ROW  4 /* consents in vain before a location gives no more */
+/* Further ones that prolong the pause, which grows to 2^11 - 1 responses. */
+#define NGX_HTTP_SHUNT_VAIN_MOST 10
 
 typedef enum {
     SHUNT_VAIN_LOCATION = 0,
@@ -31,7 +35,7 @@ typedef enum {
     SHUNT_VAIN_MOMENT
 } ngx_http_shunt_cause_t;
 
-/* Cause, by the counter of what became of the response. */
+/* Returns the cause for a counter, which says why the consent was in vain. */
 static ngx_http_shunt_cause_t ngx_http_shunt_cause(ngx_uint_t counter)
 {
     switch (counter) {
@@ -48,13 +52,13 @@ static ngx_http_shunt_cause_t ngx_http_shunt_cause(ngx_uint_t counter)
     case SHUNT_COUNT_fetched_no_session:
         return SHUNT_VAIN_MOMENT;
 
-    default: /* a filter, or a backend's offer, senders or configuration */
+    default: /* due to a filter here, or to the offer, senders or configuration of a backend */
         return SHUNT_VAIN_LOCATION;
     }
 }
 
-/* Returns 1 where no consent must be given now. Called once for each request that would have
- * one. */
+/* Returns 1 if no consent must be given now. Counts the response, so it must be called once for
+ * each request that would get a consent. */
 ngx_uint_t ngx_http_shunt_vain_now(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf)
 {
     ngx_http_shunt_vain_t *vain = &lcf->vain;
@@ -78,7 +82,7 @@ ngx_uint_t ngx_http_shunt_vain_now(ngx_http_request_t *r, ngx_http_shunt_loc_con
 
 static void ngx_http_shunt_vain_again(ngx_http_shunt_vain_t *vain, ngx_uint_t row)
 {
-    /* in vain, but begun before the pause: the cause is known */
+    /* this consent was given before the pause began, so its cause is known already */
     if (vain->skip) {
         return;
     }
@@ -130,8 +134,8 @@ void ngx_http_shunt_vain_refused(ngx_http_request_t *r, ngx_uint_t reason)
                                                                    : SHUNT_VAIN_MOMENT);
 }
 
-/* Notes a stalled handoff. The client's own link may be the cause, so it does not count for the
- * location. */
+/* Notes that a handoff has stalled. The client's own link may be the cause, so the handoff does not
+ * count for the location. */
 void ngx_http_shunt_vain_stalled(ngx_http_request_t *r)
 {
     ngx_http_shunt_vain_t *vain = ngx_http_shunt_lifetime_vain(r->connection, 1);

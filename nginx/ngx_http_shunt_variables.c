@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The variables $shunt and $shunt_bytes: what became of a response, for logs and maps. */
+/* The variables $shunt and $shunt_bytes: what became of a response, for access logs and the
+ * directive map. */
 #include "ngx_http_shunt.h"
 
 static ngx_int_t ngx_http_shunt_variable(ngx_http_request_t *r, ngx_http_variable_value_t *v,

@@ -1,31 +1,34 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The kernel hands a connection off only with proof that its client's packets pass the steering
- * programs (include/shunt.h, SHUNT_BEGIN). For a first response, the proof is the handshake. The
- * kernel notes handshakes for ports that a server names beforehand; here these are all that HTTP
- * clients connect to.
+ * Names the ports whose handshakes the kernel should note. The kernel hands a connection off only
+ * with proof that its client's packets pass the steering programs (include/shunt.h, SHUNT_BEGIN).
+ * For a connection's first response, the proof is the handshake. The kernel notes handshakes only
+ * for ports that a server has named before; this file names all that HTTP clients connect to. A
+ * handoff lets a backend send a response's body on the client's connection.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
 
-/* Cases in a row that are no accident, and are logged. More would be late or never come: a location
- * stops giving consents at this number (ngx_http_shunt_vain.c). */
+/* Number of connections without proof, one after the other, at which this is logged. A higher
+ * number might never be reached: a location stops giving consents at this one
+ * (ngx_http_shunt_vain.c). */
 #define NGX_HTTP_SHUNT_UNPROVEN_LOGGED 4
-#define NGX_HTTP_SHUNT_UNPROVEN_AGAIN  2 /* weight of a connection that had a flow already */
+#define NGX_HTTP_SHUNT_UNPROVEN_AGAIN  2 /* weight of a connection that lacks proof once more */
 
-/* Time that a connection may have waited for accept(). */
+/* Longest time in ms that a connection is expected to wait for accept(). */
 #define NGX_HTTP_SHUNT_ACCEPT_MS    1000
-/* Less than the time that the kernel keeps a handshake (HANDSHAKE_SECONDS of
+/* ms; less than the time for which the kernel keeps a handshake (HANDSHAKE_SECONDS in
  * crates/handoff/bpf/steering.h). */
 #define NGX_HTTP_SHUNT_HANDSHAKE_MS 50000
 
-static ngx_uint_t ngx_http_shunt_unproven;
+static ngx_uint_t ngx_http_shunt_unproven; /* connections without proof since one had proof */
 
-/* Connections from then on are younger than the programs, so their handshakes have been noted. */
+/* The kernel has noted the handshakes of connections that were accepted after this time. */
 static ngx_msec_t ngx_http_shunt_watched;
-static ngx_uint_t ngx_http_shunt_watched_early; /* named before the first worker started */
+/* 1: the ports were named before the first worker started */
+static ngx_uint_t ngx_http_shunt_watched_early;
 
-/* Logs why the kernel answers none of our calls: no program of the agent runs for this process. */
+/* Logs why the kernel answers no call of this process: no program of the agent runs for it. */
 static void ngx_http_shunt_say_unsteered(ngx_cycle_t *cycle, ngx_socket_t fd)
 {
     uint64_t ours = ngx_http_shunt_kernel_netns(fd);
@@ -109,8 +112,8 @@ static ngx_uint_t ngx_http_shunt_handshake_is_noted(ngx_connection_t *c)
            ngx_current_msec - c->start_time < NGX_HTTP_SHUNT_HANDSHAKE_MS;
 }
 
-/* Counts a connection without proof. One that is older than the steering programs, or than what
- * they keep, lacks proof once by accident, and does not count. */
+/* Counts a connection without proof. The first time does not count if the kernel could not have the
+ * handshake: it came before the steering programs, or too long ago. */
 static void ngx_http_shunt_note_unproven(ngx_connection_t *c)
 {
     ngx_uint_t before = ngx_http_shunt_unproven;
@@ -133,7 +136,7 @@ static void ngx_http_shunt_note_unproven(ngx_connection_t *c)
     }
 }
 
-/* Counter of the reason why the kernel has refused SHUNT_BEGIN. */
+/* Returns the counter of the reason why the kernel has refused SHUNT_BEGIN. */
 ngx_uint_t ngx_http_shunt_watch_refused(ngx_http_shunt_ctx_t *ctx)
 {
     const struct shunt_state *state = ngx_http_shunt_ring_answer(ctx->ring, ctx->id);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Hands a generation of write keys to a backend, and ends it with a KeyUpdate (RFC 8446, 4.6.3).
- * OpenSSL has no call for that, and needs none: SSL_key_update while the gate is closed brings it
- * into the next generation, and sends nothing.
+ * Hands a generation of write keys to a backend, and ends the generation with a KeyUpdate (RFC
+ * 8446, 4.6.3). OpenSSL has no call for that, and needs none: SSL_key_update while the gate is
+ * closed brings OpenSSL into the next generation, and sends nothing. A payload is a body that the
+ * backend seals with these keys. A region is the range of the connection's sequence numbers that
+ * its records take.
  */
 #include "shunt_tls_state.h"
 
@@ -10,8 +12,8 @@
 
 /* ---- KeyUpdates ---- */
 
-/* Corrects the time of the last KeyUpdate. It leaves with the next record, which may be long after
- * take_back; its latest possible time is now. */
+/* Corrects the noted time of the last KeyUpdate. That one leaves with the next record, which may be
+ * long after take_back. Now is the latest time at which it can have left. */
 static void tls_settle_update(shunt_tls_state_t *state, uint64_t now_ms)
 {
     if (state->closing) {
@@ -20,8 +22,8 @@ static void tls_settle_update(shunt_tls_state_t *state, uint64_t now_ms)
     }
 }
 
-/* Whether two more KeyUpdates may leave now: one that opens a generation, and the one that ends
- * it. */
+/* Whether two more KeyUpdates may leave now: one that begins a generation for a payload, and the
+ * one that ends it. */
 static int tls_in_budget(const shunt_tls_state_t *state, uint64_t now_ms)
 {
     uint64_t oldest;
@@ -40,8 +42,8 @@ static void tls_note_update(shunt_tls_state_t *state, uint64_t now_ms)
     state->updates_ms[state->updates++ % SHUNT_TLS_STRICT_UPDATES] = now_ms;
 }
 
-/* Returns 1 where OpenSSL writes in the next generation, 0 where the socket is full, -1 where the
- * connection is broken. */
+/* Has OpenSSL send a KeyUpdate. Returns 1 if OpenSSL writes in the next generation, 0 if the socket
+ * is full, -1 if the connection is broken. */
 static int tls_update(SSL *ssl)
 {
     int n;
@@ -84,7 +86,7 @@ shunt_tls_refusal_t shunt_tls_refused(SSL *ssl, uint64_t now_ms)
         return SHUNT_TLS_SUITE;
     }
 
-    /* the second condition: the program has set another BIO since */
+    /* the second condition: the program has set another BIO in place of the gate */
     if (BIO_get_ktls_send(SSL_get_wbio(ssl)) || (state->gate && SSL_get_wbio(ssl) != state->gate)) {
         return SHUNT_TLS_KERNEL;
     }
@@ -135,8 +137,8 @@ int shunt_tls_freeze(SSL *ssl, const struct shunt_tls *keys, uint64_t payload)
         return -1;
     }
 
-    /* Seals the KeyUpdate for take_back while the keys are at hand. Not sooner: if the handoff came
-     * to nothing, OpenSSL would use the same record number. */
+    /* Seals the KeyUpdate for take_back while the keys are at hand. It must not be sealed before
+     * the region has begun: if the handoff came to nothing, OpenSSL would use its record number. */
     if (shunt_tls_seal_key_update(keys, payload, state->key_update) != 0) {
         return -1;
     }
@@ -194,9 +196,9 @@ int shunt_tls_is_broken(SSL *ssl)
     char byte;
     int n;
 
-    /* OpenSSL answers a KeyUpdate before it reads the next message. That would begin a generation
-     * that the backend does not end. So after a first KeyUpdate nothing is read until the payload
-     * is complete. */
+    /* OpenSSL answers a KeyUpdate of the client before it reads the next message. The answer would
+     * begin a new generation, while the backend still has the present one. So after a first
+     * KeyUpdate, nothing is read until the payload is complete. */
     if (SSL_get_key_update_type(ssl) != SSL_KEY_UPDATE_NONE) {
         return 0;
     }
@@ -211,7 +213,7 @@ int shunt_tls_is_broken(SSL *ssl)
     n = SSL_get_error(ssl, n);
     ERR_clear_error();
 
-    /* after a close_notify, as after a FIN, the client may continue to read */
+    /* not broken by a close_notify: the client may continue to read, as after a FIN */
     return n != SSL_ERROR_WANT_READ && n != SSL_ERROR_WANT_WRITE && n != SSL_ERROR_ZERO_RETURN;
 }
 
@@ -224,13 +226,14 @@ int shunt_tls_reclaim(SSL *ssl, uint64_t now_ms)
         return -1;
     }
 
-    /* The sealed KeyUpdate has the number of a record behind the payload, and was never sent. */
+    /* Erases the sealed KeyUpdate. It was never sent, and has the number behind the payload's
+     * records. */
     OPENSSL_cleanse(state->key_update, sizeof(state->key_update));
     state->frozen = 0;
     SSL_set_read_ahead(ssl, state->read_ahead);
     SSL_set_mode(ssl, SSL_MODE_AUTO_RETRY);
 
-    /* a backend knows this generation's key */
+    /* begins the next generation, because a backend knows the key of this one */
     if (tls_update(ssl) < 0) {
         return -1;
     }
@@ -244,13 +247,15 @@ int shunt_tls_take_back(SSL *ssl, uint64_t now_ms)
 {
     shunt_tls_state_t *state = shunt_tls_state(ssl);
 
-    /* Bytes that OpenSSL has written meanwhile were dropped, and the client will miss them. */
+    /* Fails if OpenSSL has written records meanwhile: the gate has dropped them, and the client
+     * would miss them. */
     if (state == NULL || !state->frozen || state->generation != state->handed ||
         state->records != state->handed_records) {
         return -1;
     }
 
-    /* OpenSSL's own KeyUpdate is dropped. It would also have answered a KeyUpdate of the client. */
+    /* The gate drops the KeyUpdate that OpenSSL writes here. The one in state->key_update replaces
+     * it, also as the answer to a KeyUpdate of the client. */
     if (tls_update(ssl) != 1 || state->generation != state->handed + 1) {
         return -1;
     }

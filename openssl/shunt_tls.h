@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * TLS 1.3 connections whose send side is handed to a backend for a while, and comes back. Uses only
- * OpenSSL's public calls, and nothing of nginx: nginx/t/tls_test.c runs without it.
+ * OpenSSL's public calls, and nothing of nginx: nginx/t/tls_test.c runs without it. A payload is
+ * the body that the backend sends. A region is the range of the connection's sequence numbers that
+ * its records take.
  *
  *     watch            for each SSL_CTX, once: begins to record what OpenSSL's callbacks tell
  *     refused          says whether this connection can be handed off now
@@ -9,11 +11,15 @@
  *     hand_over        after the response's header: returns the keys of a generation in which
  *                      nothing else was sent
  *     freeze           from here on OpenSSL's writes go nowhere
- *     is_broken        meanwhile: says whether the client sent a fatal alert, or no TLS at all
- *     rest             another backend continues: the same keys, from the client's position on
+ *     is_broken        before take_back: says whether the client sent a fatal alert, or bytes that
+ *                      are not TLS
+ *     rest             before take_back, if another backend continues: returns the same keys, for
+ *                      what the client does not have yet
  *     take_back        the payload is complete: OpenSSL writes in the next generation
- *     go_on            replaces the last four, where bytes written behind a payload wait in the
+ *     go_on            replaces the last four steps if bytes written behind a payload wait in the
  *                      kernel (SHUNT_APPEND): OpenSSL writes in the next generation at once
+ *
+ * A generation of write keys lasts from one KeyUpdate to the next.
  */
 #ifndef SHUNT_TLS_H
 #define SHUNT_TLS_H
@@ -39,31 +45,33 @@ int shunt_tls_is_fresh(SSL *ssl);
 /* Returns 1 with `keys` filled in, which the caller has to cleanse after use. 0: the socket is
  * full, nothing is handed over, and OpenSSL continues by itself. -1: the connection is broken. */
 int shunt_tls_hand_over(SSL *ssl, int fresh, uint64_t now_ms, struct shunt_tls *keys);
-/* Closes the write side, with the keys that were handed over. From here on only the backend seals
- * records in their generation. Returns 0 or -1. */
+/* Closes OpenSSL's way to the socket. `keys`: those that were handed over; `payload`: bytes that
+ * they are for. From here on only the backend seals records in this generation. Returns 0 or
+ * -1. */
 int shunt_tls_freeze(SSL *ssl, const struct shunt_tls *keys, uint64_t payload);
 int shunt_tls_is_broken(SSL *ssl);
 
-/* Returns in `keys` what another backend needs to continue after `wire` bytes on the wire. It seals
- * records from the payload's byte `from` on, and skips what the client has of the first one. */
+/* Returns in `keys` what another backend needs to continue after `wire` bytes of the region, which
+ * the client has. The new backend seals records from the payload's byte `from` on, and does not
+ * send what the client has of the first record. Returns 0 or -1. */
 int shunt_tls_rest(SSL *ssl, uint64_t wire, struct shunt_tls *keys, uint64_t *from);
 
-/* Replaces take_back where the backend has sealed nothing and will not. OpenSSL's KeyUpdate takes
- * the number of the payload's first record, and OpenSSL writes in the next generation. Returns 0 or
- * -1. */
+/* Replaces take_back if the backend has sealed nothing and will not. OpenSSL sends a KeyUpdate with
+ * the number of the payload's first record, and writes in the next generation. Returns 0 or -1. */
 int shunt_tls_reclaim(SSL *ssl, uint64_t now_ms);
-/* Ends the backend's generation. Its KeyUpdate leaves with the next record that is written. -1:
- * OpenSSL has written something meanwhile that nobody will see, so only a reset may follow. */
+/* Ends the backend's generation. The KeyUpdate for that leaves with the next record that OpenSSL
+ * writes. Returns 0, or -1: OpenSSL has written something meanwhile that the client will not get,
+ * so only a reset may follow. */
 int shunt_tls_take_back(SSL *ssl, uint64_t now_ms);
 
-/* Does freeze and take_back at once. Called again with the same keys for a payload that has grown,
- * while nothing is written behind it. Returns 0, or -1: only a reset may follow. */
+/* Does freeze and take_back at once. To be called again, with the same keys, if the payload has
+ * grown and nothing was written behind it. Returns 0, or -1: only a reset may follow. */
 int shunt_tls_go_on(SSL *ssl, const struct shunt_tls *keys, uint64_t payload, uint64_t now_ms);
 
-/* Length on the wire of a payload under those keys; 0 where the keys must not protect that many
- * records. The second function returns how many payload bytes are whole in `wire` bytes on the
- * wire. crates/wire/src/tls.rs computes the same. */
+/* Length in bytes of a payload's records under these keys; 0 if the keys must not protect so many
+ * records. crates/wire/src/tls.rs computes this and the next function, too. */
 uint64_t shunt_tls_wire_bytes(const struct shunt_tls *keys, uint64_t payload);
+/* Number of payload bytes in the records that are whole in the first `wire` bytes on the wire. */
 uint64_t shunt_tls_payload_bytes(uint64_t content_bytes, uint64_t payload, uint64_t wire);
 
 #endif

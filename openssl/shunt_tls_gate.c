@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The gate: a BIO through which OpenSSL writes. It is closed from freeze to take_back: anything
- * that OpenSSL might send meanwhile (an alert, a close_notify) would be a second plaintext under a
- * nonce that the backend uses. Afterwards the gate sends the KeyUpdate that ends the backend's
- * generation just before OpenSSL's next record. Not sooner, because some clients (wget, urllib3)
- * take an idle connection with something to read on it for closed.
+ * The gate: a BIO through which OpenSSL writes. It is closed from freeze to take_back, and drops
+ * what OpenSSL writes: anything that left meanwhile (an alert, a close_notify) would be a second
+ * plaintext under a nonce that the backend uses. Afterwards the gate sends the KeyUpdate that ends
+ * the backend's generation, together with OpenSSL's next record. It does not send it sooner,
+ * because some clients (wget, urllib3) drop an idle connection on which there is something to read.
  */
 #include "shunt_tls_state.h"
 
@@ -13,8 +13,8 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-/* Sends the KeyUpdate that waits and the bytes behind it in one call. Returns how many of these
- * bytes were sent, or -1 with errno. */
+/* Sends the KeyUpdate that waits and `bytes` behind it in one call. Returns how many of `bytes`
+ * were sent, or -1 with errno. */
 static ssize_t tls_gate_send(shunt_tls_state_t *state, int fd, const char *bytes, int n)
 {
     ssize_t sent;

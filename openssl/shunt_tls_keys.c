@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Derives the keys of a generation from the server's application traffic secret (RFC 8446, 7.1 to
- * 7.3). With them it seals the record that ends the generation, and computes a payload's length in
- * records. A backend gets key and IV; no later key can be derived from those.
+ * 7.3). Seals the record that ends the generation with these keys. Computes the length of a
+ * payload's records. A backend gets the key and the IV of one generation, from which no later key
+ * can be derived.
  */
 #include "shunt_tls_state.h"
 
@@ -36,8 +37,8 @@ unsigned shunt_tls_suite(const SSL *ssl)
     return cipher ? SSL_CIPHER_get_protocol_id(cipher) : 0;
 }
 
-/* HMAC with the suite's hash. It is kept for the process's lifetime, because OpenSSL 3.0 takes
- * longer to find an algorithm by its name than to use it. */
+/* HMAC with the suite's hash. The context is kept for the process's lifetime, because OpenSSL 3.0
+ * takes longer to find an algorithm by its name than to use it. */
 static EVP_MAC_CTX *tls_hmac(size_t hash_bytes)
 {
     static EVP_MAC_CTX *contexts[2];
@@ -62,8 +63,8 @@ static EVP_MAC_CTX *tls_hmac(size_t hash_bytes)
     return *context;
 }
 
-/* HKDF-Expand-Label without a context, of at most one hash (RFC 8446, 7.1; RFC 5869, 2.3). The
- * secret is the key of `hmac`. Returns 0 or -1. */
+/* HKDF-Expand-Label with an empty Context, for output of at most one hash's length (RFC 8446, 7.1;
+ * RFC 5869, 2.3). The secret is the key of `hmac`. Returns 0 or -1. */
 static int tls_expand_label(EVP_MAC_CTX *hmac, const char *label, unsigned char *out, size_t n)
 {
     unsigned char info[32], hash[EVP_MAX_MD_SIZE];
@@ -91,8 +92,8 @@ static int tls_expand_label(EVP_MAC_CTX *hmac, const char *label, unsigned char 
     return rc;
 }
 
-/* Derives the secret of the present generation, in place of earlier ones, and sets it as the key of
- * `hmac`. Returns 0 or -1. */
+/* Derives the secret of the present generation, which replaces the one in `state`, and sets it as
+ * the key of `hmac`. Returns 0 or -1. */
 static int tls_catch_up(shunt_tls_state_t *state, EVP_MAC_CTX *hmac)
 {
     unsigned char next[SHUNT_TLS_SECRET_BYTES_MAX];
@@ -113,8 +114,8 @@ static int tls_catch_up(shunt_tls_state_t *state, EVP_MAC_CTX *hmac)
     return rc;
 }
 
-/* Largest content of a record, as negotiated with the client (RFC 6066, 4). In TLS 1.3 the inner
- * type does not count. */
+/* Largest content of a record in bytes, as negotiated with the client (RFC 6066, 4). In TLS 1.3 the
+ * inner type does not count. */
 static uint16_t tls_content_bytes(SSL *ssl)
 {
     SSL_SESSION *session = SSL_get0_session(ssl);
@@ -157,7 +158,7 @@ static uint64_t tls_data_records(uint64_t content_bytes, uint64_t payload)
     return payload / content_bytes + (payload % content_bytes != 0);
 }
 
-/* Cipher of a suite, kept like the HMACs. */
+/* Cipher of a suite, kept for the process's lifetime like the HMACs. */
 static const EVP_CIPHER *tls_cipher(unsigned suite)
 {
     static const char *names[] = {"AES-128-GCM", "AES-256-GCM", "ChaCha20-Poly1305"};
@@ -171,8 +172,8 @@ static const EVP_CIPHER *tls_cipher(unsigned suite)
     return *cipher;
 }
 
-/* Its number is the one after the payload's records. Nonce and record are as in RFC 8446, 5.2 and
- * 5.3. */
+/* The KeyUpdate's record number is the one after the payload's records. Nonce and record are as in
+ * RFC 8446, 5.2 and 5.3. */
 int shunt_tls_seal_key_update(const struct shunt_tls *keys, uint64_t payload,
                               unsigned char out[SHUNT_TLS_KEY_UPDATE_BYTES])
 {
@@ -237,7 +238,7 @@ uint64_t shunt_tls_payload_bytes(uint64_t content_bytes, uint64_t payload, uint6
 {
     uint64_t whole = wire / (content_bytes + TLS_OVERHEAD_BYTES) * content_bytes;
 
-    /* the last record is shorter than the others: with all bytes on the wire it is whole */
+    /* all bytes are on the wire, so the last record is whole, which may be a shorter one */
     if (wire >= payload + tls_data_records(content_bytes, payload) * TLS_OVERHEAD_BYTES) {
         return payload;
     }

@@ -8,10 +8,11 @@
  *     message callback   every record header and every KeyUpdate that OpenSSL writes, to count
  *                        generations and records.
  *
- * For the keylog callback, OpenSSL writes each secret in hex, byte by byte with sprintf. A
- * handshake has five secrets, and that is a tenth of what a new connection costs. So the callback
- * is set only for the secret that is needed: when the server's Finished is written, after which
- * that secret is derived. It is removed when it has been called.
+ * For the keylog callback, OpenSSL writes each secret in hex, byte by byte with sprintf. For the
+ * five secrets of a handshake, this is a tenth of what a new connection costs. So the callback is
+ * set only for the secret that is needed, which OpenSSL derives after it has written the server's
+ * Finished: the message callback sets the keylog callback then, and the keylog callback removes
+ * itself.
  */
 #include "shunt_tls_state.h"
 
@@ -21,7 +22,7 @@
 
 #define TLS_RECORD_SIZE_LIMIT_EXTENSION 28 /* RFC 8449 */
 
-/* Number of connections whose secret is awaited. There may be several, in several threads. */
+/* Number of connections whose secret is awaited now. Several threads may each await one. */
 static int tls_awaited;
 
 static int tls_state_index = -1;
@@ -78,16 +79,16 @@ static size_t tls_parse_secret(const char *line, unsigned char secret[SHUNT_TLS_
     return n / 2;
 }
 
-/* Keylog callback. OpenSSL calls it when it begins to write under that secret's key, and has
- * written nothing yet. */
+/* Keylog callback. OpenSSL calls it with a secret when it begins to write under the key of that
+ * secret, and has written nothing under the key yet. */
 static void tls_keylog(const SSL *ssl, const char *line)
 {
     shunt_tls_state_t *state;
     unsigned char secret[SHUNT_TLS_SECRET_BYTES_MAX];
     size_t n;
 
-    /* A context may also serve a client connection in another thread. There this line is the other
-     * end's secret. */
+    /* An SSL_CTX may also serve a client's connection in another thread. For that one, this line is
+     * the secret of the other end. */
     if (!SSL_is_server(ssl)) {
         return;
     }
@@ -111,7 +112,7 @@ static void tls_keylog(const SSL *ssl, const char *line)
         if (state == NULL || !SSL_set_ex_data((SSL *) ssl, tls_state_index, state)) {
             OPENSSL_free(state);
             OPENSSL_cleanse(secret, sizeof(secret));
-            return; /* without a known secret, the connection is relayed */
+            return; /* the secret stays unknown, so the connection's responses are relayed */
         }
     }
 
@@ -148,15 +149,16 @@ static void tls_message(int written, int version, int content_type, const void *
 
     state = shunt_tls_state(ssl);
 
-    /* The SSL object is used again, for another connection (SSL_clear). */
+    /* A Finished, though there is a secret: the program uses the SSL object again, for another
+     * connection (SSL_clear). */
     if (state && tls_is_message(content_type, bytes, n, SSL3_MT_FINISHED)) {
         state->secret_bytes = 0;
         state->waiting = 0;
     }
 
     if (state == NULL) {
-        /* If OpenSSL is slow to report the secret, another connection may remove the callback. Then
-         * this connection is relayed. */
+        /* Before OpenSSL reports the secret, another connection may remove the callback. Then this
+         * connection's responses are relayed. */
         if (tls_is_message(content_type, bytes, n, SSL3_MT_FINISHED) && SSL_is_server(ssl) &&
             SSL_version(ssl) == TLS1_3_VERSION && tls_may_ask(SSL_get_SSL_CTX(ssl))) {
             __atomic_add_fetch(&tls_awaited, 1, __ATOMIC_RELAXED);
@@ -176,7 +178,7 @@ static void tls_message(int written, int version, int content_type, const void *
     }
 }
 
-/* Adds no extension to a ClientHello, where the context is used for a client. */
+/* Adds no extension to a ClientHello, if the SSL_CTX is used for a client. */
 static int tls_no_record_size_limit(SSL *ssl, unsigned int type, unsigned int context,
                                     const unsigned char **out, size_t *n, X509 *x, size_t chain,
                                     int *alert, void *arg)
@@ -184,8 +186,8 @@ static int tls_no_record_size_limit(SSL *ssl, unsigned int type, unsigned int co
     return 0;
 }
 
-/* Takes the client for GnuTLS, because it sends the record size limit. Few other clients do, and
- * for those it costs only shortcuts. */
+/* Takes the client for GnuTLS, because it sends the extension record_size_limit. Few other clients
+ * send it, and being taken for GnuTLS only costs them shortcuts. */
 static int tls_record_size_limit(SSL *ssl, unsigned int type, unsigned int context,
                                  const unsigned char *in, size_t n, X509 *x, size_t chain,
                                  int *alert, void *arg)
@@ -210,7 +212,7 @@ int shunt_tls_watch(SSL_CTX *ctx)
 
     SSL_CTX_set_msg_callback(ctx, tls_message);
 
-    /* fails where OpenSSL knows the extension itself */
+    /* fails if OpenSSL handles the extension itself */
     if (!SSL_CTX_has_client_custom_ext(ctx, TLS_RECORD_SIZE_LIMIT_EXTENSION)) {
         (void) SSL_CTX_add_custom_ext(ctx, TLS_RECORD_SIZE_LIMIT_EXTENSION, SSL_EXT_CLIENT_HELLO,
                                       tls_no_record_size_limit, NULL, NULL, tls_record_size_limit,

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
  * The decisions of the steering programs as ordinary functions, from which build.rs generates the
- * Rust declarations. Each does what its program does under the flow's lock, and nothing else.
+ * Rust declarations. Each does what its program does with the flow (or the sender's slot), and
+ * nothing else.
  */
 #ifndef NATIVE_H
 #define NATIVE_H

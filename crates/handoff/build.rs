@@ -1,5 +1,5 @@
-//! Compiles the steering programs and generates, into OUT_DIR, all that Rust shares with them. Nothing is written
-//! twice, so nothing can differ:
+//! Compiles the steering programs and generates, into OUT_DIR, what Rust shares with them by maps. So these
+//! declarations are not written twice:
 //!
 //! * `frontend.skel.rs`, `backend.skel.rs`: the objects and how to load them;
 //! * `types.rs`: the structs of bpf/steering.h, from the objects' BTF, as plain bytes (zerocopy);
@@ -44,7 +44,7 @@ fn is_test_layout() -> bool {
     env::var_os("CARGO_FEATURE_TEST_LAYOUT").is_some()
 }
 
-/// Replaces the layout's number, if this is the layout of the tests.
+/// Replaces the layout's number in the header with [`TEST_LAYOUT`], if the feature `test-layout` is on.
 fn with_layout(header: &str) -> String {
     let name = "#define STEERING_LAYOUT ";
     let number = header.lines().find(|line| is_test_layout() && line.starts_with(name));

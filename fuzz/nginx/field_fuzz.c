@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * libFuzzer on the header fields that the module reads: whatever parses is just what its values are
- * written as, so that no two tiers can read one field differently.
+ * libFuzzer on the parsers of the module's header fields. If a field is accepted, writing its
+ * values must give the same field again, so that no two tiers can read one field differently.
  */
 #include <assert.h>
 #include <inttypes.h>
@@ -9,7 +9,8 @@
 
 #include "ngx_http_shunt.h"
 
-/* only the functions that write fields need these, and they are not called here */
+/* Stand-ins for nginx's functions, which only the functions that write fields call. The fuzzer
+ * calls none of those. */
 void *ngx_pnalloc(ngx_pool_t *pool, size_t size)
 {
     abort();
@@ -39,7 +40,8 @@ static void ngx_http_shunt_fuzz_same(const char *written, const uint8_t *data, s
     assert(strlen(written) == size && memcmp(written, data, size) == 0);
 }
 
-/* Text that is taken for an id stands where version 00 has the id, in lower case. */
+/* If a traceparent is accepted, its trace id stands in the field at the place that version 00 has
+ * for it, in lower case, and is not all zeros. */
 static void ngx_http_shunt_fuzz_traceparent(ngx_str_t *field)
 {
     char hex[2 * SHUNT_TRACE_BYTES + 1];
@@ -77,7 +79,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         ngx_http_shunt_fuzz_same(text, data, size);
     }
 
-    /* hop.c writes there */
+    /* hop.c writes `to` at this offset, so all of `to` must lie in the field */
     if (ngx_http_shunt_parse_start(&field, &start, &to_at) == NGX_OK) {
         ngx_http_shunt_fuzz_hex(to, start.to, SHUNT_TO_BYTES);
         assert(to_at + 2 * SHUNT_TO_BYTES <= size);

@@ -1,5 +1,5 @@
 """Responses whose offer cannot be used: they are asked for once more, without consent, before anything has left. Also
-consents that are not given because the last ones were in vain."""
+consents that are not given because the last ones were in vain. run.py runs these tests."""
 import gzip, os, socket, struct, subprocess, sys, threading, unittest
 
 import agent as agents
@@ -53,7 +53,8 @@ class Asked(Base):
         self.assertEqual((r.status, r.body, len(raw.requests)), (502, b"oops page", 2))
 
     def refused_once(self, status, more):
-        """Requests that the upstream gets for one with `more` in a field. It refuses those with a consent."""
+        """Sends a request with `more` in a field, to an upstream that answers requests with a consent by `status`.
+        Returns the client's status and body, and for each request of the upstream whether it had a consent."""
         def answer(q):
             if field(q, "Shunt-Consent"):
                 return f"HTTP/1.1 {status}\r\nContent-Length: 4\r\n\r\nmuch".encode()
@@ -104,7 +105,8 @@ class Silent(Base):
         self.assertEqual(c.get("/small").body, b"s" * 100)  # the connection is still usable
 
     def fetched(self, *sent):
-        """The backend's agent answers a fetch, or does not even do that, and sends nothing more."""
+        """Has the agent answer a fetch with a socket that yields the bytes `sent` and does not end. Without `sent`, the
+        agent does not answer."""
         def silent(s, fetch, offer, length):
             for data in sent:
                 ours, theirs = socket.socketpair()
@@ -135,8 +137,8 @@ class Silent(Base):
         self.whole("/sub/text.html", TEXT.replace(b"needle", b"thread"), "fetched:filter")
 
     def test_behind_a_header_it_is_waited_for(self):
-        """After a header the fetch is waited for: another backend may not have the rest of this very response, and
-        without it only a reset could follow."""
+        """After the header has left, the worker waits for the fetch. Another backend may not have the rest of the same
+        response, and without the rest only a reset could follow."""
         self.agent.refusal = lambda handoff: agents.UNPROVEN
         late = threading.Event()
         def slow(*fetch):
@@ -147,7 +149,7 @@ class Silent(Base):
         for c, uri in zip(waiting, ("/nobody/big", "/big")):
             c.send(uri)
             c.head()
-        early = Client(timeout=self.PATIENCE)  # a fetch that is given up, though it began later
+        early = Client(timeout=self.PATIENCE)  # its fetch begins later, but is given up, because no header has left
         early.send("/sub/text.html")
         wait_for(lambda: self.agent.counters()["fetch_failed"])
         late.set()
@@ -163,7 +165,8 @@ class Silent(Base):
 
 
 class Held(Raw):
-    """An upstream that gives this answer to a consent and does not close; without a consent it answers `whole`."""
+    """An upstream that gives this answer to a request with a consent, and then keeps the connection open. To a request
+    without a consent it answers "whole"."""
 
     def __init__(self, answer):
         self.held = []
@@ -296,13 +299,13 @@ class Filtering(Base):
 
 
 class Fetched(Base):
-    """Frontends whose bodies are always fetched."""
+    """Consents that are in vain, because the bodies have to be fetched."""
     conf = Base.conf.replace("location /raw/ {{", """
         location /always/ {{ shunt_mean_length 0; proxy_pass http://backend/; }}
         location /raw/ {{""")
 
     def outcomes(self, requests, client=None, uri="/big"):
-        """Outcomes of requests on this connection, or each on a new one."""
+        """Makes requests on this connection, or each on a new one. Returns what became of them, by the log."""
         before = len([l for l in read(self.dir + "/access.log").splitlines() if l.startswith("8081")])
         for _ in range(requests):
             c = client or Client()

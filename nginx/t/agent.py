@@ -1,10 +1,11 @@
 """A small agent for the module's tests: the local protocol of include/shunt.h, without a network.
 
 It is the agent of both ends ("self"), so one nginx can claim what it offers itself. It serves a handoff by writing into
-the client's own socket, which kernel_shim.c passes here. Completion goes through a real BPF ring buffer.
+the client's own socket, which kernel_shim.c passes to it. Completion goes through a real BPF ring buffer.
 
-Each worker numbers its own handoffs. Here, and in tests, a handoff's number is therefore its worker's ring times 2^64,
-plus the worker's own number. With one worker, the two are the same.
+Each worker numbers its own handoffs, so two workers may use the same number. In this file and in the tests, a handoff's
+number is therefore the number of its worker's ring times 2^64, plus the worker's own number. The first ring is 0, so
+with one worker this is the worker's own number.
 """
 import array, ctypes, fcntl, hashlib, ipaddress, itertools, mmap, os, re, socket, struct, termios, threading, time
 
@@ -14,11 +15,12 @@ PROVE, DIGEST, WITHDRAWN = 15, 16, 17
 OPTION_DIGEST = 8
 CONTROL, OFFERS = 1, 2
 BEGIN, CANCEL, STATE, MOVE, WATCH = 1, 2, 3, 4, 7
-UNPROVEN, UNSENT, NO_PEER, FAMILY = 4, 5, 6, 7  # status of a region that was refused
+UNPROVEN, UNSENT, NO_PEER, FAMILY = 4, 5, 6, 7  # statuses of a refused region
 COMPLETE, RESET = 1, 2
 NO_WAKEUP = 1  # BPF_RB_NO_WAKEUP
 HEAD_BYTES, PEER_BYTES, PEERS = 120, 1396, 256
-HEAD_ALIVE, HEAD_LIFETIME, HEAD_CLOSED, HEAD_BEAT, HEAD_PEERS, PEER_CLOSED = 16, 28, 32, 40, 44, 8  # offsets
+# Byte offsets of fields in the board, and in an entry of it.
+HEAD_ALIVE, HEAD_LIFETIME, HEAD_CLOSED, HEAD_BEAT, HEAD_PEERS, PEER_CLOSED = 16, 28, 32, 40, 44, 8
 PEER_PREFIXES = 112
 EVERYWHERE = ["::/0", "0.0.0.0/0"]
 OFFER_BODY = 1
@@ -64,7 +66,7 @@ assert siphash128(bytes(range(16)), b"").hex() == "a3817f04ba25a8e66df67214c7550
 
 
 class Ring:
-    """A BPF ring buffer and programs that copy a record into it. Needs root."""
+    """A BPF ring buffer, and BPF programs that copy a record into it. Needs root."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def bpf(self, command, attr):
@@ -106,7 +108,7 @@ class Ring:
 
 
 class Rings:
-    """Completion rings: one for each control connection, that is for each worker."""
+    """Completion rings: one for each control connection, and so for each worker."""
 
     def __init__(self):
         self.rings = []
@@ -114,7 +116,7 @@ class Rings:
     def add(self):
         ring = Ring()
         self.rings.append(ring)
-        return self.rings.index(ring)  # another worker's ring may follow it already
+        return self.rings.index(ring)  # not the last index: another thread may have added a ring meanwhile
 
     def post(self, handoff, acked, kind):
         self.rings[handoff >> 64].write(struct.pack("=QQII", handoff & MASK, acked, kind, 0))
@@ -131,7 +133,7 @@ def wait_acked(fd):
 
 
 class Agent:
-    netns = 0                                 # not known
+    netns = 0                                 # cookie of the network namespace; 0: not known
 
     def __init__(self, directory, key=b"K" * 16, lifetime_ms=10000, frontend=1, with_ring=True, families=3, speaks_for=EVERYWHERE,
                  versions=(VERSION, VERSION), wider=0):
@@ -140,23 +142,23 @@ class Agent:
         self.key = key
         self.messages, self.offers, self.sockets = [], {}, {}
         self.flags = []                       # flags of offers, in their order
-        self.on_handoff = self.serve          # tests replace these
+        self.on_handoff = self.serve          # called for messages; tests replace these functions
         self.on_fetch = self.serve_fetch
         self.on_offer = lambda number, trace: None
-        self.on_begin = lambda handoff: None  # before the worker continues
-        self.on_digest = self.tell_digest     # for a handoff that wants it, and for a question
+        self.on_begin = lambda handoff: None  # called after SHUNT_BEGIN, before the worker continues
+        self.on_digest = self.tell_digest     # called for a handoff with OPTION_DIGEST, and for PROVE
         self.changed = threading.Condition()
         self.refusal = lambda handoff: 0      # status with which SHUNT_BEGIN is refused
-        self.takes_offers = threading.Event()  # cleared: reads one more offer, then none
+        self.takes_offers = threading.Event()  # if cleared, the agent reads one more offer, and then none
         self.takes_offers.set()
         self.ring = Rings() if with_ring else None
-        self.is_answer_lost = lambda: False   # True: the ring has no room
+        self.is_answer_lost = lambda: False   # True: the ring has no room for the kernel's answer
         self.before_answer = lambda handoff, client: None  # called before the answer to SHUNT_BEGIN
-        self.ring_of = {}                     # ring of each connection
+        self.ring_of = {}                     # number of each control connection's ring
         self.workers, self.numbers = 0, itertools.count(1)
         self.counter_maps, self.connections, self.offering = [], [], set()
-        # Versions, and bytes that another version's board has more than this one: before its entries, and in each
-        # entry.
+        # Versions that the agent speaks, and number of bytes by which its board is longer than this version's: once
+        # before the entries, and in each entry.
         self.versions, self.wider = versions, wider
         board = os.memfd_create("board")
         peer = lambda name: struct.pack("=IIII64s16s16s", 2, PEER_UP, 0, families, name, key, key)
@@ -174,14 +176,14 @@ class Agent:
         self.listener.listen(64)
         self.shim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.shim.bind(self.shim_path); os.chmod(self.shim_path, 0o777)
-        self.beats = threading.Event()        # cleared: the agent seems to be stopped
+        self.beats = threading.Event()        # if cleared, the agent seems to be stopped
         self.beats.set()
         threading.Thread(target=self.accept, daemon=True).start()
         threading.Thread(target=self.beat, daemon=True).start()
         threading.Thread(target=self.shim_loop, daemon=True).start()
 
     def peer_at(self, index):
-        """Offset of an entry of the board."""
+        """Returns the byte offset of an entry of the board."""
         return HEAD_BYTES + self.wider + index * (PEER_BYTES + self.wider)
 
     def close(self):
@@ -191,7 +193,7 @@ class Agent:
             os.unlink(self.path)
 
     def vanish(self):
-        """Ends like an agent that is killed."""
+        """Ends like an agent that is killed: the board says that it is alive."""
         self.beats.clear()
         # shutdown() wakes the threads that wait in accept() and recv(); close() alone would not.
         for s in [self.listener] + self.connections:
@@ -218,7 +220,7 @@ class Agent:
         self.beats.clear()
 
     def set_prefixes(self, prefixes, port=0, peer=0):
-        """Sets the servers in whose names a peer sends."""
+        """Sets the server addresses that a peer may use in place of its own."""
         def packed(text):
             net = ipaddress.ip_network(text)
             mapped = b"\0" * 10 + b"\xff\xff" if net.version == 4 else b""
@@ -299,7 +301,7 @@ class Agent:
             self.changed.notify_all()
 
     def wait(self, kind, timeout=5):
-        """Waits for a message of that kind, removes it, and returns it."""
+        """Waits for a message of this kind, removes it, and returns its contents."""
         end = time.time() + timeout
         with self.changed:
             while True:
@@ -324,7 +326,7 @@ class Agent:
             fds.append(self.ring.rings[ring].map)
         socket.send_fds(s, [struct.pack("=IIIIIIQ", WELCOME, 32 + self.wider, number, ring, VERSION, 0, 0) + b"\xff" * self.wider], fds)
         os.close(counters)
-        with self.changed:  # workers come at the same time; counted only when the welcome can be read
+        with self.changed:  # several threads count workers, each after it has sent the welcome
             self.workers += 1
 
     def counters(self):
@@ -355,7 +357,7 @@ class Agent:
             if what == BEGIN:
                 self.before_answer(handoff, fds[0])
             if what in (BEGIN, STATE, MOVE) and self.ring and not self.is_answer_lost():
-                self.ring.rings[ring].write(data[28:], NO_WAKEUP)  # like the steering programs
+                self.ring.rings[ring].write(data[28:], NO_WAKEUP)  # as the steering programs do
             if what == BEGIN:
                 self.on_begin(handoff)
             self.shim.sendto(b".", at)
@@ -373,8 +375,8 @@ class Agent:
                 self.note("cancel", handoff)
 
     def close_copies(self, fd):
-        """Closes copies of a client's socket under earlier numbers: they, too, would keep nginx's reset from
-        leaving."""
+        """Closes copies of a client's socket that came with earlier handoffs: an open copy would keep nginx's reset
+        from leaving."""
         def ends(fd):
             with socket.socket(fileno=os.dup(fd)) as s:
                 try:
@@ -391,7 +393,7 @@ class Agent:
             return socket.socket(fileno=self.sockets.pop(handoff))
 
     def payload(self, number, part=1.0):
-        with self.changed:  # the claim, on another connection, may be read before the offer
+        with self.changed:  # HANDOFF, on another connection, may be read before the offer
             self.changed.wait_for(lambda: number in self.offers, 5)
             fd, offset, length, tag = self.offers[number]
         return os.pread(fd, int(length * part), offset)

@@ -1,5 +1,5 @@
-"""What the agent says on the board about its peers, and how a worker reads an entry that changes. run.py runs these
-tests."""
+"""What a worker reads of the agent's peers in the memory that the two share (the board), also while an entry changes.
+run.py runs these tests."""
 import os, re, struct, threading, time
 
 import agent as agents
@@ -85,7 +85,8 @@ class SpeaksFor(Base):
 class Torn(Base):
     def test_an_entry_that_changes_is_waited_for(self):
         """A session begins and ends again and again while offers of its peer are checked. A worker waits for some
-        milliseconds: a response is relayed only while a change takes longer, because its writer has lost the core."""
+        milliseconds while an entry changes. It relays a response only if a change takes longer, because the thread that
+        writes has lost its core."""
         epoch, stop, late = [2], threading.Event(), []
 
         def write(at, *words):

@@ -55,7 +55,8 @@ CONF = HEAD + """
 
 
 class Application(threading.Thread):
-    """Answers with a CGI response: bytes, or the result of a function of the parameters. Keeps the parameters."""
+    """An application that gives a CGI response: `answer`, or what the function `answer` returns for the request's
+    parameters. Keeps the parameters of each request."""
 
     def __init__(self, address, answer):
         super().__init__(daemon=True)
@@ -152,7 +153,7 @@ class Upstreams(Configured):
         for _ in range(3):
             self.body("/fastcgi-cached/x")
         self.assertEqual(len(app.requests), 1)
-        self.assertNotIn(b"SHUNT", app.requests[0])  # a body that is stored has to come here
+        self.assertNotIn(b"SHUNT", app.requests[0])  # no consent: a body that is stored has to come to the cache
         self.assertEqual([self.outcomes(n)[0] for n in (1, 2, 3)], ["-", "shortcut", "shortcut"])
 
     def test_application_gets_the_consent_and_no_more(self):
@@ -408,7 +409,7 @@ class ReplacedImages(Images):
         location /resized/""")
 
     def test_no_image(self):
-        # The header filter says that the first is too long; the body filter refuses the second.
+        # The image filter refuses the first by its length in the header, and the second by its contents.
         for uri in "/tested/big", "/tested/text.html":
             self.assertEqual(Client().get(uri).status, 415)
 

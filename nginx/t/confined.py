@@ -19,7 +19,8 @@ def fetch(copy, repository, commit):
 
 
 def own_network():
-    """Makes a new network namespace, as root: nothing else listens on a suite's ports, and nothing leaves."""
+    """Moves this process into a new network namespace, if it is root's. There nothing else listens on a suite's ports,
+    and no packet leaves."""
     if os.geteuid() != 0:
         return
     if LIBC.unshare(CLONE_NEWNET) != 0 or subprocess.run(["ip", "link", "set", "lo", "up"]).returncode:
@@ -27,8 +28,8 @@ def own_network():
 
 
 def to_first_network():
-    """In a child: returns to this process's first network namespace. Some of the machine's settings can be changed only
-    there."""
+    """Returns to the network namespace in which this program began. To be called in a child process that changes
+    settings which can be changed only there."""
     if LIBC.setns(FIRST_NETWORK, CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "setns")
 
@@ -40,8 +41,8 @@ def started(command, directory, environment):
 
 
 def finished(process, timeout, when_it_hangs=lambda: ""):
-    """Returns its output and exit status. A test file that hangs is ended with its servers, after `when_it_hangs` was
-    called for more output."""
+    """Waits for a test file. Returns its output and exit status. If it has not ended after `timeout` seconds, it is
+    ended with its servers, after `when_it_hangs` was called for more output."""
     found = ""
     for seconds, end in (timeout, signal.SIGTERM), (10, signal.SIGKILL):
         try:

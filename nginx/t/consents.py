@@ -8,7 +8,7 @@ NONCE = "a" * 32
 
 
 def to(host="127.0.0.2", port=8083, nonce=NONCE):
-    """`to` of a server: a hash of its address, or of a Unix socket's path, under a nonce."""
+    """Returns `to` of a server: a hash of its address, or of a Unix socket's path, keyed with a nonce."""
     if host.startswith("/"):
         named = b"u" + host.encode()
     else:
@@ -19,7 +19,7 @@ def to(host="127.0.0.2", port=8083, nonce=NONCE):
 
 
 def consent(host="127.0.0.2", port=8083, more="; tiers=1", nonce=NONCE):
-    """A consent of the stand-in agent's frontend that is meant for this server."""
+    """Returns a consent of the frontend "self" (agent.py) that is meant for this server."""
     return f"1; frontend=self; nonce={nonce}; to={to(host, port, nonce)}{more}"
 
 

@@ -1,5 +1,5 @@
-"""Handoffs that do not end in the usual manner: the client closes at once, the worker has to exit, or the agent
-goes."""
+"""Handoffs that end in an unusual way: the client closes at once, the worker has to exit, or the agent ends. run.py
+runs these tests."""
 import os, re, signal, struct, subprocess, sys, threading
 
 import agent as agents
@@ -8,7 +8,7 @@ from run import BIG, TEXT, Base, Client, read
 from tls import Tls, TlsClient
 from wait import wait_for
 
-# Writes `alive` on the board: 0 and 1 in turn.
+# Program that writes 0 and 1 in turn into the board's field `alive`, which says whether the agent runs.
 FLIPPER = "import mmap, sys\nboard = mmap.mmap(int(sys.argv[1]), 4096)\nwhile True:\n    board[16] = 0\n    board[16] = 1\n"
 
 
@@ -29,7 +29,7 @@ class Completion(Base):
         return [l for l in read(self.dir + "/ends.log").splitlines() if l.startswith("/")]
 
     def closes_with_its_last_acknowledgement(self, uri, n):
-        """A client that has everything, and has closed, before the worker handles either event."""
+        """The client has the whole payload, and has closed, before the worker handles either event."""
         worker, served, closed = worker_of(self.nginx), threading.Event(), threading.Event()
 
         def serve(s, h):
@@ -49,7 +49,7 @@ class Completion(Base):
         close(c)
         closed.set()
         self.assertTrue(served.wait(10))
-        # The backend's line is logged first.
+        # Each response has two lines in the log: the backend's, and then the frontend's.
         wait_for(lambda: len(self.ends()) >= 2 * n)
         self.assertEqual(self.ends()[-1], f'{uri} 200 shortcut {len(BIG)} "OK"')
 
@@ -133,7 +133,7 @@ class Unsent(Tls):
         self.assertEqual({key for key in self.handoffs_in_memory(worker)} - {bytes(32)}, set())
 
     def handoffs_in_memory(self, pid):
-        """Keys in whatever looks like a HANDOFF message in this worker's memory."""
+        """Yields the keys of everything in this worker's memory that looks like a HANDOFF message."""
         size = struct.calcsize(agents.HANDOFF_FORMAT)
         whole = struct.pack("=IIII", agents.HANDOFF, size, 0, 2)
         with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:

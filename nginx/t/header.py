@@ -1,5 +1,5 @@
-"""Responses whose header fits the buffer that a tier reads it into, but not with an offer in it: they are relayed.
-run.py runs these tests."""
+"""Responses whose header fits into the buffer that a tier reads it into, but would not fit with an offer in it: they
+are relayed. run.py runs these tests."""
 from consents import consent
 from run import TEXT, Base, Client, Raw, field
 
@@ -29,7 +29,8 @@ class Header(Base):
     server {{ # intermediate""").replace("client_body_temp_path", "shunt_mean_length 0; client_body_temp_path")
 
     def compared(self, plain, shunt, lengths):
-        """Each response is as from plain nginx, and its body came by either path."""
+        """Checks that each response of `shunt` is like that of `plain`, for fields of these lengths. Some bodies must
+        have taken the shortcut, and some must have been relayed for want of room."""
         found = set()
         for n in lengths:
             there, here = (Client().get(uri % ("x" * n)) for uri in (plain, shunt))

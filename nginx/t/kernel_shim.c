@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Stands in for the steering programs, so that the module's shortcut can be tested without them.
- * Preloaded into nginx, it answers SHUNT_SOL itself. SHUNT_BEGIN passes the client's socket to the
- * test's agent, which writes the payload into it, as a backend would. The agent has a program that
- * may write into the ring, so answers for the ring are sent to the agent and waited for.
+ * Preloaded into nginx, it answers the options of SHUNT_SOL itself. At SHUNT_BEGIN, it passes the
+ * client's socket to the test's agent, which writes the payload into the socket, as a backend
+ * would. Only a BPF program can write into the ring, and the agent has one. So this library sends
+ * the kernel's answers to the agent, and waits until they are in the ring.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -25,8 +26,9 @@
 static struct region {
     struct shunt_state state;
     struct shunt_begin begin;
-    uint64_t base; /* tcpi_bytes_acked when all bytes before the payload are acknowledged */
-    uint32_t port; /* differs where a later connection has the same descriptor */
+    uint64_t
+        base; /* value of tcpi_bytes_acked when all bytes before the payload are acknowledged */
+    uint32_t port; /* of the client; another one means a later connection with this descriptor */
 } regions[FDS];
 
 static char path[108];
@@ -61,8 +63,8 @@ static uint32_t peer_port(int fd)
     return sa.sin6_port;
 }
 
-/* Sends the option, a struct shunt_begin and a struct shunt_state to the agent. The agent answers
- * with one byte, a dot on success. */
+/* Sends the option's number, a struct shunt_begin, a struct shunt_state and the socket to the
+ * agent. The agent answers with one byte, a dot on success. */
 static int tell(int what, int fd)
 {
     int s, rc;
@@ -84,7 +86,7 @@ static int tell(int what, int fd)
     memcpy(CMSG_DATA(c), &fd, sizeof(int));
 
     s = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    rc = bind(s, (struct sockaddr *) &sa, sizeof(sa.sun_family)); /* any name, for the answer */
+    rc = bind(s, (struct sockaddr *) &sa, sizeof(sa.sun_family)); /* any name, to be answered at */
     strcpy(sa.sun_path, path);
     if (rc == 0) {
         rc = connect(s, (struct sockaddr *) &sa, sizeof(sa));
@@ -135,7 +137,7 @@ static void describe(int fd, const struct tcp_info *info, struct shunt_state *st
         info->tcpi_options & (SHUNT_OPTION_TIMESTAMPS | SHUNT_OPTION_SACK | SHUNT_OPTION_WSCALE);
 }
 
-/* Whether a test has the kernel refuse: it puts a file beside the agent's socket. */
+/* Whether SHUNT_BEGIN is to fail: a test then puts a file beside the agent's socket. */
 static int refuses(void)
 {
     char file[sizeof(path)];
@@ -196,7 +198,7 @@ static void note_acked(int fd)
     }
 }
 
-/* Whether a test has created a file of this name: it says how the client behaves. */
+/* Whether a test has created a file with this name, by which it says how the client behaves. */
 static int is_wanted(const char *what)
 {
     char file[sizeof(path) + 8];
@@ -206,7 +208,7 @@ static int is_wanted(const char *what)
     return access(file, F_OK) == 0;
 }
 
-/* Tells a test that something has happened, by a file. */
+/* Tells a test that something has happened, by an empty file with this name. */
 static void say(const char *what)
 {
     char file[sizeof(path) + 8];
@@ -249,7 +251,7 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 {
     int rc;
 
-    /* the client answers a probe at once */
+    /* the module switches keepalive on, to probe the client, which seems to answer at once */
     if (level == SOL_SOCKET && name == SO_KEEPALIVE && fd < FDS && *(const int *) value) {
         regions[fd].state.answered += !is_wanted("mute");
         say("asked");
@@ -283,14 +285,15 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 
     case SHUNT_CANCEL:
         regions[fd].state.status = SHUNT_REGION_CANCELLED;
-        /* from here on, the steering programs turn every FIN into a reset */
+        /* has close() send a reset: the steering programs would turn every FIN into one */
         real_set(fd, SOL_SOCKET, SO_LINGER, &(struct linger){.l_onoff = 1}, sizeof(struct linger));
         return tell(SHUNT_CANCEL, fd);
 
     default:
         note_acked(fd);
         regions[fd].begin.ring = *(const uint32_t *) value;
-        regions[fd].state.acked += is_wanted("ahead") ? 1000 : 0; /* more than the client has */
+        /* with "ahead", the client seems to have acknowledged 1000 bytes more */
+        regions[fd].state.acked += is_wanted("ahead") ? 1000 : 0;
         regions[fd].state.shut = is_wanted("shut");
         if (regions[fd].state.shut) {
             say("looked");

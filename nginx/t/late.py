@@ -1,5 +1,5 @@
-"""Fetches that fail after the header has left: the rest is relayed, or a reset tells the client that it is missing.
-run.py runs these tests."""
+"""Fetches (bodies that come through both agents) that fail after the response's header was sent: the rest of the body
+is relayed, or a reset tells the client that it is missing. run.py runs these tests."""
 import os, resource, socket, ssl, struct, threading
 
 import agent as agents
@@ -145,10 +145,10 @@ class Late(Base):
 
 class LateDescriptors(Base):
     shim, is_whole = False, Late.is_whole
-    meant = "Too many open files"  # logged by the backend, which is the same worker
+    meant = "Too many open files"  # the worker logs this as the backend, which it is, too
 
     def test_a_worker_without_a_descriptor_for_it(self):
-        """The kernel drops the descriptor that comes with the message. A moment later there is room again."""
+        """The kernel drops the descriptor that comes with FETCHED. A moment later the worker has room again."""
         worker = worker_of(self.nginx)
         before = resource.prlimit(worker, resource.RLIMIT_NOFILE)
 
@@ -168,7 +168,8 @@ class LateDescriptors(Base):
 
 @alone
 class LateApplication(StoppedApplication):
-    """Answers of an application to the request for the rest."""
+    """The fetch fails after the header has left, and the request for the rest goes to an application, whose answers a
+    test chooses."""
     shim = False
     is_reset = Late.is_reset
 

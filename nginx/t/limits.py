@@ -1,4 +1,5 @@
-"""What the agent says on the board and learns without a message: limits, handoffs that are not over, traces."""
+"""Limits that the agent sets in the memory that it shares with nginx (the board), the number of handoffs under way that
+it reads in shared memory, and trace ids. run.py runs these tests."""
 import os, struct
 
 import agent as agents
@@ -47,7 +48,7 @@ class Limits(Base):
         self.agent.on_handoff = self.agent.serve
         self.assertEqual(Client().get("/big").body, BIG)
         wait_for(lambda: self.agent.handoffs() == 2)
-        # They are also in the sum of the next agent.
+        # The two that are not over are also in the sum of the next agent.
         self.agent.close()
         old, self.agent = self.agent, agents.Agent(self.dir)
         wait_for(lambda: self.agent.workers >= 2)

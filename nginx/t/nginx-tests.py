@@ -10,13 +10,14 @@ The suite (https://github.com/nginx/nginx-tests, one pinned commit) runs six tim
   shortcuts   the same with Shunt: a frontend, an intermediate, the suite's server as backend, two agents
   fetching    the same with clients on the frontend's machine, which get no shortcut: bodies are fetched
 
-The last three need root; each test file has four hosts of the lab (tiers.py). loaded, relaying and tiers are compared
-with plain, shortcuts and fetching with tiers: every single assertion of every test file. A test that fails without
-Shunt too fails for reasons of its own. One that differs is run again, alone, with and without; only a difference that
-stays is one. The differences that are meant are in EXPECTED, each with its reason. A run of all files fails where fewer
-than LEAST_SHORTCUTS shortcuts were taken, or fewer than LEAST_FETCHED bodies fetched: it would have tested little.
+The last three need root; each test file has four hosts of the lab (tiers.py). Every single assertion of every test file
+is compared: those of loaded, relaying and tiers with plain, those of shortcuts and fetching with tiers. So a test that
+fails without Shunt, too, counts for nothing. A file that differs is run up to twice more, alone, with Shunt and
+without; only a difference that is there each time counts. The differences that are meant are in EXPECTED, each with its
+reason. A run of all files fails if fewer than LEAST_SHORTCUTS shortcuts were taken, or fewer than LEAST_FETCHED bodies
+fetched: it would have tested little.
 
-The suite needs perl; what it finds missing (perl modules, dynamic modules of nginx) it skips. As root everything
+The suite needs perl. It skips tests for which perl modules or dynamic modules of nginx are missing. As root, everything
 runs in network namespaces.
 """
 import argparse, multiprocessing, os, re, shutil, sys, tempfile, time
@@ -42,7 +43,8 @@ QUICK = """proxy*.t upstream*.t http_*.t fastcgi*.t uwsgi*.t scgi*.t ssi*.t gzip
 slice.t not_modified*.t limit_rate*.t image_filter*.t access_log*.t headers.t addition*.t charset*.t mirror*.t
 post_action*.t auth_request*.t realip*.t trailers.t binary_upgrade.t worker_shutdown*.t""".split()
 
-# (file, assertion): reason. Every entry is a difference that is meant, in the variants with agents or in those without.
+# Differences that are meant, as (file, number of the assertion): reason. EXPECTED holds for the variants with agents,
+# EXPECTED_WITHOUT_AGENT for the variant relaying.
 LONGER_REQUEST = "the request has Shunt-Consent in it, and its length a digit more"
 NOTHING_CAME = "what came from the upstream is a header without a body"
 NO_AGENT = "the error log, which is to be empty, says that there is no agent"
@@ -56,8 +58,8 @@ EXPECTED_WITHOUT_AGENT = {
     ("proxy_keepalive.t", 49): NO_AGENT,
 }
 
-# Files that get no tiers, because they hang behind any proxy: they count client connections that are open at the same
-# time.
+# Files that get no tiers, because they would hang behind any proxy: they count client connections that are open at the
+# same time.
 NOT_IN_FRONT = {"upstream_max_conns.t"}
 
 # Reason for differences between plain and tiers; Shunt has no part in it.
@@ -78,8 +80,8 @@ shunt_offer on; shunt_offer_min_length 1;
 # ---- one test file ----
 
 def sendfile(suite, name):
-    """Switches sendfile on, because only a file that nginx would send with it is offered. A test file that sets it
-    itself must not have it twice."""
+    """Returns the directive that switches sendfile on, because only a file that nginx would send with it is offered.
+    Returns nothing for a test file that has the directive already, because a second one would be an error."""
     with open(f"{suite}/{name}", errors="replace") as f:
         return "" if "sendfile" in f.read() else "sendfile on;\n"
 
@@ -94,7 +96,8 @@ def directives(variant, directory):
 
 
 def own_tiers(made=[]):
-    """This worker's lab. It is made when the first file needs it, and ends with the worker."""
+    """Returns the lab of this process of the pool. It is made for the first file that needs it, and ends with the
+    process."""
     if not made:
         made.append(tiers.Tiers())
     made[0].check()
@@ -102,7 +105,7 @@ def own_tiers(made=[]):
 
 
 def command(variant, name, environment):
-    """Command that runs the file, with the tiers in front of its servers where the variant has any."""
+    """Returns the command that runs the file, with the tiers in front of its servers if the variant has any."""
     if variant not in IN_FRONT:
         return ["perl", "-I", "lib", name]
     ours = own_tiers()
@@ -143,7 +146,7 @@ def run(jobs, processes, report):
 # ---- the comparison ----
 
 def expected(variant, name, lines):
-    """Returns the same lines with their reasons, or None if a line is not in EXPECTED."""
+    """Returns lines that differ, with their reasons, or None if a line is not expected."""
     known = {"loaded": {}, "relaying": EXPECTED_WITHOUT_AGENT}.get(variant, EXPECTED)
     reasons = {n: PROXIED if variant == "tiers" else known.get((name, n)) for n in lines}
     if not all(reasons.values()):
@@ -152,8 +155,8 @@ def expected(variant, name, lines):
 
 
 class Comparison:
-    """Differences by (variant, file): those that are meant, those that are gone in a second run alone, and the
-    others."""
+    """Differences by (variant, file): those that are meant, those that are gone when the file is run again alone, and
+    the others."""
 
     def __init__(self, results, variants, options):
         self.meant, self.unsteady, self.wrong = {}, {}, {}
@@ -203,7 +206,7 @@ NO_COLOR in the environment turns colours off.""")
 
 
 def chosen(a):
-    """The variants to run, each after the one that it is compared with."""
+    """Returns the variants to run, each after the one that it is compared with."""
     wanted = set(a.only or VARIANTS)
     if a.quick and not a.only:
         wanted.remove("loaded")

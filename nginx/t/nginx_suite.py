@@ -10,7 +10,7 @@ CHECKOUT = os.path.join(HERE, "../../target/nginx-tests", COMMIT)
 
 
 def checkout(copy=None):
-    """The suite's directory; it is fetched where no copy is given."""
+    """Returns the suite's directory. The suite is fetched, if no copy of it is given."""
     suite = os.path.abspath(copy or CHECKOUT)
     if not copy and not os.path.exists(suite + "/lib/Test/Nginx.pm"):
         fetch(suite, REPOSITORY, COMMIT)
@@ -20,13 +20,13 @@ def checkout(copy=None):
 
 
 def files(suite, patterns):
-    """Names of its files that match one of these patterns."""
+    """Returns the names of the suite's test files that match one of these patterns."""
     names = sorted(os.path.basename(f) for f in glob.glob(suite + "/*.t"))
     return [n for n in names if any(fnmatch.fnmatch(n, p) or fnmatch.fnmatch(n, p + ".t") for p in patterns)]
 
 
 def version(modules=None):
-    """Returns nginx -V without dynamic modules that are not installed, and the directory of those that are."""
+    """Returns the text of nginx -V without dynamic modules that are not installed, and the modules' directory."""
     for program in "nginx", "perl":
         if not shutil.which(program):
             raise Missing(f"{program} is not installed; make packages installs it")
@@ -40,8 +40,8 @@ def version(modules=None):
 
 
 def wrapper(path, before, version_text):
-    """Writes the program that the suite takes for nginx: it runs the real one behind `before`, and does not claim
-    modules that are not installed."""
+    """Writes the program that the suite takes for nginx. It runs the real nginx with the command `before` in front, and
+    -V does not name modules that are not installed."""
     with open(path + ".version", "w") as f:
         f.write(version_text)
     with open(path, "w") as f:
@@ -51,9 +51,9 @@ def wrapper(path, before, version_text):
 
 
 def environment(directory, modules):
-    """Environment of a test file: its nginx is the wrapper in this directory."""
+    """Returns the environment of a test file, whose nginx is the wrapper in this directory."""
     made = dict(os.environ, LC_ALL="C", TMPDIR=directory, TEST_NGINX_BINARY=directory + "/nginx",
                 TEST_NGINX_MODULES=modules)
-    # Under root, the suite's directories belong to root: workers as nobody could not read them.
+    # If root runs the suite, its directories belong to root, and workers of the user nobody could not read them.
     made["TEST_NGINX_GLOBALS"] = "user root;\n" if os.geteuid() == 0 else ""
     return made

@@ -33,7 +33,7 @@ http {{
 }}
 """
 
-# An upstream for each method to choose a server, combined with other directives before and after it.
+# Upstreams, by name: one for each method to choose a server, combined with other directives before and after it.
 BALANCERS = {
     "least": "least_conn; keepalive 2;", "hash": "hash $uri consistent;", "ip": "ip_hash; zone ip 64k; keepalive 2;",
     "random": "zone random 64k; random two least_conn;", "keep": "keepalive 2;", "none": "",
@@ -79,7 +79,7 @@ CONF = HEAD + """
 
 
 class Names(threading.Thread):
-    """A name server: every name is 127.0.0.2."""
+    """A name server that answers every question with 127.0.0.2."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -172,7 +172,7 @@ class PlainTiers(Plain):
 
 
 class Meant(Plain):
-    """In whatever manner nginx finds the next server, the consent is meant for that server."""
+    """The consent is meant for the next server, in whatever way nginx finds that one."""
 
     def test_intermediates_renew_it(self):
         self.whole("/inter/big")

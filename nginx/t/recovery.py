@@ -1,8 +1,8 @@
 """Handoffs that their backend does not finish, and that another backend continues. run.py runs these tests, with its
 tiers and its client.
 
-The agent of these tests is that of every backend. It "loses" a handoff by sending ENDED. The request for the rest goes
-to nginx's own static files, or to an application at 127.0.0.5 whose answers a test chooses.
+One agent (agent.py) is the agent of every backend in these tests. It "loses" a handoff by sending ENDED. The request
+for the rest goes to nginx's own static files, or to an application at 127.0.0.5 whose answers a test chooses.
 """
 import os, re, struct, threading, time
 
@@ -16,7 +16,7 @@ ETAG = '"the-same"'
 
 class Lost(Base):
     def lose(self, *parts, reason=PEER_LOST):
-        """Each handoff ends after as many acknowledged bytes as the next of `parts` says; later handoffs are served."""
+        """Has each handoff end after as many acknowledged bytes as the next of `parts` says. Later ones are served."""
         left = list(parts)
 
         def some(s, h):
@@ -94,7 +94,7 @@ class Recovery(Lost):
         self.assertEqual(c.get("/big").body == BIG, True)
         first, *others = self.handoffs()
         self.assertEqual((first, set(others)), (len(BIG), {len(BIG) - 100_000}))
-        self.assertLessEqual(len(others), 5)  # fewer where the machine is too busy to ask so often in 2.5 s
+        self.assertLessEqual(len(others), 5)  # fewer if the machine is too busy to ask five times in 2.5 s
         n = self.agent.counters()
         self.assertEqual((n["failover_failed"], n["relayed_stopped"], n["aborted"]), (1, 1, 0))
         self.assertEqual(c.get("/small").body, b"s" * 100)
@@ -144,8 +144,8 @@ class Proof(Lost):
         return [m[1] for m in self.agent.messages if m[0] == "prove"]
 
     def digests(self, *told):
-        """Answers for the handoff, and then for each offer of the rest: arguments of tell_digest, or None for no
-        answer."""
+        """Sets what the agent tells for the handoff, and then for each offer of the rest: arguments of tell_digest, or
+        None for no answer. After these, it tells the right digest."""
         left = list(told)
 
         def tell(s, id, number):
@@ -225,7 +225,7 @@ class Application(Lost):
         return f"Shunt-Payload: 1; backend=self; offer={number:016x}; length={length}; tag={tag.hex()}\r\n"
 
     def answer(self, q, status="206 Partial Content", fields=None, offered=True, body="", **change):
-        """An answer with the range that the request asks for, or with the whole."""
+        """Returns an answer with the range that the request asks for, or with the whole file; by default an offer."""
         asked = field(q, "Range")
         first, last = map(int, asked[6:].split("-")) if asked else (0, len(BIG) - 1)
         number, length = len(self.raw.requests), change.pop("length", last + 1 - first)
@@ -251,7 +251,7 @@ class Application(Lost):
         self.assertEqual((self.agent.counters()["failovers"], self.agent.counters()["failover_failed"]), (0, min(asked, 1)))
 
     def test_a_loss_that_is_told_again_leaves_the_rest_that_is_on_its_way(self):
-        """An agent repeats it every second while the payload is in progress."""
+        """An agent reports a loss again every second while the payload is in progress."""
         told, end = [], threading.Event()
 
         def error(q):
@@ -263,7 +263,7 @@ class Application(Lost):
             s, handoff = told[0]
             for _ in range(3):
                 self.agent.end(s, handoff, PEER_LOST)
-            # The worker has read these messages when it answers: it reads from its agent first.
+            # When the worker answers this, it has read the three messages, because it reads from its agent first.
             Client().get("/small")
             return self.answer(q, offered=False).replace(b"Length: 0", b"Length: %d" % (len(BIG) - 1000)) + BIG[1000:]
 
@@ -282,7 +282,7 @@ class Application(Lost):
         self.assertEqual((n["failover_failed"], n["relayed_stopped"], n["aborted"]), (1, 1, 0))
 
     def test_a_payload_that_completes_all_the_same_leaves_no_request_for_its_rest(self):
-        """Otherwise the connection's next request would wait for that request's answer."""
+        """Otherwise the connection's next request would wait for the answer to the request for the rest."""
         answered = threading.Event()
 
         def rest(q):
@@ -306,7 +306,7 @@ class Application(Lost):
         self.assertEqual(c.get("/raw/x").body == BIG, True)
         self.assertEqual(c.get("/small").body, b"s" * 100)
         answered.set()
-        self.assertNotIn("upstream timed out", read(self.dir + "/error.log"))  # a timeout would have ended the wait
+        self.assertNotIn("upstream timed out", read(self.dir + "/error.log"))  # /small did not wait for a timeout
 
     def test_what_is_asked(self):
         self.application(self.whole, self.answer)
@@ -440,7 +440,7 @@ class Application(Lost):
             self.assertEqual(Client().get("/big").body == BIG, True)
 
     def test_complete_meanwhile(self):
-        """The lost backend's kernel had everything."""
+        """The lost backend's kernel had the whole payload, and sends it while the rest is asked for."""
         go = threading.Event()
         self.application(self.whole, lambda q: go.wait(5) and self.answer(q))
 

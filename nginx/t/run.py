@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Tests of the nginx module against a small agent (agent.py), as root, in one network namespace.
 
-More tests are in other files:
+agent.py stands in for shuntd: it speaks the protocol between the agent and nginx. More tests are in other files:
 
   again.py            offers that cannot be used
-  board.py            what the board says of peers
-  configurations.py   other parts of nginx
-  endings.py          handoffs that do not end in the usual manner
-  header.py           headers that have no room for an offer
-  late.py             fetches that fail after the header has left
-  lifetime.py         the first shortcut of a connection
-  limits.py           what the agent says and learns without messages
+  board.py            what nginx reads of the agent's peers in the memory that the two share (the board)
+  configurations.py   the module together with other modules and directives of nginx
+  endings.py          handoffs whose client, worker or agent goes away
+  header.py           response headers that have no room for an offer
+  late.py             fetches that fail after the response's header was sent
+  lifetime.py         which bodies may be the first shortcut of a connection
+  limits.py           limits that the agent sets in shared memory, handoffs that it counts there, trace ids
   plain.py            tiers without Shunt
   recovery.py         handoffs that another backend continues
   stalled.py          handoffs without progress though nothing is stopped
@@ -18,7 +18,7 @@ More tests are in other files:
   tls.py              TLS connections
 
 Tiers are addresses of the loopback: the client 127.0.0.1, the backend 127.0.0.2:8083, the intermediate 127.0.0.3:8082,
-the frontends 127.0.0.4:8081 and up. A tier calls the next from 127.0.0.9.
+the frontends 127.0.0.4:8081 and up. A tier connects to the next one from 127.0.0.9.
 """
 import gzip, os, re, resource, shutil, signal, socket, struct, subprocess, sys, tempfile, threading, time, unittest
 
@@ -180,7 +180,7 @@ class Base(unittest.TestCase):
     send_timeout = "60s"
     start_agent = True
     conf, workers, module = CONF, 1, MODULE
-    meant = "\n"  # text of serious log lines that a test expects
+    meant = "\n"  # text in serious log lines that a test expects; the default is in none
 
     def setUp(self):
         self.dir = tempfile.mkdtemp(prefix="shunt-nginx-")
@@ -209,7 +209,7 @@ class Base(unittest.TestCase):
             wait_for(lambda: self.agent.workers >= 2 * self.workers)
 
     def prepare(self):
-        """Makes what the configuration names, before nginx starts."""
+        """Makes files and servers that the configuration names, before nginx starts. Tests override it."""
 
     def tearDown(self):
         self.nginx.send_signal(signal.SIGQUIT)
@@ -247,7 +247,7 @@ class Base(unittest.TestCase):
         return self.log(port, n)[3]
 
     def consent(self, port=8083, n=1):
-        """The consent that came with a request."""
+        """Returns the consent that came with the n-th request to a port, by the access log."""
         return " ".join(self.log(port, n)[6:]).strip('"')
 
     def assertClean(self, r):
@@ -446,7 +446,7 @@ class Shortcut(SeveralRequests, Base):
         self.assertEqual(self.outcome(n=3), "shortcut")
         self.assertEqual(c.get("/cachehit/big", fields="Range: bytes=5-200004\r\n").body, BIG[5:200005])
         self.assertEqual(self.outcome(n=4), "shortcut")
-        # Each is the body of a cache file, whose header nginx may rewrite; an ordinary file has no such header.
+        # The first offers are bodies in cache files, whose headers nginx may rewrite. The last is an ordinary file.
         self.assertEqual(c.get("/big").body, BIG)
         wait_for(lambda: len(self.agent.flags) >= 3)
         self.assertEqual(set(self.agent.flags[:-1]) | {self.agent.flags[-1] + 2}, {agents.OFFER_BODY, 2})
@@ -655,7 +655,7 @@ class Trouble(Base):
         wait_for(lambda: "lost the agent" in read(self.dir + "/error.log"))
         self.assertEqual(Client().get("/big").body, BIG)
         self.assertEqual(self.outcome(), "relayed:no_agent")
-        # Logged once, however often the worker tries, and at a level that is shown by default.
+        # The worker tries often, but logs this only once at a level that is shown by default.
         lines = lambda level: [l for l in read(self.dir + "/error.log").splitlines() if "no agent at" in l and level in l]
         wait_for(lambda: lines("[info]"))
         self.assertEqual(len(lines("[error]")), 1, lines(""))
@@ -764,7 +764,7 @@ class Fetch(Base):
 
 
 class Refuse(Base):
-    """Offers that are wrong in some way, from an upstream that gives any answer."""
+    """Offers that are wrong in some way, from an upstream whose answers a test chooses."""
 
     def offer(self, q, **change):
         nonce = bytes.fromhex(re.search("nonce=([0-9a-f]{32})", q).group(1))
@@ -778,7 +778,7 @@ class Refuse(Base):
                 f"{body}").encode()
 
     def refused(self, make, counter, uri="/raw/x", host="127.0.0.5", asked=True, count=1):
-        """Checks that an offer is refused, and that the response is asked for once more where there was a consent."""
+        """Checks that an offer is refused, and that the response is asked for once more if there was a consent."""
         whole = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwhole"
         raw = Raw(lambda q: make(q) if field(q, "Shunt-Consent") or not asked else whole, host)
         try:
@@ -793,7 +793,7 @@ class Refuse(Base):
         return raw
 
     def logged(self):
-        """The log's line about the last refused offer. It never has the tag, which a reader of the log could use."""
+        """Returns the log's line about the last refused offer. It must not have the tag, which a reader could use."""
         lines = [l for l in read(self.dir + "/error.log").splitlines() if "shunt: upstream's" in l]
         self.assertNotRegex("".join(lines), "(?i)tag=|[0-9a-f]{17}")
         return lines[-1]
@@ -803,7 +803,7 @@ class Refuse(Base):
         return self.answer(self.offer(q))
 
     def test_raw_offer(self):
-        """A consent has the right form, and a good offer of a raw upstream is accepted."""
+        """A consent has the right form, and a good offer of an upstream whose answer the test chooses is accepted."""
         ours = {}
         def make(q):
             ours["consent"] = field(q, "Shunt-Consent")
@@ -824,7 +824,7 @@ class Refuse(Base):
                      lambda v: v.replace("self", "se/f"), lambda v: "", lambda v: v.replace("offer=0", "offer=")):
             self.refused(lambda q: self.answer(edit(self.offer(q))), "refused_malformed", count=n + 1)
             n += 1
-            self.assertIn("which is no offer, refused_malformed", self.logged())
+            self.assertIn("is no offer, refused_malformed", self.logged())
             raw = Raw(self.good_offer)  # so that the location continues to give consents
             self.assertEqual(Client().get("/raw/x").body, BIG[:50000])
             raw.close()
@@ -843,7 +843,7 @@ class Refuse(Base):
         self.refused(lambda q: self.answer(self.offer(q).replace("50000", "50001")), "refused_tag")
 
     def test_lost_session(self):
-        """The backend had not noticed the loss: its offer is good, and the payload is fetched."""
+        """The backend has not noticed yet that the session is lost: its offer is good, and the payload is fetched."""
         def make(q):
             self.agent.set_peer_state(agents.PEER_LOST)
             return self.good_offer(q)
@@ -954,9 +954,9 @@ if __name__ == "__main__":
     if os.geteuid() != 0:
         sys.exit("nginx/t/run.py: skipped, it needs root (a BPF ring buffer)")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536), most))  # an ordinary user's 1024 are too few
-    own_network()  # others may use these ports on this machine, and nginx of a killed run keeps them
-    sys.modules["run"] = sys.modules[__name__]  # for configurations.py, which imports it
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536), most))  # the usual 1024 descriptors are too few
+    own_network()  # other programs may use these ports on this machine, such as nginx of a run that was killed
+    sys.modules["run"] = sys.modules[__name__]  # for the files below, which import this one as `run`
     from again import *
     from board import *
     from configurations import *

@@ -30,12 +30,13 @@ class Stalled(Base):
         return path
 
     def wants(self, what):
-        """Has the shim act for the client in some respect, until the file that this returns is removed."""
+        """Creates a file that has the shim (kernel_shim.c) change how the client seems to behave, as long as the file
+        exists. Returns its path."""
         open(self.file(what), "w").close()
         return self.file(what)
 
     def happens(self, what, times=1):
-        """Waits for something that the shim reports."""
+        """Waits until the shim has reported something by a file, and removes the file."""
         for _ in range(times):
             wait_for(lambda: os.path.exists(self.file(what)))
             os.unlink(self.file(what))
@@ -120,8 +121,8 @@ class StalledApplication(Application):
         self.agent.on_handoff = lambda s, h: Stalled.some(self, s, h)
 
     def hanging(self):
-        """A client that has a header and no byte yet, and an event: the request for the rest gets no answer until it is
-        set."""
+        """Returns a client that has the header and no byte of the body, and an event. The request for the rest is made,
+        and gets no answer until the event is set."""
         answered, left = threading.Event(), [self.whole, lambda q: answered.wait(60) and b"", self.rest, self.whole]
         self.raw = Concurrent(lambda q: left.pop(0)(q))
         self.addCleanup(self.raw.close)
@@ -172,7 +173,7 @@ class StalledApplication(Application):
         self.assertEqual(c.head()[0], 200)
         wait_for(lambda: len(self.raw.requests) >= 2)
         self.assertIsNone(field(self.raw.requests[1], "Shunt-Consent"))
-        # The cause may have been the disk: the backend continues, and the client gets everything from there.
+        # The cause may have been a disk: the backend continues, and the client gets the whole body from it.
         h, client = self.stalled
         self.agent.write(client, self.agent.payload(h["offer"])[PART:])
         agents.wait_acked(client.fileno())

@@ -12,7 +12,7 @@ LIMIT, BUSY, NOT_ALLOWED, UNREACHABLE = 9, 13, 15, 16
 
 
 def alone(cls):
-    """Removes the tests that a class inherits from the class whose methods it uses."""
+    """Class decorator: removes the inherited tests from a class that inherits another one for its methods."""
     for name in dir(cls):
         if name.startswith("test") and name not in vars(cls):
             setattr(cls, name, None)
@@ -23,7 +23,7 @@ class Stopped(Base):
     """The agent's word on the board does not change, and its handoffs are unread or half done."""
 
     def part(self, bytes):
-        """Each handoff stops after this many bytes, and its agent with it."""
+        """Has each handoff stop after this many bytes, together with the agent."""
         def some(s, h):
             c = self.agent.client_socket(h["handoff"])
             self.agent.write(c, self.agent.payload(h["offer"])[:bytes])
@@ -116,7 +116,7 @@ class Stopped(Base):
 
 @alone
 class StoppedApplication(Application):
-    """An application's header, and its answer for the rest."""
+    """The agent stops, and the rest comes from an application, whose header and answers a test chooses."""
 
     def stopped_after(self, bytes, *answers):
         self.application(*answers)
@@ -151,7 +151,7 @@ class StoppedApplication(Application):
         with open(self.agent.shim_path + ".ahead", "w"):
             pass
         self.assertEqual(Client(timeout=30).get("/raw/x").body == BIG, True)
-        asked = [field(q, "Range").split("-")[0] for q in self.raw.requests[1:]] # more than one on a slow machine
+        asked = [field(q, "Range").split("-")[0] for q in self.raw.requests[1:]] # more than two on a slow machine
         self.assertEqual((asked[0], asked[-1], len(set(asked))), ("bytes=6000", "bytes=5000", 2))
         n = self.agent.counters()
         self.assertEqual((n["relayed_stopped"], n["aborted"], self.agent.handoffs()), (1, 0, 0))
@@ -312,7 +312,7 @@ class Unanswered(Base):
 
     def test_a_payload_that_is_complete_before_its_beginning_is_answered(self):
         """The event of completion comes before the answer in the ring, or there is no answer. No backend is told to
-        send it again."""
+        send the payload again."""
         def all_of_it(handoff, client):
             with socket.socket(fileno=os.dup(client)) as s:
                 self.agent.write(s, BIG)
@@ -352,19 +352,20 @@ class Unanswered(Base):
         waits = Client(timeout=30)
         self.assertEqual(waits.get("/etagless/big").body == BIG, True)
         wait_for(lambda: not first)
-        # This payload ends by the client's ACK, for which its worker asks the kernel.
+        # This handoff has no event of completion. Its worker asks the kernel, and finds that the client has all.
         self.assertEqual(Client(timeout=30).get("/etagless/big").body == BIG, True)
         wait_for(lambda: self.agent.handoffs() == 1)
         done.set()
-        wait_for(lambda: self.agent.handoffs() == 0)  # sooner than the worker would check by itself, after 15 s
+        wait_for(lambda: self.agent.handoffs() == 0)  # the event does it; the worker itself checks only after 15 s
 
     def test_an_older_answer_is_not_taken_for_it(self):
-        """An older answer says that the client has less than it really has: the client would get bytes twice."""
+        """An older answer of the kernel says that the client has less than it really has. If nginx used it, the client
+        would get bytes twice."""
         def some(s, h):
             connection = self.agent.client_socket(h["handoff"])
             self.agent.write(connection, BIG[:50_000])
             agents.wait_acked(connection.fileno())
-            time.sleep(2)  # meanwhile nginx asks for the state
+            time.sleep(2)  # meanwhile nginx asks the kernel for the region's state
             self.lose_all()
             self.agent.write(connection, BIG[50_000:100_000])
             agents.wait_acked(connection.fileno())
@@ -387,8 +388,8 @@ class Unanswered(Base):
 
 @alone
 class RefusedTls(Tls):
-    """OpenSSL continues with the record numbers that nobody has used, in a generation that the backend does not
-    have."""
+    """A handoff on TLS that is refused: OpenSSL continues with record numbers that nobody has used, in a generation
+    that the backend does not have."""
 
     def test_a_handoff_that_nobody_is_told_of_is_fetched(self):
         self.agent.is_answer_lost = lambda: True
@@ -426,7 +427,7 @@ class RefusedTls(Tls):
         self.assertEqual((n["fetched_refused"], n["failovers"]), (0, 2))
 
     def test_a_stopped_agents_payload_ends_in_a_reset(self):
-        """It may have passed the keys on, and records may be on their way."""
+        """The agent may have passed the keys on, and records may be on their way."""
         self.agent.on_handoff = lambda s, h: self.agent.stop()
         c = TlsClient()
         c.s.settimeout(30)

@@ -38,7 +38,7 @@ class Result:
 
 
 def differences(plain, other):
-    """Returns {number: line} of the assertions that differ from the plain run; 0 is the file as a whole."""
+    """Returns {number: line} of the assertions that differ from the plain run. The number 0 is the file as a whole."""
     lines = {}
     for n in sorted(plain.assertions.keys() | other.assertions.keys()):
         a, b = plain.assertions.get(n), other.assertions.get(n)

@@ -2,7 +2,7 @@
 
 The suite (perl, its daemons, its nginx) runs on the lab's backend host, on that host's loopback. InFront.pm has its
 servers listen on the service network, too. Its connections to them begin on the client host, and go to the frontend.
-There and at the intermediate, nginx listens on every port of the suite, and passes requests on to the same port:
+At the frontend and at the intermediate, nginx listens on every port of the suite, twice, and passes requests on:
 
   8000-8999     with Shunt
   18000-18999   without
@@ -75,7 +75,7 @@ speaks_for = [{speaks_for}]
 
 
 def ends_with_us():
-    """In a child: has it end (SIGTERM) when this process ends, in whatever manner."""
+    """Has a child end (SIGTERM) when its parent ends for any reason. To be called in the child."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
@@ -85,7 +85,7 @@ def in_first_network():
 
 
 def end_of(log):
-    """The last two lines of a log."""
+    """Returns the last two lines of a log."""
     return " ".join(open(log, errors="replace").read().splitlines()[-2:])
 
 
@@ -99,15 +99,15 @@ class Host:
         os.makedirs(self.directory, exist_ok=True)
 
     def address(self):
-        """The address in the service's network, or its only one."""
+        """Returns the host's address in the service's network, or its only address."""
         return self.addresses[-1]
 
     def command(self, command):
-        """The command that runs a command on this host."""
+        """Returns the command that runs this command on the host."""
         return ["nsenter", f"--net=/run/netns/{self.namespace}", *command]
 
     def join(self):
-        """In a child: makes it a process of this host."""
+        """Makes a child a process of this host. To be called in the child."""
         ends_with_us()
         with open(f"{self.cgroup}/cgroup.procs", "w") as procs:
             procs.write("0")
@@ -120,13 +120,13 @@ class Host:
 
 
 class Tiers:
-    """One lab with all that runs on it. It ends with this process."""
+    """One lab, and all that runs on its hosts. It ends with this process."""
 
     def __init__(self):
         for name in "shunt", "shunt-lab", "shuntd":
             if not os.path.exists(f"{BUILT}/{name}"):
                 raise Missing(f"target/release/{name} is missing; make build builds it")
-        # Only the machine's first network namespace decides which congestion control the others may use.
+        # The lab starts in the first network namespace, which decides for all which congestion control they may use.
         self.lab = subprocess.Popen([f"{BUILT}/shunt-lab", "lab", "up", "--tiers", "1", "--wire", "mtu"], text=True,
                                     stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=in_first_network)
         self.hosts = self._described()
@@ -183,7 +183,7 @@ class Tiers:
             listen = host.addresses[0]  # the address to which the tier before connects
             served = [SERVER.format(address=listen, ports="8000-8999", shunt=shunt, upstream=upstream.address()),
                       SERVER.format(address=listen, ports="18000-18999", shunt="", upstream=upstream.address())]
-            if host is self.intermediate:  # the suite's ports are the same for requests without Shunt
+            if host is self.intermediate:  # requests to 18000-18999 go to the suite's ports 8000-8999, too
                 served[1] = served[1].replace("$server_port", "$suites_port")
                 served.insert(0, "    map $server_port $suites_port { ~^1(8...)$ $1; }\n")
             configuration = f"{host.directory}/nginx.conf"
@@ -208,15 +208,15 @@ class Tiers:
         return {name: sum(side.get(name, 0) for side in both) for name in both[0].keys() | both[1].keys()}
 
     def check(self):
-        """Checks that everything that this has started still runs."""
+        """Checks that the agents and servers on the hosts still run."""
         for process in self.processes:
             if process.poll() is not None:
                 raise Missing(f"{' '.join(process.args[2:])} has ended: {process.returncode}; its log is in "
                               f"{self.directory}")
 
     def environment(self, client, with_shunt):
-        """Variables for InFront.pm: where servers listen in addition, where connections to them go, and from which
-        host."""
+        """Returns variables for InFront.pm: at which address the suite's servers also listen, to which address
+        connections to them go, from which host, and how much is added to the port."""
         return {"IN_FRONT_LISTEN": self.backend.address(), "IN_FRONT_CONNECT": self.frontend.addresses[0],
                 "IN_FRONT_FROM": f"/run/netns/{client.namespace}", "IN_FRONT_PORTS": str(0 if with_shunt else WITHOUT)}
 

@@ -1,5 +1,5 @@
-"""Handoffs of TLS connections: the stand-in agent seals records with the keys that nginx hands over, and Python's ssl
-reads them."""
+"""Handoffs of TLS connections: the tests' agent (agent.py) sends records that are sealed with the keys that nginx hands
+over, and Python's ssl reads them. run.py runs these tests."""
 import ctypes, ctypes.util, os, socket, ssl, struct, subprocess
 
 import agent as agents
@@ -14,7 +14,7 @@ crypto.EVP_CIPHER_CTX_new.restype = ctypes.c_void_p
 for name, _ in SUITES.values():
     getattr(crypto, name).restype = ctypes.c_void_p
 
-# The frontend of Base.conf, on TLS as well: one server by default, and another that a client names (SNI).
+# The frontend of Base.conf listens for TLS, too: with one server by default, and another that a client names (SNI).
 TLS = """
         listen 127.0.0.4:8443 ssl; ssl_certificate {dir}/a.pem; ssl_certificate_key {dir}/a.key;
         ssl_protocols TLSv1.2 TLSv1.3; server_name a;
@@ -138,7 +138,8 @@ class Tls(SeveralRequests, Base):
         self.assertEqual(self.outcome(2), "shortcut")
 
     def ended(self, part, then=None):
-        """The backend sends a part of the records and gives up; `then` serves the rest."""
+        """Has the backend send a part of the records and give up. `then` serves the next handoff; without it, the next
+        handoff is given up likewise."""
         def serve(s, h):
             self.agent.on_handoff = then or serve
             c = self.agent.client_socket(h["handoff"])

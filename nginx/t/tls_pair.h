@@ -41,20 +41,23 @@ pair_t connected(SSL_CTX *server, SSL_CTX *client, SSL_SESSION *session);
 void closed(pair_t p);
 void on_a_connection(void (*test)(pair_t *));
 
-/* A backend. */
+/* What a backend does. `seal` encrypts `content` as one record with this number, into `out`.
+ * `sealed` encrypts it into `records`, as one record or several. Both return the number of bytes
+ * that they have written. */
 size_t seal(unsigned char *out, const struct shunt_tls *keys, uint64_t number, int type,
             const unsigned char *content, size_t n);
 size_t sealed(const struct shunt_tls *keys, const unsigned char *content, size_t n);
 
-/* Bytes that a client receives. */
+/* Check that the client receives exactly these bytes next, or that nothing has come for it. */
 void client_reads(SSL *client, const void *expected, size_t n);
 void client_sees_nothing(SSL *client);
 
-/* Hands over the keys for `n` bytes of payload. From here on, nothing of the server's leaves. */
+/* Hands over the keys for `n` bytes of payload, and closes the gate. From here on, nothing that the
+ * server writes leaves. */
 struct shunt_tls frozen(pair_t *p, int fresh, size_t n);
 
-/* One response whose payload comes from the backend. `meanwhile` runs before the connection is
- * taken back. */
+/* Makes one response whose payload, `n` bytes, comes from the backend. `meanwhile` runs before the
+ * connection is taken back. Returns the keys that were handed over. */
 struct shunt_tls handed_off(pair_t *p, size_t n, void (*meanwhile)(pair_t *));
 void relayed(pair_t *p);
 

@@ -18,7 +18,7 @@ static void every_suite_and_many_responses(void)
     for (i = 0; i < 3; i++) {
         client = client_ctx(suites[i]);
         p = connected(server, client, NULL);
-        CHECK(!shunt_tls_is_fresh(p.server)); /* two tickets were sent */
+        CHECK(!shunt_tls_is_fresh(p.server)); /* it has sent two tickets under this key */
         for (j = 0; j < sizeof(sizes) / sizeof(sizes[0]); j++) {
             handed_off(&p, sizes[j], NULL);
             CHECK(shunt_tls_is_fresh(p.server));
@@ -45,7 +45,7 @@ static void no_key_covers_anything_else(pair_t *p)
     CHECK(memcmp(before.key, after.key, 32) != 0 && memcmp(before.iv, after.iv, 12) != 0);
     relayed(p);
 
-    /* The backend's key means nothing to the client any more. */
+    /* The client does not accept a record under the backend's key any more. */
     n = seal(record, &after, 0, 23, (const unsigned char *) "forged", 6);
     CHECK(write(p->wire, record, n) == n);
     n = SSL_read(p->client, record, sizeof(record));
@@ -103,7 +103,7 @@ static void however_often_it_asks_one_update_is_the_answer(pair_t *p)
     handed_off(p, 50000, NULL);
 }
 
-/* It was not sent, and the client would miss it. */
+/* The gate drops what OpenSSL writes while a backend has the keys, so the client would miss it. */
 static void what_is_written_meanwhile_is_noticed(void)
 {
     SSL_CTX *server = server_ctx(), *client = client_ctx(NULL);
@@ -114,7 +114,7 @@ static void what_is_written_meanwhile_is_noticed(void)
         p = connected(server, client, NULL);
         frozen(&p, 0, 100);
         if (asked) {
-            asks_for_an_update(&p); /* then OpenSSL first writes a KeyUpdate */
+            asks_for_an_update(&p); /* OpenSSL then writes a KeyUpdate before "lost" */
         }
 
         CHECK(SSL_write(p.server, "lost", 4) == 4);
@@ -134,7 +134,7 @@ static void a_fatal_alert_is_told_from_all_else(pair_t *p)
     frozen(p, 0, 100);
     CHECK(!shunt_tls_is_broken(p->server));
     CHECK(SSL_write(p->client, "GET", 3) == 3);
-    CHECK(!shunt_tls_is_broken(p->server)); /* the next request */
+    CHECK(!shunt_tls_is_broken(p->server)); /* it sees the client's next request */
     CHECK(!shunt_tls_is_broken(p->server));
     client_sees_nothing(p->client);
 
@@ -150,7 +150,7 @@ static void a_close_notify_is_no_fatal_alert(pair_t *p)
 {
     frozen(p, 0, 100);
     CHECK(SSL_shutdown(p->client) == 0);
-    CHECK(!shunt_tls_is_broken(p->server)); /* the client may continue to read */
+    CHECK(!shunt_tls_is_broken(p->server)); /* a client that has sent it may continue to read */
 }
 
 static void nothing_leaves_while_it_is_frozen(pair_t *p)
@@ -169,7 +169,7 @@ static void nothing_leaves_while_it_is_frozen(pair_t *p)
     p->server = NULL;
 }
 
-/* The kernel has refused the region: OpenSSL continues in the header's generation. */
+/* As when the kernel refuses the region: OpenSSL continues in the header's generation. */
 static void a_connection_of_whose_handoff_nothing_comes_goes_on(pair_t *p)
 {
     struct shunt_tls keys, next;
@@ -326,7 +326,7 @@ static void another_backend_goes_on_in_mid_record(pair_t *p)
     CHECK(shunt_tls_rest(p->server, 0, &rest, &from) == -1); /* nobody may have keys now */
 }
 
-/* The socket accepts few bytes at a time, and a KeyUpdate precedes them. */
+/* The socket accepts few bytes at a time, and a KeyUpdate is the first of them. */
 static void a_key_update_that_leaves_in_pieces_is_whole(pair_t *p)
 {
     int least = 1, n, times;
@@ -336,7 +336,7 @@ static void a_key_update_that_leaves_in_pieces_is_whole(pair_t *p)
     for (times = 0; times < 3; times++) {
         handed_off(p, 1000, NULL);
         CHECK(setsockopt(p->wire, SOL_SOCKET, SO_SNDBUF, &least, sizeof(least)) == 0);
-        /* an AF_UNIX stream: it is full once it holds one more record like those before */
+        /* fills the socket, an AF_UNIX stream, until it takes no further record */
         for (filled = 0; (n = SSL_write(p->server, filler, 4096)) > 0; filled += n) {
         }
 
@@ -357,7 +357,8 @@ static void a_key_update_that_leaves_in_pieces_is_whole(pair_t *p)
     relayed(p);
 }
 
-/* In place of the kernel, this test writes the bytes behind the payload after it. */
+/* With SHUNT_APPEND, the kernel would send the bytes behind the payload later. Here the test writes
+ * them after the payload. */
 static void a_connection_goes_on_behind_a_payload_that_grows(pair_t *p)
 {
     static const size_t sizes[] = {1, 16384, 16385, 70000, 70000};

@@ -1,4 +1,4 @@
-"""Waits for conditions. The deadline is for busy machines."""
+"""Waits for conditions. The deadline is long, because the machine may be busy."""
 import time
 
 PATIENCE = 60  # seconds

@@ -1,7 +1,10 @@
 //! The daemon: one thread with one event loop. It passes events to the logic (crates/logic), and carries out the
 //! actions that the logic asks for.
 //!
-//! No step of a handoff blocks the loop. Frames for a peer are collected, and leave together at the end of a turn.
+//! No step of a handoff blocks the loop. Frames for a peer are collected, and leave together at the end of a turn. A
+//! *server* is a program of this machine that is connected to the agent, and a *peer* another machine's agent. An
+//! *offer* is a payload that a server holds ready. A *sender* is this machine's kernel socket for a client of a peer. A
+//! *store* has the payloads of programs under `shunt run`.
 
 mod act;
 mod connections;
@@ -74,7 +77,7 @@ struct Drain {
 /// Function that sets another log level. Its error is a sentence.
 pub type SetLog = Box<dyn Fn(&str) -> Result<(), String>>;
 
-/// Sockets that others connect to.
+/// Sockets that servers (`local`) and other agents (`peers`) connect to.
 struct Listeners {
     local: OwnedFd,
     place: Place,
@@ -124,9 +127,9 @@ pub struct Daemon {
     pub(crate) store: Option<Store>,
     /// Connections to other stores that are being made.
     pub(crate) reaching: Slots<Transport>,
-    /// Present once routes are watched, where this machine is a frontend.
+    /// The thread that looks up routes. `None` until it starts, and on a machine that is no frontend.
     pub(crate) uplinks: Option<Uplinks>,
-    /// Present until the thread starts that keeps the steering programs on their interfaces.
+    /// Present until the thread starts that keeps the steering programs on their interfaces (`ports`).
     pub(crate) sysfs: Option<Sysfs>,
     pub(crate) ports: Arc<Ports>,
     pub(crate) seen: Seen,
@@ -168,7 +171,7 @@ impl Daemon {
     /// # Errors
     /// Returns the kernel's error of epoll_wait(2). A session or handoff that fails does not stop the loop.
     pub fn run(&mut self) -> Result<(), LoopError> {
-        // Regions that an earlier agent has left: their senders have lost the session with this machine.
+        // An earlier agent may have left regions. The agents that send their payloads have lost the session with it.
         self.event(|logic, call| logic.watch_regions(call));
         tracing::info!(name = self.config.name, socket = ?self.config.socket, listen = %self.config.listen, "ready");
         let mut ready = Vec::with_capacity(EVENTS_AT_ONCE);

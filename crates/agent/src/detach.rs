@@ -1,4 +1,6 @@
-//! `shuntd --detach`: removes the programs and maps that an agent leaves in the kernel.
+//! `shuntd --detach`: removes the programs and maps that an agent leaves in the kernel. Those are BPF programs: the
+//! *steering programs*, which translate connections that have had a handoff, and the programs that find connections
+//! between programs under `shunt run`.
 
 use shunt_handoff::frontend::FlowKey;
 

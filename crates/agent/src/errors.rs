@@ -33,7 +33,7 @@ pub enum StartError {
     /// The steering programs cannot be loaded.
     #[error(transparent)]
     Steer(#[from] SteerError),
-    /// A name of `users`, `groups` or `observers` is not known.
+    /// A user or group that the configuration names in `users`, `groups` or `observers` does not exist on this machine.
     #[error("{0}; name an existing one, or create it")]
     Account(String),
     /// An address of `[backend] addresses` cannot be used.

@@ -1,5 +1,6 @@
 //! Answers of this machine to the logic's questions ([`Machine`]): flow table, senders, routes to clients, files,
-//! store.
+//! store. A *sender* is this machine's kernel socket for a client of a frontend; it is *parked* while it waits for the
+//! next payload.
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
@@ -23,26 +24,27 @@ use crate::backend::paths::Paths;
 use crate::backend::steering::BackendSteering;
 use crate::frontend::steering::FrontendSteering;
 
-/// Parked senders leave one FREE_PART-th of all descriptors free, for new files and connections until the next tick.
+/// Divisor: parked senders leave one FREE_PART-th of all descriptors free, for new files and connections until the next
+/// tick.
 const FREE_PART: u64 = 8;
 
 /// The parts of this machine from which the logic's questions are answered.
 pub(crate) struct Kernel {
     pub(crate) frontend: Option<FrontendSteering>,
     pub(crate) senders: Option<Senders<BackendSteering>>,
-    /// Present where this machine is a backend.
+    /// Routes to clients. `None` if this machine is no backend.
     pub(crate) paths: Option<Paths>,
     pub(crate) digests: Digests,
     pub(crate) reads: Reads,
-    /// The store's name and its payloads, where programs run under `shunt run`.
+    /// The store's name and its payloads. `None` if no programs run under `shunt run` on this machine.
     pub(crate) store: Option<(Holder, Shelf)>,
     /// Names of the peers, for the log.
     pub(crate) peers: Vec<String>,
-    /// Descriptors of the process that are not senders', as last counted.
+    /// Number of the process's descriptors that are not senders', as last counted.
     pub(crate) other_descriptors: u64,
     /// Most descriptors of the process (RLIMIT_NOFILE).
     pub(crate) descriptor_limit: u64,
-    /// All senders have been swept since the last tick because descriptors were short.
+    /// All senders have been swept since the last check of the limits, because descriptors were short.
     has_swept: bool,
     /// Senders that have failed while a question was answered.
     pub(crate) failures: Vec<Failure>,
@@ -76,15 +78,15 @@ impl Kernel {
         }
     }
 
-    /// Returns the number of the process's descriptors, as the sum of the things that have one. Counting /proc/self/fd
-    /// would take longer with each descriptor.
+    /// Returns the number of the process's descriptors, as a sum over everything that has descriptors. Counting
+    /// /proc/self/fd would take longer with each descriptor.
     pub(crate) fn descriptors(&self) -> u64 {
         let senders = self.senders.as_ref().map_or(0, |senders| senders.len() + senders.busy());
         self.other_descriptors + senders as u64
     }
 
-    /// Makes room before descriptors are used up: closes parked senders until FREE_PART of the descriptors is free.
-    /// Called in each tick.
+    /// Makes room before descriptors are used up: closes parked senders until one FREE_PART-th of the descriptors is
+    /// free. Called at each check of the limits.
     pub(crate) fn keep_room(&mut self) {
         self.has_swept = false;
         let room = self.descriptor_limit.saturating_sub(SPARE_DESCRIPTORS).max(1);

@@ -18,8 +18,9 @@ use tracing_subscriber::{EnvFilter, fmt, reload};
 
 /// Runs Shunt's agent: one process per machine, beside its servers.
 ///
-/// The agent needs CAP_NET_ADMIN and CAP_BPF. Its programs and maps stay in the kernel when it ends, so connections
-/// continue while it restarts; --detach removes them. Log level: `log` in the configuration, or RUST_LOG=debug.
+/// The agent starts as root, or with the capabilities that docs/shuntd.md lists. After its start it keeps only
+/// CAP_NET_ADMIN and CAP_BPF. Its BPF programs and maps stay in the kernel when it ends, so connections continue while
+/// it restarts; --detach removes them. Log level: `log` in the configuration, or RUST_LOG=debug.
 #[derive(Parser)]
 #[command(name = "shuntd", version)]
 struct Arguments {

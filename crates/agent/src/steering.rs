@@ -1,4 +1,5 @@
-//! Code that the frontend's and the backend's steering programs share, and the errors of loading them.
+//! Code that the frontend's and the backend's steering programs share, and the errors of loading them. A *flow* is the
+//! record of a client connection in these programs' maps.
 
 use std::io;
 use std::net::SocketAddr;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! DIR/ca.pem      certificate of the authority: every agent's `ca`
-//! DIR/ca.key      its key: stays here
+//! DIR/ca.key      key of the authority: stays in this directory
 //! DIR/crl.pem     its list of revoked certificates: every agent's `crl`
 //! DIR/NAME.pem    certificate of the agent NAME
 //! DIR/NAME.key    key of that agent: to be moved to its machine and deleted here
@@ -33,7 +33,7 @@ use revoked::Revoked;
 
 const AUTHORITY: &str = "ca";
 const AUTHORITY_DAYS: u32 = 3650;
-/// Time by which a certificate is valid before it was made, because the machines' clocks differ.
+/// Backdating of certificates: each is valid from this long before it was made, because the machines' clocks differ.
 const CLOCKS_DIFFER: Duration = Duration::hours(1);
 
 /// Reasons why the authority could not do what it was asked to.
@@ -102,7 +102,7 @@ impl Files {
         Self { certificate: directory.join(format!("{name}.pem")), key: directory.join(format!("{name}.key")) }
     }
 
-    /// Writes both files. The key is written first, because it is the one that must not be lost.
+    /// Writes both files. The key is written first: without it, the certificate would be of no use.
     fn write(&self, certificate: &str, key: &KeyPair) -> Result<(), CaError> {
         for path in [&self.certificate, &self.key] {
             if path.exists() {
@@ -170,7 +170,7 @@ impl Authority {
         self.directory.join("crl.pem")
     }
 
-    /// Revokes an agent's certificate. Returns how many certificates are revoked then.
+    /// Revokes an agent's certificate. Returns the number of revoked certificates on the list after that.
     ///
     /// # Errors
     /// See [`CaError`]. The list is unchanged then.
@@ -186,7 +186,7 @@ impl Authority {
         Ok(count)
     }
 
-    /// Paths of an agent's certificate and key, once they are issued.
+    /// Paths at which an agent's certificate and key are, once they are issued.
     #[must_use]
     pub fn files_of(&self, name: &str) -> Files {
         Files::of(&self.directory, name)

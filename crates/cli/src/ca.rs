@@ -67,7 +67,7 @@ impl CaCommand {
     /// Runs the command.
     ///
     /// # Errors
-    /// When something exists already, or cannot be written.
+    /// When a file exists already, is missing, or cannot be read or written.
     pub fn run(self) -> Result<()> {
         match self {
             Self::Init(init) => init.run(),

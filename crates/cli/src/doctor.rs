@@ -1,4 +1,5 @@
-//! `shunt doctor`: says what is wrong with a setup, and what to do.
+//! `shunt doctor`: says what is wrong with a setup, and what to do. A *shortcut* is a response whose body bypasses
+//! tiers.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -45,7 +46,7 @@ pub struct DoctorCommand {
 }
 
 impl DoctorCommand {
-    /// Examines the setup and prints the findings. Returns whether all is well.
+    /// Examines the setup and prints the findings. Returns whether there is no fault.
     pub fn run(self) -> Result<bool> {
         let config = Config::read(&self.config)?;
         let trial = self.fetch.zip(self.client).map(|(url, client)| Trial::of(&url, client));
@@ -71,10 +72,11 @@ impl DoctorCommand {
     }
 }
 
-/// Interval at which the counters are read.
+/// Interval at which the doctor reads the agent's counters while it waits.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Finding about one real handoff, for a client that the operator runs on another machine.
+/// Waits until a client, which the operator runs on another machine, fetches a body. Reports whether the body took the
+/// shortcut.
 fn handoff(config: &Config, patience: Duration) -> Finding {
     let finding = |verdict| Finding { area: "handoff", about: "a large body for a client elsewhere".into(), verdict };
     if let Some(verdict) = elsewhere(config) {
@@ -107,14 +109,15 @@ fn handoff(config: &Config, patience: Duration) -> Finding {
     }))
 }
 
-/// Number of times that the doctor's client fetches its file: the first response of a connection may have no proof yet.
+/// Number of times that the doctor's client fetches its file over one connection. The first response may be relayed,
+/// because nothing proves yet that the client's packets pass the steering programs.
 const FETCHES: usize = 2;
-/// Length in bytes below which bodies may be relayed.
+/// Length in bytes from which a body should take a shortcut. Shorter ones may be relayed.
 const LONG: u64 = 256 << 10;
-/// Longest wait until servers have counted a response that has ended.
+/// Longest wait until nginx's workers have counted a response that has ended.
 const COUNTED: Duration = Duration::from_secs(5);
 
-/// Fault of a machine that hands nothing off, because it is no frontend.
+/// Returns the fault of a machine that hands nothing off, because it is no frontend; `None` for a frontend.
 fn elsewhere(config: &Config) -> Option<Verdict> {
     let advice = "this machine is no frontend (its shuntd.toml has no [frontend]): run this command at the frontend, \
                   where clients connect";
@@ -127,7 +130,7 @@ fn not_tried() -> Finding {
     Finding { area: "handoff", about: "one real shortcut".into(), verdict: Verdict::Skipped(why.into()) }
 }
 
-/// Finding about one real handoff, for a client that the doctor makes itself.
+/// Has a client, which the doctor makes itself, fetch a file. Reports whether the file took the shortcut.
 fn fetched(config: &Config, trial: &Trial) -> Finding {
     let about = format!("{} of {} for a client at {}", trial.path, trial.server, trial.client);
     let finding = |verdict| Finding { area: "handoff", about, verdict };
@@ -167,16 +170,16 @@ fn fetched(config: &Config, trial: &Trial) -> Finding {
     }))
 }
 
-/// Whether a shortcut both began and brought its body between the two readings. The bytes alone do not show that: they
-/// also grow where the rest of a body is fetched.
+/// Whether both the number of shortcuts and their payload bytes have grown between two readings of the counters. The
+/// bytes alone do not show that a whole body took the shortcut: they also grow where the rest of a body is fetched.
 fn took_it(before: &Stats, now: &Stats) -> bool {
     ["servers.shortcut_bytes", "servers.shortcuts"].iter().all(|name| now.count(name) > before.count(name))
 }
 
-/// Counter of shortcuts that the backend refused, or of which it heard nothing.
+/// Name of the counter of shortcuts that the backend refused, or for which it heard nothing from the client.
 const REFUSED: &str = "servers.fetched_refused";
 
-/// Advice that the name of this counter does not give.
+/// Returns further advice if [`REFUSED`] is among these counters, whose names say the rest.
 fn unheard(why: &[String]) -> &'static str {
     if why.iter().any(|counter| counter == REFUSED) {
         ". See the log of the backend's agent. Check that no firewall there drops packets to [backend] `ports`, and \
@@ -186,7 +189,7 @@ fn unheard(why: &[String]) -> &'static str {
     }
 }
 
-/// Counters that say why responses took no shortcut between the two readings.
+/// Returns the names of the counters that have grown between two readings and say why responses took no shortcut.
 fn other_ways(before: &Stats, now: &Stats) -> Vec<String> {
     let grown = now.flat().into_iter().filter(|(name, value)| *value > before.count(name));
     let is_why = |name: &str| {

@@ -1,4 +1,4 @@
-//! `shunt`: the command line. A thin main function; the commands do their work in the other crates.
+//! `shunt`: the command line. This crate parses arguments and prints results; other crates do the work.
 #![forbid(unsafe_code)]
 
 mod ca;
@@ -75,20 +75,20 @@ enum Command {
     Run(RunCommand),
 }
 
-/// Ending of a command that could do its work.
+/// Result of a command that could do its work.
 enum Outcome {
     Good,
-    /// The command has printed what it found wrong.
+    /// The command has found and printed faults.
     Faulty,
 }
 
-/// Commands of earlier versions that `shunt-lab` has now.
+/// Commands that were part of `shunt` in earlier versions, and are now part of `shunt-lab`.
 const MOVED: [&str; 3] = ["demo", "bench", "lab"];
 
 /// Parses the arguments, of which the first is the program's name.
 ///
 /// # Errors
-/// When clap refuses them. A command that has moved is named with its new program.
+/// When clap refuses the arguments, or they name a command that is now one of `shunt-lab`. The error then says so.
 fn parse(arguments: &[OsString]) -> Result<Arguments, clap::Error> {
     let command = arguments.get(1).and_then(|word| word.to_str());
     match command.filter(|name| MOVED.contains(name)) {

@@ -1,4 +1,4 @@
-//! Tests of a standard output that cannot be written, or that nobody reads.
+//! Tests of `shunt` with a standard output that cannot be written to, or that nobody reads.
 
 use std::fs::File;
 use std::path::Path;
@@ -9,7 +9,7 @@ fn shunt(arguments: &[&str], output: Stdio) -> Output {
     command.args(arguments).stdout(output).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap()
 }
 
-/// Commands that only print something.
+/// Returns arguments of commands that succeed and print something. The first one makes the directory `authority`.
 fn all(authority: &str) -> [Vec<&str>; 2] {
     [vec!["ca", "init", authority], vec!["run", "--explain", "true"]]
 }
@@ -26,7 +26,7 @@ fn a_full_disk_is_said_in_a_sentence() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let output = shunt(&arguments, full.into());
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains("shunt: standard output cannot be written: No space left"), "{arguments:?}: {said}");
+        assert!(said.contains("shunt: cannot write to standard output: No space left"), "{arguments:?}: {said}");
         assert!(!said.contains("panicked") && output.status.code() == Some(1), "{arguments:?}: {said}");
     }
     std::fs::remove_dir_all(authority).unwrap();

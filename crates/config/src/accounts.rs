@@ -3,7 +3,7 @@
 use nix::unistd::{Group, User};
 use serde::Deserialize;
 
-/// A user or a group, given by its name, or by its number where the name service has no name for it.
+/// A user or a group, given by its name or by its id.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(untagged)]
 pub enum Account {

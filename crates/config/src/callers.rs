@@ -1,5 +1,6 @@
-//! Access control of the agent's Unix socket: users and groups of the configuration. The kernel tells the user and
-//! group of each process that connects (SO_PEERCRED, unix(7)). Root and the agent's own user are always allowed.
+//! Access control of the agent's Unix socket, by the users and groups that the configuration names. The kernel tells
+//! the agent the user and groups of each process that connects (SO_PEERCRED, SO_PEERGROUPS, unix(7)). Root and the
+//! agent's own user are always allowed.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,7 +12,7 @@ use shunt_sys::sockopt::{PeerCredentials, peer_credentials, peer_groups};
 
 use crate::accounts::Account;
 
-/// Users and groups that the configuration allows, as numbers.
+/// Users and groups that the configuration allows, by their ids.
 #[derive(Clone, Debug, Default)]
 pub struct Callers {
     users: BTreeSet<u32>,
@@ -20,7 +21,7 @@ pub struct Callers {
 }
 
 impl Callers {
-    /// Looks the configured names up. `own` is the user that the agent runs as.
+    /// Looks up the ids of the configured names. `own` is the id of the user that the agent runs as.
     ///
     /// # Errors
     /// Returns a sentence that names the key if this machine does not know one of the names.
@@ -35,8 +36,9 @@ impl Callers {
         Ok(Self { users, groups, observers: numbers("observers", observers, Account::user)? })
     }
 
-    /// Returns the users and groups that may be servers, for a check that sees only a process's user and effective
-    /// group. The members of the groups are therefore among the users.
+    /// Returns the ids of the users and groups that may be servers, for a check that sees only a process's real user
+    /// and real group (bpf_get_current_uid_gid). The members of the groups are among the users, because that check does
+    /// not see their supplementary groups.
     pub fn numbers(&self) -> (Vec<u32>, Vec<u32>) {
         let members = |group: &u32| Group::from_gid((*group).into()).ok().flatten().map(|group| group.mem);
         let members = self.groups.iter().filter_map(members).flatten();
@@ -101,7 +103,7 @@ mod tests {
         let own = Callers::new(ours(), &[], &[], &[]).unwrap().ask(&socket).unwrap();
         assert_eq!((own.may, own.uid), (May::Serve, ours()));
         assert_eq!(own.pid as u32, std::process::id());
-        // Root is always a server, so only another user sees the difference.
+        // Root may always be a server, so only another user can be refused.
         if ours() != 0 {
             let strange = Callers::new(ours() + 1, &[], &[], &[]).unwrap().ask(&socket).unwrap();
             assert_eq!(strange.may, May::Nothing);

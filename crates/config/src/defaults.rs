@@ -1,4 +1,4 @@
-//! `shuntd --print-defaults`: every key that has a default, with its value. A comment lists the keys without one.
+//! `shuntd --print-defaults`: every key that has a default, with its value. Comments in the output list the other keys.
 
 use super::{
     Config, default_drain, default_flow_quiet, default_heartbeat, default_lease, default_log, default_offer_lifetime,
@@ -8,8 +8,8 @@ use super::{
 use shunt_logic::limits::Limits;
 
 impl Config {
-    /// Returns a configuration file with all defaults. It is not complete: keys that have to be decided for each
-    /// machine appear as comments.
+    /// Returns a configuration file with all defaults. It is not complete: keys without a default appear only in
+    /// comments.
     pub fn defaults() -> String {
         [machine(), frontend(), backend(), store(), limits()].join("\n")
     }
@@ -108,8 +108,8 @@ mod tests {
 
     use super::*;
 
-    /// Compares two configurations: the printed defaults with the undecided keys added, and one that has only these
-    /// keys.
+    /// Compares two configurations: the printed defaults plus the keys that have no default, and a configuration that
+    /// has only these keys.
     #[test]
     fn the_defaults_are_those_that_a_configuration_has() {
         let own = "name = \"be1\"\nlisten = \"10.0.0.4:7440\"\n";

@@ -1,5 +1,7 @@
 //! An agent's configuration: the TOML file in which an operator describes one machine. `docs/shuntd.md` describes every
-//! key.
+//! key. A *peer* is another machine's agent, a *server* a program that connects to this machine's agent, and a *sender*
+//! this machine's kernel socket for a client of a peer. A *payload* is the body of a response. A *store* has the
+//! payloads of programs under `shunt run`.
 #![forbid(unsafe_code)]
 
 use std::borrow::Cow;
@@ -32,30 +34,32 @@ mod ports;
 mod reload;
 pub mod speaks_for;
 
-/// Longest heartbeat. With a longer one, clients would wait minutes before a lost machine is noticed.
+/// Longest heartbeat that may be configured. A peer counts as lost after four heartbeats of silence, 40 s with this
+/// one, and its clients wait until then.
 const HEARTBEAT_MAX: Duration = Duration::from_secs(10);
-/// Longest `drain`: time for payloads that are under way when the agent is told to end.
+/// Longest `drain` that may be configured: the time that payloads under way have to end once the agent is told to end.
 const DRAIN_MAX: Duration = Duration::from_secs(3600);
-/// Bounds of the other times. With less, busy machines would be taken for dead ones. With more, the state of lost
-/// machines and clients would stay for hours.
+/// Bounds of `flow_quiet`, `offer_lifetime`, `progress` and `park`; `park` may also be 0. With less, busy machines
+/// would be taken for dead ones. With more, the state of lost machines and clients would stay for hours.
 const TIME_MIN: Duration = Duration::from_secs(1);
 const TIME_MAX: Duration = Duration::from_secs(3600);
-/// Bounds of a sender's initial send buffer, in bytes: a few segments, and more than any path has in flight.
+/// Bounds of a sender's initial send buffer, in bytes. The lower one holds a few segments, and the upper one more than
+/// any path has in flight.
 const SEND_BUFFER_MIN: usize = 16 << 10;
 const SEND_BUFFER_MAX: usize = 64 << 20;
-/// Least memory for the bytes that all senders have queued.
+/// Least memory for the bytes that all senders together have queued, in bytes.
 const SOCKET_MEMORY_MIN: u64 = 1 << 20;
-/// Most connections that one key may allow.
+/// Largest value of `reader_connections`.
 const CONNECTIONS_MAX: usize = 65536;
 
-/// Returns the error text for a time outside its bounds.
+/// Returns the error text for a time outside its bounds, or `None` if the time is within them.
 fn time_problem(key: &str, time: Duration, least: Duration) -> Option<String> {
     let shown = |time| humantime(time);
     let is_good = (least..=TIME_MAX).contains(&time);
     (!is_good).then(|| format!("{key} = \"{}\": must be {} to {}", shown(time), shown(least), shown(TIME_MAX)))
 }
 
-/// Formats a time as the configuration has it.
+/// Formats a time as configuration files write it, such as `1h30m`.
 fn humantime(time: Duration) -> String {
     humantime_serde::re::humantime::format_duration(time).to_string().replace(' ', "")
 }
@@ -69,13 +73,14 @@ pub struct Config {
     /// Unix socket for the servers of this machine.
     #[serde(default = "default_socket")]
     pub socket: PathBuf,
-    /// Number of the group that may connect to `socket`. Without it, only root and the agent's own user may.
+    /// Id of the group that may connect to `socket`. Without it, only root and the agent's own user may, unless
+    /// `users`, `groups` or `observers` is set.
     #[serde(default)]
     pub socket_group: Option<u32>,
     /// Address that other agents connect to.
     pub listen: SocketAddr,
-    /// Users whose processes may be servers, besides root and the agent's own user. With `users`, `groups` or
-    /// `observers`, anybody may connect to the socket, and the agent decides.
+    /// Users whose processes may be servers, besides root and the agent's own user. If `users`, `groups` or `observers`
+    /// is set, anybody may connect to `socket`, and the agent decides by the caller's user and groups whom to serve.
     #[serde(default)]
     pub users: Vec<Account>,
     /// Groups whose processes may be servers, besides the group of `socket_group`.
@@ -84,45 +89,47 @@ pub struct Config {
     /// Users whose processes may ask for the counters, and nothing else.
     #[serde(default)]
     pub observers: Vec<Account>,
-    /// User that the agent changes to once it has started as root. Without it, the agent stays root with few
+    /// User that the agent becomes after it has started as root. Without it, the agent stays root with few
     /// capabilities.
     #[serde(default)]
     pub user: Option<Account>,
     /// Whether the agent restricts its own system calls by seccomp(2).
     #[serde(default = "default_true")]
     pub seccomp: bool,
-    /// Certificates, by which other agents know this machine.
+    /// Certificate by which other agents know this machine, its key, and the authority that signs all agents'
+    /// certificates.
     pub tls: TlsConfig,
     /// Directory in a BPF file system, for the maps that outlive the agent.
     #[serde(default = "default_pins")]
     pub pins: PathBuf,
-    /// cgroup v2 directory that holds the servers of this machine. It is found in /proc/mounts where it is not given.
+    /// cgroup v2 directory that holds the servers of this machine. Without this key, the agent looks for the directory
+    /// in /proc/mounts.
     #[serde(default)]
     pub cgroup: Option<PathBuf>,
     /// Interval at which an agent with nothing else to send sends a heartbeat. An agent that is silent for
-    /// [`SILENT_HEARTBEATS`](shunt_logic::peers::SILENT_HEARTBEATS) intervals counts as lost. All machines have the
-    /// same.
+    /// [`SILENT_HEARTBEATS`](shunt_logic::peers::SILENT_HEARTBEATS) intervals counts as lost. All machines should have
+    /// the same interval.
     #[serde(default = "default_heartbeat", with = "humantime_serde")]
     pub heartbeat: Duration,
     /// Time that payloads under way have to end once the agent is told to end. With 0, the agent ends at once.
     #[serde(default = "default_drain", with = "humantime_serde")]
     pub drain: Duration,
-    /// Present where clients connect to this machine.
+    /// Settings of a frontend; present where clients connect to this machine.
     #[serde(default)]
     pub frontend: Option<FrontendConfig>,
-    /// Present where this machine has payloads to offer.
+    /// Settings of a backend; present where this machine has payloads to offer.
     #[serde(default)]
     pub backend: Option<BackendConfig>,
-    /// Present where programs run under `shunt run`: the store.
+    /// Settings of the store; present where programs of this machine run under `shunt run`.
     #[serde(default)]
     pub store: Option<StoreConfig>,
     /// Limits on handoffs, offers, bytes, fetches and servers.
     #[serde(default)]
     pub limits: Limits,
-    /// Address at which Prometheus may read the counters. Without it they are not served there.
+    /// Address at which Prometheus may read the counters by HTTP. Without it, the agent does not serve them by HTTP.
     #[serde(default)]
     pub metrics: Option<SocketAddr>,
-    /// Log level, in the syntax of RUST_LOG. That environment variable takes precedence where it is set.
+    /// Log level, in the syntax of the environment variable RUST_LOG, which takes precedence if it is set.
     #[serde(default = "default_log")]
     pub log: String,
     /// The other machines.
@@ -141,8 +148,8 @@ pub struct TlsConfig {
     pub key: PathBuf,
     /// Certificate of the authority that signs the certificates of all agents.
     pub ca: PathBuf,
-    /// Certificate revocation list of the authority, if it makes one. Where there are several authorities, the file has
-    /// one list of each.
+    /// Certificate revocation list of the authority, if it makes one. If `ca` has several authorities, the file has one
+    /// list of each.
     #[serde(default)]
     pub crl: Option<PathBuf>,
 }
@@ -164,7 +171,7 @@ pub struct FrontendConfig {
 pub struct BackendConfig {
     /// Network interfaces through which payloads leave.
     pub interfaces: Vec<String>,
-    /// Addresses of the senders, at most one of each IP version. They are found where none is named.
+    /// Source addresses of the senders, at most one of each IP version. If none is named, the agent chooses them.
     #[serde(default)]
     pub addresses: Vec<IpAddr>,
     /// TCP ports of the senders: one per peer, chosen by the peer's name. Nothing else may use these ports.
@@ -173,20 +180,20 @@ pub struct BackendConfig {
     /// Time that an offer waits for its claim.
     #[serde(default = "default_offer_lifetime", with = "humantime_serde")]
     pub offer_lifetime: Duration,
-    /// Most senders, parked ones included.
+    /// Largest number of senders, parked ones included.
     #[serde(default = "default_senders")]
     pub senders: usize,
     /// Initial send buffer of each sender, in bytes. The kernel enlarges it where the round-trip time is long.
     #[serde(default = "default_send_buffer")]
     pub send_buffer_bytes: usize,
-    /// Kernel memory for the bytes that all senders have queued. A quarter of tcp_mem's first number where it is not
-    /// given.
+    /// Kernel memory for the bytes that all senders together have queued, in bytes. Without this key, a quarter of the
+    /// memory that the first number of tcp_mem allows TCP.
     #[serde(default)]
     pub socket_memory_bytes: Option<u64>,
     /// Time that a parked sender waits for the next payload of its connection.
     #[serde(default = "default_park", with = "humantime_serde")]
     pub park: Duration,
-    /// Time that a client may acknowledge nothing of a payload before its sender is ended.
+    /// Time after which the agent ends a sender whose client acknowledges nothing more.
     #[serde(default = "default_progress", with = "humantime_serde")]
     pub progress: Duration,
 }
@@ -204,22 +211,22 @@ pub struct StoreConfig {
     /// Groups whose programs may use the store, besides those that may be servers.
     #[serde(default)]
     pub groups: Vec<Account>,
-    /// Most memory for payloads that programs have sent and that wait for their readers, in bytes.
+    /// Largest memory, in bytes, for payloads that programs have sent and that wait for their readers.
     #[serde(default = "default_store_memory")]
     pub memory_bytes: usize,
     /// Size of the segment of memory that one program gets at a time, in bytes.
     #[serde(default = "default_segment")]
     pub segment_bytes: usize,
-    /// Time that a payload waits for its readers, the holders of references to it.
+    /// Time that a payload waits for its readers: the programs that have references to it.
     #[serde(default = "default_lease", with = "humantime_serde")]
     pub lease: Duration,
-    /// Peers whose programs may fetch from this store. All may where it is not given.
+    /// Peers whose programs may fetch from this store. Without this key, the programs of all peers may.
     #[serde(default)]
     pub readers: Option<Vec<String>>,
-    /// Addresses by which peers know this machine's programs. Those of its interfaces where none is given.
+    /// Addresses by which peers know this machine's programs. If none is given, the addresses of its interfaces.
     #[serde(default)]
     pub addresses: Vec<IpAddr>,
-    /// Most connections of readers, on this machine and others together.
+    /// Largest number of connections of readers, from this machine and others together.
     #[serde(default = "default_reader_connections")]
     pub reader_connections: usize,
 }
@@ -286,13 +293,14 @@ impl StoreConfig {
 pub struct PeerConfig {
     /// `name` in the peer's own configuration.
     pub name: String,
-    /// `listen` in the peer's own configuration, the address to dial. The peer's certificate proves who it is.
+    /// `listen` in the peer's own configuration: the address to dial. It does not identify the peer; its certificate
+    /// does.
     pub address: SocketAddr,
-    /// Addresses by which this peer's clients know it, so that this machine may send as them when it is a backend.
-    /// Without this key, only the IP address of `address`.
+    /// Addresses by which this peer's clients know it. When this machine is a backend, it may send payloads with these
+    /// source addresses. Without this key, only with the IP address of `address`.
     #[serde(default)]
     pub speaks_for: Option<Vec<SpeaksFor>>,
-    /// The peer was taken out of the file while the agent ran. Its number is not given to another peer.
+    /// Whether the peer was taken out of the file while the agent ran. Its number is not given to another peer.
     #[serde(skip)]
     pub is_gone: bool,
 }
@@ -308,7 +316,7 @@ impl PeerConfig {
         self.spoken_for().iter().any(|one| one.covers(server))
     }
 
-    /// Returns the addresses that this machine may send as on behalf of the peer.
+    /// Returns the source addresses that this machine may use when it sends payloads for the peer.
     pub fn spoken_for(&self) -> Cow<'_, [SpeaksFor]> {
         match &self.speaks_for {
             Some(all) => Cow::Borrowed(all),
@@ -454,7 +462,7 @@ impl Config {
         Self::parse(&text, path)
     }
 
-    /// Checks a configuration's text. `path` appears in messages only.
+    /// Parses and checks a configuration's text. `path` appears in messages only.
     ///
     /// # Errors
     /// See [`ConfigError`].
@@ -601,6 +609,7 @@ impl Config {
     pub fn settings(&self, ports: &[u16]) -> Settings {
         let peer = |(index, peer): (usize, &PeerConfig)| PeerSettings {
             name: peer.name.clone(),
+            address: peer.address,
             is_dialled: self.dials(peer),
             port: ports.get(index).copied().unwrap_or(0),
             speaks_for: peer.spoken_for().iter().map(SpeaksFor::prefix).collect(),
@@ -651,13 +660,14 @@ impl Config {
         Callers::new(own, &[&self.users, users].concat(), &groups, &self.observers)
     }
 
-    /// Returns the number of the peer that a certificate belongs to. `is_of` says whether the certificate has a name.
+    /// Returns the number of the peer that a certificate belongs to. `is_of` says whether the certificate carries the
+    /// name that it is given.
     pub fn peer_of(&self, is_of: impl Fn(&str) -> bool) -> Option<usize> {
         self.peers.iter().position(|peer| !peer.is_gone && is_of(&peer.name))
     }
 
-    /// Returns whether a peer is dialled at this address. Connections from such an address have precedence; others are
-    /// accepted, too.
+    /// Returns whether `address` is that of a configured peer. Connections from such an address have precedence; others
+    /// are accepted, too.
     pub fn is_peers_address(&self, address: IpAddr) -> bool {
         self.peers.iter().any(|peer| !peer.is_gone && peer.address.ip() == address.to_canonical())
     }
@@ -669,12 +679,13 @@ impl Config {
     }
 }
 
-/// Returns a name in the form that certificates have, or `None` if it cannot be a DNS name.
+/// Returns a name as the DNS name that certificates carry, or `None` if it cannot be a DNS name.
 pub fn server_name(name: &str) -> Option<ServerName<'_>> {
     ServerName::try_from(name).ok().filter(|name| matches!(name, ServerName::DnsName(_)))
 }
 
-/// Returns what to write in place of a text that the TOML parser refuses. `said` is the parser's message.
+/// Returns what to write in place of a text that the TOML parser refuses, or `None` if no advice is known. `said` is
+/// the parser's message.
 fn instead(said: &str, text: &str) -> Option<String> {
     if text.lines().any(|line| line.split('#').next().is_some_and(|line| line.trim() == "[peer]")) {
         return Some("write `[[peer]]` with two brackets on each side, because there can be several".into());

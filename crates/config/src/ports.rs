@@ -9,7 +9,7 @@ use shunt_odb::reference::Holder;
 use crate::PeerConfig;
 
 /// Returns the peers' ports, in the order of `peers`. `ports` must have at least as many ports as there are peers.
-/// `before` has the ports that the first peers already have; they keep them.
+/// `before` has the ports of the first peers, which keep them.
 pub(super) fn of_peers(ports: &RangeInclusive<u16>, peers: &[PeerConfig], before: &[u16]) -> Vec<u16> {
     let names: Vec<&str> = peers.iter().map(|peer| peer.name.as_str()).collect();
     of_names(ports, &names, before)

@@ -1,4 +1,5 @@
-//! Reload of a changed configuration file (SIGHUP): which keys a running agent takes over, and which need a restart.
+//! Reload of a changed configuration file (SIGHUP): which keys a running agent takes over, and which need a restart. A
+//! *peer* is another machine's agent.
 
 use shunt_wire::local::BOARD_PEERS;
 
@@ -9,7 +10,7 @@ impl Config {
     /// numbers: a peer that `newer` does not have is marked as gone, and new peers come last.
     ///
     /// # Errors
-    /// Returns a sentence if the agent has no place for that many peers.
+    /// Returns a sentence if the agent has no room for all peers, those that are gone included.
     pub fn with(&self, newer: &Self) -> Result<Self, String> {
         let mut merged = self.clone();
         for peer in &mut merged.peers {
@@ -34,7 +35,7 @@ impl Config {
         Ok(merged)
     }
 
-    /// Returns the keys that differ in `newer` and take effect only at a restart.
+    /// Returns the keys whose values differ in `newer`, and which take effect only at a restart.
     pub fn keys_for_a_restart(&self, newer: &Self) -> Vec<&'static str> {
         let differ =
             |one: &dyn std::fmt::Debug, other: &dyn std::fmt::Debug| format!("{one:?}") != format!("{other:?}");
@@ -58,7 +59,8 @@ impl Config {
         keys.into_iter().filter_map(|(key, is_other)| is_other.then_some(key)).collect()
     }
 
-    /// Returns the senders' ports for this configuration's peers. The first peers keep the ports of `before`.
+    /// Returns the port of the senders for each peer, in the peers' order; nothing without `[backend]`. `before` has
+    /// the ports of the first peers, which keep them.
     pub fn sender_ports(&self, before: &[u16]) -> Vec<u16> {
         let Some(backend) = &self.backend else { return Vec::new() };
         ports::of_peers(&backend.ports.0, &self.peers, before)

@@ -1,8 +1,8 @@
-//! `speaks_for`: source addresses that a frontend's agent may have this backend send as.
+//! `speaks_for`: source addresses that this backend may use for payloads that a frontend's agent claims.
 //!
 //! A claim names the address and port that the client knows as the server's, and the backend's egress program writes
-//! them into every segment. Without a bound, one frontend's agent could have payloads sent in the name of any other
-//! machine.
+//! them into every segment. Without `speaks_for`, one frontend's agent could have payloads sent in the name of any
+//! other machine.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,8 +10,8 @@ use ipnet::IpNet;
 use serde::Deserialize;
 use shunt_wire::prefixes::{MAPPED_BITS, Prefix};
 
-/// Addresses in one of the forms `"192.0.2.10"`, `"192.0.2.0/24"`, `"2001:db8::/64"`, or with one port
-/// `"192.0.2.10:443"`, `"[2001:db8::1]:443"`.
+/// One entry of `speaks_for`. It covers all ports of an address or a prefix (`"192.0.2.10"`, `"192.0.2.0/24"`,
+/// `"2001:db8::/64"`), or one port of an address (`"192.0.2.10:443"`, `"[2001:db8::1]:443"`).
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(try_from = "String")]
 pub struct SpeaksFor(Prefix);
@@ -31,23 +31,23 @@ impl TryFrom<String> for SpeaksFor {
 }
 
 impl SpeaksFor {
-    /// `port` 0 stands for any port.
+    /// Makes an entry for these addresses. `port` 0 stands for all ports.
     fn new(addresses: IpNet, port: u16) -> Self {
         let bits = if addresses.addr().is_ipv4() { MAPPED_BITS } else { 0 } + addresses.prefix_len();
         Self(Prefix { address: addresses.network().into(), bits, pad: 0, port: port.to_be_bytes() })
     }
 
-    /// Returns one address, with any port.
+    /// Makes an entry for one address and all its ports.
     pub fn address(address: IpAddr) -> Self {
         Self::new(IpNet::from(address.to_canonical()), 0)
     }
 
-    /// Returns whether `server` is one of these addresses.
+    /// Returns whether this entry covers the address and port `server`.
     pub fn covers(&self, server: SocketAddr) -> bool {
         self.0.covers(server)
     }
 
-    /// Returns the addresses in the form in which the peer is told them.
+    /// Returns the entry in the form in which this agent sends it to the peer.
     pub fn prefix(&self) -> Prefix {
         self.0
     }

@@ -1,7 +1,10 @@
 //! The decisions of the steering programs, as Rust functions: which packet goes where, what is believed of it, and how
-//! a flow changes. They call the C code of crates/handoff/bpf/decisions, which documents each decision. Here it is
-//! compiled for this machine, so that it can be tested without a kernel, a million times a second. The rest of the
-//! programs is not here: reading and rewriting packets, and the maps.
+//! a flow changes. They call the C code of crates/handoff/bpf/decisions, which documents each decision. This crate
+//! compiles that code for this machine, so that it can be tested without a kernel, a million times a second. The rest
+//! of the programs is not here: reading and rewriting packets, and the maps. A *flow* is the record of a client
+//! connection at its frontend. A *region* is a range of the connection's sequence numbers that a *peer*, a backend's
+//! agent, sends: one payload. A *break* is the flow's record of one region. A *copy* is a client's packet, rewritten
+//! for a backend. A *sender* is a backend's socket for a client.
 //!
 //! Sequence numbers and counts are in host order. Times are in nanoseconds of any clock that does not go back. Nothing
 //! here allocates or panics.
@@ -46,7 +49,7 @@ impl Asked<'_> {
         native::asked {
             key: FlowKey::default(),
             ring: ptr::null_mut(),
-            // Only read: the C code declares no kernel pointer `const`
+            // The C code only reads it, but declares no pointer to a kernel's struct `const`.
             tcp: ptr::from_ref(self.socket).cast_mut(),
             connection: *self.connection,
             seen_to_begin: self.seen_to_begin,
@@ -99,7 +102,7 @@ pub fn depart(flow: &mut Flow, packet: &Packet, now: u64) -> Departure {
     departure
 }
 
-/// Whether a handshake that was seen is this socket's.
+/// Whether a handshake that was seen is this socket's, and was answered within HANDSHAKE_SECONDS before `now`.
 pub fn is_handshake_of(seen: &Handshake, socket: &Socket, now: u64) -> bool {
     // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_is_handshake_of(seen, socket, now) }
@@ -108,36 +111,44 @@ pub fn is_handshake_of(seen: &Handshake, socket: &Socket, now: u64) -> bool {
 /// Makes the flow of a connection that has had no region yet. `token` is random.
 pub fn new_flow(asked: &Asked<'_>, token: u32) -> Flow {
     let mut flow = Flow::default();
-    // SAFETY: as in route(); the socket outlives the call.
+    // SAFETY: all pointers are to whole values that live as long as the call, the socket included.
     unsafe { native::native_new_flow(&asked.native(), token, &mut flow) };
     flow
 }
 
-/// SHUNT_BEGIN. Returns FE_BEGUN, or the reason of a refusal.
+/// Decides on a server's setsockopt(SHUNT_BEGIN) (include/shunt.h), which asks that the next bytes of its connection
+/// come from a peer. If they may, makes the region in the flow, and returns FE_BEGUN. Otherwise returns the counter of
+/// the reason for the refusal.
 pub fn begin(flow: &mut Flow, begin: &Begin, asked: &Asked<'_>) -> Counter {
-    // SAFETY: as in new_flow().
+    // SAFETY: all pointers are to whole values that live as long as the call, the socket included.
     unsafe { native::native_begin(flow, begin, &asked.native()) }
 }
 
-/// SHUNT_APPEND. Returns FE_BEGUN or FE_APPENDED, or the reason of a refusal.
+/// Decides on a server's setsockopt(SHUNT_APPEND): as SHUNT_BEGIN, but the server may write behind the region, and the
+/// handoff's active region may grow instead. Returns FE_BEGUN or FE_APPENDED, or the counter of the reason for the
+/// refusal.
 pub fn append(flow: &mut Flow, begin: &Begin, asked: &Asked<'_>) -> Counter {
-    // SAFETY: as in new_flow().
+    // SAFETY: all pointers are to whole values that live as long as the call, the socket included.
     unsafe { native::native_append(flow, begin, &asked.native()) }
 }
 
-/// SHUNT_UNDO. Returns FE_UNDONE, or the reason of a refusal.
+/// Decides on a server's setsockopt(SHUNT_UNDO), which removes the region that SHUNT_APPEND has made for a handoff.
+/// Returns FE_UNDONE, or the counter of the reason for the refusal.
 pub fn undo(flow: &mut Flow, handoff: u64, connection: &Connection) -> Counter {
     // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_undo(flow, handoff, connection) }
 }
 
-/// SHUNT_MOVE. Returns FE_MOVED, or the reason of a refusal.
+/// Decides on a server's setsockopt(SHUNT_MOVE), which has another peer continue the active region. Returns FE_MOVED,
+/// or the counter of the reason for the refusal.
 pub fn move_on(flow: &mut Flow, to: &Move, asked: &Asked<'_>) -> Counter {
-    // SAFETY: as in new_flow().
+    // SAFETY: all pointers are to whole values that live as long as the call, the socket included.
     unsafe { native::native_move(flow, to, &asked.native()) }
 }
 
-/// SHUNT_TAKE. Returns FE_TAKEN, or the reason of a refusal. `when` is one of SHUNT_TAKE_*.
+/// Decides on a server's setsockopt(SHUNT_TAKE), which ends a handoff's active region at what the client has
+/// acknowledged. `when` is one of SHUNT_TAKE_*: how much of the region that must be. Returns FE_TAKEN, or the counter
+/// of the reason for the refusal.
 pub fn take(flow: &mut Flow, handoff: u64, when: u32) -> Counter {
     // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_take(flow, handoff, when) }
@@ -151,15 +162,16 @@ pub fn describe(flow: &Flow) -> State {
     state
 }
 
-/// Notes a backend's word on how far apart its ACKs may be. Returns false if the backend does not send the newest
-/// region.
+/// Notes how many payload bytes may lie between two ACKs that go to a backend. Returns false if the backend does not
+/// send the newest region.
 pub fn space_acks(flow: &mut Flow, peer: u32, bytes: u32) -> bool {
     // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_space_acks(flow, peer, bytes) }
 }
 
-/// Notes a backend's word that its socket has got the ACK of a payload's end. Returns the event that follows. Returns
-/// None if the word is not about the active region, or that region is another peer's.
+/// Notes a backend's word that its socket has got the ACK of a payload's end. Returns the event that follows, in
+/// [`Route::event`]; its kind is 0 while the client's own ACK is missing. Returns None if the word is not about the
+/// active region, or that region is another peer's.
 pub fn deliver(flow: &mut Flow, peer: u32, handoff: u64) -> Option<Route> {
     let mut route = Route { copy: NO_BREAK, ..Route::default() };
     // SAFETY: all pointers are to whole values that live as long as the call.
@@ -184,7 +196,7 @@ pub fn is_made_up(slot: &SenderSlot, packet: &Packet, token: u16) -> bool {
     unsafe { native::native_is_made_up(slot, packet, token) }
 }
 
-/// Whether a copy at be_in acknowledges bytes that have not been sent, or is very old.
+/// Whether a copy at be_in acknowledges bytes that have not been sent, or has a very old ACK number.
 pub fn acknowledges_unsent(slot: &SenderSlot, packet: &Packet) -> bool {
     // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_acknowledges_unsent(slot, packet) }
@@ -199,7 +211,7 @@ pub fn take_ack(slot: &mut SenderSlot, ack: u32) -> (u32, bool) {
     (own, ahead)
 }
 
-/// Converts a number of the client's to the sequence space of the frontend's kernel.
+/// Converts a sequence number that the client sees to the sequence space of the frontend's kernel.
 pub fn to_local(spaces: &Spaces, seq: u32) -> u32 {
     // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_to_local(spaces, seq) }

@@ -8,18 +8,18 @@ use serde::Serialize;
 pub enum Verdict {
     /// The requirement is met.
     Ok,
-    /// The requirement is not met. Says what to do.
+    /// The requirement is not met. The text says what to do.
     Fault(String),
-    /// It could not be checked. Says why.
+    /// The requirement could not be checked. The text says why.
     Skipped(String),
 }
 
 /// One check and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Area that was checked, in a word: `certificate`, `interface`, `peer`.
+    /// Area that was checked, in one word, such as `certificate` or `interface`.
     pub area: &'static str,
-    /// The thing that was checked, and what should be true of it.
+    /// The thing that was checked, or what should be true of it.
     pub about: String,
     /// The result.
     pub verdict: Verdict,
@@ -38,7 +38,7 @@ impl Finding {
         Self { area, about: about.into(), verdict: Verdict::Skipped(why.into()) }
     }
 
-    /// Builds a finding: ok without advice, a fault with it.
+    /// Builds a finding: a fault if there is advice, else ok.
     pub(crate) fn of(area: &'static str, about: impl Into<String>, advice: Option<String>) -> Self {
         let verdict = advice.map_or(Verdict::Ok, Verdict::Fault);
         Self { area, about: about.into(), verdict }

@@ -1,4 +1,4 @@
-//! Checks of this machine.
+//! Checks of this machine: certificate, interfaces, BPF file system, control group, ports, kernel, and its agent.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,14 +16,16 @@ use shunt_host::errors::chain;
 use shunt_host::interfaces;
 use shunt_transport::credentials::Credentials;
 
-/// linux/magic.h
+/// Types of file systems, from linux/magic.h.
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 const CGROUP2_SUPER_MAGIC: i64 = 0x6367_7270;
-/// Time before a certificate's end from which on it is a fault.
+/// Time before a certificate's end at which its nearness begins to be a fault. Certificates that are valid for at most
+/// twice this time are exempt.
 const SOON: Duration = Duration::from_secs(3 * 24 * 3600);
+/// Oldest version of Linux on which Shunt works: major and minor number.
 const OLDEST_KERNEL: (u32, u32) = (5, 15);
 
-/// Checks the certificate: that it can be read, its name, and its dates.
+/// Checks that the files of `[tls]` can be used, and that the certificate has this agent's name and is valid now.
 pub(crate) fn certificate(config: &Config, now: SystemTime) -> Vec<Finding> {
     let path = config.tls.certificate.display();
     let credentials = match Credentials::read(&config.tls, &config.name) {
@@ -50,14 +52,14 @@ pub(crate) fn certificate(config: &Config, now: SystemTime) -> Vec<Finding> {
     vec![Finding::of("certificate", about, advice)]
 }
 
-/// Returns a time in the largest unit of which it has at least two.
+/// Returns a time as text, in days, hours, minutes or seconds: the largest unit of which it has at least two.
 fn in_words(seconds: u64) -> String {
     let units = [(24 * 3600, "days"), (3600, "hours"), (60, "minutes")];
     let unit = units.iter().find(|(length, _)| seconds >= 2 * length);
     unit.map_or_else(|| format!("{seconds} s"), |(length, name)| format!("{} {name}", seconds / length))
 }
 
-/// Checks that each interface exists, can have the programs, and is up.
+/// Checks that each configured interface exists, that steering programs can be attached to it, and that it is up.
 pub(crate) fn interfaces(config: &Config) -> Vec<Finding> {
     let frontend = config.frontend.iter().map(|frontend| ("[frontend]", &frontend.interfaces));
     let backend = config.backend.iter().map(|backend| ("[backend]", &backend.interfaces));
@@ -79,7 +81,7 @@ fn is_up(role: &str, name: &str) -> Finding {
     Finding::of("interface", about, advice)
 }
 
-/// Checks that the running agent has its programs on each interface.
+/// Checks that the running agent's steering programs are attached to each configured interface.
 pub(crate) fn programs(config: &Config) -> Vec<Finding> {
     let frontend = config.frontend.iter().flat_map(|frontend| frontend.interfaces.iter().map(|name| (true, name)));
     let backend = config.backend.iter().flat_map(|backend| backend.interfaces.iter().map(|name| (false, name)));
@@ -107,7 +109,7 @@ pub(crate) fn programs(config: &Config) -> Vec<Finding> {
     frontend.chain(backend).filter_map(of).collect()
 }
 
-/// Checks that pinned maps would be in a BPF file system.
+/// Checks that the directory `pins` is, or would be, in a BPF file system.
 pub(crate) fn pins(config: &Config) -> Finding {
     let there = config.pins.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     let is_bpf = statfs(there).is_ok_and(|found| found.f_type == BPF_FS_MAGIC);
@@ -116,7 +118,7 @@ pub(crate) fn pins(config: &Config) -> Finding {
     Finding::of("bpffs", about, (!is_bpf).then(|| advice.into()))
 }
 
-/// Checks what the agent needs of the kernel, and of the user that runs this.
+/// Checks the kernel, and that an agent started from here could have its capabilities.
 pub(crate) fn machine(config: &Config) -> Vec<Finding> {
     let mut findings = vec![kernel(), capabilities()];
     match probe::missing() {
@@ -132,7 +134,7 @@ pub(crate) fn machine(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Checks that this kernel's verifier accepts what an agent of this configuration would load.
+/// Checks that this kernel's verifier accepts the BPF programs that an agent with this configuration would load.
 fn verified(config: &Config) -> Vec<Finding> {
     let frontend = config.frontend.as_ref().map(|_| probe::load_frontend().map_err(|error| chain(&error)));
     let ports = config.backend.as_ref().map(|backend| &backend.ports.0);
@@ -180,7 +182,7 @@ fn capabilities() -> Finding {
     Finding::of("capabilities", "an agent's capabilities", (!missing.is_empty()).then(advice))
 }
 
-/// Checks that the control group exists.
+/// Checks that `cgroup`, or the directory that is found without it, is a directory of a cgroup v2 hierarchy.
 pub(crate) fn group(config: &Config) -> Finding {
     let (directory, about) = match &config.cgroup {
         Some(path) => (Ok(path.clone()), format!("cgroup = \"{}\"", path.display())),
@@ -202,18 +204,18 @@ pub(crate) fn group(config: &Config) -> Finding {
     Finding::of("cgroup", about, advice)
 }
 
-/// Checks that the kernel gives the senders' ports to no other connection.
+/// Checks that the kernel gives no other connection any port of `[backend] ports`. A peer's name decides which of them
+/// is its port (crates/config/src/ports.rs).
 pub(crate) fn ports(config: &Config) -> Option<Finding> {
     let ports = &config.backend.as_ref()?.ports.0;
-    let of_peers = *ports.start()..=ports.start().saturating_add(config.peers.len().saturating_sub(1) as u16);
     let local = numbers("/proc/sys/net/ipv4/ip_local_port_range");
     let reserved = fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();
-    let about = format!("[backend] ports {}-{}", of_peers.start(), of_peers.end());
+    let about = format!("[backend] ports {}-{}", ports.start(), ports.end());
     let [low, high] = local[..] else {
         return Some(Finding::skipped("ports", about, "/proc/sys/net/ipv4/ip_local_port_range cannot be read"));
     };
     let is_free = |port: u16| !(low..=high).contains(&port) || is_reserved(&reserved, port);
-    let advice = (!of_peers.clone().all(is_free)).then(|| {
+    let advice = (!ports.clone().all(is_free)).then(|| {
         format!(
             "the kernel gives them to other connections: `sysctl -w net.ipv4.ip_local_reserved_ports={}-{}`",
             ports.start(),
@@ -228,7 +230,7 @@ fn numbers(path: &str) -> Vec<u16> {
     text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 
-/// Returns whether a list such as `61000-61063,62000` has a port.
+/// Returns whether a port is in a list such as `61000-61063,62000`.
 fn is_reserved(list: &str, port: u16) -> bool {
     let covers = |part: &str| {
         let (low, high) = part.split_once('-').unwrap_or((part, part));
@@ -238,12 +240,12 @@ fn is_reserved(list: &str, port: u16) -> bool {
     list.trim().split(',').any(covers)
 }
 
-/// Checks that the agent runs, has this configuration, and has sessions with its peers.
+/// Checks that the agent runs, has the name in the configuration, and has sessions with its peers.
 pub(crate) fn agent(config: &Config, stats: &Result<Value, String>) -> Vec<Finding> {
     let about = format!("the agent at {}", config.socket.display());
     let stats = match stats {
         Ok(stats) => stats,
-        // This error names already which unit to look at.
+        // This error already says which systemd unit to look at.
         Err(error) if error.contains("systemctl") => return vec![Finding::fault("agent", about, error.as_str())],
         Err(error) => return vec![Finding::fault("agent", about, format!("{error}: `systemctl status shuntd`"))],
     };

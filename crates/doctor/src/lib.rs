@@ -1,11 +1,12 @@
-//! Finds faults in a machine's setup before they cost a shortcut. Each requirement is checked, and each one that is not
-//! met is reported with what to do.
+//! Finds faults in a machine's setup before they cause responses to be relayed. It checks each requirement of Shunt,
+//! and reports each one that is not met with what to do.
 //!
 //! * `host`: this machine: certificates, interfaces, the BPF file system, the control group, ports, the kernel;
+//! * `start`: what would stop an agent when it starts: accounts, addresses, sockets, access to the key;
 //! * `routes`: the routes to clients and peers, and the filters on them;
 //! * `servers`: nginx's configuration, and the control group of its workers;
 //! * `trial`: one real response, for a client that the doctor makes;
-//! * `peers`: every other machine, over connections of the doctor that its agent answers (`examined`).
+//! * `peers`: every other machine, by a question to its agent (EXAMINE).
 //!
 //! `shuntd --check` runs the checks that need neither an agent nor a network. `shunt doctor` runs all of them.
 #![forbid(unsafe_code)]
@@ -29,13 +30,14 @@ use serde_json::Value;
 
 use shunt_config::Config;
 
-/// Runs the checks that need only the configuration and this machine.
+/// Runs the checks that need only the configuration and this machine, and no running agent.
 pub fn check(config: &Config) -> Vec<Finding> {
     let certificate = host::certificate(config, SystemTime::now());
     [certificate, host::interfaces(config), vec![host::pins(config)], start::all(config)].concat()
 }
 
-/// Runs all checks. `stats` is the answer of the running agent, or why it did not answer.
+/// Runs all checks. `stats` are the counters of the running agent, or the reason why it did not answer. `servers` says
+/// where nginx's configuration is read from.
 pub fn examine(config: &Config, stats: &Result<Value, String>, servers: &Servers) -> Vec<Finding> {
     let served = servers::read(servers);
     let mut findings = check(config);

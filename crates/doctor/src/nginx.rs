@@ -1,13 +1,13 @@
-//! Parser for the output of `nginx -T`, for what Shunt needs of it: the addresses that servers listen at, and Shunt's
-//! directives.
+//! Parser for the output of `nginx -T`, which is nginx's whole configuration. It takes the parts that matter to Shunt:
+//! the addresses at which servers listen, Shunt's directives, and those that Shunt's depend on.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-/// Source of the servers' configuration.
+/// Source of nginx's configuration.
 #[derive(Clone, Debug)]
 pub enum Servers {
-    /// `nginx -T`, run with the program of this name.
+    /// Output of this program with the option `-T`.
     Program(PathBuf),
     /// A file with the output of `nginx -T`.
     File(PathBuf),
@@ -16,44 +16,45 @@ pub enum Servers {
 }
 
 impl Servers {
-    /// Program that is run where the operator names no other.
+    /// Program that is run if the operator names no other.
     pub const PROGRAM: &str = "nginx";
 }
 
-/// One directive and its parameters.
+/// Name and parameters of one directive.
 type Directive = Vec<String>;
 
-/// Numbers of the blocks that a directive stands in, from the outermost. `nginx -T` prints included files one after the
-/// other, so for an included file the blocks around its `include` are not known.
+/// Numbers of the blocks that a directive stands in, from the outermost block to the innermost. `nginx -T` prints
+/// included files one after the other, so for directives of an included file, the blocks around its `include` are not
+/// known.
 type Place = Vec<usize>;
 
 /// Version of nginx, such as 1.22.1.
 pub(crate) type Version = [u32; 3];
 
-/// The parts of nginx's configuration that matter here.
+/// The parts of nginx's configuration that matter to Shunt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Served {
-    /// Addresses that servers listen at. The wildcard address where they listen on all.
+    /// Addresses at which servers listen. The wildcard address stands for all addresses of the machine.
     pub(crate) addresses: Vec<SocketAddr>,
-    /// Whether `shunt on` stands anywhere.
+    /// Whether the configuration has `shunt on`.
     pub(crate) hands_off: bool,
-    /// Whether `shunt_offer on` stands anywhere.
+    /// Whether the configuration has `shunt_offer on`.
     pub(crate) offers: bool,
     /// Whether some `shunt_trust` names an address.
     pub(crate) trusts: bool,
-    /// Whether a `shunt_trust` where `shunt on` stands has every address, so clients' too.
+    /// Whether a `shunt_trust` that applies where `shunt on` does names every address, and so also clients' addresses.
     pub(crate) trusts_clients: bool,
-    /// Whether `shunt_offer on` stands where `sendfile` is off, or no `sendfile on` stands anywhere.
+    /// Whether there is a `shunt_offer on` and no `sendfile on` at all, or a `shunt_offer on` where `sendfile` is off.
     pub(crate) offers_without_sendfile: bool,
     /// Whether some server has `listen ... ssl`.
     pub(crate) listens_with_tls: bool,
     /// Whether some `ssl_protocols` names TLSv1.3. `None` where there is no `ssl_protocols`.
     pub(crate) names_tls13: Option<bool>,
-    /// Version of the nginx that has this configuration, where the program was asked for it.
+    /// Version of the nginx that has this configuration. `None` where no program was asked for it.
     pub(crate) version: Option<Version>,
-    /// The socket that `shunt_agent` names.
+    /// Path of the socket that `shunt_agent` names, if any.
     pub(crate) agent: Option<String>,
-    /// User, and perhaps group, that the configuration names for the workers.
+    /// User of the workers, and perhaps their group, if the configuration names them (`user`).
     pub(crate) user: Option<(String, Option<String>)>,
 }
 
@@ -102,8 +103,8 @@ fn flag(value: &str) -> impl Fn(&[String]) -> bool {
     move |words| words == [value]
 }
 
-/// Returns whether clients are trusted. Doubtful cases count as no: a narrower `shunt_trust` further in, or `shunt off`
-/// in a part of the block.
+/// Returns whether clients' addresses are trusted where `shunt` is on ([`Served::trusts_clients`]). False in doubtful
+/// cases: a block further in has another `shunt_trust`, or the block or a part of it has `shunt off`.
 fn trusts_clients(all: &[(Place, Directive)]) -> bool {
     const ALL: [&str; 3] = ["all", "0.0.0.0/0", "::/0"];
     let has_all = |words: &[String]| words.iter().any(|word| ALL.contains(&word.as_str()));
@@ -115,7 +116,8 @@ fn trusts_clients(all: &[(Place, Directive)]) -> bool {
     })
 }
 
-/// Returns whether files are offered where `sendfile` is off, which is nginx's default.
+/// Returns whether files are offered where `sendfile` is off, as it is by default
+/// ([`Served::offers_without_sendfile`]).
 fn offers_without_sendfile(all: &[(Place, Directive)]) -> bool {
     let is_on_below = |at: &Place| places(all, "sendfile", flag("on")).any(|below| below.starts_with(at));
     let is_off = |at: &Place| places(all, "sendfile", flag("off")).any(|off| off == at);
@@ -125,7 +127,8 @@ fn offers_without_sendfile(all: &[(Place, Directive)]) -> bool {
     })
 }
 
-/// Returns why nginx refuses its configuration, in its own words: the line of level `emerg`, without time and process.
+/// Returns why nginx refuses its configuration, in nginx's words: the first message of level `emerg`, without time and
+/// process number. `None` where the text has no such message.
 pub(crate) fn refusal(text: &str) -> Option<String> {
     const LEVEL: &str = "[emerg] ";
     let said = text.lines().find_map(|line| line.find(LEVEL).map(|at| &line[at + LEVEL.len()..]))?;
@@ -134,7 +137,7 @@ pub(crate) fn refusal(text: &str) -> Option<String> {
     Some(format!("{LEVEL}{why}"))
 }
 
-/// Returns whether a text has no directive. `nginx -T` prints none of a configuration that it refuses.
+/// Returns whether a text has no directive. For a configuration that nginx refuses, `nginx -T` prints no directives.
 pub(crate) fn is_empty(text: &str) -> bool {
     directives(text).is_empty()
 }
@@ -146,7 +149,8 @@ pub(crate) fn version(said: &str) -> Option<Version> {
     parts.try_into().ok()
 }
 
-/// Parses `80`, `10.0.0.1`, `10.0.0.1:80`, `*:80`, `[::]:80`. Returns `None` for Unix sockets and names.
+/// Parses the address of a `listen`: `80`, `10.0.0.1`, `10.0.0.1:80`, `*:80`, `[::]:80`. Returns `None` for Unix
+/// sockets and host names.
 fn listens_at(text: &str) -> Option<SocketAddr> {
     let wildcard = IpAddr::from([0; 4]);
     if let Ok(port) = text.parse() {
@@ -159,8 +163,8 @@ fn listens_at(text: &str) -> Option<SocketAddr> {
     text.parse().ok().or_else(|| bare.parse().ok().map(|address| SocketAddr::new(address, 80)))
 }
 
-/// Splits a configuration into directives. Comments, quotes and blocks are as ngx_conf_read_token() has them, without
-/// escapes.
+/// Splits a configuration into directives, each with its place. Comments, quotes and blocks are treated as by
+/// ngx_conf_read_token(), but escapes are not.
 fn directives(text: &str) -> Vec<(Place, Directive)> {
     let (mut all, mut words, mut word) = (Vec::new(), Directive::new(), String::new());
     let (mut place, mut blocks) = (Place::new(), 0);

@@ -1,5 +1,6 @@
-//! Checks of every other machine: that it can be reached, is the one that it should be, and would do what is wanted.
-//! The doctor makes a separate connection, with this agent's certificate, and asks (EXAMINE).
+//! Checks of every other machine: that it can be reached, that its certificate has the configured name, that its clock
+//! and its routes are right, and that it may send in this machine's name. The doctor makes its own connection to the
+//! agent there, with this agent's certificate, and asks (EXAMINE).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -17,14 +18,15 @@ use shunt_logic::store::ends::is_usable;
 use shunt_transport::credentials::Credentials;
 use shunt_transport::{Transport, TransportError};
 
-/// Time that each step may take.
+/// Longest time for connecting to a peer, and then for its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Largest difference between two clocks. With more, logs and certificates' dates are hard to compare.
+/// Largest difference between the clocks of two machines that is no fault. With a larger one, logs and certificates'
+/// dates are hard to compare.
 const CLOCKS: Duration = Duration::from_secs(10);
-/// Bytes of the IP header and the TCP header with timestamps, for IPv4 and IPv6.
+/// Length in bytes of the IP header and the TCP header with timestamps, for IPv4 and for IPv6.
 const HEADERS: (u32, u32) = (52, 72);
 
-/// Runs all checks of one peer.
+/// Runs all checks of one peer. `listens` are the addresses at which this machine's nginx listens.
 pub(crate) fn all(config: &Config, peer: &PeerConfig, listens: &[SocketAddr]) -> Vec<Finding> {
     let about = format!("\"{}\" at {}", peer.name, peer.address);
     let stream = match TcpStream::connect_timeout(&peer.address, PATIENCE) {
@@ -51,7 +53,8 @@ pub(crate) fn all(config: &Config, peer: &PeerConfig, listens: &[SocketAddr]) ->
     findings
 }
 
-/// Returns the addresses that clients know this machine by: those at which nginx listens.
+/// Returns the addresses by which clients know this machine, if it is a frontend: those at which nginx listens.
+/// `stream` is a connection to the peer.
 fn asked_for(config: &Config, listens: &[SocketAddr], stream: &TcpStream) -> Vec<SocketAddr> {
     let Some(frontend) = &config.frontend else { return Vec::new() };
     let there = if_addrs::get_if_addrs().unwrap_or_default();
@@ -61,8 +64,9 @@ fn asked_for(config: &Config, listens: &[SocketAddr], stream: &TcpStream) -> Vec
     known_by(listens, &clients, own)
 }
 
-/// Replaces each wildcard by all addresses of its IP version that `clients` come in at, or by `own` where there are
-/// none.
+/// Leaves out loopback addresses of `listens`, and replaces each wildcard address by the addresses of its IP version in
+/// `clients`, or by `own` if there are none. `clients` are the addresses of the interfaces by which clients' packets
+/// arrive. Returns at most [`Examine::MOST`] addresses.
 fn known_by(listens: &[SocketAddr], clients: &[IpAddr], own: Option<IpAddr>) -> Vec<SocketAddr> {
     let mut servers = Vec::new();
     for at in listens.iter().filter(|at| !at.ip().is_loopback()) {
@@ -83,12 +87,12 @@ fn known_by(listens: &[SocketAddr], clients: &[IpAddr], own: Option<IpAddr>) -> 
     servers
 }
 
-/// Compares the packet size of the path with the MTU of its first interface.
+/// Checks that the path to the peer takes packets as large as the MTU of the interface by which they leave.
 fn mtu(peer: &PeerConfig, stream: &TcpStream) -> Finding {
     let about = format!("packets to \"{}\"", peer.name);
     let segment = segment_bytes(stream);
     let ip = stream.local_addr().map(|at| at.ip().to_canonical());
-    // A packet of IPv4 has at most 65,535 bytes, whatever loopback's MTU says.
+    // An IPv4 packet has at most 65,535 bytes, although the MTU of loopback is 65,536.
     let Some((segment, mtu)) =
         segment.ok().zip(ip.ok().and_then(interfaces::mtu_at)).map(|(segment, mtu)| (segment, mtu.min(65_535)))
     else {
@@ -114,7 +118,8 @@ fn clock(peer: &PeerConfig, examined: &Examined, took: Duration) -> Finding {
     Finding::of("clock", format!("of \"{}\"", peer.name), advice)
 }
 
-/// Reports the faults of routes that the other machine sees from its side.
+/// Reports the faults that the other machine sees: in its routes to this machine and to clients, and in its steering
+/// programs.
 fn ways_back(peer: &PeerConfig, examined: &Examined) -> Vec<Finding> {
     let name = &peer.name;
     let mut all = vec![
@@ -172,7 +177,8 @@ fn speaks_for(config: &Config, peer: &PeerConfig, servers: &[SocketAddr], examin
     servers.iter().enumerate().map(of).collect()
 }
 
-/// Asks a peer. Returns its answer and how long that took. The error is a sentence.
+/// Asks a peer's agent about this machine's addresses `servers`, over the TCP connection `stream`. Returns the answer
+/// and the time that it took. The error is a sentence for the operator.
 fn ask(
     config: &Config,
     peer: &PeerConfig,
@@ -196,7 +202,7 @@ fn ask(
             Ok(None) => {}
             Err(error) => return Err(why_refused(config, &error)),
         }
-        // Sends what the handshake has to say now, and the question after it.
+        // Sends the messages of the handshake, and the question after them.
         filled.and_then(|()| transport.flush()).map_err(|error| why_refused(config, &error))?;
         let left = PATIENCE
             .checked_sub(begun.elapsed())

@@ -1,4 +1,5 @@
-//! Checks of the routes that packets take from here: to peers, and to clients, which may be anywhere.
+//! Checks of the routes by which packets leave this machine: to peers, and to clients, which may have any address. A
+//! *payload* is the body of a response that a backend sends straight to the client.
 
 use std::fs;
 use std::net::IpAddr;
@@ -9,10 +10,11 @@ use super::finding::Finding;
 use shunt_config::Config;
 use shunt_host::routes::Routes;
 
-/// Address of a network for documentation (RFC 5737). The route to it is that to distant clients.
+/// Address in a network that is reserved for documentation (RFC 5737). No machine has it, so its route is the one to
+/// distant clients.
 const ANYWHERE: [u8; 4] = [192, 0, 2, 1];
 
-/// Checks the routes to each peer, and on a backend those of payload and of ACKs.
+/// Checks the routes to each peer. On a backend, also checks the route of payload, and the filter on clients' ACKs.
 pub(crate) fn all(config: &Config) -> Vec<Finding> {
     let mut routes = match Routes::open() {
         Ok(routes) => routes,
@@ -27,8 +29,8 @@ pub(crate) fn all(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Runs these checks for the doctor of one peer. Returns bits of [`Examined::faults`]. `interfaces` has the ones that
-/// payloads leave by, where this machine is a backend.
+/// Runs these checks for the doctor of the peer at the address `peer`. Returns bits of [`Examined::faults`].
+/// `interfaces` are those by which payloads leave; `None` where this machine is no backend.
 pub fn seen_from_here(routes: &mut Routes, interfaces: Option<&[String]>, peer: IpAddr) -> u32 {
     let bit = |is_fault: bool, bit| if is_fault { bit } else { 0 };
     let lost = bit(way_to(routes, peer).is_err(), Examined::NO_ROUTE);
@@ -37,7 +39,8 @@ pub fn seen_from_here(routes: &mut Routes, interfaces: Option<&[String]>, peer: 
         | bit(filtered(routes, peer).is_some_and(|found| found.is_fault()), Examined::FILTERED)
 }
 
-/// Returns the name of the interface that packets for an address leave by. The error is a part of a sentence.
+/// Returns the name of the interface by which packets for an address leave. The error is the part of a sentence that
+/// says why there is none.
 fn way_to(routes: &mut Routes, address: IpAddr) -> Result<String, String> {
     match routes.port_towards(address) {
         Ok(Ok(index)) => Ok(shunt_host::interfaces::interface_name(index)),
@@ -52,8 +55,9 @@ fn to_peer(routes: &mut Routes, name: &str, address: IpAddr) -> Finding {
     Finding::of("route", about, advice)
 }
 
-/// Checks the route of payload to clients. Payload leaves by the route to its client, and only the programs on that
-/// interface make it what the client expects.
+/// Checks that payload for distant clients leaves by an interface in `interfaces`. Payload leaves by the route to its
+/// client. Only the steering programs on the interface give its segments the addresses and sequence numbers that the
+/// client expects.
 fn to_clients(routes: &mut Routes, interfaces: &[String]) -> Finding {
     let about = "by which payloads leave for clients elsewhere";
     let Ok(name) = way_to(routes, ANYWHERE.into()) else {
@@ -71,8 +75,9 @@ fn to_clients(routes: &mut Routes, interfaces: &[String]) -> Finding {
     Finding::of("route", format!("{about}: {name}"), advice)
 }
 
-/// Checks the filter on ACKs. They come from the frontend with their clients' source addresses. A strict filter drops
-/// those whose source is routed by another interface (net.ipv4.conf.*.rp_filter; RFC 3704).
+/// Checks that rp_filter does not drop clients' ACKs. They come from the frontend, the peer, with the clients' source
+/// addresses. A strict filter drops packets if the route to their source leaves by another interface than the one by
+/// which they came (net.ipv4.conf.*.rp_filter; RFC 3704).
 fn filtered(routes: &mut Routes, peer: IpAddr) -> Option<Finding> {
     if !peer.is_ipv4() {
         return None;

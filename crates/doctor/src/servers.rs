@@ -14,13 +14,13 @@ use super::nginx::{self, Served, Servers, Version};
 use shunt_config::Config;
 use shunt_config::accounts::Account;
 
-/// The first nginx that speaks TLS 1.3 without an `ssl_protocols` that names it (nginx's CHANGES).
+/// First version of nginx that speaks TLS 1.3 even if no `ssl_protocols` names it (nginx's CHANGES).
 const TLS13_BY_ITSELF: Version = [1, 23, 4];
 
 /// Reads nginx's configuration. The error is a finding that says why it cannot be read.
 pub(crate) fn read(servers: &Servers) -> Result<Served, Finding> {
     let unknown = |why: String| Finding::skipped("nginx", "its configuration", why);
-    // The operator has named it, so it is a fault where it cannot be read.
+    // The operator has named the source, so it is a fault if it cannot be read.
     let named = |why: String| Finding::fault("nginx", "its configuration", format!("{why}; name an existing file"));
     match servers {
         Servers::Nowhere => Err(unknown("--no-nginx".into())),
@@ -95,7 +95,7 @@ fn agent(config: &Config, served: &Served) -> Finding {
     Finding::of("nginx", "shunt_agent", advice)
 }
 
-/// Checks that workers may use the agent's socket, by the user that they become and that user's groups (initgroups(3)).
+/// Checks that nginx's workers may use the agent's socket, by their user and that user's groups (initgroups(3)).
 fn may_use(config: &Config, user: &str, group: Option<&str>) -> Option<Finding> {
     let known = User::from_name(user).ok()??;
     let own = group.and_then(|group| Account::Name(group.into()).group().ok()).map_or(known.gid, Gid::from_raw);
@@ -126,7 +126,8 @@ fn without_sendfile() -> Finding {
     Finding::fault("nginx", "shunt_offer", advice)
 }
 
-/// Checks that servers with TLS speak version 1.3, because older versions have no KeyUpdate.
+/// Checks that nginx speaks TLS 1.3, if it listens with TLS and hands off: older versions have no KeyUpdate, which a
+/// handoff needs.
 fn tls(served: &Served) -> Option<Finding> {
     const ABOUT: &str = "TLS 1.3 where it listens with `ssl`";
     let by_itself = served.version.map(|version| version >= TLS13_BY_ITSELF);
@@ -143,7 +144,8 @@ fn tls(served: &Served) -> Option<Finding> {
     })
 }
 
-/// Checks that clients' packets for each address come in by an interface with the programs.
+/// Checks that no address at which nginx listens is on an interface other than `interfaces` and `lo`: only `interfaces`
+/// have the steering programs.
 fn entered(interfaces: &[String], served: &Served) -> Vec<Finding> {
     let there = if_addrs::get_if_addrs().unwrap_or_default();
     let named =
@@ -166,7 +168,8 @@ fn entered(interfaces: &[String], served: &Served) -> Vec<Finding> {
     named.into_iter().map(of).collect()
 }
 
-/// Checks that nginx's processes are below the control group: only from there does SHUNT_BEGIN reach the program.
+/// Checks that nginx's processes are in the agent's control group or below it. Only there does the BPF program that
+/// answers SHUNT_BEGIN see their calls.
 fn workers(config: &Config) -> Finding {
     let about = "nginx's processes are below `cgroup`";
     let group = config.cgroup.clone().map_or_else(cgroup::root, Ok).and_then(|group| Ok((group, cgroup::root()?)));
@@ -188,7 +191,7 @@ fn workers(config: &Config) -> Finding {
     Finding::of("cgroup", about, advice)
 }
 
-/// Returns number and control group of each process called nginx in this network namespace.
+/// Returns process ID and control group of each process called nginx in this network namespace.
 fn nginx_groups() -> Vec<(u32, String)> {
     let ours = fs::read_link("/proc/thread-self/ns/net").ok();
     let of = |entry: fs::DirEntry| {

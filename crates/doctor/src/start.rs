@@ -1,4 +1,5 @@
-//! Checks, without starting an agent, for what would stop one when it starts or when it reads its certificates again.
+//! Checks for faults that would stop an agent when it starts, or when it reads its certificates again. No agent is
+//! started for them.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -24,7 +25,7 @@ pub(crate) fn all(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Checks that this machine has the configuration's users and groups.
+/// Checks that this machine has the users and groups that the configuration names.
 fn accounts(config: &Config) -> Finding {
     let unknown =
         config.callers().and_then(|_| config.store.as_ref().map_or(Ok(()), |store| config.programs(store).map(drop)));
@@ -32,7 +33,7 @@ fn accounts(config: &Config) -> Finding {
     Finding::of("account", "users and groups of the configuration", advice)
 }
 
-/// Checks that sockets can be bound to the addresses.
+/// Checks that sockets can be bound to the configuration's addresses of this machine.
 fn addresses(config: &Config) -> Vec<Finding> {
     let listen = [("listen", config.listen)].into_iter();
     let metrics = config.metrics.iter().map(|address| ("metrics", *address));
@@ -49,7 +50,7 @@ fn addresses(config: &Config) -> Vec<Finding> {
     listen.chain(metrics).chain(senders).map(of).collect()
 }
 
-/// Checks that an agent could listen for servers and programs without replacing a file that is no socket.
+/// Checks that the paths of the agent's Unix sockets have no other kind of file, which the agent would not replace.
 fn sockets(config: &Config) -> Vec<Finding> {
     let programs = config.store.iter().map(|store| ("[store] socket", &store.socket));
     let of = |(key, path): (&str, &PathBuf)| {
@@ -59,15 +60,15 @@ fn sockets(config: &Config) -> Vec<Finding> {
     [("socket", &config.socket)].into_iter().chain(programs).map(of).collect()
 }
 
-/// Checks that the user that the agent becomes can read the key, because `systemctl reload` makes the agent read it
-/// again.
+/// Checks that the user that the agent becomes can read the key at `path`, because the agent reads the key again at
+/// `systemctl reload`.
 fn key(user: &Account, path: &Path) -> Option<Finding> {
     if !path.exists() {
         return None; // the check of the certificate reports it
     }
     let user = User::from_uid(Uid::from_raw(user.user().ok()?)).ok()??;
     let about = format!("{} can be read by {}", path.display(), user.name);
-    // The user needs to search each directory, and to read the file.
+    // The user must be able to read the file, and to search each directory above it.
     let in_the_way = path.ancestors().zip(std::iter::once(0o4).chain(std::iter::repeat(0o1)));
     let in_the_way = in_the_way
         .filter(|(path, _)| !path.as_os_str().is_empty())
@@ -82,13 +83,13 @@ fn key(user: &Account, path: &Path) -> Option<Finding> {
     Some(Finding::of("certificate", about, advice))
 }
 
-/// Returns a group as chgrp(1) takes it: by number where it has no name.
+/// Returns a group as chgrp(1) takes it: its name, or its id if it has no name.
 fn group_name(group: Gid) -> String {
     Group::from_gid(group).ok().flatten().map_or_else(|| group.to_string(), |found| found.name)
 }
 
-/// Returns whether a user may use a path: `bit` is 4 to read it, 1 to search it. A path that cannot be looked at
-/// passes, because other checks report it.
+/// Returns whether the mode of a path lets a user with this one group read it (`bit` 4), or search it (`bit` 1). True
+/// where the path cannot be examined, because other checks report that.
 fn may(path: &Path, user: Uid, group: Gid, bit: u32) -> bool {
     let Ok(found) = fs::metadata(path) else { return true };
     let granted = if found.uid() == user.as_raw() {
@@ -118,7 +119,7 @@ mod tests {
         addresses(&config).into_iter().chain([accounts(&config)]).filter_map(|one| one.fault_line()).collect()
     }
 
-    /// Asserts that there is one fault, and that it has all of these words.
+    /// Asserts that a configuration with these lines has exactly one fault, whose text has all of `words`.
     fn is_found(more: &str, role: &str, words: &[&str]) {
         let found = faults(more, role);
         assert!(found.len() == 1 && words.iter().all(|word| found[0].contains(word)), "not {words:?}: {found:?}");
@@ -160,7 +161,7 @@ mod tests {
         let path = directory.path().join("key");
         fs::write(&path, "").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-        // The group of `nobody` has another name on Debian.
+        // On Debian, the group of the user `nobody` is not called `nobody`.
         let nobody = User::from_name("nobody").unwrap().unwrap();
         let group = Group::from_gid(nobody.gid).unwrap().unwrap().name;
         let line = key(&Account::Name("nobody".into()), &path).unwrap().fault_line().unwrap();

@@ -1,13 +1,15 @@
-//! One real response, to a client that the doctor makes in a network namespace. The namespace ends with the doctor.
+//! Fetches real responses with a client that the doctor makes in a network namespace. The namespace ends with the
+//! doctor.
 //!
 //! ```text
 //!   client (namespace)                             this machine, the frontend
 //!   spare address --- veth ----------------------- shunt-doctor0, with the agent's programs: requests, headers, ACKs
-//!         `---------- macvlan on the port there -- payload, which the backend sends to the spare address
+//!         `---------- macvlan -------------------- interface towards the spare address: payload from the backend
 //! ```
 //!
-//! A client on the frontend itself would not do, because packets to an address of this machine never pass an interface.
-//! The operator has to name the spare address, because the doctor cannot know which addresses are unused.
+//! A client with an address of the frontend itself would be no test, because packets between addresses of one machine
+//! pass no Ethernet interface. The operator has to name an unused address, the spare address, for the client: the
+//! doctor cannot know which addresses are unused.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -23,16 +25,17 @@ use shunt_host::routes::Routes;
 
 /// Time that a connection, and each part of a response, may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Interfaces: this machine's end of the pair, and the client's two.
+/// Names of the interfaces: this machine's end of the veth pair, the client's end of it, and the client's macvlan.
 const NEAR: &str = "shunt-doctor0";
 const FAR: &str = "shunt-doctor1";
 const WIRE: &str = "shunt-doctor2";
-/// Link addresses, locally administered (IEEE 802). Both ends are told them, so that no neighbour has to be resolved.
+/// Link addresses of the veth pair's ends, locally administered (IEEE 802). Each end has the other's in its table of
+/// neighbours, so that neither has to ask for it.
 const NEAR_LINK: &str = "02:00:53:48:55:00";
 const FAR_LINK: &str = "02:00:53:48:55:01";
 
-/// Returns the link address for a spare address. It is always the same, because a router between may remember the last
-/// trial's.
+/// Returns the link address of the client's macvlan, made from the spare address. So it is the same in each trial with
+/// this address, because a router on the path may remember it from the last one.
 fn link_address(client: IpAddr) -> String {
     let bytes = match client {
         IpAddr::V4(address) => address.octets(),
@@ -47,16 +50,16 @@ fn link_address(client: IpAddr) -> String {
 pub struct Trial {
     /// Address at which nginx listens.
     pub server: SocketAddr,
-    /// Value of the field Host.
+    /// Value of the request's header field Host.
     pub host: String,
     /// Path and query of the file.
     pub path: String,
-    /// An unused address that backends reach through an interface of this machine.
+    /// The client's address: an unused one that backends reach through an interface of this machine.
     pub client: IpAddr,
 }
 
 impl Trial {
-    /// Builds a trial of a URL that names an address: `http://10.0.0.1/file`, `http://[fd00::1]:8080/file`.
+    /// Builds a trial of a URL with an IP address as its host: `http://10.0.0.1/file`, `http://[fd00::1]:8080/file`.
     ///
     /// # Errors
     /// Returns a sentence that says what is wrong.
@@ -74,8 +77,8 @@ impl Trial {
         Ok(Self { server, host: host.to_owned(), path, client })
     }
 
-    /// Makes the client, has it fetch the file `times` times over one connection, and removes it. Returns the bytes of
-    /// each body.
+    /// Makes the client, has it fetch the file `times` times over one connection, and removes the client. Returns the
+    /// length in bytes of the last body.
     ///
     /// # Errors
     /// Returns a sentence that says what failed.
@@ -88,13 +91,15 @@ impl Trial {
         ip(&[&["link", "add", NEAR, "address", NEAR_LINK, "type", "veth"], &far[..]].concat())?;
         let joined = self.join(config, &namespace, path);
         let fetched = joined.and_then(|()| namespace.run(|| self.fetch(times)).map_err(|error| error.to_string())?);
-        // They would go with the namespace a moment later. Until then the next trial could not have their addresses.
+        // The interfaces would go with the namespace, but a moment later. Until then, the next trial could not use
+        // their names and addresses.
         let _ = ip(&["link", "del", NEAR]);
         let _ = namespace.run(|| ip(&["link", "del", WIRE]));
         fetched
     }
 
-    /// Joins the namespace, which has the far end of a pair, to this machine.
+    /// Connects the client's namespace, which already has its end of the veth pair, with this machine and its network.
+    /// `path` is the namespace's path.
     fn join(&self, config: &Config, namespace: &Netns, path: &str) -> Result<(), String> {
         let port = self.port()?;
         let client = self.client.to_string();
@@ -110,7 +115,7 @@ impl Trial {
         programs.keep_on(index).map(drop).map_err(|error| shunt_host::errors::chain(&error))
     }
 
-    /// Returns the name of the interface by which the spare address is reached.
+    /// Returns the name of the interface by which packets to the spare address leave this machine.
     fn port(&self) -> Result<String, String> {
         let asked = Routes::open().and_then(|mut routes| routes.port_towards(self.client));
         match asked.map_err(|error| error.to_string())? {
@@ -121,11 +126,12 @@ impl Trial {
         }
     }
 
-    /// Sets up interfaces, addresses and routes inside the namespace.
+    /// Sets up interfaces, addresses and routes inside the client's namespace, which the calling thread is in.
     fn furnish(&self) -> Result<(), String> {
         let (client, server) = (self.client.to_string(), self.server.ip().to_string());
         for name in ["all", WIRE, FAR] {
-            // Payload comes in by an interface that no route to its source leads by.
+            // Payload comes in by the macvlan, but the route to its source leaves by the veth pair. rp_filter would
+            // drop it.
             let _ = std::fs::write(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"), "0");
             let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/accept_dad"), "0");
         }
@@ -153,7 +159,7 @@ impl Trial {
     }
 }
 
-/// Reads one response to its end. Returns the length of its body.
+/// Reads one response to its end. Returns the length of its body in bytes.
 fn read_response(stream: &mut impl Read) -> Result<u64, String> {
     const MOST_HEAD_BYTES: usize = 64 << 10;
     let mut head = Vec::new();

@@ -2,15 +2,16 @@
 /*
  * Steering at a backend: segments of the agent's sockets leave as the frontend's, and the ACKs that
  * fe_in steers here arrive as their client's. Attached to the interfaces that lead to clients and
- * frontends (tc, be_in and be_out) and to a cgroup (be_connected).
+ * frontends (tc, be_in and be_out) and to a cgroup (be_connected). The state of a sender, which is
+ * one such socket, is in its slot (struct sender_slot).
  *
  * A range of ports is reserved for the agent's sockets. A packet with such a port and no live
  * sender is dropped in both directions: a kernel that has closed the socket would answer with a
  * reset, and the client would get it in the frontend's name.
  *
- * The sockets of an agent that has ended are closed by the kernel. It would wait for minutes for an
- * ACK of their FIN, and let no other socket have their addresses meanwhile. So once all of their
- * bytes are acknowledged, they get a reset in place of their own segment.
+ * The sockets of an agent that has ended are closed by the kernel. The kernel would wait for
+ * minutes for an ACK of their FIN, and let no other socket have their addresses meanwhile. So once
+ * all bytes of such a socket are acknowledged, be_out turns its own segment into a reset for it.
  */
 #include <linux/bpf.h>
 #include <linux/in.h>
@@ -34,9 +35,10 @@
 /* <sys/socket.h>, which a BPF target cannot include. */
 #define AF_INET 2
 
-/* Set by the loader. */
+/* Set by the loader: the cookie of the agent's network namespace (0: any), and the reserved ports.
+ */
 const volatile __u64 netns_cookie = 0;
-const volatile __u16 sender_port_low = 0; /* host order, both ends included */
+const volatile __u16 sender_port_low = 0; /* host order; the range includes low and high */
 const volatile __u16 sender_port_high = 0;
 
 struct {
@@ -65,7 +67,7 @@ struct {
 } words SEC(".maps");
 
 /* skb->mark of a segment that returns to its own socket as a reset. */
-#define ORPHAN_MARK 0x53490000
+#define ORPHAN_MARK MARK_OF(1)
 
 static __always_inline bool is_reserved(__u16 port)
 {
@@ -84,7 +86,7 @@ static __always_inline struct sender_slot *find_sender(const __u32 *client, __be
     return bpf_map_lookup_elem(&sender_slots, index);
 }
 
-/* The same, but NULL unless the sender is live. */
+/* The sender for a client on one of our ports, if it is live; else NULL. */
 static __always_inline struct sender_slot *live_sender(const __u32 *client, __be16 client_port,
                                                        __be16 port)
 {
@@ -154,8 +156,8 @@ int be_out(struct __sk_buff *skb)
         count(BE_DROP_STRAY_OUT);
         return p.payload_bytes || p.flags & TH_FIN ? reset_orphan(skb, &p) : TC_ACT_SHOT;
     }
-    /* A socket that is closed with bytes to send puts its FIN on the last of them: those bytes
-     * leave. */
+    /* A socket that is closed while it has bytes to send puts its FIN on the last segment of them.
+     * That segment leaves, without the FIN. */
     if (p.flags & (TH_RST | TH_SYN) || (p.flags & TH_FIN && p.payload_bytes == 0)) {
         count(BE_DROP_FIN);
         bool all_acked = !is_before(slot->acked, p.seq);
@@ -200,8 +202,8 @@ static __noinline bool receive_as_sender(struct __sk_buff *skb, const struct pac
     struct tcphdr *tcp = tcp_header(skb, p);
     if (!tcp)
         return false;
-    /* The newest number, not the highest: a client drops segments that acknowledge more than it has
-     * sent, so a forged number must not stay. */
+    /* The newest ACK number of the frontend, not the highest: a client drops segments that
+     * acknowledge more than it has sent, so a forged number must not stay. */
     slot->ack = p->seq;
     slot->window = p->window;
     bool ahead = false;
@@ -276,7 +278,7 @@ int be_in(struct __sk_buff *skb)
     bool parsed = parse(skb, &p);
     if (!is_reserved(bpf_ntohs(p.destination_port)))
         return parsed ? PASS : receive_report(skb);
-    /* fe_in sends plain packets without fragments, and sender's sockets get packets from nowhere
+    /* fe_in sends plain packets without fragments, and senders' sockets get packets from nowhere
      * else. */
     if (!parsed || p.is_odd) {
         count(BE_DROP_STRANGE);

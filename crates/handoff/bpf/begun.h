@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
-/* Regions that servers have begun or moved. The agent finds them here without a system call. */
+/*
+ * Regions that servers have begun or moved. The agent finds them in a map without a system call. A
+ * region is a range of a client connection's sequence numbers that another machine sends, for one
+ * handoff of a server. Each server has a ring (a BPF ring buffer), and an equal share of the map.
+ */
 #ifndef BEGUN_H
 #define BEGUN_H
 
@@ -10,7 +14,7 @@
 #include "decisions/numbers.h"
 #include "steering.h"
 
-/* Not pinned: each agent has its own. A new agent finds older handoffs among the flows. */
+/* Not pinned: each agent has its own map. A new agent finds older handoffs among the flows. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, BEGUN);
@@ -26,8 +30,8 @@ static __always_inline struct begun *begun_at(__u64 handoff, __u32 ring)
     return bpf_map_lookup_elem(&begun, &index);
 }
 
-/* Notes a region for the agent, which hears of its handoff after this call, from the server whose
- * ring is `ring`. A half-written row has no handoff. */
+/* Notes a region for the agent. After this call, the server whose ring is `ring` tells the agent of
+ * the handoff. An element that is half written has the handoff 0, which no region has. */
 static __always_inline void note_begun(const struct flow_key *key, __u64 handoff, __u32 ring,
                                        __u32 peer, __u64 now)
 {
@@ -44,8 +48,8 @@ static __always_inline void note_begun(const struct flow_key *key, __u64 handoff
     b->handoff = handoff;
 }
 
-/* Forgets a region that is over, or has another name now. A function of its own, because fe_in's
- * stack is full. */
+/* Forgets a region that is over, or whose handoff has another number now. Not inlined, because
+ * fe_in's stack is full. */
 static __noinline int forget_begun(__u64 handoff, __u32 ring)
 {
     struct begun *b = begun_at(handoff, ring);

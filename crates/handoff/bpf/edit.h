@@ -39,16 +39,16 @@
 #define TCP_HEADER_MIN  20
 #define TCP_HEADER_MAX  60
 #define TCP_CHECKSUM_AT 16
-/* Largest offset of the TCP header, behind IPv4's options or some IPv6 extension headers. One less
- * than a power of two. */
+/* Largest offset of the TCP header in the frame, behind IPv4's options or some IPv6 extension
+ * headers. One less than a power of two. */
 #define TRANSPORT_MAX   127
 #define HEADERS_MAX     (TRANSPORT_MAX + TCP_HEADER_MAX)
 
-/* Sums of changes that a packet's TCP checksum has to follow, in the packet's byte order (RFC
- * 1624). */
+/* Sums of the changes that a packet's TCP checksum does not have yet, in the packet's byte order
+ * (RFC 1624). */
 struct edit {
-    __u64 pseudo; /* addresses and length */
-    __u64 plain;  /* everything in the TCP header */
+    __u64 pseudo; /* changes of the pseudo header: addresses and length */
+    __u64 plain;  /* changes of the TCP header */
 };
 
 static __always_inline bool is_ipv6(const struct packet *p)
@@ -80,7 +80,8 @@ static __always_inline void put32(__u64 *sum, __be32 *field, __be32 value)
     *field = value;
 }
 
-/* Value that a word at an offset adds to the checksum: at an odd offset its bytes are swapped. */
+/* Returns what a word at an offset adds to the checksum: at an odd offset, the word rotated by a
+ * byte. */
 static __always_inline __u64 at_offset(__u32 word, __u32 offset)
 {
     return offset & 1 ? (word >> 8 | word << 24) : word;
@@ -117,7 +118,8 @@ static __always_inline struct tcphdr *tcp_header(struct __sk_buff *skb, const st
     return (void *) (tcp + 1) > end ? NULL : tcp;
 }
 
-/* `bytes` of the TCP header at `offset`, or NULL. */
+/* Returns a pointer to byte `offset` of the TCP header. Returns NULL if the packet has fewer than
+ * `bytes` bytes from there on. */
 static __always_inline void *tcp_field(struct __sk_buff *skb, const struct packet *p, __u32 offset,
                                        __u32 bytes)
 {
@@ -170,8 +172,8 @@ static __always_inline bool put_address(struct __sk_buff *skb, const struct pack
     return true;
 }
 
-/* Sets the TTL of a new packet: this one is not forwarded, but has arrived and goes to another
- * stack. */
+/* Sets the TTL to that of a new packet. This packet is not forwarded: it has arrived, and is sent
+ * anew. */
 static __always_inline bool put_fresh_ttl(struct __sk_buff *skb, const struct packet *p)
 {
     if (is_ipv6(p)) {
@@ -201,11 +203,11 @@ static __always_inline void put_flags(struct edit *e, struct tcphdr *tcp, __u8 c
 
 /*
  * Removes a packet's VLAN tag (IEEE 802.1Q). The kernel has moved the tag from the frame to the skb
- * before we see it, and puts it back when the packet leaves by any port. It belongs to the link on
- * which the packet came in, and means something else, or nothing, on the link of a packet of ours.
- * Packets for this host's stack keep it, because the stack finds its sub-interface by the tag. With
- * a second tag (802.1ad), which stays in the frame in place of the IP protocol, parse() takes no
- * packet.
+ * before we see it, and puts it back when the packet leaves by any port. The tag belongs to the
+ * link on which the packet came in. On the link by which we send the packet, it means something
+ * else, or nothing. Packets for this host's stack keep the tag, because the stack finds its
+ * sub-interface by it. A second tag (802.1ad) stays in the frame, in the place of the IP protocol,
+ * and parse() refuses such a packet.
  */
 static __always_inline bool leaves_its_vlan(struct __sk_buff *skb)
 {
@@ -234,9 +236,9 @@ static __always_inline __s32 load_checksum(struct __sk_buff *skb, const struct p
     return field ? *field : -1;
 }
 
-/* Whether a packet is CHECKSUM_PARTIAL. Its checksum field ignores changes outside the pseudo
- * header, so one is tried. The checksum of other packets is wrong afterwards; the caller computes
- * it anew. */
+/* Whether a packet is CHECKSUM_PARTIAL. The helper leaves the checksum field of such a packet alone
+ * when something outside the pseudo header changes, so one change is tried. Any other packet has a
+ * wrong checksum afterwards, and the caller computes it anew. */
 static __always_inline bool is_partial(struct __sk_buff *skb, const struct packet *p)
 {
     __s32 before = load_checksum(skb, p);
@@ -244,7 +246,8 @@ static __always_inline bool is_partial(struct __sk_buff *skb, const struct packe
     return load_checksum(skb, p) == before;
 }
 
-/* The checksum sum over a TCP packet without data, pseudo header included. */
+/* Returns the sum that the checksum of a TCP packet without data is made from, pseudo header
+ * included. */
 static __noinline int header_sum(struct __sk_buff *skb, const struct packet *p)
 {
     __u64 sum = bpf_htons(IPPROTO_TCP);
@@ -272,8 +275,8 @@ static __noinline int header_sum(struct __sk_buff *skb, const struct packet *p)
 }
 
 /*
- * Cuts a packet off behind its TCP header, and updates length and checksum with the changes of `e`.
- * The data is not read: a real checksum is computed anew.
+ * Removes the data of a packet, and brings its lengths and checksums up to date, with the changes
+ * in `e`. The data is not read: a checksum that is not partial is computed anew.
  */
 static __noinline int cut_payload(struct __sk_buff *skb, const struct packet *p, struct edit *e)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
  * Segments of the frontend's kernel on their way to a client: rewritten as decisions/departures.h
- * says.
+ * says. CLIENT are the sequence numbers that the client sees, LOCAL those of this kernel.
  */
 #ifndef EGRESS_H
 #define EGRESS_H

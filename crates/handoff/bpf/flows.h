@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
-/* The frontend's maps, and how a completion reaches the worker that waits for it. */
+/*
+ * The frontend's maps. The map `flows` has a record of each client connection on which a server has
+ * asked for a handoff. Also here: how the kernel tells a server, by its ring (a BPF ring buffer),
+ * that the client has acknowledged all of a payload.
+ */
 #ifndef FLOWS_H
 #define FLOWS_H
 
@@ -64,7 +68,7 @@ struct {
     __array(values, struct ring);
 } rings SEC(".maps");
 
-/* Owners of the rings: the user whose processes may name a ring. */
+/* Owners of the rings: for each ring, the user (uid) whose processes may name it. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, MAX_RINGS);
@@ -74,9 +78,9 @@ struct {
 } ring_owners SEC(".maps");
 
 /*
- * The ring number `index`, if it belongs to the user of this system call; else NULL. Rings are
- * numbered from 0 on, and another user's process could otherwise put false records into a worker's
- * ring.
+ * Returns the ring with the number `index`, if it belongs to the user who makes this system call;
+ * else NULL. Without this check, another user's process could put false records into a worker's
+ * ring: ring numbers are easy to guess, as they count from 0 on.
  */
 static __always_inline void *ring_of_caller(__u32 index)
 {

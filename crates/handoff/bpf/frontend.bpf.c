@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
  * Steering at a frontend. Attached to the interfaces that face clients (tc, fe_in and fe_out) and
- * to the cgroup of the servers (fe_setsockopt). All state is in the `flows` map, which outlives the
- * agent.
+ * to the cgroup of the servers (fe_setsockopt). The state of connections is in the map `flows`,
+ * which outlives the agent.
  */
 #include <linux/bpf.h>
 

@@ -29,7 +29,7 @@
 #define ICMP_FRAG_NEEDED  4
 #define ICMPV6_PKT_TOOBIG 2
 #define IP_OFFSET         0x1fff
-#define TOO_BIG_BYTES     (14 + 2 * 40 + 2 * 8)
+#define TOO_BIG_BYTES     (14 + 2 * 40 + 2 * 8) /* most bytes of a report's frame that are read */
 #define IPV4_ICMP_AT      (14 + 20)
 #define IPV6_ICMP_AT      (14 + 40)
 
@@ -54,7 +54,7 @@ struct too_big {
     __be16 source_port;
     __be16 destination_port;
     __u32 seq;
-    __u32 icmp; /* offsets in the frame of the ICMP header and of the cited headers */
+    __u32 icmp; /* offset of the ICMP header in the frame; then those of the cited headers */
     __u32 ip;
     __u32 tcp;
 };
@@ -110,7 +110,8 @@ static __always_inline bool load_ipv6_report(struct __sk_buff *skb, struct too_b
     return true;
 }
 
-/* Returns 0 where the packet is no such report. Invalidates packet pointers. */
+/* Reads a report of a smaller path MTU. Returns 0 if the packet is none. Invalidates packet
+ * pointers. */
 static __noinline int load_too_big(struct __sk_buff *skb, struct too_big *t)
 {
     __u32 wanted = skb->len < TOO_BIG_BYTES ? skb->len : TOO_BIG_BYTES;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
  * Client packets as they arrive at the frontend. decisions/arrivals.h decides who gets each; here
- * it is rewritten for its receiver.
+ * it is rewritten for its receiver. A flow is the record of a client connection, and a region a
+ * range of its sequence numbers that a backend sends.
  *
  * A packet for both the frontend's stack and a backend is cloned into this interface's ingress with
  * a mark. The clone passes fe_in a second time and becomes the backend's copy. So the original,
@@ -35,8 +36,7 @@
 #include "steering.h"
 
 /* skb->mark of a clone; its low bits are the index of the flow's break that the copy is for. */
-#define COPY_MARK      0x53480000
-#define COPY_MARK_MASK 0xffff0000
+#define COPY_MARK MARK_OF(0)
 
 /* ---- to the frontend's stack ---- */
 
@@ -149,8 +149,8 @@ static __noinline int to_backend(struct __sk_buff *skb, struct packet *p, struct
 
 /* ---- the program ---- */
 
-/* Whether the kernel has a connection for the packet already: then a SYN means nothing (RFC 5961,
- * 4). */
+/* Whether the kernel already has a connection with the packet's addresses and ports. Then a SYN
+ * does not begin a new one (RFC 5961, 4). */
 static __noinline bool has_connection(struct __sk_buff *skb, const struct packet *p)
 {
     struct bpf_sock_tuple t = {};
@@ -198,8 +198,8 @@ static __always_inline void send_copy(struct __sk_buff *skb, __u32 index)
 }
 
 /*
- * Decides who gets a client's packet, and notes in the flow what the packet says. It is a function
- * of its own, and so is steer(), because of stack depth: the stacks of all active functions may
+ * Decides who gets a client's packet, and notes in the flow what the packet says. Neither this
+ * function nor steer() is inlined, because of stack depth: the stacks of all active functions may
  * have 512 bytes together. Older kernels round each up to a multiple of 32 (kernel/bpf/verifier.c,
  * check_max_stack_depth). This function has returned when packets are rewritten.
  */
@@ -265,8 +265,8 @@ static __always_inline void key_of_client(const struct packet *p, struct flow_ke
     key->server_port = p->destination_port;
 }
 
-/* Looks up the flow of a client's packet. A function of its own, like the next two: so the key is
- * on its stack and not on fe_in's. */
+/* Looks up the flow of a client's packet. Like the next two functions, it is not inlined, so that
+ * the key is on its own stack and not on fe_in's. */
 static __noinline struct flow *flow_of_clients(const struct packet *p)
 {
     struct flow_key key = {};
@@ -275,8 +275,8 @@ static __noinline struct flow *flow_of_clients(const struct packet *p)
     return bpf_map_lookup_elem(&flows, &key);
 }
 
-/* Forgets the flow of a client that opens a new connection, where the kernel has no socket of the
- * old one. Nothing else would end the old connection's region, so it is reported as reset. */
+/* Forgets the flow of a client that opens a new connection, if the kernel has no socket of the old
+ * one. Nothing else would end the old connection's region, so that is reported as reset. */
 static __noinline void forget_flow(const struct packet *p, struct flow *flow)
 {
     struct route r = {};
@@ -303,7 +303,7 @@ static __noinline int note_syn_of(const struct packet *p)
 SEC("tc")
 int fe_in(struct __sk_buff *skb)
 {
-    bool is_copy = (skb->mark & COPY_MARK_MASK) == COPY_MARK;
+    bool is_copy = (skb->mark & MARK_MASK) == COPY_MARK;
     __u32 index = skb->mark & (BREAKS - 1);
     struct packet p;
 

@@ -90,8 +90,8 @@ __noinline int scan_options(struct __sk_buff *skb, struct packet *p)
 
 struct extension {
     __u8 next;
-    __u8 eights;     /* length in 8 bytes, the first 8 not counted (RFC 8200, 4.2) */
-    __be16 fragment; /* of a fragment header (4.5): offset; lowest bit: more follow */
+    __u8 eights;     /* length in units of 8 bytes, the first 8 bytes not counted (RFC 8200, 4.2) */
+    __be16 fragment; /* of a fragment header (4.5): offset; lowest bit: more fragments follow */
 };
 
 /*
@@ -171,8 +171,8 @@ static __noinline int parse_linear(struct __sk_buff *skb, struct packet *p)
     if (parsed != PARSED_TCP)
         return parsed;
 
-    /* Ports are read also where a first fragment ends within the TCP header (RFC 1858): be_in goes
-     * by them. */
+    /* The ports are read even if a first fragment ends within the TCP header (RFC 1858): be_in
+     * drops such packets by their port. */
     __be16 *ports = tcp_field(skb, p, 0, 2 * sizeof(*ports));
     if (!ports)
         return PARSED_SHORT;
@@ -182,8 +182,8 @@ static __noinline int parse_linear(struct __sk_buff *skb, struct packet *p)
     if (!tcp)
         return PARSED_SHORT;
     p->header_bytes = tcp->doff * 4;
-    /* A packet longer than its length field (BIG TCP) has 0 there: the frame's own length
-     * counts. */
+    /* A packet that is too long for its length field (BIG TCP) has 0 there: then the frame's own
+     * length counts. */
     if (segment_bytes == 0 || skb->len > 0xffff)
         segment_bytes = skb->len - p->transport;
     if (p->header_bytes < TCP_HEADER_MIN || p->header_bytes > segment_bytes ||
@@ -208,7 +208,8 @@ static __noinline int parse_linear(struct __sk_buff *skb, struct packet *p)
     return PARSED_TCP;
 }
 
-/* Returns false where these programs do not handle the packet. Invalidates packet pointers. */
+/* Parses a packet. Returns false if these programs do not handle it. Invalidates packet pointers.
+ */
 static __always_inline bool parse(struct __sk_buff *skb, struct packet *p)
 {
     __builtin_memset(p, 0, sizeof(*p));

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
-/* Reports of a smaller path MTU (icmp.h) as they arrive at the frontend, passed on as
- * decisions/reports.h says. */
+/*
+ * Reports of a smaller path MTU (icmp.h) as they arrive at the frontend, passed on as
+ * decisions/reports.h says. An active region is a range of sequence numbers that a backend is
+ * sending.
+ */
 #ifndef PATH_H
 #define PATH_H
 
@@ -48,7 +51,8 @@ static __always_inline int report_to_server(struct __sk_buff *skb, const struct 
     return PASS;
 }
 
-/* Handles any packet that is not TCP. */
+/* Handles a packet that is no whole TCP segment. It is passed on, unless it is a report about a
+ * flow. */
 static __noinline int steer_report(struct __sk_buff *skb)
 {
     struct too_big t = {};

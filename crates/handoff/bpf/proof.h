@@ -1,26 +1,31 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Proof that a client's packets pass fe_in, and its server's fe_out, as the server's socket numbers
- * them. Steering needs that, and no configuration can promise it. Behind these programs, netfilter
- * may change a connection's addresses, ports (DNAT, REDIRECT) or sequence numbers (SYNPROXY). A
- * tunnel's packets pass here inside other packets, and an interface may not be listed.
+ * Proof that a connection can be steered: fe_in (on ingress) sees the client's packets and fe_out
+ * (on egress) the server's, with the addresses and sequence numbers that the server's socket has.
+ * Without that, steering would corrupt the connection, and no configuration can promise it. Between
+ * these programs and the socket, netfilter may change a connection's addresses, ports (DNAT,
+ * REDIRECT) or sequence numbers (SYNPROXY). A tunnel's packets pass the programs inside other
+ * packets, and an interface may be missing in the configuration.
  *
- * Either of these two is enough:
+ * Each of these two is proof:
  *
- *   handshake   a SYN at fe_in and its SYN-ACK at fe_out, with the socket's addresses, ports and
- *               initial sequence numbers (RFC 9293, 3.4). Handshakes are kept for ports on which
- *               handoffs are requested, so that a connection's first response can be handed off.
- *               They are kept for HANDSHAKE_SECONDS: a handshake whose connection never became a
- *               flow proves nothing of a later one with the same addresses and ports.
- *   packets     of a connection that has a flow: an ACK number of the client's at fe_in, and the
- *               newest segment at fe_out, lie in what the socket has outstanding. The ACK is the
- *               newest, as a stranger's may lie further ahead, or the furthest, as an old one may
- *               come late, after the request. A connection whose handshake was not seen gets a flow
- *               when a handoff is refused, and may be handed off from its next response on.
+ *   handshake   fe_in has seen the connection's SYN and fe_out its SYN-ACK, with the socket's
+ *               addresses, ports and initial sequence numbers (RFC 9293, 3.4). So even the first
+ *               response of a connection can be handed off. Handshakes are noted only on ports on
+ *               which handoffs are requested. A handshake that was answered more than
+ *               HANDSHAKE_SECONDS ago is no proof: it may be of an earlier connection with the same
+ *               addresses and ports.
+ *   packets     only for a connection that has a flow, its entry in the map `flows`. fe_in has seen
+ *               an ACK number of the client, and fe_out the end of a segment of the server. Both
+ *               lie between the socket's snd_una and snd_nxt. It is enough if either the newest or
+ *               the highest ACK number lies there: a stranger may have sent the highest, and the
+ *               newest may be in an old packet that came late. A connection whose handshake was not
+ *               seen gets a flow when a handoff is refused, and may be handed off from its next
+ *               response on.
  *
- * A SYN proves nothing before the server has answered it. So a forged SYN leaves the handshake of
- * the connection that it names unchanged. A sender of many SYNs pushes other handshakes out of the
- * map: that costs each of those connections one shortcut.
+ * A SYN alone proves nothing: only the server's answer completes a handshake. So a forged SYN does
+ * not change what is known of a connection. A sender of many SYNs can push other handshakes out of
+ * the map. Then the first response of each of those connections is not handed off.
  */
 #ifndef PROOF_H
 #define PROOF_H
@@ -44,8 +49,8 @@ struct {
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } handshakes SEC(".maps");
 
-/* Ports on which handoffs are requested, by the port in the machine's order; 1: yes. Only a process
- * with a socket on a port can set its entry. */
+/* For each port, in the machine's order: 1 if handoffs are requested on it. Only a process with a
+ * socket on a port can set its entry. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, PORTS);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Requests of the agent to the flow table. The programs get no packets: the agent runs them
- * (BPF_PROG_TEST_RUN) with its request behind an Ethernet header. The reason is that packets change
- * flows at any time. User space can neither change a single field of a flow, nor delete a flow on
- * the condition that it is unchanged.
+ * Requests of the agent about flows, which are the records of client connections in the map
+ * `flows`. The programs get no packets: the agent runs them (BPF_PROG_TEST_RUN) with its request
+ * behind an Ethernet header. The reason is that packets change flows at any time. User space can
+ * neither change a single field of a flow, nor delete a flow on the condition that it is unchanged.
  */
 #ifndef REQUESTS_H
 #define REQUESTS_H
@@ -41,7 +41,8 @@ int fe_spacing(struct __sk_buff *skb)
     return its_own ? PASS : TC_ACT_SHOT;
 }
 
-/* Handles a struct delivery. It completes nothing before the client's own claim. */
+/* Handles a struct delivery. The region is complete once the client has acknowledged its end, too.
+ */
 SEC("tc")
 int fe_delivered(struct __sk_buff *skb)
 {
@@ -66,7 +67,7 @@ int fe_delivered(struct __sk_buff *skb)
     return PASS;
 }
 
-/* Handles a struct cancelling. A server that still sends on that connection resets it. */
+/* Handles a struct cancelling. If a server still sends on that connection, fe_out resets it. */
 SEC("tc")
 int fe_cancel(struct __sk_buff *skb)
 {

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Resets that reach their receiver.
+ * How resets are made to reach their receiver.
  *
  * A receiver accepts a reset at its next sequence number only (RFC 5961, 3.2). The frontend knows
- * that number from the client's ACKs. Where the last ACK was lost, the client's number is further
- * on. It then drops the reset as an old segment without an answer, and the sender repeats it
- * forever. To a reset elsewhere in its window it answers with an ACK of its next sequence number
- * (challenge ACK). So a reset goes to three places:
+ * that number from the client's ACKs. If the last ACK was lost, the client's next number is higher.
+ * The client then drops the reset as an old segment, without an answer, and the sender repeats the
+ * reset forever. But the client answers a reset elsewhere in its window, with an ACK of its next
+ * number (challenge ACK). So a reset is sent three times, with these sequence numbers:
  *
- *   client_ack    the next number, where nothing was lost
- *   edge - 1      the last byte that the client has room for: in its window at any next number, so
- *                 the client answers
- *   edge          the next number, where all of the window has arrived
+ *   client_ack    the client's next number, if no ACK was lost
+ *   edge - 1      the last byte that the client has room for: it lies in the window whatever the
+ *                 next number is, so the client answers
+ *   edge          the client's next number, if all of the window has arrived
  *
- * The client's answer is answered with a reset at exactly its number: by the frontend's kernel
- * where its socket is gone, by fe_in where the socket is closed and waits.
+ * The client's answer is answered with a reset at exactly its number: by the frontend's kernel if
+ * the socket is gone, by fe_in if the socket is closed and waits.
  */
 #ifndef RESET_H
 #define RESET_H
@@ -31,9 +31,10 @@
 #include "decisions/packet.h"
 #include "edit.h"
 #include "plain.h"
+#include "steering.h"
 
-/* skb->mark of a clone that leaves unchanged. */
-#define RESET_MARK 0x534a0000
+/* skb->mark of a clone that fe_out lets pass unchanged. */
+#define RESET_MARK MARK_OF(2)
 
 /* Turns a packet into the reset that answers it. The caller brings the checksums up to date. */
 static __always_inline bool turn_around(struct __sk_buff *skb, const struct packet *p,
@@ -85,8 +86,8 @@ static __noinline bool move_seq(struct __sk_buff *skb, const struct packet *p, _
     return sums_follow(skb, p, &e);
 }
 
-/* Sends a reset that leaves to two more places, on both sides of `edge`. If a full queue drops it,
- * the kernel sends it again. */
+/* Sends a clone of a leaving reset with its present sequence number, and one with edge - 1. The
+ * reset itself then leaves with `edge`. If a full queue drops them, the kernel sends them again. */
 static __noinline bool spread_reset(struct __sk_buff *skb, const struct packet *p, __u32 edge)
 {
     __u32 mark = skb->mark;

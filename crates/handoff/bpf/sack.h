@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * The blocks of a selective acknowledgement (RFC 2018, D-SACK RFC 2883). They are read here, mapped
- * into another sequence space by the caller, and written back in place. Blocks that are empty in
- * that space are removed. The others move up, so that a first block stays first, and NOPs fill the
- * end.
+ * The blocks of a selective acknowledgement (RFC 2018, D-SACK RFC 2883). load_sack reads them, the
+ * caller translates them to another sequence space, and store_sack writes them back in place.
+ * Blocks that are empty in that space are removed. The others move up, so that a first block stays
+ * first, and NOPs fill the end.
  */
 #ifndef SACK_H
 #define SACK_H

@@ -2,7 +2,10 @@
 /*
  * SHUNT_BEGIN and the other options of include/shunt.h, as a cgroup program. It runs in the system
  * call of the socket's owner with the socket locked. So nothing can be sent between the moment that
- * the socket's state is read and the moment that the region exists.
+ * the socket's state is read and the moment that the region exists. A region is a range of the
+ * connection's sequence numbers that a backend sends. A flow is a connection's record in the map
+ * `flows`. A layout is a version of the maps' contents; programs of another layout may run beside
+ * these. A ring is a BPF ring buffer, which brings a server the answers to its calls.
  */
 #ifndef SOCKOPT_H
 #define SOCKOPT_H
@@ -33,12 +36,14 @@
 #define ALLOWED 1
 #define HANDLED 2 /* allowed, and nothing is left to do */
 
-/* A program that gets a value longer than the kernel shows must set optlen to 0, for unchanged, or
- * the call fails (Documentation/bpf/prog_cgroup_sockopt.rst). */
+/* Largest number of bytes of an option's value that the kernel shows to the program. For a longer
+ * value, the program must set optlen to 0, which means unchanged, or the call fails
+ * (Documentation/bpf/prog_cgroup_sockopt.rst). */
 #define VISIBLE_BYTES 4096
 
-/* Writes a field of the call. In C the compiler may first compute the field's address, to share one
- * store between two paths, and the verifier refuses that for the context. */
+/* Writes a field of the program's context, which describes the call. For an assignment in C, the
+ * compiler may first compute the field's address, to share one store between two paths. The
+ * verifier refuses that for the context. */
 #define SET_FIELD(ctx, field, value)                                                        \
     asm volatile("*(u32 *)(%0 + %1) = %2"                                                   \
                  :                                                                          \
@@ -49,8 +54,8 @@
  * machine, one in each network namespace, and a cgroup program runs for all of them. */
 const volatile __u64 netns_cookie = 0;
 
-/* Whether there are programs of other layouts, set by the loader. Without them the verifier skips
- * what looks for their connections. */
+/* 1 if there are programs of other layouts, set by the loader. If it is 0, the verifier skips the
+ * code that looks for their connections. */
 const volatile __u8 has_older = 0;
 
 static __always_inline bool is_ours(struct bpf_sockopt *ctx)
@@ -65,7 +70,8 @@ static __always_inline int not_ours(struct bpf_sockopt *ctx)
     return ALLOWED;
 }
 
-/* Returns false where the socket is not a connection that can be handed off. */
+/* Fills in the key of a socket's flow. Returns false if the socket is not a connection that can be
+ * handed off. */
 static __always_inline bool flow_key_of(struct bpf_sock *sk, struct flow_key *key)
 {
     __u32 *client = (__u32 *) key->client_address;
@@ -101,7 +107,7 @@ static __always_inline bool is_mapped(const __u8 *address)
     return word[0] == 0 && word[1] == 0 && word[2] == bpf_htonl(0xffff);
 }
 
-/* RFC 4291, 2.5.6; RFC 3927. */
+/* Whether an address is link-local (RFC 4291, 2.5.6; for IPv4, RFC 3927). */
 static __always_inline bool is_link_local(const __u8 *address)
 {
     const __u32 *word = (const __u32 *) address;
@@ -111,9 +117,9 @@ static __always_inline bool is_link_local(const __u8 *address)
 }
 
 /*
- * Whether another machine can send to the client in this machine's name. What a machine sends to
- * itself crosses no steered interface. A link-local address, of either end, means another host on
- * each link.
+ * Whether another machine can send to the client in this machine's name. It cannot if the client is
+ * this machine: what a machine sends to itself crosses no steered interface. It cannot with a
+ * link-local address of either end, which means another host on each link.
  */
 static __always_inline bool is_elsewhere(const struct flow_key *key)
 {
@@ -129,7 +135,7 @@ static __always_inline bool is_elsewhere(const struct flow_key *key)
     return !is_link_local(key->client_address) && !is_link_local(key->server_address);
 }
 
-/* Whether `peer` may send a region of this socket. Sets `refusal` where it may not. */
+/* Whether the peer with this index may send a region of this connection. Sets `refusal` if not. */
 static __always_inline bool may_send(__u32 index, const struct flow_key *key,
                                      enum steer_counter *refusal)
 {
@@ -344,7 +350,7 @@ static __always_inline void cancel(struct bpf_sock *sk)
     }
 }
 
-/* Returns false where there is no such ring, or the socket is not a connection. */
+/* Answers SHUNT_STATE. Returns false if there is no such ring, or the socket is no connection. */
 static __always_inline bool tell_state(struct bpf_sockopt *ctx, struct bpf_sock *sk)
 {
     __u32 *value = ctx->optval;
@@ -360,8 +366,8 @@ static __always_inline bool tell_state(struct bpf_sockopt *ctx, struct bpf_sock 
     return true;
 }
 
-/* Whether the connection is another layout's: it is in the flow table of theirs, and not in ours.
- */
+/* Whether the programs of another layout steer the connection: it is in a flow table of theirs, and
+ * not in ours. */
 static __noinline bool is_of_older(struct bpf_sock *sk)
 {
     struct flow_key key = {};
@@ -370,8 +376,8 @@ static __noinline bool is_of_older(struct bpf_sock *sk)
            bpf_map_lookup_elem(&older_flows, &key);
 }
 
-/* Answers a call on a connection of another layout. What is under way there is for that layout's
- * program, which runs behind this one. */
+/* Answers a call on a connection of another layout. A call that would begin or move a region is
+ * refused. All other calls are left to that layout's program, which runs after this one. */
 static __always_inline int answer_for_older(struct bpf_sockopt *ctx)
 {
     if (ctx->optname != SHUNT_BEGIN && ctx->optname != SHUNT_APPEND && ctx->optname != SHUNT_MOVE)
@@ -433,9 +439,10 @@ int fe_setsockopt(struct bpf_sockopt *ctx)
     int answered = answer(ctx, sk);
     if (answered == ALLOWED)
         return ALLOWED;
-    /* Programs of other layouts run behind this one, and pass calls of another level. */
-    if (has_older)
-        SET_FIELD(ctx, level, 0);
+    /* After this program, those of other layouts run for the same call. While the agent replaces
+     * programs, this one may run twice (crates/handoff/src/older.rs). With another level, the later
+     * programs leave the call alone. */
+    SET_FIELD(ctx, level, 0);
     if (answered == REFUSED)
         return REFUSED;
     SET_FIELD(ctx, optlen, -1); /* the kernel skips its own setsockopt */

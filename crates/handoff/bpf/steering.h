@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Maps that the steering programs share with user space. The skeleton generates the Rust types from
- * this file's BTF (crates/handoff/build.rs), so that nothing here is written twice.
+ * Contents of the maps that the steering programs share with user space, and arguments of programs
+ * that the agent runs. crates/handoff/build.rs generates the Rust types of the maps' contents from
+ * the type information (BTF) of the compiled programs. The arguments are declared again in
+ * crates/handoff/src/frontend.rs.
+ *
+ * A flow is the record of a client connection at its frontend. A region is a range of its sequence
+ * numbers that a backend sends, for one handoff of a server. A payload is the bytes of a region. A
+ * ring is a BPF ring buffer by which the kernel tells one server what becomes of its regions.
  *
  * Addresses are 16 bytes, IPv4 as ::ffff:a.b.c.d. Ports and addresses are in network order,
  * sequence numbers and counts in the machine's order.
@@ -15,28 +21,35 @@
 #include "../../../include/shunt.h"
 
 /*
- * Version of the pinned maps, to be raised with any change to the meaning of a field below. An
- * agent takes over only maps of its own layout. Those of another one stay, with their programs,
- * until their connections have ended (crates/handoff/src/older.rs). For that, some things never
- * change: struct flow_key, struct delivery, and the maps `layout`, `flows` (by its keys), `rings`
- * and `ring_owners`. At most 32.
+ * Version of the pinned maps' contents, at most 32. Any change to the meaning of a field below
+ * raises it. An agent takes over only maps of its own layout. Maps of another layout stay, with
+ * their programs, until their connections have ended (crates/handoff/src/older.rs). The agent still
+ * uses a part of them, so that this part never changes: struct flow_key, struct delivery, the keys
+ * of the map `flows`, and the maps `layout`, `rings` and `ring_owners`.
  */
 #ifndef STEERING_LAYOUT
 #define STEERING_LAYOUT 13
 #endif
 
+/* skb->mark of a packet that passes our programs a second time. The number of the layout is a part
+ * of it, so that the programs of other layouts, which run beside ours, leave the packet alone. The
+ * lowest 4 bits can hold a number: MARK_MASK leaves them out of comparisons. */
+#define MARK_OF(kind) (0x53480000 | STEERING_LAYOUT << 8 | (kind) << 4)
+#define MARK_MASK     0xfffffff0
+
 #define MAX_FLOWS         65536
 #define MAX_SENDERS       65536
-#define MAX_PEERS         256 /* SHUNT_BOARD_PEERS */
+#define MAX_PEERS         256 /* as many as the board has: SHUNT_BOARD_PEERS */
 #define MAX_RINGS         512
 #define MAX_HANDSHAKES    65536
-#define BEGUN_OF_A_RING   64 /* newest regions kept for each ring; a power of two */
+#define BEGUN_OF_A_RING   64 /* number of regions kept for each ring, the newest; a power of two */
 #define BEGUN             (MAX_RINGS * BEGUN_OF_A_RING)
 #define PORTS             65536
 #define HANDSHAKE_SECONDS 60     /* time for which a handshake counts as proof */
-#define RING_BYTES        262144 /* 8,192 completions between two reads by a worker */
-#define WORDS_BYTES       262144 /* 8,192 payloads between two reads by a backend's agent */
-/* Payloads whose sequence numbers are kept, to translate late segments and ACKs. A power of two. */
+#define RING_BYTES        262144 /* room for 8,192 completions between two reads by a worker */
+#define WORDS_BYTES       262144 /* room for 8,192 words between two reads by a backend's agent */
+/* Number of a flow's payloads whose sequence numbers are kept, the newest, to translate late
+ * segments and ACKs. A power of two. */
 #define BREAKS            4
 
 /* A client connection, as the frontend sees it. */
@@ -48,15 +61,16 @@ struct flow_key {
 };
 
 /*
- * Two sequence spaces meet here. LOCAL is what the frontend's kernel counts. CLIENT is what the
- * client sees. They differ by the payload bytes that backends have sent before that point:
+ * One payload in the two sequence spaces of a flow. LOCAL is what the frontend's kernel counts.
+ * CLIENT is what the client sees. The numbers of a byte in the two spaces differ by the payload
+ * bytes that backends have sent before it:
  *
  *   LOCAL   header 1 |header 2 |
  *   CLIENT  header 1 |payload 1|header 2 |payload 2|
  *                    ^start    ^start+length
  *
- * A break is one payload. CLIENT minus LOCAL is `start - local` just before it, and `length` more
- * after it. A break of length 0 is an anchor (decisions/spaces.h).
+ * Just before the payload, CLIENT minus LOCAL is `start - local`. After it, the difference is
+ * `length` more. A break of length 0 is an anchor (decisions/spaces.h).
  */
 struct flow_break {
     __u32 local;  /* LOCAL sequence number at which the payload is inserted */
@@ -65,10 +79,10 @@ struct flow_break {
     __u32 peer;   /* backend that sends it: index into `peers` */
     __u32 end;    /* END_* */
 };
-/* Bits of `end`: state of the payload's last byte (decisions/claims.h). */
-#define END_WORD      1 /* its backend's agent must confirm that it is acknowledged */
-#define END_CLAIMED   2 /* the client has acknowledged it */
-#define END_DELIVERED 4 /* its backend's agent has confirmed that */
+/* Bits of `end`: what is known of the ACK of the payload's last byte (decisions/claims.h). */
+#define END_WORD      1 /* the payload is complete only if its backend's agent confirms that ACK */
+#define END_CLAIMED   2 /* a packet of the client acknowledges the last byte */
+#define END_DELIVERED 4 /* the backend's agent has confirmed that the last byte is acknowledged */
 
 /* How a flow's two sequence spaces map onto each other. */
 struct spaces {
@@ -82,25 +96,26 @@ struct flow {
     struct bpf_spin_lock lock;
     __u32 regions; /* handoffs that the flow has begun so far */
 #if STEERING_LAYOUT == 32
-    __u64 unused; /* tests upgrade from, and to, a layout where all below lies elsewhere */
+    __u64 unused; /* moves the fields below: tests upgrade between this layout and the other one */
 #endif
     struct spaces spaces;
-    __u64 handoff;      /* the newest region's handoff, as its server calls it */
-    __u64 hold_until;   /* ACKs of fewer payload bytes of the newest region may be held back */
+    __u64 handoff;      /* number of the newest region's handoff, chosen by its server */
+    __u64 hold_until;   /* ACKs of fewer payload bytes of the newest region may be dropped */
     __u64 passed_ns;    /* CLOCK_MONOTONIC (coarse) of the last ACK sent on to the backend */
     __u64 last_seen_ns; /* CLOCK_MONOTONIC (coarse) of the last packet of either side */
-    __u32 ring;         /* ring that is told of the newest region's completion */
-    /* from packets of the client and of the frontend that have passed */
+    __u32 ring;         /* number of the ring that gets the newest region's completion */
+    /* The next fields are noted from packets of the client and of the frontend's kernel. */
     __u32 client_ack;    /* newest ACK number of the client, CLIENT space (decisions/claims.h) */
     __u32 client_tsval;  /* newest timestamp of the client */
-    __u32 client_tsecr;  /* newest timestamp that the client has echoed: ours must not go back */
+    __u32 client_tsecr;  /* newest timestamp echoed by the client: ours must not be older */
     __u32 edge;          /* highest right edge of the client's window so far, CLIENT space */
     __u32 server_ack;    /* highest ACK number of the frontend's kernel */
-    __u32 server_edge;   /* highest right edge of the window that this kernel has offered */
-    __u32 server_end;    /* end of the frontend's newest segment, LOCAL space */
+    __u32 server_edge;   /* highest right edge of the window that the frontend's kernel offered */
+    __u32 server_end;    /* highest end of a segment of the frontend's kernel, LOCAL space */
     __u16 client_window; /* window field that came with client_ack, unscaled */
     __u8 flags;          /* FLOW_* */
-    /* from the socket, when the newest region began or moved (struct shunt_state) */
+    /* The next fields describe the connection when the newest region began or moved. Their meanings
+     * are those of the fields of struct shunt_flow in include/shunt.h. */
     __u8 options; /* SHUNT_OPTION_* */
     __u32 start;
     __u32 rcv_nxt;
@@ -114,20 +129,21 @@ struct flow {
     __u8 snd_wscale;
     __u8 rcv_wscale;
     __u32 ack_spacing; /* payload bytes between ACKs that the backend needs; 0: it needs each */
-    /* bytes behind `start` that an earlier backend may have sent (SHUNT_MOVE, SHUNT_TAKE) */
+    /* payload bytes from `start` on that an earlier backend may have sent (SHUNT_MOVE, SHUNT_TAKE)
+     */
     __u32 ahead;
-    __u16 asked;        /* probes that the frontend's kernel sent while a region was active */
-    __u16 answered;     /* value of `asked` when the client's last packet came */
-    __u32 furthest_ack; /* highest ACK number of the client since FLOW_SEEN_IN, CLIENT space */
+    __u16 asked;        /* number of probes that the frontend's kernel sent in active regions */
+    __u16 answered;     /* value of `asked` when the client's newest packet was noted */
+    __u32 furthest_ack; /* highest ACK number of the client since FLOW_SEEN_IN was set, CLIENT */
     __u32 token;        /* random; half of it is in each steered copy, for the backend to check */
-    __u32 copied[2];    /* server_ack in the two newest copies, or when the region began */
-    __u64 idle_acked;   /* acknowledged bytes of the newest region (decisions/behind.h) */
-    __u64 idle_ns;      /* when idle_acked was seen to change last; 0: never */
+    __u32 copied[2];    /* server_ack in the two newest copies; at first, when the region began */
+    __u64 idle_acked;   /* value of spaces.acked at idle_ns (decisions/behind.h) */
+    __u64 idle_ns;      /* since when a client with room has acknowledged nothing; 0: not set */
 };
 #define FLOW_CLIENT_FIN  1
 #define FLOW_SERVER_FIN  2
 #define FLOW_RESET       4
-#define FLOW_START_ACKED 8  /* its kernel has got the ACK of all its bytes before the region */
+#define FLOW_START_ACKED 8  /* the frontend's kernel got the ACK of its bytes before the region */
 #define FLOW_TIMESTAMPS  16 /* client_tsval and client_tsecr are valid */
 #define FLOW_QUEUES      32 /* the server may write behind the newest region (decisions/behind.h) */
 #define FLOW_SEEN_IN     64 /* client_ack and furthest_ack are from packets at fe_in (proof.h) */
@@ -138,95 +154,100 @@ struct handshake {
     __u32 client_isn;  /* initial sequence number of the answered SYN */
     __u32 server_isn;  /* initial sequence number of the SYN-ACK at fe_out */
     __u32 answered;    /* 1: there was a SYN-ACK */
-    __u32 offered_isn; /* that of the last SYN at fe_in, which may be forged */
+    __u32 offered_isn; /* initial sequence number of the last SYN at fe_in, which may be forged */
     __u64 answered_ns; /* CLOCK_MONOTONIC of the SYN-ACK */
 };
 
-/* A backend that this frontend may name in SHUNT_BEGIN, at the board's index. Written by the
- * agent. */
+/* A backend that servers of this frontend may name in SHUNT_BEGIN. It has the same index here, in
+ * the map `peers`, as on the board. The agent writes it. */
 struct steer_peer {
-    /* addresses from which it sends to clients of each IP version; the agents' session may use
-     * others */
+    /* Addresses from which the backend sends to clients of each IP version. The session between the
+     * agents may use other addresses. */
     __u8 ipv4[16];
     __u8 ipv6[16];
-    __u32 ipv4_ifindex; /* this machine's interface towards it; 0: no such client is handed off */
+    __u32 ipv4_ifindex; /* interface towards that address; 0: no handoffs of IPv4 clients to it */
     __u32 ipv6_ifindex;
-    __be16 port; /* port from which it sends for this frontend */
+    __be16 port; /* port from which the backend sends for this frontend */
     __u16 up;    /* 0: SHUNT_BEGIN is refused */
 };
 
-/* How far apart the ACKs may be that a backend needs of a flow: argument of fe_spacing. */
+/* Argument of fe_spacing: how far apart the ACKs of a flow may be that its backend gets. */
 struct spacing {
     struct flow_key flow;
-    __u32 peer; /* backend that says so; only the newest region's sender may */
-    __u32 bytes;
+    __u32 peer;  /* the backend that asks for it; only the newest region's sender may */
+    __u32 bytes; /* payload bytes from one ACK to the next */
 };
 
-/* A backend's confirmation that a client has acknowledged all of a payload: argument of
- * fe_delivered. */
+/* Argument of fe_delivered: a backend's confirmation that a client has acknowledged all of a
+ * payload. */
 struct delivery {
     struct flow_key flow;
-    __u32 peer; /* backend that confirms it */
+    __u32 peer; /* the backend that confirms it */
     __u64 handoff;
 };
 
-/* A handoff that no backend sends, and whose server is gone: argument of fe_cancel. */
+/* Argument of fe_cancel: a handoff that no backend sends, and whose server is gone. */
 struct cancelling {
     __u64 handoff;
     struct flow_key flow;
 } __attribute__((packed));
 
-/* A flow without a packet since the agent read it: argument of fe_forget. */
+/* Argument of fe_forget: a flow to forget, if no packet has come since the agent read it. */
 struct forgetting {
-    __u64 last_seen_ns; /* its value when the agent read it */
+    __u64 last_seen_ns; /* the flow's last_seen_ns when the agent read the flow */
     struct flow_key flow;
 } __attribute__((packed));
 
-/* A backend's socket for a client of some frontend, by its addresses in its own kernel. */
+/* Key of a sender, a backend's socket for a client of some frontend: the client, and the socket's
+ * own port in the backend's kernel. */
 struct sender_key {
     __u8 client_address[16];
     __be16 client_port;
-    __be16 port; /* the socket's own */
+    __be16 port;
 };
 
 /*
- * A region that a server has begun or moved. The newest of each ring are kept, at the low bits of
- * their handoffs' numbers. The agent maps this array and finds in it, without a system call, the
- * handoffs that servers tell it of. Where a newer region has taken the place, it needs a system
- * call.
+ * A region that a server has begun or moved: an element of the array `begun`. Each ring has
+ * BEGUN_OF_A_RING elements, and the low bits of a handoff's number tell which one is its region's.
+ * The agent maps the array. So it finds the region of a handoff that a server tells it of without a
+ * system call, unless a newer region has overwritten the element.
  */
 struct begun {
-    __u64 handoff; /* 0: no region, or the agent has found it */
-    __u64 begun_ns;
+    __u64 handoff;  /* 0: no region, or the agent has found it */
+    __u64 begun_ns; /* CLOCK_MONOTONIC when the region began or moved */
     struct flow_key flow;
     __u32 peer;
 };
 
-/* State of one sender. The agent maps the array `sender_slots` and writes it without a system call;
- * `senders` has the index. */
+/*
+ * State of one sender: an element of the array `sender_slots`, whose index is in the map `senders`.
+ * The agent maps the array, and so writes it without a system call. The programs write `ack`,
+ * `window`, `sent`, `edge`, `acked` and `start`. OWN are the socket's own sequence numbers.
+ */
 struct sender_slot {
     __u8 server_address[16]; /* the frontend's address, as the client knows it */
     __be16 server_port;
     __u16 live;      /* SENDER_*; 0: packets of this sender are dropped */
-    __u32 start;     /* CLIENT sequence number of the region; lower ACK numbers are raised to it */
-    __u32 seq_delta; /* CLIENT minus the socket's own sequence numbers */
-    __u32 ts_delta;  /* added to the socket's TSval */
-    __u32 rcv_nxt;   /* the socket's own, constant, as it receives no data; also the flow's token */
-    __u32 ack;       /* rcv_nxt of the frontend in its newest copy; our segments acknowledge it */
-    __u32 end;       /* the payload's end, where SENDER_WORD is set */
+    __u32 start;     /* lower ACK numbers are raised to it; at first the payload's start, CLIENT */
+    __u32 seq_delta; /* CLIENT minus OWN */
+    __u32 ts_delta;  /* number that is added to the socket's TSval */
+    __u32 rcv_nxt;   /* the socket's rcv_nxt, which never changes: its value is the flow's token */
+    __u32 ack;       /* ACK number of the frontend in its newest copy; our segments leave with it */
+    __u32 end;       /* the payload's end, OWN, if SENDER_WORD is set */
     __u32 ts_recent; /* newest timestamp of the client, as the frontend knew it */
-    __u32 sent;      /* end of what has been sent, in the socket's own sequence numbers */
-    __u32 edge;      /* the same, or the end of what an earlier sender may have sent */
-    __u32 acked;     /* end of what the client has acknowledged to this socket */
+    __u32 sent;      /* end of what this socket has sent, OWN */
+    __u32 edge;      /* `sent`, or the end of what an earlier sender may have sent, OWN */
+    __u32 acked;     /* end of what the client has acknowledged to this socket, OWN */
     __u16 window;    /* window field of the newest ACK for this sender */
-    /* For the sockops program: initial congestion window; 0: unchanged. With this field a slot
-     * fills a cache line: elements of an array map lie at multiples of 8 bytes. */
+    /* Initial congestion window in segments, which be_connected sets; 0: unchanged. With this field
+     * a slot has 64 bytes, a cache line: an array map pads elements to 8 bytes only. */
     __u16 snd_cwnd;
 };
 #define SENDER_LIVE 1
 #define SENDER_WORD 2 /* the agent is told when the payload's end is acknowledged */
 
-/* Counters: per-CPU array, index by enum steer_counter, names in `shunt stats` by build.rs. */
+/* Counters: elements of a per-CPU array, with the index enum steer_counter. build.rs takes their
+ * names and meanings for `shunt stats` from this list. */
 #define STEER_COUNTER_LIST(X)                                                                      \
     X(FE_IN_SERVER, "client packets to the frontend, translated")                                  \
     X(FE_IN_BACKEND, "client ACKs to a backend only")                                              \

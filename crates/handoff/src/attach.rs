@@ -1,9 +1,9 @@
 //! Attaches programs to their hooks. They stay when the agent ends, and a newer program replaces an older one without
-//! missing a packet.
+//! missing a packet. A layout is a version of the pinned maps' contents.
 //!
-//! * tc: in the clsact qdisc of an interface, at a priority of ours. Its handle is the layout's number, so programs of
-//!   two layouts have room there (older.rs). `TcHook` replaces atomically. Each program is pinned beside the maps, and
-//!   its pin says whose it is (ownership.rs).
+//! * tc: in the clsact qdisc of an interface, at a priority of ours. A program's handle is its layout's number, so
+//!   there is room for programs of two layouts (older.rs). `TcHook` replaces atomically. Each program is pinned beside
+//!   the maps, and its pin says whose it is (ownership.rs).
 //! * cgroup: by a link that is pinned beside the maps. A link's program is replaced atomically, too.
 
 use std::fs;
@@ -24,7 +24,7 @@ use crate::ownership::{Owned, Tc, pinned_program};
 const HANDLE: u32 = STEERING_LAYOUT;
 /// Handle of the layouts before 13.
 const FIRST_HANDLE: u32 = 1;
-/// Handles of later layouts, to come ones included.
+/// Handles of the layouts from 13 on, those of future versions included.
 const HANDLES: std::ops::RangeInclusive<u32> = 13..=LAST_LAYOUT;
 /// Greatest number that a layout may have.
 const LAST_LAYOUT: u32 = 32;
@@ -37,7 +37,8 @@ pub(crate) const BE_CONNECTED: &str = "be_connected";
 pub(crate) const FE_DELIVERED: &str = "fe_delivered";
 
 /// Place of a tc program: hook and priority. Each program passes on packets that are not its own, so the order of
-/// programs does not matter. The priority tells whose filter it is.
+/// programs does not matter. The priority tells the filters of the frontend, of the backend, and of other software
+/// apart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TcPlace {
     pub program: &'static str,
@@ -86,7 +87,7 @@ fn hook(fd: impl AsFd, ifindex: u32, place: TcPlace, handle: u32) -> TcHook {
         .hook(place.point)
 }
 
-/// Descriptor of a tc program, to attach it to interfaces that come later.
+/// A loaded tc program with an open descriptor, by which it can be attached to interfaces that come later.
 #[derive(Debug)]
 pub(crate) struct TcProgram {
     fd: OwnedFd,
@@ -116,8 +117,8 @@ impl TcPrograms {
         Ok(Self(vec![pinned(FE_IN)?, pinned(FE_OUT)?]))
     }
 
-    /// Attaches those of the programs that are missing on an interface of this thread's network namespace. Returns
-    /// whether any was missing. Needs CAP_NET_ADMIN, and CAP_BPF where bpf(2) is for the privileged.
+    /// Attaches the programs to an interface of this thread's network namespace, if they are missing there. Returns
+    /// whether any was missing. Needs CAP_NET_ADMIN, and CAP_BPF if the kernel keeps bpf(2) for privileged processes.
     ///
     /// # Errors
     /// Returns the kernel's error, or that the program of another agent is there.
@@ -163,7 +164,7 @@ pub(crate) fn attach_tc(
             return Err(SteeringError::Taken { interface, program: other.name(), pins });
         }
     }
-    // Both the old and the new program are ours, by their pins, until the old one is on no interface any more.
+    // The old program keeps its pin until it is on no interface any more. So both count as ours meanwhile.
     let [pin, next] = pins_of(pin_dir, place.program);
     remove(&next)?;
     let failed = |source| SteeringError::Attach { program: place.program, target: next.display().to_string(), source };
@@ -183,7 +184,8 @@ pub(crate) fn attach_tc(
     Ok(TcProgram { fd, id, place })
 }
 
-/// Pins of a program: the final one, and one until it is on all interfaces. (A BPF file system allows no dot in names.)
+/// Paths of a program's pins: the final one, and the one that it has until it is on all interfaces. (A BPF file system
+/// allows no dot in names.)
 pub(crate) fn pins_of(pin_dir: &Path, program: &str) -> [std::path::PathBuf; 2] {
     [pin_dir.join(program), pin_dir.join(format!("{program}_next"))]
 }
@@ -200,18 +202,19 @@ pub(crate) fn filter_at(ifindex: u32, place: TcPlace) -> Option<u32> {
 
 fn filter_of(ifindex: u32, place: TcPlace, handle: u32) -> Option<u32> {
     log_libbpf();
-    // Looking up a filter takes no program, but the hook wants some descriptor.
+    // A look-up needs no program, but the hook cannot be made without some descriptor.
     let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None).ok()?;
     hook(&any, ifindex, place, handle).query().ok()
 }
 
-/// Handles and ids of the programs at a place of an interface, of all layouts.
+/// Handles and BPF ids of our programs at one place of an interface, whatever layout (version of the maps' contents)
+/// they are for.
 pub(crate) fn filters_at(ifindex: u32, place: TcPlace) -> Vec<(u32, u32)> {
     let handles = std::iter::once(FIRST_HANDLE).chain(HANDLES);
     handles.filter_map(|handle| Some((handle, filter_of(ifindex, place, handle)?))).collect()
 }
 
-/// Ids of the programs at a place of an interface, of all layouts.
+/// BPF ids of our programs at one place of an interface, whatever layout (version of the maps' contents) they are for.
 pub(crate) fn programs_at(ifindex: u32, place: TcPlace) -> Vec<u32> {
     filters_at(ifindex, place).into_iter().map(|(_, program)| program).collect()
 }
@@ -252,7 +255,7 @@ fn take_off_or_say(ifindex: u32, place: TcPlace, handle: u32) {
     }
 }
 
-/// Takes off the program at a place, of whichever agent it is.
+/// Takes the program at a place off, even if it belongs to another agent.
 pub(crate) fn take_off(ifindex: u32, place: TcPlace, handle: u32) -> Result<(), SteeringError> {
     let failed = |source| SteeringError::Detach { program: place.program, interface: interface_name(ifindex), source };
     let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None)
@@ -303,8 +306,8 @@ fn all_interfaces() -> Result<Vec<u32>, SteeringError> {
     Ok(names.filter_map(|name| netdevice::name_to_index(&any, name).ok()).collect())
 }
 
-/// Attaches a cgroup program by a link that is pinned under `pin_dir`. If there is such a link already, only its
-/// program is replaced.
+/// Attaches a cgroup program by a link that is pinned under `pin_dir`. If a link to the same cgroup is pinned there
+/// already, only its program is replaced. A link to another cgroup is removed.
 ///
 /// # Errors
 /// Returns the kernel's error, or that there is no such cgroup.
@@ -331,8 +334,8 @@ pub fn attach_cgroup(
     link.pin(&pin).map_err(failed)
 }
 
-/// Puts the program into the link pinned at `pin` if the link is attached to the cgroup with this id. Returns whether
-/// it was done.
+/// Puts the program into the link that is pinned at `pin`, if the link is attached to the cgroup with this id. Returns
+/// `false` if it is not, or if there is no link.
 fn take_over(program: &ProgramMut<'_>, pin: &Path, id: u64) -> bool {
     if !pin.exists() {
         return false;

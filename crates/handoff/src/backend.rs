@@ -1,4 +1,6 @@
-//! The backend's side of steering: loads bpf/backend.bpf.c, and writes and reads its maps.
+//! The backend's side of steering: loads bpf/backend.bpf.c, and writes and reads its maps. A *sender* is a kernel
+//! socket of this machine for a client of a frontend. Its record for the programs is its *slot*. A *layout* is a
+//! version of the maps' contents.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -27,8 +29,7 @@ use crate::{older, pins};
 /// Configuration of the backend's programs.
 #[derive(Clone, Debug)]
 pub struct BackendConfig {
-    /// Directory in a BPF file system, for this agent alone. Made where it is missing. [`crate::Frontend`] may share
-    /// it.
+    /// Directory in a BPF file system, for this agent alone. Made if it is missing. [`crate::Frontend`] may share it.
     pub pin_dir: PathBuf,
     /// SO_NETNS_COOKIE of the agent's namespace. 0: any namespace.
     pub netns_cookie: u64,
@@ -178,8 +179,9 @@ impl SenderTable for Backend {
         self.slots.write_field(index as usize, offset_of!(SenderSlot, end), end);
         fence(Ordering::Release);
         self.slots.write_field(index as usize, offset_of!(SenderSlot, live), (SENDER_LIVE | SENDER_WORD) as u16);
-        // The ACK may pass at this moment. The program reads `live` after it has written `acked`. The caller does it in
-        // the other order: it writes `live` here, and reads `acked` afterwards.
+        // The ACK of the payload's end may pass be_in at this moment. be_in writes `acked` and then reads `live`. This
+        // function writes `live`, and its caller reads `acked` afterwards. So at least one of the two sees that the end
+        // is acknowledged.
         fence(Ordering::SeqCst);
     }
 

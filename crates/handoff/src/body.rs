@@ -1,4 +1,6 @@
-//! The bytes of a region that a sender has left to send: a payload in the framing of its connection.
+//! The bytes of a region that a sender has left to send: a payload in the framing of its connection. A *region* is the
+//! range of a client connection's sequence numbers that the payload takes, and a *flow* is that connection. A *claim*
+//! is a frontend's message that asks for the payload.
 
 use shunt_wire::local::Reason;
 use shunt_wire::peer::Claim;
@@ -71,8 +73,8 @@ impl Body {
         self.payload
     }
 
-    /// See [`Payload::set_told`]. Only where the framing binds the content: other bytes may differ from those of another
-    /// backend.
+    /// See [`Payload::set_told`]. Does nothing if the framing does not bind the content ([`Framing::binds_content`]).
+    /// Another backend may then go on with other bytes, so that nothing has to be withheld.
     pub(crate) fn set_told(&self, told: bool) {
         if self.framing.binds_content() {
             self.payload.set_told(told);
@@ -82,7 +84,7 @@ impl Body {
     /// See [`Framing::send_to`].
     ///
     /// # Errors
-    /// As there.
+    /// Returns the errors of [`Framing::send_to`].
     pub fn send_to(&mut self, flow: &dyn FlowSender, workbench: &mut Workbench) -> Result<bool, Reason> {
         self.framing.send_to(&mut self.payload, flow, workbench)
     }

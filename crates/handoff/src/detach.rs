@@ -1,4 +1,5 @@
-//! Takes everything that agents have pinned in a directory out of the kernel.
+//! Takes everything that agents have pinned in a directory out of the kernel: the steering programs of frontend and
+//! backend, and their maps.
 
 use std::fs;
 use std::io::ErrorKind;

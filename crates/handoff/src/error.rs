@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Advice to an operator where the pins of a program are not found.
+/// Advice to an operator if the pins of a program are not found.
 const WITHOUT_PINS: &str = "; if no other agent runs, in containers either, this agent's pins were removed: run \
                             `shuntd --detach --force` with this configuration";
 

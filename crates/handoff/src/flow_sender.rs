@@ -1,6 +1,6 @@
-//! Senders on a client's connection whose other half is another machine's: a kernel socket that TCP_REPAIR has put
-//! where the frontend's stopped. Whatever else can send on such a flow (a TCP stack of one's own) is another
-//! implementation of [`FlowSender`].
+//! What sends on a client's connection that belongs to another machine, the frontend: a kernel socket that TCP_REPAIR
+//! has made to continue where the frontend's socket stopped. A TCP stack in user space would be another implementation
+//! of [`FlowSender`]. A *flow* is such a connection, and a *payload* is the body that is sent on it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,60 +11,62 @@ use rustix::net::sockopt::{socket_send_buffer_size, tcp_congestion};
 use shunt_sys::repair::{self, RepairError, Restored};
 use shunt_sys::sockopt::{self, CongestionWindow};
 
-/// Congestion controls of the kernel whose window shrinks only after a loss (net/ipv4/tcp_cong.c and its neighbours).
+/// Congestion controls of the kernel whose window shrinks only after a loss (net/ipv4/tcp_cubic.c, tcp_cong.c).
 const BY_LOSS: [&str; 2] = ["cubic", "reno"];
 
 /// The sending half of a client's connection. No call waits.
 pub trait FlowSender: Send {
-    /// Takes bytes, and returns how many. `more`: others follow at once, so that a short segment may wait for them.
+    /// Takes some of the bytes, and returns how many. `more`: others follow at once, so that a short segment may wait
+    /// for them.
     ///
     /// # Errors
-    /// `EAGAIN` where it takes none now, else why the connection is over.
+    /// `EAGAIN` if it takes none now, else why the connection is over.
     fn send(&self, bytes: &[u8], more: bool) -> Result<usize, Errno>;
 
-    /// The socket, where it is a kernel's: then the kernel moves a payload's bytes into it by itself (sendfile(2)).
+    /// The kernel socket, if the sender is one. The kernel then moves a payload's bytes into it by itself
+    /// (sendfile(2)).
     fn socket(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Descriptor that is writable where it takes bytes again.
+    /// Descriptor that is writable when the sender takes bytes again.
     fn writable(&self) -> BorrowedFd<'_>;
 
-    /// Number of bytes taken that the client has not acknowledged.
+    /// Number of bytes that the sender has taken and the client has not acknowledged.
     ///
     /// # Errors
-    /// Why the connection is over.
+    /// Returns why the connection is over.
     fn unacknowledged(&self) -> io::Result<u32>;
 
     /// Congestion window, and what is in flight.
     ///
     /// # Errors
-    /// Why the connection is over.
+    /// Returns why the connection is over.
     fn congestion_window(&self) -> io::Result<CongestionWindow>;
 
-    /// Most bytes that it holds until they are acknowledged.
+    /// Most payload bytes that the sender holds until they are acknowledged.
     ///
     /// # Errors
-    /// Why the connection is over.
+    /// Returns why the connection is over.
     fn buffer_bytes(&self) -> io::Result<usize>;
 
-    /// Whether only a loss makes its congestion window smaller.
+    /// Whether only a loss makes the congestion window smaller.
     fn shrinks_only_by_loss(&self) -> bool;
 
-    /// Sets how many bytes it holds at the beginning.
+    /// Sets the send buffer that the sender begins with, in bytes.
     fn set_buffer_bytes(&self, bytes: usize);
 
-    /// Limits the rate at which it sends, in bytes per second. `None`: no limit.
+    /// Limits the rate at which the sender sends, in bytes per second. `None`: no limit.
     fn pace(&self, rate: Option<u64>);
 
-    /// Tells it the client's window, which others' packets have moved.
+    /// Tells the sender the client's window, in bytes, which may have changed without the sender's packets.
     ///
     /// # Errors
-    /// Returns an error where it cannot be told.
+    /// Returns an error if the sender cannot be told.
     fn set_window(&self, snd_wnd: u32) -> Result<(), RepairError>;
 
     /// Whether the connection is open: no reset of the client has closed it.
     fn is_open(&self) -> bool;
 
-    /// Closes it without a packet. Dropping it instead sends what is left, and then a FIN.
+    /// Closes the sender without a packet. When it is dropped instead, it sends what is left, and then a FIN.
     fn close_silently(self: Box<Self>);
 }
 
@@ -72,14 +74,14 @@ pub trait FlowSender: Send {
 #[derive(Debug)]
 pub struct KernelSocket {
     socket: OwnedFd,
-    /// Next sequence number that it expects. It never receives data.
+    /// Next sequence number that the socket expects. It stays the same, because the socket never receives data.
     rcv_nxt: u32,
-    /// Its receive window, in bytes.
+    /// The socket's receive window, in bytes.
     rcv_wnd: u32,
 }
 
 impl KernelSocket {
-    /// Makes the socket of a connection. Returns also the offset of its timestamp clock from [`repair::clock_ms`].
+    /// Makes the socket of a connection. Also returns the offset of its timestamp clock from [`repair::clock_ms`].
     ///
     /// # Errors
     /// Returns why the kernel refuses, as [`repair::restore`] does.
@@ -118,7 +120,7 @@ impl FlowSender for KernelSocket {
         sockopt::congestion_window(&self.socket)
     }
 
-    /// The kernel counts the overhead of segments, too: half of its buffer holds payload.
+    /// The kernel's size of the buffer includes the overhead of segments: half of it holds payload.
     fn buffer_bytes(&self) -> io::Result<usize> {
         Ok(socket_send_buffer_size(&self.socket)? / 2)
     }
@@ -139,7 +141,7 @@ impl FlowSender for KernelSocket {
         repair::set_window(&self.socket, self.rcv_nxt, snd_wnd, self.rcv_wnd)
     }
 
-    /// getpeername(2) fails where a client's reset has closed the socket.
+    /// getpeername(2) fails if a client's reset has closed the socket.
     fn is_open(&self) -> bool {
         rustix::net::getpeername(&self.socket).is_ok()
     }

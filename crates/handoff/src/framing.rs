@@ -1,4 +1,5 @@
-//! Framing of a payload's bytes on the wire.
+//! Framing of a payload's bytes on the wire. A *flow* is the client connection that the bytes are sent on. A *region*
+//! is the range of its sequence numbers that they take.
 
 use std::fmt::Debug;
 
@@ -8,17 +9,18 @@ use crate::flow_sender::FlowSender;
 use crate::payload::Payload;
 use crate::tls13::workbench::Workbench;
 
-/// Framing of a payload's bytes on the wire: nothing, or TLS records. Frames of other protocols (chunks of
-/// HTTP/1.1, DATA of HTTP/2, literals of IMAP) would be others.
+/// Framing of a payload's bytes on the wire: nothing, or TLS records. Frames of other protocols (chunks of HTTP/1.1,
+/// DATA of HTTP/2, literals of IMAP) would be further implementations.
 pub trait Framing: Debug + Send {
     /// Number of bytes of the region that the flow does not have yet.
     fn remaining(&self, payload: &Payload) -> u64;
 
     /// Gives a flow as many bytes as it takes. Returns `true` if it has all of them. Returns `false` if it takes no
-    /// more now, after a fair share, and where the payload waits for a read.
+    /// more now, or if the payload waits for a read. TLS records also return `false` after a limited number of bytes,
+    /// so that others have their turn.
     ///
     /// # Errors
-    /// [`Reason::FileChanged`] if the file is shorter or newer than its header said, else why the flow ended.
+    /// [`Reason::FileChanged`] if the file has changed ([`Payload::is_unchanged`]), else why the flow ended.
     fn send_to(
         &mut self,
         payload: &mut Payload,

@@ -1,4 +1,7 @@
-//! The frontend's side of steering: loads bpf/frontend.bpf.c, and writes and reads its maps.
+//! The frontend's side of steering: loads bpf/frontend.bpf.c, and writes and reads its maps. A *flow* is the record of
+//! a client connection in one of these maps. A *region* is a range of the connection's sequence numbers that a *peer*,
+//! a backend's agent, sends: one payload, for one *handoff* of a server. A *ring* is a BPF ring buffer by which the
+//! kernel tells one server what becomes of its regions. A *layout* is a version of the maps' contents.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -15,7 +18,7 @@ use shunt_sys::mapped::MappedArray;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::attach::{self, FE_DELIVERED, FE_IN, FE_OUT, FE_SETSOCKOPT, TcPrograms};
-use crate::bpf::frontend::{FrontendSkelBuilder, OpenFrontendSkel};
+use crate::bpf::frontend::{FrontendSkel, FrontendSkelBuilder, OpenFrontendSkel};
 use crate::bpf::{
     BEGUN_OF_A_RING, BREAKS, Begun, FLOW_CLIENT_FIN, FLOW_QUEUES, FLOW_RESET, FLOW_SERVER_FIN, MAX_PEERS, MAX_RINGS,
     RING_BYTES,
@@ -53,7 +56,7 @@ pub struct Delivery {
     pub flow: FlowKey,
     /// Number of the peer whose word it is. Only the word of the newest region's sender counts.
     pub peer: u32,
-    /// Name of that region.
+    /// Number of that region's handoff.
     pub handoff: u64,
 }
 
@@ -66,8 +69,8 @@ pub struct Collected {
     pub left: usize,
 }
 
-/// Time for which a region that has begun is taken to be still active. A handoff that its server tells of later is
-/// looked up among the flows. Servers wait longer than that before they do without their agent
+/// Time for which a region that has begun is taken to be still active. If its server tells of the handoff later, the
+/// region is looked up among the flows. Servers wait longer than that before they do without their agent
 /// (NGX_HTTP_SHUNT_PULSE_GONE).
 const FRESH: Duration = Duration::from_secs(1);
 
@@ -79,7 +82,7 @@ pub const ACTIVE: u32 = 1;
 pub struct ActiveRegion {
     /// Key of the connection.
     pub key: FlowKey,
-    /// The owner's name for the handoff.
+    /// Number of the handoff, chosen by its server.
     pub handoff: u64,
     /// Number of the peer that sends.
     pub peer: u32,
@@ -124,11 +127,11 @@ fn is_begun(begun: &Begun, handoff: u64, peer: u32, key: &FlowKey, now_ns: u64) 
 /// Configuration of the frontend's programs.
 #[derive(Clone, Debug)]
 pub struct FrontendConfig {
-    /// Directory in a BPF file system, for this agent alone. Made where it is missing. [`crate::Backend`] may share it.
+    /// Directory in a BPF file system, for this agent alone. Made if it is missing. [`crate::Backend`] may share it.
     pub pin_dir: PathBuf,
     /// SO_NETNS_COOKIE of the namespace whose servers may hand off. 0: any namespace.
     pub netns_cookie: u64,
-    /// Directory of the cgroup (v2) that contains those servers.
+    /// Directory of the cgroup (v2) that contains the servers that may hand off.
     pub cgroup: PathBuf,
     /// Indices of the interfaces on which client packets arrive, in the calling thread's network namespace.
     pub interfaces: Vec<u32>,
@@ -225,15 +228,25 @@ impl Frontend {
             older_flows: handle(&*loaded.maps.older_flows, "older_flows")?,
             ended: HashMap::new(),
         };
-        frontend.note_older()?;
+        frontend.attach(&mut loaded, config)?;
+        Ok(frontend)
+    }
+
+    /// Attaches the programs. Those of an earlier agent answer until ours do.
+    fn attach(&mut self, loaded: &mut FrontendSkel<'_>, config: &FrontendConfig) -> Result<(), SteeringError> {
+        self.note_older()?;
         // The tc programs come first: a handoff may begin as soon as the socket option is there.
-        frontend.tc = Arc::new(TcPrograms(vec![
+        self.tc = Arc::new(TcPrograms(vec![
             attach::attach_tc(&mut loaded.progs.fe_in, FE_IN, &config.interfaces, &config.pin_dir)?,
             attach::attach_tc(&mut loaded.progs.fe_out, FE_OUT, &config.interfaces, &config.pin_dir)?,
         ]));
-        attach::attach_cgroup(&loaded.progs.fe_setsockopt, FE_SETSOCKOPT, &config.cgroup, &config.pin_dir)?;
+        // Every call is answered at any time. Until our program replaces the older one in its link, the older program
+        // may run twice for one call.
         older::answer_calls(&config.pin_dir, &config.cgroup)?;
-        Ok(frontend)
+        attach::attach_cgroup(&loaded.progs.fe_setsockopt, FE_SETSOCKOPT, &config.cgroup, &config.pin_dir)?;
+        older::leave_place(&config.pin_dir)?;
+        self.note_older()?; // again, for connections on which a handoff has begun meanwhile
+        Ok(())
     }
 
     /// Programs for the interfaces on which client packets arrive.
@@ -241,7 +254,7 @@ impl Frontend {
         Arc::clone(&self.tc)
     }
 
-    /// Sets the addresses of a backend. With `up` 0, new handoffs to it are refused, and active ones stay.
+    /// Sets what the programs know of a backend. With `up` 0, new handoffs to it are refused, and active ones stay.
     ///
     /// # Errors
     /// Returns an error for an index past the board's end, or the kernel's error of bpf(2).
@@ -252,8 +265,8 @@ impl Frontend {
             .map_err(SteeringError::map("update", "peers"))
     }
 
-    /// Tells the programs which ACKs of a flow its backend needs. Returns `false` if the flow is not that backend's
-    /// now.
+    /// Tells the programs how far apart the ACKs of a flow may be that its backend gets. Returns `false` if that
+    /// backend does not send the flow's newest region.
     ///
     /// # Errors
     /// Returns the kernel's error of bpf(2), BPF_PROG_TEST_RUN.
@@ -278,8 +291,8 @@ impl Frontend {
         Ok(false)
     }
 
-    /// Cancels a region whose sender is gone. Whichever side still sends on the connection then resets it. Returns
-    /// `false` if the region has ended already.
+    /// Cancels a region whose sender is gone. If the server's kernel then still sends bytes or a FIN on the connection,
+    /// fe_out makes a reset of them. Returns `false` if the region has ended already.
     ///
     /// # Errors
     /// Returns the kernel's error of bpf(2), BPF_PROG_TEST_RUN.
@@ -301,7 +314,7 @@ impl Frontend {
         let ring = MapHandle::create(MapType::RingBuf, Some("shunt_ring"), 0, 0, RING_BYTES, &options)
             .map_err(SteeringError::map("create", "ring"))?;
         let descriptor = ring.as_fd().as_raw_fd() as u32;
-        // The ring's next server must not claim what the last one began.
+        // The agent must not find regions of the ring's last server when the next one tells it of a handoff.
         for row in 0..BEGUN_OF_A_RING {
             self.begun.write_field((index * BEGUN_OF_A_RING + row) as usize, offset_of!(Begun, handoff), 0u64);
         }
@@ -311,7 +324,7 @@ impl Frontend {
         self.rings
             .update(&index.to_ne_bytes(), &descriptor.to_ne_bytes(), MapFlags::ANY)
             .map_err(SteeringError::map("update", "rings"))?;
-        // The programs of other layouts answer this server's calls, too. Without the ring they refuse them.
+        // The programs of other layouts answer calls of this server, too. Without the ring they refuse these calls.
         for older in &self.older {
             let owner = older.ring_owners.update(&index.to_ne_bytes(), &owner.to_ne_bytes(), MapFlags::ANY);
             let ring = older.rings.update(&index.to_ne_bytes(), &descriptor.to_ne_bytes(), MapFlags::ANY);
@@ -361,9 +374,9 @@ impl Frontend {
         Ok(self.flow(key)?.and_then(|flow| ActiveRegion::of(*key, &flow)))
     }
 
-    /// Whether the server that owns `ring` has just begun this handoff there, or moved it there. Gives the same answer
-    /// as [`Self::active_region`], but without a system call. Also `false` if that is not known, or has been asked
-    /// before.
+    /// Whether the server that owns `ring` has just begun this handoff on this connection, or moved it to this peer.
+    /// `true` means that the region is active, as [`Self::active_region`] would find with a system call. Also `false`
+    /// if that is not known, or if this call has returned `true` for the handoff before.
     pub fn take_begun(&mut self, ring: u32, handoff: u64, peer: u32, key: &FlowKey) -> bool {
         if ring >= MAX_RINGS || handoff == 0 {
             return false;
@@ -402,7 +415,7 @@ impl Frontend {
             .collect();
         let mut forgotten = 0;
         for (key, flow) in &dead {
-            // A new connection may use the same port by now.
+            // A new connection may have the same addresses and ports by now: the program compares `last_seen_ns`.
             let forgetting = [&flow.last_seen_ns.to_ne_bytes(), key.as_bytes()].concat();
             let asked = ask(&self.fe_forget, &forgetting);
             if asked.map_err(|error| SteeringError::map("delete", "flows")(error.into()))? {
@@ -412,7 +425,7 @@ impl Frontend {
         Ok(Collected { forgotten, left: flows - forgotten })
     }
 
-    /// Notes the connections of other layouts, on which our programs begin nothing.
+    /// Notes the connections of other layouts in a map of ours: our programs begin nothing on them.
     fn note_older(&self) -> Result<(), SteeringError> {
         for (key, _) in self.older.iter().flat_map(|older| moved::entries(&older.flows)) {
             self.older_flows.update(&key, &[1], MapFlags::ANY).map_err(SteeringError::map("update", "older_flows"))?;

@@ -1,5 +1,6 @@
 //! Identity of a file in one state: which file it is, and when it last changed (inode(7)). The same identity means the
-//! same bytes, unless the file was written to within one tick of its file system's clock.
+//! same bytes, with one exception: if the file is written to again within one tick of its file system's clock, the
+//! times stay the same.
 
 use std::fs::Metadata;
 use std::os::fd::AsFd;

@@ -22,11 +22,11 @@ const MOST_BYTES: usize = 1 << 20;
 /// f_type of file systems that are nothing but memory: tmpfs, ramfs, hugetlbfs (linux/magic.h).
 const MEMORY: [FsWord; 3] = [0x0102_1994, 0x8584_58f6, 0x958_458f6];
 
-/// Time for which bytes that were found in memory are not asked for again. A page that has just been read is among the
-/// last that the kernel takes back. A file that many clients ask for is examined once in that time, and not once for
-/// each client.
+/// Time for which bytes that were found in memory count as being there without another look. A page that has just been
+/// read is among the last that the kernel takes back. So a file that many clients ask for is examined once in that
+/// time, and not once for each client.
 const FOUND_FOR: Duration = Duration::from_millis(10);
-/// Number of files that are remembered, by the low bits of their inode. A power of two.
+/// Number of files that are remembered. The low bits of a file's inode number are its place. A power of two.
 const FOUND: usize = 256;
 
 /// Ranges of files that were found in memory a moment ago.
@@ -92,7 +92,7 @@ pub(crate) fn bytes_from(file: impl AsFd, at: u64, most: usize) -> Result<usize,
 fn is_here(file: impl AsFd, at: u64) -> Result<bool, Untold> {
     let mut byte = [0];
     match read(file, &mut [IoSliceMut::new(&mut byte)], at) {
-        Ok(_) => Ok(true), // also at the end of the file
+        Ok(_) => Ok(true), // 0 bytes, too: at the end of the file nobody waits for a disk
         Err(Errno::AGAIN) => Ok(false),
         Err(_) => Err(Untold),
     }

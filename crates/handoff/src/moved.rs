@@ -1,5 +1,6 @@
-//! Connections whose sequence numbers differ between the client and its server. Only the steering programs translate
-//! between the two, so that such a connection hangs when the programs are taken off.
+//! Connections whose sequence numbers differ between the client and its server, because a handoff has put payload
+//! between the server's bytes. The steering programs translate the numbers. Such a connection hangs when the programs
+//! are taken off. A layout is a version of the contents of these programs' maps.
 
 use std::path::Path;
 
@@ -12,7 +13,7 @@ use crate::error::SteeringError;
 use crate::{older, pins};
 
 /// Removes the socket option by which handoffs begin, and returns the connections that have had a handoff. From here on
-/// their sequence numbers no longer change. The caller closes these connections and then calls [`crate::detach_all`].
+/// no connection can join them. The caller closes these connections and then calls [`crate::detach_all`].
 ///
 /// # Errors
 /// Returns an error if a pinned file cannot be removed.

@@ -1,5 +1,6 @@
 //! Another frontend agent with a control group that contains our servers, too. The programs of both agents would run
-//! for each handoff: one would begin it, and the other would refuse it.
+//! for each handoff: one would begin it, and the other would refuse it. A layout is a version of the contents of an
+//! agent's pinned maps.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -23,7 +24,7 @@ pub(crate) fn refuse(cgroup: &Path, pin_dir: &Path, interfaces: &[u32]) -> Resul
     // Compared by device and inode, because a directory may be mounted twice.
     let file = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
     let ours = file(pin_dir);
-    // Those of other layouts, below a directory of pins, belong to the same agent.
+    // Pins of other layouts are in directories below ours, and belong to the same agent.
     let is_ours = |directory: &Path| file(directory) == ours || directory.parent().and_then(file) == ours;
     let others = pins::directories().into_iter().filter(|directory| !is_ours(directory));
     let linked: Vec<(PathBuf, u64)> =

@@ -1,21 +1,25 @@
-//! Programs and maps of another layout than ours, which an agent of another version has left. They stay until the
-//! connections in their flow table have ended: only they can translate those, and nobody else reads their table.
+//! A *layout* is a version of the pinned maps' contents. Here are programs and maps of another layout than ours, which
+//! an agent of another version has left. They stay until the connections in their flow table have ended: only these
+//! programs can read the table, and translate the connections.
 //!
 //! ```text
 //!   pins/            maps, programs and links of this layout
-//!   pins/older_13/   the same of layout 13: maps, fe_in, fe_out, and a link for its fe_setsockopt
+//!   pins/older_13/   maps, fe_in and fe_out of layout 13, and a link for its fe_setsockopt
 //! ```
 //!
+//! The two layouts share the work ("theirs" is what belongs to the other layout):
+//!
 //! * Packets: both layouts' fe_in and fe_out are on each interface, at handles that are their layouts' numbers. Each
-//!   passes on what is not of a connection in its own table.
+//!   passes on packets of connections that are not in its own table.
 //! * Calls: our fe_setsockopt runs first. It begins nothing on a connection of theirs (`older_flows`), and leaves it to
 //!   their fe_setsockopt to tell how far a payload is, and to end it.
-//! * Rings: servers name the rings of the agent that they know, so theirs are entered in the older tables, too.
+//! * Rings: servers name rings by their numbers, in calls that either fe_setsockopt may answer. So our rings are
+//!   entered in their maps, too, at the same numbers.
+//! * Words: a backend's word on a payload of theirs goes to their fe_delivered.
 //!
-//! * Words: what a backend's agent says of a payload of theirs goes to their fe_delivered.
-//!
-//! All this rests on what no version may change: `struct flow_key`, `struct delivery`, and the maps `layout`, `flows` (by
-//! its keys), `rings` and `ring_owners` of bpf/. A backend's senders are no reason to stay: their sockets ended with their agent.
+//! All this rests on what no version may change: `struct flow_key`, `struct delivery`, the keys of the map `flows`, and
+//! the maps `layout`, `rings` and `ring_owners` of bpf/. A backend's senders are no reason to stay: their sockets ended
+//! with their agent.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -32,18 +36,19 @@ use crate::error::SteeringError;
 use crate::ownership::{Owned, pinned_program};
 use crate::pins;
 
-/// First layout whose programs leave room for those of another one.
+/// First layout whose programs leave room for the programs of another layout.
 pub(crate) const FIRST: u32 = 13;
 
 const PREFIX: &str = "older_";
-/// Pin of a layout's fe_setsockopt, until a link of its own has it again.
+/// Name of the pin that keeps the fe_setsockopt of an older layout loaded, until a new link has that program.
 const CALLS: &str = "fe_setsockopt_program";
-/// Pin of the link that a layout had while it was the older one, until ours has its programs.
+/// Name of the pin of the link that our layout had while it was put aside. The link stays until our new one has the
+/// program.
 const LEFT_LINK: &str = "fe_setsockopt_older";
-/// Pins that belong to one layout, but for `layout` itself, by which it is known.
+/// Names of the pins of a layout's programs.
 const PROGRAMS: [&str; 9] =
     ["fe_in", "fe_in_next", "fe_out", "fe_out_next", FE_DELIVERED, "be_in", "be_in_next", "be_out", "be_out_next"];
-/// Pins of a backend.
+/// Names of the pins that only a backend has.
 const SENDERS: [&str; 6] = ["be_in", "be_in_next", "be_out", "be_out_next", "senders", "sender_slots"];
 
 fn at<'path>(call: &'static str, path: &'path Path) -> impl FnOnce(io::Error) -> SteeringError + 'path {
@@ -63,7 +68,8 @@ pub(crate) fn directories(pin_dir: &Path) -> Vec<PathBuf> {
     entries.filter(is_older).map(|entry| entry.path()).collect()
 }
 
-/// Puts pins of another layout aside, so that ours can be made. Takes ours back, if they were put aside before.
+/// Puts pins of another layout aside, so that pins of our layout can be made. If pins of our layout were put aside
+/// before, they are taken back.
 ///
 /// # Errors
 /// Returns the kernel's error, or that the layout is one whose programs leave no room for others.
@@ -85,7 +91,7 @@ pub(crate) fn set_aside(pin_dir: &Path) -> Result<(), SteeringError> {
     take_back(pin_dir)
 }
 
-/// Pins the program that answers calls on connections of the layout that is put aside.
+/// Pins the fe_setsockopt of the layout that is put aside, so that it stays loaded without its link.
 fn keep_calls(pin_dir: &Path, aside: &Path) -> Result<(), SteeringError> {
     let (link, pin) = (pin_dir.join(FE_SETSOCKOPT), aside.join(CALLS));
     if !link.exists() || pin.exists() {
@@ -97,7 +103,8 @@ fn keep_calls(pin_dir: &Path, aside: &Path) -> Result<(), SteeringError> {
     pin_at(&program, &pin)
 }
 
-/// Moves a layout's pins from one directory to another, `layout` last: if this is interrupted, the next start goes on.
+/// Moves a layout's pins from one directory to another. `layout` is moved last: if the agent ends in between, its next
+/// start finds `layout` in the old directory, and moves the rest.
 fn move_pins(from: &Path, to: &Path) -> Result<(), SteeringError> {
     let layout = "layout";
     let maps = pins::MAPS.iter().filter(|name| **name != layout);
@@ -116,7 +123,7 @@ fn take_back(pin_dir: &Path) -> Result<(), SteeringError> {
     if !aside.join("layout").exists() {
         return Ok(());
     }
-    // Its own link answers calls until ours has its programs.
+    // The link that our layout had while it was put aside stays until our new link has the program.
     let link = aside.join(FE_SETSOCKOPT);
     if link.exists() {
         fs::rename(&link, pin_dir.join(LEFT_LINK)).map_err(at("rename", &link))?;
@@ -126,7 +133,8 @@ fn take_back(pin_dir: &Path) -> Result<(), SteeringError> {
     fs::remove_dir(&aside).map_err(at("rmdir", &aside))
 }
 
-/// Has the older layouts' programs answer calls on their connections, behind ours, which is attached.
+/// Attaches the fe_setsockopt of each older layout by a new link. So it still answers calls on its connections when our
+/// program takes over the old link, which comes before the new one.
 ///
 /// # Errors
 /// Returns the kernel's error.
@@ -142,12 +150,20 @@ pub(crate) fn answer_calls(pin_dir: &Path, cgroup: &Path) -> Result<(), Steering
         let group = File::open(cgroup).map_err(at("open", cgroup))?;
         pin_at(&link_to(&program, &group).map_err(|error| failed(error.into()))?, &link)?;
     }
+    Ok(())
+}
+
+/// Detaches the link that our layout had while it was put aside. By now our new link has the program.
+///
+/// # Errors
+/// Returns an error if the pin cannot be removed.
+pub(crate) fn leave_place(pin_dir: &Path) -> Result<(), SteeringError> {
     attach::detach_cgroup(&pin_dir.join(LEFT_LINK))
 }
 
 fn link_to(program: &OwnedFd, group: &File) -> io::Result<OwnedFd> {
     let kind = libbpf_sys::BPF_CGROUP_SETSOCKOPT;
-    // SAFETY: both descriptors are open, and no options is an allowed value.
+    // SAFETY: both descriptors are open, and libbpf takes NULL for no options.
     let fd = unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), group.as_raw_fd(), kind, std::ptr::null()) };
     if fd < 0 {
         return Err(io::Error::from_raw_os_error(-fd));
@@ -163,7 +179,7 @@ fn pin_at(object: &OwnedFd, pin: &Path) -> Result<(), SteeringError> {
     if status == 0 { Ok(()) } else { Err(at("pin", pin)(io::Error::from_raw_os_error(-status))) }
 }
 
-/// Takes the older layouts' programs of a backend out. Their senders ended with their agent.
+/// Removes the backend's programs of older layouts. Their senders ended with their agent.
 ///
 /// # Errors
 /// Returns an error if a pinned file cannot be removed.
@@ -204,7 +220,7 @@ pub struct Older {
 }
 
 impl Older {
-    /// Opens all that were put aside below a directory of pins.
+    /// Opens all layouts of a frontend that were put aside below a directory of pins.
     ///
     /// # Errors
     /// Returns the kernel's error.
@@ -224,7 +240,7 @@ impl Older {
         Ok(Self { layout, flows, rings, ring_owners, fe_delivered, directory, path, owned })
     }
 
-    /// Lets a user remove the pins, once their connections have ended.
+    /// Gives the directory to a user, whose agent can then remove the pins once the connections have ended.
     ///
     /// # Errors
     /// Returns the kernel's error of fchown(2).
@@ -232,8 +248,8 @@ impl Older {
         std::os::unix::fs::fchown(&self.directory, Some(user), None)
     }
 
-    /// Takes the programs off all interfaces of this thread's network namespace, and removes the pins. To be called once
-    /// the connections have ended. Needs CAP_NET_ADMIN.
+    /// Takes the programs off all interfaces of this thread's network namespace, and removes the pins. To be called
+    /// once the connections have ended. Needs CAP_NET_ADMIN.
     ///
     /// # Errors
     /// Returns the kernel's error.

@@ -1,9 +1,9 @@
 //! Ownership of the programs on an interface. Each agent pins its maps and its programs in a separate directory. A
 //! filter that is not one of these programs, and uses none of these maps, belongs to another agent or to other
-//! software. It is left alone.
+//! software. It is left alone. A layout is a version of the maps' contents.
 //!
-//! A pinned program is recognized by its id. A program that has no pin, because its agent ended in between, is
-//! recognized by its maps. The kernel lists a program's maps only for a process with CAP_SYS_ADMIN.
+//! A pinned program is recognized by its id. A program that has no pin, because its agent ended while it replaced
+//! programs, is recognized by its maps. The kernel lists a program's maps only for a process with CAP_SYS_ADMIN.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -23,7 +23,7 @@ pub(crate) struct Owned {
 }
 
 impl Owned {
-    /// Reads a directory of pins, with those of other layouts below it (older.rs).
+    /// Reads a directory of pins, and the directories of other layouts below it (older.rs).
     pub(crate) fn by_all(directory: &Path) -> Self {
         let mut all = Self::by(directory);
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();
@@ -60,7 +60,7 @@ pub(crate) fn pinned_program(path: &Path) -> Option<u32> {
 pub(crate) struct Tc(pub(crate) u32);
 
 impl Tc {
-    /// Name of the program. Its id, where the kernel does not tell the name.
+    /// Name of the program, or its id if the kernel does not tell the name.
     pub(crate) fn name(&self) -> String {
         self.told(|name, _| name).unwrap_or_else(|| format!("number {}", self.0))
     }

@@ -1,6 +1,8 @@
-//! The bytes of a handoff. An offer's payload is a range of a file, with a record of what the file was when its header
-//! was made. Without an offer it is ranges of bytes that somebody keeps until they are sent. Each range has its
-//! [`Source`].
+//! The bytes of a handoff. An offer's payload is a range of a file, with the size and modification time that the file
+//! had when the response's header was made. The payload of a handoff without an offer is ranges of bytes that their
+//! keeper keeps until they are sent. Each range has its [`Source`]. A *flow* is the client connection that the bytes
+//! are sent on. The *claimant* is the frontend that asked for them. It may rely on the *digest* (SHA-256) of an offer's
+//! file, by which it has checked that another backend's file is the same.
 
 mod ahead;
 mod offered;
@@ -24,7 +26,7 @@ use source::Range;
 
 pub use source::{Kept, Source};
 
-/// Bytes that are copied at once for a flow into which the kernel moves none by itself.
+/// Most bytes that are copied at once, for a flow that is no kernel socket.
 const COPIED_AT_ONCE: usize = 64 << 10;
 
 /// The part of a payload that is left to send.
@@ -44,8 +46,8 @@ impl Payload {
         Self::proven(file, offer, None)
     }
 
-    /// Builds a payload as [`Payload::new`] does. `proven` is what the file was when its digest was told, where the
-    /// claimant relies on the digest.
+    /// Builds a payload as [`Payload::new`] does. `proven` is the identity that the file had when the claimant was told
+    /// its digest, if the claimant relies on the digest.
     pub fn proven(file: File, offer: &Offer, proven: Option<FileIdentity>) -> Self {
         let source = Box::new(Offered::new(file, offer, proven));
         Self::of(vec![Range { source, offset: offer.offset, end: offer.offset + offer.length }])
@@ -67,8 +69,8 @@ impl Payload {
         Self { ranges, next: 0, reader: None, ahead: Ahead::Nothing }
     }
 
-    /// From here on no call waits for a disk: `reads` reads what is not in memory. Results for `owner` go to
-    /// [`Payload::take_read`].
+    /// From here on no call waits for a disk: `reads` reads what is not in memory. The caller gives the results for
+    /// `owner` to [`Payload::take_read`].
     pub fn read_by(&mut self, reads: &Reads, owner: Owner) {
         self.reader = Some((reads.clone(), owner));
     }
@@ -113,12 +115,13 @@ impl Payload {
         self.ranges.iter().map(Range::remaining).sum()
     }
 
-    /// Whether an offer's file still has the size and modification time that its header told the client, and kept bytes
-    /// are unchanged.
+    /// Whether an offer's file still has the size and modification time that the response's header told the client, and
+    /// whether kept bytes are unchanged.
     ///
-    /// A file that was replaced by another (rename) is the same file under this descriptor, and its bytes are right. So
-    /// are the bytes of a body behind a header that is rewritten ([`Offer::BODY`]): in that case only the size is
-    /// compared. A file that has grown counts as one that something was appended to.
+    /// A file that was replaced by another (rename) is the same file under this descriptor, and its bytes are right. If
+    /// a header in front of the body, in the same file, may be rewritten ([`Offer::BODY`]), only the size is compared.
+    /// A file that has grown counts as unchanged, because something was usually appended to it. But if the claimant
+    /// relies on its digest, it counts as changed.
     pub fn is_unchanged(&self) -> bool {
         self.ranges.iter().all(|range| range.source.is_unchanged())
     }
@@ -135,8 +138,8 @@ impl Payload {
         self.ranges.iter().for_each(|range| range.source.set_told(told));
     }
 
-    /// Whether the file, when last examined, was not the one whose digest others have been told. None of it may be
-    /// sealed until they know.
+    /// Whether the file, when last examined, was no longer in the state whose digest others have been told. None of it
+    /// may be sealed until they know that.
     pub fn is_withheld(&self) -> bool {
         self.ranges.iter().any(|range| range.source.is_withheld())
     }
@@ -162,11 +165,11 @@ impl Payload {
         Some(self.next)
     }
 
-    /// Gives a flow as many bytes as it takes. Returns `true` if it has all of them. Returns `false` if it takes no more
-    /// now, or a read has to end first.
+    /// Gives a flow as many bytes as it takes. Returns `true` if it has all of them. Returns `false` if it takes no
+    /// more now, or a read has to end first.
     ///
     /// # Errors
-    /// [`Reason::FileChanged`] if the file is shorter or newer than its header said, else the reason that the socket's
+    /// [`Reason::FileChanged`] if the file has changed ([`Payload::is_unchanged`]), else the reason that the socket's
     /// error stands for.
     pub fn send_to(&mut self, flow: &dyn FlowSender) -> Result<bool, Reason> {
         while let Some(range) = self.next() {
@@ -227,8 +230,8 @@ impl Payload {
         self.still_good(true).map(|_| bytes)
     }
 
-    /// Fills the slices, one after the other, with bytes of what is left to send, from its byte `at` on. Returns
-    /// `false` if a read has to end first.
+    /// Fills the slices, one after the other, with bytes that are left to send, from the one with index `at` on. Sends
+    /// nothing. Returns `false` if a read has to end first.
     ///
     /// # Errors
     /// [`Reason::FileChanged`] if the file ends too early, [`Reason::Socket`] if it cannot be read.
@@ -254,8 +257,8 @@ impl Payload {
         Ok(true)
     }
 
-    /// Finds byte `at` of what is left to send. Returns its range, its offset in the range's file, and how many bytes
-    /// the range has from there on.
+    /// Finds the byte with index `at` among those that are left to send. Returns the index of its range, its offset in
+    /// the range's file, and how many bytes the range has from there on.
     fn find(&self, mut at: u64) -> Option<(usize, u64, u64)> {
         for (index, range) in self.ranges.iter().enumerate() {
             let here = range.remaining();
@@ -267,8 +270,8 @@ impl Payload {
         None
     }
 
-    /// Fills the slices, one after the other, from the first range, with as few calls as possible. `false`: not all
-    /// bytes are in memory.
+    /// Fills the slices, one after the other, from the offset `at` of the first range's file, with as few calls as
+    /// possible. `false`: not all bytes are in memory.
     fn read_all(&self, mut at: u64, slices: Vec<&mut [u8]>) -> Result<bool, Reason> {
         let mut slices: Vec<IoSliceMut<'_>> = slices.into_iter().map(IoSliceMut::new).collect();
         let mut slices = slices.as_mut_slice();
@@ -303,7 +306,7 @@ impl Payload {
 }
 
 impl Drop for Payload {
-    /// Passes sources whose end may wait to another thread.
+    /// Closes the sources. A source whose closing may wait passes that to another thread.
     fn drop(&mut self) {
         let Some((reads, _)) = &self.reader else { return };
         self.ranges.drain(..).for_each(|range| range.source.close(reads));

@@ -1,5 +1,5 @@
-//! Maps that outlive the agent: they are pinned in a directory of a BPF file system. They are taken over only by
-//! programs that give the same meaning to their contents.
+//! Maps that outlive the agent: they are pinned in a directory of a BPF file system. Only programs that give the same
+//! meaning to a map's contents take it over. A *layout* is a version of the maps' contents.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,8 +49,8 @@ fn is_bpf_fs(path: &Path) -> bool {
     statfs(path).is_ok_and(|found| found.f_type == BPF_FS_MAGIC)
 }
 
-/// Refuses pinned maps of another layout: what could stay was put aside (older.rs). libbpf checks the rest when it
-/// takes the maps over.
+/// Refuses pinned maps whose layout, or sizes of keys, values and tables, are not ours. Maps of another layout that can
+/// stay were put aside before (older.rs). libbpf checks the rest when it takes the maps over.
 pub(crate) fn check_layout<'obj>(
     directory: &Path,
     maps: impl IntoIterator<Item = &'obj OpenMapMut<'obj>>,

@@ -1,14 +1,14 @@
 //! Reads of file bytes that are not in memory (in_memory.rs), by separate threads. So a disk that is slow, or hangs,
-//! delays only those who wait for its bytes.
+//! delays only the payloads that need its bytes.
 //!
 //! ```text
 //!   payload --ask--> queue of its device --> thread: pread, fstat --> done --eventfd--> owner --> payload
 //! ```
 //!
-//! A read cannot be cancelled. So a device gets one more thread only while there are more idle threads than it has busy
-//! ones. The first device that hangs takes half of the threads, the next one half of the rest. A file has two threads
-//! at most. The owner of a payload decides how long it waits. When the payload is dropped, a read that has not begun
-//! never begins.
+//! A read cannot be cancelled. So a device gets one more thread only while there are more idle threads than threads
+//! that are busy with it. The first device that hangs takes half of the threads, the next one half of the rest. At most
+//! two threads read one file. The owner of a payload decides how long it waits. When the payload is dropped, a read
+//! that has not begun never begins.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, IoSliceMut};
@@ -28,11 +28,12 @@ pub const THREADS: usize = 32;
 /// Length of one read in bytes, if the payload has as many left.
 pub(crate) const READ_BYTES: usize = 256 << 10;
 const THREADS_OF_A_FILE: usize = 2;
-/// Longest queue of reads, in all. One device has half as many at most, so that a device that hangs leaves room for
+/// Most reads that wait at a time. One device has half as many at most, so that a device that hangs leaves room for
 /// others.
 const QUEUE: usize = 64 << 10;
 const QUEUE_OF_A_DEVICE: usize = QUEUE / 2;
-/// Time for which a device is known to be memory. After that its number may belong to another device.
+/// Time for which a device counts as memory once it was found to be. After that its number may belong to another
+/// device.
 const KNOWN_FOR: Duration = Duration::from_secs(10);
 
 /// Party for which a read is made.
@@ -171,8 +172,8 @@ impl State {
 
 #[derive(Debug)]
 struct Shared {
-    /// Under a separate lock, because the event loop asks before each send. A thread that looks for work may hold the
-    /// lock of `state` while it goes through many reads.
+    /// Bytes that were found in memory a moment ago. They have a separate lock, because the event loop looks here
+    /// before each send. A thread that looks for work may hold the lock of `state` while it goes through many reads.
     found: Mutex<Found>,
     state: Mutex<State>,
     work: Condvar,
@@ -247,7 +248,7 @@ impl Reads {
                 let _ = rustix::io::write(&self.0.wake, &1u64.to_ne_bytes());
             }
             state.is_done(device, inode);
-            // Work that was held back for the sake of this one may be possible now.
+            // Another thread may now begin work that the limits for a device or a file have held back.
             self.0.work.notify_one();
         }
     }
@@ -303,7 +304,7 @@ impl Reads {
         self.0.found.lock().unwrap_or_else(PoisonError::into_inner).note(file, at, bytes, Instant::now());
     }
 
-    /// Whether a device is known to be memory, for which nobody waits.
+    /// Whether a device is known to be memory, so that its reads never wait.
     pub(crate) fn is_memory(&self, device: u64) -> bool {
         self.0.lock().memory.get(&device).is_some_and(|since| since.elapsed() < KNOWN_FOR)
     }

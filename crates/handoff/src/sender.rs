@@ -3,6 +3,9 @@
 //! There is one [`Sender`] per client connection. The first payload of a connection makes its socket with TCP_REPAIR.
 //! Later payloads find the socket **parked**, with its congestion window and RTT, and cost no more than `sendfile`. The
 //! socket counts in its own sequence space, and the steering programs add `seq_delta` (crates/handoff/bpf/steering.h).
+//! A *peer* is a frontend's agent. A *claim* is its message that asks for a payload, and its server's *handoff* is what
+//! the claim is for. A handoff is named by the peer, the server's worker number there, and the handoff's number. A
+//! *slot* is a sender's place in the table of [`Senders`], and in that of the steering programs.
 //!
 //! ```text
 //!            start                      all queued              all acknowledged
@@ -11,7 +14,8 @@
 //!                       +------------------------------- start ----------------------------+
 //! ```
 //!
-//! The owner of the [`Senders`] owns their sockets. Nothing here blocks, and nothing here reads a clock.
+//! The owner of the [`Senders`] owns their sockets. No call waits for a socket. With [`Senders::read_by`], none waits
+//! for a disk either. Callers say what time it is.
 
 mod answers;
 mod connection;
@@ -43,10 +47,11 @@ pub use table::{SenderKey, SenderTable, Slot};
 pub struct SenderLimits {
     /// Sockets in all, parked ones included.
     pub senders: usize,
-    /// Initial send buffer of each socket, in bytes. Twice as many bytes fit in before the agent must be woken again.
+    /// Initial send buffer of each socket, in bytes. The kernel doubles it, so up to twice as many bytes are queued
+    /// before the agent must be woken again.
     pub send_buffer_bytes: usize,
-    /// Kernel memory for the bytes that all sockets have queued. Where many send at once, each begins with a smaller
-    /// buffer.
+    /// Kernel memory for the bytes that all sockets have queued, in bytes. If many sockets send at once, each begins
+    /// with a smaller buffer.
     pub memory_bytes: u64,
     /// Time that a parked socket waits for the next payload.
     pub park: Duration,
@@ -114,23 +119,24 @@ pub struct Senders<T> {
     reads: Option<Reads>,
 }
 
-/// Fewest slots that one sweep examines. A sweep examines a tenth of all slots where that is more.
+/// Fewest slots that one sweep examines. A sweep examines a tenth of all slots if that is more.
 const SWEEP_AT_LEAST: usize = 256;
+/// Number of sweeps that examine all slots, if there are many.
 const SWEEPS_FOR_ALL: usize = 10;
-/// Number of parked senders that are closed together to make room, because finding the oldest takes a look at all
-/// senders.
+/// Number of parked senders that are closed together to make room. Finding the oldest ones takes a look at all senders,
+/// which is not worth it for one.
 pub const EVICTED_AT_ONCE: usize = 32;
 /// Smallest initial send buffer, however many senders there are.
 const LEAST_SEND_BUFFER_BYTES: usize = 64 << 10;
 
-/// Counts since the start.
+/// Numbers of what the senders have done since the agent started.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SenderCounts {
     /// Sockets made with TCP_REPAIR.
     pub restored: u64,
     /// Payloads sent by a socket that was parked.
     pub reused: u64,
-    /// Parked sockets that could not be used: stale, or not yet fully acknowledged.
+    /// Sockets that could not be used for their client's next payload: stale, or not yet fully acknowledged.
     pub discarded: u64,
     /// Parked sockets that were closed to make room.
     pub evicted: u64,
@@ -176,8 +182,8 @@ impl<T: SenderTable> Senders<T> {
         self.busy
     }
 
-    /// Initial send buffer of the next sender, in bytes. The kernel counts twice the bytes of a buffer, because of its
-    /// own overhead. It lets no buffer grow while TCP's memory is short.
+    /// Initial send buffer of the next sender, in bytes. A buffer may take twice its size of `memory_bytes`, because
+    /// the kernel doubles the size for its own overhead. The kernel lets no buffer grow while TCP's memory is short.
     fn buffer_bytes(&self) -> usize {
         let share = usize::try_from(self.limits.memory_bytes / (self.busy as u64 + 1) / 2).unwrap_or(usize::MAX);
         share.max(LEAST_SEND_BUFFER_BYTES).min(self.limits.send_buffer_bytes)
@@ -219,7 +225,8 @@ impl<T: SenderTable> Senders<T> {
     /// Begins to send a payload from the address `local`, as `claim` describes it.
     ///
     /// # Errors
-    /// Returns the reason why the payload cannot be sent. No byte has left in this case.
+    /// Returns the reason why the payload cannot be sent, or why sending has already failed. Only in the second case
+    /// may bytes have left.
     pub fn start(
         &mut self,
         claim: &Claim,
@@ -378,9 +385,9 @@ impl<T: SenderTable> Senders<T> {
         self.slots.len() < self.limits.senders || self.evict_parked(EVICTED_AT_ONCE) > 0
     }
 
-    /// Finds a sender that can send for this claim at once. A sender that cannot is discarded: its connection is over,
-    /// or its frontend has given its payload up. A sender that is busy on the client's connection with another server
-    /// is kept.
+    /// Returns the sender for this client and port, if it can send for this claim at once. If it cannot, it is
+    /// discarded, and the caller makes a new one. Exception: [`Reason::Busy`] if it is still sending on the client's
+    /// connection with another server.
     fn parked(&mut self, key: &SenderKey, claim: &Claim) -> Result<Option<usize>, Reason> {
         let Some(&index) = self.by_key.get(key) else {
             return Ok(None);
@@ -429,8 +436,8 @@ impl<T: SenderTable> Senders<T> {
         let index = entry.key();
         let slot = first_slot(claim);
         // The slot and the key come first: the programs must know the socket before its first segment. But the slot
-        // stays closed until the socket is there. Until then these ports belong to the socket of an agent that has
-        // ended. That socket may still repeat bytes, whose places are in other sequence numbers.
+        // stays closed until the socket is there. Until then, a socket of an agent that has ended may have these
+        // addresses and ports. It may still repeat bytes, and the slot would give them wrong sequence numbers.
         self.table.write_slot(index as u32, &Slot { live: false, ..slot });
         self.table.insert(&key, index as u32).map_err(|_| Reason::Socket)?;
         let sender = match Sender::restore(key, &slot, claim, claimant, local, now) {
@@ -449,7 +456,7 @@ impl<T: SenderTable> Senders<T> {
         Ok(index)
     }
 
-    /// Queues the sender's advice for its frontend, where it has any: how far apart ACKs may be.
+    /// Queues the sender's advice for its frontend, if it has any: how far apart ACKs may be.
     fn advise(&mut self, index: usize) {
         let sender = &mut self.slots[index];
         if let Some(advice) = sender.advice() {
@@ -462,7 +469,9 @@ impl<T: SenderTable> Senders<T> {
         std::mem::take(&mut self.advice)
     }
 
-    /// Takes the news that has come up since the last call: files of payloads that have been under way for a while.
+    /// Returns the payloads about whose files frontends are to be told now, and forgets this list: payloads that have
+    /// been sent for a while and whose file's digest is wanted, and payloads whose file has changed since its digest
+    /// was told.
     pub fn take_news(&mut self) -> Vec<FileNews<'_>> {
         let news = std::mem::take(&mut self.news);
         let of = |index: usize| {
@@ -474,7 +483,8 @@ impl<T: SenderTable> Senders<T> {
         news.into_iter().filter_map(of).collect()
     }
 
-    /// Notes that the frontend of the sender at `index` has been told which file it sends, or that it never will be.
+    /// Notes that the frontend of the sender at `index` has been told the digest of the file that is sent. With
+    /// `is_known` false, the frontend was told instead that there is no digest, or none any more.
     pub fn settle_news(&mut self, index: usize, is_known: bool, now: Instant) {
         if let Some(sender) = self.slots.get_mut(index) {
             sender.settle_news(is_known, now);
@@ -482,8 +492,8 @@ impl<T: SenderTable> Senders<T> {
     }
 
     /// Notes that frontends know that the digests of these handoffs are withdrawn. Handoffs are named by peer, worker
-    /// and handoff. Returns the indices of the senders that can continue. Takes a whole set, for the same reason as
-    /// [`Self::abort`].
+    /// and handoff. Returns the indices of the senders that can continue. Takes a whole set, because each call looks at
+    /// all senders.
     pub fn go_on_unproven(&mut self, withdrawn: &HashSet<(u32, u32, u64)>) -> Vec<usize> {
         let is_meant = |of: &Claimant| withdrawn.contains(&(of.peer, of.worker, of.handoff));
         let senders = self.slots.iter_mut();
@@ -530,7 +540,7 @@ impl<T: SenderTable> Senders<T> {
 
 impl<T> Drop for Senders<T> {
     /// Closes all sockets. Payloads that are wholly with the kernel are still delivered: their sockets are closed in
-    /// the normal manner, and the egress program drops their FIN. All other sockets are closed silently.
+    /// the normal manner, and be_out drops their FIN. All other sockets are closed silently.
     fn drop(&mut self) {
         for sender in self.slots.drain() {
             match sender.state {

@@ -1,9 +1,10 @@
-//! Spacing of ACKs: how many of its client's ACKs a sender needs.
+//! Spacing of ACKs: how many payload bytes may lie between two of its client's ACKs that a sender gets. This distance
+//! is the *spacing*.
 //!
-//! A frontend passes on each ACK of a payload, and each costs the frontend and us more than the segment that it
-//! acknowledges. A sender that may have far more bytes outstanding than lie between two ACKs never waits for the next
-//! ACK. So it tells the frontend how far apart ACKs may be, and the frontend drops the others. `ack_may_wait` in
-//! bpf/decisions/arrivals.h does that, and also knows when it must end.
+//! By itself a frontend passes on each ACK of a payload, and each costs the frontend and us more than the segment that
+//! it acknowledges. A sender that may have far more bytes outstanding than lie between two ACKs never waits for the
+//! next ACK. So it tells the frontend how far apart ACKs may be, and the frontend drops the others. `ack_may_wait` in
+//! bpf/decisions/arrivals.h does that, and also decides when it must pass on every ACK again.
 //!
 //! Congestion control counts bytes, not ACKs (RFC 3465), and the ACKs that are passed on acknowledge all bytes.
 
@@ -11,13 +12,13 @@ use shunt_sys::sockopt::CongestionWindow;
 
 use crate::flow_sender::FlowSender;
 
-/// Divisor: the bytes between two ACKs are this part of the bytes that may be outstanding.
+/// Divisor: the spacing is this fraction, a quarter, of the bytes that may be outstanding.
 const PARTS: u64 = 4;
 /// Largest spacing, in bytes. A sender sends as much at once when an ACK comes. Segmentation offload makes a burst of
 /// this size anyway.
 const MOST: u64 = 65536;
 /// Smallest useful spacing, in segments. Clients acknowledge every second segment by themselves (RFC 9293, 3.8.6.3), so
-/// that less saves nothing.
+/// a smaller spacing would save nothing.
 const LEAST_SEGMENTS: u64 = 4;
 
 /// Spacing by which a frontend is told to pass on every ACK.
@@ -32,8 +33,7 @@ pub(crate) struct Spacing {
     /// See [`CongestionWindow::retransmitted`].
     retransmitted: u32,
     /// Whether the sender's congestion control reduces its window only after a loss. Others, such as BBR, make their
-    /// window small to probe the path, and no frontend can foresee that. The sender is asked once, when it first
-    /// matters.
+    /// window small to probe the path, and no frontend can foresee that. `None` until this first matters.
     by_loss: Option<bool>,
 }
 
@@ -43,7 +43,7 @@ impl Spacing {
         self.known = known;
     }
 
-    /// Spacing to tell the frontend, if it is at least twice the present one, or at most half of it.
+    /// Returns the spacing to tell the frontend, if it is at least twice the present one, or at most half of it.
     pub(crate) fn news(&mut self, flow: &dyn FlowSender) -> Option<u32> {
         if self.by_loss == Some(false) && self.known <= EACH {
             return None;
@@ -61,7 +61,7 @@ impl Spacing {
     }
 
     fn wanted(&mut self, window: CongestionWindow, flow: &dyn FlowSender) -> u32 {
-        // The most telling questions come first: on a small window nothing else matters.
+        // The congestion window comes first: if it is small, neither the algorithm nor the buffer need be asked for.
         if between(window, usize::MAX) == 0 || !*self.by_loss.get_or_insert_with(|| flow.shrinks_only_by_loss()) {
             return EACH;
         }

@@ -1,6 +1,6 @@
 //! Steering programs that are on an interface but whose pins are gone: somebody emptied the BPF file system, or mounted
 //! it anew. Then nothing in the kernel tells whose they were. A process that has one of them open is an agent that
-//! works with it.
+//! works with it. A *handoff* lets another machine send a payload on a client's connection.
 
 use std::fs;
 use std::path::Path;
@@ -62,7 +62,8 @@ impl Stray {
         all.any(|one| fs::read_to_string(one.path()).is_ok_and(|text| text.lines().any(|found| found == line)))
     }
 
-    /// Returns connections as [`crate::end_handoffs`] does. Handoffs need not be ended here: they ended with the pins.
+    /// Returns the connections that have had a handoff, as [`crate::end_handoffs`] does. No handoff can begin any more,
+    /// because the socket option ended with its pin.
     pub fn moved(&self) -> Vec<FlowKey> {
         let maps = self.program.maps().into_iter().filter_map(|map| MapHandle::from_map_id(map).ok());
         let flows = maps.filter(|map| map.name() == "flows");

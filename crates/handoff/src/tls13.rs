@@ -1,6 +1,6 @@
 //! Payloads on TLS 1.3 connections (RFC 8446). The backend's sender encrypts the payload under one generation of the
-//! connection's write keys. The frontend hands these keys over, and ends the generation with a KeyUpdate before it
-//! sends on.
+//! connection's write keys. The frontend hands these keys over. Before it sends anything else, it ends the generation
+//! with a KeyUpdate.
 //!
 //! ```text
 //!   frontend's records, generation g        the backend's, the same generation     frontend's again

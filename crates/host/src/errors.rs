@@ -1,6 +1,6 @@
-//! Errors as one line.
+//! Texts of errors.
 
-/// Returns an error with everything behind it, in one line.
+/// Returns the text of an error and of all its sources (`Error::source`), joined by colons.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

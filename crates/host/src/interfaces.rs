@@ -1,5 +1,5 @@
-//! Checks of the interfaces that the configuration names, before steering programs are put on them. These programs read
-//! Ethernet frames, and must see each packet once.
+//! Checks of the interfaces that the configuration names, before the agent attaches steering programs to them. The
+//! programs read Ethernet frames, and must see each packet only once.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 use rustix::net::{AddressFamily, SocketType};
 use shunt_sys::netns::detached_sysfs;
 
-/// ARPHRD_ETHER (include/uapi/linux/if_arp.h). Tunnels of IP packets and loopback have other types.
+/// Type of an Ethernet interface, ARPHRD_ETHER (include/uapi/linux/if_arp.h). Loopback and tunnels of IP packets have
+/// other types.
 const ETHERNET: u32 = 1;
 
-/// Why steering cannot be put on an interface.
+/// Why steering programs cannot be attached to an interface.
 #[derive(Debug, thiserror::Error)]
 pub enum InterfaceError {
     /// There is no such interface.
@@ -35,7 +36,7 @@ pub enum InterfaceError {
         /// ARPHRD type of the interface.
         kind: u32,
     },
-    /// Packets of one named interface pass another named one, too: VLANs, macvlan, bridges, bonds.
+    /// Packets of one interface in the configuration also pass another one in it: VLANs, macvlan, bridges, bonds.
     #[error(
         "interfaces \"{upper}\" and \"{lower}\" lie one on the other, and each packet would be translated twice: name \
          only one of them"
@@ -57,14 +58,14 @@ pub fn interface_index(name: &str) -> io::Result<u32> {
     Ok(rustix::net::netdevice::name_to_index(&socket, name)?)
 }
 
-/// Returns the name of a network interface, for logs. For one that no longer exists, returns its number.
+/// Returns the name of a network interface, for logs. Where it no longer exists, returns "number" and its index.
 pub fn interface_name(index: u32) -> String {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None);
     let name = socket.and_then(|socket| rustix::net::netdevice::index_to_name(&socket, index));
     name.map_or_else(|_| format!("number {index}"), |name| name.to_string())
 }
 
-/// Returns the indices of these interfaces.
+/// Returns the indices of these interfaces, all of which must be usable for steering programs.
 ///
 /// # Errors
 /// See [`InterfaceError`].
@@ -73,7 +74,7 @@ pub fn indices(names: &[String]) -> Result<Vec<u32>, InterfaceError> {
     names.iter().map(|name| sysfs.index(name, names)).collect()
 }
 
-/// Returns the indices of those interfaces that exist now. The others may come later (ports.rs).
+/// Returns the indices of those interfaces that exist now. The agent waits for the others (crates/agent, os/ports.rs).
 ///
 /// # Errors
 /// See [`InterfaceError`].
@@ -86,8 +87,8 @@ pub fn present(names: &[String]) -> Result<Vec<u32>, InterfaceError> {
     names.iter().filter_map(index).collect()
 }
 
-/// Returns every interface that exists now, by its index, and whether the packets that leave by it pass a named
-/// interface. They do where it is named itself or lies on a named one.
+/// Returns for each interface that exists now, by its index, whether packets that leave by it pass an interface in
+/// `names`. They do where `names` has the interface itself, or one that it lies on.
 pub fn covered(names: &[String]) -> BTreeMap<u32, bool> {
     let sysfs = Sysfs::open();
     let all = fs::read_dir(&sysfs.directory).into_iter().flatten().flatten();
@@ -96,7 +97,7 @@ pub fn covered(names: &[String]) -> BTreeMap<u32, bool> {
         |name: &String| names.contains(name) || sysfs.all_below(name).iter().any(|one| names.contains(one));
     all.filter_map(|name| {
         let index = interface_index(&name).ok()?;
-        // /sys may show another network namespace, which says nothing about this one's interfaces.
+        // /sys may show another network namespace, whose interfaces may have the same names.
         (sysfs.number(&name, "ifindex") == Some(index)).then(|| (index, is_covered(&name)))
     })
     .collect()
@@ -123,15 +124,16 @@ pub struct Sysfs {
 }
 
 impl Sysfs {
-    /// Mounts sysfs for this network namespace, because `/sys` shows the one in which it was mounted. A mount takes
-    /// CAP_SYS_ADMIN, which an agent need not have: without it `/sys` has to do.
+    /// Mounts sysfs for this network namespace, because `/sys` shows the namespace in which it was mounted. To mount
+    /// needs CAP_SYS_ADMIN, which an agent need not have. Without it, `/sys` is used.
     pub fn open() -> Self {
         let mount = detached_sysfs().ok();
         let root = mount.as_ref().map_or("/sys".into(), |mount| format!("/proc/thread-self/fd/{}", mount.as_raw_fd()));
         Self { directory: Path::new(&root).join("class/net"), _mount: mount }
     }
 
-    /// Returns the index of an interface that programs can be put on. `named` has all interfaces of the configuration.
+    /// Returns the index of an interface, after a check that programs can be attached to it. `named` has all interfaces
+    /// of one role in the configuration.
     pub fn index(&self, name: &str, named: &[String]) -> Result<u32, InterfaceError> {
         let missing = |error| InterfaceError::Missing { name: name.into(), error };
         let index = interface_index(name).map_err(missing)?;
@@ -160,7 +162,8 @@ impl Sysfs {
         }
     }
 
-    /// Returns all interfaces that packets of this one pass as well, directly or by way of others.
+    /// Returns all other interfaces that packets of this interface pass: those that it lies on, directly or through
+    /// others.
     fn all_below(&self, name: &str) -> Vec<String> {
         let mut all = self.directly_below(name);
         let mut next = 0;
@@ -238,7 +241,7 @@ mod tests {
         };
         assert_eq!(
             refused[0],
-            "interface \"lo\" is not Ethernet (ARPHRD type 772): name the Ethernet port that its packets pass"
+            "interface \"lo\" is not Ethernet (ARPHRD type 772): name the Ethernet interface that its packets use"
         );
         assert!(refused[1].starts_with("interface \"tun0\" is not Ethernet (ARPHRD type 65534)"), "{}", refused[1]);
         assert_eq!(refused[2..], [stacked("upper0", "eth0"), stacked("bridge0", "eth0")]);

@@ -1,5 +1,5 @@
-//! This machine, as its kernel shows it to any process: interfaces, routes, sockets; and the Unix sockets by which its
-//! programs talk to each other. Nothing here changes the machine.
+//! Questions about this machine that any process may ask its kernel: interfaces, routes, sockets. Also the Unix sockets
+//! by which its programs talk to each other (`packets`), the only part that changes files.
 #![forbid(unsafe_code)]
 
 pub mod errors;

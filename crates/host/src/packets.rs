@@ -16,13 +16,13 @@ use rustix::net::{
 };
 use shunt_wire::local::MAX_PACKET_BYTES;
 
-/// Most descriptors in one packet: board, counters, ring.
+/// Largest number of descriptors in one packet: board, counters and completion ring (WELCOME).
 const MAX_DESCRIPTORS: usize = 3;
 
 /// Why a socket cannot listen at a path.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// A file that is no socket is at the path. It is left there.
+    /// A file that is no socket is at the path. It stays there.
     #[error("{0} exists and is no socket: name another path")]
     NoSocket(PathBuf),
     /// A system call failed.
@@ -30,9 +30,9 @@ pub enum ListenError {
     Kernel(PathBuf, io::Error),
 }
 
-/// Checks that a path is free, or taken by a socket, which [`listen`] replaces. A symbolic link counts as no socket:
-/// whoever could make one would choose which socket is replaced. Where the path cannot be read, a later call reports
-/// why.
+/// Checks that a path is free, or taken by a socket, which [`listen`] replaces. A symbolic link does not count as a
+/// socket: whoever made the link would choose which socket is replaced. Where the path cannot be examined, this reports
+/// nothing, and [`listen`] says why.
 ///
 /// # Errors
 /// Returns [`ListenError::NoSocket`].
@@ -69,8 +69,8 @@ impl Place {
         Ok(Self { path: path.into(), device: found.dev(), inode: found.ino() })
     }
 
-    /// Removes the file, unless another agent has put its own socket there since. The socket must still be open: a
-    /// bound socket has a reference to its file (unix(7)), which keeps the inode's number from being used again.
+    /// Removes the file, unless another agent has put its own socket there since. The listening socket must still be
+    /// open: it has a reference to its file (unix(7)), so that no other file can have the same inode number.
     pub fn leave(&self) {
         let is_here = Self::of(&self.path).is_ok_and(|found| (found.device, found.inode) == (self.device, self.inode));
         if is_here {
@@ -79,7 +79,7 @@ impl Place {
     }
 }
 
-/// Listens at `path`, in place of a socket that is there already. The file's mode lets the agent's user connect. With a
+/// Listens at `path`, and removes a socket that is there already. The file's mode lets the agent's user connect. With a
 /// `group` its members may connect, too; with `anybody` all users may, and the agent checks each caller.
 ///
 /// # Errors
@@ -135,17 +135,18 @@ pub fn accept(listener: impl AsFd) -> io::Result<Option<OwnedFd>> {
 /// Result of [`receive`].
 #[derive(Debug)]
 pub enum Received {
-    /// One packet: its length, and the descriptor that came with it.
+    /// One packet: its length in bytes, and the first descriptor that came with it, if any.
     Packet(usize, Option<File>),
-    /// One packet whose descriptors the kernel has dropped, because this process can have no more.
+    /// One packet, by its length in bytes, whose descriptors the kernel has dropped, because this process may open no
+    /// more.
     Cut(usize),
     /// No packet waits.
     Nothing,
-    /// The other side is gone.
+    /// The other end is closed.
     Closed,
 }
 
-/// Receives one packet into `buffer`. A longer packet is cut to the buffer's length, and is malformed by that.
+/// Receives one packet into `buffer`. Bytes that do not fit are lost: such a packet is longer than the protocol allows.
 ///
 /// # Errors
 /// Returns the kernel's error of recvmsg(2).
@@ -171,7 +172,7 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8; MAX_PACKET_BYTES]) -> io::Re
     }
 }
 
-/// Sends one packet. Returns `false` where the other side does not read.
+/// Sends one packet. Returns `false`, and sends nothing, where there is no room because the other end does not read.
 ///
 /// # Errors
 /// Returns the kernel's error of sendmsg(2).
@@ -214,8 +215,8 @@ mod tests {
         assert!(matches!(receive(&server, &mut buffer).unwrap(), Received::Packet(6, None)));
         assert!(matches!(receive(&server, &mut buffer).unwrap(), Received::Nothing));
         drop(client);
-        // Wait, because a child that another test forks at this moment has a copy of the client's end until it calls
-        // exec.
+        // The end may come later: a child that another test forks at this moment has a copy of the client's descriptor
+        // until it calls exec.
         let is_closed = || matches!(receive(&server, &mut buffer).unwrap(), Received::Closed);
         shunt_testbed::wait_for("the server learns that the client has closed", is_closed).unwrap();
     }

@@ -1,11 +1,11 @@
-//! Interface ("port") that packets for an address leave by, according to this machine's routes: rtnetlink(7),
-//! RTM_GETROUTE.
+//! Finds the interface ("port") by which packets for an address leave, according to this machine's routes:
+//! rtnetlink(7), RTM_GETROUTE.
 //!
-//! The question is the one that `bpf_redirect_neigh` asks the kernel for each packet (net/core/filter.c), except that
-//! the interface is not known yet. It is about a TCP packet of no particular user and from no particular source. So the
-//! answer follows policy rules, multipath routes, and routes whose source address is on another interface. To ask takes
-//! no privilege. But the kernel may take its lock on all network settings for it, so the frontend asks in a separate
-//! thread (uplinks.rs).
+//! The question is the one that `bpf_redirect_neigh` asks the kernel for each packet that it redirects
+//! (net/core/filter.c), except that the interface is not known yet. It is about a TCP packet of no particular user and
+//! from no particular source. So the answer follows policy rules, multipath routes, and routes whose source address is
+//! on another interface. Asking needs no privilege. But the kernel may take its lock on all network settings to answer,
+//! so the frontend's agent asks in a separate thread (crates/agent, uplinks.rs).
 
 use std::io;
 use std::net::IpAddr;
@@ -17,13 +17,13 @@ use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
 use rustix::net::SocketType;
 use shunt_sys::sockopt;
 
-/// Room for an answer in bytes: one route.
+/// Size of the buffer for an answer, which is one route, in bytes.
 const ANSWER_BYTES: usize = 16 << 10;
-/// Most notifications that are read at once. More of them add nothing, because each says only that something has
-/// changed.
+/// Largest number of notifications that [`Changes::take`] reads in one call. Each says only that something has changed,
+/// so the others add nothing.
 const NOTIFICATIONS: usize = 4096;
 
-/// Groups whose notifications may mean a changed route.
+/// Netlink groups whose notifications may mean that a route has changed.
 const GROUPS: [u32; 8] = [
     libc::RTNLGRP_LINK,
     libc::RTNLGRP_IPV4_IFADDR,
@@ -35,10 +35,10 @@ const GROUPS: [u32; 8] = [
     libc::RTNLGRP_NEXTHOP,
 ];
 
-/// Why packets for an address cannot be sent on by the steering programs.
+/// Why the steering programs cannot redirect packets to an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoRoute {
-    /// The kernel's errno: it has no route.
+    /// The kernel has no route. This is its errno.
     #[error("{}", io::Error::from_raw_os_error(*.0))]
     Kernel(i32),
     /// The route does not lead to another machine.
@@ -57,7 +57,7 @@ pub enum NoRoute {
 pub struct Routes {
     socket: Socket,
     sequence: u32,
-    /// Index of the routing domain that this process's sockets are in (`ip vrf exec`), or 0.
+    /// Index of the VRF, a separate routing domain, that this process's sockets belong to (`ip vrf exec`); 0: none.
     domain: u32,
 }
 
@@ -74,10 +74,11 @@ impl Routes {
         Ok(Self { socket, sequence: 0, domain: sockopt::bound_interface(&any)? })
     }
 
-    /// Returns the index of the interface by which packets for `address` leave that the kernel redirects itself.
+    /// Returns the index of the interface by which packets for `address` leave if a BPF program redirects them, so that
+    /// they belong to no process.
     ///
     /// # Errors
-    /// Returns an error where the kernel could not be asked, which says nothing about the route.
+    /// Returns an error where the kernel could not be asked. It says nothing about the route.
     pub fn port_towards(&mut self, address: IpAddr) -> io::Result<Result<u32, NoRoute>> {
         let redirected = [RouteAttribute::Uid(0)];
         Ok(self.ask(address, &redirected)?.map(|hop| hop.port))
@@ -87,7 +88,7 @@ impl Routes {
     /// this machine.
     ///
     /// # Errors
-    /// Returns an error where the kernel could not be asked, which says nothing about the route.
+    /// Returns an error where the kernel could not be asked. It says nothing about the route.
     pub fn hop_from(&mut self, source: IpAddr, address: IpAddr) -> io::Result<Result<Hop, NoRoute>> {
         let sent = [RouteAttribute::Source(source.into()), RouteAttribute::Uid(rustix::process::geteuid().as_raw())];
         self.ask(address, &sent)
@@ -109,12 +110,12 @@ impl Routes {
     }
 }
 
-/// First hop of packets.
+/// First hop of packets to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Hop {
     /// Index of the interface that packets leave by.
     pub port: u32,
-    /// The router that they are sent to. `None` where the destination is on that link.
+    /// Router to which this machine sends the packets. `None` where their destination is on the interface's own link.
     pub router: Option<IpAddr>,
 }
 
@@ -170,12 +171,12 @@ fn hop_of(answer: NetlinkPayload<RouteNetlinkMessage>) -> Result<Hop, NoRoute> {
     Ok(Hop { port, router })
 }
 
-/// Hears of changes of routes or interfaces.
+/// Netlink socket that the kernel notifies of changes of routes, addresses or interfaces.
 #[derive(Debug)]
 pub struct Changes(Socket);
 
 impl Changes {
-    /// Hears of all changes that may mean another route, in the network namespace that this thread is in.
+    /// Opens a socket for all changes that may mean another route, in the network namespace that this thread is in.
     ///
     /// # Errors
     /// Returns the kernel's error of socket(2) or bind(2).
@@ -183,7 +184,7 @@ impl Changes {
         Self::of(&GROUPS)
     }
 
-    /// Hears of interfaces that come, go or change.
+    /// Opens a socket for interfaces that come, go or change.
     ///
     /// # Errors
     /// Returns the kernel's error of socket(2) or bind(2).
@@ -191,7 +192,7 @@ impl Changes {
         Self::of(&[libc::RTNLGRP_LINK])
     }
 
-    /// Hears of changes of this machine's addresses.
+    /// Opens a socket for changes of this machine's addresses.
     ///
     /// # Errors
     /// Returns the kernel's error of socket(2) or bind(2).
@@ -203,18 +204,19 @@ impl Changes {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
         socket.set_non_blocking(true)?;
-        // A kernel without one of these groups, such as those of IPv6, has no changes to report there.
+        // A kernel that lacks one of these groups, such as those of IPv6, has no such changes to report.
         groups.iter().for_each(|group| drop(socket.add_membership(*group)));
         Ok(Self(socket))
     }
 
-    /// Returns whether anything has changed since the last call.
+    /// Returns whether the kernel has reported a change since the last call.
     pub fn take(&self) -> bool {
         let mut changed = false;
         for _ in 0..NOTIFICATIONS {
             match self.0.recv(&mut &mut [0; 64][..], 0) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // A notification, perhaps cut to the buffer. Or an error: ENOBUFS says that some are lost.
+                // A notification, perhaps cut to the buffer's 64 bytes: only its arrival counts. Or an error: ENOBUFS
+                // says that notifications are lost.
                 _ => changed = true,
             }
         }

@@ -7,7 +7,7 @@ use std::net::{SocketAddr, UdpSocket};
 use procfs::net::TcpState;
 use rustix::net::{AddressFamily, SocketType};
 
-/// Least number of pages, in case tcp_mem cannot be read or has next to nothing.
+/// Number of pages that is assumed where tcp_mem cannot be read or has a smaller number.
 const LEAST_TCP_PAGES: u64 = 16384;
 
 /// Returns the cookie of the network namespace that this process is in.
@@ -19,17 +19,17 @@ pub fn netns_cookie() -> io::Result<u64> {
     shunt_sys::sockopt::netns_cookie(&socket)
 }
 
-/// Checks that sockets of this machine may be bound to that address.
+/// Checks that a socket of this machine can be bound to this address. The port does not matter.
 ///
 /// # Errors
-/// Returns the kernel's error of socket(2) or bind(2): they may not.
+/// Returns the kernel's error of socket(2) or bind(2).
 pub fn is_ours(mut address: SocketAddr) -> io::Result<()> {
     address.set_port(0);
     UdpSocket::bind(address).map(drop)
 }
 
-/// Returns the memory for what senders have queued, in bytes. It is a quarter of what the machine's TCP may have before
-/// it comes under pressure (the first number of tcp_mem, in pages).
+/// Returns the size in bytes of the memory in which all senders together may have bytes queued. It is a quarter of the
+/// memory below which the kernel does not limit TCP (the first number of tcp_mem, in pages), and at least 16 MiB.
 pub fn tcp_memory_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_mem").unwrap_or_default();
     let pages = text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(LEAST_TCP_PAGES);
@@ -44,7 +44,7 @@ pub fn connections() -> io::Result<HashSet<(SocketAddr, SocketAddr)>> {
     connections_in(|_| true)
 }
 
-/// Returns the same as [`connections`], without those in TIME_WAIT, which no process has.
+/// Returns the same as [`connections`], but without connections in TIME_WAIT, of which no process has a descriptor.
 ///
 /// # Errors
 /// Returns an error where /proc/net/tcp cannot be read.
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn an_address_is_ours_where_sockets_can_have_it() {
         assert!(is_ours("127.0.0.1:9".parse().unwrap()).is_ok());
-        // An address that is for documentation only (RFC 5737).
+        // 192.0.2.0/24 is reserved for documentation (RFC 5737), so no machine has the address.
         assert!(is_ours("192.0.2.99:9".parse().unwrap()).is_err());
     }
 

@@ -14,8 +14,8 @@ pub enum Ending {
     Whole,
     /// A complete error response in place of the body, with its status.
     Error(u16),
-    /// The connection ended before a byte of the response came, as idle connections may. A client asks again on another
-    /// connection.
+    /// The connection ended before the response's header was complete, as a connection may that was idle. A client asks
+    /// again on another connection.
     Unanswered,
     /// The connection was reset after this number of body bytes.
     Reset(u64),
@@ -66,7 +66,7 @@ pub struct Answer {
 struct Body {
     contents: Contents,
     length: u64,
-    /// Bytes of the body that have been read.
+    /// Number of bytes of the body that have been read.
     read: u64,
     wrong_at: Option<u64>,
 }
@@ -85,7 +85,7 @@ impl Answer {
         self.reader.status()
     }
 
-    /// Bytes of the body that have been read.
+    /// Number of bytes of the body that have been read.
     #[must_use]
     pub fn body_bytes(&self) -> u64 {
         self.body.read

@@ -29,10 +29,10 @@ pub use command::Attack;
 #[derive(Debug, Default)]
 struct Hostile {
     over: AtomicBool,
-    /// Forged packets that were sent.
+    /// Number of forged packets that were sent.
     packets: AtomicU64,
-    /// Messages that were sent to agents' Unix sockets.
+    /// Number of messages that were sent to agents' Unix sockets.
     messages: AtomicU64,
-    /// Frames that were sent to agents.
+    /// Number of frames of the agents' protocol that the hostile peer has made for agents.
     frames: AtomicU64,
 }

@@ -1,8 +1,8 @@
 //! `shunt-lab bench`: Shunt against plain nginx, HAProxy and the physical limit, in one run.
 //!
 //! The baseline and Shunt run side by side, each in its own lab on the same cores, and are loaded in turns, A B A B.
-//! The quoted figure is the ratio of their medians. [`case`] names what is measured, [`bed`] has the labs, and [`runs`]
-//! measures. [`outcome`] has the results, which [`page`] and [`show`] display.
+//! The quoted figure is the median of the rounds' ratios of Shunt to the baseline. [`case`] names what is measured,
+//! [`bed`] has the labs, and [`runs`] measures. [`outcome`] has the results, which [`page`] and [`show`] display.
 
 mod bed;
 mod beds;
@@ -98,8 +98,9 @@ pub enum Bench {
     /// Honest clients fetch bodies of mixed lengths over plain connections and TLS, and compare every byte. Meanwhile a
     /// stranger forges packets, a client acknowledges bytes that it has not received, other users write malformed
     /// messages to the agents' sockets, and a peer with a certificate floods the agents. Plain nginx under the same
-    /// packets alternates with Shunt. Exit code 1 if a process ended, an honest client's body is not whole, its p99
-    /// latency is more than 1.5 times plain nginx's, or attackers draw more bytes per byte that they receive.
+    /// packets alternates with Shunt. Exit code 1 if a process ended, an honest client's body is not whole, the p99
+    /// latency is more than 1.5 times plain nginx's, or the greedy client makes Shunt send more than 1.1 times as many
+    /// bytes as plain nginx, per byte that reaches it.
     ///
     /// Needs root.
     Attack(Attack),

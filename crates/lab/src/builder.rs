@@ -1,4 +1,4 @@
-//! Builder of labs: the description of a lab, and the steps to running hosts.
+//! Builder of labs: the description of a lab, and the steps that make running hosts from it.
 
 use anyhow::{Context, Result, ensure};
 
@@ -106,7 +106,7 @@ impl LabBuilder {
         self.link(Role::Client, link)
     }
 
-    /// Joins all hosts of a role by such links, at each of their ports. The seed is printed.
+    /// Joins all hosts of a role by links with these properties, at each of their ports. The seed is printed.
     #[must_use]
     pub fn link(mut self, role: Role, link: Link) -> Self {
         self.links.retain(|(other, _)| *other != Whose::Role(role));
@@ -114,7 +114,7 @@ impl LabBuilder {
         self
     }
 
-    /// Joins one host by such a link, given the host's name.
+    /// Joins the host `name` by links with these properties.
     #[must_use]
     pub fn host_link(mut self, name: &'static str, link: Link) -> Self {
         self.links.push((Whose::Host(name), link));

@@ -1,4 +1,4 @@
-//! Tells from a capture at the client whether its connections stayed intact.
+//! Tells from a capture at a client whether the client's TCP connections stayed intact.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,7 +12,7 @@ use crate::flow::{Flow, FlowReport, Ignored};
 use crate::pcap::Pcap;
 use crate::segment::{Segment, flag};
 
-/// The TCP segments of a capture, in their order.
+/// The TCP segments of a capture, in the order in which they were captured.
 #[derive(Debug)]
 pub struct Capture(Vec<Segment>);
 
@@ -64,7 +64,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Fails with all violations, if there are any.
+    /// Fails if there are violations. The error lists them all.
     ///
     /// # Errors
     /// When there are violations.

@@ -1,4 +1,4 @@
-//! Synthetic captures: a connection written segment by segment, and then one fault.
+//! Tests of the checks with synthetic captures: each test writes a connection segment by segment, most with one fault.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::segment::{Options, build};
 
 const CLIENT: &str = "10.77.0.10:40000";
 const SERVER: &str = "10.77.0.1:80";
-/// Initial sequence numbers just before the wrap, so that every test passes it.
+/// Initial sequence numbers just below 2^32, so that sequence numbers wrap in the tests.
 const CLIENT_ISS: u32 = u32::MAX - 50;
 const SERVER_ISS: u32 = u32::MAX - 1500;
 

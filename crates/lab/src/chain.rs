@@ -17,9 +17,9 @@ pub(crate) const PORT: u16 = 80;
 /// IP versions that a chain uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Families {
-    /// Between clients and the frontend.
+    /// IP version between clients and the frontend.
     pub clients: Family,
-    /// Between tiers.
+    /// IP version between tiers.
     pub tiers: Family,
     /// The frontend has an IPv6 socket that accepts both versions (`ipv6only=off`), whatever the clients use.
     pub dual_stack: bool,
@@ -47,7 +47,7 @@ impl Families {
     }
 }
 
-/// Shunt's part of the configuration of one tier's nginx. Everything else is the same in ours and in the baseline.
+/// Shunt's part of the configuration of one tier's nginx. Everything else is the same with Shunt and in the baseline.
 #[derive(Debug, Clone, Default)]
 pub struct ShuntPart {
     /// The module's file.
@@ -59,7 +59,8 @@ pub struct ShuntPart {
 }
 
 impl ShuntPart {
-    /// The usual part of a tier: Shunt is on, with the agent at [`Self::agent_socket`]; a backend also offers bodies.
+    /// Shunt's usual part of a tier's configuration: Shunt is on, with the agent at [`Self::agent_socket`]. A backend
+    /// also offers bodies.
     #[must_use]
     pub fn of(host: &Host, module: impl Into<PathBuf>) -> Self {
         let socket = Self::agent_socket(host);
@@ -83,7 +84,7 @@ impl ShuntPart {
     }
 }
 
-/// Function that returns each tier's part; `None` leaves the tier plain.
+/// Function that returns Shunt's part of each tier's configuration; `None` leaves the tier plain.
 pub type ShuntParts<'a> = Box<dyn Fn(&Host) -> Option<ShuntPart> + 'a>;
 
 /// The running servers of a chain. Dropping it ends them.
@@ -182,7 +183,7 @@ impl Chain {
         self.tiers.iter_mut().find(|tier| tier.host == host)
     }
 
-    /// Fails with the end of a server's log if one has ended.
+    /// Fails if a server has ended, with the end of its log.
     ///
     /// # Errors
     /// When a server has ended.

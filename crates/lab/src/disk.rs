@@ -18,9 +18,9 @@ use fuser::{
 /// Offset of the bad part of each file, in bytes.
 const BAD_FROM: u64 = 512 << 10;
 
-/// Time that the kernel may keep a file's name and attributes: they never change.
+/// Time that the kernel may cache a file's name and attributes: they never change.
 const KEPT: Duration = Duration::from_secs(3600);
-/// Inode number of the first file; the root's is before it.
+/// Inode number of the first file; number 1 is the root directory.
 const FIRST: u64 = 2;
 
 /// A mounted file system. Dropping it unmounts it.
@@ -108,8 +108,8 @@ impl Disk {
     /// # Errors
     /// When the kernel cannot forget it.
     pub fn set(&self, reads: Reads) -> Result<()> {
-        // To forget a page, the kernel waits for its read. So reads that hang have to end first, and new ones may hang
-        // only then.
+        // Before the kernel forgets a page, it waits for the read of that page. So reads that hang have to end first,
+        // and new reads may hang only after the kernel has forgotten the pages.
         self.state.set(Reads::Well);
         let notifier = self.session.notifier();
         for number in FIRST..FIRST + self.files {
@@ -175,7 +175,7 @@ impl Files {
 
     fn read(&self, number: u64, offset: u64, bytes: u32) -> Result<Vec<u8>, Errno> {
         let entry = self.entry(number)?;
-        // If a request lies on both sides of the limit, the kernel asks again for each page.
+        // A request that crosses BAD_FROM fails as a whole. The kernel then asks again for each page.
         if self.state.wait() == Reads::Fail && offset + u64::from(bytes) > BAD_FROM {
             return Err(Errno::EIO);
         }

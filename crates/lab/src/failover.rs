@@ -2,7 +2,8 @@
 //!
 //! Several backends have the same files, and a client reads one of them at its own pace. Meanwhile the backend that
 //! sends it is lost: its server and its agent are killed, or its machine is taken off the network. The bytes that the
-//! client gets are compared with the file.
+//! client gets are compared with the file. A *claim* is the message by which the frontend's agent asks a backend's
+//! agent for a payload.
 
 mod command;
 mod rounds;
@@ -24,19 +25,19 @@ use crate::service::{Options, Service, Settings};
 pub use command::FailoverBench;
 pub use rounds::{BOUND, Round, Rounds, Whole};
 
-/// Length of the body in bytes: far more than a backend's kernel keeps for a client, so that its crash leaves most to
-/// others.
+/// Length of the body in bytes: far more than a backend's kernel buffers for a client. So other backends have to send
+/// most of the body after a backend is lost.
 pub const BODY_BYTES: u64 = 48 << 20;
 const BODY: &str = "body";
 
-/// Size of a read in bytes, and the pause after it: a whole body takes about a second.
+/// Size of the client's reads in bytes. With the pause after each, a whole body takes about a second.
 const READ_BYTES: usize = 64 << 10;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Longest wait for a download to reach a byte. No download takes as long.
+/// Longest wait until a download reaches the byte at which a backend is lost. No whole download takes as long.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A backend's only port.
+/// Device of a backend's only port.
 const PORT: &str = "service0";
 
 /// Directives by which tiers soon give up a server that does not answer. By default nginx waits for a minute.
@@ -45,9 +46,9 @@ const TIMEOUTS: &[&str] = &["proxy_connect_timeout 300ms", "proxy_read_timeout 1
 /// Kind of loss of a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// Its server and its agent are killed; its kernel continues to run.
+    /// The backend's server and agent are killed; its kernel continues to run.
     Kill,
-    /// Its machine is taken off the network.
+    /// The backend's machine is taken off the network.
     CutOff,
 }
 
@@ -60,7 +61,7 @@ impl fmt::Display for How {
     }
 }
 
-/// Loss of a backend when the client has `at` bytes of the body; with 0, when it has sent its request.
+/// Loss of a backend when the client has `at` bytes of the body. With 0, it is lost as soon as the download begins.
 #[derive(Debug, Clone, Copy)]
 pub struct Loss {
     pub at: u64,
@@ -117,7 +118,8 @@ impl<'lab> Failover<'lab> {
         self.try_download(losses).0
     }
 
-    /// Downloads like [`Self::download`]. Also returns the lost backends, which must be brought back in any case.
+    /// Downloads like [`Self::download`]. Also returns the lost backends, which the caller must bring back even after
+    /// an error.
     pub fn try_download(&mut self, losses: &[Loss]) -> (Result<Download>, Vec<String>) {
         let mut lost = Vec::new();
         let download = self.download_and_lose(losses, &mut lost);
@@ -160,7 +162,7 @@ impl<'lab> Failover<'lab> {
         Ok(self.service.stats(self.lab().frontend())?.count("servers.failovers"))
     }
 
-    /// Number of payloads that each living backend has been asked for.
+    /// Each backend whose agent runs, and the number of claims that the agent has received.
     fn claims(&self) -> Vec<(&'lab Host, u64)> {
         let backends = self.lab().hosts_of(Role::Backend);
         backends.filter_map(|host| Some((host, self.claims_of(host).ok()?))).collect()
@@ -170,7 +172,8 @@ impl<'lab> Failover<'lab> {
         Ok(self.service.stats(host)?.count("agent.claims"))
     }
 
-    /// The backend that has been asked since the last call, or the first that is not lost.
+    /// Returns the backend whose agent has received a claim since `claims` was last brought up to date, and brings it
+    /// up to date. If there is none, returns the first backend that is not lost.
     fn sender(&self, claims: &mut [(&'lab Host, u64)], lost: &[String]) -> Result<&'lab Host> {
         let mut there = claims.iter_mut().filter(|(host, _)| lost.iter().all(|name| name != host.name()));
         let mut sender = None;
@@ -183,7 +186,7 @@ impl<'lab> Failover<'lab> {
         sender.context("no backend is left to lose")
     }
 
-    /// Loses the backend that will be asked next, because requests go to the backends in turn. Returns its name.
+    /// Loses the backend to which the next request will go: the two backends get requests in turn. Returns its name.
     ///
     /// # Errors
     /// When there is no other backend, or it cannot be lost.
@@ -221,7 +224,7 @@ impl<'lab> Failover<'lab> {
             let host = self.lab().host(name)?;
             match how {
                 How::Kill => {
-                    // The agent starts first, because a server that finds no agent relays at first.
+                    // The agent starts first, because a server that finds no agent relays its first responses.
                     self.service.restart_agent(host)?;
                     self.service.chain_mut().restart(host)?;
                 }
@@ -234,7 +237,7 @@ impl<'lab> Failover<'lab> {
     /// Longest time of `downloads` downloads without a loss.
     ///
     /// # Errors
-    /// When one fails.
+    /// When a download fails.
     pub fn undisturbed(&mut self, downloads: u32) -> Result<Duration> {
         let times = (0..downloads).map(|_| Ok(self.download(&[])?.fetched.elapsed));
         times.collect::<Result<Vec<_>>>()?.into_iter().max().context("no download")

@@ -20,7 +20,7 @@ pub struct Fetch {
     pub server: SocketAddr,
     /// Fields added to every request, each `Name: value`.
     pub headers: Vec<String>,
-    /// Longest time without a byte.
+    /// Longest time without a byte before the fetch fails.
     pub timeout: Duration,
     /// Pause after each read, which makes a slow reader.
     pub pause: Duration,
@@ -30,7 +30,7 @@ pub struct Fetch {
     pub pipeline: bool,
     /// Number of body bytes that have arrived, so that other threads can watch.
     pub got: Arc<AtomicU64>,
-    /// Time after each request in which nothing is read: only what fits into the window arrives then.
+    /// Time after each request in which nothing is read: meanwhile only what fits into the window can arrive.
     pub stall: Duration,
     /// Largest segment that the client announces (TCP_MAXSEG), in bytes, including TCP's options.
     pub mss: Option<u16>,
@@ -45,8 +45,8 @@ pub struct Fetched {
     pub fields: Vec<(String, String)>,
     pub length: u64,
     pub sha256: String,
-    /// Time from the request to the last byte. In a pipeline it begins with the last request, or with the end of the
-    /// response before.
+    /// Time from the request to the last byte. In a pipeline it begins when all requests are written, or, from the
+    /// second response on, with the end of the response before.
     pub elapsed: Duration,
     /// Longest time without a byte, from the request on.
     pub longest_pause: Duration,
@@ -71,7 +71,7 @@ pub fn fetch(host: &Host, server: SocketAddr, paths: &[impl AsRef<str> + Sync]) 
 /// The hash of a file, as [`Fetched::sha256`] shows it.
 ///
 /// # Errors
-/// When it cannot be read.
+/// When the file cannot be read.
 pub fn file_sha256(path: impl AsRef<std::path::Path>) -> Result<String> {
     let path = path.as_ref();
     let mut hash = Sha256::new();
@@ -87,7 +87,7 @@ fn hex(hash: Sha256) -> String {
 impl Fetch {
     #[must_use]
     pub fn new(server: SocketAddr) -> Self {
-        let timeout = Duration::from_secs(30); // long enough beside other work; a body that stalls never continues
+        let timeout = Duration::from_secs(30); // enough on a busy machine; a response that hangs would never continue
         let (pause, stall) = (Duration::ZERO, Duration::ZERO);
         Self {
             server,

@@ -36,7 +36,7 @@ impl Contents {
     /// Compares the next bytes of the file with `bytes`.
     ///
     /// # Errors
-    /// Index of the first byte that differs. After that, later bytes cannot be compared any more.
+    /// Index of the first byte that differs. After an error, later bytes cannot be compared any more.
     pub fn compare(&mut self, bytes: &[u8]) -> Result<(), usize> {
         let (rest_of_word, whole) = bytes.split_at(bytes.len().min(WORD - self.used));
         same(rest_of_word, &self.state.to_le_bytes()[self.used..], 0)?;

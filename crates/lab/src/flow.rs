@@ -1,7 +1,7 @@
-//! One connection as its client sees it: bytes that arrived, bytes that the client acknowledged, and segments that it
-//! ignored.
+//! One connection as its client sees it: bytes that arrived, bytes that the client acknowledged, and segments that the
+//! client must have ignored.
 //!
-//! Sequence numbers are kept as 64-bit offsets from each side's initial one, so they never wrap.
+//! Sequence numbers are kept as 64-bit offsets from each side's initial sequence number, so they never wrap.
 
 mod ranges;
 mod report;
@@ -21,12 +21,15 @@ const TOLD: usize = 20;
 #[derive(Debug)]
 pub(crate) struct Flow {
     report: FlowReport,
-    /// Initial sequence numbers. For a connection that is older than the capture, they follow from its first segments.
+    /// Initial sequence number of the client. If the connection is older than the capture, it follows from the first
+    /// segments.
     client_base: Option<u32>,
+    /// Initial sequence number of the server, found in the same way.
     server_base: Option<u32>,
     client_window_scale: u8,
-    /// Highest offset that the client acknowledged, and the right edge of its window.
+    /// Highest offset of the server's bytes that the client acknowledged.
     client_ack: u64,
+    /// Right edge of the client's window: an offset of the server's bytes.
     window_edge: u64,
     client_end: u64,
     server_ack: u64,
@@ -167,7 +170,7 @@ impl Flow {
         if end > start && end <= self.client_ack {
             return Some(Ignored::OldDuplicate);
         }
-        // Keepalives and window probes have a sequence number one below the next, and are answered.
+        // Keepalives and window probes have a sequence number one below the next expected one. Clients answer them.
         if end == start && start + 1 < self.client_ack {
             return Some(Ignored::StaleSequence);
         }
@@ -197,7 +200,7 @@ impl Flow {
             }
             _ => self.newest_timestamp = Some(value),
         }
-        // RFC 7323, 5.3, R3: only a segment that begins at or before the last ACK updates the peer's newest timestamp.
+        // RFC 7323, 5.3, R3: only a segment that begins at or before the last ACK updates the client's TS.Recent.
         if start <= self.client_ack && self.ts_recent.is_none_or(|recent| after(value, recent)) {
             self.ts_recent = Some(value);
         }
@@ -239,7 +242,8 @@ impl Flow {
     }
 }
 
-/// Offset of `number` from `base`. It must be within 2 GiB of offset `near`. A number below the base gives 0.
+/// Offset of the sequence number `number` from `base`. The offset must be within 2 GiB of the offset `near`. A number
+/// below the base gives 0.
 fn offset(base: u32, number: u32, near: u64) -> u64 {
     // Truncation is intended: sequence numbers are modulo 2^32.
     let from_near = number.wrapping_sub(base.wrapping_add(near as u32)) as i32;

@@ -1,4 +1,5 @@
-//! The flow table of a frontend. Tests read it, or fill it without the connections that would fill it.
+//! The flow table of a frontend. Tests read it, or fill it without the connections that would fill it. A *flow* is the
+//! steering programs' record of a client connection. A *handoff* lets a backend send a payload on it.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -38,7 +39,7 @@ impl FlowTable {
         }
     }
 
-    /// Adds flows of connections that both ends closed this long ago.
+    /// Adds `count` flows of connections that both ends closed `ago` before now.
     ///
     /// # Errors
     /// When the table has no room for them.
@@ -78,7 +79,7 @@ impl FlowTable {
     }
 }
 
-/// Key of a flow without a connection. Its addresses belong to nobody (RFC 1112, 4).
+/// Key of a flow without a connection. Its addresses are reserved, so they belong to nobody (class E; RFC 1112, 4).
 fn nobody(number: u32) -> FlowKey {
     let mut client_address = [0; 16];
     client_address[10..12].fill(0xff);

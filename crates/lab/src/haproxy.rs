@@ -26,7 +26,7 @@ pub fn haproxy(host: &Host, text: &str, address: SocketAddr) -> Result<Process> 
     host.serve(command, address)
 }
 
-/// HAProxy on the frontend and the intermediates, the plain chain's nginx on the backends.
+/// A chain with HAProxy on the frontend and the intermediates, and the plain chain's nginx on the backends.
 #[derive(Debug, Clone)]
 pub struct HaproxyChain {
     files: PathBuf,

@@ -33,7 +33,7 @@ pub enum Role {
     Frontend,
     Intermediate,
     Backend,
-    /// The bridge that joins all others, or the router.
+    /// The bridge or router that joins all other hosts.
     Switch,
 }
 
@@ -64,7 +64,7 @@ pub enum Family {
 }
 
 impl Port {
-    /// Address of the port in that IP version.
+    /// Address of the port in one IP version.
     #[must_use]
     pub fn address_of(&self, family: Family) -> Option<IpAddr> {
         match family {
@@ -103,7 +103,7 @@ impl Host {
         Ok(Self { name: name.to_owned(), role, namespace, netns, sysfs, cgroup, ports, dir, core, logs })
     }
 
-    /// `client`, `frontend`, `intermediate1`, `backend`, `switch`...
+    /// Name of the host: `client`, `frontend`, `intermediate1`, `backend`, `switch`...
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -145,7 +145,7 @@ impl Host {
     /// The address at which other hosts reach this one. For the frontend it is the address of its client port.
     ///
     /// # Panics
-    /// On the switch, which has none.
+    /// On the switch, which has no address.
     #[must_use]
     pub fn address(&self) -> Ipv4Addr {
         self.ports.iter().find_map(|port| port.address).expect("the switch has no address")
@@ -157,18 +157,18 @@ impl Host {
         self.ports.iter().find(|port| port.device == "service0").and_then(|port| port.address)
     }
 
-    /// [`Self::address`] in that IP version.
+    /// Like [`Self::address`], in the IP version `family`.
     ///
     /// # Errors
-    /// When the host has none.
+    /// When the host has no such address.
     pub fn address_of(&self, family: Family) -> Result<IpAddr> {
         self.first_address(family, |_| true)
     }
 
-    /// [`Self::service_address`] in that IP version.
+    /// Like [`Self::service_address`], in the IP version `family`.
     ///
     /// # Errors
-    /// When the host has none.
+    /// When the host has no such address.
     pub fn service_address_of(&self, family: Family) -> Result<IpAddr> {
         self.first_address(family, |port| port.device == "service0")
     }
@@ -219,7 +219,8 @@ impl Host {
     pub fn serve(&self, command: Command, address: SocketAddr) -> Result<Process> {
         let mut process = self.spawn(command)?;
         let listening = self.wait_listening(address);
-        // Checked first, because this error has the log of a server that has ended.
+        // If the server has ended, this error says so and has the server's log. So it comes before the error of the
+        // wait.
         process.check_running()?;
         listening?;
         Ok(process)
@@ -286,7 +287,7 @@ impl Host {
         }
     }
 
-    /// A number from the namespace's sysfs: `class/net/service0/statistics/rx_bytes`.
+    /// Reads a number from a file of the namespace's sysfs, such as `class/net/service0/statistics/rx_bytes`.
     pub(crate) fn sysfs_number(&self, path: &str) -> Result<u64> {
         let mut text = String::new();
         self.sysfs_open(path, OFlags::RDONLY)?.read_to_string(&mut text)?;
@@ -298,7 +299,7 @@ impl Host {
         Ok(File::from(file.with_context(|| format!("opening sysfs {path} of {}", self.name))?))
     }
 
-    /// Pins the host's processes and its receive work to `core`, or to all cores.
+    /// Pins the host's processes and its receive work to `core`. `None`: they may run on all cores.
     pub(crate) fn place(&self, core: Option<usize>) -> Result<()> {
         *self.core.lock().unwrap_or_else(PoisonError::into_inner) = core;
         let mask = core.map_or("0".to_owned(), |core| format!("{:x}", 1_u64 << core));
@@ -315,7 +316,7 @@ impl Host {
         for pid in self.pids()? {
             for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
                 let tid = task.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
-                // A task may end meanwhile.
+                // A task may have ended meanwhile, so errors are ignored.
                 let _ = pin(tid, core);
             }
         }

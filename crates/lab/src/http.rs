@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 /// Largest header of a response, in bytes.
 const HEAD_LIMIT: usize = 64 << 10;
 
-/// Formats a GET; `fields` are more lines, each `Name: value`.
+/// Formats a GET; `fields` are more header fields, each `Name: value`.
 pub(crate) fn get_request(server: SocketAddr, path: &str, fields: &[String]) -> String {
     let fields: String = fields.iter().map(|field| format!("{field}\r\n")).collect();
     format!("GET {path} HTTP/1.1\r\nHost: {server}\r\n{fields}\r\n")
@@ -28,7 +28,7 @@ enum Body {
     Head,
     Sized(u64),
     ChunkSize(u64),
-    /// The rest of a chunk's size line.
+    /// The rest of a chunk's size line, with the size of the chunk in bytes.
     ChunkExtension(u64),
     Chunk(u64),
     /// The line end after a chunk.
@@ -57,15 +57,15 @@ impl ResponseReader {
         self.body == Body::Done
     }
 
-    /// Notes that the peer has closed.
+    /// Notes that the server has closed the connection. Fails if the response is not complete.
     pub(crate) fn closed(&mut self) -> Result<()> {
         ensure!(matches!(self.body, Body::UntilClose | Body::Done), "closed within a response ({:?})", self.body);
         self.body = Body::Done;
         Ok(())
     }
 
-    /// Takes bytes and hands pieces of the body to `sink`. Returns how many it used, which are fewer only where the
-    /// response ended.
+    /// Takes bytes and hands pieces of the body to `sink`. Returns the number of bytes that it used: all of them,
+    /// unless the response ended before.
     pub(crate) fn feed(&mut self, input: &[u8], sink: &mut dyn FnMut(&[u8])) -> Result<usize> {
         let mut at = 0;
         while at < input.len() && self.body != Body::Done {
@@ -172,7 +172,7 @@ impl ResponseReader {
 mod tests {
     use super::*;
 
-    /// Reads `stream` in pieces of every size. Status, body and rest must be the same each time.
+    /// Reads `stream` in pieces of every size. Status, body and the rest after the response must be the given ones.
     fn check(stream: &str, status: u16, body: &str, rest: &str) {
         for size in 1..=stream.len() {
             let (mut reader, mut read, mut left) = (ResponseReader::default(), Vec::new(), Vec::new());

@@ -1,5 +1,6 @@
 //! A hostile program that speaks the agents' protocol by hand. It has a certificate of the lab's authority (stolen, or
-//! with another name), a certificate of its own authority, or none.
+//! with another name), a certificate of its own authority, or none. A *session* is the use of a connection between two
+//! agents.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -41,8 +42,8 @@ pub fn agents_address(host: &Host) -> Result<SocketAddr> {
 }
 
 impl Impostor {
-    /// Uses the key of an agent of the lab, or of a name that the lab's authority has certified and no agent has as a
-    /// peer.
+    /// Uses a certificate of this name from the lab's authority: that of an agent of the lab, as if it were stolen, or,
+    /// if no agent has this name, a separate one.
     pub fn with_certificate_of(lab: &Lab, name: &str) -> Result<Self> {
         let directory = lab.dir().join("ca");
         let authority = Authority::open(&directory);
@@ -128,7 +129,7 @@ impl Connection {
         }
     }
 
-    /// Sends bytes. Returns everything that comes back until the agent closes; nothing where it had refused the
+    /// Sends bytes. Returns everything that comes back until the agent closes: nothing if it had refused the
     /// connection.
     pub fn ask(mut self, bytes: &[u8]) -> Result<Vec<u8>> {
         self.send(bytes)?;
@@ -163,7 +164,7 @@ impl Listening {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder =
             ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13])?;
-        // Every client is accepted, because here the other side does the checks.
+        // Every agent that dials is accepted without a certificate: the checks in question are those of that agent.
         let mut config =
             builder.with_no_client_auth().with_single_cert(chain, PrivateKeyDer::from_pem_file(&files.key)?)?;
         config.alpn_protocols = vec![b"shunt/1".to_vec()];

@@ -181,9 +181,9 @@ impl Lab {
         links::make(host, device, &self.switch, self.switch_device(host, device)?)
     }
 
-    /// The switch's end of a host's cable.
+    /// Name of the switch's device at the other end of a host's cable.
     pub(crate) fn switch_device(&self, host: &Host, device: &str) -> Result<&str> {
-        // The switch's ports are in the order of the hosts' (topology.rs).
+        // The switch's ports are in the order of the hosts' ports (topology.rs).
         let mut ports = self.hosts.iter().flat_map(|host| host.ports().iter().map(move |port| (host.name(), port)));
         let at = ports.position(|(name, port)| name == host.name() && port.device == device);
         let at = at.with_context(|| format!("{} has no device {device}", host.name()))?;

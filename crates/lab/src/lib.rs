@@ -13,11 +13,11 @@
 //! # }
 //! ```
 //!
-//! Hosts are joined by veth pairs, which lose nothing and take no time. [`LabBuilder::client_link`] joins the clients
+//! Hosts are joined by veth pairs, which lose nothing and add no delay. [`LabBuilder::client_link`] joins the clients
 //! by links with the properties of real networks instead.
 //!
-//! Everything here needs root. All of it is removed when the [`Lab`] is dropped, and also when its process ends in any
-//! other way (`shunt_testbed`).
+//! A lab needs root. All of it is removed when the [`Lab`] is dropped, and also when its process ends in any other way
+//! (`shunt_testbed`).
 #![forbid(unsafe_code)]
 
 mod answer;

@@ -18,13 +18,13 @@ use crate::random::seed_or_random;
 pub use cable::Cable;
 pub use line::{Counts, Line};
 
-/// Properties of a link, the same for each direction. The default only carries frames.
+/// Properties of a link, the same for each direction. The default link carries every frame once, and delays none.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Link {
     /// Delay from end to end, one way: a round trip takes twice as long.
     pub delay: Duration,
-    /// Largest additional delay, evenly distributed. It reorders nothing by itself: a frame waits for the one before
-    /// it.
+    /// Largest additional delay of a frame; each frame's is drawn evenly. Jitter alone reorders nothing: a frame waits
+    /// for the one before it.
     pub jitter: Duration,
     /// Fraction of the frames that get lost, each independently of the others.
     pub loss: f64,
@@ -134,7 +134,7 @@ impl Link {
         self
     }
 
-    /// See [`Burst::of`].
+    /// Adds losses in bursts, see [`Burst::of`].
     #[must_use]
     pub fn burst_loss(mut self, part: f64, frames: f64) -> Self {
         self.burst = Some(Burst::of(part, frames));
@@ -161,7 +161,7 @@ impl Link {
         self
     }
 
-    /// See [`Self::ack_slot`].
+    /// Sets the interval [`Self::ack_slot`].
     #[must_use]
     pub fn ack_slot(mut self, slot: Duration) -> Self {
         self.ack_slot = slot;

@@ -16,8 +16,8 @@ use crate::topology::HostPlan;
 use crate::wire::Wire;
 use shunt_testbed::LabId;
 
-/// Network sysctls of every host. A machine's default congestion control may be BBR, which paces. Both of the
-/// frontend's ports are on one bridge, so each must answer ARP for its own address only.
+/// Network sysctls of every host. Hosts use cubic, because a machine's default congestion control may be BBR, which
+/// paces. Both of the frontend's ports are on one bridge, so each must answer ARP for its own address only.
 const HOST_SYSCTLS: &[(&str, &str)] = &[
     ("ipv4/tcp_congestion_control", "cubic"),
     ("ipv4/conf/all/rp_filter", "0"),
@@ -46,7 +46,8 @@ const SWITCH_NETFILTER: &[(&str, &str)] = &[
     ("bridge/bridge-nf-call-arptables", "0"),
 ];
 
-/// Makes the switch's bridge: a cable with many ends, without spanning tree, multicast snooping and unexpected ageing.
+/// `ip` commands that make the switch's bridge: a cable with many ends, without spanning tree, forwarding delay and
+/// multicast snooping.
 const BRIDGE: &str = "link add bridge type bridge stp_state 0 forward_delay 0 mcast_snooping 0\n\
                       link set bridge up\nlink set lo up\n";
 
@@ -62,7 +63,7 @@ pub(crate) fn make_namespaces<'a>(plans: impl IntoIterator<Item = &'a HostPlan>,
 
 /// Description of how a lab's hosts are joined.
 pub(crate) struct Joins<'a> {
-    /// Plans that the hosts were made by.
+    /// Plans from which the hosts were made.
     pub(crate) plans: &'a [HostPlan],
     pub(crate) switch: &'a Host,
     pub(crate) wire: Wire,
@@ -114,8 +115,8 @@ impl Joins<'_> {
         self.links.iter().find(|(whose, _)| whose.has(name, role)).map(|(_, link)| *link)
     }
 
-    /// Makes the TAP devices of the links that are no veth pairs, and starts the threads that carry frames between
-    /// them.
+    /// For each port of a host with a [`Link`], makes a TAP device at both ends, and starts the thread that carries
+    /// frames between the two. Other hosts have veth pairs.
     fn cables(&self, hosts: &[Host], core: usize) -> Result<Vec<Cable>> {
         let mut cables = Vec::new();
         for (host, plan) in hosts.iter().zip(self.plans) {
@@ -215,11 +216,11 @@ fn known_neighbours(host: &Host, neighbours: &[Host]) -> String {
     batch
 }
 
-/// Allows cubic to everyone on the machine: only such algorithms can be a namespace's default (tcp_cong.c,
+/// Allows cubic to everyone on the machine: only an allowed algorithm can be a namespace's default (tcp_cong.c,
 /// `tcp_set_default_congestion_control`). This is the only trace that a lab leaves: cubic stays allowed.
 fn allow_cubic() -> Result<()> {
     const ALLOWED: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
-    // Only the machine's first namespace has this file. In others cubic was allowed before, or stays refused.
+    // Only the machine's first network namespace has this file. In another one, nothing can be changed from here.
     let Ok(allowed) = std::fs::read_to_string(ALLOWED) else { return Ok(()) };
     if allowed.split_whitespace().all(|name| name != "cubic") {
         std::fs::write(ALLOWED, format!("{} cubic", allowed.trim())).context("allowing cubic to namespaces")?;

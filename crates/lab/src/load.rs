@@ -15,7 +15,7 @@ use crate::wrk::{Wrk, WrkReport};
 pub struct Cost {
     pub report: WrkReport,
     pub cpu: CpuUse,
-    /// Bytes by tier, summed over its ports.
+    /// Bytes and packets by the tier's name, summed over the tier's ports.
     pub bytes: BTreeMap<String, Bytes>,
 }
 
@@ -86,7 +86,7 @@ impl RateCost {
     }
 }
 
-/// Largest background that allows a measurement.
+/// Largest background with which figures can be trusted, as a fraction of the core.
 const QUIET: f64 = 0.05;
 
 /// Fraction of the measured core that is busy without a load, 0 to 1.
@@ -94,7 +94,7 @@ const QUIET: f64 = 0.05;
 pub struct Background(pub f64);
 
 impl Background {
-    /// Watches the core for `time`.
+    /// Measures how busy the core is for `time`.
     ///
     /// # Errors
     /// When /proc does not show the times.
@@ -104,8 +104,8 @@ impl Background {
         Ok(Self(meter.read()?.fraction()))
     }
 
-    /// Waits until the core is quiet, for at most `limit`. Returns the last background. Other work that competes with a
-    /// load cannot be subtracted, only avoided.
+    /// Waits until the core is quiet, for about `limit` at most. Each measurement takes `time`. Returns the last
+    /// measured background. Other work that competes with a load cannot be subtracted, only avoided.
     ///
     /// # Errors
     /// When /proc does not show the times.
@@ -121,7 +121,7 @@ impl Background {
 
     /// Microseconds of a core's work during a load, less its work without one.
     fn without(self, cpu: &CpuUse) -> f64 {
-        // A larger background is another load, which does not continue unchanged beside ours.
+        // QUIET is subtracted at most. More background is another load, which would get less of the core beside ours.
         let idle_work = cpu.wall.mul_f64(self.0.min(QUIET));
         cpu.busy.saturating_sub(idle_work).as_secs_f64() * 1e6
     }

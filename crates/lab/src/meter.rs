@@ -97,7 +97,8 @@ impl Snapshot {
     }
 }
 
-/// Time of a timer list, and a core's idle time in it, including waits for a disk. Both are in nanoseconds.
+/// Time at which a timer list was made, and a core's idle time until then, including waits for a disk. Both are in
+/// nanoseconds.
 fn idle(timers: &str, core: usize) -> Option<(u64, u64)> {
     let number = |text: &str| text.trim().trim_end_matches("nsecs").trim().parse::<u64>().ok();
     let now = timers.lines().find_map(|line| line.strip_prefix("now at "))?;
@@ -115,7 +116,7 @@ fn idle(timers: &str, core: usize) -> Option<(u64, u64)> {
     Some((number(now)?, idle?))
 }
 
-/// Stolen time of a core in nanoseconds: the eighth number of its line, in USER_HZ of 10 ms.
+/// Stolen time of a core in nanoseconds: the eighth number of the core's line, which counts ticks of 10 ms (USER_HZ).
 fn steal(stat: &str, core: usize) -> Option<u64> {
     let name = format!("cpu{core}");
     let line = stat.lines().find(|line| line.split_whitespace().next() == Some(&name))?;

@@ -1,5 +1,5 @@
 //! The table of mistakes: wrong configurations and environments, each with the message that tells the operator. Every
-//! response must be whole in spite of them.
+//! response must be whole in spite of them. A *shortcut* is a response whose body bypasses tiers.
 //!
 //! A mistake is data: what is changed before the service starts or while it runs, which part tells the operator, and
 //! what becomes of bodies. [`run`] makes the mistake in a separate lab, has clients download, and compares each byte.
@@ -36,18 +36,18 @@ pub use run::{Outcome, Running, run};
 pub enum Bodies {
     /// None takes the shortcut.
     Relayed,
-    /// Some take the shortcut, because the mistake costs nothing.
+    /// At least one takes the shortcut: the mistake does not prevent shortcuts.
     Shortcut,
     /// Some may take the shortcut.
     Either,
 }
 
-/// Part of the service that tells the operator.
+/// Part of the service whose log tells the operator of the mistake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Teller {
     /// The agent of the frontend or of the backend, on standard error, at the default level.
     Agent(Role),
-    /// Either agent.
+    /// Either agent, the frontend's or the backend's, as for `Agent`.
     Agents,
     /// nginx of the frontend or of the backend, in its error log, at Debian's default level (`error`).
     Server(Role),
@@ -63,7 +63,7 @@ pub struct Mistake {
     /// Description of the mistake.
     pub what: &'static str,
     pub teller: Teller,
-    /// Parts of the message's line, in their order.
+    /// Texts that the operator's log line contains, in this order.
     pub says: &'static [&'static str],
     pub bodies: Bodies,
     settings: Settings,
@@ -107,7 +107,7 @@ impl Mistake {
         self
     }
 
-    /// Builds the lab with more hosts, or with other ones.
+    /// Sets a change to the lab's builder, for more hosts or other ones.
     fn lab(self, lab: fn(LabBuilder) -> LabBuilder) -> Self {
         Self { lab, ..self }
     }

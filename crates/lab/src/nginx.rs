@@ -1,4 +1,5 @@
-//! Real nginx: one server, and the chain that serves as the baseline and carries Shunt's module.
+//! Real nginx: a single server, or a chain of servers through all tiers, with Shunt's module or, as the baseline,
+//! without.
 
 use std::fmt;
 use std::net::{Ipv6Addr, SocketAddr};
@@ -15,13 +16,14 @@ use crate::process::Process;
 /// Debian's nginx.
 pub const NGINX: &str = "/usr/sbin/nginx";
 
-/// Environment in which glibc's allocator keeps free memory (mallopt(3)). By default it gives the top of the heap back
-/// to the kernel beyond 128 KiB. A proxy with large buffers may then do so at the end of every response, and take page
-/// faults at the start of the next. That may double its CPU for 256 KiB, depending on the heap's layout.
+/// Environment in which glibc's allocator keeps free memory (mallopt(3)). By default it gives free memory at the top of
+/// the heap back to the kernel if that is more than 128 KiB. A proxy with large buffers may then do so at the end of
+/// every response, and take page faults at the start of the next. That may double its CPU time for a body of 256 KiB,
+/// depending on the heap's layout.
 const KEPT_HEAP: [(&str, &str); 2] = [("MALLOC_TRIM_THRESHOLD_", "67108864"), ("MALLOC_TOP_PAD_", "67108864")];
 
-/// Starts nginx on `host` with the configuration `text`, and waits until it listens at `address`. The text may name
-/// files relative to a fresh directory. `daemon off`, the `pid` file and the log are set on the command line.
+/// Starts nginx on `host` with the configuration `text`, and waits until it listens at `address`. Relative file names
+/// in the text are in a new directory. `daemon off`, the `pid` file and the log are set on the command line.
 ///
 /// # Errors
 /// When nginx refuses the configuration, ends, or does not listen.
@@ -40,11 +42,12 @@ fn nginx_by(mut command: Command, host: &Host, text: &str, address: SocketAddr) 
     host.serve(command, address)
 }
 
-/// Function that returns the command which starts a tier's server, where there is one.
+/// Function that returns the command that starts a tier's nginx; nginx's name and arguments are appended to it. `None`:
+/// nginx is started directly.
 type Launcher<'a> = Box<dyn Fn(&Host) -> Option<Command> + 'a>;
 
-/// A chain of nginx through all tiers of a lab. It is tuned as an expert would for many responses on few connections:
-/// one worker per tier, connections kept, responses buffered in memory and never in files.
+/// A chain of nginx through all tiers of a lab. It is tuned as an expert would tune it for many responses on few
+/// connections: one worker per tier, connections kept, responses buffered in memory and never in files.
 pub struct NginxChain<'a> {
     files: PathBuf,
     shunt: ShuntParts<'a>,
@@ -100,7 +103,7 @@ impl<'a> NginxChain<'a> {
         self
     }
 
-    /// Starts the tiers' nginx by another program, whose command takes a program's name and arguments.
+    /// Starts each tier's nginx by the command that `of` returns. nginx's name and arguments are appended to it.
     #[must_use]
     pub fn launcher(mut self, of: impl Fn(&Host) -> Option<Command> + 'a) -> Self {
         self.launcher = Box::new(of);
@@ -128,7 +131,7 @@ impl<'a> NginxChain<'a> {
         self
     }
 
-    /// Rewrites the text of each tier's configuration.
+    /// Sets a function that rewrites the text of each tier's configuration.
     #[must_use]
     pub fn rewrite(mut self, rewrite: fn(&Host, String) -> String) -> Self {
         self.rewrite = rewrite;

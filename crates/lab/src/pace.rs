@@ -1,5 +1,5 @@
-//! Pace of the machine that a bound applies to. Bounds are written for a machine that does nothing else, as in a
-//! benchmark. Beside other work everything may take longer, but nothing else may differ.
+//! Pace of a machine, for bounds of time. Bounds are written for a machine that does nothing else, as in a benchmark.
+//! Beside other work everything may take longer, but nothing else may differ.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub enum Pace {
 }
 
 impl Pace {
-    /// Bound that applies, given the one for a machine without other work.
+    /// Bound of time that applies, given the bound for a machine without other work.
     #[must_use]
     pub fn bound(self, alone: Duration) -> Duration {
         match self {

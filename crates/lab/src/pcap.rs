@@ -1,14 +1,14 @@
-//! Reads pcap files (draft-ietf-opsawg-pcap) as tcpdump writes them. A packet that was cut at the snapshot length has
-//! its original length as well, which the pcap-file crate refuses.
+//! Reads pcap files (draft-ietf-opsawg-pcap) as tcpdump writes them. They have packets that were cut at the snapshot
+//! length, each with its original length. The pcap-file crate refuses these packets.
 
 use std::io::{ErrorKind, Read};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// LINKTYPE_ETHERNET.
+/// Number of Ethernet among the link types of a pcap file (LINKTYPE_ETHERNET).
 const ETHERNET: u32 = 1;
-/// Largest number of bytes that a file keeps of a packet.
+/// Largest number of bytes that a file may keep of one packet. More is an error.
 const PACKET_LIMIT: u32 = 1 << 20;
 
 /// A pcap stream of Ethernet frames.

@@ -9,24 +9,24 @@ use anyhow::{Result, bail};
 
 use crate::host::{Host, Role};
 
-/// Hosts that have the measured core.
+/// Selection of the hosts whose work is on the measured core.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Placement {
     /// No placement: every host may use every core, without RPS.
     #[default]
     None,
-    /// All tiers on the measured core, clients on the other one, the switch on [`Cores::link`].
+    /// All tiers on the measured core, clients on [`Cores::rest`], the switch on [`Cores::link`].
     WholeService,
-    /// One host, given by name, on the measured core; the others on the other one, the switch on [`Cores::link`].
+    /// One host, given by name, on the measured core; the others on [`Cores::rest`], the switch on [`Cores::link`].
     Tier(String),
 }
 
-/// The two cores of a measurement.
+/// Numbers of the cores of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cores {
     /// The core whose busy time is read.
     pub measured: usize,
-    /// The core of everything else.
+    /// The core of everything else: of hosts that are not measured.
     pub rest: usize,
     /// The core of the switch. `None` leaves its work on the sender's core, as a bare veth pair does. A service then
     /// also pays for the link, but not for interrupts from it.
@@ -34,7 +34,8 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// One core for everything. Between cores a veth pair reorders packets, and TCP retransmits what was only late.
+    /// One core for everything. Between cores a veth pair reorders packets, and TCP retransmits packets that were only
+    /// late.
     pub const ONE: Self = Self { measured: 0, rest: 0, link: None };
 }
 
@@ -46,7 +47,7 @@ impl Default for Cores {
 }
 
 impl Placement {
-    /// The core of each host; `None` for any.
+    /// The core of each host, by the host's name. `None`: the host may use any core.
     pub(crate) fn cores_of<'a>(
         &self,
         hosts: impl Iterator<Item = &'a Host>,

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// Number of lines that are shown of a log's end: a panic with its place, or an error with its causes.
+/// Number of lines that are shown of a log's end: enough for a panic with its place, or an error with its causes.
 const LOG_END_LINES: usize = 12;
 
 /// A child in a separate process group. Dropping it kills the whole group.
 #[derive(Debug)]
 pub struct Process {
     name: String,
-    /// Command that it was started with, to start it again.
+    /// Command with which the child was started, to start it again.
     command: Command,
     child: Child,
     log: PathBuf,
@@ -30,7 +30,8 @@ impl Process {
         spawn: impl FnOnce(&mut Command) -> Result<std::io::Result<Child>>,
         mut command: Command,
     ) -> Result<Self> {
-        // In a separate group, Ctrl-C at a terminal reaches only the lab, which ends its children in order.
+        // The child gets a separate group, so that Ctrl-C at a terminal reaches only the lab. The lab ends its children
+        // in order.
         command.process_group(0);
         let child = spawn(&mut command)?.with_context(|| format!("starting {command:?} as {name}"))?;
         Ok(Self { name, command, child, log, ended: None })
@@ -61,7 +62,7 @@ impl Process {
         &self.log
     }
 
-    /// Everything that it has written so far.
+    /// Everything that the program has written to its output so far.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
@@ -143,7 +144,7 @@ impl Process {
         Ok(())
     }
 
-    /// Asks it to end (SIGTERM) and waits. Kills it if it has not ended after 5 seconds.
+    /// Asks the process to end (SIGTERM) and waits. Kills it if it has not ended after 5 seconds.
     ///
     /// # Errors
     /// Returns the error of waitpid(2).

@@ -5,7 +5,7 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Generator of one of a seed's streams.
+    /// Generator for one of the streams of random numbers that follow from a seed. Each stream has other numbers.
     #[must_use]
     pub fn new(seed: u64, stream: u64) -> Self {
         let mut seeded = Self(seed);
@@ -41,7 +41,7 @@ pub fn seed_or_random(named: Option<u64>) -> u64 {
     let from_environment = || std::env::var("SHUNT_SEED").ok()?.parse().ok();
     named.or_else(from_environment).unwrap_or_else(|| {
         let mut bytes = [0; 8];
-        // Short reads happen only with longer buffers (getrandom(2)).
+        // A short read happens only with a longer buffer (getrandom(2)), so its result is not checked.
         let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
         u64::from_ne_bytes(bytes)
     })

@@ -31,8 +31,9 @@ pub struct Rate {
 /// Result of a run at a constant rate.
 #[derive(Debug, Clone)]
 pub struct RateReport {
-    /// Number of requests due in the measured time, and of those that were answered in full.
+    /// Number of requests that were due in the measured time.
     pub due: u64,
+    /// Number of these requests that were answered in full.
     pub answered: u64,
     /// Number of answers with a status other than 2xx.
     pub status_errors: u64,
@@ -71,7 +72,7 @@ impl RateReport {
 
 const CONNECTIONS: usize = 16;
 
-/// Time at the beginning in which requests are sent and not measured.
+/// Time at the beginning of a run in which requests are sent but not measured.
 const WARM_UP: Duration = Duration::from_millis(500);
 
 /// Longest wait for answers after the last request was due.
@@ -107,7 +108,7 @@ impl Rate {
 
 struct Connection {
     stream: TcpStream,
-    /// Time when the request that it carries was due.
+    /// Time when the request that this connection carries was due; `None` while it is idle.
     due: Option<Instant>,
     reader: ResponseReader,
 }
@@ -218,7 +219,7 @@ impl<'a> Run<'a> {
         connection.reader = ResponseReader::default();
         match connection.stream.write(&self.request) {
             Ok(written) if written == self.request.len() => Ok(()),
-            // A request is small and the connection is idle, so its buffer has room, unless the connection is broken.
+            // A request is small and the connection is idle, so its send buffer has room, unless it is broken.
             Ok(_) => bail!("a connection accepted only a part of a request"),
             Err(_) => self.on_broken(number),
         }

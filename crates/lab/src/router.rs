@@ -1,6 +1,6 @@
 //! A router in place of the switch. Each host is alone on its links and reaches all others through the router, as
-//! servers in different racks do. The kernel forwards packets: it counts down their hop limits, and reports those that
-//! are too long.
+//! servers in different racks do. The router's kernel forwards packets: it counts down their hop limits, and reports
+//! packets that are too long.
 //!
 //! Hosts keep the addresses that they have on one bridge, with the prefix lengths of their networks. Routes for these
 //! networks lead to the router, and the router has a route for each address. A backend's packets with the frontend's
@@ -45,8 +45,8 @@ pub(crate) fn device(device: &str, port: &Port, known: bool) -> String {
     batch
 }
 
-/// Returns the commands for a host's routes, which all lead to the router: through the port in that network, or else
-/// the first.
+/// Returns the commands for a host's routes to both networks of the lab, which all lead to the router. A route uses the
+/// host's port in that network or, if there is none, the host's first port.
 pub(crate) fn host(host: &Host, known: bool) -> String {
     let mut batch = String::new();
     for network in 0..2 {
@@ -55,8 +55,8 @@ pub(crate) fn host(host: &Host, known: bool) -> String {
         let device = &port.device;
         let _ = writeln!(batch, "route replace 10.77.{network}.0/24 via {GATEWAY} dev {device} onlink");
         if port.ipv6.is_some() {
-            // Preferred to the kernel's own route for the address's prefix, which `route replace` does not replace in
-            // IPv6.
+            // The metric makes this route preferred to the kernel's own route for the address's prefix, which
+            // `route replace` does not replace in IPv6.
             let _ = writeln!(batch, "route add fd77:0:0:{network}::/64 via {GATEWAY_IPV6} dev {device} metric 1");
         }
     }

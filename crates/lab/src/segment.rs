@@ -36,8 +36,9 @@ pub(crate) struct Options {
 }
 
 impl Segment {
-    /// Parses an Ethernet frame, possibly with a VLAN tag. `frame` has its first bytes, `frame_bytes` is its whole
-    /// length. `None` where it is no TCP over IPv4 or IPv6, or where it is cut within the fixed part of the TCP header.
+    /// Parses an Ethernet frame, possibly with a VLAN tag. `frame` has the first bytes of the frame, `frame_bytes` is
+    /// the length of all of it. `None` if it is no TCP over IPv4 or IPv6, or if `frame` does not have the first 16
+    /// bytes of the TCP header.
     pub(crate) fn parse(time: Duration, frame: &[u8], frame_bytes: usize) -> Option<Self> {
         let tag = if be16(frame, 12)? == ETHERTYPE_VLAN { 4 } else { 0 };
         let (packet, packet_bytes) = (frame.get(14 + tag..)?, frame_bytes.checked_sub(14 + tag)?);
@@ -66,7 +67,7 @@ impl Segment {
         self.flags & flag != 0
     }
 
-    /// Number of sequence numbers that it takes: payload, SYN and FIN.
+    /// Number of sequence numbers that the segment takes: payload, SYN and FIN.
     pub(crate) fn sequence_length(&self) -> u32 {
         self.payload_bytes + u32::from(self.has(flag::SYN)) + u32::from(self.has(flag::FIN))
     }
@@ -95,7 +96,7 @@ impl IpHeader {
             return None;
         }
         let total = match usize::from(be16(packet, 2)?) {
-            // The length of a segment of more than 64 KiB does not fit the field.
+            // A packet of more than 64 KiB has length 0 in its header, because its length does not fit the field.
             0 => packet_bytes,
             total => total,
         };
@@ -168,7 +169,7 @@ pub(crate) mod build {
 
     use super::{Options, Segment};
 
-    /// Longest beginning of a frame that is kept, in bytes, as in a capture.
+    /// Number of bytes that are kept from the beginning of a frame, at most, as in a capture.
     const KEPT: usize = 128;
 
     /// Beginning of an Ethernet frame with the segment's headers and a payload of zeros, and the length of the whole

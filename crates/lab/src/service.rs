@@ -1,4 +1,6 @@
-//! A whole service in a lab: nginx on every tier and, where wanted, an agent on the frontend and on each backend.
+//! A whole service in a lab: nginx on every tier and, where wanted, an agent on the frontend and on each backend. An
+//! agent's *peers* are the other agents of the service, and a *session* is the use of a connection with one of them. An
+//! *offer* is a body that a backend holds ready.
 
 mod agent;
 mod built;
@@ -27,24 +29,24 @@ pub use store::OnDemand;
 
 /// The module's default for `shunt_offer_min_length`, in bytes.
 pub const OFFER_MIN_LENGTH: u64 = 32 << 10;
-/// The module's default for `shunt_alone_length`, in bytes: a body of that length is handed off even if it is alone on
-/// its connection.
+/// The module's default for `shunt_alone_length`, in bytes: a body at least that long is handed off even if it is alone
+/// on its connection.
 pub const ALONE_LENGTH: u64 = 256 << 10;
 
 /// Options of a service.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
-    /// Agents and nginx's module. Without them the service is the plain baseline.
+    /// Whether the service has agents and nginx's module. Without them it is the plain baseline.
     pub shunt: bool,
-    /// Shortest offer in bytes, in place of the module's default. Frontends then always consent.
+    /// Shortest offer in bytes, in place of the module's default. If it is set, frontends always consent.
     pub offer_min: Option<u64>,
-    /// Unmodified nginx on every tier, under `shunt run`.
+    /// Options of `shunt run`, if every tier is an unmodified nginx under it.
     pub on_demand: Option<OnDemand>,
-    /// nginx keeps the memory that it has once used ([`NginxChain::keep_heap`]).
+    /// Whether nginx keeps the memory that it has once used ([`NginxChain::keep_heap`]).
     pub keep_heap: bool,
     /// IP versions of the servers. Agents use the version of the tiers.
     pub families: Families,
-    /// Versions of each machine's parts. `None`: this version everywhere.
+    /// Versions of each machine's parts. `None`: the version of this source everywhere.
     pub releases: Option<ReleasesOf>,
     /// Additions to the configurations.
     pub settings: Settings,
@@ -53,7 +55,7 @@ pub struct Options {
 /// Additions to the usual configurations of a service.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Settings {
-    /// Lines of every agent's configuration, before its role.
+    /// Lines of every agent's configuration, before the section of the agent's role.
     pub agent: &'static str,
     /// Whether agents log at debug level.
     pub agent_debug: bool,
@@ -66,16 +68,16 @@ pub struct Settings {
     pub speaks_for: Option<&'static str>,
     /// Directives for every nginx's `http`, without semicolons.
     pub http: &'static [&'static str],
-    /// Frontends also listen for TLS, with these lines in their server.
+    /// Lines for the nginx server of each frontend, which then also listens for TLS.
     pub tls: Option<&'static str>,
     /// Function that returns more locations for a tier's nginx.
     pub locations: Option<fn(&Lab, &Host) -> String>,
-    /// Rewrites each agent's configuration.
+    /// Function that rewrites each agent's configuration.
     pub agent_text: Option<Rewrite>,
-    /// Rewrites each nginx's configuration.
+    /// Function that rewrites each nginx's configuration.
     pub nginx_text: Option<Rewrite>,
-    /// Agents may fail to start or to find each other. Servers start once agents have found each other, or after
-    /// [`APART_WAIT`].
+    /// Whether agents may fail to start or to find each other. If so, servers start once the agents have found each
+    /// other, or after [`APART_WAIT`].
     pub apart: bool,
 }
 
@@ -282,7 +284,7 @@ impl<'lab> Service<'lab> {
     /// The process of a host's agent.
     ///
     /// # Errors
-    /// When the host has none, or it was killed.
+    /// When the host has no agent, or its agent was killed.
     pub fn agent(&self, host: &Host) -> Result<&Process> {
         let agent = self.agents.iter().find(|agent| agent.host().name() == host.name());
         agent.and_then(Agent::process).with_context(|| format!("no agent runs on {}", host.name()))
@@ -305,7 +307,8 @@ impl<'lab> Service<'lab> {
         self.agents.iter().try_fold(Stats::default(), |sum, agent| Ok(sum.plus(&agent.stats()?)))
     }
 
-    /// Ends of the servers' logs, and counters and ends of the agents' logs, to be appended to an error of a load.
+    /// Last lines of the servers' logs, and each agent's counters and last log lines. Callers append them to an error
+    /// of a load.
     #[must_use]
     pub fn explain(&self) -> String {
         let mut text = self.chain.as_ref().map(Chain::explain).unwrap_or_default();
@@ -337,7 +340,7 @@ impl Drop for Service<'_> {
     }
 }
 
-/// TLS lines for each frontend's server, by host.
+/// TLS lines for the nginx configuration of each frontend, by the host's name.
 fn tls_listeners<'lab>(lab: &'lab Lab, settings: &Settings) -> Result<BTreeMap<&'lab str, String>> {
     let Some(lines) = settings.tls else { return Ok(BTreeMap::new()) };
     let of = |host: &'lab Host| Ok((host.name(), tls::listener(host)? + lines));
@@ -348,13 +351,13 @@ fn install_modules(lab: &Lab, options: &Options) -> Result<()> {
     lab.tiers().try_for_each(|host| install_module(host, options.releases(host).server))
 }
 
-/// The `shunt` of each tier, by host.
+/// Path of the program `shunt` for each tier, by the host's name.
 fn launchers<'lab>(lab: &'lab Lab, options: &Options) -> Result<BTreeMap<&'lab str, PathBuf>> {
     lab.tiers().map(|host| Ok((host.name(), options.releases(host).server.shunt()?))).collect()
 }
 
-/// Shunt's part of a tier. Intermediates stay plain: nginx passes on header fields that it does not know, and the
-/// backends are told that bodies may bypass the tier before them.
+/// Shunt's part of a tier's nginx configuration. Intermediates stay plain nginx: it passes on header fields that it
+/// does not know. With `plain`, backends are told that bodies may bypass the tier before them although it is plain.
 fn shunt_part(host: &Host, offer_min: Option<u64>, plain: bool) -> Option<ShuntPart> {
     if host.role() == Role::Intermediate {
         return None;

@@ -1,10 +1,14 @@
-//! `shunt-lab simulate`: histories of crates/simulator, one seed after the other, until the time is over.
+//! `shunt-lab simulate`: runs histories of crates/simulator, one seed after the other on all processors, until the time
+//! is over. A history is a run of a whole service on a virtual clock; its seed decides everything that happens.
 
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::num::NonZero;
 use std::panic::catch_unwind;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -20,7 +24,7 @@ use crate::soak::Case;
 
 /// Interval between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
-/// Largest number of violations that are printed. The file has all of them.
+/// Largest number of violations that are printed. The JSON file has all of them.
 const VIOLATIONS_SHOWN: usize = 20;
 
 /// `shunt-lab simulate`
@@ -41,7 +45,7 @@ impl Simulate {
     /// Runs histories until the time is over, and prints the results. Returns whether there was no violation.
     ///
     /// # Errors
-    /// When there is no time, or the file cannot be written.
+    /// When the number of seconds is 0, or the file cannot be written.
     pub fn run(&self) -> Result<bool> {
         ensure_use(self.seconds > 0, || "--seconds 0: write a number above 0".to_owned())?;
         let seed = seed_or_random(self.seed);
@@ -56,28 +60,64 @@ impl Simulate {
     }
 }
 
-/// Runs histories for `time`, and one at least. The first one is that of `seed`.
+/// Runs histories on all processors until `time` is over, and at least one. The first one has the seed `seed`.
 fn simulate(seed: u64, time: Duration, progress: &Progress) -> Report {
-    let mut counts = Counts::default();
-    let begin = Instant::now();
-    let mut next_line = PROGRESS_INTERVAL;
-    loop {
-        counts.run(seed.wrapping_add(counts.histories));
-        let elapsed = begin.elapsed();
-        if elapsed >= time {
-            break;
+    let run = Run { seed, time, begin: Instant::now(), begun: AtomicU64::new(0), counts: Mutex::default() };
+    std::thread::scope(|scope| {
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+        for _ in 1..processors {
+            scope.spawn(|| run.histories(|_| {}));
         }
-        if elapsed >= next_line {
-            let (histories, violations) = (number::count(counts.histories), counts.violations.len());
-            progress.step(&format!("{histories} histories, {violations} violations"));
-            next_line = elapsed + PROGRESS_INTERVAL;
-        }
-    }
+        let mut next_line = PROGRESS_INTERVAL;
+        run.histories(|elapsed| {
+            if elapsed >= next_line {
+                progress.step(&run.line());
+                next_line = elapsed + PROGRESS_INTERVAL;
+            }
+        });
+    });
     progress.clear();
-    Report::of(seed, begin.elapsed().as_secs_f64(), counts)
+    let seconds = run.begin.elapsed().as_secs_f64();
+    Report::of(seed, seconds, run.counts.into_inner().expect("no thread panics while it counts"))
 }
 
-/// Something that must not be, and the history in which it was.
+/// A run that several threads share.
+struct Run {
+    seed: u64,
+    time: Duration,
+    begin: Instant,
+    /// Number of histories that threads have taken to run. It is also the number of the next history.
+    begun: AtomicU64,
+    counts: Mutex<Counts>,
+}
+
+impl Run {
+    /// Runs histories, one after the other, until the time is over. After each one, calls `look` with the time since
+    /// the run began.
+    fn histories(&self, mut look: impl FnMut(Duration)) {
+        loop {
+            let number = self.begun.fetch_add(1, Ordering::Relaxed);
+            if number > 0 && self.begin.elapsed() >= self.time {
+                break;
+            }
+            let seed = self.seed.wrapping_add(number);
+            let outcome = catch_unwind(|| shunt_simulator::run(History { seed }));
+            self.counts().add(seed, outcome);
+            look(self.begin.elapsed());
+        }
+    }
+
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().expect("no thread panics while it counts")
+    }
+
+    fn line(&self) -> String {
+        let counts = self.counts();
+        format!("{} histories, {} violations", number::count(counts.histories), counts.violations.len())
+    }
+}
+
+/// Something that must not happen, and the seed of the history in which it happened.
 #[derive(Debug, Clone, Serialize)]
 struct Violation {
     seed: u64,
@@ -88,32 +128,28 @@ struct Violation {
 #[derive(Debug, Default)]
 struct Counts {
     histories: u64,
-    /// Responses that clients got.
+    /// Number of responses that clients got.
     responses: u64,
     events: u64,
-    /// What happened in the histories, with counts.
+    /// What happened in the histories, and how often.
     covered: BTreeMap<&'static str, u64>,
     violations: Vec<Violation>,
 }
 
 impl Counts {
-    /// Runs the history of a seed. A panic in it is a violation, like any other.
-    fn run(&mut self, seed: u64) {
+    /// Adds the outcome of the history with this seed. A panic in the history counts as a violation.
+    fn add(&mut self, seed: u64, outcome: std::thread::Result<Outcome>) {
         self.histories += 1;
-        match catch_unwind(|| shunt_simulator::run(History { seed })) {
-            Ok(outcome) => self.add(outcome),
-            Err(panic) => self.violate(seed, format!("panicked: {}", panic_message(&*panic))),
-        }
-    }
-
-    fn add(&mut self, outcome: Outcome) {
-        let Outcome { seed, violations, served, events, covered, .. } = outcome;
-        self.responses += served;
-        self.events += events;
-        for (name, count) in covered {
+        let outcome = match outcome {
+            Ok(outcome) => outcome,
+            Err(panic) => return self.violate(seed, format!("panicked: {}", panic_message(&*panic))),
+        };
+        self.responses += outcome.served;
+        self.events += outcome.events;
+        for (name, count) in outcome.covered {
             *self.covered.entry(name).or_default() += count;
         }
-        violations.into_iter().for_each(|what| self.violate(seed, what));
+        outcome.violations.into_iter().for_each(|what| self.violate(seed, what));
     }
 
     fn violate(&mut self, seed: u64, what: String) {
@@ -135,7 +171,7 @@ struct Report {
     seed: u64,
     seconds: f64,
     cases: Vec<Case>,
-    /// What happened in the histories, with counts.
+    /// What happened in the histories, and how often.
     covered: BTreeMap<&'static str, u64>,
     violations: Vec<Violation>,
     #[serde(skip)]
@@ -147,7 +183,8 @@ type Figures = [(&'static str, &'static str, f64); 5];
 
 impl Report {
     fn of(seed: u64, seconds: f64, counts: Counts) -> Self {
-        let Counts { histories, responses, events, covered, violations } = counts;
+        let Counts { histories, responses, events, covered, mut violations } = counts;
+        violations.sort_by_key(|violation| violation.seed);
         let figures = [
             ("histories", "histories", histories as f64),
             ("rate", "histories/s", histories as f64 / seconds),

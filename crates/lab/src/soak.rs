@@ -1,15 +1,15 @@
 //! `shunt-lab bench soak`: a service under a mix of loads and disturbances for a long time, with every byte compared.
 //!
-//! Hundreds of connections at the same time use a lossy link, each with its own life ([`mix`]), while servers are
-//! reloaded and agents killed ([`disturbances`]). Between the parts of the run the load stops, and what the service
-//! holds is counted:
+//! Hundreds of connections at the same time use a lossy link, each with its own lifetime, sizes and pauses ([`mix`]).
+//! Meanwhile servers are reloaded and agents killed ([`disturbances`]). Between the parts of the run the load stops,
+//! and what the service holds is counted:
 //! - at the start;
 //! - after a warm-up;
 //! - after a part in which everything is disturbed;
 //! - in the middle and at the end of a part in which the frontend and the second backend are left alone.
 //!
-//! The frontend and the second backend must hold at the end what they held in the middle. On the path to the second
-//! backend, no response of that part may break.
+//! At the end, the frontend and the second backend must hold no more than in the middle, except for a little memory
+//! ([`health`]). On the path to the second backend, no response of this last part may break.
 
 mod connection;
 mod disturbances;
@@ -42,7 +42,7 @@ use outcome::Outcome;
 use shunt_sys::output;
 use tally::{Counts, Tally};
 
-/// Times at which processes are looked at.
+/// Names of the times at which the memory and descriptors of processes are recorded.
 const TIMES: [&str; 5] = ["start", "warm", "disturbed", "middle", "end"];
 /// Parts of the run: fraction of its time, and what is disturbed.
 const PARTS: [(f64, Reach); 4] = [(0.1, Reach::None), (0.3, Reach::All), (0.3, Reach::First), (0.3, Reach::First)];
@@ -93,7 +93,7 @@ impl Soak {
     }
 }
 
-/// Link as on a bad day on the Internet.
+/// Link with the losses, jitter and reordering of a bad path on the Internet.
 fn link(seed: u64) -> Link {
     let ms = Duration::from_millis;
     Link::wan(ms(5)).jitter(ms(2)).loss(0.003).burst_loss(0.002, 4.0).reorder(0.002, ms(4)).duplicate(0.001).seed(seed)
@@ -133,7 +133,7 @@ impl Run {
             let before = (bed.shortcuts()?, self.tally.now().long);
             disturbances.extend(self.part(bed, number as u64, self.whole.mul_f64(part), reach)?);
             if reach != Reach::All {
-                // The frontend's agent, whose counter is used, has lived through the part.
+                // In these parts, the frontend's agent is not restarted, so its counter of shortcuts continues.
                 shares.push((bed.shortcuts()?.saturating_sub(before.0), self.tally.now().long - before.1));
             }
             bed.recover().with_context(|| format!("after part {}", number + 1))?;
@@ -215,7 +215,7 @@ impl Run {
         Ok(made)
     }
 
-    /// Prints the progress every 10 seconds.
+    /// Prints the progress, about every 10 seconds. Is called every second.
     fn say(&self, open: usize) {
         let seconds = self.progress.seconds();
         if !(seconds as u64).is_multiple_of(10) {

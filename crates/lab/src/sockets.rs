@@ -16,7 +16,7 @@ pub struct TcpSocket {
     pub state: u8,
     /// Bytes that the program has written and the other end has not acknowledged.
     pub unacknowledged_bytes: u64,
-    /// Bytes that the program has not read; of a listener, connections that it has not accepted.
+    /// Bytes that the program has not read. For a listener: number of connections that the program has not accepted.
     pub unread_bytes: u64,
     /// Inode of the socket; 0 where no program has it open.
     pub inode: u64,

@@ -40,7 +40,8 @@ impl Tcpdump {
         let file = tempfile::Builder::new().prefix("capture-").suffix(".pcap").tempfile_in(host.dir())?;
         let file = file.into_temp_path().keep().context("keeping the capture's file")?;
         let mut tcpdump = Command::new("tcpdump");
-        // The buffer has 64 MiB. Each packet is delivered when it arrives, so that none waits in a block at the end.
+        // The buffer has 64 MiB. The kernel delivers each packet when it arrives, so that none is left in a block of
+        // the buffer at the end.
         tcpdump.args(["-i", device, "-s", snap_bytes, "-B", "65536", "--immediate-mode", "-n", "-Z", "root", "-w"]);
         tcpdump.arg(&file).arg(filter);
         let mut process = host.spawn(tcpdump)?;

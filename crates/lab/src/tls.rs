@@ -1,4 +1,4 @@
-//! A frontend that also speaks TLS, with a certificate of a separate authority.
+//! A frontend that also speaks TLS, with a certificate from an authority other than that of the agents.
 
 use std::path::PathBuf;
 

@@ -30,7 +30,7 @@ fn ipv6(address: Ipv4Addr) -> Ipv6Addr {
     Ipv6Addr::new(0xfd77, 0, 0, network.into(), 0, 0, 0, host.into())
 }
 
-/// Port towards clients of a host, given the last byte of its address.
+/// A host's port on the clients' network, given the last byte of its IPv4 address.
 fn client_port(host: u8) -> Port {
     Port { device: "client0".to_owned(), address: Some(Ipv4Addr::new(10, 77, 0, host)), ipv6: None }
 }
@@ -42,7 +42,7 @@ fn service_port(host: u8) -> Port {
 /// Plan of a host.
 pub(crate) struct HostPlan {
     name: String,
-    /// Short name, for names whose length the kernel limits.
+    /// Short name of the host, for the names of devices: the kernel limits their length.
     short: String,
     role: Role,
     ports: Vec<Port>,

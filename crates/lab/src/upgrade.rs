@@ -1,4 +1,4 @@
-//! nginx's own upgrade of its program, and with it of its modules, on a host of the lab.
+//! nginx's own procedure to upgrade its program, and with it its modules, on a host of the lab.
 
 use std::process::Command;
 
@@ -24,13 +24,14 @@ fn servers(host: &Host, kind: &str) -> Result<Vec<Pid>> {
 /// When /proc cannot be read.
 pub(crate) fn signal_servers(host: &Host, kind: &str, signal: Signal) -> Result<()> {
     for pid in servers(host, kind)? {
-        // It may have ended meanwhile.
+        // The process may have ended meanwhile, so errors are ignored.
         let _ = kill_process(pid, signal);
     }
     Ok(())
 }
 
-/// Restarts a host's nginx as a daemon. An nginx whose parent stays takes SIGUSR2 for a mistake (ngx_signal_handler).
+/// Restarts a host's nginx as a daemon, because an nginx that still has the parent which started it ignores SIGUSR2
+/// (ngx_signal_handler).
 ///
 /// # Errors
 /// When nginx does not start.
@@ -64,7 +65,7 @@ pub fn upgrade(host: &Host) -> Result<()> {
 /// Waits until one nginx is left on a host: the old one has ended with its last request.
 ///
 /// # Errors
-/// When it has not.
+/// When the old one does not end.
 pub fn until_upgraded(host: &Host) -> Result<()> {
     wait_or_fail("the old nginx has ended", || Ok(servers(host, "master")?.len() == 1))
 }

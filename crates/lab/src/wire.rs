@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::host::Host;
 
-/// The kind of link between every host and the switch. Real networks lie between the two.
+/// The kind of link between every host and the switch. Real networks lie between these two kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wire {
@@ -27,7 +27,7 @@ impl Wire {
         }
     }
 
-    /// Sets the offloads of one device of `host`. Checksums stay partial on both wires.
+    /// Sets the segmentation offloads of one device of `host`. Checksum offload stays on with both kinds.
     pub(crate) fn configure(self, host: &Host, device: &str) -> Result<()> {
         if self == Self::Mtu {
             let mut ethtool = Command::new("ethtool");

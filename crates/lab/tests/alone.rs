@@ -16,7 +16,7 @@ fn shuntd(host: &Host, config: &std::path::Path, options: &[&str]) -> Result<Out
     host.output(command)
 }
 
-/// Asserts that the program has failed, and that its last line has all of these words.
+/// Asserts that the program has failed, and that the last line on its standard error has all of these words.
 fn refused(output: &Output, words: &[&str]) -> Result<()> {
     let said = String::from_utf8_lossy(&output.stderr);
     let last = said.lines().last().unwrap_or_default();
@@ -41,7 +41,7 @@ fn nothing_is_detached_while_the_agent_works() -> Result<()> {
             let forced = shuntd(host, &config, &["--detach", "--force"])?;
             ensure!(forced.status.success(), "{}", String::from_utf8_lossy(&forced.stderr));
             let agent = service.service.agent_process(host)?.context("no agent")?;
-            let ended = wait_for("the agent ends", || Ok(agent.try_wait()?))?;
+            let ended = wait_for("the agent ends", || agent.try_wait())?;
             ensure!(ended.success(), "the agent has not ended well: {ended}");
             service.service.restart_agent(host)?;
             service.good_again()?;

@@ -1,4 +1,4 @@
-//! Malformed input: it is refused with a reason, ends at most its own session, and others notice nothing.
+//! Malformed input: it is refused with a reason, and ends at most the session that it came in. Others notice nothing.
 
 mod service;
 
@@ -83,7 +83,7 @@ fn malformed_messages_close_only_their_session() -> Result<()> {
             for host in [service.lab.frontend(), service.lab.backend()] {
                 let answers = provoke(host, packets)?;
                 ensure!(answers.is_some(), "{name}: the agent of {} keeps the session", host.name());
-                // ENDED (6), handoff 0 and the reason come before the close.
+                // Before the agent closes, it sends ENDED (6, 24 bytes) with handoff 0 and the reason.
                 let answers = answers.unwrap_or_default();
                 let last = answers.len().checked_sub(24).map(|at| &answers[at..at + 4]);
                 ensure!(last == Some(&6u32.to_ne_bytes()[..]), "{name}: no reason given ({answers:?})");
@@ -126,7 +126,7 @@ fn malformed_frames_close_only_their_connection() -> Result<()> {
     })
 }
 
-/// Two agents have no session where there is no version that both know.
+/// Two agents get no session if there is no version of the protocol that both know.
 #[test]
 fn an_agent_of_another_version_is_told_so_and_tells() -> Result<()> {
     needs_root();

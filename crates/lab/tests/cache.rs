@@ -14,7 +14,7 @@ use shunt_testbed::wait_or_fail;
 const FILES: &[(&str, u64)] = &[("1m", 1 << 20), ("7m", 7 << 20)];
 const CACHE: &[&str] = &["proxy_cache_path temp/cache keys_zone=c:1m use_temp_path=off"];
 
-/// Location with a cache on the backend, before a location that the backend serves itself.
+/// Locations of the backend: one with a cache, and one with the files, from which the cache gets its responses.
 fn cache(lab: &Lab, host: &Host) -> String {
     if host.role() != Role::Backend {
         return String::new();

@@ -1,6 +1,6 @@
 //! Clients that do something while their connection is handed off: they send more requests, noise, or a FIN; stop
-//! reading; close or reset at any byte. A client that stays gets every byte, one that leaves leaves nothing behind, and
-//! other clients notice nothing.
+//! reading; close or reset at any byte. A client that stays gets every byte. When a client leaves, nothing is kept for
+//! it. Other clients notice nothing.
 
 mod service;
 
@@ -33,7 +33,7 @@ fn soon() -> Options {
 /// A client's connection. Its receive buffer is so small that the server cannot be far ahead.
 struct Client {
     stream: TcpStream,
-    /// Bytes of the stream that have been read.
+    /// Number of bytes of the stream that have been read.
     read: u64,
 }
 
@@ -119,7 +119,7 @@ fn same(files: &Path, name: &str, from: usize, got: &[u8]) -> Result<()> {
 fn beside_others(intermediates: u8, options: Options, work: impl Fn(&Running<'_>) -> Result<()>) -> Result<()> {
     needs_root();
     start_on(Lab::builder().intermediates(intermediates), FILES, options, |service| {
-        // From here on, connections between tiers exist, and nginx's cache of open files is filled.
+        // This makes the connections between tiers, and fills nginx's cache of open files.
         FILES.iter().try_for_each(|(name, _)| fetch_one(service, name))?;
         let before = idle(service)?;
         let done = AtomicBool::new(false);
@@ -130,7 +130,7 @@ fn beside_others(intermediates: u8, options: Options, work: impl Fn(&Running<'_>
                 while !done.load(Ordering::Relaxed) {
                     fetch_one(running, "300k")?;
                     rounds += 1;
-                    std::thread::sleep(Duration::from_millis(5)); // leaves some of the machine to the test
+                    std::thread::sleep(Duration::from_millis(5)); // leaves processor time to the test
                 }
                 Ok(rounds)
             });
@@ -178,7 +178,7 @@ fn leave_everywhere(options: Options, resets: bool) -> Result<()> {
     })
 }
 
-/// Asks twice, so that the second response is also waiting when the client leaves.
+/// Has a client leave at byte `at` of a response. It asks twice, so that the second response also waits at that moment.
 fn leave_at(service: &Running<'_>, name: &str, start: u64, at: u64, resets: bool) -> Result<()> {
     let mut client = Client::connect(service)?;
     client.ask(&format!("/{name}"), "")?;
@@ -314,12 +314,12 @@ fn half_close(service: &Running<'_>, name: &str, moment: Moment) -> Result<bool>
     let end = client.stream.read_to_end(&mut rest);
     same(&service.files, name, before, &rest)?;
     let whole = before + rest.len() == length;
-    // nginx gives the connection up when it sees the FIN, which may be when all bytes have left.
+    // nginx gives up the connection when it sees the FIN, which may be only after it has sent all bytes.
     ensure!(!whole || end.is_ok() || !matches!(moment, Moment::AtTheLastByte), "a whole body, and then {end:?}");
     Ok(whole)
 }
 
-// nginx gives a half-closed client up while it proxies, and while the response waits to be sent.
+// nginx gives up a client that has closed its sending half while it proxies, and while the response waits to be sent.
 #[test]
 fn a_client_that_has_closed_its_half_is_never_left_with_wrong_bytes() -> Result<()> {
     beside_others(0, soon(), |service| {
@@ -334,14 +334,14 @@ fn a_client_that_has_closed_its_half_is_never_left_with_wrong_bytes() -> Result<
     })
 }
 
-/// Like [`soon`], with tiers that send on to a client that has closed its half.
+/// Like [`soon`], with tiers that go on sending to a client that has closed its sending half.
 fn deaf() -> Options {
     let options = soon();
     let settings = Settings { http: &["proxy_ignore_client_abort on"], ..options.settings };
     Options { settings, ..options }
 }
 
-/// Returns the bodies that a half-closed client gets whole, for each of the [`MOMENTS`].
+/// Has clients close their sending half at each of the [`MOMENTS`]. Returns names for the bodies that came whole.
 fn whole_though_half_closed(service: &Running<'_>) -> Result<Vec<String>> {
     let mut whole = Vec::new();
     for name in ["64k", "7m"] {
@@ -354,9 +354,9 @@ fn whole_though_half_closed(service: &Running<'_>) -> Result<Vec<String>> {
     Ok(whole)
 }
 
-// Plain nginx sends on to such a client while it reads from an upstream. It looks for the FIN again when it writes the
-// last of what it has read, so what the client gets depends on buffers. With a shortcut nginx does not write the last
-// bytes, so it does not look again.
+// Plain nginx goes on sending to a half-closed client while it reads from an upstream. It looks for the FIN again when
+// it writes the last of what it has read, so what the client gets depends on buffers. With a shortcut, nginx does not
+// write the last bytes, so it does not look again.
 #[test]
 fn a_client_that_has_closed_its_half_gets_everything_where_aborts_are_ignored() -> Result<()> {
     beside_others(0, deaf(), |service| {
@@ -413,7 +413,7 @@ fn a_client_with_a_closed_window_gets_answers_to_its_keepalive_probes() -> Resul
     })
 }
 
-/// Routes the frontend's address of the service network by way of the frontend, so that the client reaches it.
+/// Gives the client a route to the frontend's address in the service network, so that it can connect to both addresses.
 fn by_way_of_the_frontend(lab: &Lab) -> Result<()> {
     let (inner, outer) = (lab.frontend().service_address_of(Family::V4)?, lab.frontend().address());
     let mut route = Command::new("ip");

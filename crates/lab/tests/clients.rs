@@ -1,4 +1,4 @@
-//! Real clients of a service with Shunt. Each must get the same bytes, and long bodies must take the shortcut.
+//! Real clients of a service with Shunt. Each must get the files' bytes, and long bodies must take the shortcut.
 
 mod service;
 

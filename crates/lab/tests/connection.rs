@@ -27,7 +27,7 @@ fn try_one_connection(pipeline: bool) -> Result<u64> {
         let probes = probes(service.lab.frontend())? + probes(service.lab.backend())?;
         let verdict = capture.check(&Expect::of(client.address()).connections(1).duplicates(probes));
         verdict.check()?;
-        // In a pipeline, bytes of the response before may still be unsent. Then the next body is fetched.
+        // In a pipeline, bytes of the previous response may still be unsent. Then the next body is fetched.
         let stats = service.frontend_stats()?;
         let shortcuts =
             stats.count("servers.shortcuts") + if pipeline { stats.count("servers.fetched_unsent") } else { 0 };
@@ -36,7 +36,8 @@ fn try_one_connection(pipeline: bool) -> Result<u64> {
     })
 }
 
-/// On a busy machine many ACKs may wait. But if each shortcut of several runs has a probe, its ACKs do not arrive.
+/// On a busy machine, ACKs may wait for a processor, and cause some probes. But if each of several runs has a probe for
+/// each of its 8 shortcuts, the ACKs do not arrive.
 fn one_connection(pipeline: bool) -> Result<()> {
     const TIMES: usize = 5;
     needs_root();
@@ -69,7 +70,7 @@ fn a_payload_of_more_than_2_gib_arrives() -> Result<()> {
     // second is not taken for lost.
     let settings = Settings { agent: "heartbeat = \"10s\"\n", ..Settings::default() };
     start_on(Lab::builder().intermediates(0), FILES, Options { settings, ..Options::shunt() }, |service| {
-        // The file is sparse, except for marks around the limits.
+        // The file is sparse, except for marks at both sides of 1 GiB and 2 GiB.
         let file = std::fs::File::create(service.files.join("2g"))?;
         for at in [0, 1 << 30, (1 << 31) - 100, 1 << 31, (1 << 31) + (64 << 20)] {
             std::os::unix::fs::FileExt::write_all_at(&file, format!("here is byte {at}").as_bytes(), at)?;

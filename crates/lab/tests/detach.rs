@@ -1,4 +1,4 @@
-//! `shuntd --detach`: connections whose bytes the steering programs have translated end at once, and no others.
+//! `shuntd --detach` ends all connections whose bytes the steering programs have translated, and no others.
 
 mod service;
 

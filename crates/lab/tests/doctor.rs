@@ -12,6 +12,7 @@ use serde_json::Value;
 use service::impostor::Listening;
 use service::{FILES, Running, needs_root, start_on};
 use shunt_ca::{Authority, Request};
+use shunt_handoff::bpf::STEERING_LAYOUT;
 use shunt_lab::{Host, Lab, Options, Role, fetch, shunt_program, shuntd_program};
 use shunt_testbed::wait_for;
 use shunt_wire::local::Reason;
@@ -222,8 +223,9 @@ fn mistakes_in_the_agents_configuration() -> Result<()> {
             let said = Setup::of(frontend)?.with_config(from, to)?.checked()?;
             ensure!(said.as_ref().is_some_and(|said| said.contains(says)), "--check, {what}: {said:?}");
         }
-        let ports = Setup::of(backend)?.with_config("[backend]", "[backend]\nports = \"40000-40063\"")?;
-        found("ports of others", &ports, "ports", "ip_local_reserved_ports=40000-40063")?;
+        // Only the last of these ports are the kernel's to give.
+        let ports = Setup::of(backend)?.with_config("[backend]", "[backend]\nports = \"32760-32823\"")?;
+        found("ports of others", &ports, "ports", "ip_local_reserved_ports=32760-32823")?;
         Ok(())
     })
 }
@@ -392,7 +394,7 @@ fn programs_that_are_not_the_agents_are_found_from_either_machine() -> Result<()
                 Ok(())
             })
         };
-        let filter = "dev service0 egress prio 21314 handle 1 protocol all bpf";
+        let filter = format!("dev service0 egress prio 21314 handle {STEERING_LAYOUT} protocol all bpf");
         // The agent puts the program back. So the command is repeated until the doctor looks before that.
         wait_for("the doctor finds the missing program", || {
             run(backend, &format!("tc filter del {filter}"))?;

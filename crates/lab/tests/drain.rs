@@ -1,5 +1,5 @@
-//! An agent, on either side, that is told to end (SIGTERM). New responses are relayed whole, and those under way end as
-//! usual. Responses that take too long are continued by others.
+//! A frontend's or a backend's agent is told to end (SIGTERM). New responses are relayed whole, and those under way end
+//! as usual. If a response takes too long, another backend or the tiers continue it.
 
 mod service;
 
@@ -13,7 +13,7 @@ use service::{ALONE, Running, needs_root, same_file, start_on};
 use shunt_lab::{Fetch, Host, Lab, LabBuilder, Options, Role, Settings, fetch};
 use shunt_testbed::{PATIENCE, wait_for, wait_or_fail};
 
-/// Files. The last one is larger than the buffers of both ends together.
+/// Names and lengths of files. The last one is larger than the buffers of both ends together.
 const FILES: &[(&str, u64)] = &[("64k", 64 << 10), ("1m", 1 << 20), ("held", 24 << 20)];
 
 fn options(agent: &'static str) -> Options {
@@ -25,7 +25,7 @@ fn terminate(service: &Running<'_>, host: &Host) -> Result<()> {
     Ok(kill_process(agent.context("a process has a number")?, Signal::TERM)?)
 }
 
-/// Tells an agent to end, and waits until it drains.
+/// Tells an agent to end, and waits until its log says that it takes nothing new.
 fn drain(service: &Running<'_>, host: &Host) -> Result<()> {
     terminate(service, host)?;
     wait_for("it drains", || Ok(service.service.agent(host)?.log().contains("draining: no new")))
@@ -49,7 +49,7 @@ fn is_relayed(service: &Running<'_>) -> Result<bool> {
     Ok(shortcuts(service)? == before)
 }
 
-/// Begins a download by a shortcut, which then waits for its client.
+/// Begins a download by a shortcut. The payload stays under way, because the client does not read for now.
 fn begin(service: &Running<'_>) -> Result<Held> {
     let held = service.lab.client().run(|| Held::ask(service, "held", ""))??;
     wait_for("the handoff begins", || Ok(service.counted("frontend.fe_begun")? == 1))?;
@@ -68,7 +68,7 @@ fn drains(of: fn(&Lab) -> &Host) -> Result<()> {
         let host = of(service.lab);
         let held = begin(service)?;
         drain(service, host)?;
-        // Responses that began before the other side heard of it still take the shortcut.
+        // Responses that begin before the other agent has heard of the end still take the shortcut.
         wait_or_fail("responses are relayed", || is_relayed(service))?;
         ensure!(is_relayed(service)?, "a new shortcut of an agent that ends");
         ensure!(service.service.agent_process(host)?.context("no agent")?.try_wait()?.is_none(), "ended too early");
@@ -135,7 +135,8 @@ fn a_second_signal_ends_it_at_once() -> Result<()> {
     })
 }
 
-/// A filter that reads bodies and changes nothing, so that the frontend fetches what it would otherwise hand off.
+/// Location with a filter that reads bodies and changes nothing, so that the frontend fetches what it would otherwise
+/// hand off.
 fn filtered(lab: &Lab, host: &Host) -> String {
     let Some(address) = lab.backend().service_address().filter(|_| host.role() == Role::Frontend) else {
         return String::new();

@@ -12,8 +12,8 @@ use shunt_lab::report::Progress;
 use shunt_lab::{Lab, LabBuilder, Role, Wire};
 
 const HOWS: [How; 2] = [How::Kill, How::CutOff];
-/// Bytes after which a backend is lost. Near the end its kernel would have all the rest, because it keeps up to a send
-/// buffer for a client.
+/// Number of body bytes after which a backend is lost. Near the body's end, the lost backend's kernel could still send
+/// all the rest, because its send buffer has it.
 const MIDDLE: u64 = BODY_BYTES / 2;
 
 fn start<T>(builder: LabBuilder, test: impl FnOnce(&mut Failover<'_>) -> Result<T>) -> Result<T> {
@@ -37,7 +37,8 @@ fn ten_downloads_are_whole_whenever_their_backends_are_killed() -> Result<()> {
     Ok(())
 }
 
-/// Tests losses at one place of a download, and the number of failovers that they lead to.
+/// Has a backend lost after `at` bytes of a download, in each way. Asserts that the download is whole, and how many
+/// failovers (moves to another backend) it takes.
 fn lose_at(builder: LabBuilder, at: u64, failovers: u64) -> Result<()> {
     needs_root();
     start(builder, |failover| {
@@ -107,8 +108,8 @@ fn lost_twice_in_one_download() -> Result<()> {
     })
 }
 
-/// The times are about as long as agents take to lose each other: one agent has lost the other, which may not know it
-/// yet.
+/// The backend is off the network for about as long as agents take to lose each other. So one agent may have lost its
+/// peer, and the other one not yet.
 #[test]
 fn after_a_moment_off_the_network_no_offer_is_refused() -> Result<()> {
     needs_root();

@@ -104,7 +104,7 @@ fn a_file_replaced_in_flight_is_sent_as_it_was() -> Result<()> {
     })
 }
 
-/// Drops all packets that the client sends, or lets them arrive again. The client still gets what others send.
+/// Drops all packets that the client sends, or (`heard`) lets them pass again. The client still gets others' packets.
 fn client_is_heard(service: &Running<'_>, heard: bool) -> Result<()> {
     let mut tc = Command::new("tc");
     let device = service.lab.client().ports()[0].device.as_str();
@@ -130,8 +130,8 @@ fn until_settled(host: &Host, of: impl Fn(&[TcpSocket]) -> u64) -> Result<()> {
     })
 }
 
-/// The client's last ACKs are lost, and then the backend, with all that it could retransmit. So nothing makes the
-/// client send an ACK any more. When the frontend resets it, the client has more than the frontend knows.
+/// The client's last ACKs are lost. Then the backend is lost, with all that it could retransmit, so nothing makes the
+/// client send an ACK any more. When the frontend resets the connection, the client has more than the frontend knows.
 fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Result<()> {
     let lab = service.lab;
     let server = service.service.chain().server();
@@ -153,15 +153,15 @@ fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Resul
         signal_agent(service, Signal::CONT)?;
     }
     let unread = |sockets: &[TcpSocket]| sockets.iter().map(|socket| socket.unread_bytes).sum();
-    // On a busy machine this happens some time after the agent continues.
+    // On a busy machine, some time passes between the signal to the agent and the first bytes.
     wait_for("the body begins to arrive", || Ok(unread(&lab.client().tcp_sockets()?) > 0))?;
     until_settled(lab.client(), unread)?;
     let backend = service.service.chain_mut().process(lab.backend().name()).context("the backend has a server")?;
     backend.signal(Signal::KILL)?;
     let before = service.counted("frontend.fe_cancelled")?;
     service.service.kill_agent(lab.backend())?;
-    // The backend's kernel retransmits segments. Without the cut these would make the client send an ACK as soon as it
-    // is heard again.
+    // The backend's kernel retransmits segments. Without the cut, they would make the client send an ACK that arrives
+    // as soon as the client's packets pass again.
     let cable = lab.backend().ports()[0].device.as_str();
     lab.cut(lab.backend(), cable)?;
     wait_for("the frontend resets its client", || Ok(service.counted("frontend.fe_cancelled")? > before))?;
@@ -185,7 +185,8 @@ fn a_client_whose_last_acks_were_lost_is_reset_all_the_same() -> Result<()> {
     needs_root();
     start(0, |service| {
         reset_after_lost_acks(service, true).context("with its window full")?;
-        // On a busy machine an ACK may be noted after all, and then the first reset has the right number.
+        // On a busy machine, the frontend may note an ACK after all. Then its first reset has the right sequence
+        // number.
         for _ in 0..5 {
             let before = service.counted("frontend.fe_in_ended")?;
             reset_after_lost_acks(service, false).context("with room in its window")?;
@@ -253,8 +254,8 @@ fn a_connection_survives_the_restart_of_both_agents() -> Result<()> {
     })
 }
 
-/// A host that is moved, or has no core to spare, stands still with all machines on it, for longer than four
-/// heartbeats.
+/// When a host of virtual machines is moved or has no core to spare, all machines on it stand still together, for
+/// longer than four heartbeats.
 #[test]
 fn machines_that_stand_still_together_lose_no_session() -> Result<()> {
     needs_root();

@@ -173,8 +173,8 @@ fn a_link_loses_and_repeats_what_it_is_told_to() -> Result<()> {
 fn a_capture_of_plain_chains_has_no_violation() -> Result<()> {
     needs_root();
     for wire in [Wire::Tso, Wire::Mtu] {
-        // Between cores a veth pair may bring a bare ACK behind data that was sent after it. The capture checker takes
-        // that for a violation.
+        // With more than one core, a veth pair may deliver a bare ACK after data that was sent later. The capture
+        // checker takes that for a violation.
         let lab =
             Lab::builder().intermediates(1).wire(wire).placement(Placement::WholeService).cores(Cores::ONE).build()?;
         let files = lab.files(FILES)?;
@@ -262,8 +262,8 @@ fn remains(owner: u32) -> Vec<String> {
     left
 }
 
-/// Victim of the tests below. It makes what tests make, with agents and without a lab, writes a file about it, and
-/// waits to be killed.
+/// Victim of the tests below. It makes what tests make: a lab with agents, and a pin directory and a control group
+/// outside the lab. Then it writes its processes' numbers to a file, and waits to be killed.
 #[test]
 #[ignore = "runs only as the victim of the tests that kill it"]
 fn victim() -> Result<()> {
@@ -285,15 +285,15 @@ fn victim() -> Result<()> {
 }
 
 fn start_victim(told: &std::path::Path) -> Result<std::process::Child> {
-    // A shell has its background processes ignore SIGINT, and so do all processes that these start.
+    // A shell makes its background processes ignore SIGINT, and all processes that they start inherit this.
     let mut victim = Command::new("env");
     victim.arg("--default-signal=INT,TERM").arg(std::env::current_exe()?);
     victim.args(["--ignored", "--exact", "victim"]).env("SHUNT_LAB_VICTIM", told);
     Ok(victim.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn()?)
 }
 
-/// Returns the process of the victim's backend server, and the children of the thread that started it, which include
-/// its watchdogs.
+/// Returns the process numbers that the victim has written: first its backend's server, then all children of the
+/// victim's thread, which include its watchdogs.
 fn told_by(victim: &mut std::process::Child, told: &std::path::Path) -> Result<Vec<String>> {
     wait_for("the victim builds a lab", || std::fs::read_to_string(told).is_ok())?;
     let left = remains(victim.id());
@@ -353,7 +353,7 @@ fn what_the_dead_left_is_swept() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let told = dir.path().join("told");
     let mut victim = start_victim(&told)?;
-    // The watchdogs first, because they would clean up.
+    // The watchdogs are killed first, because they would remove what the victim leaves.
     for process in &told_by(&mut victim, &told)?[1..] {
         kill("-KILL", process)?;
     }

@@ -1,5 +1,5 @@
-//! Limits: at a limit new responses are relayed, and are whole and right. Below it they take shortcuts again. Responses
-//! under way continue.
+//! Limits: while a limit is reached, new responses are relayed, and are whole and right. Below the limit, they take
+//! shortcuts again. Responses under way continue.
 
 mod service;
 
@@ -20,7 +20,7 @@ const DESCRIPTORS: u64 = 1000;
 const CONNECTIONS: u64 = 1500;
 /// Fewer descriptors than an agent keeps free, but enough for what runs already and for the test's questions.
 const FEW_DESCRIPTORS: u64 = 60;
-/// Handoffs that may be under way between server and agent when the limit is reached.
+/// Number of handoffs of which the server may not have told the agent yet when the limit is reached.
 const UNDER_WAY: u64 = 1;
 const FETCHES: usize = 2;
 
@@ -30,8 +30,9 @@ fn with_limits(limits: &'static str, test: impl FnOnce(&mut Running<'_>) -> Resu
     start_on(Lab::builder(), FILES, Options { settings, ..Options::shunt() }, test)
 }
 
-/// Asks for twice as many bodies as the limit, one after the other, holds all, and lets them end. Asserts that as many
-/// as the limit took shortcuts, that the limit was reached once, and that the others were relayed for that reason.
+/// Asks for twice as many bodies as the limit, one after the other, while none of them ends. Then lets all end. Asserts
+/// that as many as the limit took shortcuts, that the limit was reached once, and that the others were relayed because
+/// of it.
 fn fill(limits: &'static str, limit: &str, relayed: &str) -> Result<()> {
     with_limits(limits, |service| {
         service.lab.client().run(|| -> Result<()> {
@@ -57,8 +58,8 @@ fn until_idle(service: &Running<'_>) -> Result<()> {
     })
 }
 
-/// Asks for a body, and waits until the agent knows all handoffs: it hears of one when its worker's turn ends. All
-/// bodies that were asked for before are still held.
+/// Asks for a body, and waits until the agent knows all handoffs: a worker tells it only at the end of a pass of its
+/// event loop. All bodies that were asked for earlier must still be under way.
 fn ask_slowly(service: &Running<'_>) -> Result<Held> {
     let held = Held::ask(service, "held", "")?;
     wait_for("the agent knows each handoff", || {
@@ -161,15 +162,15 @@ fn parked_senders_give_way() -> Result<()> {
     })
 }
 
-/// With the greatest number of fetches under way, no consents or no offers are given: responses are relayed whole.
-/// Later, shortcuts are taken again.
+/// While the greatest number of fetches is under way, the frontend gives no consents, or the backend makes no offers.
+/// So responses are relayed whole. Later, shortcuts are taken again.
 fn fill_fetches(limits: &'static str, limit: &str) -> Result<()> {
     with_limits(limits, |service| {
         // A connection from the frontend itself is never handed off, so its bodies are fetched.
         let client = service.lab.frontend();
         let held: Vec<Held> =
             client.run(|| (0..FETCHES).map(|_| Held::ask(service, "7m", "")).collect::<Result<_>>())??;
-        // Both agents count it: the one that fetches and the one that serves.
+        // Both agents count the limit as reached: the one that fetches and the one that serves.
         service.until_counted(&format!("agent.limited.{limit}"), 2)?;
         for who in [client, service.lab.client()] {
             service.whole(&fetch(who, service.service.chain().server(), &["/64k", "/7m"])?)?;
@@ -197,14 +198,14 @@ fn fetches_of_one_peer() -> Result<()> {
     fill_fetches("[limits]\nfetches_per_peer = 2", "fetches_per_peer")
 }
 
-/// A worker that finds no place at its agent relays, and finds one later.
+/// All connections that the agent allows to servers are taken. A new nginx worker relays until it gets one.
 #[test]
 fn connections_of_servers() -> Result<()> {
     with_limits("[limits]\nservers = 4", |service| {
         let (client, frontend) = (service.lab.client(), service.lab.frontend());
         let (is_over, connected) = (AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|scope| -> Result<()> {
-            // Other connections, which say nothing, take each place that becomes free.
+            // Other connections to the agent, which say nothing, take each place that becomes free.
             let silent = scope.spawn(|| -> Result<Vec<_>> {
                 let mut silent = Vec::new();
                 while !is_over.load(Ordering::Relaxed) {

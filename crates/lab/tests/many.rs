@@ -1,4 +1,4 @@
-//! A very large number of shortcuts at once, all of clients that do not read for now.
+//! Two thousand shortcuts at once, all for clients that do not read for now.
 
 mod service;
 
@@ -13,11 +13,11 @@ use shunt_lab::{Host, Lab, Options};
 use shunt_testbed::{skipped, wait_for};
 
 const CLIENTS: usize = 2000;
-/// Most attempts at asking for missing bodies.
+/// Number of rounds in which the test asks for as many bodies as there are handoffs missing.
 const ROUNDS: usize = 10;
 /// Descriptors that the test needs: a backend's agent has a socket and a file for each client, and some more.
 const DESCRIPTORS: u64 = 2 * CLIENTS as u64 + 200;
-/// Most memory of the frontend's agent for a shortcut.
+/// Most memory of the frontend's agent for each shortcut, in bytes, with its part of the flow table.
 const AGENT_BYTES_EACH: u64 = 8 << 10;
 
 /// Memory and descriptors of one process.
@@ -54,14 +54,15 @@ fn map_bytes(pid: u32) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Returns the pages that TCP has on this machine, for all hosts of the lab.
+/// Returns the number of memory pages that TCP uses on this machine, for all hosts of the lab together.
 fn tcp_pages() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/net/sockstat")?;
     let tcp = text.lines().find(|line| line.starts_with("TCP:")).context("no TCP in sockstat")?;
     Ok(tcp.split("mem ").nth(1).context("no mem")?.trim().parse()?)
 }
 
-/// Asks until that many handoffs are under way. While an agent gets no core, servers relay (`relayed_agent_busy`).
+/// Asks for bodies until [`CLIENTS`] handoffs are under way. More than one round may be needed: while an agent gets no
+/// core, servers relay (`relayed_agent_busy`).
 fn hold_all(service: &Running<'_>) -> Result<Vec<Held>> {
     let mut held = Vec::new();
     for _ in 0..ROUNDS {
@@ -114,7 +115,7 @@ fn two_thousand_shortcuts_at_once() -> Result<()> {
             Ok((agents.0, agents.1, maps, tcp_pages()?))
         };
         service.lab.client().run(|| -> Result<()> {
-            // Some responses before, so that what is allocated only once is not counted.
+            // Some responses come before the measurement, so that memory which is allocated only once is not counted.
             (0..16).try_for_each(|_| Held::ask(service, "held", "")?.finish(service))?;
             let before = footprints()?;
             let start = Instant::now();

@@ -15,7 +15,7 @@ use shunt_testbed::{is_asleep, wait_for};
 
 const ADDRESS: &str = "127.0.0.1:9440";
 
-/// Sends a request, and reads to the end.
+/// Sends a request to the agent's page of counters, and returns the whole answer.
 fn ask(request: &[u8]) -> Result<String> {
     let mut stream = TcpStream::connect(ADDRESS)?;
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;
@@ -129,7 +129,7 @@ fn prometheus_reads_every_counter() -> Result<()> {
     )
 }
 
-/// A system call with a timeout is interrupted when its process is stopped and continues (signal(7)).
+/// When a process is stopped and continues, its system calls with a timeout are interrupted (signal(7)).
 #[test]
 fn an_agent_that_was_stopped_answers_when_it_goes_on() -> Result<()> {
     needs_root();
@@ -139,7 +139,7 @@ fn an_agent_that_was_stopped_answers_when_it_goes_on() -> Result<()> {
         let mut stream = frontend.run(|| TcpStream::connect(ADDRESS))??;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\n")?;
-        // A thread has read that, and waits for the rest.
+        // A thread of the agent has read this part of the request, and waits for the rest.
         wait_for("the request is read", || {
             let unread = frontend.tcp_sockets()?.iter().map(|socket| socket.unread_bytes).sum::<u64>();
             ensure!(unread == 0, "{unread} bytes are unread");
@@ -176,7 +176,7 @@ fn bad_requests_end_and_others_are_served() -> Result<()> {
                 let is_cut = request.len() > 8 << 10 && answer.is_empty();
                 ensure!(answer.starts_with(&format!("HTTP/1.1 {status} ")) || is_cut, "{request:?}: {answer}");
             }
-            // Slow clients take all threads, and are cut off.
+            // Clients that say nothing take all threads for metrics, until the agent cuts them off.
             let slow: Vec<TcpStream> = (0..8).map(|_| TcpStream::connect(ADDRESS)).collect::<Result<_, _>>()?;
             samples(&page()?)?;
             drop(slow);

@@ -18,7 +18,7 @@ fn a_full_disk_is_said_in_a_sentence() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let output = shunt_lab(arguments, full.into());
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains("shunt-lab: standard output cannot be written: No space left"), "{arguments:?}: {said}");
+        assert!(said.contains("shunt-lab: cannot write to standard output: No space left"), "{arguments:?}: {said}");
         assert!(!said.contains("panicked") && output.status.code() == Some(1), "{arguments:?}: {said}");
     }
 }

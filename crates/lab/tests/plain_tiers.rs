@@ -1,6 +1,6 @@
 //! Intermediates that do not know Shunt: nginx with filters and a cache, and HAProxy. By default no body bypasses them,
-//! and each works as without Shunt. Where the backend trusts them as `plain`, bodies bypass those that do not touch
-//! them.
+//! and each works as without Shunt. Where the backend trusts them as `plain`, bodies bypass the intermediates that
+//! would not touch those bodies.
 
 mod service;
 
@@ -13,14 +13,14 @@ use shunt_lab::{Host, Lab, Options, Process, Role, Settings, haproxy};
 use shunt_testbed::same_bytes;
 
 const FILES: &[(&str, u64)] = &[("1m", 1 << 20)];
-/// Lines of the page that filters change.
+/// Number of lines of the page that filters change.
 const LINES: usize = 9000;
 /// HAProxy's ports on the intermediate: one leaves bodies alone, and one compresses them.
 const LEAVING: u16 = 81;
 const COMPRESSING: u16 = 82;
 
-/// Paths through nginx whose filters and cache see each body, and through HAProxy that compresses. Then paths whose
-/// bodies no tier touches.
+/// URL paths. Those of `TOUCHED` lead through nginx whose filters or cache see each body, or through HAProxy that
+/// compresses. No tier touches the bodies of `PASSED`.
 const TOUCHED: &[&str] =
     &["/sub/page", "/ssi/page", "/gzip/page", "/gzip/1m", "/cache/1m", "/cache/1m", "/compressing/page"];
 const PASSED: &[&str] = &["/1m", "/page", "/haproxy/1m", "/haproxy/page"];
@@ -92,7 +92,7 @@ fn bodies(running: &Running<'_>, paths: &[&str]) -> Result<Vec<Vec<u8>>> {
     (0..paths.len()).map(|number| Ok(std::fs::read(directory.path().join(number.to_string()))?)).collect()
 }
 
-/// Runs a test on a service with all these tiers.
+/// Runs a test on a service with nginx and both HAProxies as intermediates.
 fn with_tiers<T>(mut options: Options, test: impl FnOnce(&mut Running<'_>) -> Result<T>) -> Result<T> {
     options.settings.locations = Some(locations);
     start_on(Lab::builder().intermediates(1), FILES, options, |running| {

@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use service::held::Held;
 use service::{ALONE, FILES, Running, needs_root, start_on};
+use shunt_handoff::bpf::STEERING_LAYOUT;
 use shunt_lab::{Host, Lab, Options, Settings};
 use shunt_testbed::wait_for;
 
@@ -113,7 +114,7 @@ fn with_late(_: &Host, text: String) -> String {
     text.replace("[\"client0\"]", "[\"client0\", \"late0\"]")
 }
 
-/// An agent replaces no other agent's programs, also on an interface that comes later.
+/// An agent never replaces another agent's programs, not even on an interface that comes after its start.
 #[test]
 fn a_new_interface_with_the_programs_of_another_agent_is_left_to_that() -> Result<()> {
     needs_root();
@@ -123,7 +124,7 @@ fn a_new_interface_with_the_programs_of_another_agent_is_left_to_that() -> Resul
         let config = std::fs::read_to_string(frontend.dir().join("shuntd.toml"))?;
         let pins = config.lines().find_map(|line| line.strip_prefix("pins = ")).context("no pins")?;
         // Another program is in fe_in's place. This agent cannot tell whose it is.
-        let filter = "prio 21318 handle 1 protocol all bpf da";
+        let filter = format!("prio 21318 handle {STEERING_LAYOUT} protocol all bpf da");
         let program = pins.trim_matches('"').to_owned() + "/fe_out";
         shell(
             frontend,

@@ -69,7 +69,7 @@ fn certificates_that_cannot_be_used_leave_all_as_it_was() -> Result<()> {
         }
         client.run(|| held.finish(service))??;
         ensure!(count(service, "agent.sessions_lost")? == 0, "a session ended");
-        // A session that begins now still uses the old certificates.
+        // A session that begins now still uses the certificates that the agent read before.
         service.service.kill_agent(backend)?;
         service.service.restart_agent(backend)?;
         std::fs::write(&certificate, good)?;

@@ -151,8 +151,8 @@ fn ip(host: &Host, commands: &[&str]) -> Result<()> {
     })
 }
 
-/// Asserts that every long body takes the shortcut, where frontend and backend have these routes before anything
-/// starts. With `cut`, the frontend's service interface is cut off.
+/// Runs these `ip` commands on frontend and backend before anything starts. Asserts that every long body then takes the
+/// shortcut. With `cut`, the frontend's service interface is cut off.
 fn by_shortcut_with_routes(frontend: &[&str], backend: &[&str], cut: bool) -> Result<()> {
     needs_root();
     let prepare = |lab: &Lab| {
@@ -237,7 +237,7 @@ fn without_a_route_to_a_backends_senders_its_bodies_are_relayed() -> Result<()> 
         })?;
         ip(frontend, &["route replace 10.77.1.250/32 via 10.77.1.101"])?;
         wait_for("there is a route", || Ok(service.counted("agent.routes_changed")? == 1))?;
-        // The frontend's servers may hear of it a moment later.
+        // The frontend's servers may hear of the route a moment later.
         wait_or_fail("a shortcut", || {
             fetch_all(service)?;
             Ok(service.counted("servers.shortcuts")? > 0)

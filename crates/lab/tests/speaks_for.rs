@@ -6,8 +6,8 @@ use anyhow::{Result, ensure};
 use service::{FILES, needs_root, start_on};
 use shunt_lab::{Lab, Options, Settings, fetch};
 
-/// The backend's agent may not send as the address that clients know. That is so where the service's public address is
-/// not an address of the frontend's agent.
+/// The backend's agent may not send with the address that clients know as source. In practice, this happens where the
+/// service's public address is none of the frontend's own addresses.
 #[test]
 fn a_backend_that_does_not_speak_for_the_frontend_relays() -> Result<()> {
     needs_root();

@@ -12,7 +12,7 @@ use service::{FILES, Running, needs_root, start, start_on};
 use shunt_lab::{Host, Lab, Link, Options};
 
 const RELAYED: &str = "servers.relayed_stalled";
-/// Bytes of a body of which the last ones are sent only after ACKs of earlier ones.
+/// Number of body bytes that are more than a window: the last ones are sent only after ACKs of earlier ones.
 const HEARD: usize = 512 << 10;
 
 fn nft(host: &Host, rule: &str) -> Result<()> {
@@ -38,10 +38,10 @@ fn link_address(host: &Host) -> Result<String> {
 /// Has a host drop packets in the middle of a shortcut. Asserts that this response and the next one on its connection
 /// are whole. Then the packets pass again, and shortcuts must be taken again.
 fn is_whole(service: &Running<'_>, host: &Host, what: &str) -> Result<()> {
-    // An agent that got no processor for a second has lost its session.
+    // On a busy machine an agent may have lost its session, because it got no processor for a second.
     service.good_again()?;
     let mut held = service.lab.client().run(|| Held::ask(service, "7m", ""))??;
-    // More than a window, so that the backend has heard the client. A backend that has not would give the body back.
+    // After more than a window, the backend has got ACKs of this client. Without any, it would give the body back.
     held.read_some(HEARD)?;
     drop_at(host, what)?;
     held.finish_and_ask_again(service, "1k")?;
@@ -62,7 +62,7 @@ fn a_firewall_that_closes_the_ports_of_acks_costs_the_rest_of_a_shortcut() -> Re
     start(0, |service| with_closed_ports(service))
 }
 
-/// The same firewall, with a client whose answers take 100 ms.
+/// The firewall on the backend drops the packets of a client whose RTT is 100 ms.
 #[test]
 fn a_client_far_away_has_time_to_answer() -> Result<()> {
     needs_root();

@@ -1,5 +1,5 @@
-//! A frontend's agent is stopped (SIGSTOP) or killed. Responses must be whole all the same, and must not wait until it
-//! continues.
+//! A frontend's agent is stopped (SIGSTOP) or killed. Responses must be whole all the same, and must not wait until the
+//! agent continues.
 
 mod service;
 
@@ -39,7 +39,7 @@ fn recovers(service: &Running<'_>) -> Result<()> {
     })
 }
 
-/// The agent is stopped just before: nobody claims these payloads, and the worker does not know yet.
+/// The agent is stopped just before the handoffs. So nobody claims their payloads, and the worker does not know yet.
 #[test]
 fn a_handoff_that_a_stopped_agent_never_reads_goes_on_without_it() -> Result<()> {
     needs_root();
@@ -90,11 +90,12 @@ fn a_handoff_of_an_agent_that_is_killed_goes_on_without_it() -> Result<()> {
     })
 }
 
-/// A payload that is longer than the client has room for, and fits into the sender's socket.
+/// Name and length of a file that is longer than the client has room for, but fits into the sender's socket.
 const QUEUED: (&str, u64) = ("500k", 500 << 10);
 const QUEUED_BYTES: &str = "agent.senders.queued_bytes";
 
-/// The frontend waits for the word of the backend's agent. It does not come, or the frontend's agent does not hear it.
+/// The frontend waits for the word of the backend's agent that all was delivered. The word does not come, or the
+/// frontend's agent does not hear it.
 #[test]
 fn a_payload_that_no_agent_calls_delivered_is_complete_when_its_client_says_so() -> Result<()> {
     needs_root();

@@ -17,7 +17,7 @@ fn traceparent(id: &str) -> String {
     format!("traceparent: 00-{id}-b7ad6b7169203331-01\r\n")
 }
 
-/// Waits until a log has a line with both texts.
+/// Waits until a log has a line with this trace-id and this text.
 fn has_line(mut log: impl FnMut() -> Result<String>, id: &str, text: &str) -> Result<()> {
     wait_for(&format!("a log line with {id} and {text:?}"), || {
         let all = log()?;

@@ -1,5 +1,7 @@
 //! Actions: steps that the logic asks the daemon to carry out. They are done in their order, before the next event. No
-//! action holds keys.
+//! action holds keys of clients' TLS connections or of offers. A *peer* is another machine's agent. A *server* is a
+//! program of this machine that is connected to the agent. A *sender* is this machine's kernel socket for a client of a
+//! peer. A *ring* is a BPF ring buffer by which the kernel tells one server what becomes of its handoffs.
 
 use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
@@ -99,9 +101,10 @@ pub enum Action<M: Machine> {
     /// Remove a ring from the kernel.
     CloseRing(u32),
 
-    /// Steer clients' ACKs to a peer's senders as its entry says now ([`Steered`](crate::frontend::steered::Steered)).
+    /// Steer clients' ACKs to a peer's senders as the peer's entry says now
+    /// ([`Steered`](crate::frontend::steered::Steered)).
     Steer(usize),
-    /// Watch the routes to a peer's senders from now on, and tell their interfaces.
+    /// Watch the routes to a peer's senders from now on, and report the interfaces that they lead to.
     WatchRoutes(usize, Hello),
     /// Note in the flow table which ACKs a peer needs.
     SetSpacing(usize, peer::Spacing),
@@ -112,7 +115,7 @@ pub enum Action<M: Machine> {
 
     /// Discard the senders of these handoffs: the frontend has given them up.
     Abort(Given),
-    /// Continue the senders of these handoffs: the frontend knows that their digest is withdrawn.
+    /// Continue the senders of these handoffs: the frontends' servers have forgotten the digests of their files.
     GoOn(Given),
     /// Discard the senders of a lost peer, except those whose payload is wholly in the kernel.
     ForgetPeer(u32),
@@ -128,8 +131,8 @@ pub enum Action<M: Machine> {
         /// The request.
         request: peer::Fetch,
     },
-    /// Give a server its end of a fetch, then call [`Logic::fetch_moved`](crate::Logic::fetch_moved) whenever bytes
-    /// move.
+    /// Give a server its end of the socket pair of a fetch, then call [`Logic::fetch_moved`](crate::Logic::fetch_moved)
+    /// whenever bytes move.
     DeliverFetch {
         /// Number of the fetch.
         fetch: usize,
@@ -148,13 +151,13 @@ pub enum Action<M: Machine> {
         offer: Offer,
         /// File of the offer.
         file: M::File,
-        /// State of the file whose digest a frontend was told.
+        /// State of the file when a frontend was told its digest, or `None` if none was told.
         proven: Option<M::State>,
     },
     /// Reset the connection of a peer that fetches.
     ResetFetch(usize),
 
-    /// Note which key proves handshakes with an address. `None`: no peer has this address.
+    /// Note which key proves handshakes with an address. `None`: neither this machine nor a peer has this address.
     SetEnd(IpAddr, Option<[u8; 16]>),
     /// Tell programs from which addresses which stores can be reached
     /// ([`SourcesOfPeers`](crate::store::sources::SourcesOfPeers)).

@@ -1,4 +1,6 @@
-//! This machine as a backend: it sends payloads to the clients of its peers.
+//! This machine as a backend: it sends payloads to the clients of its peers. A *claim* (CLAIM) is a frontend's message
+//! that asks for one of them. An *offer* is a payload, a range of a file, that a server of this machine holds ready for
+//! a claim. A *sender* is this machine's kernel socket for a client. A *turn* is one pass of the daemon's event loop.
 //!
 //! ```text
 //!   server --OFFER--> offers --+
@@ -47,9 +49,11 @@ pub struct Backend<M: Machine> {
     pub questions: Questions<M>,
     /// Fetches of peers.
     pub served: Served,
-    /// Handoffs that frontends have given up in this turn.
+    /// Handoffs that frontends have given up and that are still to be aborted here: before the next claim, or at the
+    /// end of the turn (one pass of the agent's event loop).
     given_up: Given,
-    /// Claims whose frontends have said in this turn that their digest is withdrawn.
+    /// Claims whose frontends have said, in this turn, that their servers have forgotten the digest of the claim's
+    /// file.
     withdrawn: Given,
 }
 
@@ -69,7 +73,8 @@ impl<M: Machine> Backend<M> {
         }
     }
 
-    /// Handles a peer's claim of an offer, or of `parts` of this machine's store. Returns what the daemon is to send.
+    /// Handles a peer's claim of an offer, or of `parts` of this machine's store. Returns what the daemon is to send,
+    /// or `None` if the claim is refused or has to wait.
     pub fn claim(
         &mut self,
         peer: usize,
@@ -90,8 +95,8 @@ impl<M: Machine> Backend<M> {
         }
     }
 
-    /// Refuses a claim, or lets it wait, because there is no place for it or the daemon could not begin to send. No
-    /// byte of it has left.
+    /// Refuses a claim for `reason`, or lets it wait if a sender or a port may become free. No byte of its payload has
+    /// left.
     pub fn refuse(
         &mut self,
         claim: &Claim,
@@ -113,7 +118,7 @@ impl<M: Machine> Backend<M> {
         }
     }
 
-    /// Finds a sender and a port for a claim.
+    /// Finds a sender and a port for a claim, and takes the claimed offer.
     fn place(
         &mut self,
         claim: &Claim,
@@ -131,7 +136,8 @@ impl<M: Machine> Backend<M> {
         let port = turn.shared.settings.peers[peer].port;
         let local = turn.shared.peers.peer(peer).senders.towards(claim.flow.client_address).ok_or(Reason::Malformed)?;
         let local = SocketAddr::new(local, port);
-        // The offer is taken only after this call, so that a payload that is refused here can still be fetched.
+        // The offer is taken only after this call, so that it can still be fetched if there is no place for its
+        // payload.
         turn.machine.find_place(peer, claim, local)?;
         let offered = match parts {
             None => Some(self.offers.claim(peer, claim.offer.get(), claim.length.get(), claim.tag)?),
@@ -140,8 +146,9 @@ impl<M: Machine> Backend<M> {
         Ok(Start { local, offered })
     }
 
-    /// Examines the next waiting claim. Returns it to be sent if there is a place for it now, and fails it if it has
-    /// waited too long. Returns `None` when all claims of the round have been examined ([`Waiting::begin_round`]).
+    /// Examines the next waiting claim. Returns it to be sent if there is a place for it now. Otherwise it goes on
+    /// waiting, or fails if it has waited too long, and `Some(None)` is returned. Returns `None` when all claims of the
+    /// round have been examined ([`Waiting::begin_round`]).
     pub fn next_waiting(&mut self, turn: &mut Turn<'_, M>) -> Option<Option<(Box<Waits>, Start<M>)>> {
         let waits = self.waiting.next_of_round()?;
         let Waits { claim, parts, claimant, until } = &*waits;
@@ -158,7 +165,7 @@ impl<M: Machine> Backend<M> {
         })
     }
 
-    /// Checks whether this machine may send with a server's address as its source, for a peer.
+    /// Checks whether this machine may send packets with a server's address as their source, for a peer.
     ///
     /// # Errors
     /// Returns [`Reason::UnknownOffer`] if this machine is no backend, and [`Reason::NotAllowed`] if the peer may not
@@ -189,7 +196,8 @@ impl<M: Machine> Backend<M> {
     /// Checks whether this machine may send bytes of its store with a server's address as their source, for a peer.
     ///
     /// # Errors
-    /// Returns the errors of [`Backend::may_speak_for`], also if there is no store or the peer may not read it.
+    /// Returns the errors of [`Backend::may_speak_for`], [`Reason::UnknownOffer`] if there is no store, and
+    /// [`Reason::NotAllowed`] if the peer may not read it.
     pub fn would_send(
         &self,
         peer: usize,
@@ -216,7 +224,7 @@ impl<M: Machine> Backend<M> {
         answer(peer, ask.worker.get(), ask.handoff.get(), reason, turn);
     }
 
-    /// Checks that a claim of stored bytes would not have to wait.
+    /// Checks that a claim of stored bytes would not have to wait, and that this agent does not drain.
     fn has_place(&self, turn: &Turn<'_, M>) -> Result<(), Reason> {
         if self.waiting.is_empty() && !turn.shared.is_draining { Ok(()) } else { Err(Reason::Limit) }
     }
@@ -243,7 +251,7 @@ impl<M: Machine> Backend<M> {
         turn.act(Action::Abort(given_up));
     }
 
-    /// Carries out the requests that this turn has collected.
+    /// Carries out the aborts and the withdrawals of digests that this turn has collected.
     pub fn end_turn(&mut self, turn: &mut Turn<'_, M>) {
         self.abort_given_up(turn);
         if !self.withdrawn.is_empty() {
@@ -265,7 +273,7 @@ impl<M: Machine> Backend<M> {
     }
 }
 
-/// Tells a peer whether this machine would send bytes of its store.
+/// Sends ANSWER to a peer: whether this machine would send bytes of its store, or why a claim of such bytes waits.
 fn answer<M: Machine>(peer: usize, worker: u32, handoff: u64, reason: u32, turn: &mut Turn<'_, M>) {
     let answer = peer::Answer { worker: worker.into(), reason: reason.into(), handoff: handoff.into() };
     turn.tell_peer(peer, |out| answer.emit(out));

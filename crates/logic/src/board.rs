@@ -1,5 +1,6 @@
 //! Contents of the board, which servers map and read without a system call (`struct shunt_board`). The daemon copies
-//! each change into their memory.
+//! each change into their memory. The board is memory of the agent: a head, and one entry for each peer (another
+//! machine's agent) with its keys, its limits and its *epoch*, which grows when a session begins or ends.
 
 use shunt_wire::local::{BOARD_MAGIC, BoardHead, BoardPeer, VERSIONS};
 use shunt_wire::peer::padded_name;
@@ -9,15 +10,15 @@ use zerocopy::FromZeros;
 /// Part of the board that has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A peer's entry, under a new epoch.
+    /// The entry of a peer, under a new epoch.
     Peer(usize),
-    /// `closed` of one peer.
+    /// The field `closed` of a peer's entry.
     PeerClosed(usize),
-    /// `closed` of the head.
+    /// The field `closed` of the head.
     Closed,
-    /// `families` of the head and of all peers.
+    /// The fields `families` of the head and of all peers' entries.
     Families,
-    /// `peers` of the head: an entry was added.
+    /// The field `peers` of the head: an entry was added.
     Peers,
 }
 
@@ -111,13 +112,13 @@ impl Board {
         })
     }
 
-    /// Notes which addresses the peer would send as for this machine.
+    /// Notes the server addresses in whose name the peer sends payloads for this machine.
     pub fn set_prefixes(&mut self, peer: usize, prefixes: &Prefixes) -> Change {
         self.change(peer, |entry| (entry.prefixes, entry.prefix) = prefixes.list())
     }
 
-    /// Edits a peer's entry under a new epoch. An epoch here is even, and grows by two. In servers' memory it is odd
-    /// while the entry is being written (include/shunt.h).
+    /// Edits a peer's entry under a new epoch. An epoch in this copy is even, and grows by two. In servers' memory it
+    /// is odd while the entry is being written (include/shunt.h).
     fn change(&mut self, peer: usize, edit: impl FnOnce(&mut BoardPeer)) -> Change {
         let entry = &mut self.peers[peer];
         entry.epoch = entry.epoch.wrapping_add(2);
@@ -135,7 +136,8 @@ impl Board {
         (std::mem::replace(word, bits) != bits).then_some(change)
     }
 
-    /// Notes to clients of which IP versions each peer can send (`SHUNT_FAMILY_*`). Returns `None` if nothing changes.
+    /// Notes for each peer the IP versions of the clients that it can send to (`SHUNT_FAMILY_*`). Returns `None` if
+    /// nothing changes.
     pub fn set_families(&mut self, of: impl Fn(usize) -> u32) -> Option<Change> {
         let mut is_other = false;
         for (index, entry) in self.peers.iter_mut().enumerate() {

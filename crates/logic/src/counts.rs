@@ -1,4 +1,5 @@
-//! Counters of one agent. Each is declared only once, here, with its name in `shunt stats` and its meaning.
+//! Counters of one agent. Each is declared only once, here, with its name in `shunt stats` and its meaning. A *fetch*
+//! is a payload that comes through two agents to the frontend's server.
 
 use shunt_wire::local::Reason;
 

@@ -1,7 +1,10 @@
 //! This machine as a frontend: it claims payloads from backends' agents for its servers' handoffs.
 //!
-//! The kernel has begun the region already (SHUNT_BEGIN), and tells the server itself when it is complete. The agent
-//! only passes the claim on to the backend's agent, and failures back to the server.
+//! The kernel has begun the region already (SHUNT_BEGIN). When the region is complete, the kernel tells the server
+//! directly. The agent only passes the claim on to the backend's agent, and failures back to the server. A *peer* is
+//! another machine's agent. A *sender* is a backend's kernel socket for a client of a frontend. A *turn* is one pass of
+//! the daemon's event loop. A *region* is a range of sequence numbers of a client's connection, which one payload
+//! takes. A *ring* is a BPF ring buffer.
 
 pub mod asking;
 pub mod fetches;
@@ -24,7 +27,7 @@ use fetches::Fetches;
 use losses::Losses;
 use steered::SteeredPeers;
 
-/// Party that has a handoff cancelled.
+/// Party at whose request a handoff is cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Canceller {
     /// The peer that was to send the payload.
@@ -79,8 +82,8 @@ impl Frontend {
             return turn.end(server, handoff.handoff, Reason::NotAllowed);
         }
         let peer = handoff.peer as usize;
-        // The handoff belongs to an earlier session, whose regions were given up with it. The server asks for the rest
-        // again.
+        // If the handoff belongs to an earlier session, its region was given up with that session. The server asks for
+        // the rest again.
         let is_current = turn.shared.board.epoch(peer) == Some(handoff.epoch);
         if !is_current || !turn.shared.peers.is_up(peer) {
             turn.log_failed_handoff(Reason::UnknownOffer, handoff.handoff, client, handoff.trace);
@@ -124,8 +127,8 @@ impl Frontend {
         }
     }
 
-    /// Cancels a handoff at the end of the turn. Nobody sends it, and no server has its connection: only the kernel
-    /// still has the region. A handoff that does not belong to the canceller stays.
+    /// Cancels a handoff at the end of the turn. Nobody sends its payload, and no server has its connection: only the
+    /// kernel still has the region. A handoff that does not belong to the canceller stays.
     pub fn cancel(&mut self, by: Canceller, handoff: u64) {
         self.cancelled.insert((by, handoff));
     }

@@ -12,9 +12,9 @@
 //! Nothing here waits, reads a clock, draws a random number or makes a system call. The simulator (crates/simulator)
 //! runs many agents on a virtual clock.
 //!
-//! Each folder is for one role: `peers` for other agents, `servers` for the programs of this machine that connect to
-//! the agent, `frontend` and `backend` for the two ends of a handoff, `store` for programs under `shunt run`. A state
-//! machine gets the state that it shares with others as a [`Turn`].
+//! Each module below is for one role: `peers` for other agents, `servers` for the programs of this machine that connect
+//! to the agent, `frontend` and `backend` for the two ends of a handoff, `store` for programs under `shunt run`. A
+//! state machine gets the state that it shares with others as a [`Turn`].
 #![forbid(unsafe_code)]
 
 pub mod action;

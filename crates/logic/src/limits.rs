@@ -1,12 +1,15 @@
 //! Limits. When one is reached, new responses are relayed. A server learns this from the board without a message, so a
-//! limit costs a response nothing.
+//! limit costs a response nothing. A *handoff* lets another machine send a payload on a client's connection. An *offer*
+//! is a payload that this machine holds ready. A *sender* is this machine's kernel socket for a client of a peer. A
+//! *turn* is one pass of the daemon's event loop. A limit's state is its *gate*, which is open or closed.
 //!
 //! Limits are soft where a response could break otherwise. Responses with a consent or an offer at the moment when a
 //! limit is reached still get their shortcut. So each limit may be exceeded by what is under way at that moment.
 //! Descriptors are the exception: the last ones are kept for work that has already begun.
 //!
-//! Any consent may lead to a fetch. So a limit of fetches closes consents (here, for all peers) and offers (at the
-//! backend, for one peer or all). A peer that delays fetches costs others their shortcuts, but no response.
+//! Any consent may lead to a fetch. So a limit of fetches that is reached closes consents (at the frontend, for all
+//! peers) and offers (at the backend, for one peer or all). A peer that delays fetches costs others their shortcuts,
+//! but no response.
 
 use std::ops::{AddAssign, SubAssign};
 use std::time::Instant;
@@ -16,9 +19,10 @@ use shunt_wire::local::closed;
 
 use crate::rate::Seldom;
 
-/// Descriptors that stay free for work that has already begun: sessions, answers, fetches.
+/// Number of descriptors that stay free for work that has already begun: sessions, answers, fetches.
 pub const SPARE_DESCRIPTORS: u64 = 64;
-/// A check of all limits costs more than an offer. Between two checks, a limit may be exceeded by one SLACK-th of it.
+/// Divisor of a limit: between two checks, a limit may be exceeded by one SLACK-th of it. Not each offer causes a
+/// check, because a check of all limits costs more than an offer.
 const SLACK: u64 = 32;
 
 /// Section `[limits]` of the configuration.
@@ -29,11 +33,11 @@ pub struct Limits {
     pub handoffs: u64,
     /// Most of these handoffs to one peer.
     pub handoffs_per_peer: u64,
-    /// Most payloads that are offered or being sent here.
+    /// Most payloads that are offered or being sent by this machine.
     pub offers: u64,
     /// Most of these payloads for one peer.
     pub offers_per_peer: u64,
-    /// Most bytes of all payloads that are offered or being sent here.
+    /// Most bytes of all payloads that are offered or being sent by this machine.
     pub bytes: u64,
     /// Most of these bytes for one peer.
     pub bytes_per_peer: u64,
@@ -41,8 +45,8 @@ pub struct Limits {
     pub fetches: usize,
     /// Most fetches under way with one peer, in each direction.
     pub fetches_per_peer: usize,
-    /// Most connections of this machine's servers, two for each worker. A user gets no more than are left for others,
-    /// so at most half of them.
+    /// Most connections of this machine's servers, two for each worker. A user gets no more connections than are left
+    /// for others, so at most half of them, but four in any case.
     pub servers: usize,
 }
 
@@ -138,7 +142,7 @@ pub struct Use {
     pub sent: Load,
     /// Fetches of this machine's servers.
     pub fetches_out: u64,
-    /// Fetches that the peer has asked for here.
+    /// Fetches that the peer has asked this machine for.
     pub fetches_in: u64,
 }
 
@@ -187,7 +191,7 @@ struct Gate {
 
 impl Gate {
     /// Compares the use with the limit. Returns whether the gate is closed now. Counts each closing, and logs it at
-    /// most once in [`SELDOM`](crate::rate::SELDOM).
+    /// most once per [`SELDOM`](crate::rate::SELDOM).
     fn look(&mut self, bound: &Bound<'_>, closings: &mut u64, now: Instant) -> bool {
         let Bound { name, peer, used, limit } = *bound;
         let least = if self.is_closed { limit - limit / 10 } else { limit };
@@ -225,7 +229,7 @@ struct PeerGates {
     bytes: Gate,
     fetches_out: Gate,
     fetches_in: Gate,
-    /// The peer's agent takes no offers.
+    /// The peer's agent has said (CLOSED) that it takes no offers.
     is_full: bool,
     /// The peer has been told to make no offers.
     is_told: bool,
@@ -301,14 +305,15 @@ impl Gates {
         self.bytes_left = self.bytes_left.saturating_sub(length);
     }
 
-    /// Returns whether enough new work has come that a limit may be reached. If a limit is already reached, the next
-    /// check waits for the tick.
+    /// Returns whether the limits are to be checked at the end of this turn: there is news, or enough new work has come
+    /// that a limit may be reached. If a limit for all peers is already reached, new work waits for the check of the
+    /// next tick.
     pub fn is_look_due(&self) -> bool {
         let closed = self.handoffs.is_closed || self.offers.is_closed || self.bytes.is_closed;
         self.is_news || !closed && (self.handoffs_left == 0 || self.offers_left == 0 || self.bytes_left == 0)
     }
 
-    /// Notes whether a peer takes this machine's offers. The limits are checked at the end of the turn.
+    /// Notes whether a peer takes no offers of this machine (`is_full`). The limits are checked at the end of the turn.
     pub fn set_full(&mut self, peer: usize, is_full: bool) {
         self.peers[peer].is_full = is_full;
         self.set_news();
@@ -374,7 +379,8 @@ impl Gates {
         Looked { closed: bits(false, offers), is_full }
     }
 
-    /// Returns whether a limit is reached because of which the peer is to make no more offers.
+    /// Returns whether this machine has reached a limit that concerns a peer, so that the peer has to stop making
+    /// offers.
     pub fn is_full_of(&self, peer: usize) -> bool {
         self.peers[peer].handoffs.is_closed || self.peers[peer].fetches_out.is_closed
     }
@@ -389,7 +395,8 @@ impl Gates {
         self.peers[peer].is_told = is_full;
     }
 
-    /// Logs that all senders were in use when a claim came. A check of the limits between two claims may miss that.
+    /// Logs that all senders were in use when a claim came. A check of the limits may miss that, because a sender may
+    /// be free again when it comes.
     pub fn say_senders(&mut self, limit: usize, now: Instant) {
         if self.senders.said.allows(now) {
             tracing::warn!(limit, "limit reached: no sender was free for a claim; raise `senders` in [backend]");
@@ -414,7 +421,8 @@ pub fn bits(handoffs: bool, offers: bool) -> u32 {
     (u32::from(handoffs) * closed::HANDOFFS) | (u32::from(offers) * closed::OFFERS)
 }
 
-/// Returns how much more may come before the next check.
+/// Returns how much new work may come before the next check: what is left of the limit, but at least one SLACK-th of
+/// it, and at least 1.
 fn left(limit: u64, used: u64) -> u64 {
     limit.saturating_sub(used).max(limit / SLACK).max(1)
 }

@@ -1,4 +1,7 @@
-//! One agent: its state machines, and the dispatch of events to them.
+//! One agent: its state machines, and the dispatch of events to them. A *peer* is another machine's agent. A *claim* is
+//! its message that asks this machine for a payload: an *offer* of a server, or bytes of the *store* (payloads of
+//! programs under `shunt run`). A *source* is a store that a machine's programs can fetch from. A *turn* is one pass of
+//! the daemon's event loop.
 
 mod connections;
 mod fetches;
@@ -47,7 +50,7 @@ pub struct Call<'a, M: Machine> {
 
 /// State for programs under `shunt run` that concerns other agents.
 pub struct Store {
-    /// Owners of addresses.
+    /// Machines that the addresses of programs belong to.
     pub ends: Ends,
     /// Stores that programs can fetch from.
     pub sources: SourcesOfPeers,
@@ -79,7 +82,7 @@ pub struct Logic<M: Machine> {
     pub incoming: Incoming,
     /// State of each limit.
     pub gates: Gates,
-    /// Present where programs run under `shunt run`.
+    /// State for programs under `shunt run`. `None` if no programs run under it on this machine.
     pub store: Option<Store>,
 }
 
@@ -246,8 +249,9 @@ impl<M: Machine> Logic<M> {
         Ok(())
     }
 
-    /// Handles a peer's claim of an offer, or of `parts` of this machine's store. Returns what the daemon is to send.
-    /// If it cannot begin, it calls [`Logic::start_failed`].
+    /// Handles a peer's claim of an offer, or of `parts` of this machine's store. Returns what the daemon is to send,
+    /// or `None` if the claim is refused or has to wait. If the daemon cannot begin to send, it calls
+    /// [`Logic::start_failed`].
     pub fn claim(
         &mut self,
         peer: usize,
@@ -276,8 +280,8 @@ impl<M: Machine> Logic<M> {
         self.backend.waiting.begin_round();
     }
 
-    /// Examines the next waiting claim. Returns it with what to send, if there is a place for it now. Returns `None`
-    /// when all claims of the round have been examined.
+    /// Examines the next waiting claim. Returns it with what to send, or `Some(None)` if it is not sent now. Returns
+    /// `None` when all claims of the round have been examined.
     pub fn next_waiting(&mut self, call: &mut Call<'_, M>) -> Option<Option<(Box<Waits>, Start<M>)>> {
         self.with_gates(call, |backend, _, turn| backend.next_waiting(turn))
     }
@@ -316,7 +320,8 @@ impl<M: Machine> Logic<M> {
         self.with(call, |_, backend, turn| backend.tell_file(of, offset, sha256, turn));
     }
 
-    /// Watches all active regions. An earlier agent has left them, and their senders have lost the session with it.
+    /// Watches all active regions, because an earlier agent of this machine has left them. The agents that send their
+    /// payloads have lost their sessions with it.
     pub fn watch_regions(&mut self, call: &mut Call<'_, M>) {
         self.with(call, |frontend, _, turn| frontend.watch_regions(None, turn));
     }
@@ -331,8 +336,8 @@ impl<M: Machine> Logic<M> {
         self.with(call, |_, backend, turn| backend.give_up_waiting(turn));
     }
 
-    /// Returns the number of handoffs, offers and fetches that have not ended. Handoffs are as of the last check of
-    /// limits.
+    /// Returns the number of handoffs, offers, waiting claims and fetches that have not ended. The number of handoffs
+    /// is that of the last check of limits.
     pub fn under_way(&self) -> u64 {
         let Backend { offers, waiting, served, .. } = &self.backend;
         let here = offers.len() + waiting.len() + served.len() + self.frontend.fetches.len();
@@ -344,8 +349,8 @@ impl<M: Machine> Logic<M> {
         self.shared.peers.excuse(late, self.shared.settings.heartbeat, now);
     }
 
-    /// Ends a turn: carries out the requests that its events have collected. The daemon then sends the outboxes'
-    /// frames.
+    /// Ends a turn: carries out the aborts, withdrawals of digests and cancellations that its events have collected.
+    /// The daemon then sends the outboxes' frames.
     pub fn end_turn(&mut self, call: &mut Call<'_, M>) {
         self.with(call, |frontend, backend, turn| {
             backend.end_turn(turn);
@@ -371,7 +376,7 @@ impl<M: Machine> Logic<M> {
         });
     }
 
-    /// Has the daemon write changed keys for the kernel, and the sources for programs.
+    /// Asks the daemon to give changed keys to the kernel, and the sources to programs.
     fn write_ends(changes: Vec<Change>, actions: &mut Actions<M>) {
         actions.extend(changes.into_iter().map(|(address, key)| Action::SetEnd(address, key)));
         actions.push(Action::WriteSources);

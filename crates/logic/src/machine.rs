@@ -1,5 +1,8 @@
 //! Questions that the logic asks its machine. They are answered at once, without blocking: by the daemon from the
-//! kernel's tables, by the simulator from its models.
+//! kernel's tables, by the simulator from its models. A *region* is a range of sequence numbers of a client's
+//! connection, which another machine (a *peer*) sends for one *handoff* of a server. A *sender* is this machine's
+//! kernel socket for a client of a peer; it is *parked* while it waits for the next payload. The *digest* of a file is
+//! its SHA-256.
 
 use std::fmt::Debug;
 use std::net::{IpAddr, SocketAddr};
@@ -15,18 +18,18 @@ pub type Sha256 = [u8; 32];
 /// Knowledge of a file's digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
-    /// The file was read in this state.
+    /// The digest of the file in the state that was asked about.
     Digest(Sha256),
     /// The file waits to be read, or is being read.
     NotYet,
-    /// The file cannot be digested: it has changed, is too large, or there is no room.
+    /// The file has no digest: it has changed, is too large, or cannot be read.
     Never,
 }
 
 /// Urgency of a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// Nobody waits: the digest is for a backend that may be lost later.
+    /// Nobody waits: the digest is needed only if this backend is lost later.
     Ahead,
     /// A client waits.
     Now,
@@ -85,8 +88,8 @@ pub trait Machine {
     /// Returns the present state of a region, or `None` if it has ended or another peer sends it.
     fn region_now(&mut self, region: &ActiveRegion) -> Option<ActiveRegion>;
 
-    /// Checks that there is a sender for a claim, or room for another sender. Parked senders may be closed to make
-    /// room.
+    /// Checks that there is a sender for a claim, or room for another sender. `local` is the sender's address and port.
+    /// Parked senders may be closed to make room.
     ///
     /// # Errors
     /// Returns [`Reason::Busy`], [`Reason::Limit`] or [`Reason::Unreachable`].
@@ -107,7 +110,8 @@ pub trait Machine {
     /// Returns whether the file is as its offer says, and in the state `proven` if that is given.
     fn is_unchanged(&self, file: &Self::File, offer: &Offer, proven: Option<Self::State>) -> bool;
 
-    /// Looks up the digest of a file in a state. A file that has not been read is queued for reading.
+    /// Looks up the digest of a file in a state. A file that has not been read in this state is queued for reading, if
+    /// it may be read and there is room.
     fn digest(&mut self, file: &Self::File, state: Self::State, want: Want) -> Known;
 }
 

@@ -1,5 +1,8 @@
-//! Sessions with other agents. Each pair of agents has one connection, made by the agent whose name sorts first. It is
-//! never closed on purpose.
+//! Sessions with other agents. Each pair of agents has one connection, made by the agent whose name sorts first. It
+//! stays open between payloads. An agent closes it only if the peer is silent, breaks the protocol, begins a new
+//! session, or has another configuration or certificate now. A *session* lasts from the second HELLO until the
+//! connection is lost. A *sender* is a backend's kernel socket for a client. An *offer* is a payload that a backend
+//! holds ready. A *turn* is one pass of the daemon's event loop.
 //!
 //! ```text
 //!              dialled, or admitted            HELLO of the peer
@@ -11,7 +14,7 @@
 pub mod hearing;
 pub mod incoming;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use shunt_wire::Address;
@@ -30,7 +33,8 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 pub const SILENT_HEARTBEATS: u32 = 4;
 /// Shortest heartbeat: with less, machines that are only busy would be taken for lost.
 pub const HEARTBEAT_MIN: Duration = Duration::from_millis(50);
-/// Bits of the features that this agent has, for peers that have them, too ([`Hello::features`]).
+/// Features of this agent that it uses with peers that have them, too ([`Hello::features`]), one per bit. There are
+/// none yet.
 const FEATURES: u64 = 0;
 
 /// Addresses of this machine's senders for the clients of one peer, one of each IP version at most.
@@ -79,18 +83,21 @@ enum Link {
 /// A session: both agents have sent HELLO.
 #[derive(Clone, Copy, Debug)]
 struct Session {
-    /// The peer has sent SPEAKS_FOR: the addresses that it would send as for this machine.
+    /// The peer has sent SPEAKS_FOR: the server addresses in whose name it sends payloads for this machine.
     has_spoken: bool,
     /// Time of the last frame from the peer (`heard`), and to the peer (`told`).
     heard: Instant,
     told: Instant,
-    /// Longest silence towards the peer: the peer's heartbeat or this agent's, whichever is shorter.
+    /// Longest time that this agent sends nothing to the peer: then it sends PING. The peer's heartbeat or this
+    /// agent's, whichever is shorter.
     beat: Duration,
 }
 
 /// One configured peer.
 pub struct Peer {
     name: String,
+    /// Address that the peer's agent listens at.
+    address: SocketAddr,
     is_dialled: bool,
     link: Link,
     backoff: Duration,
@@ -113,6 +120,7 @@ impl Peer {
     fn new(settings: &PeerSettings, now: Instant) -> Self {
         Self {
             name: settings.name.clone(),
+            address: settings.address,
             is_dialled: settings.is_dialled,
             link: Link::Down { next_attempt: now },
             backoff: BACKOFF.0,
@@ -275,14 +283,15 @@ impl Peers {
         }
     }
 
-    /// Returns whether a peer has been silent for too long. Before that counts, the daemon reads the peer's connection
-    /// once more, because this agent may not have had time to read it.
+    /// Returns whether a peer has been silent for too long. Before the session ends for that reason, the daemon reads
+    /// the peer's connection once more, because this agent may not have had time to read it.
     pub fn is_silent(&self, peer: usize, heartbeat: Duration, now: Instant) -> bool {
         matches!(self.all[peer].link, Link::Up(session) if now.duration_since(session.heard) > heartbeat * SILENT_HEARTBEATS)
     }
 
-    /// Notes that a turn came late, and does not count that time as silence of peers. Peers may have stood still
-    /// together with this agent, as virtual machines of one host do, or processes on one core.
+    /// Notes that a turn came late. If that is by more than a heartbeat, the time does not count as silence of peers.
+    /// Peers may have stood still together with this agent, as virtual machines of one host do, or processes on one
+    /// core.
     pub fn excuse(&mut self, late: Duration, heartbeat: Duration, now: Instant) {
         if late > heartbeat {
             for session in self.all.iter_mut().filter_map(Peer::session) {
@@ -298,8 +307,8 @@ impl Peers {
         }
     }
 
-    /// Notes SPEAKS_FOR of a peer. Returns whether it is the first one of the session; a second one is not allowed.
-    /// Each one changes the board's epoch, so that handoffs that are just beginning are refused.
+    /// Notes SPEAKS_FOR of a peer. Returns whether it is the first one of the session. A second one is not allowed:
+    /// each changes the epoch of the peer's entry on the board, and handoffs that are just beginning are then refused.
     pub fn speaks_first(&mut self, peer: usize) -> bool {
         self.all[peer].session().is_some_and(|session| !std::mem::replace(&mut session.has_spoken, true))
     }
@@ -349,7 +358,8 @@ impl Peers {
     /// Begins a session, because the peer has sent HELLO on a connection that has been opened.
     ///
     /// # Errors
-    /// Returns [`Reason::Malformed`] if HELLO has another agent's name or comes twice, or [`Reason::Version`].
+    /// Returns [`Reason::Malformed`] if HELLO has another agent's name, comes twice, or comes before the connection was
+    /// opened. Returns [`Reason::Version`] if there is no version that both agents speak.
     pub fn begin(&mut self, peer: usize, hello: &Hello, heartbeat: Duration, now: Instant) -> Result<Begun, Reason> {
         let of = &mut self.all[peer];
         if hello.name() != Some(of.name.as_str()) || !matches!(of.link, Link::Opening { .. }) {
@@ -402,6 +412,11 @@ impl Peers {
         was_up
     }
 
+    /// Notes the address that a peer's agent listens at from now on.
+    pub fn set_address(&mut self, peer: usize, address: SocketAddr) {
+        self.all[peer].address = address;
+    }
+
     /// Forgets the key of a peer that is not trusted any more.
     pub fn distrust(&mut self, peer: usize) {
         self.all[peer].offer_key = [0; 16];
@@ -412,7 +427,7 @@ impl Peers {
         let of = &mut self.all[peer];
         if of.told_why.as_deref() != Some(why) {
             of.told_why = Some(why.to_owned());
-            tracing::info!(peer = of.name, why, "no session with a peer; trying again");
+            tracing::info!(peer = of.name, address = %of.address, why, "no session with a peer; trying again");
         }
     }
 }
@@ -428,6 +443,7 @@ mod tests {
     fn settings(name: &str, peer: &str) -> Settings {
         let peer = PeerSettings {
             name: peer.into(),
+            address: ([10, 77, 1, 1], 7440).into(),
             is_dialled: name < peer,
             port: 61000,
             speaks_for: Vec::new(),

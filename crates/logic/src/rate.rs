@@ -40,7 +40,7 @@ impl Seldom {
 /// Period over which [`Throttle`] counts.
 pub const THROTTLE_PERIOD: Duration = Duration::from_secs(1);
 
-/// Delays messages that come too often: of those, the newest is kept until one is allowed again.
+/// Delays messages that come too often: the newest of them is kept until one more message is allowed.
 #[derive(Debug)]
 pub struct Throttle<T> {
     most: u32,
@@ -64,7 +64,7 @@ impl<T> Throttle<T> {
         is_allowed
     }
 
-    /// Returns the message where it is allowed now. Keeps it otherwise, in place of an older one.
+    /// Returns the message if it is allowed now. Keeps it otherwise, in place of an older one.
     pub fn take(&mut self, message: T, now: Instant) -> Option<T> {
         if self.allows(now) {
             self.kept = None;
@@ -74,7 +74,7 @@ impl<T> Throttle<T> {
         None
     }
 
-    /// Returns the kept message where it is allowed now.
+    /// Returns the kept message, if there is one and it is allowed now.
     pub fn take_kept(&mut self, now: Instant) -> Option<T> {
         let is_allowed = self.kept.is_some() && self.allows(now);
         if is_allowed { self.kept.take() } else { None }

@@ -1,5 +1,6 @@
 //! Connections of this machine's servers: nginx workers, and programs under `shunt run` that hand off their own
-//! connections.
+//! connections. The *worker* number is the agent's number of one such connection. A *ring* is a BPF ring buffer by
+//! which the kernel tells one server what becomes of its handoffs.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -45,9 +46,10 @@ pub enum Role {
     Unknown(Instant),
     /// Handoffs and fetches.
     Control {
-        /// Completion ring of the connection. `None` if all were taken, or this machine is no frontend.
+        /// Completion ring of the connection. `None` if this machine is no frontend, all rings or the user's share of
+        /// them were taken, or the kernel could not make the ring.
         ring: Option<u32>,
-        /// The newest handoff of stored bytes that the server has told this agent of.
+        /// Number of the newest handoff of stored bytes that the server has told this agent of.
         newest: Option<u64>,
     },
     /// Offers.
@@ -105,13 +107,14 @@ pub struct Servers {
     all: Slab<Server>,
     next_worker: u32,
     free_rings: BTreeSet<u32>,
-    /// The next ring is the first free one from here on. A freed ring is so given again last: regions of its process
-    /// may outlive the process, and would pass for regions of the next one.
+    /// The next ring is the first free one from this number on. So a freed ring is given again as late as possible:
+    /// regions of its process may outlive the process, and would pass for regions of the next process with that ring.
     next_ring: u32,
     limit: usize,
 }
 
-/// Returns whether a user with `own` of `all` connections gets another one. No user gets more than are left for others.
+/// Returns whether a user with `own` of `all` connections gets another one. No user gets more than are left for others,
+/// but each may have [`LEAST_OF_A_USER`].
 fn may_have_one_more(own: usize, all: usize, limit: usize) -> bool {
     own < limit.saturating_sub(all).max(LEAST_OF_A_USER)
 }
@@ -201,7 +204,7 @@ impl Servers {
         self.free_rings.insert(ring);
     }
 
-    /// Returns whether a server has this ring.
+    /// Returns whether a ring is given out, and not freed since.
     pub fn has_ring(&self, ring: u32) -> bool {
         ring < RINGS && !self.free_rings.contains(&ring)
     }
@@ -244,7 +247,7 @@ mod tests {
         Caller { pid: 1, uid, gid: 0, may: May::Serve }
     }
 
-    /// Returns how many connections a user gets who asks without end, if others have `others` already.
+    /// Returns how many connections one user gets by asking again and again, if all others together have `others`.
     fn taken(others: usize, limit: usize) -> usize {
         (0..).find(|own| !may_have_one_more(*own, others + own, limit)).expect("an end")
     }
@@ -297,6 +300,16 @@ mod tests {
             given.push(ring);
         }
         assert!(given.iter().copied().eq((0..RINGS).chain([0])), "{given:?}");
+    }
+
+    #[test]
+    fn a_ring_that_the_kernel_could_not_make_is_free_for_others() {
+        let (mut servers, now) = (Servers::new(16, true), Instant::now());
+        let server = servers.add(caller(1), now).unwrap();
+        let ring = servers.welcome(server, Channel::Control).unwrap();
+        assert!(servers.has_ring(ring));
+        servers.lose_ring(server);
+        assert!(!servers.has_ring(ring) && servers.find(server).unwrap().ring().is_none());
     }
 
     #[test]

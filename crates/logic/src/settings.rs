@@ -1,4 +1,5 @@
-//! Settings of the operator that the logic uses.
+//! Settings of the operator that the logic uses. A *peer* is another machine's agent. A *sender* is this machine's
+//! kernel socket for a client of a peer.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -12,15 +13,15 @@ use crate::limits::Limits;
 pub struct Settings {
     /// Name of this machine.
     pub name: String,
-    /// Longest silence towards a peer (`heartbeat` of the configuration).
+    /// Longest time in which this agent sends nothing to a peer (`heartbeat` of the configuration).
     pub heartbeat: Duration,
     /// Section `[limits]` of the configuration.
     pub limits: Limits,
     /// Clients connect to this machine.
     pub is_frontend: bool,
-    /// Present where this machine sends payloads.
+    /// Settings of this machine as a backend. `None` if it sends no payloads.
     pub backend: Option<BackendSettings>,
-    /// Programs run under `shunt run` here.
+    /// Programs run under `shunt run` on this machine.
     pub has_store: bool,
     /// The other machines. A peer's number is its index in this list.
     pub peers: Vec<PeerSettings>,
@@ -40,11 +41,13 @@ pub struct BackendSettings {
 pub struct PeerSettings {
     /// The peer's name.
     pub name: String,
+    /// Address that the peer's agent listens at, for log lines.
+    pub address: SocketAddr,
     /// Whether this agent dials the peer. Otherwise the peer dials this agent.
     pub is_dialled: bool,
-    /// TCP port of the senders for its clients, where this machine is a backend.
+    /// TCP port of this machine's senders for the peer's clients, if this machine is a backend.
     pub port: u16,
-    /// Addresses that this machine may send as for the peer.
+    /// Server addresses in whose name this machine may send to the peer's clients.
     pub speaks_for: Vec<Prefix>,
     /// Programs of the peer may read from this machine's store.
     pub may_read_store: bool,
@@ -55,11 +58,11 @@ pub struct PeerSettings {
 impl PeerSettings {
     /// Returns whether a session that began under these settings can continue under `other`.
     pub fn allows_session_of(&self, other: &Self) -> bool {
-        let same = |of: &Self| (of.port, of.may_read_store, of.is_gone, of.speaks_for.clone());
+        let same = |of: &Self| (of.address, of.port, of.may_read_store, of.is_gone, of.speaks_for.clone());
         same(self) == same(other)
     }
 
-    /// Returns whether the peer may have this machine send to `client` with the source address `server`.
+    /// Returns whether this machine may send to `client` with the source address `server` on behalf of the peer.
     pub fn may_have_sent(&self, server: SocketAddr, client: IpAddr) -> bool {
         self.speaks_for.iter().any(|prefix| prefix.covers(server)) && can_be_client(client)
     }

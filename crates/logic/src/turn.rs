@@ -1,4 +1,6 @@
-//! State that the state machines share, passed to them for one event.
+//! State that the state machines share, passed to them for one event. In comments, a *turn* of the agent is one pass of
+//! the daemon's event loop, which may handle many events. A *handoff* lets another machine send a payload on a client's
+//! connection. A *fetch* brings a payload through two agents to the frontend's server.
 
 use std::net::SocketAddr;
 use std::time::Instant;

@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Negotiates which TCP connections lie between two programs under Shunt, on machines of one
- * service. This is settled in the handshake, by an option of the SYN and of the SYN-ACK whose token
- * proves where it comes from (token.h). Only sockets that were marked before connect or listen
- * (SHUNT_SPEAK) send the option, and only to addresses that a peer's agent has named. Such a socket
- * "speaks". Segments of all other connections stay unchanged. Attached to a cgroup: processes
- * outside it are not affected.
+ * Finds out which TCP connections lie between two programs under `shunt run`, on machines of one
+ * service. Only these connections may carry references to payloads in place of bytes. Both ends
+ * learn it in the handshake, by a TCP option of the SYN and of the SYN-ACK. The option's token
+ * proves which machine sent it (token.h). Only sockets that were marked before connect or listen
+ * (SHUNT_SPEAK) send the option, and only to this machine and to addresses that a peer's agent has
+ * named. Such a socket "speaks". Segments of all other connections stay unchanged. The programs are
+ * attached to a cgroup: processes outside it are not affected.
  *
  * The accepting end learns from the SYN, which its listener keeps (TCP_SAVE_SYN), that the
  * connecting end sent the option. Under a SYN flood, a listener that answers with SYN cookies keeps
  * no SYN, so those answers have no option.
+ *
+ * A connection that may carry references is a sequence of frames: each is a run of bytes, or one
+ * reference. A program that uses it keeps an "account" of its frames, and has to hear when the
+ * connection ends, to free that account (SHUNT_ENDED).
  */
 #include <stdbool.h>
 
@@ -25,6 +30,7 @@
 
 #include "token.h"
 
+/* Return values of the programs for socket options. */
 #define REFUSED       0 /* EPERM */
 #define ALLOWED       1
 #define VISIBLE_BYTES 4096 /* bytes of an option's value that the kernel shows to programs */
@@ -32,12 +38,13 @@
 #define TCP_FLAG_SYN_ 0x02
 #define TCP_FLAG_ACK_ 0x10
 
-#define SILENT  0
+/* Values of a socket's mark. */
+#define SILENT  0 /* sends no option */
 #define MARKED  1 /* sends the option at connect or listen */
 #define AGREED  2 /* the other end has sent the option, too */
-#define ADOPTED 3 /* as AGREED, and a program keeps account of the connection's frames */
+#define ADOPTED 3 /* as AGREED, and a program keeps an account of the connection */
 
-/* Marks of sockets. A listener's children inherit its mark. */
+/* Marks of sockets. Connections that a listener accepts inherit its mark. */
 struct {
     __uint(type, BPF_MAP_TYPE_SK_STORAGE);
     __uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
@@ -45,8 +52,7 @@ struct {
     __type(value, __u32);
 } marks SEC(".maps");
 
-/* Account of a connection's frames, left by a program for a program of another user
- * (SHUNT_CARRY). */
+/* Account of a connection, left by a program for a program of another user (SHUNT_CARRY). */
 struct carried {
     __u8 bytes[SHUNT_CARRIED_BYTES];
 };
@@ -58,10 +64,11 @@ struct {
     __type(value, struct carried);
 } carried SEC(".maps");
 
-/* Users whose programs keep account of a connection's frames, and the number of accounts of each. A
- * fifth user's programs never hear that the connection has ended, and keep its state. */
+/* Users whose programs keep accounts of one connection, and the number of accounts of each user.
+ * There is room for four users. Programs of a fifth user never hear that the connection has ended,
+ * and keep their accounts. */
 #define KEEPERS_MAX 4
-#define ANYBODY     0xffffffffu /* no user has this number */
+#define ANYBODY     0xffffffffu /* in place of a user that is not known; no user has this uid */
 
 struct keepers {
     __u32 users[KEEPERS_MAX];
@@ -75,10 +82,10 @@ struct {
     __type(value, struct keepers);
 } keepers SEC(".maps");
 
-/* Connections whose last descriptor is closed, for each user whose programs have accounts of them.
- * The value is the number of those accounts that have not asked yet. The user is part of the key
- * because cookies can be guessed: a stranger's question would use up an answer, and the account's
- * program would keep its state for good. */
+/* Connections whose last descriptor is closed: one entry for each user whose programs have accounts
+ * of the connection. The value is the number of this user's accounts whose programs have not asked
+ * yet (SHUNT_ENDED). The user is part of the key because cookies can be guessed: another user's
+ * question would use up an answer, and a program with an account would keep its state for good. */
 struct over {
     __u64 cookie;
     __u32 user;
@@ -93,10 +100,10 @@ struct {
 } over SEC(".maps");
 
 /*
- * Answers that SYN-ACKs have given to clients: whether this end speaks. An answer stays valid, even
- * if the key that proved the client is gone or replaced when the connection is made. That may be
- * late: a client may send nothing for long (TCP_DEFER_ACCEPT), or a server may not accept. Only a
- * client with a key gets an entry.
+ * Answers that SYN-ACKs have given to clients: whether this end speaks. An answer stays valid even
+ * if the key that proved the client is gone or replaced when the connection is established. Much
+ * time may pass until then: a client may send nothing for long (TCP_DEFER_ACCEPT), or a server may
+ * not accept. Only a client whose SYN was proven by a key gets an entry.
  */
 struct told {
     struct end_address client;
@@ -113,9 +120,10 @@ struct {
 } answered SEC(".maps");
 
 /*
- * Places of listeners that speak no more (SHUNT_SPEAK 0), with the number of listeners at each. A
- * SYN-ACK is sent with the flags that its listener has had since listen, and the program cannot see
- * which listener that is.
+ * Places (address and port) of listeners that were told to speak no more (SHUNT_SPEAK 0), with the
+ * number of such listeners at each place. A SYN-ACK is sent with the flags that its listener has
+ * had since listen, and the program cannot see which listener that is. So it looks here for a
+ * listener at the SYN-ACK's source address.
  */
 struct place {
     struct end_address address; /* zeros: all addresses */
@@ -130,7 +138,7 @@ struct {
     __type(value, __u32);
 } silent SEC(".maps");
 
-/* For a listener that speaks no more: its place, while it is counted there. */
+/* For a listener that speaks no more: the place where `silent` counts it. */
 struct {
     __uint(type, BPF_MAP_TYPE_SK_STORAGE);
     __uint(map_flags, BPF_F_NO_PREALLOC);
@@ -141,8 +149,8 @@ struct {
 #define SPEAKER_USER  1
 #define SPEAKER_GROUP 2
 
-/* Users and groups whose programs may speak. Any other user could make the service's machines
- * believe its own inventions. */
+/* Users and groups whose programs may speak. A program that speaks is believed by programs on other
+ * machines, so other users must not. */
 struct speaker {
     __u32 kind;
     __u32 id;
@@ -175,7 +183,7 @@ static __always_inline __u32 caller(void)
     return (__u32) bpf_get_current_uid_gid();
 }
 
-/* Counts one more account that a program of the caller's user keeps of a connection. */
+/* Counts one more account that a program of the calling user keeps of a connection. */
 static __always_inline void keeps(struct bpf_sock *sk)
 {
     struct keepers *all = bpf_sk_storage_get(&keepers, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
@@ -193,7 +201,8 @@ static __always_inline void keeps(struct bpf_sock *sk)
     }
 }
 
-/* Whether an account of that user has not heard of the connection's end yet. Counts it as told. */
+/* Returns whether the connection has ended and a program of that user with an account of it has not
+ * heard so yet. Counts one of these accounts as told. */
 static __always_inline bool hears(__u64 cookie, __u32 user)
 {
     struct over key = {cookie, user, 0};
@@ -267,7 +276,9 @@ static __always_inline bool count_at(struct place *place)
     __u32 none = 0;
 
 #pragma unroll
-    for (int i = 0; i < 3; i++) { /* the last listener counted before may just be leaving */
+    /* The only listener that was counted may be leaving at this moment, which deletes the entry.
+     * Then this is tried again. */
+    for (int i = 0; i < 3; i++) {
         bpf_map_update_elem(&silent, place, &none, BPF_NOEXIST);
         __u32 *listeners = bpf_map_lookup_elem(&silent, place);
         if (!listeners)
@@ -280,8 +291,8 @@ static __always_inline bool count_at(struct place *place)
 }
 
 /* Counts a listener among those that speak no more. Returns false where a map is full. `mark` is
- * NULL where only another cgroup's program has marked the listener: that program's flags also have
- * this one's option sent. */
+ * NULL where only another cgroup's program has marked the listener. It is counted even so: the
+ * flags that the other program has set on the socket make this program write its option, too. */
 static __always_inline bool silence(struct bpf_sock *sk, __u32 *mark)
 {
     struct place place = {};
@@ -300,7 +311,8 @@ static __always_inline bool silence(struct bpf_sock *sk, __u32 *mark)
     return false;
 }
 
-/* Uncounts a listener that is closed, or listens anew. Returns false where it was not counted. */
+/* Takes a listener that is closed, or listens once more, out of the count of its place. Returns
+ * false where it was not counted. */
 static __always_inline bool leaves_place(struct bpf_sock *sk)
 {
     struct place *own = bpf_sk_storage_get(&silenced, sk, 0, 0);
@@ -312,7 +324,8 @@ static __always_inline bool leaves_place(struct bpf_sock *sk)
     return true;
 }
 
-/* Whether a listener that speaks no more may have sent this SYN-ACK. */
+/* Whether this SYN-ACK comes from the place of a listener that speaks no more, and so may be that
+ * listener's. */
 static __always_inline bool says_no_more(struct bpf_sock_ops *ctx)
 {
     struct place place = {};
@@ -329,11 +342,11 @@ int odb_release(struct bpf_sock *ctx)
 {
     leaves_place(ctx);
     __u32 *mark = bpf_sk_storage_get(&marks, ctx, 0, 0);
-    if (!mark || *mark < ADOPTED) /* no program has a state to forget */
+    if (!mark || *mark < ADOPTED) /* no program has an account of the connection */
         return ALLOWED;
     __u64 cookie = bpf_get_socket_cookie(ctx);
     struct keepers *all = bpf_sk_storage_get(&keepers, ctx, 0, 0);
-    if (!all) { /* the socket was adopted before there were keepers */
+    if (!all) { /* a program adopted it under an older version, which counted no accounts by user */
         tell_of_end(cookie, ANYBODY, 1);
         return ALLOWED;
     }
@@ -345,7 +358,7 @@ int odb_release(struct bpf_sock *ctx)
     return ALLOWED;
 }
 
-/* SHUNT_CARRY: leaves an account with its connection. */
+/* SHUNT_CARRY: stores a program's account with its connection. */
 static __always_inline bool carry(struct bpf_sockopt *ctx, struct bpf_sock *sk)
 {
     struct carried *from = ctx->optval;
@@ -377,8 +390,8 @@ static __always_inline bool adopt(struct bpf_sockopt *ctx, struct bpf_sock *sk, 
     return is_kept;
 }
 
-/* Handles SHUNT_ADOPT, SHUNT_CARRY and SHUNT_SPEAKS, on a connection on which both ends have the
- * option. */
+/* Handles SHUNT_ADOPT, SHUNT_CARRY and SHUNT_SPEAKS. All three succeed only on a connection whose
+ * two ends have sent the option. */
 static __always_inline bool on_agreed(struct bpf_sockopt *ctx, struct bpf_sock *sk, __u32 *mark)
 {
     if (*mark < AGREED)
@@ -388,8 +401,8 @@ static __always_inline bool on_agreed(struct bpf_sockopt *ctx, struct bpf_sock *
     return ctx->optname != SHUNT_CARRY || carry(ctx, sk);
 }
 
-/* SHUNT_SPEAK on a listener. Any process that has it may stop its option, also where several
- * programs have marked it. */
+/* SHUNT_SPEAK on a listener. Any process that has the listener may stop it from sending the option,
+ * even if these programs have marked it for several cgroups. */
 static __always_inline int on_listener(struct bpf_sockopt *ctx, struct bpf_sock *sk, __u32 *mark)
 {
     __u32 *speaks = ctx->optval;
@@ -413,8 +426,8 @@ int odb_setsockopt(struct bpf_sockopt *ctx)
             ctx->optlen = 0;
         return ALLOWED;
     }
-    /* A program of a cgroup below has answered already. Its answer counts: this program knows less
-     * of the socket. */
+    /* -1: the same program, attached to a cgroup below, has handled this call already. Its answer
+     * counts, because it knows more of the socket. */
     bool is_answered = ctx->optlen == -1;
     struct bpf_sock *sk = ctx->sk;
     if (!sk)
@@ -432,9 +445,9 @@ int odb_setsockopt(struct bpf_sockopt *ctx)
         mark = mark_of(sk, true);
     }
     /*
-     * The socket was not marked here, perhaps because it was marked before this program was
-     * attached. A program of a cgroup above or below may know it. If none does, the kernel says
-     * that it has no such option.
+     * This program has not marked the socket, perhaps because it was not attached yet when the mark
+     * was set. The same program at a cgroup above or below may know the socket. If none does, the
+     * kernel says that it has no such option.
      */
     if (!mark)
         return ctx->optname == SHUNT_SPEAK ? REFUSED : ALLOWED;
@@ -457,15 +470,16 @@ int odb_getsockopt(struct bpf_sockopt *ctx)
 {
     struct bpf_sock *sk = ctx->sk;
 
-    /* 0: the kernel's answer stays unchanged. On an error, optlen may be the room that the value
-     * needs (SO_PEERGROUPS). */
+    /* optlen 0: the kernel's answer stays unchanged. This program must set it where the value is
+     * longer than it can see, and on an error, because optlen may then be the length that the value
+     * would need (SO_PEERGROUPS). */
     if (ctx->level != SHUNT_SOL || ctx->optname != SHUNT_CARRY) {
         if (ctx->retval || ctx->optlen > VISIBLE_BYTES)
             ctx->optlen = 0;
         return ALLOWED;
     }
-    /* Either a program of a cgroup below has answered already, or one of a cgroup above may know
-     * the socket (see odb_setsockopt). */
+    /* In these cases, either the same program at a cgroup below has answered already (retval 0), or
+     * the one at a cgroup above may know the socket. */
     if (ctx->retval == 0 || !sk || !mark_of(sk, false))
         return ALLOWED;
     struct carried *to = ctx->optval;
@@ -477,13 +491,14 @@ int odb_getsockopt(struct bpf_sockopt *ctx)
         return REFUSED;
     keeps(sk);
     ctx->optlen = sizeof(*to);
-    barrier(); /* the verifier refuses one store to both fields */
+    barrier(); /* keeps two stores: the verifier refuses a single one to both fields */
     ctx->retval = 0;
     return ALLOWED;
 }
 
-/* Reads the token of a segment's option. Returns false where there is none, or one of another
- * form. */
+/* Reads the token of a segment's option. Returns false where the segment has no such option, or one
+ * of another length. `where` is 0 for the received segment, or BPF_LOAD_HDR_OPT_TCP_SYN for the
+ * SYN that the listener has kept. */
 static __always_inline bool load_token(struct bpf_sock_ops *ctx, __u64 where, __u64 *token)
 {
     /* The option to look for. Its length counts the ExID alone (bpf-helpers(7),
@@ -496,7 +511,8 @@ static __always_inline bool load_token(struct bpf_sock_ops *ctx, __u64 where, __
     return true;
 }
 
-/* Reads the numbers of the received segment, or of the one being made. */
+/* Reads sequence and acknowledgment number of the segment that this program was called for:
+ * received, or about to be sent. */
 static __always_inline bool load_numbers(struct bpf_sock_ops *ctx, __u32 *seq, __u32 *ack)
 {
     struct tcphdr *tcp = ctx->skb_data;
@@ -508,8 +524,8 @@ static __always_inline bool load_numbers(struct bpf_sock_ops *ctx, __u32 *seq, _
     return true;
 }
 
-/* Reads the client's initial sequence number, at the server. The rest of the SYN's header does not
- * fit and is not needed, so ENOSPC is no error. */
+/* At the server, reads the client's initial sequence number from the kept SYN. The SYN's options do
+ * not fit into `syn` and are not needed, so ENOSPC is no error. */
 static __always_inline bool load_client_isn(struct bpf_sock_ops *ctx, __u32 *isn)
 {
     struct tcphdr syn = {};
@@ -536,15 +552,15 @@ static __always_inline void load_told(struct bpf_sock_ops *ctx, __u32 client_isn
     told->client_isn = client_isn;
 }
 
-/* Notes an answer to a client. The first one stays: the client goes by the first answer that it
- * gets, and later SYN-ACKs repeat it. */
+/* Notes whether a SYN-ACK to this client says that this end speaks. The first answer stays: the
+ * client acts on the first one that it gets, and SYN-ACKs that are sent again repeat it. */
 static __always_inline void note_answer(const struct told *told, __u8 speaks)
 {
     bpf_map_update_elem(&answered, told, &speaks, BPF_NOEXIST);
 }
 
-/* Whether the client of this connection was told that this end speaks. Where the map has lost that,
- * because of very many clients, answers as a SYN-ACK would now. */
+/* Whether a SYN-ACK has told the client of this connection that this end speaks. Very many clients
+ * can displace the entry. Then this decides as for a SYN-ACK that is sent now. */
 static __always_inline bool was_told(struct bpf_sock_ops *ctx)
 {
     struct told told = {};
@@ -571,7 +587,7 @@ static __always_inline bool is_syn_ack_proven(struct bpf_sock_ops *ctx)
            make_token(ctx, true, ack - 1, seq, TOKEN_SYN_ACK, &token) && said == token;
 }
 
-/* Whether the segment being made gets the option: only segments of the handshake do. */
+/* Whether the segment about to be sent gets the option. Only SYN and SYN-ACK do. */
 static __always_inline bool takes_option(struct bpf_sock_ops *ctx)
 {
     __u32 flags = ctx->skb_tcp_flags;
@@ -646,8 +662,9 @@ static __always_inline void agree(struct bpf_sock_ops *ctx)
         *mark = AGREED;
 }
 
-/* Resets a socket's mark and account. The socket may have had a connection before (connect(2) with
- * AF_UNSPEC). */
+/* Before connect or listen, forgets what an earlier use of the socket has left: its account, its
+ * place as a listener, and every mark but MARKED, which is for the connections to come. A socket
+ * can have been connected before (connect(2) with AF_UNSPEC). */
 static __always_inline void forget_connection(struct bpf_sock_ops *ctx)
 {
     struct bpf_sock *sk = ctx->sk;
@@ -675,7 +692,7 @@ int odb_handshake(struct bpf_sock_ops *ctx)
         break;
     case BPF_SOCK_OPS_TCP_LISTEN_CB:
         forget_connection(ctx);
-        /* The socket listens anew, but was told to speak no more, and still has its flags of
+        /* The socket was told to speak no more, but still has the flags from when it listened
          * before. */
         if (has_mark(ctx, SILENT))
             write_options(ctx, false);
@@ -699,9 +716,9 @@ int odb_handshake(struct bpf_sock_ops *ctx)
         break;
     case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
         /*
-         * A listener's child inherits the listener's flags and mark. The flags are right also where
-         * this program was attached after the listener got them; the mark is right also where
-         * another program has cleared the flags.
+         * An accepted connection inherits the listener's flags and mark, and one of the two is
+         * enough. The flags are right even if this program was attached after the listener got
+         * them. The mark is right even if the program of another cgroup has cleared the flags.
          */
         if ((ctx->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG) || is_marked(ctx)) {
             write_options(ctx, false);

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Token that proves that a SYN or a SYN-ACK comes from a machine of the service. It is SipHash-2-4
- * (Aumasson and Bernstein 2012) under the key of the session between the two machines' agents. Its
- * input is both ends' addresses and ports and the initial sequence numbers (RFC 9293, 3.4).
+ * Token that proves that a SYN or a SYN-ACK comes from a machine of the service. It is computed by
+ * SipHash-2-4 (Aumasson and Bernstein 2012) with the key of the session between the two machines'
+ * agents. The input is both ends' addresses and ports and the initial sequence numbers (RFC 9293,
+ * 3.4). The token stands in a TCP option:
  *
  *   kind 254   length 14   ExID "ShOB" (RFC 6994)   token, 8 bytes
  *
- *   token of a SYN       addresses, ports, the client's number
- *   token of a SYN-ACK   the same, and the server's number
+ *   input for a SYN       addresses, ports, the client's initial sequence number
+ *   input for a SYN-ACK   the same, and the server's initial sequence number
  *
- * A stranger has to guess one of 2^64 values, and a repeated token is valid for its own connection
- * only. Something on the path may change an address, a port or a number: NAT, a balancer that ends
- * connections, a firewall with sequence numbers of its own. Then the token is wrong, and both ends
- * send real bytes.
+ * A stranger has to guess one of 2^64 values, and a token that is sent once more is valid only for
+ * the connection that it was made for. Something on the path may change an address, a port or a
+ * sequence number: NAT, a balancer that ends connections, a firewall that chooses other sequence
+ * numbers. Then the token is wrong, and both ends send bodies as bytes, not as references.
  */
 #ifndef TOKEN_H
 #define TOKEN_H
@@ -24,13 +25,14 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-/* <sys/socket.h>, which a BPF target cannot include. */
+/* As in <sys/socket.h>, which BPF code cannot include. */
 #define AF_INET 2
 
 #define OPTION_KIND  254
 #define OPTION_BYTES 14
 #define OPTION_EXID  0x53684f42u /* RFC 6994: "ShOB", 32 bits */
 
+/* The option as it stands in the TCP header. */
 struct option {
     __u8 kind;
     __u8 length;
@@ -45,13 +47,14 @@ struct end_address {
     __be32 words[4];
 };
 
+/* A SipHash key. */
 struct end_key {
     __u64 words[2];
 };
 
 /* Keys of the service's machines, by address. An address that a peer's agent has named has the key
  * of the session with that agent. This machine's own addresses, and ::1, have a key that never
- * leaves it. */
+ * leaves this machine. */
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(map_flags, BPF_F_NO_PREALLOC);
@@ -60,7 +63,7 @@ struct {
     __type(value, struct end_key);
 } ends SEC(".maps");
 
-/* Input of a token: 48 bytes. */
+/* Input of a token: 48 bytes, in the machine's byte order except for the addresses. */
 struct connection {
     __u16 what; /* TOKEN_* */
     __u16 client_port;
@@ -132,7 +135,8 @@ static __always_inline bool is_loopback(const struct end_address *address)
     return is_ipv4 && (bpf_ntohl(address->words[3]) >> 24) == 127;
 }
 
-/* The key shared with the machine at an address, or NULL where that is not of the service. */
+/* Returns the key that is shared with the machine at an address, or NULL if no machine of the
+ * service has that address. */
 static __always_inline struct end_key *key_of(const struct end_address *address)
 {
     struct end_address own = {{0, 0, 0, bpf_htonl(1)}};
@@ -142,7 +146,9 @@ static __always_inline struct end_key *key_of(const struct end_address *address)
 
 static __always_inline void put_ipv4(struct end_address *address, __be32 ipv4)
 {
-    barrier_var(ipv4); /* the verifier allows no context field at a computed offset */
+    /* Without this, the compiler may read the context field at a computed offset, which the
+     * verifier refuses. */
+    barrier_var(ipv4);
     *address = (struct end_address){{0, 0, bpf_htonl(0xffff), ipv4}};
 }
 
@@ -166,7 +172,8 @@ static __always_inline void load_local(struct bpf_sock_ops *ctx, struct end_addr
         address->words[i] = ctx->local_ip6[i];
 }
 
-/* The key shared with the other end, or NULL where that is not a machine of the service. */
+/* Returns the key that is shared with the connection's other end, or NULL if that end is no machine
+ * of the service. */
 static __always_inline struct end_key *key_towards(struct bpf_sock_ops *ctx)
 {
     struct end_address remote;
@@ -175,8 +182,8 @@ static __always_inline struct end_key *key_towards(struct bpf_sock_ops *ctx)
     return key_of(&remote);
 }
 
-/* Makes the token of a segment of the client, or of the server. Returns false where the other end
- * is not a machine of the service. */
+/* Makes the token of a handshake segment. `is_client`: this machine is the client's end. Returns
+ * false where the other end is not a machine of the service. */
 static __always_inline bool make_token(struct bpf_sock_ops *ctx, bool is_client, __u32 client_isn,
                                        __u32 server_isn, __u16 what, __u64 *token)
 {

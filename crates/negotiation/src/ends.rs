@@ -1,18 +1,18 @@
-//! Machines of the service, by address: the key that this machine shares with each. The programs of bpf/token.h look
-//! addresses up here.
+//! Machines of the service, by address, with the key that this machine shares with each. The BPF programs look up an
+//! address here to make or check a handshake's token (bpf/token.h).
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
-/// Key of the tokens in handshakes between two machines.
+/// Key of the tokens that prove handshakes between two machines.
 pub type Key = [u8; 16];
 
 /// Address that stands for all loopback addresses of this machine.
 pub const LOOPBACK: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
-/// Map from address to key of one negotiation. It has room for 16,384 addresses.
+/// BPF map from the addresses of the service's machines to keys. It has room for 16,384 addresses.
 #[derive(Debug)]
 pub struct Ends(MapHandle);
 
@@ -31,24 +31,24 @@ impl Ends {
     /// Opens the map that [`crate::keep`] has pinned in this directory.
     ///
     /// # Errors
-    /// Returns the kernel's error of bpf(2): nothing is pinned there.
+    /// Returns the kernel's error of bpf(2), for example where nothing is pinned there.
     pub fn open(pins: &Path) -> libbpf_rs::Result<Self> {
         MapHandle::from_pinned_path(pins.join("ends")).map(Self)
     }
 
-    /// Sets the key for an address. Programs under Shunt negotiate with that address from now on, if its machine has
-    /// the same key.
+    /// Sets the key for an address. From now on, handshakes of programs under `shunt run` with that address carry a
+    /// token. Its machine accepts the token if it has the same key.
     ///
     /// # Errors
-    /// Returns the kernel's error of bpf(2): the map is full.
+    /// Returns the kernel's error of bpf(2), for example where the map is full.
     pub fn set(&self, address: IpAddr, key: &Key) -> libbpf_rs::Result<()> {
         self.0.update(&bytes_of(address), key, MapFlags::ANY)
     }
 
-    /// Removes an address: no new connection with it is negotiated from now on.
+    /// Removes an address. From now on, handshakes with it carry no token.
     ///
     /// # Errors
-    /// Returns the kernel's error of bpf(2). An address that is not in the map is no error.
+    /// Returns the kernel's error of bpf(2). A missing address is no error.
     pub fn remove(&self, address: IpAddr) -> libbpf_rs::Result<()> {
         match self.0.delete(&bytes_of(address)) {
             Err(error) if error.kind() == libbpf_rs::ErrorKind::NotFound => Ok(()),
@@ -56,7 +56,7 @@ impl Ends {
         }
     }
 
-    /// Returns the key for an address; `None` where there is none.
+    /// Returns the key for an address, or `None` where it has none.
     ///
     /// # Errors
     /// Returns the kernel's error of bpf(2).
@@ -65,7 +65,7 @@ impl Ends {
         Ok(found.and_then(|key| key.try_into().ok()))
     }
 
-    /// All addresses that have a key.
+    /// Returns all addresses that have a key.
     #[must_use]
     pub fn addresses(&self) -> Vec<IpAddr> {
         let address = |key: Vec<u8>| <[u8; 16]>::try_from(key).ok();

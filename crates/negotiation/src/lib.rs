@@ -1,6 +1,6 @@
-//! Negotiation of on-demand buffers: BPF programs find out in the TCP handshake whether programs under Shunt are at
-//! both ends of a connection. This crate loads and attaches them. bpf/negotiation.bpf.c says how they work, and
-//! include/shunt.h (SHUNT_SPEAK) how a program uses them.
+//! Negotiation of on-demand buffers: BPF programs find out in the TCP handshake whether programs under `shunt run` are
+//! at both ends of a connection. This crate loads and attaches the BPF programs. bpf/negotiation.bpf.c says how they
+//! work. include/shunt.h (SHUNT_SPEAK) says how a program under `shunt run` uses them.
 
 mod ends;
 
@@ -35,7 +35,7 @@ pub enum NegotiationError {
     Pins(#[from] SteeringError),
 }
 
-/// Users and groups whose programs may negotiate. Root's programs always may.
+/// Users and groups whose programs may negotiate. Programs of the user root always may.
 #[derive(Clone, Debug, Default)]
 pub struct Speakers {
     /// User ids (uid).
@@ -44,6 +44,7 @@ pub struct Speakers {
     pub groups: Vec<u32>,
 }
 
+/// Kinds of ids in the map `speakers` (bpf/negotiation.bpf.c).
 const SPEAKER_USER: u32 = 1;
 const SPEAKER_GROUP: u32 = 2;
 
@@ -75,16 +76,17 @@ const PINNED: [&str; 13] = [
     "silent",
     ENDED,
 ];
-/// Name of the map that older agents had in place of `over`. It did not tell users apart.
+/// Name of the map that older agents pinned in place of `over`. It did not tell users apart.
 const ENDED: &str = "ended";
 
-/// Attaches the programs as [`Negotiation::attach`] does, but permanently: they are pinned in the directory `pins` of a
-/// BPF file system, and outlive this process. A later process takes them over. So an agent that ends between a SYN and
-/// its answer cannot make only one end look for frames. The returned [`Ends`] hold the machines to negotiate with; they
-/// are pinned, too.
+/// Attaches the programs to a cgroup permanently: they are pinned in the directory `pins` of a BPF file system, and
+/// outlive this process. A later process takes them over. So even if an agent ends between a SYN and its answer, both
+/// ends agree whether the connection carries frames. The returned [`Ends`] is the map of the machines to negotiate
+/// with, which is pinned, too. Only programs of `speakers` may negotiate.
 ///
 /// # Errors
-/// Returns an error where cgroup or directory do not exist, or the kernel refuses the programs.
+/// Returns an error where the cgroup does not exist, the directory cannot be made or used, or the kernel refuses the
+/// programs.
 pub fn keep(cgroup: &Path, pins: &Path, speakers: &Speakers) -> Result<Ends, NegotiationError> {
     pins::prepare(pins)?;
     let failed = |what| move |source| NegotiationError::Kernel { what, source };
@@ -108,7 +110,7 @@ pub fn keep(cgroup: &Path, pins: &Path, speakers: &Speakers) -> Result<Ends, Neg
     Ends::new(&loaded.maps.ends).map_err(failed("look into the maps of"))
 }
 
-/// Has the kernel verify the programs, then unloads them: nothing is attached or pinned.
+/// Loads the programs, so that the kernel verifies them, and unloads them. Attaches and pins nothing.
 ///
 /// # Errors
 /// Returns an error where the kernel refuses the programs.
@@ -120,8 +122,8 @@ pub fn load_and_forget() -> Result<(), NegotiationError> {
     Ok(())
 }
 
-/// Removes everything that [`keep`] has pinned. Connections keep what they have negotiated, but their programs can no
-/// longer ask about it.
+/// Removes everything that [`keep`] has pinned. Connections keep what they have negotiated, but no program can ask
+/// about it any more.
 ///
 /// # Errors
 /// Returns the kernel's error of unlink(2) or rmdir(2). Missing files are no error.
@@ -134,7 +136,7 @@ pub fn detach(pins: &Path) -> io::Result<()> {
     gone(std::fs::remove_dir(pins))
 }
 
-/// Programs attached to a cgroup. While this lives, they negotiate for the processes in the cgroup.
+/// BPF programs attached to a cgroup. While this value lives, they negotiate for the processes in the cgroup.
 #[derive(Debug)]
 pub struct Negotiation {
     _links: [Link; 4],
@@ -142,7 +144,7 @@ pub struct Negotiation {
 }
 
 impl Negotiation {
-    /// Attaches to a cgroup (version 2) and all groups below it. Only programs of root may negotiate.
+    /// Attaches the programs to a cgroup (version 2) and all groups below it. Only root's processes may negotiate.
     ///
     /// # Errors
     /// Returns an error where the cgroup does not exist, or the kernel refuses the programs.
@@ -167,7 +169,7 @@ impl Negotiation {
         Ok(Self { _links: links, ends })
     }
 
-    /// Machines to negotiate with; none at first.
+    /// Map of the machines to negotiate with; empty at first.
     #[must_use]
     pub fn ends(&self) -> &Ends {
         &self.ends

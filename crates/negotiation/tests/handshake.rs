@@ -1,4 +1,5 @@
-//! Real handshakes in a cgroup of each test: which ends agree, and what other connections look like on the wire.
+//! Tests with real handshakes, each test in its own cgroup: when both ends of a connection agree that they run under
+//! Shunt, and what the SYN and the SYN-ACK carry.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -14,7 +15,7 @@ use shunt_sys::odb;
 use shunt_testbed::Group;
 use shunt_wire::options::CARRIED_BYTES;
 
-/// Negotiates between this machine's programs only.
+/// Attaches the programs to a cgroup, with only this machine in their map of machines.
 fn negotiate(group: &std::path::Path) -> Negotiation {
     let negotiation = Negotiation::attach(group).unwrap();
     negotiation.ends().set(LOOPBACK, &[7; 16]).unwrap();
@@ -44,8 +45,8 @@ fn speaking(address: SocketAddr) -> OwnedFd {
     client
 }
 
-/// Makes a connection whose ends are marked or not. Returns whether each end says that both agree: the connecting one,
-/// the accepting one.
+/// Makes a connection. `connecting` and `accepting` say which ends are marked. Returns whether each end, the connecting
+/// one first, is told that both ends run under Shunt.
 fn connection(connecting: bool, accepting: bool) -> (bool, bool) {
     let (listener, address) = listening(accepting);
     let client = tcp();
@@ -65,8 +66,8 @@ fn connection(connecting: bool, accepting: bool) -> (bool, bool) {
     answers
 }
 
-/// Makes a control group for one test, and moves this process into it. Tests hold a lock, because the whole process
-/// moves.
+/// Makes a control group for one test, and moves this process into it. The returned lock keeps other tests waiting,
+/// because the whole process moves.
 fn alone(name: &str) -> (MutexGuard<'static, ()>, Group) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     shunt_testbed::needs_root();
@@ -92,7 +93,7 @@ fn both_ends_agree_or_neither_does() {
     ends_once_with_its_last_descriptor();
     an_account_is_begun_once_and_goes_by_the_socket();
 
-    // A socket that was marked only after its connect does not agree, and one that is not TCP cannot be marked.
+    // A socket that was marked only after connect gets no agreement. A socket that is not TCP cannot be marked.
     let (listener, address) = listening(true);
     let late = TcpStream::connect(address).unwrap();
     odb::speak(&late).unwrap();
@@ -101,7 +102,7 @@ fn both_ends_agree_or_neither_does() {
     let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     assert_eq!(odb::speak(&datagrams).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
 
-    // All other socket options go to the kernel, however long their values are.
+    // All other socket options reach the kernel, even with long values.
     let plain = TcpListener::bind("127.0.0.1:0").unwrap();
     shunt_sys::sockopt::set_i32(&plain, 1, 8, 100_000).unwrap();
     let long = [0u8; 8192];
@@ -111,7 +112,8 @@ fn both_ends_agree_or_neither_does() {
     assert_eq!(connection_without(), (false, false));
 }
 
-/// Two agents may negotiate for one program, and the inner one may come and go: both ends agree all the time.
+/// Two agents may negotiate for one program: one for its cgroup, one for the cgroup above. Both ends of a connection
+/// still agree, also while the inner agent comes and goes.
 fn one_above_the_other(group: &Group) {
     let below = group.path.join("below");
     fs::create_dir(&below).unwrap();
@@ -124,7 +126,7 @@ fn one_above_the_other(group: &Group) {
     };
     both_say(true);
     let second = negotiate(&below);
-    // The listener was marked before the inner negotiation existed.
+    // The listener was marked before the inner group's programs were attached.
     both_say(true);
     assert_eq!(connection(true, true), (true, true));
     assert_eq!(connection(false, true), (false, false));
@@ -148,8 +150,8 @@ fn ends_once_with_its_last_descriptor() {
     assert!(!odb::ended(&asking, cookies[1]), "the other end lives");
 }
 
-/// With programs of several users, exactly one begins an account of a connection, and exactly one takes an account that
-/// was left.
+/// Of several programs, also of different users, exactly one begins an account of a connection's frames, and exactly
+/// one takes an account that was left with the connection.
 fn an_account_is_begun_once_and_goes_by_the_socket() {
     let (listener, address) = listening(true);
     let client = tcp();
@@ -173,8 +175,8 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
     assert!(!as_user(1234, 1234, || odb::ended(tcp(), cookie)), "another user hears nothing, and takes nothing away");
     let heard = (0..10).take_while(|_| odb::ended(&asking, cookie)).count();
     assert_eq!(heard, 3, "who has begun it, and two who have taken it");
-    // A user who finds that another user keeps the account, and who gets none, also hears of the end. The end of a
-    // connection without any account is reported to no program.
+    // A user whose program does not get the account, because another user's program has it, also hears of the
+    // connection's end (`adopt_too`). The end of a connection without any account is reported to no program.
     let (client, other) = (speaking(address), accept(&listener).unwrap());
     let cookie = rustix::net::sockopt::socket_cookie(&client).unwrap();
     drop(other);
@@ -203,8 +205,8 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
     assert!(odb::carry(&plain, &[1; CARRIED_BYTES]).is_err() && odb::take(&plain).is_err());
     let short = shunt_sys::sockopt::set(&server, 0x5348_5554, 20, &[1u8; 16][..]);
     assert!(short.is_err() && odb::take(&server).is_err(), "an account of another length");
-    // Options of other sockets are answered by the kernel, also where the value is longer than a page, or only its
-    // length fits.
+    // The kernel answers all other options, even where there is room for a value longer than a page, or too little
+    // room for the value, so that the kernel returns only its length.
     assert_eq!(told_of_three_groups(), (Some(libc::ERANGE), 12));
     rustix::net::sockopt::set_socket_keepalive(&plain, true).unwrap();
     assert!(rustix::net::sockopt::socket_keepalive(&plain).unwrap());
@@ -217,12 +219,12 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
     assert!(asked == 0 && (100..4096).contains(&length), "{asked} {length}");
 }
 
-/// Asks for SO_PEERGROUPS of a thread with three groups, with too little room. Returns the error and the length that
-/// would be needed.
+/// Asks for SO_PEERGROUPS in a thread with three groups, with too little room. Returns the error and the length in
+/// bytes that would be needed.
 fn told_of_three_groups() -> (Option<i32>, libc::socklen_t) {
     let asks = || {
         let groups = [1u32, 2, 3];
-        // SAFETY: the array has three groups, and the bare system call changes only the calling thread's.
+        // SAFETY: the array has three groups, and the bare system call changes only the calling thread's groups.
         let became = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
         assert_eq!(became, 0, "{}", io::Error::last_os_error());
         let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -237,7 +239,8 @@ fn told_of_three_groups() -> (Option<i32>, libc::socklen_t) {
     std::thread::spawn(asks).join().unwrap()
 }
 
-/// Two agents run by mistake, one for a part of the other's programs: still either both ends agree, or neither does.
+/// By mistake two agents run, and the cgroup of one lies within the other's. Still either both ends agree, or neither
+/// does.
 #[test]
 fn a_negotiation_within_another_changes_nothing() {
     let (_alone, outer) = alone("negotiation-outer");
@@ -252,22 +255,22 @@ fn a_negotiation_within_another_changes_nothing() {
         let (connecting, accepting) = connection(marked.0, marked.1);
         assert_eq!((connecting, accepting), (marked == (true, true), marked == (true, true)), "{marked:?}");
     }
-    // A listener that was told to be silent is silent, whichever of the two negotiations its program's request reaches
-    // first.
+    // A listener that was told to speak no more is silent, both if the two agents' programs have marked it, and if only
+    // the outer agent's have.
     let (both_marked, both_address) = listening(true);
     odb::speak_no_more(&both_marked);
     assert!(!odb::speaks(speaking(both_address)) && !odb::speaks(accept(&both_marked).unwrap()));
     odb::speak_no_more(&before);
     assert!(!odb::speaks(speaking(before_address)) && !odb::speaks(accept(&before).unwrap()));
-    // The client is in the inner group, and the listener in the outer one.
+    // The client's socket is of the inner group, and the listener of the outer one.
     let client = speaking(address);
     assert_eq!(odb::speaks(&client), odb::speaks(accept(&listener).unwrap()));
     fs::write(outer.path.join("cgroup.procs"), "0").unwrap();
     fs::remove_dir(&inner).unwrap();
 }
 
-/// The statement of a SYN-ACK stays valid, even if the agents' session ends before the connection is accepted: the
-/// client frames from then on.
+/// A SYN-ACK's answer stays valid, even if the key is removed or replaced before the server gets the connection: the
+/// client sends frames from the SYN-ACK on.
 #[test]
 fn a_syn_ack_stays_valid_without_the_key() {
     let (_alone, group) = alone("negotiation-answered");
@@ -286,7 +289,7 @@ fn a_syn_ack_stays_valid_without_the_key() {
         rustix::io::write(&client, b"framed").unwrap();
         assert!(odb::speaks(accept(&listener).unwrap()), "its client frames");
     }
-    // The answer was remembered for one connection: the next one needs the key again.
+    // An answer is remembered for its own connection only: the next connection needs the key.
     negotiation.ends().remove(LOOPBACK).unwrap();
     let client = speaking(address);
     rustix::io::write(&client, b"plain").unwrap();
@@ -309,7 +312,7 @@ fn a_socket_that_is_connected_again_has_agreed_on_nothing() {
     assert!(!odb::speaks(&client) && odb::take(&client).is_err());
 }
 
-/// An agent that is started again takes over what its predecessor has negotiated.
+/// An agent that is started again takes over the connections that its predecessor has negotiated.
 #[test]
 fn negotiated_connections_stay_so_while_agents_come_and_go() {
     let (_alone, group) = alone("negotiation-kept");
@@ -328,7 +331,8 @@ fn negotiated_connections_stay_so_while_agents_come_and_go() {
     shunt_negotiation::detach(&pins).unwrap();
     shunt_negotiation::detach(&pins).unwrap();
     assert!(!pins.exists());
-    // The kernel detaches a link's program when its last reference is gone (bpf_link_put), which may be later.
+    // The kernel detaches a link's program when the last reference to the link is gone (bpf_link_put). That may be
+    // after `detach` returns.
     shunt_testbed::wait_for("connections cannot be marked any more", || odb::speak(tcp()).is_err()).unwrap();
 }
 
@@ -356,8 +360,8 @@ fn between(from: &str, to: &str) -> (bool, bool) {
     (odb::speaks(&client), odb::speaks(&server))
 }
 
-/// A listener can be silenced: its clients then get no agreement, whether it listens at one address or at all. Other
-/// listeners still agree, and so do those that later listen at its address.
+/// A listener can be silenced: its clients then get no agreement, whether it listens at one address or at all
+/// addresses. Clients of other listeners still do, and so do clients of a listener that later listens at its address.
 #[test]
 fn a_listener_that_says_no_more_is_spoken_to_plainly() {
     let (_alone, group) = alone("negotiation-silent");
@@ -393,8 +397,8 @@ fn a_listener_that_says_no_more_is_spoken_to_plainly() {
         };
         let place = to(&listener);
         assert_eq!(both(&listener, place), (true, true), "{at}");
-        // A user who may not mark sockets may silence one, too. A second call, on a copy of the descriptor, changes
-        // nothing.
+        // A user who may not mark sockets may silence a listener, too. A second call, on a copy of the descriptor,
+        // changes nothing.
         as_user(1234, 1234, || odb::speak_no_more(&listener));
         odb::speak_no_more(listener.try_clone().unwrap());
         for _ in 0..2 {
@@ -408,13 +412,14 @@ fn a_listener_that_says_no_more_is_spoken_to_plainly() {
     shunt_negotiation::detach(&pins).unwrap();
 }
 
-/// Both ends go by the first SYN-ACK, also where it is sent again after the listener was silenced.
+/// The first SYN-ACK decides for both ends, also where it is sent again after the listener was silenced.
 #[test]
 fn an_answer_that_is_repeated_is_the_same() {
     let (_alone, group) = alone("negotiation-repeated");
     let _negotiation = negotiate(&group.path);
     let (listener, address) = listening(true);
-    // For a second the server gets no connection. Then the kernel repeats the SYN-ACK, and accepts the ACK of that.
+    // For a second the server gets no connection, because the client sends nothing. Then the kernel sends the SYN-ACK
+    // again, and the client's ACK of this one completes the connection.
     shunt_sys::sockopt::set_i32(&listener, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 1).unwrap();
     let client = speaking(address);
     assert!(odb::speaks(&client));
@@ -456,7 +461,7 @@ fn ends_are(ends: &Ends, expected: &[&str]) {
     assert_eq!(all, expected);
 }
 
-/// Two control groups stand for two machines, the client's and the server's, each with its own keys.
+/// Two control groups stand for two machines, the client's and the server's. Each has its own map of keys.
 #[test]
 fn a_peer_without_the_key_gets_plain_bytes() {
     let (_alone, group) = alone("negotiation-keys");
@@ -465,7 +470,8 @@ fn a_peer_without_the_key_gets_plain_bytes() {
     let negotiations = machines.each_ref().map(|path| Negotiation::attach(path).unwrap());
     let [client, server] = &negotiations;
     let move_to = |path: &PathBuf| fs::write(path.join("cgroup.procs"), "0").unwrap();
-    // The listener's socket belongs to the server's control group, the client's socket to the client's.
+    // A socket belongs to the control group in which it was made: the listener to the server's, the client's socket to
+    // the client's.
     let connect_to = |listener: &OwnedFd, from: &str| {
         move_to(&machines[0]);
         let client = tcp();
@@ -481,7 +487,7 @@ fn a_peer_without_the_key_gets_plain_bytes() {
     let keys = [[1; 16], [2; 16]];
     for (ours, theirs, expected) in [
         (None, None, false),
-        (Some(0), None, false), // a client without a session sends the option, and gets none back
+        (Some(0), None, false), // the client sends the option, and the server without a key sends none back
         (None, Some(0), false),
         (Some(0), Some(1), false), // the client has another key
         (Some(0), Some(0), true),
@@ -498,7 +504,7 @@ fn a_peer_without_the_key_gets_plain_bytes() {
     machines.iter().for_each(|path| fs::remove_dir(path).unwrap());
 }
 
-/// One negotiation, at several addresses of this machine.
+/// Connections between several addresses of this machine agree only while the addresses have a key.
 #[test]
 fn the_option_is_sent_only_to_named_addresses() {
     let (_alone, group) = alone("negotiation-addresses");
@@ -542,7 +548,7 @@ fn an_ipv4_address_is_the_same_in_ipv6_clothes() {
     }
 }
 
-/// Only users and groups that the machine's list names may mark sockets.
+/// Only root, and the users and groups that `keep` is given, may mark sockets.
 #[test]
 fn a_user_who_is_in_no_list_cannot_say_it() {
     let (_alone, group) = alone("negotiation-users");
@@ -556,7 +562,8 @@ fn a_user_who_is_in_no_list_cannot_say_it() {
     shunt_negotiation::detach(&pins).unwrap();
 }
 
-/// Runs `work` in a thread with another user, which the kernel changes for that thread alone.
+/// Runs `work` in a new thread that has another user and group. The bare system calls change them for that thread
+/// alone.
 fn as_user<T: Send>(user: u32, group: u32, work: impl FnOnce() -> T + Send) -> T {
     use rustix::thread::{Gid, Uid, set_thread_gid, set_thread_uid};
     std::thread::scope(|scope| {
@@ -569,9 +576,9 @@ fn as_user<T: Send>(user: u32, group: u32, work: impl FnOnce() -> T + Send) -> T
     })
 }
 
-/// Returns the next handshake packet between these ports with exactly these flags: its sequence number, its ACK number
-/// and the token in its option. Under load the kernel may drop copies of packets. Then this returns `None` after a
-/// second, or a packet of another connection with the same ports.
+/// Returns sequence number, ACK number and token of the next packet between these ports (source, destination) with
+/// exactly these TCP flags. Under load the kernel may drop packets of a packet socket. Then this returns `None` after a
+/// second, or takes the packet of another connection with the same ports.
 fn captured(packets: &OwnedFd, ports: [u16; 2], flags: u8) -> Option<(u32, u32, u64)> {
     let mut bytes = [0; 2048];
     let began = std::time::Instant::now();
@@ -593,7 +600,7 @@ fn captured(packets: &OwnedFd, ports: [u16; 2], flags: u8) -> Option<(u32, u32, 
     }
 }
 
-/// Compares the tokens in SYN and SYN-ACK with another implementation of SipHash.
+/// Compares the tokens in SYN and SYN-ACK with those of another implementation of SipHash.
 #[test]
 fn tokens_are_siphash_of_both_ends_and_their_numbers() {
     const SYN: u8 = 2;

@@ -1,5 +1,5 @@
-//! Absent memory of a process: which addresses stand for which bytes of which payload (the paper's RZM, Figures 4.3,
-//! 4.7, 4.8).
+//! Absent memory of a process: which addresses stand for which bytes of which payload (RZM in the paper on on-demand
+//! buffers, Figures 4.3, 4.7, 4.8). A *piece* is a range of such addresses.
 //!
 //! A fault in the middle of a piece divides it into two. Both parts keep the share of the payload that the piece had.
 
@@ -16,7 +16,7 @@ use crate::hold::Hold;
 pub struct Piece {
     pub addresses: Range<usize>,
     pub hold: Arc<Hold>,
-    /// Offset in the payload of the byte that the first address stands for.
+    /// Offset in the payload, of the byte that the first address stands for.
     pub offset: u64,
 }
 
@@ -36,7 +36,7 @@ impl Piece {
     }
 }
 
-/// Pieces in order. As a rule there are few.
+/// Pieces in the order of their addresses. As a rule there are few.
 pub type Pieces = SmallVec<[Piece; 2]>;
 
 /// All absent memory of a process.
@@ -88,7 +88,7 @@ impl Absent {
         self.meeting(addresses).map(|piece| piece.cut(addresses)).collect()
     }
 
-    /// Whether any of some addresses is absent.
+    /// Whether any of these addresses is absent.
     #[must_use]
     pub fn meets(&self, addresses: &Range<usize>) -> bool {
         self.meeting(addresses).next().is_some()
@@ -105,7 +105,7 @@ impl Absent {
         self.pieces.values()
     }
 
-    /// Moves absent memory after mremap(2), from `from` to `to`.
+    /// Moves what is absent in `bytes` bytes from address `from` to `to`, after mremap(2) has moved the memory.
     pub fn moved(&mut self, from: usize, to: usize, bytes: usize) {
         let pieces = self.remove(&(from..from + bytes));
         self.remove(&(to..to + bytes));

@@ -13,10 +13,10 @@ use shunt_wire::tls::{MAX_CONTENT_BYTES, OVERHEAD_BYTES};
 
 use crate::records::{Broken, HEADER_BYTES, RECORD_BYTES, Records, Sealing, record_bytes};
 
-/// Number of records that are sealed, or opened, together. More of them leave the processor's nearest caches before the
-/// kernel copies them; fewer cost more system calls.
+/// Number of records that are sealed, or received, together. More of them would leave the processor's nearest caches
+/// before the kernel copies them; fewer would cost more system calls.
 const RECORDS_AT_ONCE: usize = 4;
-/// Content bytes of that many records.
+/// Number of content bytes in [`RECORDS_AT_ONCE`] records.
 pub const CONTENT_AT_ONCE: usize = RECORDS_AT_ONCE * MAX_CONTENT_BYTES as usize;
 
 /// Whether the other end of a connection with a store is still open. Checked without a message.
@@ -34,14 +34,14 @@ pub struct Bench {
 }
 
 impl Default for Bench {
-    /// A bench for [`CONTENT_AT_ONCE`].
+    /// Makes a bench for [`CONTENT_AT_ONCE`] bytes of content.
     fn default() -> Self {
         Self { place: vec![0; RECORDS_AT_ONCE * RECORD_BYTES].into_boxed_slice(), used: 0 }
     }
 }
 
 impl Bench {
-    /// Makes a bench for this much content, in one record.
+    /// Makes a bench for this many bytes of content, in one record.
     #[must_use]
     pub fn of(bytes: usize) -> Self {
         Self { place: vec![0; bytes + OVERHEAD_BYTES as usize].into_boxed_slice(), used: 0 }
@@ -67,11 +67,11 @@ pub struct Channel {
     sealed: Range<usize>,
     /// Sealed bytes that the socket has not taken.
     unsent: Vec<u8>,
-    /// Bytes that the socket has delivered and taken.
+    /// Numbers of bytes that the socket has delivered and taken.
     moved: Moved,
 }
 
-/// Numbers of bytes moved in each direction.
+/// Numbers of bytes that a socket has moved, in each direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moved {
     pub(crate) received: u64,
@@ -83,8 +83,8 @@ fn broken(_: Broken) -> io::Error {
 }
 
 impl Channel {
-    /// Makes an end that receives bodies. It waits for them for short times; its caller checks how long nothing has
-    /// moved.
+    /// Makes a reader's end, which receives bodies. Its calls wait for short times; the caller checks how long nothing
+    /// has moved.
     ///
     /// # Errors
     /// The keys are invalid.
@@ -92,7 +92,7 @@ impl Channel {
         Self::new(socket, sealing, RECORDS_AT_ONCE * RECORD_BYTES, true)
     }
 
-    /// Makes an end that receives small requests, and never waits.
+    /// Makes a store's end, which receives small requests. Its calls never wait.
     ///
     /// # Errors
     /// The keys are invalid.
@@ -118,13 +118,13 @@ impl Channel {
         })
     }
 
-    /// Sets whether calls wait from now on. Returns whether they did before.
+    /// Sets whether calls wait for the other end from now on. Returns whether they did before.
     pub(crate) fn waits(&mut self, waits: bool) -> bool {
         std::mem::replace(&mut self.waits, waits)
     }
 
-    /// Bytes that the socket has delivered and taken so far. While it delivers more, the other end is alive. What it
-    /// has taken may still be in the kernel, and proves nothing.
+    /// Numbers of bytes that the socket has delivered and taken so far. While it delivers more, the other end is alive.
+    /// Bytes that it has taken may still be in this machine's kernel, and prove nothing.
     pub(crate) fn moved(&self) -> Moved {
         self.moved
     }
@@ -159,8 +159,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends the content of the bench. Returns false where the socket has not taken all of it; the rest waits here for
-    /// [`Self::flush`].
+    /// Sends the content of the bench. Returns false where the socket has not taken all of it; the channel keeps the
+    /// rest for [`Self::flush`].
     ///
     /// # Errors
     /// Returns the kernel's error of send(2).
@@ -171,7 +171,7 @@ impl Channel {
         Ok(self.unsent.is_empty())
     }
 
-    /// Sends the bytes that wait. Returns false where some still wait.
+    /// Sends the bytes that the channel has kept. Returns false where the socket has not taken all of them.
     ///
     /// # Errors
     /// Returns the kernel's error of send(2).
@@ -221,7 +221,7 @@ impl Channel {
         Ok(now)
     }
 
-    /// Opens the next record, if all of it has come. Returns false where more has to come first.
+    /// Opens the next record, if all of it has come. Returns false where more bytes have to come first.
     fn open(&mut self) -> io::Result<bool> {
         let there = &mut self.received[self.sealed.clone()];
         let Some(records) = &mut self.records else {

@@ -1,7 +1,8 @@
-//! Content type of a message, as far as its first bytes show it. HTTP/1 and FastCGI write it in the same form. It
-//! serves only to guess which payloads are alike ([`crate::learnt`]), so no other part of the message is parsed.
+//! Content type of a message, as far as its first bytes show it. HTTP/1 and FastCGI write the type in the same form.
+//! The type serves only to guess which payloads are alike ([`crate::learnt`]), so no other part of the message is
+//! parsed.
 
-/// Bytes at the start of a message that are searched.
+/// Number of bytes at the start of a message that are searched for the type.
 pub const LOOK_BYTES: usize = 1024;
 const NAME: &[u8] = b"content-type";
 /// Longest type that is recognised, in bytes.

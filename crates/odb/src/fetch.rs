@@ -1,6 +1,8 @@
 //! Fetching of payload bytes from the stores that hold them, for one process. Payloads of this machine are copied from
 //! their segments, where the store lets this program map them. For other payloads this machine's agent makes one
-//! connection to each holder, which carries one batch of fetches at a time.
+//! connection to each holder, which carries one batch of fetches at a time. A *reference* names bytes of a payload,
+//! with a *share* of the right to fetch them. The size of a share is its *weight*, a power of two. The *holder* is the
+//! store that has the payload, and its *lease* the time for which that keeps it.
 //!
 //! A holder that says nothing costs the process a second in all. From then on it is lost, and fetches from it fail at
 //! once, until a thread of the library has had an answer from it ([`tender`]). No other thread waits for it meanwhile.
@@ -47,8 +49,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Time in which a store that has refused this process is not asked again, in milliseconds.
 const ASK_AGAIN_MS: u64 = 1000;
 
-/// Age of a payload up to which the bytes of its file are read here, in milliseconds. Later the store is asked, so that
-/// it learns that they are still read, and keeps them.
+/// Age of a payload up to which this process reads the bytes of its file itself, in milliseconds. Later it asks the
+/// store for them, so that the store learns that they are still read, and keeps them.
 const READ_HERE_MS: u64 = 10_000;
 
 /// Access of a reader to all stores.
@@ -60,7 +62,8 @@ pub struct Holders(Arc<Shared>);
 struct Shared {
     /// Path of the socket on which this machine's store listens.
     path: PathBuf,
-    /// Called with each new connection to that store.
+    /// Called with each new connection over which this process asks that store itself. Connections of `introducers` do
+    /// not count.
     connected: fn(&Connection),
     threads: Threads,
     own: Own,
@@ -84,7 +87,7 @@ pub struct Wanted<'a> {
 /// Reasons why bytes cannot be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The payload's lease has ended, or more weight than it had was given back.
+    /// The payload's lease has ended, or some program has given back more weight than it had.
     #[error("{0:?} is gone: its lease has ended")]
     Gone(PayloadId),
     /// The holder's machine, its agent or the connection to it is broken, or was silent for a second.
@@ -92,7 +95,8 @@ pub enum FetchError {
     Holder(Holder, #[source] io::Error),
 }
 
-/// Converts an answer of this machine's store. `None`: there is no store.
+/// Converts an answer of this machine's store. `None`: there is no store, or the connection to it has broken. A silent
+/// store is an error.
 fn spoken<T>(payload: &PayloadId, answer: Result<T, NoAnswer>) -> Result<Option<T>, FetchError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
@@ -106,7 +110,7 @@ fn spoken<T>(payload: &PayloadId, answer: Result<T, NoAnswer>) -> Result<Option<
 
 impl Holders {
     /// Makes the access for a program of the machine whose store listens at `path`. `connected` is called with each new
-    /// connection to that store.
+    /// connection over which the program asks that store itself.
     #[must_use]
     pub fn new(path: PathBuf, connected: fn(&Connection)) -> Self {
         Self::with_threads(path, connected, Threads::default())
@@ -133,15 +137,15 @@ impl Holders {
         self.0.start_tender()
     }
 
-    /// Makes that thread call [`Threads::tick`] soon. Does not wait.
+    /// Makes the thread that [`Self::start`] has started call [`Threads::tick`] soon. Does not wait.
     pub fn wake(&self) {
         self.0.wake();
     }
 
     /// Whether this process can fetch: it has all connections to its machine's store that a fetch takes. It keeps them,
     /// and so stays able to fetch, even if it becomes another user or changes its root directory. A process that is not
-    /// ready must not be sent references. Where the agent is stopped, this takes a second per connection. After a
-    /// failure it returns false at once for a second.
+    /// ready must not be sent references. Where the agent is stopped, this takes a second. After a failure it returns
+    /// false at once for a second.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         let Shared { path, introducers, refused_ms, .. } = &*self.0;
@@ -165,8 +169,8 @@ impl Holders {
         self.0.reach_for(reference)
     }
 
-    /// Whether programs at that end can fetch from that store. If not, they have to be sent the bytes themselves. The
-    /// first call asks this machine's store, and where the store has no answer, one call per second does so again.
+    /// Whether programs on the machine `end` can fetch from `store`. If not, they have to be sent the bytes themselves.
+    /// The first call asks this machine's store, and where the store has no answer, one call per second does so again.
     #[must_use]
     pub fn is_source(&self, end: End, store: &Holder) -> bool {
         self.0.sources().is_some_and(|sources| sources.have(end, store))
@@ -243,7 +247,8 @@ impl Drop for Holders {
 }
 
 impl Shared {
-    /// Copies bytes from this machine's memory. Returns `wanted` where they have to be fetched from the store.
+    /// Copies bytes from a segment or a file of this machine. Returns `wanted` where its bytes have to be fetched from
+    /// their store.
     fn copy<'a, 'b>(self: &Arc<Self>, wanted: &'a mut Wanted<'b>) -> Result<Option<&'a mut Wanted<'b>>, FetchError> {
         debug_assert_eq!(wanted.into.len() as u64, wanted.reference.length);
         let segment = wanted.reference.payload.segment;
@@ -251,8 +256,8 @@ impl Shared {
         if mapped.copy(&wanted.reference, wanted.into) || self.read_file(&mapped, wanted) {
             return Ok(None);
         }
-        // The payload is in a file, and too old to be read here. The store is asked, so that it knows that the file is
-        // still read.
+        // The payload may be in a file, and too old to be read here. Then the store is asked, so that it knows that the
+        // file is still read.
         if !mapped.is_still_there(&wanted.reference) {
             // The payload is gone, or the segment belongs to an earlier store. The store's answer tells.
             self.own.lock().mapped.remove(&segment);
@@ -314,7 +319,7 @@ impl Shared {
             let mut local = self.own.lock();
             match &local.sources {
                 Some(sources) if sources.are_kept() => return Some(Arc::clone(sources)),
-                // The store's agent is stopped. What it has said becomes valid again when it continues.
+                // The store's agent is stopped. Its table becomes valid again when it continues.
                 Some(_) if !local.is_cut_off() => return None,
                 _ => {}
             }
@@ -340,8 +345,8 @@ impl Shared {
 
     /// See [`Holders::reach`] for the public form.
     fn reach_for(self: &Arc<Self>, reference: &Reference) -> Result<(), FetchError> {
-        // Mapping now opens all descriptors that a later fetch takes. By then the program may have reached its limit of
-        // descriptors.
+        // Maps the segment now, which opens all descriptors that a later fetch takes. By then the program may have
+        // reached its limit of descriptors.
         if self.mapped(&reference.payload)?.is_some_and(|mapped| mapped.is_still_there(reference)) {
             return Ok(());
         }
@@ -369,8 +374,8 @@ impl Shared {
         gone.map_or(Ok(()), |payload| Err(FetchError::Gone(payload)))
     }
 
-    /// Asks a holder, and repeats the question while the connection breaks. Returns `ended` where the call ends before
-    /// there is a connection.
+    /// Asks a holder, and repeats the question while the connection breaks. Returns `ended` where the program's call
+    /// (`asks.call`) ends before there is a connection.
     fn by_way<T>(
         self: &Arc<Self>,
         about: &Reference,

@@ -7,6 +7,10 @@
 //!     REFERENCE  a reference (REFERENCE_BYTES), standing for as many bytes as it says, and whether it counts (1)
 //! ```
 //!
+//! A reference names bytes of a payload, and has a *share* of the right to fetch them from the *holder*, the store that
+//! has the payload. The size of the share is its *weight*, a power of two. The holder keeps the payload until the whole
+//! weight has come back, or its time is over.
+//!
 //! The states of both ends are plain values without pointers, because processes share them
 //! (crates/process/src/connections/states.rs). Any bytes are a valid state.
 //!
@@ -28,7 +32,7 @@ use crate::reference::{REFERENCE_BYTES, Reference, Weight};
 /// First bytes of a framed direction. They are random, so that no protocol begins with them.
 pub const PREAMBLE: [u8; 16] =
     [0xd6, 0x1f, 0x8b, 0x42, 0x93, 0x5e, 0xa7, 0x0c, 0xf1, 0x64, 0x2d, 0xb8, 0x7a, 0x90, 0xc3, 0x01];
-/// Bytes of a frame's header.
+/// Length of a frame's header, in bytes.
 pub const HEADER_BYTES: usize = 8;
 /// Largest number of bytes that one real frame promises.
 pub const REAL_MAX: usize = u32::MAX as usize;
@@ -36,7 +40,7 @@ pub const REAL_MAX: usize = u32::MAX as usize;
 const REAL: u8 = 1;
 const REFERENCE: u8 = 2;
 
-/// Bytes of a REFERENCE frame's body: a reference, and whether it counts.
+/// Length of a REFERENCE frame's body, in bytes: a reference, and whether it counts.
 const REFERENCE_FRAME_BYTES: usize = REFERENCE_BYTES + 1;
 const VOID: u8 = 0;
 const COUNTS: u8 = 1;
@@ -99,11 +103,12 @@ pub struct Receiving {
     /// Number of bytes in `header` so far.
     header_bytes: u32,
     header: [u8; HEADER_BYTES],
-    /// REAL frame: bytes that are still to come.
+    /// REAL frame: number of bytes that are still to come.
     left: u64,
-    /// REFERENCE frame: bytes of the payload that the program has got.
+    /// REFERENCE frame: number of its payload bytes that the program has got.
     taken: u64,
-    /// REFERENCE frame that is partly used: what is left of its weight, in units. It need not be a power of two.
+    /// REFERENCE frame of which the program has got some bytes: what is left of its weight, in units. It need not be a
+    /// power of two.
     units: u64,
     /// Number of bytes in `reference` so far, or [`REFERENCE_KNOWN`]. The byte after them says whether the reference
     /// counts. It stays in the socket, and keeps it readable, until the program has got all bytes of the reference.
@@ -113,9 +118,9 @@ pub struct Receiving {
     reference: [u8; REFERENCE_BYTES],
 }
 
-/// State of one end of a direction. As a rule only its first bytes hold anything.
+/// State of one end of a direction. As a rule only its first [`End::HEAD_BYTES`] bytes are in use.
 pub trait End: Default + FromBytes + IntoBytes + Immutable {
-    /// Number of leading bytes that hold the whole state, unless [`End::is_more`].
+    /// Number of leading bytes that hold the whole state, unless [`End::is_more`] returns true.
     const HEAD_BYTES: usize;
 
     /// Whether the bytes after [`End::HEAD_BYTES`] are part of the state now.
@@ -143,8 +148,10 @@ impl End for Sending {
 /// Result of a read of some of a reference's bytes ([`Receiving::took_reference`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Took {
-    /// Share of the payload's weight for the bytes that were read. `None`: the rest of the weight cannot be divided, so
-    /// the caller has to fetch these bytes.
+    /// Part of the reference's weight that the program keeps for the bytes that it has read. While it keeps it, the
+    /// holder keeps the payload. `None` from [`Receiving::took_reference`]: the weight that is left cannot be divided,
+    /// so the caller has to fetch these bytes at once. `None` from [`Receiving::took_more`]: the program has a share
+    /// already.
     pub share: Option<Weight>,
     /// Units of weight that are left once the reference is used up. The caller gives them back to the holder.
     pub over: u64,
@@ -152,13 +159,13 @@ pub struct Took {
     pub used_up: bool,
 }
 
-/// Number of reads of equal length below which each read of a reference gets half of the weight that is left. Then the
-/// last read gets all of it, and nothing is left over.
+/// Factor that tells short rests from long ones. If the rest of a reference is shorter than this many times the read,
+/// the read gets half of the weight that is left. The last read gets all of it, and nothing is left over.
 const FEW_READS: u64 = 16;
 
-/// Share of a reference's weight for a read of `bytes` of its last `of` bytes, where `units` are left. For long
-/// references the share is proportional, so that even reads of one byte can get some: at least a quarter of their
-/// proportion.
+/// Share of a reference's weight for a read of `bytes` bytes, when the reference has `of` bytes and `units` of weight
+/// left. In a long rest the share is at least a quarter of what is proportional to the bytes, so that even reads of one
+/// byte get some.
 fn share(units: u64, bytes: u64, of: u64) -> Option<Weight> {
     let due = match of / bytes.max(1) {
         0..FEW_READS => units / 2,
@@ -317,8 +324,8 @@ impl Receiving {
         if known { self.saw_reference(COUNTS) } else { Ok(None) }
     }
 
-    /// Whether the next reference comes straight from its payload's writer. A program that passes a reference on halves
-    /// its weight.
+    /// Whether the present reference comes straight from its payload's writer. A program that passes a reference on
+    /// halves its weight.
     #[must_use]
     pub fn is_from_writer(&self) -> bool {
         Reference::parse(&self.reference).is_some_and(|reference| reference.weight == Weight::WHOLE)
@@ -341,7 +348,7 @@ impl Receiving {
     }
 
     /// The same as [`Self::took_reference`] for a program that has a share of this payload already. The read gets no
-    /// weight. All of it is left over once the reference is used up.
+    /// weight. With the last read, all of the weight is left over ([`Took::over`]).
     pub fn took_more(&mut self, left: &Reference, bytes: u64) -> Took {
         if bytes >= left.length {
             let Took { share, over, used_up } = self.took_reference(left, bytes);
@@ -372,33 +379,33 @@ impl Receiving {
     }
 }
 
-/// Most bytes that a direction may owe the socket: a preamble, a header and a REFERENCE frame's body.
+/// Size of `owed`. At most 77 bytes are owed at once: a preamble (16), a header (8) and a REFERENCE frame's body (53).
 const OWED_MAX: usize = 88;
 
 /// State of the sending end of a framed direction. All zeros before the first byte.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Sending {
-    /// Bytes of the open REAL frame that are still to be sent.
+    /// Number of bytes of the open REAL frame that are still to be sent.
     left: u64,
     flags: u32,
-    /// Bytes of `owed` that the socket has not taken.
+    /// Number of bytes in `owed` that the socket has not taken.
     owed_bytes: u32,
-    /// Bytes of short writes since the last long one.
+    /// Sum of the bytes of all short writes since the last long one.
     short_bytes: u32,
     zero: [u8; 4],
     owed: [u8; OWED_MAX],
 }
 
-/// Divisor for the bytes promised ahead: an eighth of the bytes of the short writes in a row. With less than
-/// [`AHEAD_MIN`] nothing is promised ahead, and never more than [`AHEAD_MAX`].
+/// Part of the bytes of the last short writes in a row that a frame promises ahead: one eighth. With less than
+/// [`AHEAD_MIN`] bytes nothing is promised ahead, and never more than [`AHEAD_MAX`] bytes.
 const AHEAD_PART: u32 = 8;
 const AHEAD_MIN: u32 = 4 << 10;
 const AHEAD_MAX: u32 = 64 << 10;
 
 /// Flag: the preamble was sent, or is owed.
 const BEGAN: u32 = 1;
-/// Flag: the bytes owed end with the end of a REFERENCE frame.
+/// Flag: the last of the bytes owed are the end of a REFERENCE frame.
 const OWES_REFERENCE: u32 = 2;
 /// Flag: nothing can be sent any more.
 const BROKEN: u32 = 4;
@@ -443,7 +450,7 @@ impl Sending {
         self.short_bytes = if is_short { self.short_bytes.saturating_add(bytes) } else { 0 };
     }
 
-    /// Bytes that the open REAL frame still promises. Only real bytes can complete it.
+    /// Number of bytes that the open REAL frame still promises. Only real bytes can complete it.
     #[must_use]
     #[inline]
     pub fn promised(&self) -> u64 {
@@ -469,8 +476,8 @@ impl Sending {
         self.flags |= OWES_REFERENCE;
     }
 
-    /// Makes a reference that the socket has taken only in part stand for nothing, because the program is told that it
-    /// was not written.
+    /// Voids the reference of which the socket has taken only a part: the last byte of its frame will say that it does
+    /// not count. The program is told that nothing was written.
     pub fn void_reference(&mut self) {
         if self.flags & OWES_REFERENCE != 0 && self.owed_bytes > 0 {
             let last = self.owed().len() - 1;

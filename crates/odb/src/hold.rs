@@ -1,4 +1,5 @@
-//! Shares of payloads that a process has, and their return to the holders.
+//! Shares of payloads that a process has, and their return to the holders. A *share* is a part of the right to fetch a
+//! payload. It came with a *reference*, which names bytes of the payload. Its size is its *weight*, a power of two.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -9,7 +10,7 @@ use crate::reference::{PayloadId, Reference, Weight};
 use crate::segment::now_ms;
 use crate::touched::{Touched, Touching};
 
-/// A share that goes back, and which bytes of the payload its owner needed.
+/// A share that goes back to its holder, and which bytes of the payload the process that had it needed.
 #[derive(Clone, Copy, Debug)]
 pub struct Return {
     pub payload: PayloadId,
@@ -22,17 +23,17 @@ pub struct Return {
 pub struct Returns(Mutex<Vec<Return>>);
 
 impl Returns {
-    /// Returns a share of which no byte was needed.
+    /// Queues a share to be given back to its holder. No byte of its payload was needed.
     pub fn give(&self, payload: PayloadId, weight: Weight) {
         self.give_touched(payload, weight, Touched::default());
     }
 
-    /// Returns a share.
+    /// Queues a share to be given back to its holder, and which bytes of the payload were needed.
     pub fn give_touched(&self, payload: PayloadId, weight: Weight, touched: Touched) {
         self.0.lock().push(Return { payload, weight, touched });
     }
 
-    /// Returns `units` of a payload's weight as shares, and which bytes their owner needed.
+    /// Queues `units` of a payload's weight as shares to be given back, and which bytes of the payload were needed.
     pub fn give_units(&self, payload: PayloadId, mut units: u64, mut touched: Touched) {
         while let Some(weight) = Weight::most_of(units) {
             self.give_touched(payload, weight, std::mem::take(&mut touched));
@@ -70,7 +71,7 @@ impl Still<'_> {
     }
 }
 
-/// A share of a payload. Dropping it returns what is left of its weight.
+/// A process's share of a payload. Dropping it queues what is left of its weight to be given back.
 #[derive(Debug)]
 pub struct Hold {
     payload: PayloadId,
@@ -80,15 +81,16 @@ pub struct Hold {
     passed_on: AtomicU32,
     of_bytes: AtomicU64,
     since_ms: u64,
-    /// Bytes needed here, recorded only if the share came straight from the payload's writer, who then sends them as
-    /// real bytes. A payload that another program has passed on was worth its reference, whatever is needed here.
+    /// Bytes needed by this process. They are recorded only if the share came straight from the payload's writer,
+    /// because the writer then sends such bytes as real ones. If another program has passed the payload on, its
+    /// reference was worth it, whatever is needed here.
     touching: Option<Touching>,
     is_excused: AtomicBool,
     returns: Arc<Returns>,
 }
 
 impl Hold {
-    /// Makes a share that came in a reference to `of_bytes` bytes.
+    /// Makes a share that came in a reference. `of_bytes`: offset in the payload at which the reference's bytes end.
     #[must_use]
     pub fn new(payload: PayloadId, weight: Weight, of_bytes: u64, returns: &Arc<Returns>) -> Self {
         let (units, passed_on, of_bytes) =
@@ -111,7 +113,8 @@ impl Hold {
         self.touching.iter().for_each(|touching| touching.touch(offset, bytes));
     }
 
-    /// Records that `bytes` bytes are fetched because their memory cannot be absent, without regard to who reads them.
+    /// Records that `bytes` bytes are fetched because their memory cannot be absent, whether or not anything reads
+    /// them.
     pub fn fetched(&self, bytes: u64) {
         self.touching.iter().for_each(|touching| touching.fetched(bytes));
     }
@@ -121,19 +124,20 @@ impl Hold {
         self.touching.iter().for_each(|touching| touching.waited(quarters));
     }
 
-    /// Suppresses the report, because the bytes of this payload are fetched for a reason that does not hold for others
-    /// like it.
+    /// Suppresses the report on needed bytes: they are fetched for a reason that does not hold for later payloads of
+    /// this kind.
     pub fn excuse(&self) {
         self.is_excused.store(true, Ordering::Relaxed);
     }
 
-    /// Number of the payload's leading bytes that this process has references to; it may have only a part of them.
+    /// End of the last bytes of the payload that this process has references to, as an offset. It may have no
+    /// references to some of the bytes before.
     #[must_use]
     pub fn of_bytes(&self) -> u64 {
         self.of_bytes.load(Ordering::Relaxed)
     }
 
-    /// Records that another reference reaches up to `bytes`.
+    /// Records that another reference's bytes end at offset `bytes` of the payload.
     pub fn reaches(&self, bytes: u64) {
         self.of_bytes.fetch_max(bytes, Ordering::Relaxed);
     }
@@ -150,11 +154,12 @@ impl Hold {
         self.payload
     }
 
-    /// Makes a reference to some of the bytes for another program. It gets half of the weight that is left, or less
-    /// after the weight was divided often. `None` where the weight cannot be divided any more.
+    /// Makes a reference to some of the bytes for another program. It gets half of the weight that is left. After eight
+    /// references it gets only about a 64th. `None` where the weight cannot be divided any more.
     #[must_use]
     pub fn refer(&self, offset: u64, length: u64) -> Option<Reference> {
-        /// Number of halvings up to which the rest of the weight takes only one message to give back.
+        /// Number of references that get half of the weight. Halves are powers of two, so the rest goes back as one
+        /// share; after other parts it takes several.
         const HALVES: u32 = 8;
         let part = if self.passed_on.fetch_add(1, Ordering::Relaxed) < HALVES { 2 } else { 64 };
         let share = |units: u64| Weight::most_of((units / part).max(1)).filter(|_| units > 1);

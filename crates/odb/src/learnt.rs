@@ -1,5 +1,5 @@
 //! Knowledge of a writer about its receivers: how much they read of each kind of payload. Bytes that they read are sent
-//! as real bytes; where they read nearly all of a payload, all of it is. No I/O: random numbers come as arguments.
+//! as real bytes. If they read nearly all of a payload, all of it is sent so. No I/O: random numbers come as arguments.
 //!
 //! ```text
 //!   plan    decides how the next payload of a kind is sent: real, or by reference between a real head and a real tail
@@ -17,11 +17,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::touched::Touched;
 
-/// Lengths of the real bytes before a reference, and after it. A tail is at least a page: real bytes that share a page
-/// with absent ones cause that page to be fetched, and only the receiver knows where its pages begin.
+/// Lengths to choose from, for the real bytes before a reference and for those after it. A program gets the bytes
+/// before the reference by a read of their own. Those after it may share a page with absent bytes, and a touch of such
+/// a page causes it to be fetched. Only the receiver knows where its pages begin. A tail is therefore a page long: the
+/// page of its last byte has no absent bytes.
 const HEADS: [usize; 4] = [0, 512, 4096, 16 << 10];
 const TAILS: [usize; 2] = [0, 4096];
-/// Fewest bytes between head and tail that are sent by reference.
+/// Smallest number of bytes between head and tail for which a reference is used.
 pub const REFERENCE_MIN: usize = 4096;
 
 /// Interval between probes. While a kind is sent as real bytes, one payload in this many is sent by reference, to see
@@ -30,25 +32,27 @@ pub const PROBE_EVERY: u8 = 64;
 /// Values of [`Learnt::until_probe`] above this count down probes that follow each other directly.
 const IN_A_ROW: u8 = 0xf0;
 
-/// First guess of what a reference saves, in quarters of a microsecond. One payload that is read as a whole outweighs
-/// it.
+/// First guess of what a reference saves, in quarters of a microsecond. It is low: one payload that is read as a whole
+/// makes the mean negative.
 const GUESS: i16 = 32;
-/// Divisor for the step that the newest report moves the mean by. This many newest reports count nearly as much as all
-/// earlier ones.
+/// Largest divisor for the step by which a report moves the mean: one part in this many of the report's difference from
+/// the mean. The first reports move the mean further, the first of all by half.
 const MEMORY: u8 = 16;
-/// Reports in a row of a touched head or tail after which it grows.
+/// Number of reports in a row after which the head or tail grows. They are reports of touches only beside the head or
+/// tail.
 const MISSED: u8 = 2;
-/// Reports in a row without a touch after which head and tail shrink.
+/// Number of reports in a row without a touch, after which head and tail shrink.
 const CALM: u8 = 64;
-/// Touches within this many bytes of a payload's beginning or end count as touches of its head or tail.
+/// Number of bytes at each end of a reference. If a receiver has touched only these, and some of the outer half of
+/// them, a longer head or tail could have avoided the touches.
 const END_BYTES: u32 = 8192;
 
-/// How a payload is sent.
+/// Way to send a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// Sent as real bytes, because the receiver would read it.
     Real,
-    /// By reference, except for some bytes at the beginning and at the end.
+    /// Sent by reference, except for some bytes at the beginning and at the end.
     Reference {
         /// Length of the real head, in bytes.
         head: usize,
@@ -61,7 +65,7 @@ pub enum Plan {
     },
 }
 
-/// Head and tail with which a payload was sent, as indices of their lengths.
+/// Head and tail with which a payload was sent, as indices into [`HEADS`] and [`TAILS`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
     head: u8,
@@ -83,9 +87,9 @@ pub struct Learnt {
 }
 
 impl Learnt {
-    /// Makes empty knowledge. `begins`: the payloads are the first bytes of a direction. A program that passes such
-    /// bytes on reads their beginning first. Where beginning and rest are in one piece, bytes of the protocol follow at
-    /// its end, too.
+    /// Makes empty knowledge. `begins`: the payloads of this kind are the first bytes of a message. A program that
+    /// passes them on reads their beginning first. If the whole message is in one payload, it reads bytes of the
+    /// protocol at its end, too.
     #[must_use]
     pub fn new(begins: bool) -> Self {
         let end = u8::from(begins);
@@ -115,7 +119,7 @@ impl Learnt {
             return true;
         }
         if self.saved >= 0 && self.reports == 0 {
-            // No payload was long enough for a reference yet, and none was touched: there is nothing to probe.
+            // No payload was long enough for a reference yet, so none was touched: there is nothing to probe.
             return false;
         }
         let every = self.probe_every(bytes);
@@ -125,7 +129,7 @@ impl Learnt {
         left.is_none()
     }
 
-    /// Interval between probes: shorter the closer references are to paying.
+    /// Interval between probes, in payloads. The closer references are to paying, the shorter it is.
     fn probe_every(&self, bytes: usize) -> u8 {
         const OFTEN: i64 = 4;
         if self.saved >= 0 {
@@ -153,8 +157,8 @@ impl Learnt {
         }
     }
 
-    /// Whether only an end was touched, which a longer head or tail can avoid. Such a touch does not count against
-    /// references.
+    /// Whether only bytes beside the head or tail were touched, which a longer head or tail can avoid. Such a touch
+    /// does not count against references.
     fn misses(&mut self, bytes: u32, sent: Sent, touched: &Touched) -> bool {
         let Touched { first, end, .. } = *touched;
         let (at_head, at_tail) = (first < END_BYTES / 2, end > bytes.saturating_sub(END_BYTES / 2));
@@ -183,8 +187,8 @@ impl Learnt {
         true
     }
 
-    /// If nothing more than the real bytes is read for long, head and tail become shorter: perhaps even less is
-    /// read.
+    /// If receivers read nothing but the real bytes for long, head and tail become shorter: perhaps even less of them
+    /// is read.
     fn count_calm(&mut self, sent: Sent) {
         let is_less = sent.head < self.head || sent.tail < self.tail;
         self.calm = self.calm.saturating_add(if is_less { CALM / 4 } else { 1 });
@@ -195,8 +199,8 @@ impl Learnt {
         }
     }
 
-    /// Updates the mean. A page that is not read saves two microseconds, and a page that is fetched costs one; a fetch
-    /// costs the time that it took.
+    /// Updates the mean. A page that is not read saves two microseconds. A page that is fetched costs one, and each
+    /// fetch costs the time that it took besides the copying.
     fn weigh(&mut self, bytes: u32, touched: &Touched) {
         let saved = i64::from(bytes - touched.bytes) / 512;
         let cost = i64::from(touched.waited) + i64::from(touched.bytes) / 1024;
@@ -226,14 +230,14 @@ pub struct Report {
     pub note: Note,
     /// Length of the payload's reference, in bytes.
     pub bytes: u32,
-    /// Bytes of it that were needed.
+    /// Bytes of the payload that were needed.
     pub touched: Touched,
 }
 
-/// Number of kinds that a table holds. Each has an entry of its number and the knowledge about it.
+/// Number of kinds that a table holds. The entry of each is the kind's number and the knowledge about it.
 const KINDS: usize = 1024;
 const ENTRY_BYTES: usize = 16;
-/// Bytes of a [`Table`].
+/// Size of a [`Table`], in bytes.
 pub const TABLE_BYTES: usize = KINDS * ENTRY_BYTES;
 const PROBES: usize = 8;
 

@@ -13,7 +13,7 @@
 //! * [`link`]: handoff of a program's clients to other machines;
 //! * [`channel`], [`records`]: connections between readers and stores, encrypted between machines.
 //!
-//! Nothing here touches a program's memory or its sockets: crates/process does.
+//! This crate touches neither a program's memory nor its sockets; crates/process does.
 #![forbid(unsafe_code)]
 
 pub mod absent;

@@ -1,5 +1,10 @@
 //! A program's connection with its agent, by which other machines send to its clients (include/shunt.h). It tells which
 //! machines can send, what the kernel reports about a connection, and what agents report about handoffs.
+//!
+//! A *peer* is another machine's agent, and the *board* the memory in which this machine's agent lists its peers. A
+//! *region* is a range of a client connection's sequence numbers that a peer sends: the payload of one *handoff*. A
+//! *ring* is a BPF ring buffer by which the kernel tells this program what becomes of its regions. A *holder* is a
+//! store, by its name.
 
 mod standing;
 
@@ -73,7 +78,7 @@ impl Outcome {
     }
 }
 
-/// A machine that can send.
+/// A machine that can send payloads to this program's clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sender {
     index: u32,
@@ -88,12 +93,12 @@ pub struct Link {
     counters: SharedMemory,
     ring: RingBuffer,
     number: u32,
-    /// Upper half of the names of its handoffs.
+    /// Agent's number of this connection. It is the upper half of the names of all handoffs over it.
     worker: u32,
     made: u32,
     /// Stores of the peers, by index on the board.
     holders: Vec<Holder>,
-    /// Outcomes that were read while an answer was awaited.
+    /// Outcomes that were read, and that the program has not taken yet, with the handoffs' names.
     outcomes: Vec<(u64, Outcome)>,
     standings: Standings,
 }
@@ -174,7 +179,7 @@ impl Link {
         self.word(offset_of!(BoardHead, alive)) == 1
     }
 
-    /// Machine that sends the bytes of this store; `None`: none does now. A machine may have a store and not send.
+    /// Machine of the store `holder`, if it can send its bytes to clients now. A machine may have a store and not send.
     #[must_use]
     pub fn sender(&self, holder: Holder) -> Option<Sender> {
         let index = self.holders.iter().position(|known| *known == holder)?;
@@ -186,8 +191,8 @@ impl Link {
         (is_up && can_send && !is_closed && self.is_alive()).then_some(Sender { index: index as u32, epoch })
     }
 
-    /// Whether a machine sends to clients in the name of this connection's server. Asks the machine where that is not
-    /// known.
+    /// Whether a machine sends to clients in the name of this connection's server. Asks the machine where its answer is
+    /// not known.
     ///
     /// # Errors
     /// Returns the kernel's error: `socket` is not connected, or the agent is gone.
@@ -214,7 +219,7 @@ impl Link {
         self.tell(ask.as_bytes())
     }
 
-    /// Notes that a handoff waits: its machine is given no more handoffs for a while.
+    /// Notes that a handoff waits until its machine can send more. The machine is given no more handoffs for a while.
     pub fn hold_back(&mut self, handoff: &Handoff) {
         let sender = Sender { index: handoff.peer, epoch: handoff.epoch };
         self.standings.hold_back(sender, handoff.flow.server().socket_addr());
@@ -241,7 +246,7 @@ impl Link {
         Ok(Handoff::of(&state, sender.index, sender.epoch, length))
     }
 
-    /// Extends the region of the last handoff of its connection by `bytes` bytes.
+    /// Extends the region of a handoff by `bytes` bytes. The handoff must be the last one of its connection.
     ///
     /// # Errors
     /// Returns the kernel's error: something was written behind the region.
@@ -251,7 +256,7 @@ impl Link {
         Ok(())
     }
 
-    /// Has the agents send the payload of a handoff that was begun.
+    /// Tells the agent of a handoff that was begun, so that the holder's machine sends the payload.
     ///
     /// # Errors
     /// Returns the kernel's error of send(2): the agent is gone, or does not read.

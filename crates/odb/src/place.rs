@@ -1,7 +1,7 @@
 //! Place of a reference's bytes: a range of a segment, or of a file that a program has sent (sendfile(2)).
 //!
-//! A file is not copied. So after its bytes were read, and before they are used, the file is compared with its state
-//! when the reference was made ([`Version`]). A body is therefore either whole, or visibly cut off.
+//! A file is not copied. So after its bytes were read, and before they are used, the file is compared with its state at
+//! the time when the reference was made ([`Version`]). A body is therefore either whole, or visibly cut off.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,8 +32,8 @@ pub struct Version {
     zero: U32,
 }
 
-/// Time since a file's last change after which it counts as settled. Time stamps are as coarse as two seconds (vfat),
-/// so that a file which changes twice within one of them may look the same.
+/// Time since a file's last change after which it counts as settled. Time stamps can be as coarse as two seconds
+/// (vfat), so a file that changes twice within that time may have the same stamps after both changes.
 const SETTLED_AFTER: Duration = Duration::from_secs(3);
 
 impl Version {
@@ -78,8 +78,8 @@ impl Version {
     }
 
     /// Whether a file whose state is now `other` still has the bytes that it had in the state `self`. A modification
-    /// time can be set by hand (utimensat(2)), but then the time of the inode's change tells. Links and permissions may
-    /// have changed.
+    /// time can be set by hand (utimensat(2)), but then the time of the inode's change tells. A later change of the
+    /// inode is accepted if the links, permissions or owner differ, because that explains it.
     #[must_use]
     pub fn has_bytes_of(&self, other: &Self) -> bool {
         let bytes = |version: &Self| (version.device, version.inode, version.size, version.modified_ns);
@@ -129,7 +129,7 @@ impl SentFile {
         &self.version
     }
 
-    /// Whether the file still has the bytes that it had then.
+    /// Whether the file still has the bytes that it had when it was sent.
     #[must_use]
     pub fn is_unchanged(&self) -> bool {
         matches!(Version::of(&self.descriptor), Ok(Some(now)) if self.version.has_bytes_of(&now))
@@ -161,15 +161,15 @@ impl AsFd for SentFile {
 }
 
 /// Whether the kernel itself has the file's bytes, or reads them from a disk. Such file systems tell without waiting
-/// what is in memory (preadv2(2), RWF_NOWAIT). tmpfs does not support that flag, but is in memory; it is recognised by
-/// its support of seals (fcntl(2), F_GET_SEALS).
+/// which bytes are in memory (preadv2(2), RWF_NOWAIT). tmpfs does not support that flag, but is in memory; it is
+/// recognised by its support of seals (fcntl(2), F_GET_SEALS).
 pub(crate) fn answers_at_once(file: impl AsFd) -> bool {
     let mut byte = [0];
     let read = preadv2(&file, &mut [io::IoSliceMut::new(&mut byte)], 0, ReadWriteFlags::NOWAIT);
     matches!(read, Ok(_) | Err(Errno::AGAIN)) || fcntl_get_seals(file).is_ok()
 }
 
-/// Place of some bytes. Copies of this may be read as long as the store keeps the bytes there
+/// Place of some bytes. A copy of this value can be used as long as the store keeps the bytes there
 /// ([`crate::store::Store::pin`]).
 #[derive(Clone, Debug)]
 pub struct Place {
@@ -185,17 +185,17 @@ enum Source {
 }
 
 impl Place {
-    /// Makes a range of a segment, which has to be inside it.
+    /// Makes the place of a range of a segment. The range has to be inside the segment.
     pub(crate) fn of_segment(memory: &Arc<SharedMemory>, from: u64, length: u64) -> Self {
         Self { source: Source::Segment(Arc::clone(memory)), from, length }
     }
 
-    /// Makes a range of a file.
+    /// Makes the place of a range of a file.
     pub(crate) fn of_file(file: &Arc<SentFile>, from: u64, length: u64) -> Self {
         Self { source: Source::File(Arc::clone(file)), from, length }
     }
 
-    /// Offset of the first byte in the file that [`Self::as_fd`] returns.
+    /// Offset at which the range begins, in the segment or file whose descriptor [`Self::as_fd`] returns.
     #[must_use]
     pub fn from(&self) -> u64 {
         self.from

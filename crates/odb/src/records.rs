@@ -6,7 +6,7 @@ use shunt_wire::tls::{Keys, MAX_CONTENT_BYTES, OVERHEAD_BYTES, Suite};
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a record's header.
+/// Length of a record's header, in bytes.
 pub const HEADER_BYTES: usize = 5;
 const TAG_BYTES: usize = 16;
 /// Longest record, in bytes.

@@ -2,7 +2,9 @@
 //!
 //! The share is a weight, a power of two. A new payload has one reference with [`Weight::WHOLE`]. To make two
 //! references of one, its weight is halved. The holder frees the payload when the whole weight has come back. So
-//! forwarding needs no message to the holder, and a payload is never freed while a reference to it exists.
+//! forwarding needs no message to the holder, and within its lease a payload is not freed while a reference to it
+//! exists. The holder is a store. It leases *segments* of memory to programs; a *slot* is a segment's entry for one
+//! payload.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -93,7 +95,7 @@ pub struct PayloadId {
     pub segment: u32,
     /// Number of the slot in the segment.
     pub slot: u32,
-    /// Secret that allows its owner to read the payload.
+    /// Secret number without which the store gives no bytes of the payload.
     pub secret: u64,
 }
 
@@ -114,7 +116,7 @@ pub struct Reference {
     pub length: u64,
 }
 
-/// Bytes of a [`Reference`] in a connection.
+/// Length of a [`Reference`] in a connection, in bytes.
 pub const REFERENCE_BYTES: usize = size_of::<Layout>();
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

@@ -1,4 +1,4 @@
-//! A segment: memory of the store into which one program writes payloads (the paper's odb_buff).
+//! A segment: memory of the store into which one program writes payloads (odb_buff in the paper on on-demand buffers).
 //!
 //! ```text
 //!   head      one page: whether the store that leased it is still there, and which files it has open
@@ -6,8 +6,9 @@
 //!   data      their bytes; each payload begins at the start of a page
 //! ```
 //!
-//! A slot belongs to the program while it is FREE, and to the store from USED to RETURNED. So neither waits for the
-//! other, and neither has to tell the other anything. The store looks into a slot when a reader asks for its payload.
+//! A slot belongs to the program while it is FREE, and to the store from USED on, until the store makes it RETURNED. So
+//! neither waits for the other, and neither has to tell the other anything. The store looks into a slot when a reader
+//! asks for its payload.
 //!
 //! A payload may also be in a file that the program has given to the store ([`crate::place`]). Then its slot has the
 //! file's number and the offset in that file.
@@ -36,22 +37,22 @@ use crate::touched::Touched;
 pub use files::Way;
 pub use writer::Writer;
 
-/// Number of payloads of a segment.
+/// Number of slots in a segment: as many payloads can be in it at a time.
 pub const SLOTS: usize = 1024;
 const SLOT_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;
-/// Offset at which the data begins.
+/// Offset at which the data begins in a segment.
 pub const DATA_BYTES_FROM: usize = PAGE_BYTES + SLOTS * SLOT_BYTES;
 
-/// Head: word of [`crate::presence`].
+/// Head: offset of the word that tells programs whether the store is alive ([`crate::presence`]).
 const SEEN: usize = 0;
 
-/// Head: one word for each place of a file, with the number of the open file there.
+/// Head: offset of the table of files. It has one word for each place of a file: the number of the open file there.
 const FILES_AT: usize = 64;
-/// Number of places for files in a segment. A file's number modulo this is its place. A number is never used for
+/// Number of places for files in a segment. A file's place is its number modulo this. A number is never used for
 /// another file.
 pub const FILES: u32 = 256;
-/// Value in place of a file's number: the store has closed the file.
+/// Value of a place's word in that table: no file is open there, or the store has closed it.
 const CLOSED: u32 = 0;
 /// Value of [`FILE`] in a slot whose payload is in the segment itself.
 const NO_FILE: u32 = 0;
@@ -66,11 +67,12 @@ const SECRET: usize = 8;
 const OFFSET: usize = 16;
 const LENGTH: usize = 24;
 const BORN_MS: usize = 32;
-/// Slot: which bytes of the payload were needed. The store writes this before RETURNED; [`UNKNOWN`]: nothing is known.
+/// Slot: offsets of the two words that say which bytes of the payload were needed. The store writes them before
+/// RETURNED; [`UNKNOWN`]: nothing is known.
 const TOUCHED: [usize; 2] = [40, 48];
 const UNKNOWN: u64 = u64::MAX;
-/// Slot: number that the writer has given to the stream that the payload is a part of; 0: none. A slow reader of a
-/// stream shows by reading other parts that it is still there.
+/// Slot: offset of the number that the writer has given to the stream that the payload is a part of; 0: none. A slow
+/// reader of a stream shows that it is still there by reading other parts.
 const STREAM: usize = 56;
 
 const FREE: u32 = 0;
@@ -186,7 +188,7 @@ impl Reader {
         presence::seen(self.0.long(SEEN), now_ms);
     }
 
-    /// Tells the program that the store ends.
+    /// Tells the program that it must write no more payloads here: the store ends, closes, or frees the segment.
     pub fn end(&self) {
         presence::end(self.0.long(SEEN));
     }
@@ -237,8 +239,9 @@ impl Mapped {
         self.is_still_there(reference)
     }
 
-    /// Whether the bytes that were just read, from the segment or from a file, are the payload's. If the lease had
-    /// ended and the pages had been used again, the slot would have changed before any of the bytes that were read.
+    /// Whether the bytes that were just read, from the segment or from a file, are the payload's. If the payload's
+    /// lease had ended and its pages had been used again, the slot would have changed before the first of the bytes
+    /// did.
     #[must_use]
     pub fn is_still_there(&self, reference: &Reference) -> bool {
         fence(Ordering::Acquire);
@@ -256,8 +259,8 @@ impl Mapped {
         }
     }
 
-    /// Whether the store may still lease the segment's pages. A reader that keeps an ended segment mapped keeps its
-    /// pages from all others.
+    /// Whether the store has not ended the segment ([`Reader::end`]). A reader that kept an ended segment mapped would
+    /// keep its pages from being freed.
     #[must_use]
     pub fn is_live(&self) -> bool {
         !presence::has_ended(self.0.0.long(SEEN))

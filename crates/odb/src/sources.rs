@@ -1,9 +1,9 @@
 //! Sources of a machine: the stores that its programs can fetch from. A program there that got a reference to any other
-//! store would have to break its connection in the middle of the body. So a program that has such a reference sends the
-//! bytes instead.
+//! store would have to break its connection in the middle of the body. So before a program sends a reference, it checks
+//! whether the store is a source of the receiver's machine. If not, it sends the bytes instead.
 //!
-//! Each agent tells its peers its sources (SOURCES, shunt_wire::sources). It keeps what it knows of all machines in
-//! memory that its programs read. So a check takes no message and no system call.
+//! Each agent tells its peers its sources (SOURCES, shunt_wire::sources). It keeps the sources of all machines in
+//! memory that its own machine's programs read. So a check takes no message and no system call.
 //!
 //! ```text
 //!  0         8    4096                        8192
@@ -12,8 +12,8 @@
 //!  |         |    | machine: name, arrivals   | of an end and a store, or zeros |
 //!  +---------+----+---------------------------+---------------------------------+
 //! ```
-//! The lowest bits of a pair give its row. A pair for which its row has no room is not found, and bytes are sent for
-//! it.
+//! The lowest bits of a pair give its row. A pair for which its row has no room is not in the table. Then programs send
+//! bytes.
 
 use std::collections::HashSet;
 use std::hash::Hasher;
@@ -30,7 +30,7 @@ use zerocopy::IntoBytes;
 use crate::presence::{self, now_ms};
 use crate::reference::Holder;
 
-/// Offset of the word of [`crate::presence`].
+/// Offset of the word that tells programs whether the table is kept up to date ([`crate::presence`]).
 const SEEN: usize = 0;
 const OWN: usize = 4096;
 const OWN_MAX: usize = 256;
@@ -55,7 +55,7 @@ impl End {
         Self(digest(&octets))
     }
 
-    /// The number, for storing it: never 0.
+    /// Returns the number, for storing it. It is never 0.
     #[must_use]
     pub fn to_long(self) -> u64 {
         self.0
@@ -69,8 +69,8 @@ impl End {
 
     fn and(self, store: &Holder) -> u64 {
         let (low, high) = name(store);
-        // Odd constants without further meaning: each bit of the product's upper half depends on all bits of both
-        // inputs.
+        // The constants are odd, and have no further meaning. Each bit of the product's upper half depends on all bits
+        // of both inputs.
         let mixed = (self.0 ^ low).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ high;
         (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93).max(1)
     }
@@ -98,7 +98,7 @@ fn own() -> impl Iterator<Item = usize> {
     (0..OWN_MAX).map(|place| OWN + place * 2 * size_of::<u64>())
 }
 
-/// The table as the agent writes it. Its machine's programs can always fetch from its own store.
+/// The table as the agent writes it. It always says that its machine's programs can fetch from its machine's store.
 #[derive(Debug)]
 pub struct Known {
     memory: Arc<SharedMemory>,
@@ -107,12 +107,12 @@ pub struct Known {
     own: HashSet<Holder>,
 }
 
-/// The table as the store keeps it: it says that the table is up to date.
+/// The table as the store keeps it: the store writes that the table is up to date.
 #[derive(Debug)]
 pub struct Kept {
     memory: Arc<SharedMemory>,
-    /// Read-only descriptor for programs. It is opened early, because a process that has become another user could not
-    /// open it.
+    /// Read-only descriptor for programs. It is opened at the beginning: once the agent has become another user, it
+    /// could not open the memory again.
     to_read: OwnedFd,
 }
 
@@ -130,8 +130,8 @@ pub fn new(store: Holder) -> io::Result<(Known, Kept)> {
 }
 
 impl Known {
-    /// Sets the pairs: programs at these addresses can fetch from these stores, and from no others. Returns the number
-    /// of pairs for which there was no room.
+    /// Sets the pairs: programs at each pair's address can fetch from its store, and from no other store. Returns the
+    /// number of pairs for which there was no room.
     pub fn are(&mut self, all: impl IntoIterator<Item = (IpAddr, Holder)>) -> usize {
         let this = (IpAddr::V6(Ipv6Addr::LOCALHOST), self.store);
         let pairs = all.into_iter().chain([this]).map(|(address, store)| End::of(address).and(&store));
@@ -159,7 +159,7 @@ impl Known {
             .for_each(|place| place.store(by, Ordering::Relaxed));
     }
 
-    /// Sets the stores that this machine's programs can fetch from. For each new one, its number of arrivals grows, and
+    /// Sets the stores that this machine's programs can fetch from. The number of arrivals of each new one grows. So
     /// programs that had lost it try it again.
     pub fn own_are(&mut self, stores: &HashSet<Holder>) {
         for store in stores.difference(&self.own) {

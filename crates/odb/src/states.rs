@@ -1,5 +1,6 @@
-//! Memory for the states of a program's connections, followed by the knowledge about its peers ([`crate::learnt`]).
-//! `shunt run` makes the first one. A process that becomes another user makes a new one (crates/process).
+//! Memory for the states of a program's connections. Behind them is what the program has learnt about its receivers
+//! ([`crate::learnt`]). `shunt run` makes the first such memory. A process that becomes another user makes a new one
+//! (crates/process).
 
 use std::io;
 
@@ -8,11 +9,12 @@ use shunt_wire::options::CARRIED_BYTES;
 
 use crate::learnt::TABLE_BYTES;
 
-/// Bytes of a state: a cookie, two locks, and the account that another user's process can take over.
+/// Size of a connection's state in bytes: its socket's cookie (8), two locks (4 each), and all the rest, which a
+/// process of another user gets when it takes over the connection ([`CARRIED_BYTES`]).
 pub const STATE_BYTES: usize = 16 + CARRIED_BYTES;
 /// Most connections that a program and its child processes may have with others under Shunt.
 const STATES: usize = 65_536;
-/// Size of the memory in bytes. A library with another layout of the states uses another size.
+/// Size of the memory in bytes. A library that lays out states differently uses another size.
 pub const BYTES: usize = STATES * STATE_BYTES + TABLE_BYTES;
 
 /// Makes new memory, owned by this process's user.

@@ -1,8 +1,10 @@
-//! The buffer store (the paper's RAB): payloads that outlive the programs that wrote them, for programs that have
-//! references to them.
+//! The buffer store (RAB in the paper on on-demand buffers): payloads that outlive the programs that wrote them, for
+//! programs that have references to them.
 //!
 //! The store is bounded. A program that asks for a segment when there is no room gets none, and sends real bytes
-//! instead.
+//! instead. A *segment* is memory that the store leases to one program, and a *slot* its entry for one payload. A
+//! payload's *lease* is the time that it waits for its readers. A reference has a *share* of the payload, whose size is
+//! its *weight*.
 
 pub mod caller;
 pub mod client;
@@ -34,20 +36,21 @@ pub const STORE_SOCKET: &str = "/run/shunt/store";
 /// Limits of the store's memory, files, connections and leases.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of all segments together.
+    /// Most bytes of all segments together.
     pub bytes: usize,
-    /// Bytes of one segment.
+    /// Bytes of payloads that one segment has room for.
     pub segment_bytes: usize,
     /// Lease of a payload: time that it waits for programs with references to it, in milliseconds. After that it is
-    /// gone.
+    /// gone, unless its file, or another payload of its stream, is read.
     pub lease_ms: u64,
-    /// Connections of readers. Each may have several answers under way.
+    /// Most connections of readers. Each connection may have several answers under way.
     pub readers: usize,
-    /// Connections of one user's programs. A program has two to fetch by, and one to keep what it writes.
+    /// Most connections of one user's programs. A program has two connections to fetch by, and one to lease segments
+    /// by.
     pub programs_of_a_user: usize,
-    /// Open files that programs have sent.
+    /// Most open files that programs have sent.
     pub files: usize,
-    /// Open files of one user's programs.
+    /// Most open files of one user's programs.
     pub files_of_a_user: usize,
 }
 
@@ -69,19 +72,19 @@ impl Default for Limits {
 struct Leased {
     reader: Reader,
     returned: HashMap<u32, Returned>,
-    /// By slot: number of answers under way.
+    /// By slot: number of [`Store::pin`]s that have not ended.
     pins: HashMap<u32, u32>,
     /// User of the program that writes the segment. The user's other programs may map it.
     user: u32,
     writer_lives: bool,
     files: Files,
-    /// By stream: time at which some of it was last read.
+    /// By stream: time at which some of its bytes were last read.
     streams: HashMap<u64, u64>,
 }
 
-/// Longest life of a payload, in leases: for payloads in files, which take no memory, and for copies. A payload
-/// outlives its first lease while its file, or another payload of its stream, is read. The reason is that a long body
-/// is sent at once, and its reader may be slow. The limit is for payloads whose reader has crashed.
+/// Longest life of a payload, in leases: first for payloads in files, which take no memory, then for copies. A payload
+/// outlives its first lease while its file, or another payload of its stream, is read. The reason is that a program
+/// sends a long body at once, and the body's reader may be slow. The limit is for payloads whose reader has crashed.
 const LEASES_OF_FILE: u64 = 60;
 const LEASES_OF_COPY: u64 = 15;
 
@@ -94,8 +97,9 @@ impl Leased {
         }
     }
 
-    /// Time from which a payload's lease counts: the last time that its file or its stream was read, at most
-    /// [`LEASES_OF_FILE`] or [`LEASES_OF_COPY`] leases after its birth.
+    /// Time at which a payload's present lease began: when the payload was made, or, if that is later, when its file or
+    /// some payload of its stream (the bytes of one connection) was last read. It is at most [`LEASES_OF_FILE`] or
+    /// [`LEASES_OF_COPY`] leases after the payload was made.
     fn last_of_use(&self, used: &Used, lease_ms: u64) -> u64 {
         let file_ms = used.file.and_then(|number| self.files.used_ms(number)).unwrap_or(0);
         let read_ms = self.streams.get(&used.stream).copied().unwrap_or(0);
@@ -117,8 +121,8 @@ struct Returned {
 #[derive(Debug)]
 pub struct Store {
     limits: Limits,
-    /// Segments by id. The id of a freed segment is not used again, and another store of this machine begins with
-    /// another one.
+    /// Segments by id. The id of a freed segment is not used again. Ids begin at a random number, so that a later store
+    /// of this machine has other ones.
     segments: BTreeMap<u32, Leased>,
     next: u32,
     bytes: usize,
@@ -246,7 +250,7 @@ impl Store {
         Self::free_if_whole(leased, payload);
     }
 
-    /// Takes back a share of a payload. `touched` says which bytes its owner needed.
+    /// Takes back a share of a payload. `touched` says which bytes the process that had the share needed.
     pub fn give_back(&mut self, payload: &PayloadId, weight: Weight, touched: Touched) {
         self.give_back_at(now_ms(), payload, weight, touched);
     }

@@ -1,6 +1,7 @@
 //! Time that fetches take besides the copying, as a mean for each holder. It differs between holders: for mapped
 //! payloads it is a switch between threads, for those of other machines a round trip through the network. It is
-//! reported to the payload's writer ([`crate::learnt`]). All times are in quarters of a microsecond.
+//! reported to the payload's writer ([`crate::learnt`]). All times are in quarters of a microsecond. The holder is the
+//! store that has the payload.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,21 +10,21 @@ use zerocopy::IntoBytes;
 
 use crate::reference::Holder;
 
-/// Number of holders whose means are kept. One more takes the place of another.
+/// Number of holders whose means are kept. A further holder takes the place of another.
 const PLACES: usize = 32;
-/// Mean of a holder without any fetch yet.
+/// Mean of a holder before its first fetch, in quarters of a microsecond (15 us).
 const FIRST: u32 = 60;
-/// Weight of the mean and the newest fetch together: the newest counts for one part in this many.
+/// Divisor of the mean: the newest fetch counts for one part in this many, and the mean so far for the others.
 const OF: u32 = 8;
 /// Largest multiple of the mean that a fetch counts as. A thread that did not run for a while, or had to connect first,
 /// has not waited only for bytes.
 const MOST: u32 = 8;
-/// Longest mean that is kept.
+/// Longest mean that is kept, in quarters of a microsecond: 100 ms.
 const LONGEST: u32 = 4 * 100_000;
 /// Bytes that are copied in a quarter of a microsecond. As in [`crate::learnt`], copying a page takes one microsecond.
 const BYTES_A_QUARTER: u64 = 1024;
 
-/// One word per place: the holder in the lower half, its mean in the upper half.
+/// One word per place: the first four bytes of the holder's name in the lower half, and its mean in the upper half.
 #[derive(Debug, Default)]
 pub struct Times([AtomicU64; PLACES]);
 

@@ -1,6 +1,7 @@
-//! Bytes of a payload that its first receiver needed itself, the program that the writer sent it to. It touched them,
-//! or a call needed them, or their memory could not be absent. Each share that comes back reports such bytes. The store
-//! adds the reports up, and the writer reads the sum ([`crate::learnt`]).
+//! Bytes of a payload that its first receiver needed itself. The first receiver is the program that the payload's
+//! writer sent it to. It touched the bytes, or a call needed them, or their memory could not be absent. Each share that
+//! comes back reports such bytes. The store adds the reports up, and the writer reads the sum ([`crate::learnt`]). A
+//! *share* is a part of the right to fetch the payload.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,7 +11,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Bytes of a payload that were needed. A peer that lies here can only cause bad guesses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
-    /// First byte that was touched, and the end of the last one. Both are equal where none was touched.
+    /// Offsets in the payload: of the first byte that was touched, and behind the last one. Both are equal where none
+    /// was touched.
     pub first: u32,
     pub end: u32,
     /// Number of bytes that were fetched.
@@ -105,8 +107,8 @@ impl Touching {
         self.fetched(bytes);
     }
 
-    /// Records that `bytes` bytes are fetched for a reason that says nothing about their place: memory that cannot be
-    /// absent.
+    /// Records that `bytes` bytes are fetched because their memory cannot be absent. This says nothing about which
+    /// bytes the program reads.
     pub fn fetched(&self, bytes: u64) {
         self.bytes.fetch_add(short(bytes), Ordering::Relaxed);
     }

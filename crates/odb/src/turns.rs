@@ -1,5 +1,5 @@
-//! Roles of a few threads, one of which leads and may be held up by a peer that is silent. Then another thread leads.
-//! Work for the silent peer waits until the first thread is done. So each silent peer holds up at most one
+//! Roles of a few threads. One of them leads, and may be held up by a peer that is silent. Then another thread leads.
+//! Work for the silent peer is kept for the first thread, until that is done. So each silent peer holds up at most one
 //! thread.
 //!
 //! tests/turns.rs tests all orders of the threads' steps with loom (scripts/loom).
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use shunt_sys::lock::atomic::{AtomicBool, Ordering};
 use shunt_sys::lock::{Condvar, Mutex};
 
-/// Roles of the threads. `K`: the peer that a thread waits for. `V`: what arrives for it.
+/// Roles of the threads. `K`: name of a peer that a thread may wait for. `V`: work for a peer.
 #[derive(Debug)]
 pub struct Turns<K, V> {
     roles: Mutex<Roles<K, V>>,
@@ -25,7 +25,7 @@ struct Roles<K, V> {
     is_led: bool,
     is_tended: bool,
     tended: Instant,
-    /// Peers that a thread waits for, and what has arrived for each meanwhile.
+    /// Peers that a thread waits for, and the work that has arrived for each of them meanwhile.
     slow: HashMap<K, Vec<V>>,
 }
 
@@ -61,8 +61,8 @@ impl<K: Copy + Eq + Hash, V> Turns<K, V> {
         self.changed.notify_all();
     }
 
-    /// Lets another thread lead. What arrives for `slow` is kept for this thread, which calls [`Self::kept`] until
-    /// nothing is left.
+    /// Lets another thread lead. Work that arrives for `slow` is kept for this thread. It calls [`Self::kept`] until no
+    /// work is left.
     pub fn hand_over(&self, slow: Option<K>) {
         let mut roles = self.roles.lock();
         roles.is_led = false;
@@ -79,7 +79,7 @@ impl<K: Copy + Eq + Hash, V> Turns<K, V> {
         self.any_slow.load(Ordering::Acquire)
     }
 
-    /// Keeps `what` for the thread that waits for `slow`. Returns false where no thread does.
+    /// Keeps the work `what` for the thread that waits for `slow`. Returns false where no thread does.
     pub fn keep(&self, slow: K, what: V) -> bool {
         let mut roles = self.roles.lock();
         let Some(kept) = roles.slow.get_mut(&slow) else { return false };
@@ -87,8 +87,8 @@ impl<K: Copy + Eq + Hash, V> Turns<K, V> {
         true
     }
 
-    /// Takes what was kept for the thread that has waited for `slow`. Where that is nothing, the thread no longer waits
-    /// for `slow`.
+    /// Takes the work that was kept for the thread that has waited for `slow`. If there is none, the thread no longer
+    /// counts as waiting for `slow`.
     pub fn kept(&self, slow: K) -> Vec<V> {
         let mut roles = self.roles.lock();
         let kept = roles.slow.get_mut(&slow).map(std::mem::take).unwrap_or_default();

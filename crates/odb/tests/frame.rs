@@ -53,7 +53,7 @@ fn byte(position: u64) -> u8 {
     (position.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// Weight with which each reference is sent; small enough that the sum of many fits into a u64.
+/// Weight with which each reference is sent. It is so small that the sum of many fits into a u64.
 const SHARE: Weight = match Weight::from_log2(40) {
     Some(weight) => weight,
     None => panic!(),
@@ -99,16 +99,16 @@ fn send(socket: &mut Socket, sending: &mut Sending, writes: &mut VecDeque<Write>
             0
         }
         Write::Real(bytes) => {
-            // At most 4096, because kernels that cut at every byte would otherwise have all bytes generated again for
-            // each cut.
+            // At most 4096 bytes at once. A socket that takes one byte at a time would otherwise have all bytes of a
+            // long write generated again for each.
             let is_short = *bytes % 2 == 1;
             let now = if is_short { sending.short(*bytes) } else { sending.real(*bytes) }.min(4096);
             let mut all = sending.owed().to_vec();
             all.extend((0..now as u64).map(|at| byte(*position + at)));
             let sent = socket.send(&all);
             let real = sending.sent(sent);
-            // Counts each byte as a hundred, so that a short stream reaches the promises ahead, too. Only some of the
-            // long writes count as long.
+            // Counts each byte as a hundred, so that even a short stream has enough short writes for promises ahead.
+            // Only some of the long writes count as long.
             sending.wrote(real * 100, is_short || !position.is_multiple_of(7));
             *position += real as u64;
             *bytes -= real;

@@ -16,14 +16,15 @@ const LONG: usize = 64 << 10;
 enum Looks {
     Nowhere,
     Everywhere,
-    /// This many bytes at its beginning, and at its end.
+    /// This many bytes at the payload's beginning, and this many at its end.
     Ends(usize, usize),
 }
 
-/// Time of a fetch in quarters of a microsecond, as measured on the machine of design.md.
+/// Time of a fetch in quarters of a microsecond, as measured once: 15 us.
 const FETCH: u32 = 60;
 
-/// Bytes that are fetched when a receiver reads like that, of a payload of `bytes` bytes with real ends.
+/// Report of a receiver that reads these parts of a payload: `bytes` bytes, of which `head` at the beginning and `tail`
+/// at the end are real.
 fn touched(looks: Looks, bytes: usize, head: usize, tail: usize) -> Touched {
     let length = bytes - head - tail;
     let page = length.min(4096) as u32;
@@ -43,7 +44,8 @@ fn touched(looks: Looks, bytes: usize, head: usize, tail: usize) -> Touched {
     }
 }
 
-/// Sends a payload. Returns its report if it was sent by reference.
+/// Sends a payload. If it was sent by reference: returns the reference's length, head and tail, and which bytes were
+/// touched.
 fn send(learnt: &mut Learnt, looks: Looks, bytes: usize, random: u8) -> Option<(u32, Sent, Touched)> {
     match learnt.plan(bytes, random) {
         Plan::Real => None,
@@ -128,7 +130,7 @@ fn ends_that_nobody_reads_any_more_go_by_reference_again() {
     assert_eq!((head, tail), (0, 0));
 }
 
-/// Cost of sending a payload in microseconds, as measured for design.md.
+/// Cost of sending a payload in microseconds, by measured costs of copies, fetches and faults.
 fn cost(bytes: usize, report: Option<&Touched>) -> f64 {
     let pages = |bytes: usize| bytes as f64 / 4096.0;
     match report {
@@ -200,7 +202,7 @@ fn table() -> Table {
     Table::new(SharedMemory::create("learnt", 4096 + TABLE_BYTES).unwrap()).unwrap()
 }
 
-/// Reports reads of a kind until it is sent as real bytes.
+/// Reports that payloads of a kind are read, until the plan is to send them as real bytes.
 fn teach(table: &Table, kind: u64) {
     while let Plan::Reference { head, tail, sent, .. } = table.plan(kind, false, LONG, 0) {
         let bytes = (LONG - head - tail) as u32;

@@ -13,8 +13,8 @@ use shunt_process::system::scarce;
 use shunt_sys::lock::{Mutex, MutexGuard};
 use shunt_sys::userfaultfd::PAGE_BYTES;
 
-/// Source of memory for the allocator, by system calls that are not interposed. libc's are: they would ask for locks of
-/// the library, whose holders allocate.
+/// Source of memory for the allocator: mmap(2) and its kin, called without libc. libc's functions are interposed, and
+/// would take locks of the library. A thread that has one of these locks may be allocating memory.
 struct Kernel;
 
 impl Kernel {
@@ -29,7 +29,7 @@ impl Kernel {
     }
 }
 
-// SAFETY: mmap(2), mremap(2) and munmap(2) do what is asked of each.
+// SAFETY: mmap(2), mremap(2) and munmap(2) do what the trait's methods promise.
 unsafe impl dlmalloc::Allocator for Kernel {
     fn alloc(&self, bytes: usize) -> (*mut u8, usize, u32) {
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -102,22 +102,22 @@ fn patiently(ask: impl Fn() -> *mut u8) -> *mut u8 {
 // SAFETY: the memory is dlmalloc's, which is called under a lock.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promises are what dlmalloc needs, here and below.
+        // SAFETY: the caller's promises are what dlmalloc needs.
         patiently(|| unsafe { self.lock().malloc(layout.size(), layout.align()) })
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: as above.
+        // SAFETY: the caller's promises are what dlmalloc needs.
         unsafe { self.lock().free(at, layout.size(), layout.align()) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as above.
+        // SAFETY: the caller's promises are what dlmalloc needs.
         patiently(|| unsafe { self.lock().calloc(layout.size(), layout.align()) })
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        // SAFETY: as above.
+        // SAFETY: the caller's promises are what dlmalloc needs.
         patiently(|| unsafe { self.lock().realloc(at, layout.size(), layout.align(), bytes) })
     }
 }

@@ -1,5 +1,5 @@
-//! Forks with the library's allocator held. Its lock is taken last, because everything else here allocates, and
-//! released first.
+//! Forks, with the lock of the library's allocator held. That lock is taken last and released first, because the other
+//! steps at a fork allocate memory.
 
 use shunt_process::forks;
 

@@ -1,6 +1,6 @@
 //! The interposed symbols. Each only calls the function of the library that it stands for, or glibc's.
 
-/// Defines other names of the same functions.
+/// Defines symbols that are other names of functions here.
 macro_rules! same {
     ($($name:ident is $of:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {$(
         #[unsafe(no_mangle)]

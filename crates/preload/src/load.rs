@@ -1,5 +1,5 @@
-//! Sets up the process's state when the library is loaded, from the environment that `shunt run` has left; and gives
-//! back shares when the process ends.
+//! Sets up the process's state when the library is loaded, from the environment that `shunt run` has left. When the
+//! process ends, sends unused shares of payloads back to their holders.
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -52,9 +52,10 @@ extern "C" fn at_load() {
 #[unsafe(link_section = ".fini_array")]
 static AT_EXIT: extern "C" fn() = at_exit;
 
-/// Gives back the shares that the process has let go of, when it ends.
+/// Sends unused shares of payloads back to their holders when the process ends.
 extern "C" fn at_exit() {
-    // Not if a signal handler ends the process in the middle of the library.
+    // Does nothing in a child that is unknown to the library, or if a signal handler ends the process while this thread
+    // is inside the library.
     if process::is_own()
         && let Some(runtime) = runtime()
         && let Some(_inside) = Inside::enter()
@@ -68,7 +69,7 @@ fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.split(';').find_map(|field| field.split_once('=').filter(|(key, _)| *key == name)).map(|(_, value)| value)
 }
 
-/// Sends back shares, in the thread that makes connections.
+/// Sends unused shares of payloads back to their holders. Called in the thread that makes connections to them.
 fn tick() -> bool {
     runtime().is_some_and(|runtime| runtime.memory.holders.send_returns(&runtime.memory.returns))
 }
@@ -89,7 +90,8 @@ fn from_environment(text: &str) -> Option<Runtime> {
         rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).map(OwnFd::new);
     entries::keep(number);
     entries::keep(faults_number);
-    // SAFETY: as above. It stays open, because programs that this one executes inherit it.
+    // SAFETY: `shunt run` left the descriptor open for this library. It stays open, because programs that this one
+    // executes inherit it.
     let faults = unsafe { OwnedFd::from_raw_fd(faults_number) };
     let cookie: Option<u64> = value(text, "cookie").and_then(|cookie| cookie.parse().ok());
     let is_entrance = |fd: &i32| rustix::net::sockopt::socket_cookie(kernel::borrow(*fd)).ok() == cookie;
@@ -97,7 +99,8 @@ fn from_environment(text: &str) -> Option<Runtime> {
         && let Some(number) = descriptor("entrance").filter(is_entrance)
     {
         entries::keep(number);
-        // SAFETY: as above.
+        // SAFETY: `shunt run` left the descriptor open for this library; its cookie shows that it is still the same
+        // file.
         enter_by(unsafe { OwnedFd::from_raw_fd(number) });
     }
     let store = PathBuf::from(value(text, "store")?);

@@ -1,6 +1,7 @@
 //! Handoffs of absent bytes that a program writes to a client. The agent of the bytes' holder sends them on the
 //! client's own connection, so this machine never has them, only their references (ARCHITECTURE.md, "On-demand
-//! buffers"). The range of sequence numbers that the agent sends is a *region*.
+//! buffers"). The range of sequence numbers that the agent sends is a *region*. A *handoff* has one region, which the
+//! kernel begins only with *proof* that the client's packets pass the steering programs, which send its ACKs on.
 //!
 //! The program's socket stays what it was. Bytes that are written behind absent ones wait in it, by the kernel's doing
 //! (SHUNT_APPEND). So nothing is queued here, and EAGAIN, poll, close and the end of the process are the kernel's.
@@ -45,23 +46,23 @@ use handing::bytes;
 pub use handings::Handings;
 pub use sealed::{Client, Turn, can_begin, seal};
 
-/// Bytes that are fetched at a time for a client that another machine sends to. While that machine sends, the client's
-/// socket takes little. Bytes that were fetched in vain cannot be handed off any more.
+/// Number of bytes that are fetched at a time for a client to which other machines send, too. While another machine
+/// sends, the client's socket takes few bytes. Bytes that were fetched and not taken cannot be handed off any more.
 const BESIDE_AT_ONCE: usize = 32 << 10;
 
-/// Knowledge about each descriptor as a client's connection.
+/// By descriptor: whether it is a client's connection on which another machine could send.
 static CLIENTS: [AtomicU8; 1 << 20] = [const { AtomicU8::new(UNKNOWN) }; 1 << 20];
 const UNKNOWN: u8 = 0;
-/// A TCP connection.
+/// Value for a TCP connection that was not prepared for handoffs yet.
 const POSSIBLE: u8 = 1;
-/// A connection that was prepared for handoffs ([`prepare`]).
+/// Value for a connection that was prepared for handoffs ([`prepare`]).
 const PREPARED: u8 = 2;
-/// Not a client's connection, or one that no other machine can send on.
+/// Value for all else: no client's connection, or one on which no other machine can send.
 const NEVER: u8 = 3;
-/// First of the values for a connection whose handoff the kernel has refused for want of proof that the client's
-/// packets pass the steering programs. Each further refusal adds 1.
+/// Value after the first refusal of a handoff for want of proof that the client's packets pass the steering programs.
+/// Each further such refusal adds 1.
 const UNPROVEN: u8 = 4;
-/// At one more refusal than this, no handoff is asked for again: the connection's packets take another path.
+/// Last of these values. After one more refusal, no handoff is asked for again: the client's packets take another path.
 const UNPROVEN_LAST: u8 = UNPROVEN + 15;
 
 /// Number of regions that have begun and that no agent has been told of. It is nearly always 0.
@@ -70,7 +71,7 @@ static BEGUN: AtomicUsize = AtomicUsize::new(0);
 /// The handoffs under way.
 static HANDINGS: LazyLock<Lock<Handings>> = LazyLock::new(|| Lock::new(Rank::Handings, Handings::default()));
 
-/// A write, cut at its first run of absent bytes that one machine has.
+/// A write, cut into three parts: its first run of absent bytes that one machine has, and what is before and behind it.
 struct Cut {
     before: Parts,
     run: SmallVec<[Piece; 8]>,
@@ -125,7 +126,8 @@ fn try_lock() -> Option<Held<'static, Handings>> {
     HANDINGS.try_lock()
 }
 
-/// Tells the agent of all that has begun, and holds the lock for a fork: nothing changes until the value is dropped.
+/// Tells the agent of all handoffs that have begun, and holds the lock for a fork: nothing changes until the value is
+/// dropped.
 pub fn hold_still() -> Held<'static, Handings> {
     let mut handings = lock();
     handings.tell_all();
@@ -162,8 +164,8 @@ pub fn write(
     }
     match outside::write(&runtime.memory, &rest, at_once, call, emit) {
         Ok(sent) => Ok(done + sent),
-        // Bytes that cannot be fetched any more are reported at once: nothing else would wake a program that waits for
-        // room.
+        // If bytes cannot be fetched any more, the program is told at once. After a short write it would wait for room,
+        // and nothing would wake it.
         Err(errno) if done > 0 && errno != libc::ECONNRESET => Ok(done),
         Err(errno) => Err(errno),
     }
@@ -195,8 +197,8 @@ pub fn forget(fd: RawFd) {
     }
 }
 
-/// Notes before connect(2) that the other end is a server. Its packets may come in by an interface where none are
-/// steered.
+/// Notes before connect(2) that the other end is a server, so that nothing is handed off on the connection. The
+/// server's packets may come in by an interface where packets are not steered.
 pub fn connecting(fd: RawFd) {
     if let Some(client) = client(fd) {
         client.store(NEVER, Ordering::Relaxed);
@@ -210,8 +212,8 @@ pub fn duplicated(from: RawFd, to: RawFd) {
     }
 }
 
-/// Notes that no other machine can send on this connection. Does nothing if its own bytes have not all left: then a
-/// later handoff may succeed.
+/// Notes that no other machine can send on this connection. Does nothing as long as written bytes have not left: a
+/// later handoff may succeed then.
 fn refuse(fd: RawFd) {
     if let Some(client) = client(fd)
         && !unsent(fd)
@@ -220,7 +222,8 @@ fn refuse(fd: RawFd) {
     }
 }
 
-/// Notes that the kernel has refused for want of proof. The packets that pass until the next write may be proof enough.
+/// Notes that the kernel has refused a handoff for want of proof ([`UNPROVEN`]). The packets that pass until the next
+/// write may be proof enough.
 fn refuse_for_now(fd: RawFd) {
     if let Some(client) = client(fd) {
         let next = match client.load(Ordering::Relaxed) {
@@ -253,7 +256,7 @@ fn unsent(fd: RawFd) -> bool {
     asked.is_err() || bytes > 0
 }
 
-/// Tells the agent of what has begun. Called when the program is about to wait, or to end.
+/// Tells the agent of the handoffs that have begun. Called when the program is about to wait, or to end.
 #[inline]
 pub fn turn_ends() {
     if BEGUN.load(Ordering::Relaxed) > 0 {
@@ -279,9 +282,9 @@ pub fn tend(runtime: &'static Runtime) {
     runtime.memory.return_shares();
 }
 
-/// Called before the program writes to a descriptor, by a call with `flags`. If a rescue is under way on the
-/// connection, waits for its end, as the program's own call would for room. Returns true if the rescue goes on and the
-/// program's call does not wait (EAGAIN). When the rescue is over, the program is told that there is room.
+/// Whether a write of the program has to be refused (EAGAIN), because a rescue is under way on the connection. Called
+/// before each write to a descriptor, with the flags of the program's call. If that call may wait, this waits for the
+/// rescue's end, and returns false. When the rescue is over, the program is told that there is room.
 #[inline]
 pub fn is_full_of_rescue(fd: RawFd, flags: i32) -> bool {
     rescue::any() && rescue::is_full(fd, flags)

@@ -1,4 +1,6 @@
-//! Keeps account of the descriptors whose connections lie between two programs under Shunt, as both ends know.
+//! Keeps account of the descriptors whose connections lie between two programs under Shunt, as both ends know. Such a
+//! connection is *framed*: it carries frames of real bytes and of *references* to bytes in a store. Connections with
+//! clients may have *handoffs*: another machine then sends bytes on them.
 
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
@@ -20,8 +22,8 @@ use crate::system::real::{self, errno, set_errno};
 pub fn place(runtime: &Runtime, fd: RawFd) -> Option<u32> {
     match entry(fd)?.load(Ordering::Relaxed) {
         FOREIGN | LISTENING | KEPT => None,
-        // A signal handler has interrupted the library, and its thread may have the locks that are needed here. The
-        // caller uses no place in this case, but has the program try again.
+        // A signal handler has interrupted the library in this thread, which may hold the locks that are needed here.
+        // The caller does not use the place in this case, but has the program try again (EAGAIN).
         CONNECTING if is_inside() => Some(u32::MAX),
         CONNECTING => {
             let before = errno();
@@ -42,32 +44,33 @@ pub fn place(runtime: &Runtime, fd: RawFd) -> Option<u32> {
 }
 
 /// Asks the kernel, once a connection is made, whether the other end is under Shunt. Before that there is nothing to
-/// read, and nothing may be written. Bytes written between the question and the kernel's answer to the handshake would
-/// not be framed.
+/// read, and nothing may be written: bytes that left between this question and the end of the handshake would not be
+/// framed.
 #[cold]
 fn settle(runtime: &Runtime, fd: RawFd) -> Option<u32> {
     let socket = kernel::borrow(fd);
     let waits = rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| !flags.contains(rustix::fs::OFlags::NONBLOCK));
     loop {
-        // In this order: once the socket is connected, the handshake has settled it.
+        // This is asked before SHUNT_SPEAKS: once the socket is connected, the handshake has settled whether the other
+        // end is under Shunt.
         let connected = rustix::net::getpeername(socket).is_ok();
         if odb::speaks(socket) {
             return adopt(runtime, fd, true, true);
         }
         if connected {
-            // From here on the descriptor is the kernel's. It is not forgotten that this end has connected
-            // (crate::bypass).
+            // From here on all calls are the kernel's. [`crate::bypass`] still remembers that this end has connected.
             closing(fd);
             return None;
         }
         let mut ready = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
         let patience = Timespec { tv_sec: 0, tv_nsec: 0 };
         match poll(&mut ready, if waits { None } else { Some(&patience) }) {
-            // There is no connection, or none yet. The kernel's own call says so, and moves no bytes (EAGAIN).
+            // There is no connection, or none yet. The program's call, which the kernel then gets, says so and moves no
+            // bytes.
             Ok(0) => return None,
             Ok(_) if ready[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) => return None,
             Ok(_) => {}
-            // A signal, which the kernel's call handles.
+            // A signal came. The program's call, which the kernel then gets, handles it.
             Err(_) => return None,
         }
     }
@@ -81,8 +84,8 @@ fn adopt(runtime: &Runtime, fd: RawFd, connected: bool, waits: bool) -> Option<u
         refuse(fd);
         return None;
     };
-    // A reference is a small segment that stands for many bytes. If it waited for the ACK of another one (RFC 896), it
-    // would hold up bytes that the program has sent in large segments.
+    // A reference is a small TCP segment that stands for many bytes. Without TCP_NODELAY it would wait for the ACK of
+    // the one before (RFC 896). The bytes themselves would have left in large segments, without a wait.
     let _ = rustix::net::sockopt::set_tcp_nodelay(socket, true);
     match entry(fd) {
         Some(entry) => entry.store(place + FIRST_PLACE, Ordering::Relaxed),
@@ -91,13 +94,14 @@ fn adopt(runtime: &Runtime, fd: RawFd, connected: bool, waits: bool) -> Option<u
     Some(place)
 }
 
-/// Shuts down a connection for whose state this end has no room. The other end will send frames, and no connection is
-/// better than wrong bytes.
+/// Shuts down a connection for whose state this process has no room. The other end will send frames, which the program
+/// would take for its own bytes.
 fn refuse(fd: RawFd) {
     let _ = rustix::net::shutdown(kernel::borrow(fd), rustix::net::Shutdown::Both);
 }
 
-/// Marks a socket before connect(2), if this process can fetch. A process that cannot must get no references.
+/// Marks a socket before connect(2), so that its handshake says that this program is under Shunt. Does nothing if this
+/// process cannot fetch, because it must get no references then.
 pub fn connecting(runtime: &Runtime, fd: RawFd) {
     if let Some(entry) = entry(fd)
         && entry.load(Ordering::Relaxed) == FOREIGN
@@ -121,9 +125,9 @@ fn writes_into_syn(fd: RawFd) -> bool {
     asked == 0 && value != 0
 }
 
-/// Marks a socket before listen(2).
+/// Marks a socket before listen(2), so that its handshakes say that this program is under Shunt.
 pub fn listening(fd: RawFd) {
-    // If no handoffs are possible now, the first handoff later has the handshakes noted.
+    // Has the kernel note the clients' handshakes. If no handoffs are possible now, the first handoff later does that.
     let _ = odb::watch(kernel::borrow(fd));
     if let Some(entry) = entry(fd)
         && entry.load(Ordering::Relaxed) == FOREIGN
@@ -133,9 +137,9 @@ pub fn listening(fd: RawFd) {
     }
 }
 
-/// Called before execve(2) of the program that `file` returns. The library does not get into some programs, and clients
-/// of their listeners would send frames that nobody understands. So the listeners that such a program inherits lose
-/// their mark, even if this process still accepts from them.
+/// Takes the mark from listeners that another program will inherit, if the library does not get into that program.
+/// Clients that connect to it would send frames, which it does not understand. Called before execve(2); `file` opens
+/// the program's file. The listeners lose their mark even if this process still accepts from them.
 pub fn executing(file: impl FnOnce() -> Option<OwnedFd>) {
     let mut listeners = entries::listening().filter(|fd| is_inherited(*fd)).peekable();
     if listeners.peek().is_some() && file().is_some_and(|file| !program::is_covered(file)) {
@@ -252,8 +256,8 @@ pub fn dissolved(runtime: &Runtime, fd: RawFd) {
     }
 }
 
-/// Forgets what a descriptor's number stood for, because the descriptor is new: glibc closes some descriptors by
-/// itself.
+/// Forgets what a descriptor's number stood for, because the descriptor is new. The library may not know that the old
+/// one was closed: glibc closes some descriptors by itself.
 pub fn forget_entry(fd: RawFd) {
     bypass::forget(fd);
     entries::forget(fd);

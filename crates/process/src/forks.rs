@@ -1,4 +1,5 @@
-//! Forks. A child finds no state in the middle of a change, and knows which state is its parent's.
+//! Forks. The library's locks are held during a fork, so that the child finds no state in the middle of a change. The
+//! child then forgets the state that is its parent's.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

@@ -1,7 +1,7 @@
 //! On-demand buffers in a program's process (ARCHITECTURE.md). This is the library of `shunt run` without its
 //! interposed symbols, so that tests can run it in processes that nothing was preloaded into.
 //!
-//! The library has layers. Each uses those above it in this list, and none below.
+//! The library has layers. They are listed here from the lowest up, and each uses only lower ones.
 //!
 //! * [`system`]: system calls that are not interposed, glibc's own functions, locks, threads;
 //! * [`memory`]: absent memory, large blocks of malloc, the threads that serve faults, and writes of absent memory to
@@ -9,10 +9,10 @@
 //! * [`store`]: the segment where this process leaves the bytes that it writes;
 //! * [`connections`]: which descriptor is which connection, the state of each, and what a read and a write do with it;
 //! * [`bypass`], [`tls`]: handoffs of absent memory to clients, which its holder sends;
-//! * [`descriptors`], [`forks`]: what becomes of all that when descriptors and processes come and go.
+//! * [`descriptors`], [`forks`]: what becomes of this state when descriptors and processes come and go.
 //!
-//! Above them are the symbols (crates/preload). A lower layer tells an upper one something by a return value, or by a
-//! function that it was given for that ([`memory::Calls`]). tests/layers.rs checks the list against the code.
+//! The highest layer are the symbols (crates/preload). A lower layer tells a higher one something by a return value, or
+//! by a function that it was given for that ([`memory::Calls`]). tests/layers.rs checks the order against the code.
 //!
 //! Rules that keep a program from hanging:
 //!

@@ -1,14 +1,16 @@
-//! Absent memory of the process. A read of a reference makes memory absent. Such memory *stands for* bytes of a payload
-//! that its holder has: a store on this or another machine. A touch, or a call that needs the bytes, has them fetched.
-//! Bytes that are in memory are called *real*.
+//! Absent memory of the process. When a program reads a reference from a connection, its memory becomes absent: it
+//! *stands for* bytes of a payload (a body in a store), and does not contain them. The payload's *holder* has them: a
+//! store on this or another machine. A *share* of the payload, which came with the reference, keeps it there until the
+//! share is sent back or the payload's lease ends. The library fetches the bytes when a thread touches the memory, or
+//! when a call needs them. Bytes that are in memory are called *real*.
 //!
-//! `State::absent` and the kernel's registration change together under one lock. That lock is never held while
-//! bytes are fetched, or while memory is touched that may be absent. Bytes are fetched into memory of the library's
-//! own. They are put into place afterwards, if the program's memory still stands for them.
+//! `State::absent` and the registration of memory with userfaultfd change together under one lock. That lock is never
+//! held while bytes are fetched, or while memory is touched that may be absent. Bytes are fetched into memory of the
+//! library's own. They are put into place afterwards, if the program's memory still stands for them.
 //!
 //! There are two kinds of absent memory. The library allocates large blocks of malloc itself ([`blocks`]), so it knows
-//! what the kernel has for each of their pages ([`block`]). Of any other memory only whole pages are absent, and only
-//! as long as they stand for something ([`elsewhere`]).
+//! what the kernel has for each of their pages ([`block`]). In all other memory, only whole pages can be absent, and
+//! they are registered only as long as they stand for something ([`elsewhere`]).
 
 mod block;
 pub mod blocks;
@@ -43,26 +45,27 @@ use crate::system::ranks::Rank;
 use crate::system::threads;
 use scratch::Scratch;
 
-/// Most bytes that are fetched at a time.
+/// Most bytes that one fetch asks for.
 const FETCH_BYTES: usize = 1 << 20;
-/// Cost of a touch besides its fetch, in quarters of a microsecond: the kernel tells the serving thread, and wakes the
-/// faulting one.
+/// Cost of a touch of absent memory besides the fetch, in quarters of a microsecond: the kernel tells the thread that
+/// serves faults, and later wakes the thread that touched the memory.
 const FAULT_QUARTERS: u32 = 20;
-/// Number of waiting shares at which they are sent back. It is small because a share may be of a long payload, and the
-/// payload's store may be small.
+/// Number of unused shares of payloads at which the library has them sent back to the holders. It is small because each
+/// share keeps a payload in a store. The payload may be long, and the store small.
 const RETURNS_AT_ONCE: usize = 16;
 
-/// Number of absent bytes, to be read without the lock. It is nearly always 0.
+/// Number of absent bytes in the process, as `State::absent` has it, for readers without the lock. It is nearly always
+/// 0.
 static ABSENT_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Whether a page of a block has ever been registered with userfaultfd. Before that, no page state has to be looked up.
 static ANY_BLOCKS: AtomicBool = AtomicBool::new(false);
-/// Whether the program has more than one thread.
+/// Whether the program has ever started a second thread.
 static THREADS: AtomicBool = AtomicBool::new(false);
 
 /// Number of forks under way. While it is not 0, no memory becomes absent.
 static FORKING: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether any memory of the process is absent or registered.
+/// Whether any memory of the process is absent, or may be registered with userfaultfd.
 #[inline]
 pub fn any_absent() -> bool {
     any_bytes_absent() || ANY_BLOCKS.load(Ordering::Relaxed)
@@ -74,7 +77,8 @@ pub fn any_bytes_absent() -> bool {
     ABSENT_BYTES.load(Ordering::Acquire) != 0
 }
 
-/// Notes that the program has several threads: another one may write beside the memory that this one reads into.
+/// Notes that the program has several threads. While one reads into memory, another may write beside it in the same
+/// page.
 pub fn has_threads() {
     THREADS.store(true, Ordering::Relaxed);
 }
@@ -94,7 +98,8 @@ pub struct Memory {
 #[derive(Default)]
 struct State {
     absent: Absent,
-    /// Real bytes of missing pages in blocks, by page: bytes that a page holds beside those that it stands for.
+    /// By address of a missing page in a block: a copy of the page, with the real bytes that it has beside those that
+    /// it stands for.
     saved: BTreeMap<usize, Box<[u8; PAGE_BYTES]>>,
     touches: Touches,
     /// This process's userfaultfd. It is made when memory first becomes absent, with the threads that serve its faults.
@@ -106,7 +111,7 @@ struct State {
 /// Where the program last touched absent memory. The next fetch's length depends on it.
 #[derive(Default)]
 struct Touches {
-    /// End of the bytes that were fetched last.
+    /// Address behind the last page that was fetched for a touch.
     next: usize,
     window: usize,
 }
@@ -121,18 +126,19 @@ impl Touches {
     }
 }
 
-/// Copies of program bytes in the library's own memory, for one call.
+/// Copies of the program's bytes in the library's own memory, for one call.
 pub type Copies = Vec<Vec<u8>>;
 
-/// Functions of upper layers that the threads of this one call.
+/// Functions of upper layers of the library (lib.rs). Threads of this layer call them.
 pub struct Calls {
-    /// Sends back shares, in the thread that makes connections. Returns whether it is to be called again soon.
+    /// Sends back unused shares. The thread that makes connections to holders calls it. Returns true if it is to be
+    /// called again soon.
     pub tick: fn() -> bool,
-    /// Called several times a second, in a thread that serves faults.
+    /// Does regular work of upper layers. One of the threads that serve faults calls it several times a second.
     pub tend: fn(),
 }
 
-/// Starts a thread that waits for agents and stores, so that no thread of the program has to.
+/// Starts a thread of the library that waits for agents and stores, so that no thread of the program has to.
 fn start(name: &'static str, work: Box<dyn FnOnce() + Send>) -> bool {
     threads::start(name, work)
 }
@@ -170,7 +176,8 @@ impl Memory {
     /// Keeps a share of a payload for this process. `from_writer`: see [`Hold::from_writer`].
     pub fn hold(&self, reference: &Reference, share: Weight, from_writer: bool) -> Arc<Hold> {
         let new = if from_writer { Hold::from_writer } else { Hold::new };
-        // Length of the payload up to the reference's end: bytes taken earlier came in the same reference.
+        // Number of the payload's bytes up to the reference's end. Bytes before `offset` count, too: the program took
+        // them earlier, from the same reference.
         let of_bytes = reference.offset + reference.length;
         let hold = Arc::new(new(reference.payload, share, of_bytes, &self.returns));
         if let Some(mut recent) = self.recent.try_lock() {
@@ -187,8 +194,8 @@ impl Memory {
         (hold.payload() == *payload).then_some(hold)
     }
 
-    /// The part of a range that may be absent. In a block this includes parts of pages, if no other thread can write
-    /// beside them while they become absent.
+    /// The part of a range that may be made absent. In a block this includes parts of pages, if no other thread can
+    /// write beside them while they become absent.
     pub fn can_be_absent(&self, range: &Range<usize>) -> Range<usize> {
         if blocks::contains(range.start) && !THREADS.load(Ordering::Relaxed) {
             range.clone()
@@ -198,7 +205,8 @@ impl Memory {
     }
 
     /// Makes memory stand for a payload's bytes from `offset` on, in place of what it holds. `addresses` lies in what
-    /// [`Self::can_be_absent`] returned. Returns false if this memory cannot be absent; its contents may be lost then.
+    /// [`Self::can_be_absent`] returned. Returns false if this memory cannot become absent now; its contents may be
+    /// lost then.
     pub fn make_absent(&'static self, addresses: Range<usize>, hold: &Arc<Hold>, offset: u64) -> bool {
         let bytes = addresses.len();
         let made = self.stand_for(addresses, hold, offset);
@@ -215,7 +223,8 @@ impl Memory {
             return false;
         }
         let Some(faults) = state.faults(self) else { return false };
-        // Entered first: a thread that touches the memory as soon as it is absent gets these bytes.
+        // The piece is entered before its memory becomes absent: a thread that touches the memory at once then gets
+        // these bytes.
         state.absent.insert(Piece { addresses: addresses.clone(), hold: Arc::clone(hold), offset });
         let made = if blocks::contains(addresses.start) {
             ANY_BLOCKS.store(true, Ordering::Relaxed);
@@ -230,7 +239,7 @@ impl Memory {
         made
     }
 
-    /// Whether some of a range is absent, or in a page whose touch has to wait.
+    /// Whether a byte of a range is absent, or lies in a missing page of a block: a thread that touches the page waits.
     pub fn meets(&self, range: &Range<usize>) -> bool {
         any_absent()
             && !range.is_empty()
@@ -238,7 +247,8 @@ impl Memory {
                 || any_bytes_absent() && self.lock().absent.meets(range))
     }
 
-    /// The absent pieces of a range, in order, as the kernel has them now.
+    /// The absent pieces of a range, in order. Outside blocks, a piece that the kernel no longer has absent is left
+    /// out.
     pub fn absent_within(&self, range: &Range<usize>) -> Pieces {
         if !any_bytes_absent() {
             return Pieces::new();
@@ -250,15 +260,17 @@ impl Memory {
         pieces
     }
 
-    /// Calls `each` with memory that has the bytes of a range, in order. The range itself stands for nothing. Where its
-    /// page stands for other bytes, `each` gets a copy, because a touch would have the page fetched.
+    /// Calls `each` with memory that has the bytes of a range, in order. The caller knows that no byte of the range is
+    /// absent. If a page of the range is missing, because it stands for other bytes, `each` gets a copy of its real
+    /// bytes: a touch would have the page fetched.
     pub fn readable(&self, range: &Range<usize>, copies: &mut Copies, mut each: impl FnMut(Range<usize>)) {
         let mut at = range.start;
         if ANY_BLOCKS.load(Ordering::Relaxed)
             && blocks::contains(range.start)
             && blocks::any(&pages_around(range), blocks::PageState::Missing)
         {
-            // Not in the loop's head: there the lock would be held while a page is touched whose fault needs it.
+            // Not in the head of the loop: the lock would be held during the loop. There `each` may touch a missing
+            // page, and the thread that serves the fault needs the lock.
             let saved = self.lock().saved_within(range);
             for (place, bytes) in saved {
                 each(at..place.start);
@@ -301,8 +313,8 @@ impl Memory {
         self.return_shares();
     }
 
-    /// Number of bytes from an address to the end of its page, if the page is missing; 0 at a page's start. They can be
-    /// written by [`Self::write`], but a touch would have the page fetched.
+    /// Number of bytes from an address to the end of its page, if the page is missing and the address is not its start;
+    /// else 0. [`Self::write`] can write these bytes, but a touch would have the page fetched.
     pub fn behind_absent(&self, address: usize) -> usize {
         let inside = address % PAGE_BYTES;
         let is_shared = inside > 0
@@ -334,7 +346,8 @@ impl Memory {
             if !blocks::contains(at) {
                 self.forget(&range);
             }
-            // SAFETY: the caller's promise; a bad address faults as in memcpy, where the kernel would return EFAULT.
+            // SAFETY: the caller's promise. A bad address causes a fault, as in memcpy, while a system call would
+            // return EFAULT.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at as *mut u8, bytes.len()) };
         }
     }
@@ -355,8 +368,8 @@ impl Memory {
         self.fetch_all(ranges, true)
     }
 
-    /// Fetches the absent bytes of a range into place; only the first of them if the call has taken long and may end.
-    /// Returns whether all are in place.
+    /// Fetches the absent bytes of a range into place. If `call`, the program's call, has taken long and may end early,
+    /// only the first of them. Returns whether all are in place.
     ///
     /// # Errors
     /// As [`Self::fetch_range`].
@@ -392,9 +405,9 @@ impl Memory {
         Ok(true)
     }
 
-    /// Continues a fetch that has got the first `got` bytes of a reference, to the end of their last page. Returns how
-    /// many bytes of whole pages are there. Outside blocks, only whole pages can be put into place. While there is no
-    /// whole page yet, the fetch may not end early.
+    /// Continues a fetch outside blocks, where only whole pages can be put into place. `got`: number of bytes that it
+    /// has got, from the reference's beginning. It goes on to the end of the page in which these end. Returns the
+    /// number of bytes in complete pages. As long as no page is complete, the fetch may not end early.
     fn fetch_page_end(&self, reference: &Reference, got: usize, bytes: &mut [u8]) -> Result<usize, FetchError> {
         let (whole, end) = (got / PAGE_BYTES * PAGE_BYTES, got.next_multiple_of(PAGE_BYTES).min(bytes.len()));
         if end == got {
@@ -405,13 +418,13 @@ impl Memory {
         match self.fetch_some(&rest, &mut bytes[got..end], &Call::new(&may_end)) {
             Ok((more, _)) if got + more == end => Ok(end),
             Err(error) if whole == 0 => Err(error),
-            // The bytes of the incomplete page are asked for again.
+            // The next fetch asks for the bytes of the incomplete page once more.
             _ => Ok(whole),
         }
     }
 
-    /// Fetches all absent bytes of some ranges into place. `needed`: the program looks at them, so they count as
-    /// touched.
+    /// Fetches all absent bytes of some ranges into place. `needed`: the program needs them, so they are recorded as
+    /// touched ([`Hold::touch`]).
     fn fetch_all(&self, ranges: &[Range<usize>], needed: bool) -> Result<(), FetchError> {
         if !any_bytes_absent() {
             return Ok(());
@@ -434,8 +447,8 @@ impl Memory {
         }
     }
 
-    /// Fetches a range into place and unregisters it. It then has as few mappings as the program has made: the kernel
-    /// splits a mapping where only a part of it may be absent.
+    /// Fetches a range into place and unregisters it. The range then has no more mappings than the program has made.
+    /// (The kernel splits a mapping if only a part of it is registered.)
     ///
     /// # Errors
     /// Returns an error if the bytes cannot be fetched.
@@ -446,13 +459,14 @@ impl Memory {
         Ok(())
     }
 
-    /// The absent pieces of some ranges, up to the length of one fetch.
+    /// The first absent pieces of some ranges, at most [`FETCH_BYTES`] bytes in all.
     fn some_within(&self, ranges: &[Range<usize>]) -> Pieces {
         let state = self.lock();
         let mut room = FETCH_BYTES;
         let mut some = Pieces::new();
         for range in ranges {
-            // Pages are fetched as a whole. Ranges that follow each other may share a page.
+            // Pages are fetched as a whole. If this range begins in a page of the last piece, only bytes behind that
+            // piece are added.
             let Range { start: first, end } = pages_around(range);
             let before = some.last().map(|piece| &piece.addresses).filter(|before| before.contains(&first));
             let around = before.map_or(first, |before| before.end)..end;
@@ -476,8 +490,8 @@ impl Memory {
         some
     }
 
-    /// Fetches the bytes of a reference into memory of the library's own. Returns the holder's mean fetch time with
-    /// this fetch ([`Times`]).
+    /// Fetches the bytes of a reference into memory of the library's own. Returns the mean time of fetches from the
+    /// holder, with this one, in quarters of a microsecond ([`Times`]).
     ///
     /// # Errors
     /// Returns an error if they cannot be fetched.
@@ -487,8 +501,8 @@ impl Memory {
         Ok(self.times.took(&reference.payload.holder, began.elapsed(), reference.length))
     }
 
-    /// Fetches the first bytes of a reference, all of them unless the call may end ([`Holders::fetch_some`]). Returns
-    /// how many, and the holder's mean fetch time as [`Self::fetch`] does.
+    /// Fetches the first bytes of a reference: all of them, unless `call` has taken long and may end early
+    /// ([`Holders::fetch_some`]). Returns how many, and the mean time as [`Self::fetch`] does.
     ///
     /// # Errors
     /// Returns an error if they cannot be fetched.
@@ -506,8 +520,10 @@ impl Memory {
         Ok((got, self.times.took(&reference.payload.holder, began.elapsed(), got as u64)))
     }
 
-    /// Fetches what pieces stand for, and fills their addresses where they still stand for it. Returns the holder's
-    /// mean time of such a fetch, for one piece ([`Times`]). `tell` is called when the fetch takes long.
+    /// Fetches the bytes that pieces stand for, and puts them into the memory that still stands for them. Returns the
+    /// mean time of a fetch of one piece from the first piece's holder, in quarters of a microsecond ([`Times`]).
+    /// Returns 0 if the bytes cannot be fetched, but nobody needs them any more. `tell` is called when the fetch takes
+    /// long.
     fn fetch_pieces(&self, pieces: &[Piece], tell: &dyn Fn()) -> Result<u32, FetchError> {
         let mut bytes = self.scratch.buffer(FETCH_BYTES);
         let total: usize = pieces.iter().map(|piece| piece.addresses.len()).sum();
@@ -525,7 +541,7 @@ impl Memory {
         let each = began.elapsed() / u32::try_from(pieces.len()).unwrap_or(1).max(1);
         let needed = match &fetched {
             Ok(()) => self.fill(pieces, &bytes),
-            // If no memory stands for them any more, nobody needs them.
+            // If no memory stands for these bytes any more, nobody needs them.
             Err(_) => pieces.iter().any(|piece| self.lock().absent.meets(&piece.addresses)),
         };
         match (fetched, pieces.first()) {
@@ -537,7 +553,7 @@ impl Memory {
         }
     }
 
-    /// Puts bytes where pieces still stand for them. Returns whether any did.
+    /// Puts the fetched bytes of pieces into the memory that still stands for them. Returns whether any memory did.
     fn fill(&self, pieces: &[Piece], bytes: &[u8]) -> bool {
         let mut state = self.lock();
         let Some(faults) = state.faults.clone() else { return false };
@@ -564,14 +580,15 @@ impl Memory {
         needed
     }
 
-    /// Holder of the first bytes that the page of an address stands for.
+    /// Returns the holder of the first absent bytes in the page of `address`, or `None` if no byte of the page is
+    /// absent.
     pub fn holder_at(&self, address: usize) -> Option<Holder> {
         let page = address / PAGE_BYTES * PAGE_BYTES;
         Some(self.lock().absent.within(&(page..page + PAGE_BYTES)).first()?.hold.payload().holder)
     }
 
-    /// Serves a fault: fetches the page that was touched. Where touches move from page to page, it also fetches absent
-    /// bytes behind it, more each time. `tell` is called when that takes long.
+    /// Serves a fault: fetches the page that was touched. If touches go on from one page to the next, it also fetches
+    /// absent bytes behind the page, more each time. `tell` is called when the fetch takes long.
     ///
     /// # Errors
     /// Returns an error if the bytes cannot be fetched.
@@ -589,7 +606,7 @@ impl Memory {
                         // Registered memory that stands for nothing, or a page that was filled a moment ago.
                         let _ = filling::fill_zeros(faults, whole.clone());
                     }
-                    // The waiting thread looks at the page again, whatever has become of it.
+                    // The thread that waits touches the page once more, whatever state the page is in now.
                     let _ = faults.wake(whole);
                     return Ok(());
                 };
@@ -605,8 +622,8 @@ impl Memory {
             let served = self.fetch_pieces(&pieces, tell);
             let served = served.map(|waited| pieces[0].hold.waited(waited + FAULT_QUARTERS));
             drop(pieces);
-            // Once the page is there, the faulting thread runs on. It may then unmap or move memory, and wait until
-            // this thread reads the event about that.
+            // Once the page is there, the thread that touched it continues. It may then unmap or move memory, and wait
+            // until this thread reads the kernel's event about that. So this function ends here.
             if served.is_err() || !blocks::contains(page) || blocks::state(page) != blocks::PageState::Missing {
                 let _ = faults.wake(whole);
                 self.return_shares();
@@ -636,7 +653,7 @@ impl Memory {
     }
 
     /// Prepares a fork, before locks are held for it: fetches everything, because a child would read zeros. From here
-    /// on nothing becomes absent. Bytes that cannot be fetched stay absent in this process.
+    /// on nothing becomes absent, until [`Still`] is dropped. Bytes that cannot be fetched stay absent in this process.
     pub fn fetch_for_fork(&self) {
         FORKING.fetch_add(1, Ordering::AcqRel);
         if self.fetch_range(&(0..usize::MAX - PAGE_BYTES)).is_err() {
@@ -655,12 +672,13 @@ impl Memory {
         Still { state, returns: self.returns.hold_still(), holders }
     }
 
-    /// Fetches bytes that have been absent for long, because their holder keeps them only for a limited time. A program
-    /// that uses a buffer again which it read minutes ago must not end because of that.
+    /// Fetches bytes that have been absent for long, because their holder keeps them only for a limited time. Later a
+    /// touch could not get them any more, and would end the program.
     pub fn fetch_old(&self) {
         /// Age in milliseconds from which bytes are old: a quarter of the time for which stores keep payloads by
         /// default.
         const OLD_MS: u64 = 30_000;
+        /// Time in milliseconds for which fetches of old bytes are tried.
         const TRIED_FOR_MS: u64 = 10_000;
         if !any_absent() {
             return;
@@ -671,7 +689,7 @@ impl Memory {
         let old: Vec<Range<usize>> =
             self.lock().absent.all().filter(is_old).map(|piece| piece.addresses.clone()).collect();
         for addresses in old {
-            // If it cannot be fetched now, a later touch may still get it.
+            // If the bytes cannot be fetched now, a later touch may still get them.
             let _ = self.fetch_all(std::slice::from_ref(&addresses), false);
         }
     }
@@ -713,7 +731,8 @@ impl Still {
         ANY_BLOCKS.store(false, Ordering::Relaxed);
         THREADS.store(false, Ordering::Relaxed);
         blocks::after_fork();
-        // Only this fork counts here. Forks of other threads are the parent's.
+        // Only this fork is under way in the child, until this value is dropped. Forks of other threads are the
+        // parent's.
         FORKING.store(1, Ordering::Release);
     }
 }
@@ -731,8 +750,8 @@ impl State {
 
     fn faults(&mut self, memory: &'static Memory) -> Option<Arc<Userfaultfd>> {
         if self.faults.is_none() && !self.refused {
-            // SAFETY: `Memory` discards only memory that a program has given to a read to overwrite, and bytes that it
-            // has saved.
+            // SAFETY: `Memory` discards only two kinds of memory: buffers that the program has given to a read, and
+            // pages whose bytes it has saved.
             let made = unsafe { Userfaultfd::new(memory.device.as_fd()) };
             let starts = |faults: &Arc<_>| memory.holders.start() && faults::start(memory, Arc::clone(faults));
             self.faults = made.ok().map(Arc::new).filter(starts);

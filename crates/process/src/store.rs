@@ -1,5 +1,6 @@
-//! The segment where this process leaves the bytes that it writes. It is leased from the machine's store when first
-//! needed.
+//! The segment where this process leaves the bytes that it writes: memory of the machine's store. This process leases
+//! it from the store when it first needs it. What goes into a connection in place of the bytes is a *reference*. A
+//! *payload* is what one write has left in the store.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -14,11 +15,12 @@ use shunt_odb::store::client::{Connection, QUICK};
 use crate::system::inside::{Held, Lock};
 use crate::system::ranks::Rank;
 
-/// Pause after the store refused or was absent, before it is asked again.
+/// Pause in milliseconds after a question to the store for a segment, before it is asked again.
 const RETRY_MS: u64 = 1000;
 
-/// Most bytes that one reference stands for: of a copy in the segment, and of a file.
+/// Most bytes that one reference to a copy in the segment stands for.
 pub const COPIED_MAX: usize = 1 << 20;
+/// Most bytes that one reference to a file stands for.
 const REFERRED_MAX: usize = 1 << 30;
 
 pub struct Store {
@@ -31,6 +33,7 @@ struct Leased {
     /// Connection to the store. While it is open, the store knows that the segment's program lives.
     connection: Option<Connection>,
     writer: Option<Writer>,
+    /// Time when the store was last asked for a segment, by the clock of [`now_ms`]; 0 if it was not.
     asked_ms: u64,
 }
 
@@ -39,13 +42,13 @@ impl Store {
         Self { path, leased: Lock::new(Rank::Segment, Leased::default()) }
     }
 
-    /// The store's socket.
+    /// Path of the store's socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Name of the store, if something can be left in it. `None` if there is no room now, or no store: then bytes are
-    /// sent inline, not by reference.
+    /// Name of the store, if this process has a segment of it, or gets one now. `None`: there is no store, or it has no
+    /// room for one more segment. Then bytes are sent inline, not by reference.
     pub fn holder(&self) -> Option<Holder> {
         self.leased.lock().writer(&self.path).map(|writer| writer.holder())
     }
@@ -60,8 +63,8 @@ impl Store {
         Some(reference)
     }
 
-    /// Keeps a file's bytes from `from` on: by reference to the file, or a copy of the first of them. Returns `None` if
-    /// there is no room now, or the file has nothing there.
+    /// Keeps a file's bytes from offset `from` on: by reference to the file, or as a copy of the first of them. Returns
+    /// `None` if there is no room now, or the file has no bytes there.
     pub fn put_file(&self, file: BorrowedFd<'_>, from: u64, bytes: usize, stream: u64) -> Option<Reference> {
         let version = Version::of(file).ok().flatten();
         let mut leased = self.leased.lock();
@@ -81,7 +84,7 @@ impl Store {
         }
     }
 
-    /// Calls `tell` with the reports that have come about noted payloads.
+    /// Calls `tell` with each report that has come about a payload with a note.
     pub fn reports(&self, tell: impl FnMut(Report)) {
         let mut leased = self.leased.lock();
         leased.writer.iter_mut().flat_map(Writer::reports).for_each(tell);
@@ -111,15 +114,15 @@ impl Still<'_> {
 }
 
 impl Leased {
-    /// Whether the store may be asked: not within [`RETRY_MS`] of an answer that gave nothing.
+    /// Whether the store may be asked for a segment: not within [`RETRY_MS`] after it was asked last.
     fn may_ask(&self) -> bool {
         self.asked_ms == 0 || now_ms() >= self.asked_ms + RETRY_MS
     }
 
     fn writer(&mut self, path: &Path) -> Option<&mut Writer> {
         if self.writer.as_ref().is_some_and(|writer| !writer.is_served()) {
-            // The agent has ended, and has perhaps started again. Only readers that map that segment still get what is
-            // left in it.
+            // The agent that served the segment has ended, and perhaps started again. Only readers that have the
+            // segment mapped can still get what is in it.
             *self = Self::default();
         }
         if self.writer.is_none() {
@@ -156,7 +159,7 @@ impl Leased {
         match connection.refer_to_file(writer, file, version, from, most as u64) {
             Ok(reference) => reference,
             Err(_) => {
-                // The connection is in an unknown state: its next answer could be any.
+                // The connection is in an unknown state: the next answer on it could be the one to this question.
                 *self = Self { asked_ms: now_ms(), ..Self::default() };
                 None
             }

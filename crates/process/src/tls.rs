@@ -1,10 +1,11 @@
-//! TLS connections of a program whose library is OpenSSL 3. Absent bytes that it writes to a TLS 1.3 client are sealed
-//! and sent by the agent of their holder (ARCHITECTURE.md, "TLS 1.3", "On-demand buffers").
+//! TLS connections of a program whose library is OpenSSL 3. If it writes absent bytes (bytes for which its memory only
+//! stands) to a TLS 1.3 client, the agent of their holder seals and sends them (ARCHITECTURE.md, "TLS 1.3", "On-demand
+//! buffers"). In such a *handoff*, another machine sends the bytes on the client's connection.
 //!
 //! The nginx module's C files about OpenSSL (openssl/shunt_tls*.c) are compiled for this library, too. They count what
-//! OpenSSL writes, and give away the keys of one generation of a connection. The order of events is simpler here than
-//! in the module. What OpenSSL writes behind a payload waits in the kernel ([`crate::bypass`]), so OpenSSL goes on at
-//! once, in the next generation.
+//! OpenSSL writes, and give away the keys of one generation of a connection: the write keys between two KeyUpdates. The
+//! order of events is simpler here than in the module. What OpenSSL writes behind a payload waits in the kernel
+//! ([`crate::bypass`]), so OpenSSL goes on at once, in the next generation.
 //!
 //! ```text
 //!   SSL_write:  | header, present       | body, absent                       | present again
@@ -47,9 +48,9 @@ const READY: c_int = 0;
 /// Number of times that a write waits for room in the socket and asks again for a handoff, before its bytes are
 /// fetched.
 const PATIENCE: u32 = 8;
-/// Number of bytes that are fetched ahead of a body that cannot be handed off.
+/// Number of a payload's bytes that are fetched together with those of a write, behind them, if no handoff is possible.
 const AHEAD_BYTES: u64 = 256 << 10;
-/// Room for the OpenSSL functions that the C files call.
+/// Most functions of OpenSSL that the C files may call: the length of the table of their addresses.
 const FUNCTIONS_MAX: usize = 96;
 
 unsafe extern "C" {
@@ -73,7 +74,7 @@ unsafe extern "C" {
     fn shunt_tls_go_on(ssl: *mut Ssl, keys: *const Tls, payload: u64, now_ms: u64) -> c_int;
 }
 
-/// Lock of the state that this library has in OpenSSL for the whole process.
+/// Lock of the state that this library keeps in OpenSSL's objects, for the whole process.
 static LOCK: Lock<()> = Lock::new(Rank::OpenSsl, ());
 /// Whether the program has a context whose connections are watched.
 static WATCHES: AtomicBool = AtomicBool::new(false);
@@ -88,8 +89,8 @@ pub fn hold_still() -> Held<'static, ()> {
 }
 
 unsafe extern "C" fn find(library: *mut c_void, name: *const c_char) -> *mut c_void {
-    // SAFETY: `adopt` has this function called with its candidate; the names in the C file's table end with a zero
-    // byte.
+    // SAFETY: `library` is the candidate that [`adopt`] has passed to the C file. The names in that file's table end
+    // with a zero byte.
     unsafe { (*library.cast::<Candidate>()).find(CStr::from_ptr(name)) }
 }
 
@@ -106,12 +107,13 @@ fn is_watched(ssl: *mut Ssl) -> bool {
     watches() && unsafe { Of::Connection(ssl).is_known() }
 }
 
-/// Has a new context watched, if its OpenSSL is the adopted one. `method` is what the program made the context with.
+/// Has a new context watched: the library counts what its connections write, so that they can be handed off. Only
+/// contexts of the adopted OpenSSL are. `method`: the SSL_METHOD that the program made the context with.
 ///
 /// # Safety
 /// `context` was made with `method`, and nobody else has it yet.
 pub unsafe fn watch(context: *mut Context, method: *const c_void) {
-    // SAFETY: the program's method.
+    // SAFETY: the context was made with this method, so it is a valid one.
     if !unsafe { Of::Method(method).is_known() } && !adopt(method) {
         return;
     }
@@ -122,8 +124,9 @@ pub unsafe fn watch(context: *mut Context, method: *const c_void) {
     }
 }
 
-/// Adopts a method's OpenSSL as the one whose connections are handed off. Returns false if there is one already, or if
-/// this one is to be left alone. Also returns false if it lacks one of the functions, and so is not version 3.
+/// Adopts a method's OpenSSL as the one whose connections are handed off. Returns false if one was adopted before, or
+/// if this one is to be left alone ([`Candidate::of`]). Also returns false if it lacks one of the functions, and so is
+/// not version 3.
 #[cold]
 fn adopt(method: *const c_void) -> bool {
     if libraries::has_known() {
@@ -131,14 +134,15 @@ fn adopt(method: *const c_void) -> bool {
     }
     let Some(mut candidate) = Candidate::of(method) else { return false };
     let mut found = [ptr::null_mut(); FUNCTIONS_MAX];
-    // Before this library's lock: a thread that loads a library holds the loader's lock, and that library's
-    // initialization may come here.
-    // SAFETY: `found` has room for so many, and the candidate lives during the call.
+    // Without the lock of this module, because the call takes the loader's lock. Another thread may have that one,
+    // since it loads a library. That library's initialization may come here, and wait for this module's lock.
+    // SAFETY: `found` has room for `found.len()` addresses, and the candidate lives during the call.
     let is_complete =
         unsafe { shunt_openssl_find(find, (&raw mut candidate).cast(), found.as_mut_ptr(), found.len()) == 1 };
     let functions = candidate.functions();
     let _locked = lock();
-    // SAFETY: `found` has all functions. Nobody has connections of this OpenSSL yet.
+    // SAFETY: if `is_complete`, `found` has the addresses of all functions. No connection of this OpenSSL is watched
+    // yet.
     is_complete && candidate.adopt(&functions, || unsafe { shunt_openssl_use(found.as_ptr()) == 1 })
 }
 
@@ -153,30 +157,33 @@ pub unsafe fn unwatch(ssl: *mut Ssl) {
     }
 }
 
-/// Progress of a write that the program has to call again.
+/// Progress of a write that the program has to repeat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Progress {
     /// Number of bytes that are written, by OpenSSL or by a handoff.
     done: usize,
-    /// Number of bytes behind these that OpenSSL has begun to write.
+    /// Number of bytes behind the `done` ones that OpenSSL has begun to write.
     begun: usize,
     /// Whether the program is to wait for room in the socket. The library tells it so, and not OpenSSL.
     full: Full,
 }
 
-/// Whether the last write waits for room in the socket, which OpenSSL does not know (SSL_ERROR_WANT_WRITE).
+/// Whether the last write waits for room in the socket. OpenSSL does not know that, so this library tells the program
+/// (SSL_ERROR_WANT_WRITE).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Full {
     #[default]
     No,
     Yes,
-    /// It does, and the program has been told.
+    /// The write waits, and the program has been told so.
     Told,
 }
 
 impl Progress {
+    /// Bit of the number in which OpenSSL keeps the progress for this library: the write waits for room in the socket.
+    /// OpenSSL has begun nothing of such a write, so the bits of `begun` are free for this bit and the next.
     const FULL: u64 = 1 << 63;
-    /// Only set with [`Self::FULL`]. OpenSSL has begun nothing of such a write.
+    /// Bit that is only set with [`Self::FULL`]: the program has been told so.
     const TOLD: u64 = 1 << 62;
 
     fn from_long(all: u64) -> Self {
@@ -198,17 +205,21 @@ impl Progress {
         above | self.done as u64
     }
 
+    /// Returns the progress of the connection's last write.
+    ///
     /// # Safety
-    /// `ssl` is the program's connection, here and in all that follows.
+    /// `ssl` is the program's connection.
     unsafe fn of(ssl: *mut Ssl) -> Self {
         // SAFETY: the caller's promise.
         Self::from_long(unsafe { shunt_openssl_progress(ssl) })
     }
 
+    /// Stores this progress with the connection, for the program's next call.
+    ///
     /// # Safety
     /// `ssl` is the program's connection.
     unsafe fn keep(self, ssl: *mut Ssl) {
-        // SAFETY: as above.
+        // SAFETY: the caller's promise.
         unsafe { shunt_openssl_set_progress(ssl, self.to_long()) };
     }
 }
@@ -224,8 +235,8 @@ pub unsafe fn begin_again(ssl: *mut Ssl) {
     }
 }
 
-/// Whether the last write waits for room in the socket. This tells the program so. If it asks again, it wants to hear
-/// it once more, or asks about another call.
+/// Whether the last write waits for room in the socket. Called when the program asks for an error, and so is told: the
+/// first call returns `Yes`, later ones `Told`. A program that asks again may mean the same write, or another call.
 ///
 /// # Safety
 /// `ssl` is the program's connection.
@@ -266,7 +277,7 @@ pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usi
     if is_new && !(any_absent() && runtime.memory.meets(memory)) || done >= memory.len() {
         return None;
     }
-    // SAFETY: as above.
+    // SAFETY: the program's connection.
     let connection = Connection { runtime, ssl, client: Client::of(unsafe { shunt_openssl_socket(ssl) }) };
     let mut patience = PATIENCE;
     while done < memory.len() {
@@ -282,7 +293,7 @@ pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usi
                     continue;
                 }
                 Turn::Later if !connection.waits() => {
-                    // SAFETY: as above.
+                    // SAFETY: the program's connection.
                     unsafe { Progress { done, begun: 0, full: Full::Yes }.keep(ssl) };
                     set_errno(libc::EAGAIN);
                     return Some(-1);
@@ -298,7 +309,7 @@ pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usi
         // SAFETY: the caller's promise.
         let wrote = unsafe { connection.write(&(rest.start..rest.start + begun.min(rest.len()))) };
         if wrote <= 0 {
-            // SAFETY: as above.
+            // SAFETY: the program's connection.
             unsafe { Progress { done, begun, full: Full::No }.keep(ssl) };
             return Some(wrote);
         }
@@ -306,17 +317,17 @@ pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usi
         let is_part = (wrote as usize) < begun;
         begun = 0;
         if is_part {
-            break; // a partial write, which the program allows OpenSSL
+            break; // a partial write, which the program has allowed OpenSSL (SSL_MODE_ENABLE_PARTIAL_WRITE)
         }
     }
     if !is_new {
-        // SAFETY: as above.
+        // SAFETY: the program's connection.
         unsafe { Progress::default().keep(ssl) };
     }
     Some(done as c_int)
 }
 
-/// The first absent bytes of a range, and what is absent behind them without a gap, all of one holder.
+/// The first absent bytes of a range, and the absent bytes that follow them without a gap and have the same holder.
 fn run(runtime: &Runtime, range: &Range<usize>) -> SmallVec<[Piece; 8]> {
     let mut run: SmallVec<[Piece; 8]> = SmallVec::new();
     for piece in runtime.memory.absent_within(range) {
@@ -331,8 +342,8 @@ fn run(runtime: &Runtime, range: &Range<usize>) -> SmallVec<[Piece; 8]> {
     run
 }
 
-/// Waits until a few bytes can be sent ([`has_room`]), as long as a write of the program's would. Returns whether they
-/// can.
+/// Waits until a few bytes can be sent ([`has_room`]), at most as long as a write of the program would wait. Returns
+/// whether they can be sent.
 fn waits_for_room(fd: RawFd) -> bool {
     if !waits(fd, 0) {
         return false;
@@ -340,8 +351,8 @@ fn waits_for_room(fd: RawFd) -> bool {
     let limit = rustix::net::sockopt::socket_timeout(borrow(fd), Timeout::Send).ok().flatten();
     let limit_ms = limit.map_or(-1, |limit| c_int::try_from(limit.as_millis()).unwrap_or(c_int::MAX));
     let mut wanted = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one element, which lives in this frame. This is glibc's poll(2), because the thread may be cancelled in a
-    // write.
+    // SAFETY: one element, which lives in this frame. This is glibc's poll(2), in which the thread can be cancelled, as
+    // it can be in a write.
     unsafe { real::poll(&raw mut wanted, 1, limit_ms) == 1 }
 }
 
@@ -349,12 +360,12 @@ fn waits_for_room(fd: RawFd) -> bool {
 struct Connection {
     runtime: &'static Runtime,
     ssl: *mut Ssl,
-    /// `None` if it does not write to a socket that another machine could send on.
+    /// `None` if the connection does not write to a socket on which another machine could send.
     client: Option<Client>,
 }
 
 impl Connection {
-    /// When a handoff may begin here, or grow.
+    /// When a run of absent bytes may be handed off: by a new handoff, or by one that has begun and grows.
     fn turn(&self, run: &[Piece]) -> Turn {
         let (Some(_inside), Some(client)) = (Inside::enter(), self.client) else { return Turn::Never };
         // SAFETY: the program's connection.
@@ -365,11 +376,12 @@ impl Connection {
     }
 
     /// Waits as the program's own write would, until the socket has room. Then all that was written before has left,
-    /// and a handoff may begin. The KeyUpdate goes into the socket first, which has no room as long as that waits
-    /// there. Returns false if the program is to come again, when the kernel tells it that there is room.
+    /// and a handoff may begin. The KeyUpdate of the last handoff goes into the socket first. As long as it waits
+    /// there, the socket has no room. Returns false if the program has to call again, once the kernel tells it that
+    /// there is room.
     fn waits(&self) -> bool {
         if let Some(_inside) = Inside::enter() {
-            // SAFETY: as above.
+            // SAFETY: the program's connection.
             unsafe { shunt_openssl_flush(self.ssl) };
         }
         self.client.is_none_or(|client| has_room(client.fd) || waits_for_room(client.fd))
@@ -387,15 +399,16 @@ impl Connection {
         if turn == Turn::Grows {
             return bypass::seal(self.runtime, client, run, None, go_on);
         }
-        // SAFETY: as above.
+        // SAFETY: the program's connection.
         unsafe { shunt_openssl_flush(self.ssl) };
         if !has_room(client.fd) {
             return Turn::Later;
         }
         let mut keys = Erased::new(Tls::new_zeroed());
-        // SAFETY: as above. If anything has been written under the present keys, a KeyUpdate goes out first: the keys
-        // that are given away are for the payload alone. Clients take only so many KeyUpdates without data between
-        // them, so OpenSSL writes the bytes if no handoff comes about.
+        // If anything has been written under the present keys, this sends a KeyUpdate first: the keys that are given
+        // away are for the payload alone. Clients accept only a few KeyUpdates without data between them. So OpenSSL
+        // writes the bytes if no handoff begins afterwards.
+        // SAFETY: the program's connection; the keys live during the call.
         let given = unsafe {
             let fresh = shunt_tls_is_fresh(self.ssl);
             shunt_tls_hand_over(self.ssl, fresh, now_ms(), &raw mut *keys)
@@ -405,7 +418,7 @@ impl Connection {
         turn
     }
 
-    /// Has OpenSSL write memory that is present, or that is fetched for this.
+    /// Has OpenSSL write memory. Absent bytes in it are fetched first.
     ///
     /// # Safety
     /// As for SSL_write(3).
@@ -427,7 +440,7 @@ impl Connection {
             Some(bytes) => (bytes.as_ptr(), bytes.len()),
             None => (range.start as *const u8, range.len()),
         };
-        // SAFETY: as above.
+        // SAFETY: the caller's promise. `from` is the program's memory, or a buffer that lives during the call.
         unsafe {
             if beside.is_some() {
                 shunt_openssl_let_memory_move(self.ssl);

@@ -1,6 +1,6 @@
 //! Two programs under Shunt exchange bytes over a connection, both in this process and with nothing preloaded. Whatever
-//! they do to it and to their memory, each gets the bytes that the other has sent, in order. Its memory holds the bytes
-//! that it was given.
+//! they do to the connection and to their memory, each gets the bytes that the other has sent, in order. The memory of
+//! each contains the bytes that were put there last.
 //!
 //! The kernel's part is real: the agreement in the handshake (shunt-negotiation), sockets, userfaultfd.
 
@@ -24,7 +24,7 @@ use shunt_process::system::kernel::borrow;
 use shunt_process::system::parts;
 use shunt_testbed::{assert_same_bytes, needs_root};
 
-/// Longer than any step takes.
+/// Longest wait for the kernel to report that there is something to read. No step takes so long.
 const PATIENCE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 const FILE_BYTES: usize = 200_000;
 
@@ -45,15 +45,16 @@ struct Conversation {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// One end writes some memory.
+    /// One end writes some memory. The number is the index of the end, as in all steps that have one.
     Writes(usize, Vec<Part>),
+    /// One end sends a part of the file, between two places in units of 1/65,536.
     SendsFile(usize, u16, u16),
-    /// The bytes go through a pipe.
+    /// One end sends some memory through a pipe, by splice(2).
     SplicesIn(usize, Part),
     Reads(usize, Vec<Part>),
     Peeks(usize, Part),
     SplicesOut(usize, usize),
-    /// Asks how many bytes there are to read (FIONREAD).
+    /// One end asks how many bytes there are to read (FIONREAD).
     Asks(usize),
     Loads(Part),
     Stores(Part, u8),
@@ -137,7 +138,7 @@ impl Conversation {
         for part in into {
             let range = part.range();
             let now = rest.len().min(range.len());
-            // Memory behind the bytes may read as zeros.
+            // The buffer behind the bytes may read as zeros, so nothing is expected there.
             let known = rest[..now].iter().copied().map(Some);
             self.regions[part.0].expect(range, known.chain(std::iter::repeat(None)));
             rest = &rest[now..];
@@ -164,7 +165,8 @@ impl Conversation {
         let runtime = process().runtime;
         match step {
             Step::Writes(end, parts) => {
-                // A part may occur twice: bytes that are written for the first are known for the second.
+                // A part may occur twice. Then `bytes` writes unknown bytes when it looks at the first, and the second
+                // has the same.
                 let bytes: Vec<u8> = parts.iter().flat_map(|part| self.bytes(*part)).collect();
                 let memory = self.memory(parts);
                 self.ends[*end].write(&bytes, |fd, place| send::write(runtime, fd, place, &memory, libc::MSG_DONTWAIT));
@@ -191,7 +193,8 @@ impl Conversation {
                     pipe::into_connection(runtime, out.as_raw_fd(), fd, place, there, flags)
                 });
             }
-            // After a read into memory that is named twice, its contents are unknown.
+            // After a read into parts that overlap, the contents of memory would be unknown. So only the first part is
+            // read into.
             Step::Reads(end, parts) if !overlap(parts) => self.read(*end, parts, 0),
             Step::Reads(end, parts) => self.read(*end, &parts[..1], 0),
             Step::Peeks(end, part) => self.read(*end, &[*part], libc::MSG_PEEK),

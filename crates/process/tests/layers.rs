@@ -48,7 +48,7 @@ fn without_comments(code: &str) -> String {
         })
 }
 
-/// The paths that begin here: a single one, or all of a group in braces.
+/// The paths with which `text` begins: a single one, or all of a group in braces.
 fn expand(text: &str) -> Vec<Vec<String>> {
     let end = text.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').unwrap_or(text.len());
     let words: Vec<String> = text[..end].split("::").filter(|word| !word.is_empty()).map(str::to_owned).collect();
@@ -85,7 +85,7 @@ fn named(module: &[&str], code: &str) -> Vec<Vec<String>> {
     of_root.chain(of_super).filter(|path: &Vec<String>| !path.is_empty()).collect()
 }
 
-/// Names of modules above it that a module uses.
+/// What is wrong with a module: each use of a module above it, and each name that is in no list of layers.
 fn upward(module: &[&str], code: &str) -> Vec<String> {
     let inner = match module[0] {
         "system" => &SYSTEM[..],

@@ -21,12 +21,13 @@ enum Step {
     Receives(Part, u8),
     Loads(Part),
     Stores(Part, u8),
-    /// The kernel is given memory to read into, and writes half of it.
+    /// The program reads a file into memory. The file fills only half of it.
     Reads(Part, u8),
     /// The library puts bytes into memory.
     Puts(Part, u8),
     Forgets(Part),
-    /// Memory is written to a receiver that takes no references. The first write takes only so many bytes.
+    /// Memory is written to a receiver that takes no references. The number is the most bytes that the receiver takes
+    /// of the first write; 0: all.
     Sends(Part, usize),
     Copies(Part, Part),
     Fetches(Part),
@@ -143,6 +144,8 @@ fn take(regions: &mut Vec<Region>, step: &Step) {
     }
 }
 
+/// Makes a slice of some memory.
+///
 /// # Safety
 /// The memory may be written.
 unsafe fn slice<'a>(range: &Range<usize>) -> &'a mut [u8] {

@@ -9,7 +9,8 @@ use shunt_process::system::ranks::{self, Rank};
 static SEGMENT: Lock<u32> = Lock::new(Rank::Segment, 0);
 static ABSENT: Lock<u32> = Lock::new(Rank::Absent, 0);
 
-/// Environment variable that has a process take the wrong step of the test that it runs.
+/// Environment variable of a process that runs one test. If it is set, the process breaks the order of locks, as the
+/// test describes.
 const WRONG: &str = "SHUNT_WRONG_STEP";
 
 /// Runs a test in another process, which is to end by SIGBUS. Returns what it wrote to stderr.
@@ -57,7 +58,7 @@ fn a_lock_out_of_order_ends_the_process() {
         drop(SEGMENT.lock());
         return;
     }
-    assert!(ends_with("a_lock_out_of_order_ends_the_process").contains("out of order: Segment"));
+    assert!(ends_with("a_lock_out_of_order_ends_the_process").contains("lock Segment is taken out of order"));
 }
 
 #[test]
@@ -67,7 +68,7 @@ fn a_lock_twice_ends_the_process() {
         drop(SEGMENT.lock());
         return;
     }
-    assert!(ends_with("a_lock_twice_ends_the_process").contains("out of order: Segment"));
+    assert!(ends_with("a_lock_twice_ends_the_process").contains("lock Segment is taken out of order"));
 }
 
 #[test]

@@ -23,7 +23,7 @@ use shunt_testbed::{PATIENCE, needs_root};
 const LONG: usize = 64 << 20;
 const SHORT: usize = 1 << 20;
 
-/// A block of malloc, with room for a part of a stream at any place in it.
+/// A block of malloc. Parts of a stream are put at random places in it.
 struct Block {
     start: usize,
     bytes: usize,
@@ -64,7 +64,7 @@ fn write_all(to: &Socket, mut part: std::ops::Range<usize>) {
     }
 }
 
-/// Reads at most the length of `part`. Returns 0 at the end.
+/// Reads into `part`. Returns the number of bytes that it has got; 0 at the end of the stream.
 fn read(from: &Socket, part: &std::ops::Range<usize>, flags: i32) -> usize {
     receive::read(process().runtime, from.number(), from.place, &[parts::of(part)], flags)
         .expect("the other end writes")
@@ -127,7 +127,7 @@ fn fork_on(over: &AtomicBool) {
         let child = unsafe { libc::fork() };
         if child == 0 {
             forks::after_in_child();
-            // SAFETY: as above.
+            // SAFETY: ends the child.
             unsafe { libc::_exit(0) };
         }
         forks::after_in_parent();

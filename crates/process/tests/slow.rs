@@ -1,5 +1,5 @@
-//! A holder that gives its bytes slowly, and a program with many clients, which waits in no call. It writes what has
-//! come, and the rest when it is told that there is room.
+//! A holder that gives its bytes slowly, and a program with many clients, which waits in no call. The program writes
+//! the bytes that have come, and the rest when it is told that there is room.
 
 mod bed;
 
@@ -39,7 +39,7 @@ fn connection() -> (TcpStream, TcpStream, rustix::fd::OwnedFd) {
     (ours, theirs, changes)
 }
 
-/// Waits for a change.
+/// Waits for a change for at most `time`. Returns whether there was one.
 fn changes_within(changes: &rustix::fd::OwnedFd, time: Duration) -> bool {
     let mut events = Vec::with_capacity(1);
     let time = Timespec::try_from(time).unwrap();
@@ -69,7 +69,7 @@ fn who_is_told_to_come_again_hears_of_room_and_who_waits_in_his_calls_is_not_tol
     assert!(!comes_again(local.as_raw_fd(), libc::MSG_DONTWAIT), "nobody could tell its program");
 }
 
-/// Memory that stands for a body at a holder, in a number of payloads.
+/// Makes memory that stands for the body `sent`, which a holder has in a number of payloads.
 fn absent(holder: &str, sent: &[u8], payloads: usize, kind: Kind) -> Range<usize> {
     let process = process();
     let memory = std::mem::ManuallyDrop::new(Region::new((kind, BYTES))).memory.clone();
@@ -93,7 +93,8 @@ fn absent(holder: &str, sent: &[u8], payloads: usize, kind: Kind) -> Range<usize
     memory
 }
 
-/// Held while a holder gives bytes, because the store receives all wishes for connections in one place.
+/// Lock that a test holds while its holder gives bytes. The tests run in parallel, and the store receives their wishes
+/// for connections to holders in one queue.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Does something while a holder slowly gives the body that it is asked for.
@@ -103,7 +104,7 @@ fn while_given<T>(holder: &str, sent: &[u8], what: impl FnOnce() -> T) -> (T, Gi
         let (tell, told) = mpsc::channel();
         let giving = scope.spawn(move || {
             let bed = process().bed.lock();
-            // Earlier wishes are for shares that go back to the holders of other tests.
+            // Earlier wishes for connections are of other tests, whose shares go back to their holders.
             let (program, holder) = std::iter::repeat_with(|| bed.wishes.recv_timeout(PATIENCE).unwrap())
                 .find(|(_, wished)| *wished == Holder::named(holder))
                 .unwrap();
@@ -161,7 +162,7 @@ fn a_client_gets_all_in_many_writes_whose_program_is_told_each_time() {
     is_written_in_parts("slow", 1, BYTES);
 }
 
-/// Each payload is there before a call would end for that one alone.
+/// Each payload comes so fast that a call would not end early because of that one alone.
 #[test]
 fn a_write_of_many_payloads_ends_for_what_they_take_together() {
     needs_root();
@@ -200,11 +201,13 @@ fn a_tier_that_fetches_for_the_next_one_writes_what_has_come() {
     });
     assert_same_bytes(&got, &sent, "the body");
     assert!(calls > 2, "{calls}");
-    // One share for each payload, when all of it is in place. None is taken for bytes that are not passed on.
+    // One share of each of the 3 payloads goes back, once all its bytes are in place. No share is taken for bytes that
+    // are not passed on by reference.
     assert!(given.returns <= 3, "{given:?} in {calls}");
 }
 
-/// Fetches first, as a tier does before it writes to a program that cannot fetch from the holder.
+/// The test fetches bytes into place before anything reads them. A tier does so before it writes them to a program that
+/// cannot fetch from the holder.
 #[test]
 fn bytes_that_must_be_in_place_come_in_many_calls() {
     needs_root();

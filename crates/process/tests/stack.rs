@@ -7,9 +7,10 @@ use shunt_process::system::stack::is_own;
 
 const BYTES: usize = 256 << 10;
 
-/// An address that the coroutine asks about, and the answers as bits: for one of its own variables, and for that
-/// address.
+/// Address that the coroutine asks about.
 static ADDRESS: AtomicUsize = AtomicUsize::new(0);
+/// Answers that the coroutine got. Bit 0: whether one of its own variables is in a stack. Bit 1: whether [`ADDRESS`]
+/// is.
 static TOLD: AtomicUsize = AtomicUsize::new(0);
 
 fn ask() -> usize {
@@ -23,7 +24,7 @@ extern "C" fn coroutine() {
     TOLD.store(ask(), Ordering::Relaxed);
 }
 
-/// Runs the coroutine on another stack, until it has ended.
+/// Runs the coroutine on the stack `stack`, until it has ended.
 fn on_another(stack: &mut [u8]) {
     let (mut back, mut there) = (MaybeUninit::<libc::ucontext_t>::uninit(), MaybeUninit::<libc::ucontext_t>::uninit());
     // SAFETY: both contexts are filled before they are used. The stack lives until the coroutine has ended, and
@@ -50,16 +51,16 @@ fn ask_all(stack: &mut [u8]) {
     assert_eq!(ask(), 0b01, "on the thread's own");
     on_another(stack);
     assert_eq!(TOLD.load(Ordering::Relaxed) & 0b01, 0b01, "on the coroutine's");
-    // The library will run on the thread's own stack again.
+    // The thread's own stack counts, too, because the library will run on it again.
     ADDRESS.store(&raw const on_own as usize, Ordering::Relaxed);
     on_another(stack);
     assert_eq!(TOLD.load(Ordering::Relaxed), 0b11, "on the coroutine's");
 }
 
-/// Mappings usually lie below each other in the order in which they are made.
+/// The test relies on where the kernel usually puts mappings: each new one below the one before.
 #[test]
 fn a_coroutines_stack_is_a_stack() {
-    // This one lies far above the coroutine's stack.
+    // The end of this mapping lies far above the coroutine's stack.
     let other = mapping(64 << 20);
     let mut stack = mapping(BYTES);
     ask_all(&mut stack);

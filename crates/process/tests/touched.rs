@@ -1,5 +1,5 @@
-//! Threads touch memory while another one makes it absent again and again. Each finds the bytes that were there before,
-//! or those that are there since, and no others. No thread waits for ever.
+//! Threads touch memory while another thread makes it absent again and again, each time for new bytes. Each touch finds
+//! the old bytes or the new ones, and no others. No thread waits for ever.
 
 mod bed;
 
@@ -17,13 +17,15 @@ use shunt_sys::userfaultfd::PAGE_BYTES;
 use shunt_testbed::needs_root;
 
 const PAGES: usize = 24;
-/// End of the generations. Each byte of a page is the page's generation.
+/// The test ends before a page gets this generation. A generation is a number that grows each time the page gets new
+/// bytes. Each byte of the page is that number.
 const GENERATIONS: u8 = 250;
 
 struct Shared {
     memory: Range<usize>,
-    /// By page: the generation that it is about to get, and the newest one that it has for certain.
+    /// By page: the newest generation that it has or is about to get.
     begun: [AtomicU8; PAGES],
+    /// By page: the newest generation that it has for certain.
     done: [AtomicU8; PAGES],
     over: AtomicBool,
 }
@@ -70,7 +72,7 @@ impl Shared {
     }
 }
 
-/// Reads by the program's own instructions.
+/// Reads with the program's own instructions, not by a system call.
 fn loaded(range: &Range<usize>) -> Vec<u8> {
     // SAFETY: memory of the test.
     range.clone().map(|address| unsafe { (address as *const u8).read_volatile() }).collect()
@@ -96,7 +98,7 @@ fn copied(range: &Range<usize>) -> Vec<u8> {
     // SAFETY: memory of the test, and a block that is not used elsewhere.
     if !unsafe { memory.copy(range, target.start) } {
         memory.overwriting(&target);
-        // SAFETY: as above.
+        // SAFETY: memory of the test, and a block that is not used elsewhere.
         unsafe { std::ptr::copy_nonoverlapping(range.start as *const u8, target.start as *mut u8, range.len()) };
     }
     let got = loaded(&target);

@@ -1,6 +1,7 @@
 //! Numbers formatted for people.
 
-/// Formats a number with three significant digits and separated thousands: `0.12`, `3.45`, `67.8`, `1,234`.
+/// Formats a number with two decimals below 10, one below 100 and none from there on, and with separated thousands:
+/// `0.12`, `3.45`, `67.8`, `1,234`. A number that is not finite becomes `-`.
 #[must_use]
 pub fn plain(value: f64) -> String {
     match value.abs() {

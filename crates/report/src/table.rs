@@ -8,7 +8,7 @@ use std::io::IsTerminal;
 pub struct Paint(bool);
 
 impl Paint {
-    /// Colours at a terminal, unless `NO_COLOR` is set and not empty.
+    /// Decides on colours: they are written if `stream` is a terminal, and `NO_COLOR` is unset or empty.
     #[must_use]
     pub fn of(stream: &impl IsTerminal) -> Self {
         let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -73,7 +73,7 @@ impl Table {
     /// Adds a row; cells may contain colours.
     ///
     /// # Panics
-    /// When it has more or fewer cells than the table has columns.
+    /// Panics when it has more or fewer cells than the table has columns.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let cells: Vec<String> = cells.into_iter().collect();
         assert_eq!(cells.len(), self.columns.len(), "a row has a cell for each column");
@@ -104,7 +104,7 @@ impl Table {
     }
 }
 
-/// Number of characters that take up space: those of a colour's escape sequence do not.
+/// Number of characters that take up space. The escape sequences of colours do not.
 fn width(text: &str) -> usize {
     let mut in_escape = false;
     let shown = text.chars().filter(|&c| {

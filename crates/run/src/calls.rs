@@ -1,44 +1,48 @@
 //! Table of glibc's calls that move bytes, make or close descriptors, allocate or free memory, or start programs. It
 //! says what the library of `shunt run` does about each. tests/calls.rs compares it with the library and with glibc.
+//! Memory may be *absent*: it then stands for bytes in a store. A connection between two programs under Shunt is
+//! *framed*: it carries references to bytes beside real bytes.
 
 /// Treatment of a call by the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Replaced: the call reads or writes, and the replacement handles frames, references and absent memory.
     Moves,
-    /// Replaced: the call writes elsewhere than to a connection. All absent memory is fetched before.
+    /// Replaced: the call writes elsewhere than to a connection. Absent bytes that it is to write are fetched first.
     FetchesFirst,
-    /// Replaced: the call copies memory. Absent memory is fetched first, together with the bytes behind it.
+    /// Replaced: the call copies or fills memory. Absent bytes that it reads are fetched first, together with those
+    /// behind them, or are absent in the copy, too.
     Copies,
     /// Replaced: the call makes, copies or closes descriptors.
     Descriptors,
     /// Replaced: the call reads or sets a property of a connection.
     Asks,
-    /// Replaced: the call waits, or ends the process. Before, the agent is told of what the program has written and
-    /// another machine is to send.
+    /// Replaced: the call waits, or ends the process. Before it does, the library tells the agent which of the written
+    /// bodies another machine is to send.
     Turns,
     /// Replaced: the call allocates or frees memory, which may be absent.
     Memory,
-    /// Replaced: the library notes that other threads may write into memory from here on.
+    /// Replaced: the call starts a thread. The library notes that other threads may write into memory from now on.
     Threads,
-    /// Replaced: the call starts a program, which is under Shunt too, or a process, whose memory must be whole.
+    /// Replaced: the call starts a program, which is under Shunt, too. Or it starts a process, whose memory must have
+    /// all of its bytes.
     Programs,
     /// Replaced: the call may change the process's user. The library then moves its data to memory of the new user.
     Users,
-    /// Replaced: a call of OpenSSL's, not glibc's. Absent memory goes to TLS clients by it.
+    /// Replaced: a call of OpenSSL's, not glibc's. The library needs it to hand off TLS connections.
     Openssl,
     /// Replaced: the call fails, as on a kernel that lacks it.
     Refused,
     /// Not replaced: the kernel's own call is right. Bytes, end of file and errors are in the real socket, and absent
     /// memory is fetched when the kernel touches it.
     Kernels,
-    /// Not replaced: glibc's own call is right, because it ends in calls that are replaced, or in handlers of the
-    /// library.
+    /// Not replaced: glibc's own call is right. It ends in calls that are replaced, or runs handlers of the library
+    /// (pthread_atfork(3)).
     Glibcs,
 }
 
 impl Class {
-    /// Returns whether the library has the symbol.
+    /// Returns whether the library replaces calls of this class.
     #[must_use]
     pub fn is_replaced(self) -> bool {
         !matches!(self, Self::Kernels | Self::Glibcs)
@@ -50,12 +54,13 @@ use Class::{
     Turns, Users,
 };
 
-/// All names, with their twins: checked (`_chk`), 64-bit (`64`), internal (`__`), and their successors (`2`, `4`).
+/// All names of the calls, with their twins: checked (`_chk`), 64-bit (`64`), internal (`__`), and successors (`2`,
+/// `4`).
 pub const CALLS: &[(Class, &[&str])] = &[
     // Reading.
     (Moves, &["read", "__read", "__read_chk", "readv", "preadv2", "preadv64v2"]),
     (Moves, &["recv", "__recv_chk", "recvfrom", "__recvfrom_chk", "recvmsg", "recvmmsg"]),
-    // Sockets have no offset, so these fail with ESPIPE.
+    // Sockets have no offset, so these calls fail on them with ESPIPE.
     (Kernels, &["pread", "pread64", "__pread64", "__pread_chk", "__pread64_chk", "preadv", "preadv64"]),
     // Writing.
     (Moves, &["write", "__write", "writev", "pwritev2", "pwritev64v2"]),
@@ -88,10 +93,11 @@ pub const CALLS: &[(Class, &[&str])] = &[
     (Copies, &["memcpy", "__memcpy_chk", "memmove", "__memmove_chk"]),
     (Copies, &["mempcpy", "__mempcpy", "__mempcpy_chk", "memset", "__memset_chk"]),
     (Copies, &["bzero", "__bzero"]),
-    // The kernel reports unmapped memory, and fetches absent memory that it reads.
+    // If one of these calls unmaps or moves memory, the kernel tells the library (userfaultfd(2)). If the kernel reads
+    // absent memory for one of them, the library fetches the bytes.
     (Kernels, &["munmap", "mmap", "mmap64", "brk", "sbrk", "__sbrk", "mlock", "mlock2", "mlockall"]),
     (Kernels, &["process_vm_readv", "process_vm_writev", "process_madvise", "posix_madvise"]),
-    // Processes. pthread_atfork's handlers do what glibc's fork needs.
+    // Processes. The library's handlers (pthread_atfork(3)) do what has to be done at a fork.
     (Glibcs, &["fork", "__fork", "forkpty", "login_tty", "system"]),
     (Threads, &["pthread_create", "thrd_create"]),
     (Programs, &["vfork", "__vfork", "clone", "__clone"]),
@@ -104,11 +110,11 @@ pub const CALLS: &[(Class, &[&str])] = &[
     // Calls of OpenSSL's, for programs that use it.
     (Openssl, &["SSL_write", "SSL_write_ex", "SSL_get_error", "SSL_CTX_new", "SSL_CTX_new_ex"]),
     (Openssl, &["SSL_set_msg_callback", "SSL_callback_ctrl", "SSL_clear"]),
-    // Rings would read and write connections without the library, and take frames for ordinary bytes.
+    // io_uring would read and write connections without the library, and take frames for ordinary bytes.
     (Refused, &["io_uring_setup", "io_uring_queue_init", "io_uring_queue_init_params", "io_uring_queue_init_mem"]),
 ];
 
-/// Returns what is done about a call, or `None` for a call that the library has nothing to do with.
+/// Returns how the library treats a call, or `None` for a call that the library has nothing to do with.
 #[must_use]
 pub fn class(name: &str) -> Option<Class> {
     CALLS.iter().find(|(_, names)| names.contains(&name)).map(|(class, _)| *class)

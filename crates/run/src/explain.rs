@@ -15,7 +15,7 @@ use crate::calls::CALLS;
 pub enum Coverage {
     /// The calls that the program imports from glibc, and that the library interposes.
     Calls(Vec<String>),
-    /// The library is never loaded, for this reason.
+    /// The library would not be loaded, or would see no calls, for this reason.
     None(&'static str),
 }
 
@@ -56,13 +56,14 @@ impl fmt::Display for Clients {
 pub struct Explanation {
     program: PathBuf,
     pub coverage: Coverage,
-    /// Clients outside Shunt to which bodies that the program does not look at can be sent past it.
+    /// Clients outside Shunt to which another machine can send bodies in the program's place, if the program does not
+    /// look at these bodies.
     pub clients: Clients,
-    /// Calls that the library does not see, and the consequences.
+    /// Remarks on calls that the library does not cover, or not in full.
     pub remarks: Vec<&'static str>,
 }
 
-/// Calls that bypass the library, and what happens then.
+/// Calls that the library does not cover, or not in full, and what that means for the program.
 const AROUND: [(&str, &str); 5] = [
     (
         "io_uring_setup",

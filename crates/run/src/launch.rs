@@ -1,6 +1,7 @@
 //! `shunt run -- PROGRAM`: runs a program with the library preloaded, and with the open descriptors that the library
-//! needs. These are the table of connections and /dev/userfaultfd, because workers without privileges need both, and so
-//! do programs that it executes. A connection to the store is for programs that change their root directory.
+//! needs. Two of them are the memory of connections' states and /dev/userfaultfd. They are inherited, because workers
+//! without privileges, and programs that the program executes, need both. The third is a connection to the store, for
+//! programs that change their root directory.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -27,7 +28,8 @@ use crate::explain::explain;
 const CONFIG: &str = "/etc/shunt/shuntd.toml";
 /// File name of the library.
 pub const LIBRARY: &str = "libshunt_preload.so";
-/// Lowest number of our descriptors, out of the way of a program that counts on low numbers.
+/// Lowest number of the descriptors that programs inherit for the library. Lower ones stay free, because programs may
+/// expect to get low numbers.
 const DESCRIPTORS_FROM: i32 = 700;
 
 #[derive(Debug, Args)]
@@ -173,12 +175,12 @@ impl Launch {
         Ok(())
     }
 
-    /// Has large blocks of programs' memory begin elsewhere than at a page.
+    /// Has large blocks of programs' memory begin inside a page, and not at its beginning.
     pub fn unaligned(&mut self) {
         self.environment.push_str(";malloc=unaligned");
     }
 
-    /// Has a program end that takes the library's locks out of their order.
+    /// Has programs end as soon as they take the library's locks in a wrong order.
     pub fn check_locks(&mut self) {
         self.environment.push_str(";locks=checked");
     }

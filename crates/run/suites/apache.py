@@ -1,6 +1,7 @@
-"""Apache's test framework: httpd alone under Shunt, and with it the Perl clients. One httpd serves a whole session.
+"""Apache's test framework: only httpd is under Shunt (`server`), or the Perl clients, too (`all`). One httpd serves a
+whole session.
 
-The framework runs as nobody, in a copy of its own: Apache::Test refuses root."""
+The framework runs as the user nobody, in its own copy of the suite, because Apache::Test refuses to run as root."""
 import fnmatch, glob, os, re, shutil, subprocess, tempfile
 
 from confined import Missing, fetch, finished, started
@@ -19,7 +20,8 @@ SUITE = f"{ROOT}/target/apache-suite/httpd-tests"
 COPIES = [SUITE]
 COMMIT = "c80f65f35d181cde20df4bf51e07d2dbd928807a"  # 2024-02-07
 MODULES = "/usr/lib/apache2/modules"
-# One MPM, and nothing that takes a database or a server of its own.
+# Modules that are not loaded: all MPMs but one, those that take a database or a server of their own, and some
+# others.
 NOT_LOADED = """mpm_prefork mpm_worker perl cgi authnz_ldap ldap suexec md log_forensic dialup cern_meta heartmonitor
 lbmethod_heartbeat authn_dbd authz_dbd session_dbd dbd ident imagemap userdir socache_redis file_cache""".split()
 AS_NOBODY = ["setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups"]
@@ -34,7 +36,7 @@ def prepare():
     loaded = [name for name in modules if name not in NOT_LOADED]
     with open(f"{SUITE}/modules.conf", "w") as file:
         file.writelines(f"LoadModule {name}_module {MODULES}/mod_{name}.so\n" for name in loaded)
-    # It compiles modules of its own, and then says that root may not go on.
+    # The framework compiles its own modules, and then says that it must not run as root. Only the modules are needed.
     log = configured(SUITE) + subprocess.run(framework("-configure"), cwd=SUITE, capture_output=True, text=True).stdout
     if not glob.glob(f"{SUITE}/c-modules/*/.libs/*.so"):
         raise Missing(f"the modules of Apache's suite cannot be compiled: {log.strip().splitlines()[-1]}")
@@ -81,7 +83,7 @@ def run(machine, variant, names, _):
 
 
 def split(log, names, status):
-    """What the harness printed of each file: its name and dots, and then its TAP."""
+    """Returns the result of each file. The harness prints a file's name and dots, and then its TAP."""
     parts = re.split(r"^(t/\S+) \.+ ?", log, flags=re.M)
     outputs = dict(zip(parts[1::2], parts[2::2]))
     return {name: result(outputs.get(name), status) for name in names}
@@ -90,7 +92,7 @@ def split(log, names, status):
 def result(output, status):
     if output is None:
         return Result("", f"{status}: it was not run")
-    # The harness says of a file that skips all of its tests nothing else.
+    # If a file skips all of its tests, the harness prints only this line about it.
     if m := re.match(r"skipped(?:: (.*))?$", output, re.M):
         return Result(f"1..0 # skip {m.group(1)}", 0)
     ended = re.search(r"^Dubious, test returned (\d+)", output, re.M)

@@ -1,5 +1,5 @@
-"""HAProxy's regression tests, those that its own script picks for the installed HAProxy: it alone under Shunt, and with
-it vtest, which makes the clients and servers."""
+"""HAProxy's regression tests that its own script picks for the installed HAProxy. Only HAProxy is under Shunt
+(`server`), or vtest, too (`all`), which makes the clients and servers."""
 import fnmatch, os, re, shutil, subprocess, tempfile
 
 from confined import Missing, fetch, finished, started
@@ -27,7 +27,8 @@ def prepare():
 
 
 def picked():
-    """Those whose conditions the installed HAProxy meets: its script says so, given a vtest that does nothing."""
+    """Returns the tests whose conditions the installed HAProxy meets. Its script lists them, and runs none: vtest is
+    replaced by /bin/true."""
     environment = dict(os.environ, HAPROXY_PROGRAM=HAPROXY, VTEST_PROGRAM="/bin/true")
     done = subprocess.run(["scripts/run-regtests.sh"], cwd=SUITE, env=environment, capture_output=True, text=True)
     return re.findall(r"^  Add test: (\S+)$", done.stdout, re.M)
@@ -54,6 +55,6 @@ def run_file(machine, variant, name, environment):
     vtest = [f"{VTEST}/vtest", "-b", str(2 << 20), "-k", "-t", "30", "-v", name]
     command = machine.under_shunt(vtest) if variant == "all" else vtest
     output, status = finished(started(command, SUITE, environment), TIMEOUT, machine.hanging)
-    # vtest says by its status how the file ended; here it is one assertion.
+    # The exit status of vtest says how the file ended. A whole file counts as one assertion.
     line = {0: f"ok 1 - {name}", 1: f"not ok 1 - {name}", 2: f"not ok 1 - {name}", 77: "1..0 # skip by vtest"}
     return Result(f"{output}\n{line.get(status, '')}\n", 0 if status in line else status)

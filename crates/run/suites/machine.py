@@ -1,4 +1,5 @@
-"""This machine as one of a service with Shunt: an agent with a [store], and a control group that it negotiates for."""
+"""This machine as a part of a service with Shunt: it has an agent with a [store], and a control group in which
+connections are negotiated."""
 import json, os, shutil, subprocess, tempfile, time
 
 from confined import Missing
@@ -34,13 +35,13 @@ def unified_hierarchy():
 
 
 def own_address():
-    """That no other agent of this machine has."""
+    """Returns an address that no other agent of this machine has."""
     process = os.getpid()
     return f"127.{128 | process >> 16 & 127}.{process >> 8 & 255}.{process & 255 | 1}"
 
 
 class Machine:
-    """Everything that this process starts from now on is in its control group."""
+    """An agent and its control group. Within `with`, everything that this process starts is in the control group."""
 
     def __init__(self):
         for name, package in ("shunt", "shunt"), ("shuntd", "shunt-agent"), ("libshunt_preload.so", "shunt-preload"):
@@ -49,7 +50,8 @@ class Machine:
         if os.geteuid() != 0:
             raise Missing("it takes root to load BPF programs; run this with sudo")
         self.shunt = f"{BUILT}/shunt"
-        # Names of a lab of this process: what is left when it is killed goes with the next sweep (crates/testbed).
+        # Names of a lab of this process. If the process is killed, the next sweep for labs (crates/testbed) removes
+        # what is left.
         self.directory = f"{tempfile.gettempdir()}/shunt-lab-{os.getpid()}.0"
         os.mkdir(self.directory)
         self.hierarchy = unified_hierarchy()
@@ -104,7 +106,7 @@ class Machine:
         return [self.shunt, "run", "--config", self.configuration, "--", *command]
 
     def hanging(self):
-        """Of every process that a suite has: where it waits, and what its connections have. For a test that hangs."""
+        """Returns, for a test that hangs, where each process of the suites waits, and the state of all connections."""
         found = ["==== hangs ===="]
         with open(f"{self.group}/cgroup.procs") as processes:
             for process in processes.read().split():
@@ -118,7 +120,7 @@ class Machine:
         return "\n" + "\n".join(found)
 
     def counted(self):
-        """What the programs have counted: {program: {counter: value}}."""
+        """Returns what the programs have counted: {program: {counter: value}}."""
         done = subprocess.run([self.shunt, "stats", "--socket", f"{self.directory}/agent.sock", "--json"],
                               capture_output=True, text=True)
         return json.loads(done.stdout)["store"]["by_program"] if done.returncode == 0 else None

@@ -1,4 +1,4 @@
-"""nginx-tests: nginx alone under Shunt, and with it the Perl clients and backends that the suite makes."""
+"""nginx-tests: only nginx is under Shunt (`server`), or the Perl clients and backends of the suite, too (`all`)."""
 import os, shutil, tempfile
 
 import nginx_suite

@@ -5,17 +5,17 @@
   haproxy   HAProxy's regression tests (reg-tests/), by vtest
   apache    Apache's test framework (https://github.com/apache/httpd-tests), by Apache::Test
 
-Each runs against the installed program, three times:
+Each suite runs against the installed program, three times:
 
-  plain     without Shunt: what the others are compared with
+  plain     without Shunt: the other two are compared with this
   server    the server under Shunt: its connections to itself are between two programs under Shunt
-  all       all under Shunt, the suite's own clients and backends, too: every connection on the machine is
+  all       everything under Shunt, also the suite's own clients and backends
 
-Compared is every single assertion. A test that fails without Shunt too fails for reasons of its own, and is no
-difference. One that differs is run again, alone, without and with; only a difference that stays is one, and a test that
-hangs under Shunt only. Differences that are meant are in each suite's EXPECTED, with their reasons.
+Every single assertion is compared. A test that also fails without Shunt is no difference. A test that differs is run
+again, alone, without Shunt and with it. It counts only if it differs each time, or if it hangs only under Shunt.
+Differences that are meant are in each suite's EXPECTED, with their reasons.
 
-As root: it starts an agent of its own, in a control group of its own, and each test in a network namespace of its own.
+This takes root. It starts its own agent, in its own control group, and runs each test in its own network namespace.
 """
 import argparse, multiprocessing, os, sys, time
 
@@ -28,14 +28,15 @@ from tap import differences
 
 SUITES = {suite.NAME: suite for suite in (nginx, haproxy, apache)}
 VARIANTS = ["plain", "server", "all"]
-# Runs of a test that differs, before the difference counts: some tests race, and fail every other time.
+# Number of times that a test which differs is run again. Its difference counts only if it differs each time: some tests
+# race, and fail every other time.
 REPETITIONS = 4
 
 
 # ---- running ----
 
 class Runner:
-    """Runs sessions, each in a process of its own: its network ends with it."""
+    """Runs sessions (lists of test files of one suite), each in its own process. A session's network ends with it."""
 
     def __init__(self, machine, prepared):
         self.machine, self.prepared = machine, prepared
@@ -46,7 +47,7 @@ class Runner:
         return suite, variant, SUITES[suite].run(self.machine, variant, names, self.prepared[suite])
 
     def run(self, jobs, processes):
-        """{(suite, variant, file): result}"""
+        """Runs the jobs. Returns {(suite, variant, file): result}."""
         global runner
         runner = self
         results = {}
@@ -62,7 +63,7 @@ class Runner:
                 print(f"\r{done}/{total} ", end="", file=sys.stderr, flush=True)
 
 
-# State that the processes of a pool have inherited.
+# The Runner whose jobs a pool runs. The pool's processes inherit it.
 runner = None
 
 
@@ -73,7 +74,8 @@ def session(job):
 # ---- comparing ----
 
 class Comparison:
-    """The differences by (suite, variant, file): meant, gone when the file ran again alone, and the others."""
+    """Differences by (suite, variant, file): `meant` ones, `unsteady` ones, which were gone when the file ran again
+    alone, and `wrong` ones, which are all others."""
 
     def __init__(self, results, again):
         self.meant, self.unsteady, self.wrong = {}, {}, {}
@@ -110,7 +112,7 @@ def hung(results, key):
 
 
 def expected(suite, name, lines):
-    """The same lines with their reasons, or None: one is not meant."""
+    """Returns the lines with the reasons for which they are meant, or None if one of them is not meant."""
     reasons = {n: SUITES[suite].EXPECTED.get((name, n)) for n in lines}
     if not all(reasons.values()):
         return None
@@ -147,7 +149,7 @@ def show(title, found, results, verbose):
 
 
 def carried(machine):
-    """That references were sent at all: a run without any shows nothing."""
+    """Prints how many bytes were sent by reference, and otherwise: a run without references shows nothing."""
     counted = machine.counted() or {}
     for name in "sent_real", "sent_by_reference", "received_absent", "fetched", "fetched_by_fault":
         total = sum(counters[name] for counters in counted.values())
@@ -175,7 +177,7 @@ exit status: 0 no difference that is not meant, 1 there is one, 2 it could not r
 
 
 def chosen(a):
-    """{suite: patterns}"""
+    """Returns the suites and files to run: {suite: patterns}."""
     found = {}
     for argument in a.suites or SUITES:
         name, _, pattern = argument.partition(":")

@@ -1,5 +1,5 @@
 //! Runs a number of histories, one seed after the other, and prints how fast they were and what happened in them.
-//! scripts/coverage-of-logic measures with it which lines of crates/logic are reached; a profiler needs no more either.
+//! scripts/coverage-of-logic measures with it which lines of crates/logic are reached. A profiler can run it, too.
 //!
 //! Usage: histories [NUMBER [FIRST SEED]]
 

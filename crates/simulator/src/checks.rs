@@ -1,11 +1,13 @@
-//! Invariants: limits hold after each check of them, and nothing is left when all is quiet.
+//! Invariants: limits hold after each check of them, and nothing is left when all is quiet. An *offer* is a payload
+//! that a backend's server holds ready. A *fetch* brings a payload through both agents to the frontend's server. A
+//! *program* runs under `shunt run`, and leaves payloads in its machine's *store*.
 
 use shunt_wire::local::closed;
 
 use crate::machine::{Agent, Machine, address, store_of};
 use crate::world::World;
 
-/// Connections of a machine's servers: two of the nginx worker, and one of the program.
+/// Most connections that a machine's servers have with their agent: two of the nginx worker, and one of the program.
 const MOST_SERVERS: usize = 3;
 
 impl World {
@@ -34,8 +36,9 @@ impl World {
         }
     }
 
-    /// Returns what is left although it must not be, when clients ask for nothing more and no fault has happened for a
-    /// while. By then every client must have its response, and no machine may keep anything for it.
+    /// Returns descriptions of what is left although it must not be. It is called when clients ask for nothing more and
+    /// no fault has happened for a while. By then every client must have its response, and no machine may keep anything
+    /// for it.
     pub fn left(&self) -> Vec<String> {
         let mut left = Vec::new();
         for (index, client) in self.clients.iter().enumerate() {
@@ -73,8 +76,9 @@ impl World {
         left
     }
 
-    /// Checks that the kernel and the programs of a machine know the addresses and sources that its agent knows, and
-    /// that the agent knows those of all peers.
+    /// Checks that a machine's kernel knows the addresses that the agent knows, and that its programs know the agent's
+    /// sources (stores, and the addresses where programs can fetch from them). Checks that the agent knows the
+    /// addresses of all peers with stores, and that their programs can fetch from its own store.
     fn check_addresses(&self, machine: usize, left: &mut Vec<String>) {
         let of = &self.machines[machine];
         let Some(store) = of.agent.as_ref().and_then(|agent| agent.logic.store.as_ref()) else { return };

@@ -1,4 +1,6 @@
-//! A client: a TCP receiver that knows which byte must arrive at each place of its stream.
+//! A client: a TCP receiver that knows which byte must arrive at each place of its stream. A *payload* is the body of a
+//! response, which a backend may send. A *region* is a range of sequence numbers of a client's connection, which one
+//! payload takes. With TLS these are the bytes of its records.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +16,12 @@ pub const WSCALE: u8 = 8;
 /// Who serves a response at the frontend, and where its payload is at the backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
-    /// A server hands a file of the backend off, by an offer.
+    /// A server hands off a file of the backend, by an offer.
     #[default]
     File,
     /// As [`Kind::File`], on a TLS connection.
     Sealed,
-    /// A program under `shunt run` hands bytes of the backend's store off.
+    /// A program under `shunt run` hands off bytes of the backend's store.
     Stored,
 }
 
@@ -32,15 +34,15 @@ pub struct Response {
     pub header: u64,
     /// Length of the payload, in bytes.
     pub length: u64,
-    /// File that the payload is read from.
+    /// Number of the file that the payload is read from.
     pub file: u64,
     /// Who serves the response.
     pub kind: Kind,
-    /// Bytes that the server writes after the payload.
+    /// Number of bytes that the server writes after the payload.
     pub trailer: u64,
 }
 
-/// Content bytes of a TLS record here, and the bytes that sealing adds to each record.
+/// Number of content bytes in each TLS record of a payload but the last, and number of bytes that sealing adds.
 pub const RECORD: u64 = 16384;
 const OVERHEAD: u64 = shunt_wire::tls::OVERHEAD_BYTES;
 
@@ -50,12 +52,13 @@ impl Response {
         if self.kind == Kind::Sealed { self.length + self.length.div_ceil(RECORD) * OVERHEAD } else { self.length }
     }
 
-    /// Returns the first record that is not wholly before byte `from` of the region, and the bytes of it that are.
+    /// Returns the number of the record that has byte `from` of the region, and the number of that record's bytes
+    /// before it.
     pub fn record_at(&self, from: u64) -> (u64, u64) {
         (from / (RECORD + OVERHEAD), from % (RECORD + OVERHEAD))
     }
 
-    /// Returns the byte of the region at which a record begins.
+    /// Returns the place in the region at which a record begins.
     pub fn record_begin(record: u64) -> u64 {
         record * (RECORD + OVERHEAD)
     }
@@ -65,23 +68,23 @@ impl Response {
 pub struct Client {
     /// The client's end of the connection.
     pub at: Endpoint,
-    /// Machine that is the client's frontend.
+    /// Number of the machine that is the client's frontend.
     pub frontend: usize,
-    /// Sequence number of the first byte of its stream.
+    /// Sequence number of the first byte of the stream that the client receives.
     pub first: u32,
     /// Contents that the stream must have, up to the last response asked for.
     expected: Stream,
-    /// Number of bytes that the client has without a hole.
+    /// Number of bytes that the client has from the stream's beginning on, without a hole.
     taken: u64,
-    /// Bytes that have arrived after a hole, as places and lengths.
+    /// Runs of bytes that have arrived after a hole: the place of each run, and its length.
     beyond: BTreeMap<u64, u64>,
     /// The response that the client waits for, and the place in the stream where it ends.
     pub waits_for: Option<(Response, u64)>,
     /// Number of responses that the client has received.
     pub done: u64,
-    /// Number of the client's present connection. Packets of earlier ones are dropped.
+    /// Number of the client's present connection. Packets of earlier connections are dropped.
     pub connection: u32,
-    /// The client's packets take a hundred times as long.
+    /// The client's packets take a hundred times as long as those of other clients.
     pub is_slow: bool,
 }
 
@@ -93,13 +96,13 @@ impl Client {
         Self { at, frontend, first, expected, taken: 0, beyond, waits_for: None, done: 0, connection, is_slow }
     }
 
-    /// Begins a new connection from the same port, because the one before was reset. The client then waits for nothing.
+    /// Begins a new connection from the same port, because the last one was reset. The client then waits for nothing.
     pub fn reconnect(&mut self, first: u32) {
         let Self { at, frontend, done, connection, is_slow, .. } = *self;
         *self = Self { done, connection: connection + 1, is_slow, ..Self::new(at, frontend, first) };
     }
 
-    /// Asks for a response, which follows the one before in the stream.
+    /// Asks for a response, which follows the last one in the stream.
     pub fn ask(&mut self, response: Response) {
         let Response { number, header, file, trailer, .. } = response;
         self.expected.forget(self.taken);
@@ -109,7 +112,7 @@ impl Client {
         self.waits_for = Some((response, self.expected.end()));
     }
 
-    /// Returns the number of bytes that the client has without a hole.
+    /// Returns the number of bytes that the client has from the stream's beginning on, without a hole.
     pub fn taken(&self) -> u64 {
         self.taken
     }
@@ -119,7 +122,8 @@ impl Client {
         self.first.wrapping_add(self.taken as u32)
     }
 
-    /// Returns the place in the stream of a sequence number that is near the acknowledged one.
+    /// Returns the place in the stream of a sequence number that is near the acknowledged one, or `None` if that is
+    /// before the stream's first byte.
     pub fn place(&self, seq: u32) -> Option<u64> {
         let ahead = seq.wrapping_sub(self.ack()).cast_signed();
         self.taken.checked_add_signed(ahead.into())
@@ -130,7 +134,7 @@ impl Client {
     /// # Errors
     /// Returns a description if a byte is not the one that must be at its place.
     pub fn take(&mut self, seq: u32, run: Run) -> Result<(), String> {
-        let Some(place) = self.place(seq) else { return Ok(()) }; // older than its stream
+        let Some(place) = self.place(seq) else { return Ok(()) }; // before the stream's first byte
         // Bytes that the client already has are not compared again.
         let skip = self.taken.saturating_sub(place).min(run.length);
         let (mut at, mut rest) = (place + skip, run.part(skip, run.length - skip));

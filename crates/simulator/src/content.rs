@@ -1,4 +1,4 @@
-//! Contents of a client's stream. Bytes are not stored, but named by their source and their place in it.
+//! Contents of a client's stream. Bytes are not stored, but named by their source and their place in that source.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 pub enum Source {
     /// Header of a response, by the response's number.
     Header(u64),
-    /// File behind a response's payload, by the file's number.
+    /// Contents of the file behind a response's payload, by the number of these contents.
     File(u64),
 }
 
@@ -51,7 +51,7 @@ impl Stream {
         }
     }
 
-    /// Returns the run at a place, from that place on, or `None` if there is no byte.
+    /// Returns the rest of the run in which `place` is, from there on, or `None` if the stream has no byte there.
     pub fn at(&self, place: u64) -> Option<Run> {
         let (start, run) = self.runs.range(..=place).next_back()?;
         let skip = place - start;

@@ -1,4 +1,7 @@
-//! A client's connection at its frontend: the kernel's socket, and the steering programs' flow.
+//! A client's connection at its frontend: the kernel's socket, and the steering programs' flow. A *region* is a range
+//! of sequence numbers of a client's connection, which one payload takes. A *peer* sends it, a backend's agent. A
+//! *handoff* is the payload that a server has given to a peer. A *ring* is a BPF ring buffer by which the kernel tells
+//! a server that the client has acknowledged a payload.
 
 use std::time::Duration;
 
@@ -16,7 +19,7 @@ use crate::content::{Run, Stream};
 
 /// Largest segment, in bytes. One segment here stands for several packets of a real network.
 pub const SEGMENT: u64 = 57_920;
-/// Maximum segment size of the connection, for decisions that count in segments.
+/// Maximum segment size of the connection, in bytes, for decisions that count in segments.
 const MSS: u16 = 1448;
 /// Sequence number of the client's next byte. It never changes, because the client only sends ACKs.
 const RCV_NXT: u32 = 1;
@@ -24,7 +27,7 @@ const RCV_NXT: u32 = 1;
 /// A copy of a client's packet, for the backend of a region.
 #[derive(Clone, Copy, Debug)]
 pub struct Copy {
-    /// Peer that sends the region's payload.
+    /// Number of the peer that sends the region's payload.
     pub peer: u32,
     /// The packet, with the sequence numbers of the backend's space.
     pub packet: Packet,
@@ -37,7 +40,7 @@ pub struct Copy {
 pub struct Arrived {
     /// A copy for a backend.
     pub copy: Option<Copy>,
-    /// The handoff that the packet has completed, and its server's ring.
+    /// Number of the handoff that the packet has completed, and of its server's ring.
     pub complete: Option<(u64, u32)>,
 }
 
@@ -48,9 +51,9 @@ pub struct Connected {
     /// The frontend's end.
     pub server: Endpoint,
     first: u32,
-    /// Bytes that the server has written itself, at their places in the socket's own space.
+    /// Bytes that the server has written itself, counted from `first` in the socket's own sequence space.
     written: Stream,
-    /// Number of bytes of `written` that are acknowledged, and that are sent.
+    /// Numbers of bytes of `written` that are acknowledged, and that are sent.
     acked: u64,
     sent: u64,
     socket: Socket,
@@ -60,12 +63,12 @@ pub struct Connected {
     token: u32,
     /// Time at which the last region has begun.
     begun: Duration,
-    /// The kernel has reset the connection, because nobody sends its region any more.
+    /// The kernel has reset the connection, because nobody sends its region's payload any more.
     is_reset: bool,
 }
 
 fn nanoseconds(now: Duration) -> u64 {
-    // The clock starts at 1 s, so that no real time is 0.
+    // The steering programs' clock starts at 1 s, so that no event has the time 0.
     now.as_nanos() as u64 + 1_000_000_000
 }
 
@@ -146,7 +149,7 @@ impl Connected {
                 flags: TH_ACK as u8,
                 ..Packet::default()
             };
-            // A segment that is not translated is dropped, and sent again later. One that waits stays in the queue.
+            // fe_out may drop a segment, which is then sent again later, or let it and all later ones wait.
             let departed = match &mut self.flow {
                 None => Some(packet.seq),
                 Some(flow) => match decisions::depart(flow, &packet, nanoseconds(now)) {
@@ -185,14 +188,14 @@ impl Connected {
         begun
     }
 
-    /// Removes a region behind which nothing was written, and of which the client has nothing (SHUNT_UNDO). Returns
-    /// whether it was removed.
+    /// Removes the region of a handoff, if nothing was written behind it and the client has nothing of it (SHUNT_UNDO).
+    /// Returns whether it was removed.
     pub fn undo(&mut self, handoff: u64) -> bool {
         let flow = self.flow.as_mut();
         flow.is_some_and(|flow| decisions::undo(flow, handoff, &self.connection) == Counter::FE_UNDONE)
     }
 
-    /// Has another peer send the active region from its byte `from` on (SHUNT_MOVE). Returns whether it does.
+    /// Has another peer send the active region from byte `to.from` on (SHUNT_MOVE). Returns false if that is refused.
     pub fn move_on(&mut self, to: &Move) -> bool {
         let Some(mut flow) = self.flow else { return false };
         let moved = decisions::move_on(&mut flow, to, &self.asked()) == Counter::FE_MOVED;
@@ -205,7 +208,8 @@ impl Connected {
         self.flow.as_mut().is_some_and(|flow| decisions::cancel(flow, handoff))
     }
 
-    /// Notes which ACKs a backend needs.
+    /// Notes how many payload bytes may lie between two ACKs that the frontend passes on to a backend. Returns false if
+    /// this backend does not send the newest region.
     pub fn space_acks(&mut self, peer: u32, bytes: u32) -> bool {
         self.flow.as_mut().is_some_and(|flow| decisions::space_acks(flow, peer, bytes))
     }
@@ -274,18 +278,19 @@ impl Connected {
         }
     }
 
-    /// Handles a backend's word that the client has acknowledged the whole payload.
+    /// Handles a backend's word that the client has acknowledged the whole payload. Returns the numbers of the handoff
+    /// and of its server's ring, if the handoff is now complete.
     pub fn deliver(&mut self, peer: u32, handoff: u64) -> Option<(u64, u32)> {
         let flow = self.flow.as_mut()?;
         completed(&decisions::deliver(flow, peer, handoff)?)
     }
 
-    /// Returns whether the kernel has reset the connection, because nobody sends its region any more.
+    /// Returns whether the kernel has reset the connection, because nobody sends its region's payload any more.
     pub fn is_reset(&self) -> bool {
         self.is_reset
     }
 
-    /// Returns the token of the connection's packets for backends.
+    /// Returns the connection's token, by which a backend knows copies of its packets.
     pub fn token(&self) -> u32 {
         self.token
     }
@@ -309,7 +314,7 @@ impl Connected {
         })
     }
 
-    /// Returns whether a handoff's region was the newest one, and is over.
+    /// Returns whether a handoff's region is the newest one of the connection, and is over.
     pub fn is_over(&self, handoff: u64, ring: u32) -> bool {
         let is_it = |flow: &&Flow| (flow.handoff, flow.ring) == (handoff, ring);
         self.flow.as_ref().filter(is_it).is_some_and(|flow| flow.spaces.status != SHUNT_REGION_ACTIVE)

@@ -1,4 +1,4 @@
-//! Histories: a seed determines the service, its load, and its faults.
+//! Histories: a seed determines the service, its load, and its faults. A violation of what must hold ends it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use crate::world::{Service, Variety, Weather, World};
 
 /// Period in which clients ask for responses and faults happen.
 const BUSY: Duration = Duration::from_secs(2);
-/// Time after that period by which all must be quiet. A claim waits for up to 30 s, and a client that acknowledges
+/// Time after [`BUSY`] by which nothing may be left. A claim waits for up to 30 s, and a client that acknowledges
 /// nothing is given up after 60 s.
 const QUIET: Duration = Duration::from_secs(120);
-/// Time between the first two looks at what is left, and between later ones.
+/// First pause before a check of what is left. Each later pause is a quarter longer, up to [`LONGEST_PAUSE`].
 const LOOK: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(4);
-/// Most events of a history. With more events, it would never end.
+/// Most events of a history. A history with more events is taken for one that never ends.
 const MOST_EVENTS: u64 = 3_000_000;
 
 /// One history.
@@ -68,7 +68,7 @@ fn service(random: &mut Random) -> Service {
     }
 }
 
-/// Returns what a service has besides handoffs of files. Every fourth has nothing else.
+/// Returns what a service has besides handoffs of files. One service in four has nothing else.
 fn variety(random: &mut Random) -> Variety {
     if random.below(4) == 0 {
         return Variety::default();
@@ -135,7 +135,8 @@ pub fn run(history: History) -> Outcome {
     }
 }
 
-/// Processes events until a time, the first violation, or `most` events. Returns the number of events.
+/// Processes the events up to time `end`, but stops at the first violation or after `most` events. Returns the number
+/// of events.
 fn go_on(world: &mut World, end: Duration, most: u64) -> u64 {
     let mut events = 0;
     while events < most && world.violations().is_empty() && world.step(end) {

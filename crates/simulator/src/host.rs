@@ -1,4 +1,5 @@
-//! Model of a machine's kernel and files, which answers the questions of the agent's logic.
+//! Model of a machine's kernel and files, which answers the questions of the agent's logic. A *sender* is a backend's
+//! socket for a client of a frontend. The *digest* of a file is its SHA-256. A *peer* is another machine's agent.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +16,7 @@ use crate::sender::{Of, Sender};
 /// Port of the first client. Each client has a different port.
 pub const FIRST_PORT: u16 = 1024;
 
-/// Distance between the numbers of two contents of the same file.
+/// Number that is added to the number of a file's contents when they are written over.
 const CONTENTS: u64 = 1 << 40;
 /// Time in which a file is read for its digest.
 const DIGEST: Duration = Duration::from_millis(500);
@@ -28,9 +29,10 @@ pub fn client_of(at: Endpoint) -> usize {
 /// A file as it is now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileNow {
-    /// State, which changes with every write to the file.
+    /// Number of the file's state, which grows by 1 with every write to the file.
     pub state: u64,
-    /// Contents of the file's old part, as [`Source::File`](crate::content::Source::File) names them.
+    /// Number of the file's contents, as in [`Source::File`](crate::content::Source::File). Bytes that are appended do
+    /// not change it.
     pub content: u64,
 }
 
@@ -39,29 +41,29 @@ pub struct FileNow {
 pub struct Host {
     /// Time of the last event.
     pub now: Duration,
-    /// Connections of clients, by the clients' numbers. They outlive the agent.
+    /// Connections of clients, by the clients' numbers. They stay when the agent ends.
     pub flows: BTreeMap<usize, Connected>,
     /// Senders, by their clients' numbers.
     pub senders: BTreeMap<usize, Sender>,
-    /// Most senders that are not done.
+    /// Most senders that may be busy (not done) at a time.
     pub places: usize,
     /// Files and states whose digest was asked for, and the time of the first question.
     pub digested: BTreeMap<(u64, u64), Duration>,
-    /// Files that have changed. All others are in state 0, and their contents have their own number.
+    /// Files that have changed. Any other file is in state 0, and its contents have the file's number.
     pub changed: BTreeMap<u64, FileNow>,
-    /// Time of the last look at digests.
+    /// Time of the last call of `has_new_digests`.
     pub looked: Duration,
     /// Some files cannot be digested, or are on file systems that do not tell their state.
     pub has_strange_files: bool,
-    /// Payloads in the machine's store: references by slot, with their files.
+    /// Payloads in the machine's store: the number of each slot, and of the file whose bytes it has.
     pub stored: BTreeMap<u32, u64>,
     /// Time until which no descriptor is free.
     pub scarce_until: Duration,
-    /// Time until which payload of this machine does not reach the clients of a peer.
+    /// For a peer's number, the time until which payload of this machine does not reach that peer's clients.
     pub unreached: BTreeMap<usize, Duration>,
-    /// Keys that prove handshakes with addresses, as the kernel was told.
+    /// Key that proves handshakes with each address, as the agent has told the kernel.
     pub ends: BTreeMap<IpAddr, [u8; 16]>,
-    /// Sources by address, as programs were told.
+    /// Addresses and the stores that programs there can fetch from, as the agent has told this machine's programs.
     pub sources: Vec<(IpAddr, [u8; 16])>,
 }
 
@@ -76,7 +78,7 @@ impl Host {
         self.changed.get(&file).copied().unwrap_or(FileNow { state: 0, content: file })
     }
 
-    /// Returns whether the file of a client's payload is in the state in which the payload began.
+    /// Returns whether the file of a client's payload is still in the state that it had when the payload began.
     pub fn is_as_begun(&self, client: usize) -> bool {
         match self.senders.get(&client).map(|sender| sender.of) {
             Some(Of::File { file, state, .. }) => self.file(file).state == state,
@@ -90,14 +92,14 @@ impl Host {
         matches!(sender.of, Of::File { file, .. } if self.file(file).content == sender.content())
     }
 
-    /// Writes to a file: at its end, or over its contents.
+    /// Writes to a file: over its contents (`is_new`), or at its end.
     pub fn write_to(&mut self, file: u64, is_new: bool) {
         let FileNow { state, content } = self.file(file);
         let content = if is_new { content + CONTENTS } else { content };
         self.changed.insert(file, FileNow { state: state + 1, content });
     }
 
-    /// Returns whether a file has been read since the last call, so that questions can be answered.
+    /// Returns whether a file's digest has become known since the last call, so that questions can be answered.
     pub fn has_new_digests(&mut self) -> bool {
         let (now, before) = (self.now, std::mem::replace(&mut self.looked, self.now));
         self.digested.values().any(|asked| (before..now).contains(&(*asked + DIGEST)))

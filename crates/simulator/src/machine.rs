@@ -1,7 +1,9 @@
-//! A machine: its agent (if one runs), its kernel, and its servers.
+//! A machine: its agent (if one runs), its kernel, and its servers. A *peer* is another machine's agent. An *offer* is
+//! a payload that a backend's server holds ready. A *fetch* brings a payload through both agents to the frontend's
+//! server. A *generation* is one run of an agent.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use shunt_logic::limits::{Descriptors, Limits, Load};
@@ -23,7 +25,7 @@ pub fn address(index: usize) -> IpAddr {
     IpAddr::from([192, 0, 2, index as u8 + 1])
 }
 
-/// Returns the name of machine `index`. Names sort like the numbers.
+/// Returns the name of machine `index`. Names sort in the order of the machines' numbers.
 pub fn name(index: usize) -> String {
     format!("m{index:02}")
 }
@@ -33,18 +35,18 @@ pub fn store_of(index: usize) -> [u8; 16] {
     [index as u8 + 1; 16]
 }
 
-/// Address that every machine has, as container networks do.
+/// Address that all machines have at once, as hosts of container networks do.
 pub const SHARED: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(172, 17, 0, 1));
-/// User of the nginx worker, and of the programs under `shunt run`.
+/// User IDs of the nginx worker, and of the programs under `shunt run`.
 const USER: u32 = 33;
 const USER_OF_PROGRAMS: u32 = 1000;
 
 /// A fetch of a server of this machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Fetching {
-    /// Number of its connection in [`World::links`](crate::world::World).
+    /// Number of the fetch's connection in [`World::links`](crate::world::World).
     pub link: usize,
-    /// The server's number of the fetch, and the bytes that are still to come, once the backend has answered.
+    /// The server's number of the fetch, and how many bytes are still to come. `None` until the backend has answered.
     pub reader: Option<(u64, u64)>,
 }
 
@@ -54,19 +56,20 @@ pub struct Agent {
     pub logic: Logic<Host>,
     /// Actions that the logic asks for.
     pub actions: Actions<Host>,
-    /// For each peer, number of the connection in [`World::links`](crate::world::World).
+    /// For each peer, number of the session's connection in [`World::links`](crate::world::World).
     pub links: Vec<Option<usize>>,
     /// Time of the last tick.
     pub ticked: Duration,
-    /// Fetches of this machine's servers, by the logic's numbers.
+    /// Fetches of this machine's servers, by the numbers that the logic has given them.
     pub fetches: BTreeMap<usize, Fetching>,
-    /// Connections of the fetches that peers have asked for, by the logic's numbers.
+    /// Connections on which this agent sends payloads that peers fetch, by the logic's numbers of the fetches.
     pub served: BTreeMap<usize, usize>,
-    /// Connections to other stores that are being made, by the logic's numbers.
+    /// Connections to other machines' stores that are being made, by the logic's numbers of them.
     pub reaches: BTreeMap<usize, usize>,
-    /// The agent is told to end. Since when nothing was under way, and when it ends at the latest.
+    /// Present once the agent is told to end: the last time at which something was under way, and the time at which the
+    /// agent ends at the latest.
     pub drain: Option<(Duration, Duration)>,
-    /// Key that proves handshakes within this machine.
+    /// Key that proves handshakes between two programs of this machine.
     pub own_key: [u8; 16],
 }
 
@@ -84,17 +87,17 @@ pub struct Machine {
     pub host: Host,
     /// The machine's servers.
     pub worker: Worker,
-    /// Number of offers that the servers have made, and of those that the agent had read when it last let them make
-    /// more.
+    /// Numbers of offers: all that the servers have made, and those that the agent had read when its board last let
+    /// servers make offers.
     pub offers_made: u64,
     pub offers_then: u64,
-    /// Offers in the offers connection that the agent has not read.
+    /// Offers that the nginx worker has sent and the agent has not read, each with the number of its file.
     pub unread: VecDeque<(Offer, u64)>,
     /// Settings of the agent's configuration.
     pub settings: Settings,
     /// Peers that the configuration will name after a reload.
     pub unnamed: Vec<PeerSettings>,
-    /// Peer that the configuration does not name for a while.
+    /// Number of the peer that a changed configuration does not name for a while.
     pub changed: Option<usize>,
     /// Addresses of the machine's interfaces.
     pub addresses: Vec<IpAddr>,
@@ -106,6 +109,7 @@ impl Machine {
         let own = name(index);
         let peer = |other: usize| PeerSettings {
             name: name(other),
+            address: SocketAddr::new(address(other), 7440),
             is_dialled: own < name(other),
             port: 61000 + other as u16,
             speaks_for: vec![Prefix { address: address(other).into(), bits: 128, pad: 0, port: [0; 2] }],
@@ -139,7 +143,7 @@ impl Machine {
         }
     }
 
-    /// Returns the settings with which the machine's agent starts.
+    /// Returns the settings with which the machine's agent starts, so that a test can change them.
     pub fn settings_mut(&mut self) -> &mut Settings {
         &mut self.settings
     }
@@ -150,7 +154,7 @@ impl Machine {
         self.changed = None;
         let own_key = [self.generation as u8; 16];
         let stores = (0..self.settings.peers.len()).map(|peer| store_of(self.machine(peer))).collect();
-        // Every other machine's configuration names the addresses of its programs.
+        // On machines with an even number, the configuration names the addresses of the machine's programs.
         let configured = if self.index.is_multiple_of(2) { vec![address(self.index), SHARED] } else { Vec::new() };
         let store = self.settings.has_store.then(|| Store::new(own_key, &configured, store_of(self.index), stores));
         let logic = Logic::new(self.settings.clone(), 0, store, base + now);
@@ -173,7 +177,7 @@ impl Machine {
         self.event(now, base, |logic, call| logic.set_own_addresses(&addresses, call));
     }
 
-    /// Returns whether the agent runs, and does not stand still.
+    /// Returns whether an agent runs here and does not stand still.
     pub fn is_awake(&self, now: Duration) -> bool {
         self.agent.is_some() && now >= self.stopped_until
     }
@@ -190,17 +194,22 @@ impl Machine {
         Some(event(logic, &mut Call { now: base + now, machine: &mut self.host, actions }))
     }
 
-    /// Connects the nginx worker to the agent, by both channels.
-    pub fn connect_servers(&mut self, now: Duration, base: Instant) {
+    /// Connects the nginx worker to the agent, once for control messages and once for offers. If one connection is
+    /// refused, the worker closes the other: its index is returned.
+    pub fn connect_servers(&mut self, now: Duration, base: Instant) -> Option<usize> {
         let control = self.connect(Channel::Control, USER, now, base);
         let offers = self.connect(Channel::Offers, USER, now, base);
-        if let (Some((control, worker, ring)), Some((offers, offerer, _))) = (control, offers) {
-            self.worker.connect(control, worker, ring, offers, offerer);
+        match (control, offers) {
+            (Some((control, worker, ring)), Some((offers, offerer, _))) => {
+                self.worker.connect(control, worker, ring, offers, offerer);
+                None
+            }
+            (one, other) => one.or(other).map(|(server, ..)| server),
         }
     }
 
-    /// Connects the program under `shunt run` to the agent. It does not have to be told what it may do: its store asked
-    /// for it.
+    /// Connects the program under `shunt run` to the agent, with the permissions of a server. The program forgets what
+    /// it has learned about peers.
     pub fn connect_program(&mut self, now: Duration, base: Instant) {
         if let Some((control, worker, ring)) = self.connect(Channel::Control, USER_OF_PROGRAMS, now, base) {
             let program = Connected { control, worker, ring, offers: usize::MAX, offerer: 0 };
@@ -243,12 +252,12 @@ impl Machine {
         if other < self.index { other } else { other - 1 }
     }
 
-    /// Returns the machine that has a peer number here.
+    /// Returns the number of the machine to which this machine has given a peer number.
     pub fn machine(&self, peer: usize) -> usize {
         if peer < self.index { peer } else { peer + 1 }
     }
 
-    /// Returns the resources in use that only the daemon would know.
+    /// Returns the resources in use that the daemon, and not the logic, knows in a real agent.
     pub fn usage(&self) -> Usage {
         let peers = self.settings.peers.len();
 

@@ -10,7 +10,8 @@ use slab::Slab;
 pub struct Schedule<E> {
     now: u64,
     made: u64,
-    /// Time in nanoseconds, number, and place of the event in `events`. Events are large, and a heap moves its entries.
+    /// For each event: its time in nanoseconds, its number, and its place in `events`. Events are large, and a heap
+    /// moves its entries often, so the events are not in it.
     heap: BinaryHeap<Reverse<(u64, u64, usize)>>,
     events: Slab<E>,
 }
@@ -33,7 +34,7 @@ impl<E> Schedule<E> {
         self.heap.push(Reverse((self.now + delay.as_nanos() as u64, self.made, self.events.insert(event))));
     }
 
-    /// Takes the next event, if it comes before `end`, and sets the clock to its time.
+    /// Takes the next event, if it comes at `end` or earlier, and sets the clock to its time.
     pub fn next(&mut self, end: Duration) -> Option<E> {
         let Reverse((at, ..)) = *self.heap.peek()?;
         if at > end.as_nanos() as u64 {
@@ -44,7 +45,7 @@ impl<E> Schedule<E> {
         Some(self.events.remove(place))
     }
 
-    /// Sets the clock to a time before which no event is left. An earlier time changes nothing.
+    /// Sets the clock to `time`, before which no event may be left. A time in the past changes nothing.
     pub fn wait_until(&mut self, time: Duration) {
         self.now = self.now.max(time.as_nanos() as u64);
     }

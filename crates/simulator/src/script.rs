@@ -1,5 +1,5 @@
-//! Scripted histories: a test decides when clients ask, and when faults happen. Everything else is as in a random
-//! history, whose checks hold here, too.
+//! Scripted histories: a test decides when clients ask, and when faults happen. All else is as in a random history, and
+//! the same checks are made. A *session* is the use of a connection between two agents.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -15,13 +15,13 @@ use crate::world::{Fault, Service, Weather, World};
 
 /// Seed of the delays in a scripted history.
 const SEED: u64 = 1;
-/// Time in which all agents of a service start and begin their sessions.
+/// Time within which all agents of a service have started and begun their sessions.
 const STARTED: Duration = Duration::from_secs(1);
-/// Time after the last event of a script by which all must be quiet.
+/// Time after the end of a script by which nothing may be left.
 const QUIET: Duration = Duration::from_secs(60);
 /// Length of a response's header, in bytes.
 const HEADER: u64 = 300;
-/// A client asks only when the script says so: this pause between two responses never ends.
+/// Longest pause of a client between two responses: practically endless, so that clients ask only when the script says.
 const NEVER: Duration = Duration::from_secs(1_000_000);
 
 /// A scripted history.
@@ -49,7 +49,7 @@ impl Script {
         script
     }
 
-    /// Adds a client of a machine. Returns the client's number.
+    /// Adds a client, whose frontend is machine `frontend`. Returns the client's number.
     pub fn client(&mut self, frontend: usize) -> usize {
         let index = self.world.clients.len();
         let at = SocketAddr::from((IpAddr::from([198, 51, 100, 7]), FIRST_PORT + index as u16));
@@ -59,8 +59,8 @@ impl Script {
         index
     }
 
-    /// Has a client ask for a payload of `length` bytes. In a service of more than two machines, any of the others is
-    /// its backend.
+    /// Has a client ask for a payload of `length` bytes. In a service of more than two machines, a random one of the
+    /// others is the backend.
     pub fn ask(&mut self, client: usize, length: u64) {
         self.world.ask_for(client, HEADER, length);
     }
@@ -78,7 +78,7 @@ impl Script {
         let end = self.world.now() + period;
         while self.world.violations.is_empty() && self.world.step(end) {}
         assert!(self.world.violations.is_empty(), "{:#?}", self.world.violations);
-        // The period is over also where no event was left.
+        // After the last event, the clock still has that event's time.
         self.world.schedule.wait_until(end);
     }
 
@@ -94,10 +94,10 @@ impl Script {
         }
     }
 
-    /// Runs until all is quiet.
+    /// Ends the script: clients ask for nothing more, and events are processed until nothing is left.
     ///
     /// # Panics
-    /// Panics with what is left after a minute, or with a violation.
+    /// Panics with what is left after a minute, or with the first violation.
     pub fn end(&mut self) {
         self.world.is_closing = true;
         let end = self.world.now() + QUIET;
@@ -132,7 +132,7 @@ impl Script {
         self.world.machines[machine].peer(other)
     }
 
-    /// Returns how often a thing has happened, by the name under which it is counted as covered.
+    /// Returns how often a thing has happened, by its name in [`World::covered`].
     pub fn count(&self, what: &str) -> u64 {
         self.world.covered().get(what).copied().unwrap_or(0)
     }

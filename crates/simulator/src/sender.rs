@@ -1,4 +1,6 @@
-//! A backend's socket for a client: a TCP sender with its own sequence space, and its slot in the steering programs.
+//! A backend's socket for a client: a TCP sender with its own sequence space, and the steering programs' state of it. A
+//! *claim* is a frontend's message that asks for a payload. The *digest* of a file is its SHA-256. A *copy* is a
+//! client's packet that the frontend has rewritten for this socket.
 
 use std::time::Duration;
 
@@ -10,9 +12,9 @@ use shunt_wire::peer::{Claim, Claimant};
 use crate::content::{Run, Source};
 use crate::flow::{Copy, SEGMENT};
 
-/// Most bytes that the kernel takes from the agent before they are acknowledged.
+/// Most unacknowledged bytes that the kernel takes from the agent.
 const BUFFER: u64 = 256 << 10;
-/// Time without progress after which all outstanding bytes are sent again.
+/// Time without progress after which all bytes that are sent and not acknowledged are sent again.
 const TIMEOUT: Duration = Duration::from_millis(300);
 /// Longest time without progress (`progress` in the agent's configuration).
 const PROGRESS: Duration = Duration::from_secs(60);
@@ -20,42 +22,43 @@ const PROGRESS: Duration = Duration::from_secs(60);
 /// Result of a sender's check by the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// The sender continues.
+    /// The sender goes on.
     Goes,
     /// The client has acknowledged nothing for too long.
     NoProgress,
 }
 
-/// What a payload is of.
+/// Where a payload's bytes come from.
 #[derive(Clone, Copy, Debug)]
 pub enum Of {
-    /// An offer's file in a state.
+    /// The file of an offer, in the state that it has when the payload begins.
     File {
         /// The offer.
         offer: Offer,
-        /// The file.
+        /// Number of the file.
         file: u64,
         /// State of the file when the payload began.
         state: u64,
-        /// State whose digest a frontend was told.
+        /// State of the file whose digest the backend has told a frontend, if it has.
         proven: Option<u64>,
     },
-    /// The store.
+    /// The store of the backend's machine.
     Store,
 }
 
 /// What a frontend knows of the digest of a payload's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Digest {
-    /// It has not asked.
+    /// The frontend has not asked.
     Unasked,
-    /// It has asked, and was not told yet.
+    /// The frontend has asked, and was not told yet.
     Untold,
-    /// It was told the digest of this state.
+    /// The frontend was told the digest of the file in this state.
     Told(u64),
-    /// The digest was taken back at this time. Nothing is sealed until the server knows.
+    /// The backend last said at this time that the digest no longer holds. It seals no more until the frontend's server
+    /// has confirmed this.
     Withdrawn(Duration),
-    /// There is no digest.
+    /// There is no digest, or none that counts any more.
     Never,
 }
 
@@ -63,7 +66,7 @@ pub enum Digest {
 pub struct Sender {
     /// Peer, worker and handoff of the claim.
     pub claimant: Claimant,
-    /// The payload: `length` bytes of `content`, from the place `from` on.
+    /// The payload: `length` bytes of the contents with the number `content`, from place `from` on.
     content: u64,
     from: u64,
     length: u64,
@@ -71,7 +74,7 @@ pub struct Sender {
     /// Sequence number of the payload's first byte, in the sender's own space (`first`) and in the client's (`start`).
     first: u32,
     start: u32,
-    /// Number of the payload's bytes that are acknowledged, that are sent, and that the kernel has.
+    /// Numbers of the payload's bytes: acknowledged, sent, and taken by the kernel.
     acked: u64,
     sent: u64,
     queued: u64,
@@ -80,25 +83,25 @@ pub struct Sender {
     has_given_word: bool,
     /// The agent has ended. The kernel sends the bytes that it has, and then closes the socket.
     is_orphan: bool,
-    /// What the payload is of.
+    /// Where the payload's bytes come from.
     pub of: Of,
     /// Time at which the payload began.
     pub begun: Duration,
-    /// The frontend has asked for the digest of the file. What it knows of it.
+    /// What the frontend knows of the digest of the payload's file.
     pub digest: Digest,
-    /// Number of the sender among all of its machine. Events of earlier ones are dropped.
+    /// Number of the sender, different for each sender of a history. Events for an earlier sender are dropped.
     pub number: u64,
-    /// The client has acknowledged something.
+    /// The client has acknowledged something of this payload, or of an earlier one of the same connection.
     pub is_heard: bool,
-    /// Time since when nothing more was acknowledged.
+    /// Time at which the client last acknowledged more, or, before that, at which the payload began.
     progress: Duration,
-    /// Time since when nothing was sent again.
+    /// Time at which the client last acknowledged more, or bytes were last sent again.
     timer: Duration,
 }
 
 impl Sender {
-    /// Begins to send a payload: bytes of `content`, from the place `from` on. `own` is the socket's next sequence
-    /// number.
+    /// Returns a sender for a claim's payload: bytes of the contents with the number `content`, from place `from` on.
+    /// `own` is the socket's next sequence number.
     pub fn new(claim: &Claim, claimant: Claimant, content: u64, from: u64, own: u32, now: Duration) -> Self {
         let (start, length) = (claim.flow.start.get(), claim.region_bytes().unwrap_or(0));
         let wants_word = claim.flow.options & FlowState::WORD != 0;
@@ -140,7 +143,7 @@ impl Sender {
         }
     }
 
-    /// Gives the kernel as many bytes as it takes, for the agent.
+    /// Has the agent give the kernel as many bytes as it takes.
     pub fn queue(&mut self) {
         if !self.is_orphan && !matches!(self.digest, Digest::Withdrawn(_)) {
             self.queued = self.length.min(self.acked + BUFFER);
@@ -192,7 +195,7 @@ impl Sender {
         segments
     }
 
-    /// Handles a copy of the client's packet. Returns whether the frontend is now to be given the word that the whole
+    /// Handles a copy of the client's packet. Returns whether the agent must now tell the frontend that the whole
     /// payload is acknowledged.
     pub fn hear(&mut self, copy: &Copy, now: Duration) -> bool {
         let packet = &copy.packet;
@@ -228,12 +231,12 @@ impl Sender {
         self.acked
     }
 
-    /// Returns whether copies for it have this token.
+    /// Returns whether the sender belongs to the connection with this token.
     pub fn is_of(&self, token: u32) -> bool {
         self.slot.rcv_nxt == token
     }
 
-    /// Returns the contents that it sends.
+    /// Returns the number of the contents that the sender sends.
     pub fn content(&self) -> u64 {
         self.content
     }

@@ -1,5 +1,8 @@
-//! The servers of a machine: an nginx worker, and a program under `shunt run`. At a frontend they hand payloads off,
-//! fetch them, and relay what cannot be handed off. At a backend they make offers, and leave bodies in the store.
+//! The servers of a machine: an nginx worker, and a program under `shunt run`. As frontends they hand payloads off,
+//! fetch them, and relay what cannot be handed off. As backends they make offers, and leave bodies in the store. A
+//! *peer* is another machine's agent. A *handoff* lets a backend send a payload on a client's connection. A *region* is
+//! a range of sequence numbers of a client's connection, which one payload takes. A *claim* is the message that asks a
+//! peer for a payload.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,37 +14,37 @@ use zerocopy::FromZeros;
 
 use crate::client::{Kind, Response};
 
-/// Stage of a response.
+/// Stage of a response at the frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// A backend has been asked.
     Asked,
-    /// A program waits for the answer whether the peer would send bytes of its store.
+    /// A program has asked whether a peer would send bytes of its store, and waits for the answer.
     Asking {
         /// Number of the question.
         handoff: u64,
-        /// Number of the peer at this machine.
+        /// Number that this machine has given to the peer.
         peer: usize,
     },
-    /// A region has begun for a handoff to a peer.
+    /// A region has begun, for a handoff to a peer.
     Begun {
         /// Number of the handoff.
         handoff: u64,
-        /// Number of the peer at this machine.
+        /// Number that this machine has given to the peer.
         peer: usize,
-        /// Payload bytes that were acknowledged at the servers' last check.
+        /// Number of payload bytes that were acknowledged at the servers' last check.
         acked: u64,
     },
     /// The payload is fetched through both agents.
     Fetching {
         /// Number of the fetch.
         fetch: u64,
-        /// Bytes that have come.
+        /// Number of payload bytes that have come.
         got: u64,
     },
-    /// The rest of the payload is relayed.
+    /// The payload, or the rest of it, is relayed.
     Rest {
-        /// Payload bytes that the client already has; the relayed rest begins after them.
+        /// Number of payload bytes that are not relayed, because the client already has them.
         from: u64,
     },
     /// The whole response is written.
@@ -53,11 +56,11 @@ pub enum Stage {
 pub struct Rest {
     /// Byte of the region from which on the rest is asked for.
     pub from: u64,
-    /// Time at which it was asked for.
+    /// Time at which the rest was asked for.
     pub asked: Duration,
-    /// The other backend, and its offer, once it has made one.
+    /// Numbers of the other backend and of its offer, once it has made one.
     pub offered: Option<(usize, u64)>,
-    /// Number of the question which file is behind that offer, which is also the number of the handoff that follows.
+    /// Number of the question which file is behind that offer. The handoff of the rest gets the same number.
     pub handoff: u64,
 }
 
@@ -68,11 +71,12 @@ pub struct Serving {
     pub response: Response,
     /// Stage of the response.
     pub stage: Stage,
-    /// Number of checks since the client has acknowledged more.
+    /// Number of the servers' checks, one a second, since the response began or the client acknowledged more of a
+    /// handoff.
     pub quiet: u32,
-    /// Digest of the file of the backend that sends, if it is known.
+    /// Digest of the file that the backend sends, once the backend has told it.
     pub digest: Option<Sha256>,
-    /// Another backend is being sought.
+    /// Present while another backend is sought for the rest.
     pub rest: Option<Rest>,
     /// The bytes that follow the payload are written.
     pub has_trailer: bool,
@@ -94,7 +98,7 @@ pub struct Connected {
     pub control: usize,
     /// Worker number of the control connection.
     pub worker: u32,
-    /// Completion ring of the control connection.
+    /// Number of the control connection's completion ring, if it has one.
     pub ring: Option<u32>,
     /// Index of the offers connection. A program has none.
     pub offers: usize,
@@ -107,30 +111,30 @@ pub struct Connected {
 pub struct Worker {
     /// Connections of the nginx worker, while there is an agent that has accepted them.
     pub connected: Option<Connected>,
-    /// Connection of the program, likewise.
+    /// Connection of the program, while there is an agent that has accepted it.
     pub program: Option<Connected>,
     /// Responses under way, by their clients.
     pub serving: BTreeMap<usize, Serving>,
-    /// Requests that wait for the response before.
+    /// Requests that wait for the end of the response under way, by their clients.
     pub pending: BTreeMap<usize, Response>,
-    /// Peers that would send bytes of their stores: session's epoch and answer.
+    /// Answers of peers whether they would send bytes of their stores: by peer, the session's epoch and the answer.
     pub would_send: BTreeMap<usize, (u32, bool)>,
-    /// Until this time the program makes no claims to a peer, because claims there wait.
+    /// For a peer, the time until which the program makes no claims to it, because a claim waits there.
     pub waits_until: BTreeMap<usize, Duration>,
-    /// The newest offer.
+    /// The newest offer that the nginx worker has made.
     pub last: Option<Offer>,
     handoffs: u64,
     offers: u32,
 }
 
 impl Worker {
-    /// Notes the connections that the agent has accepted.
+    /// Notes the nginx worker's connections, which the agent has accepted.
     pub fn connect(&mut self, control: usize, worker: u32, ring: Option<u32>, offers: usize, offerer: u32) {
         self.connected = Some(Connected { control, worker, ring, offers, offerer });
         (self.offers, self.last) = (0, None);
     }
 
-    /// Returns the connections of the server that serves responses of a kind.
+    /// Returns the connections of the server that serves responses of this kind.
     pub fn server(&self, kind: Kind) -> Option<Connected> {
         if kind == Kind::Stored { self.program } else { self.connected }
     }
@@ -156,13 +160,14 @@ impl Worker {
         Some(offer)
     }
 
-    /// Returns the number of an offer that was made, or of one that will be.
+    /// Returns the number of the offer that was made `back` offers before the newest one. If there were fewer, the
+    /// number is one that no offer has.
     pub fn some_offer(&self, back: u32) -> u64 {
         let offerer = self.connected.map_or(0, |connected| connected.offerer);
         u64::from(offerer) << 32 | u64::from(self.offers.saturating_sub(back))
     }
 
-    /// Iterates over the peers of the handoffs under way.
+    /// Iterates over the handoffs under way, each as the number of its peer.
     pub fn handoffs(&self) -> impl Iterator<Item = usize> {
         self.serving.values().filter_map(|serving| match serving.stage {
             Stage::Begun { peer, .. } => Some(peer),

@@ -1,4 +1,8 @@
-//! The service, and the network between its machines.
+//! The service, and the network between its machines. A *handoff* lets a backend send a payload on a client's
+//! connection. A *region* is a range of sequence numbers of a client's connection, which one payload takes. A *sender*
+//! is a backend's socket for a client of a frontend. A *fetch* brings a payload through both agents to the frontend's
+//! server. A *ring* is a BPF ring buffer by which the kernel tells a server that a region is complete. A *generation*
+//! is one run of an agent.
 
 mod actions;
 mod agents;
@@ -32,7 +36,7 @@ use crate::machine::{Machine, address};
 use crate::random::Random;
 use crate::schedule::Schedule;
 
-/// Time between two ticks of an agent.
+/// Time between two ticks of an agent, which are its periodic work.
 const TICK: Duration = Duration::from_millis(100);
 /// Time for a message between a server and its agent.
 const LOCAL: Duration = Duration::from_micros(50);
@@ -40,7 +44,7 @@ const LOCAL: Duration = Duration::from_micros(50);
 /// An event of the simulation.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A tick of a machine's agent.
+    /// A machine's agent does its periodic work.
     Tick { machine: usize, generation: u32 },
     /// A machine's servers check their handoffs under way.
     ServersTick { machine: usize },
@@ -50,17 +54,17 @@ pub(crate) enum Event {
     ServersConnect { machine: usize, generation: u32 },
     /// A machine's program connects to its agent.
     ProgramConnects { machine: usize, generation: u32 },
-    /// A connection reaches the agent that it is made to.
+    /// A new connection between agents reaches the agent that was dialled.
     Connected { link: usize },
-    /// What was sent on a connection between agents reaches its end.
+    /// The next item on a connection between agents reaches machine `to`.
     Delivered { link: usize, to: usize },
-    /// A reader has taken what a fetch has brought.
+    /// The server that reads a fetch has taken its bytes so far, so the backend's agent sends more.
     Credit { link: usize },
     /// A server's message reaches its agent.
     ToAgent { machine: usize, generation: u32, server: usize, request: Box<Request> },
     /// An agent's message reaches a server.
     ToServer { machine: usize, generation: u32, server: usize, told: Told },
-    /// Payload of a fetch reaches its server, or the end of a stream that is broken off.
+    /// This number of bytes of a fetch's payload reach the server that reads it. `None`: the stream is broken off.
     Stream { machine: usize, fetch: u64, bytes: Option<u64> },
     /// A ring tells a server that a handoff is complete.
     Ring { machine: usize, ring: u32, handoff: u64 },
@@ -70,36 +74,36 @@ pub(crate) enum Event {
     Leave { client: usize, connection: u32 },
     /// A client's reset reaches the backend that sends to it.
     Gone { machine: usize, client: usize, token: u32 },
-    /// A request reaches a backend: for a response, or for the rest of its payload from a byte of the region on.
+    /// A request reaches a backend. With `rest`, it asks only for the payload's bytes from this byte of the region on.
     Asked { machine: usize, from: usize, client: usize, response: Response, consents: bool, rest: Option<u64> },
-    /// A backend's answer reaches the frontend.
+    /// A backend's answer reaches the client's frontend.
     Answered { client: usize, response: Response, from: usize, body: Body, is_rest: bool },
-    /// The rest of a payload has been relayed.
+    /// A payload's bytes from `from` on have been relayed to the frontend.
     Relayed { client: usize, response: u64, from: u64 },
     /// A segment reaches a client.
     Segment { client: usize, connection: u32, seq: u32, run: Run },
     /// A client's ACK reaches its frontend.
     Ack { client: usize, connection: u32, ack: u32 },
-    /// A copy reaches a backend.
+    /// A copy of a client's packet reaches a backend.
     Copied { machine: usize, client: usize, copy: Copy },
-    /// A sender checks its clock, and sends.
+    /// A backend's sender checks its clock, and sends.
     SenderTurn { machine: usize, client: usize, number: u64 },
     /// A frontend's own socket checks its clock, and sends.
     SocketTurn { client: usize, connection: u32 },
-    /// A handoff must have ended by now.
-    Bound { client: usize, handoff: u64 },
+    /// A handoff must have ended by now, or its client must have acknowledged more than `acked` payload bytes.
+    Bound { client: usize, handoff: u64, acked: u64 },
     /// A route that was lost is there again.
     RouteBack { machine: usize, peer: usize, generation: u32 },
-    /// An agent reads a changed configuration: what was changed for a while is as before.
+    /// An agent reads its original configuration again, after it had a changed one for a while.
     Restored { machine: usize },
 }
 
-/// The payload, as a backend's answer has it.
+/// Form in which a backend's answer has the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
     /// An offer's number.
     Offer(u64),
-    /// A slot of the backend's store.
+    /// Number of the slot that the payload has in the backend's store.
     Slot(u32),
     /// The payload itself.
     Bytes,
@@ -118,12 +122,12 @@ pub(crate) enum Purpose {
     Examine,
 }
 
-/// What is under way on a connection between agents.
+/// One item that is under way on a connection between agents.
 #[derive(Debug)]
 pub(crate) enum Item {
     /// Frames.
     Frames(Vec<u8>),
-    /// Bytes of a payload that is fetched.
+    /// This number of bytes of a payload that is fetched.
     Payload(u64),
     /// The end of the connection.
     End,
@@ -137,26 +141,26 @@ pub(crate) struct Link {
     ends: [usize; 2],
     /// Generations of the agents at the two ends; `None` for an end that has not accepted yet.
     generations: [Option<u32>; 2],
-    /// What is under way to each end.
+    /// Items that are under way to each end.
     on_the_way: [VecDeque<Item>; 2],
-    /// Which ends have closed it.
+    /// Whether each end has closed the connection.
     is_closed: [bool; 2],
-    /// Which ends have got HELLO.
+    /// Whether each end has got the other end's HELLO.
     is_up: [bool; 2],
-    /// Place of the connection at the agent that has accepted it, until its first frame.
+    /// Place in the list of accepted connections of the agent that was dialled. `None` once the first frame has come.
     place: Option<usize>,
-    /// The first frame has come.
+    /// The first frame has come to the end that was dialled.
     has_spoken: bool,
-    /// A frame was sent that no agent sends. What follows may be refused.
+    /// A frame was sent here that no correct agent sends. From then on, a refusal is no violation.
     is_rogue: bool,
-    /// The payload that is sent on it.
+    /// The payload that is sent on the connection.
     serving: Option<Served>,
 }
 
 /// A payload that is sent to an agent that fetches it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Served {
-    /// Number of the fetch at the agent that sends.
+    /// Number of the fetch at the agent that sends the payload.
     fetch: usize,
     /// File of the payload, and its state when the fetch began.
     file: u64,
@@ -179,13 +183,13 @@ pub struct Weather {
 /// Size and load of a service.
 #[derive(Clone, Copy, Debug)]
 pub struct Service {
-    /// Number of machines, each of which is a frontend and a backend.
+    /// Number of machines. Each is a frontend and a backend, unless [`Variety`] says otherwise.
     pub machines: usize,
     /// Number of clients.
     pub clients: usize,
     /// Most senders of a machine that may be busy at a time.
     pub places: usize,
-    /// `[limits]` of all agents.
+    /// Settings of the section `[limits]` in all agents' configurations.
     pub limits: Limits,
     /// Faults of the network.
     pub weather: Weather,
@@ -196,36 +200,38 @@ pub struct Service {
 /// What a service has besides handoffs of files: nothing by default. Frequencies are in a million.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Variety {
-    /// Programs run under `shunt run` on all machines, and hand bytes of stores off.
+    /// Programs run under `shunt run` on all machines, and hand off bytes of stores.
     pub has_stores: bool,
-    /// Responses of such programs, and responses over TLS.
+    /// Frequency of responses whose payload such a program hands off.
     pub stored: u64,
+    /// Frequency of TLS responses among all others.
     pub sealed: u64,
-    /// Another backend goes on with the payload of a lost one.
+    /// If a backend is lost, another backend sends the rest of its payloads.
     pub recovers: bool,
-    /// Servers that fetch a payload although they could hand it off. Servers that cannot hand off do so, too.
+    /// Frequency of payloads that a server fetches although it could hand them off. With `Some`, a server also fetches
+    /// what it cannot hand off. With `None`, nobody fetches.
     pub fetches: Option<u64>,
-    /// Messages that a server's socket does not take.
+    /// Frequency of messages that a server's socket does not take from the agent.
     pub unread: u64,
-    /// Responses in whose midst a client resets its connection.
+    /// Frequency of responses during which the client resets its connection.
     pub leaves: u64,
     /// Some clients have slow connections.
     pub has_slow_clients: bool,
     /// Some files cannot be digested, or do not tell their state.
     pub has_strange_files: bool,
-    /// Offers after which their file is written to.
+    /// Frequency of writes to a file: one chance after each offer of it, and one at each tick while it is being sent.
     pub writes: u64,
     /// The last machine is no backend.
     pub has_plain_frontend: bool,
-    /// A machine without clients is no frontend.
+    /// The first machine without clients, if there is one, is no frontend.
     pub has_plain_backend: bool,
-    /// The first machine is configured with another heartbeat.
+    /// The first machine's heartbeat interval is twice as long as that of the others.
     pub has_slow_heartbeat: bool,
     /// The first machine's configuration names its last peer only after a reload.
     pub has_unnamed_peer: bool,
-    /// Handoffs of programs after which the program ends, so that the agent is not told.
+    /// Frequency of programs' handoffs in which the program ends after the region has begun, before it tells its agent.
     pub exits: u64,
-    /// Rings that the kernel cannot make.
+    /// Frequency of rings that the kernel cannot make.
     pub ringless: u64,
     /// Faults of configuration, of other programs and of other agents happen, too.
     pub has_all_faults: bool,
@@ -249,13 +255,13 @@ pub struct World {
     pub(crate) is_closing: bool,
     next_response: u64,
     next_sender: u64,
-    /// Connection on which a fetch has just been asked for.
+    /// Connection on which a peer asks for a fetch, while the agent handles that request.
     pub(crate) asking_link: Option<usize>,
-    /// Programs that wait for a connection to another store: machine, generation of its agent, and program.
+    /// Programs that wait for a connection to another machine's store: machine, generation of its agent, and program.
     pub(crate) wishes: BTreeSet<(usize, u32, u64)>,
     /// Violations. The first one ends the history.
     pub(crate) violations: Vec<String>,
-    /// Number of times that each named thing has happened.
+    /// Number of times that each thing has happened, by the name that `cover` was given.
     pub(crate) covered: BTreeMap<&'static str, u64>,
 }
 
@@ -315,7 +321,7 @@ impl World {
         }
     }
 
-    /// Gives machines and clients the roles and settings that the variety has.
+    /// Gives machines and clients the roles and settings that `self.variety` asks for.
     fn vary(&mut self) {
         let Variety { has_stores, has_strange_files, has_slow_clients, .. } = self.variety;
         for machine in &mut self.machines {
@@ -373,7 +379,7 @@ impl World {
         self.violations.push(format!("{:?}: {what}", self.now()));
     }
 
-    /// Processes the next event that comes before `end`. Returns false if there is none.
+    /// Processes the next event that comes at `end` or earlier. Returns false if there is none.
     pub fn step(&mut self, end: Duration) -> bool {
         let Some(event) = self.schedule.next(end) else { return false };
         self.happen(event);
@@ -401,7 +407,7 @@ impl World {
         }
     }
 
-    /// Processes an event of clients, of packets, or of requests between tiers.
+    /// Processes an event of clients, packets, rings, senders, or requests between tiers.
     fn happen_outside(&mut self, event: Event) {
         match event {
             Event::Ring { machine, ring, handoff } => self.on_ring(machine, ring, handoff),
@@ -421,7 +427,7 @@ impl World {
             Event::Copied { machine, client, copy } => self.on_copy(machine, client, &copy),
             Event::SenderTurn { machine, client, number } => self.on_sender_turn(machine, client, number),
             Event::SocketTurn { client, connection } => self.on_socket_turn(client, connection),
-            Event::Bound { client, handoff } => self.check_bound(client, handoff),
+            Event::Bound { client, handoff, acked } => self.check_bound(client, handoff, acked),
             other => unreachable!("{other:?} is another function's"),
         }
     }

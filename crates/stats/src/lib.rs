@@ -1,5 +1,5 @@
-//! Asks an agent for its counters (`SHUNT_MSG_STATS` of include/shunt.h). `shunt stats`, `shunt doctor` and the lab read
-//! them.
+//! Asks an agent for its counters (`SHUNT_MSG_STATS` of include/shunt.h). `shunt stats`, `shunt doctor` and the lab
+//! read them. A *server* is a program that connects to that agent.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ pub struct Stats(pub Value);
 /// Asks the agent that listens at `socket` for its counters.
 ///
 /// # Errors
-/// When no agent listens there, or no answer comes.
+/// Returns an error where no agent listens there, it refuses this user, or no answer comes in time.
 pub fn agent_stats(socket: &Path) -> Result<Stats> {
     agent_stats_within(socket, ANSWER_LIMIT)
 }
@@ -35,7 +35,7 @@ pub fn agent_stats(socket: &Path) -> Result<Stats> {
 /// Asks the agent that listens at `socket` for its counters, and waits for its answer as long as `limit`.
 ///
 /// # Errors
-/// As [`agent_stats`].
+/// As for [`agent_stats`].
 pub fn agent_stats_within(socket: &Path, limit: Duration) -> Result<Stats> {
     let silent = || {
         anyhow!(
@@ -46,7 +46,7 @@ pub fn agent_stats_within(socket: &Path, limit: Duration) -> Result<Stats> {
     let ask = || -> Result<Stats> {
         let agent = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         set_socket_timeout(&agent, Timeout::Recv, Some(limit))?;
-        // The send timeout also limits connect(2), which waits where nobody accepts.
+        // The send timeout also limits connect(2), which waits while the agent accepts no connections.
         set_socket_timeout(&agent, Timeout::Send, Some(limit))?;
         rustix::net::connect(&agent, &SocketAddrUnix::new(socket)?).map_err(|errno| match errno {
             Errno::ACCESS => {
@@ -57,7 +57,7 @@ pub fn agent_stats_within(socket: &Path, limit: Duration) -> Result<Stats> {
         })?;
         let request = Header { kind: kind::STATS, size: size_of::<Header>() as u32 };
         match rustix::net::send(&agent, request.as_bytes(), SendFlags::NOSIGNAL) {
-            Err(Errno::PIPE) => {} // the agent has refused and closed already; its answer can be received
+            Err(Errno::PIPE) => {} // the agent has refused and closed; its answer is in the socket
             sent => drop(sent.context("asking")?),
         }
         let mut answer = vec![0; ANSWER_BYTES];
@@ -65,7 +65,7 @@ pub fn agent_stats_within(socket: &Path, limit: Duration) -> Result<Stats> {
         let mut receive =
             || rustix::io::retry_on_intr(|| rustix::net::recv(&agent, &mut answer[..], RecvFlags::empty()));
         let received = match receive() {
-            Err(Errno::CONNRESET) => receive(), // the request was not read; the answer comes next
+            Err(Errno::CONNRESET) => receive(), // the agent closed before it read the request; its answer comes next
             received => received,
         };
         let (length, _) = received.map_err(|errno| match errno {

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Returns the directory where the hierarchy is mounted.
+/// Returns the directory where the hierarchy of control groups is mounted.
 ///
 /// # Errors
 /// Returns the kernel's error of reading /proc/self/mounts, or an error where no hierarchy is mounted.
@@ -19,7 +19,7 @@ pub fn root() -> io::Result<PathBuf> {
     })
 }
 
-/// Makes `command` start as a member of the group in directory `group`.
+/// Makes the process of `command` start in the control group whose directory is `group`.
 ///
 /// # Errors
 /// Returns the kernel's error of open(2): there is no such group, or this process may not change it.

@@ -1,8 +1,8 @@
-//! Values that are overwritten before their memory is used for anything else.
+//! Secrets that are overwritten before their memory is used for anything else.
 //!
 //! Libraries for ciphers and TLS leave expanded keys and decrypted messages in memory that they free;
-//! [`ErasingAllocator`] overwrites it. Rust moves values by copying them, so that a key remains in every stack frame
-//! that it passed through; [`wipe_stack`] overwrites these.
+//! [`ErasingAllocator`] overwrites that memory. Rust moves values by copying them, so a copy of a key remains in every
+//! stack frame that the key passed through; [`wipe_stack`] overwrites these copies.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt;
@@ -14,14 +14,14 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use crate::locked;
 
-/// A value in locked memory ([`locked`]), overwritten with zeros when this is dropped. The value keeps its address:
-/// moving this moves only a pointer.
+/// Owner of a value in locked memory ([`locked`]). Dropping it overwrites the value with zeros. Moving it moves only a
+/// pointer, so the value keeps its address.
 pub struct Erased<T> {
     place: NonNull<T>,
     value: PhantomData<T>,
 }
 
-// SAFETY: the value belongs to this alone, and its memory is not tied to a thread.
+// SAFETY: the value has one owner, and its memory is not tied to a thread.
 unsafe impl<T: Send> Send for Erased<T> {}
 // SAFETY: `&Erased<T>` gives only `&T`.
 unsafe impl<T: Sync> Sync for Erased<T> {}
@@ -34,7 +34,7 @@ impl<T> Erased<T> {
             assert!(size_of::<T>() <= locked::PLACE_BYTES && align_of::<T>() <= locked::PLACE_BYTES);
         }
         let place = locked::take().cast::<T>();
-        // SAFETY: the place belongs to this alone, and is large enough and aligned, as asserted above.
+        // SAFETY: `take` gave the place to this call alone. It is large enough and aligned, as asserted above.
         unsafe { place.write(value) };
         Self { place, value: PhantomData }
     }
@@ -51,7 +51,7 @@ impl<T> Deref for Erased<T> {
 
 impl<T> DerefMut for Erased<T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`.
+        // SAFETY: `new` has initialised the value, and only `drop` ends that.
         unsafe { self.place.as_mut() }
     }
 }
@@ -83,8 +83,8 @@ impl<T> fmt::Debug for Erased<T> {
     }
 }
 
-/// The system's allocator, which overwrites memory with zeros before it frees it. For programs that handle keys of
-/// other programs.
+/// Allocator that overwrites memory with zeros before it gives the memory back to the system's allocator. For programs
+/// that handle keys of other programs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ErasingAllocator;
 
@@ -114,14 +114,14 @@ unsafe impl GlobalAlloc for ErasingAllocator {
     }
 }
 
-/// Bytes of stack that [`wipe_stack`] overwrites: more than any call path with a key uses.
+/// Number of bytes of stack that [`wipe_stack`] overwrites: more than any chain of calls with a key uses.
 pub const WIPED_STACK_BYTES: usize = 32 << 10;
 
-/// Overwrites the stack below the caller's frame, with whatever its earlier calls have left there.
+/// Overwrites the stack below the caller's frame, where the caller's earlier calls may have left copies of keys.
 #[inline(never)]
 pub fn wipe_stack() {
     let mut below = [0u8; WIPED_STACK_BYTES];
-    // Makes the compiler keep the array: it must assume that the array is read.
+    // Makes the compiler assume that the array is read, so that it does not remove the array.
     std::hint::black_box(&mut below);
 }
 
@@ -140,8 +140,8 @@ mod tests {
     #[test]
     fn freed_memory_is_zero() {
         let layout = Layout::array::<u8>(64).unwrap();
-        // SAFETY: allocated and freed with the same layout. The test reads what is left through a second allocation of
-        // the same size, because glibc serves that from the same memory.
+        // SAFETY: allocated and freed with the same layout. The test reads what is left in the memory through a second
+        // allocation of the same size, which glibc serves from the same memory.
         unsafe {
             let at = ErasingAllocator.alloc(layout);
             at.write_bytes(0x5a, 64);

@@ -1,4 +1,4 @@
-//! Raw kernel interfaces that no library wraps, all in one place.
+//! Kernel interfaces that no library wraps as Shunt needs them, all in one crate.
 
 pub mod cgroup;
 pub mod erase;

@@ -1,6 +1,6 @@
-//! Mutex and condition variable, built on direct futex(2) calls. Under loom, which tries every order of steps
-//! (scripts/loom), they are loom's own. Loom also tests the futex-based ones, on words that it can follow
-//! (tests/lock_orders.rs).
+//! Mutex and condition variable, built on direct futex(2) calls. In builds for loom, which tries every order of the
+//! threads' steps (scripts/loom), loom's own take their place. Loom also tests the futex-based ones, with words of
+//! memory that it can follow (tests/lock_orders.rs).
 
 #[cfg(not(loom))]
 mod futex;

@@ -1,9 +1,9 @@
 //! Memory for keys. It is locked (mlock(2)), so that it is never swapped to disk, and left out of core dumps
 //! (MADV_DONTDUMP).
 //!
-//! Places have one size, and lie in chunks that are never freed: there are as many places as were in use at one time.
-//! If the kernel refuses to lock more (RLIMIT_MEMLOCK), further chunks are only left out of dumps;
-//! [`Locked::unlocked_bytes`] counts them.
+//! The memory is divided into places of one size. They lie in chunks that are never freed, so there are as many chunks
+//! as the largest number of places in use at one time has needed. If the kernel refuses to lock more memory
+//! (RLIMIT_MEMLOCK), further chunks are only left out of dumps; [`Locked::unlocked_bytes`] counts their bytes.
 
 use std::io;
 use std::ptr::NonNull;
@@ -13,15 +13,15 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap_anonymous};
 
 use crate::lock::{Mutex, MutexGuard};
 
-/// Bytes of a place. It is a multiple of any alignment that cipher keys have.
+/// Size of a place in bytes. It is a multiple of any alignment that cipher keys have.
 pub(crate) const PLACE_BYTES: usize = 1024;
-/// Places in a chunk, which one call locks: 64 KiB.
+/// Number of places in a chunk, which one call locks: 64 KiB.
 const PLACES_AT_ONCE: usize = 64;
 
-/// Places of this process.
+/// Free places of this process.
 static LOCKED: LazyLock<Mutex<Locked>> = LazyLock::new(Mutex::default);
 
-/// Free places, and the number of bytes that are not locked.
+/// Free places, and the number of bytes in chunks that are not locked.
 #[derive(Debug, Default)]
 pub struct Locked {
     free: Vec<NonNull<u8>>,
@@ -32,7 +32,7 @@ pub struct Locked {
 unsafe impl Send for Locked {}
 
 impl Locked {
-    /// Bytes in this process, meant for keys, that the kernel has refused to lock.
+    /// Returns the number of bytes for keys that the kernel has refused to lock in this process.
     pub fn unlocked_bytes() -> usize {
         places().unlocked_bytes
     }
@@ -55,12 +55,12 @@ impl Locked {
     }
 }
 
-/// Holds the lock of [`hold_still`].
+/// Lock on the free places, held until this value is dropped ([`hold_still`]).
 #[derive(Debug)]
 pub struct Still(#[allow(dead_code, reason = "it is held")] MutexGuard<'static, Locked>);
 
-/// Prevents that places are taken or given back until the value is dropped. To be held during a fork, so that the child
-/// finds the lock free.
+/// Locks the free places until the returned value is dropped, so that no thread takes a place or gives one back. Hold
+/// the value during a fork, so that no other thread holds the lock in the child.
 pub fn hold_still() -> Still {
     Still(places())
 }
@@ -70,7 +70,7 @@ fn places() -> MutexGuard<'static, Locked> {
     LOCKED.lock()
 }
 
-/// Takes a place of [`PLACE_BYTES`], aligned to its size. It belongs to the caller until [`give_back`].
+/// Takes a place of [`PLACE_BYTES`] bytes, aligned to its size. It belongs to the caller until [`give_back`].
 ///
 /// # Panics
 /// Panics where the kernel has no memory, as other allocations do.
@@ -82,7 +82,7 @@ pub(crate) fn take() -> NonNull<u8> {
     places.free.pop().expect("a chunk has places")
 }
 
-/// Returns a place, whose bytes the caller has overwritten.
+/// Gives a place back, whose bytes the caller has overwritten.
 ///
 /// # Safety
 /// `place` comes from [`take`], and is not used any more.

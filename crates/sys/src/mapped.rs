@@ -1,4 +1,5 @@
-//! A BPF array map (`BPF_F_MMAPABLE`, kernel/bpf/arraymap.c), mapped as memory: reads and writes take no system call.
+//! A BPF array map (`BPF_F_MMAPABLE`, kernel/bpf/arraymap.c), mapped as memory, so that reads and writes need no system
+//! call.
 
 use std::io;
 use std::marker::PhantomData;
@@ -23,8 +24,8 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> MappedArray<T> {
     /// Maps a whole array map of `entries` values.
     ///
     /// # Errors
-    /// Returns the kernel's error of mmap(2), or an error where the size of `T` is not that of a map element, a
-    /// multiple of 8.
+    /// Returns the kernel's error of mmap(2), or an error where `T` cannot be an element of such a map: its size must
+    /// be a multiple of 8 bytes, and its alignment at most 8.
     pub fn new(map: impl AsFd, entries: usize) -> io::Result<Self> {
         if !size_of::<T>().is_multiple_of(8) || align_of::<T>() > 8 {
             return Err(io::Error::other("the element of a mapped array is a multiple of 8 bytes"));
@@ -37,8 +38,8 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> MappedArray<T> {
         Ok(Self { base, entries, values: PhantomData })
     }
 
-    /// Reads one element. BPF programs on other cores may be writing it meanwhile, so the value may be a mixture of old
-    /// and new.
+    /// Reads one element. BPF programs on other cores may write it meanwhile, so the value may be a mixture of old and
+    /// new bytes.
     ///
     /// # Panics
     /// Panics where `index` is out of bounds.
@@ -60,8 +61,8 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> MappedArray<T> {
         unsafe { self.base.as_ptr().add(index).write_volatile(*value) }
     }
 
-    /// Writes one field of an element, `offset` bytes into it. The other fields are not touched, because BPF programs
-    /// may change them meanwhile.
+    /// Writes one field of an element, at `offset` in bytes. It leaves the other fields alone, because BPF programs may
+    /// change them meanwhile.
     ///
     /// # Panics
     /// Panics where `index` or the field is out of bounds, or `offset` is not aligned.

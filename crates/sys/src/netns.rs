@@ -1,7 +1,7 @@
 //! Network namespaces: entering one, and reading its sysfs.
 //!
-//! A thread enters a namespace by setns(2) and changes nothing else. `ip netns exec` would also mount a new `/sys`,
-//! which hides BPF objects pinned under `/sys/fs/bpf`.
+//! A thread enters a namespace by setns(2) alone. `ip netns exec` would also mount a new `/sys`, which hides BPF
+//! objects pinned under `/sys/fs/bpf`.
 
 use std::fs::File;
 use std::io;
@@ -15,12 +15,12 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 /// Directory in which iproute2 keeps named namespaces.
 pub const NAMED: &str = "/run/netns";
 
-/// An open network namespace. It lives at least as long as this descriptor.
+/// Descriptor of a network namespace, which lives at least as long as the descriptor.
 #[derive(Debug)]
 pub struct Netns(File);
 
 impl Netns {
-    /// Opens the namespace that `ip netns add NAME` made.
+    /// Opens a namespace that `ip netns add` made with this name.
     ///
     /// # Errors
     /// Returns the kernel's error of open(2).
@@ -28,7 +28,7 @@ impl Netns {
         Self::at(Self::path_of(name))
     }
 
-    /// Makes a namespace without a name. It ends with its last descriptor, thread and process.
+    /// Makes a namespace without a name. It ends when no descriptor, thread or process has it any more.
     ///
     /// # Errors
     /// Returns the kernel's error of unshare(2), or of starting a thread.
@@ -42,7 +42,7 @@ impl Netns {
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Path by which other processes find the namespace while this process keeps it open.
+    /// Returns the path at which other processes find the namespace while this process keeps it open.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()).into()
@@ -56,7 +56,7 @@ impl Netns {
         File::open(path).map(Self)
     }
 
-    /// Path of the named namespace.
+    /// Returns the path of the namespace with this name.
     #[must_use]
     pub fn path_of(name: &str) -> PathBuf {
         Path::new(NAMED).join(name)
@@ -98,8 +98,8 @@ impl Netns {
 }
 
 /// Makes a new instance of sysfs that shows the devices of the **calling thread's** network namespace. It is mounted
-/// nowhere: open its files relative to the descriptor. `/sys` itself shows the namespace of the process that mounted
-/// it.
+/// nowhere: open its files relative to the returned descriptor. `/sys` itself shows the network namespace in which it
+/// was mounted.
 ///
 /// # Errors
 /// Returns the kernel's error of fsopen(2), fsconfig(2) or fsmount(2).

@@ -1,4 +1,4 @@
-//! Standard output whose errors are returned: `println!` panics on them.
+//! Writing to standard output with errors returned: `println!` would panic on them.
 
 use std::io::{self, Write};
 

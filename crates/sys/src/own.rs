@@ -1,13 +1,14 @@
 //! Descriptors of a library that runs inside another program. They have high numbers, so that they do not take the low
-//! ones that programs count on. They are recorded, so that crates/preload can tell when a program closes a descriptor
-//! of the library by mistake.
+//! numbers that programs rely on. Their numbers are recorded, so that crates/preload can tell when a program closes a
+//! descriptor of the library by mistake.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Lowest number of an own descriptor. Programs that count on low numbers, or wait with select(2), use numbers below
-/// this.
+/// Lowest number that the library's descriptors get. Programs that rely on low numbers, or wait with select(2), use
+/// numbers below it.
 const FROM: RawFd = 512;
+/// Descriptor numbers below this one are recorded.
 const NUMBERS: usize = 1 << 20;
 
 static OWN: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS / 64];
@@ -17,7 +18,7 @@ fn place(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     Some((OWN.get(number / 64)?, 1 << (number % 64)))
 }
 
-/// Whether this number is that of an [`OwnFd`].
+/// Whether a descriptor number is that of an [`OwnFd`].
 #[must_use]
 #[inline]
 pub fn is_own(fd: RawFd) -> bool {
@@ -39,8 +40,8 @@ impl OwnFd {
         Self(fd)
     }
 
-    /// Closes the descriptor where this value cannot be dropped: in a child of fork(2), where copies of the
-    /// parent's data still refer to it.
+    /// Closes the descriptor without dropping this value: in a child of fork(2), copies of the parent's data still
+    /// refer to the value.
     ///
     /// # Safety
     /// The caller does not drop this value in this process. From now on the number may belong to another descriptor.

@@ -1,5 +1,6 @@
-//! Packets of a Unix socket with the credentials of their sender (SCM_CREDENTIALS, unix(7)). rustix cannot be used for
-//! this: it takes a process id for nonzero, but the kernel reports 0 for a process of another PID namespace.
+//! Receives packets of a Unix socket with the credentials of their sender (SCM_CREDENTIALS, unix(7)). rustix cannot be
+//! used for this: it assumes that a process id is never 0, but the kernel reports 0 for a process of another PID
+//! namespace.
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};
@@ -7,30 +8,30 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::sockopt::PeerCredentials;
 
-/// Bytes for control messages. There is room for more than one descriptor, so that every descriptor that the kernel has
-/// opened gets closed.
+/// Bytes for control messages. There is room for more than one descriptor. So the kernel reports each descriptor that
+/// it opens for this process, and all but the first can be closed.
 const ANCILLARY_BYTES: usize = 256;
 
 /// A received packet.
 #[derive(Debug)]
 pub struct Packet {
-    /// Length of the packet. Bytes that did not fit into the buffer are lost.
+    /// Number of bytes in the buffer. Bytes of the packet that did not fit are lost.
     pub bytes: usize,
     /// First descriptor that came with the packet; the others are closed.
     pub descriptor: Option<OwnedFd>,
-    /// Descriptors came with the packet that this process did not get, as a rule because it may open no more
+    /// Whether the packet had descriptors that this process did not get, usually because it may open no more
     /// (RLIMIT_NOFILE).
     pub is_cut: bool,
-    /// Process that has sent the packet, with its real user and group. Its id is 0 where it is in another PID
-    /// namespace, or sent before this socket asked for credentials (SO_PASSCRED). `None` where the socket does not ask,
-    /// or where this is no packet but the end of the stream.
+    /// Process that has sent the packet, with its real user and group. The process id is 0 where the process is in
+    /// another PID namespace, or has sent the packet before this socket asked for credentials (SO_PASSCRED). `None`
+    /// where the socket does not ask for them, or where no packet came, but the end of the stream.
     pub sender: Option<PeerCredentials>,
 }
 
 #[repr(C, align(8))]
 struct Ancillary([u8; ANCILLARY_BYTES]);
 
-/// Receives the next packet, with these MSG_ flags. Its descriptors are closed on exec.
+/// Receives the next packet. `flags` are the MSG_ flags of recvmsg(2). Received descriptors are closed on exec.
 ///
 /// # Errors
 /// Returns the kernel's error of recvmsg(2).

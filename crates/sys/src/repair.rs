@@ -5,12 +5,13 @@
 //!
 //! 1. `TCP_REPAIR` on, **before** bind: a socket under repair may take any port (SK_FORCE_REUSE). With SO_REUSEADDR
 //!    instead, the kernel checks every socket of that port (inet_bhash2_conflict), which takes 0.3 ms with some
-//!    thousand of them;
-//! 2. `bind`, and `TCP_MAXSEG` **before** connect: otherwise `snd_mss` stays at 524, whatever the options say;
+//!    thousand sockets;
+//! 2. `bind`, and `TCP_MAXSEG` **before** connect: otherwise `snd_mss` stays at 524 bytes, whatever the MSS option of
+//!    step 5 says;
 //! 3. the sequence number of each queue;
-//! 4. `connect`: no packet leaves, and the socket is ESTABLISHED;
-//! 5. options and timestamp; then the window, because the kernel checks it against the receive sequence number;
-//! 6. `TCP_REPAIR` off with -1, which sends no window probe.
+//! 4. `connect`: sends no packet under repair, and the socket becomes ESTABLISHED;
+//! 5. TCP options and timestamp; then the window, because the kernel checks it against the receive sequence number;
+//! 6. `TCP_REPAIR` off with -1, so that the kernel sends no window probe.
 
 use std::io;
 use std::net::SocketAddr;
@@ -29,7 +30,8 @@ const TCPOPT_WINDOW: u32 = 3;
 const TCPOPT_SACK_PERM: u32 = 4;
 const TCPOPT_TIMESTAMP: u32 = 8;
 
-/// State of a connection for the socket that continues it. Sequence numbers are in the new socket's sequence space.
+/// State of a connection with a client, for a new socket that continues it. Sequence numbers are in the new socket's
+/// sequence space.
 #[derive(Clone, Copy, Debug)]
 pub struct Restored {
     /// Address and port of this machine that the socket is bound to.
@@ -42,16 +44,16 @@ pub struct Restored {
     pub rcv_nxt: u32,
     /// The client's window in bytes.
     pub snd_wnd: u32,
-    /// Window that the client was last told to have, in bytes.
+    /// This end's window, as the client was last told, in bytes.
     pub rcv_wnd: u32,
-    /// Maximum segment size without options, in bytes.
+    /// Maximum segment size without TCP options, in bytes.
     pub mss: u16,
-    /// Shifts of the client's window field and of ours, where window scaling was negotiated (RFC 7323).
+    /// Shifts of the client's window field and of this end's, where window scaling was negotiated (RFC 7323).
     pub window_scale: Option<(u8, u8)>,
     /// Whether selective acknowledgments were negotiated (RFC 2018).
     pub sack: bool,
-    /// Value of our timestamp clock now, where timestamps were negotiated (RFC 7323). It must be even: since Linux 6.7
-    /// the lowest bit of TCP_TIMESTAMP asks for a clock in microseconds.
+    /// Present value of this end's timestamp clock, where timestamps were negotiated (RFC 7323). It must be even: since
+    /// Linux 6.7 the lowest bit of TCP_TIMESTAMP asks for a clock in microseconds.
     pub tsval: Option<u32>,
 }
 
@@ -94,19 +96,20 @@ pub fn restore(connection: &Restored) -> Result<(OwnedFd, u32), RepairError> {
     Ok((socket, offset))
 }
 
-/// The kernel's `tcp_clock_ms`, in milliseconds. A connection's timestamp clock is this plus an offset that each
-/// connection chooses.
+/// Returns the kernel's `tcp_clock_ms`, in milliseconds. A connection's timestamp clock is this value plus an offset
+/// that the connection has.
 pub fn clock_ms() -> u32 {
     let now = clock_gettime(ClockId::Monotonic);
     (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000) as u32
 }
 
-/// Sets the timestamp clock to `now`, and returns its offset from [`clock_ms`].
+/// Sets the socket's timestamp clock to `now`, and returns its offset from [`clock_ms`].
 fn timestamps_from(socket: &OwnedFd, now: u32) -> Result<u32, RepairError> {
     loop {
         let before = clock_ms();
         tcp(socket, "setsockopt(TCP_TIMESTAMP)", libc::TCP_TIMESTAMP, now as i32)?;
-        // If a millisecond began meanwhile, the kernel may have used either value: tries again.
+        // If a millisecond began meanwhile, the kernel may have computed the offset from either value. Then this is
+        // tried again.
         if clock_ms() == before {
             return Ok(now.wrapping_sub(before));
         }
@@ -122,7 +125,7 @@ fn sequence(socket: &OwnedFd, queue: i32, number: u32) -> Result<(), RepairError
     tcp(socket, "setsockopt(TCP_QUEUE_SEQ)", libc::TCP_QUEUE_SEQ, number as i32)
 }
 
-/// Sets only the negotiated options: one that the client never saw would be a protocol error.
+/// Sets the MSS and only those other TCP options that were negotiated: to use another one would be a protocol error.
 fn options(socket: &OwnedFd, connection: &Restored, mss: u32) -> Result<(), RepairError> {
     let mut list = vec![[TCPOPT_MSS, mss]];
     if let Some((client, ours)) = connection.window_scale {
@@ -141,18 +144,18 @@ fn window(socket: &OwnedFd, connection: &Restored) -> Result<(), RepairError> {
     repair_window(socket, connection.rcv_nxt, connection.snd_wnd, connection.rcv_wnd)
 }
 
-/// Sets `struct tcp_repair_window`: snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup. The first decides which later
+/// Sets `struct tcp_repair_window`: snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup. snd_wl1 decides which later
 /// segments may change the window (RFC 9293, 3.10.7.4).
 ///
-/// The kernel still predicts the old window field (tcp_rcv_established), and ignores the window of an ACK that matches
-/// the prediction. So no ACK that the kernel may have predicted may reach such a socket
-/// (crates/handoff/bpf/backend.bpf.c).
+/// The kernel still expects segments with the window field from before this call (header prediction,
+/// tcp_rcv_established). It ignores the window of an ACK that it has predicted. So no ACK with that window field may
+/// reach the socket (crates/handoff/bpf/backend.bpf.c).
 fn repair_window(socket: &OwnedFd, rcv_nxt: u32, snd_wnd: u32, rcv_wnd: u32) -> Result<(), RepairError> {
     let window = [rcv_nxt, snd_wnd, snd_wnd.max(1), rcv_wnd, rcv_nxt];
     at("setsockopt(TCP_REPAIR_WINDOW)", set(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_WINDOW, window.as_slice()))
 }
 
-/// Tells a socket that has nothing outstanding its peer's current window.
+/// Sets the client's window of a socket to its present value. Nothing may be outstanding on the socket.
 ///
 /// # Errors
 /// Returns the first call that failed. Needs CAP_NET_ADMIN.
@@ -164,7 +167,7 @@ pub fn set_window(socket: &OwnedFd, rcv_nxt: u32, snd_wnd: u32, rcv_wnd: u32) ->
 
 /// Closes a socket without notice to the client: it sends neither queued bytes nor a FIN or RST.
 pub fn close_silently(socket: OwnedFd) {
-    // If the kernel refuses, an ordinary close follows, whose FIN the egress program drops.
+    // If the kernel refuses TCP_REPAIR, this is an ordinary close, whose FIN the egress program drops.
     let _ = set_i32(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, 1);
     drop(socket);
 }

@@ -1,9 +1,10 @@
-//! Reading side of a BPF ring buffer (kernel/bpf/ringbuf.c), for processes that may not use bpf(2):
+//! Reading side of a BPF ring buffer (kernel/bpf/ringbuf.c), for processes that may not use bpf(2). The descriptor is
+//! mapped as follows:
 //!
 //! ```text
 //!   page 0      consumer position, written by this process
 //!   page 1      producer position, written by the kernel
-//!   from 2      the records, mapped twice in a row, so that none ever wraps
+//!   from 2      the records, mapped twice in a row, so that no record is divided at the ring's end
 //! ```
 //!
 //! A record is a 32-bit length (bit 31: still being written, bit 30: discarded), a 32-bit page offset, then the data,
@@ -24,7 +25,7 @@ const HEADER_BYTES: usize = 8;
 /// Number of the map type BPF_MAP_TYPE_RINGBUF.
 const RINGBUF: u64 = 27;
 
-/// A ring buffer with this process as its only reader.
+/// A mapped ring buffer. This value must be its only reader.
 #[derive(Debug)]
 pub struct RingBuffer {
     consumer: NonNull<u8>,
@@ -35,13 +36,13 @@ pub struct RingBuffer {
 // SAFETY: the mappings are not tied to a thread, and reading takes `&mut self`.
 unsafe impl Send for RingBuffer {}
 
-/// Returns a numeric field of /proc/self/fdinfo.
+/// Returns the number in the line `name` of a file in /proc/self/fdinfo.
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok())
 }
 
 impl RingBuffer {
-    /// Maps the ring buffer that a map's descriptor stands for.
+    /// Maps the ring buffer of a BPF map's descriptor.
     ///
     /// # Errors
     /// Returns the kernel's error of mmap(2) or of reading /proc, or an error where the descriptor is no ring buffer.
@@ -54,7 +55,7 @@ impl RingBuffer {
         let nowhere = std::ptr::null_mut();
         // SAFETY: a new mapping at an address of the kernel's choice; the kernel refuses lengths beyond the map's.
         let consumer = unsafe { mmap(nowhere, PAGE_BYTES, both, own, &map, 0) }?;
-        // SAFETY: as for the first mapping.
+        // SAFETY: a new mapping at an address of the kernel's choice; the kernel refuses lengths beyond the map's.
         let producer = unsafe { mmap(nowhere, PAGE_BYTES + 2 * bytes, ProtFlags::READ, own, &map, PAGE_BYTES as u64) };
         let producer = producer.inspect_err(|_| {
             // SAFETY: the mapping that was just made, which nothing uses yet.
@@ -70,7 +71,8 @@ impl RingBuffer {
         unsafe { page.cast().as_ref() }
     }
 
-    /// Calls `record` for each record that is complete, in order, and consumes it.
+    /// Calls `record` with the data of each complete record, in order, and consumes the record. Stops at the first
+    /// record that is still being written.
     pub fn drain(&mut self, mut record: impl FnMut(&[u8])) {
         let consumer = Self::position(&self.consumer);
         let mut at = consumer.load(Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Memory shared between processes (memfd_create(2)). It is read and written by copying, because other processes change
-//! it meanwhile.
+//! Memory shared between processes (memfd_create(2)). It is read and written only by copying or by atomics, because
+//! other processes change it meanwhile.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::own::OwnFd;
 
-/// A memfd, mapped as a whole.
+/// A memfd, all of which is mapped into this process.
 #[derive(Debug)]
 pub struct SharedMemory {
     file: OwnFd,
@@ -26,12 +26,13 @@ pub struct SharedMemory {
 
 // SAFETY: the mapping is not tied to a thread, and all access is by copies or atomics.
 unsafe impl Send for SharedMemory {}
-// SAFETY: as for `Send`. Racing copies yield unspecified bytes but no undefined behaviour in Rust: they are made by the
-// kernel, or by `ptr::copy` on memory that no reference covers.
+// SAFETY: all access is by copies or atomics. Racing copies yield unspecified bytes, but no undefined behaviour in
+// Rust: they are made by the kernel, or by `ptr::copy` on memory that no reference covers.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Creates memory of zeros. Its size is fixed, so that no process that shares it can make an access fault (SIGBUS).
+    /// Creates memory of zeros. Its size is sealed, so that no process that shares the memory can shrink it, which
+    /// would make accesses of others fail (SIGBUS).
     ///
     /// # Errors
     /// Returns the kernel's error of memfd_create(2), ftruncate(2), fcntl(2) or mmap(2).
@@ -54,12 +55,14 @@ impl SharedMemory {
     /// or the write is a fault (SIGSEGV).
     ///
     /// # Errors
-    /// As for [`Self::open`].
+    /// The same as those of [`Self::open`].
     pub fn open_to_read(file: OwnedFd) -> io::Result<Self> {
         Self::sealed(file, false)
     }
 
-    /// Opens a second, read-only descriptor of this memory. Only the owner of the memory can make it writable again.
+    /// Opens a second, read-only descriptor of this memory. It also removes the file's write permission, so that a
+    /// process that gets this descriptor cannot open the memory for writing. Only the file's owner can permit that
+    /// again.
     ///
     /// # Errors
     /// Returns the kernel's error of fchmod(2) or open(2).
@@ -85,8 +88,8 @@ impl SharedMemory {
         Ok(Self { file: OwnFd::new(file), base, bytes, writable, shared: PhantomData })
     }
 
-    /// Maps other memory of the same size in place of this, at the same address. This process has the old memory mapped
-    /// no longer.
+    /// Maps other memory of the same size in place of this memory, at the same address. The old memory is no longer
+    /// mapped by this value.
     ///
     /// # Errors
     /// Returns the kernel's error of mmap(2) or dup3(2). Then parts of the mapping may be unchanged.
@@ -98,20 +101,20 @@ impl SharedMemory {
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
         // SAFETY: replaces this value's own mapping, which is accessed only by copies and atomics.
         unsafe { mmap(self.base.as_ptr().cast(), self.bytes, access, flags, &by.file, 0) }?;
-        // SAFETY: the number of a descriptor that this value owns and keeps; `ManuallyDrop` prevents a second close.
+        // SAFETY: this value owns the descriptor and keeps it. `ManuallyDrop` prevents a second close.
         let mut own = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(self.file.as_fd().as_raw_fd()) });
         Ok(rustix::io::dup3(&by.file, &mut own, rustix::io::DupFlags::CLOEXEC)?)
     }
 
-    /// Maps new private memory of zeros in place of this. It needs no file, because a process may be unable to open
-    /// more. No other process can get this memory.
+    /// Maps new private memory of zeros in place of this memory, for a process that may be unable to open another file.
+    /// No other process can get the new memory.
     ///
     /// # Errors
     /// Returns the kernel's error of mmap(2).
     ///
     /// # Safety
-    /// The caller does not drop this value. Its descriptor number may belong to another descriptor from now on, so the
-    /// caller only asks whether it does.
+    /// The caller does not drop this value. This value's descriptor is closed, and its number may belong to another
+    /// descriptor from now on. So the caller does not use the descriptor.
     pub unsafe fn replace_by_own(&self) -> io::Result<()> {
         assert!(self.writable);
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
@@ -144,8 +147,8 @@ impl SharedMemory {
     /// Copies `bytes` into the memory at `offset`.
     ///
     /// # Panics
-    /// Panics where the range is outside the memory, as all these methods do, or where the memory is mapped only for
-    /// reading.
+    /// Panics where the range is outside the memory, as all methods with an offset do, or where the memory is mapped
+    /// only for reading.
     #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(self.writable);
@@ -154,7 +157,7 @@ impl SharedMemory {
         unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) };
     }
 
-    /// Copies bytes from `offset` on into `into`.
+    /// Fills `into` with the bytes of the memory from `offset` on.
     #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) {
         let from = self.at(offset, into.len());
@@ -162,7 +165,8 @@ impl SharedMemory {
         unsafe { std::ptr::copy(from, into.as_mut_ptr(), into.len()) };
     }
 
-    /// Reads a part of a file into the memory (pread(2)), without another copy. Returns the number of bytes read.
+    /// Reads at most `bytes` bytes of a file, from the file's offset `from` on, into the memory at `offset` (pread(2)).
+    /// Returns the number of bytes read.
     ///
     /// # Errors
     /// Returns the kernel's error of pread(2).
@@ -175,8 +179,8 @@ impl SharedMemory {
         usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Sends a range of the memory on a socket (send(2)), as much as the socket takes now. Returns the number of bytes
-    /// sent.
+    /// Sends a range of the memory on a socket (send(2)), as much of it as the socket takes without waiting. Returns
+    /// the number of bytes sent.
     ///
     /// # Errors
     /// Returns the kernel's error of send(2): `WouldBlock` where the socket takes nothing.
@@ -188,7 +192,8 @@ impl SharedMemory {
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 
-    /// The 4 bytes at `offset` as an atomic. Where the memory is mapped only for reading, the caller may only load it.
+    /// Returns the 4 bytes at `offset` as an atomic. Where the memory is mapped only for reading, the caller may only
+    /// load the atomic.
     ///
     /// # Panics
     /// Panics where the range is outside the memory, or `offset` is not a multiple of 4.
@@ -200,7 +205,8 @@ impl SharedMemory {
         unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }
     }
 
-    /// The 8 bytes at `offset` as an atomic. Where the memory is mapped only for reading, the caller may only load it.
+    /// Returns the 8 bytes at `offset` as an atomic. Where the memory is mapped only for reading, the caller may only
+    /// load the atomic.
     ///
     /// # Panics
     /// Panics where the range is outside the memory, or `offset` is not a multiple of 8.

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Sets a socket option to a plain value.
+/// Sets a socket option to the bytes of `value`.
 ///
 /// # Errors
 /// Returns the kernel's error of setsockopt(2).
@@ -54,19 +54,20 @@ pub fn set_max_pacing_rate(socket: impl AsFd, bytes_per_second: Option<u64>) -> 
     set(socket, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &bytes_per_second.unwrap_or(u64::MAX))
 }
 
-/// Sets the initial send buffer of a TCP socket, in bytes, above all limits of the machine. From there it grows with
-/// the congestion window (tcp_input.c, `tcp_sndbuf_expand`); SO_SNDBUF alone would fix its size. Needs CAP_NET_ADMIN.
+/// Sets the initial send buffer of a TCP socket, in bytes. The machine's limits do not apply. The buffer later grows
+/// with the congestion window (tcp_input.c, `tcp_sndbuf_expand`); SO_SNDBUF alone would fix its size. Needs
+/// CAP_NET_ADMIN.
 ///
 /// # Errors
 /// Returns the kernel's error of setsockopt(2).
 pub fn begin_with_send_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
-    /// Since Linux 5.15. With 0 the size of neither buffer is fixed.
+    /// Socket option since Linux 5.15, which libc does not have. With the value 0, neither buffer's size is fixed.
     const SO_BUF_LOCK: i32 = 72;
     rustix::net::sockopt::set_socket_send_buffer_size_force(&socket, bytes)?;
     set_i32(socket, libc::SOL_SOCKET, SO_BUF_LOCK, 0)
 }
 
-/// Sets the largest segment that a socket asks its peer for when it connects, in bytes with TCP's options
+/// Sets the largest segment that a socket announces to its peer when it connects: bytes of data and TCP options
 /// (`TCP_MAXSEG`).
 ///
 /// # Errors
@@ -84,7 +85,7 @@ pub fn segment_bytes(socket: impl AsFd) -> io::Result<u32> {
     get_i32(socket, libc::IPPROTO_TCP, libc::TCP_MAXSEG).map(|bytes| bytes.max(0) as u32)
 }
 
-/// Returns the number of bytes that are queued and not yet acknowledged (`SIOCOUTQ`, tcp(7)).
+/// Returns the number of bytes in a TCP socket's send queue that are not acknowledged yet (`SIOCOUTQ`, tcp(7)).
 ///
 /// # Errors
 /// Returns the kernel's error of ioctl(2).
@@ -102,15 +103,15 @@ pub struct CongestionWindow {
     pub segments: u32,
     /// Maximum segment size in bytes.
     pub mss: u32,
-    /// Nothing is being recovered, and no loss is suspected (TCP_CA_Open).
+    /// Whether nothing is being recovered, and no loss is suspected (TCP_CA_Open).
     pub open: bool,
-    /// Segments retransmitted since the connection began.
+    /// Number of segments retransmitted since the connection began.
     pub retransmitted: u32,
-    /// Segments sent and not yet acknowledged.
+    /// Number of segments that are sent and not yet acknowledged.
     pub in_flight: u32,
 }
 
-/// First part of `struct tcp_info` (linux/tcp.h), up to the last field that is needed here.
+/// Beginning of `struct tcp_info` (linux/tcp.h), up to the last field that this file needs.
 #[derive(FromBytes, IntoBytes)]
 #[repr(C)]
 struct TcpInfo {
@@ -159,15 +160,17 @@ pub fn bound_interface(socket: impl AsFd) -> io::Result<u32> {
     get(socket, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX)
 }
 
-/// Credentials of the process at the other end of a Unix socket, as they were when it connected (`struct ucred`).
+/// Credentials of a process (`struct ucred`). Those of the other end of a Unix socket are from the time when it
+/// connected, with its effective user and group ([`peer_credentials`]). Those of a packet's sender have its real user
+/// and group ([`crate::packet`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes)]
 #[repr(C)]
 pub struct PeerCredentials {
     /// Process id; 0 for a process of another PID namespace.
     pub pid: i32,
-    /// Effective user id.
+    /// User id.
     pub uid: u32,
-    /// Effective group id.
+    /// Group id.
     pub gid: u32,
 }
 
@@ -184,7 +187,8 @@ pub fn peer_credentials(socket: impl AsFd) -> io::Result<PeerCredentials> {
 /// # Errors
 /// Returns the kernel's error of getsockopt(2).
 pub fn peer_groups(socket: impl AsFd) -> io::Result<Vec<u32>> {
-    // NGROUPS_MAX is 65,536, but few processes have many groups. On ERANGE the kernel reports the number needed.
+    // NGROUPS_MAX is 65,536, but few processes have many groups. On ERANGE the kernel reports the length that is
+    // needed.
     let mut groups = vec![0u32; 64];
     loop {
         let mut length = size_of_val(groups.as_slice()) as libc::socklen_t;

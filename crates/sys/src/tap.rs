@@ -1,15 +1,15 @@
 //! TAP devices: network devices whose other end is a descriptor (Documentation/networking/tuntap.rst).
 //!
-//! No TUN/TAP library is used, because one ioctl is all that Shunt needs of it.
+//! No TUN/TAP library is used, because Shunt needs only one ioctl.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-/// A TAP device. Frames that the kernel sends on the device are read here, one Ethernet frame per read; frames written
-/// here are received by the kernel. The device has neither checksum nor segmentation offload, so frames are complete
-/// and fit its MTU. Dropping this removes the device.
+/// A TAP device. [`Self::receive`] gets the Ethernet frames that the kernel sends on the device, one per call; the
+/// kernel receives the frames that [`Self::send`] writes. The device has neither checksum nor segmentation offload, so
+/// frames are complete and fit its MTU. Dropping this value removes the device.
 #[derive(Debug)]
 pub struct Tap(File);
 
@@ -38,7 +38,7 @@ impl Tap {
         if status == 0 { Ok(Self(file)) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Receives the next frame into `buffer`, and returns its length. `None`: there is none yet.
+    /// Receives the next frame into `buffer`, and returns its length in bytes. `None`: no frame is there yet.
     ///
     /// # Errors
     /// Returns the kernel's error of read(2): the device was deleted.

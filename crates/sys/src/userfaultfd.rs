@@ -1,16 +1,16 @@
-//! userfaultfd(2) for missing pages of this process: absent memory. The layouts are those of
-//! include/uapi/linux/userfaultfd.h, because libc has only the system call.
+//! userfaultfd(2) for missing pages of this process: absent memory, which waits for its contents. The structs and
+//! numbers repeat include/uapi/linux/userfaultfd.h, because libc has only the system call.
 //!
-//! A descriptor made through /dev/userfaultfd (Linux 6.1) also serves faults inside system calls, and needs no
+//! A userfaultfd that is made through /dev/userfaultfd (Linux 6.1) also serves faults inside system calls, and needs no
 //! privilege but access to that file. It belongs to the memory of the process that made it, so each process makes its
 //! own.
 //!
 //! This module calls the kernel through rustix for memory and events, not through libc. The reason is that
 //! crates/preload interposes libc's calls, and calls this module with its locks held.
 //!
-//! While memory is being unmapped or moved, the kernel fills no page (EAGAIN) until the event about the change has been
-//! read. So a thread that fills pages also reads events: the thread that handles them may be waiting for a lock that
-//! the filling thread holds.
+//! While memory is being unmapped or moved, the kernel fills no page (EAGAIN) until somebody has read the event about
+//! the change. So a thread that fills pages also reads events: the thread that handles events may be waiting for a lock
+//! that the filling thread holds.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -99,7 +99,7 @@ struct UffdMsg {
     arguments: [u64; 3],
 }
 
-/// Event on registered memory.
+/// Event that the kernel reports about registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A thread waits for the page that holds this address.
@@ -160,7 +160,7 @@ impl Userfaultfd {
     /// # Safety
     /// The caller neither uses this value again in this process, nor drops it.
     pub unsafe fn close_parents(&self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises neither to use this value again nor to drop it.
         unsafe { (self.fd.close_for_good(), self.any_taken.close_for_good()) };
     }
 
@@ -172,14 +172,15 @@ impl Userfaultfd {
         }
     }
 
-    /// Makes whole pages absent. Their contents are lost, and a thread that touches one waits until it is filled.
+    /// Makes whole pages absent. Their contents are lost, and a thread that touches a page waits until it is filled.
     ///
     /// # Errors
-    /// Returns an error where the memory is not private, anonymous, unlocked and mapped, or is registered elsewhere.
-    /// The memory may have lost its contents then, but reads as ordinary memory.
+    /// Returns an error where the memory is not private, anonymous, unlocked and mapped, or is registered with another
+    /// userfaultfd. After an error, the memory may have lost its contents, but reads as ordinary memory.
     pub fn discard(&self, pages: Range<usize>) -> io::Result<()> {
-        // MADV_FREE is refused for files and shared memory. MADV_DONTNEED would leave their pages in the page cache,
-        // where a touch finds them again. Locked memory is refused by both.
+        // This call serves as a check: the kernel refuses MADV_FREE for files and shared memory, whose pages would
+        // survive MADV_DONTNEED in the page cache, so that a touch would find them again. It refuses both for locked
+        // memory.
         Self::advise(&pages, Advice::LinuxFree)?;
         // Registers first: a thread that touches a page after it was emptied must wait, not read zeros.
         self.register(pages.clone())?;
@@ -209,11 +210,12 @@ impl Userfaultfd {
         Ok(unsafe { madvise(pages.start as *mut std::ffi::c_void, pages.len(), advice) }?)
     }
 
-    /// Whether the page at `at` is registered here and absent now, even if the mapping there has changed since.
+    /// Asks the kernel whether the page at `at` is registered with this userfaultfd and absent now. The mapping there
+    /// may have changed since it was registered.
     #[must_use]
     pub fn is_absent(&self, at: usize) -> bool {
         // The kernel checks the destination page before it reads the source. Nothing is mapped at this source address,
-        // so EFAULT means that the page is absent.
+        // so EFAULT means that the destination page is absent.
         const NOWHERE: u64 = 1 << 16;
         loop {
             let mut copy = UffdioCopy { dst: at as u64, src: NOWHERE, len: PAGE_BYTES as u64, mode: 0, copy: 0 };
@@ -224,7 +226,7 @@ impl Userfaultfd {
         }
     }
 
-    /// Turns pages back into ordinary memory: absent ones read as zeros.
+    /// Turns pages back into ordinary memory. Absent pages read as zeros from then on.
     ///
     /// # Errors
     /// Returns the kernel's error of UFFDIO_UNREGISTER.
@@ -282,8 +284,12 @@ impl Userfaultfd {
         Ok(())
     }
 
-    /// Bytes by which a failed copy to `at` has advanced. The kernel stops at a page that is present (EEXIST), or where
-    /// the address space is changing (EAGAIN), and reports how many bytes it has copied.
+    /// Returns the number of bytes after which to go on, after a copy to `at` has failed. At a present page (EEXIST)
+    /// that is one page, whose waiting threads are woken. While the address space is changing (EAGAIN), the kernel
+    /// reports in `did` how many bytes it has copied.
+    ///
+    /// # Errors
+    /// Returns any other error.
     fn progress(&self, error: &io::Error, did: i64, at: usize) -> io::Result<usize> {
         match error.raw_os_error() {
             Some(libc::EEXIST) => self.wake(at..at + PAGE_BYTES).map(|()| PAGE_BYTES),
@@ -298,8 +304,7 @@ impl Userfaultfd {
         }
     }
 
-    /// Reads events, so that threads that unmap or move memory can continue: they wait until the event about it has
-    /// been read.
+    /// Reads events, so that threads that unmap or move memory can continue: each waits until its event has been read.
     fn let_change(&self) {
         let mut taken = self.taken();
         let before = taken.len();
@@ -309,7 +314,7 @@ impl Userfaultfd {
         if taken.len() > before {
             let _ = rustix::io::write(&self.any_taken, &1u64.to_ne_bytes());
         } else {
-            // Those threads have not sent their event yet, or their event was read and they have not run since.
+            // The threads that change memory have not sent their events yet, or have not run since these were read.
             rustix::thread::sched_yield();
         }
     }
@@ -318,7 +323,7 @@ impl Userfaultfd {
         self.taken.lock()
     }
 
-    /// Wakes threads that wait for pages. A thread whose page is still absent faults again.
+    /// Wakes threads that wait for these pages. A thread whose page is still absent faults again.
     ///
     /// # Errors
     /// Returns the kernel's error of UFFDIO_WAKE.
@@ -389,7 +394,8 @@ mod tests {
         at..at + bytes
     }
 
-    /// The thread that handles events may be waiting for a lock that the filling thread holds.
+    /// A thread can fill pages while others unmap memory and nobody handles the events about it. (The thread that
+    /// handles events may be waiting for a lock that the filling thread holds.)
     #[test]
     fn pages_are_filled_while_others_are_unmapped_that_nobody_handles() {
         let device = open_device().expect("/dev/userfaultfd takes root: run `make test`, which asks sudo for it");

@@ -1,4 +1,5 @@
-//! Tests of our locks in every order of the steps of a few threads (loom). scripts/loom runs them.
+//! Tests of the mutex and the condition variable of this crate, in every order of the steps of a few threads (loom).
+//! scripts/loom runs them.
 #![cfg(loom)]
 
 use loom::cell::UnsafeCell;
@@ -6,7 +7,7 @@ use loom::sync::Arc;
 use loom::thread;
 use shunt_sys::lock::futex::{Condvar, Mutex};
 
-/// A value whose accesses loom watches: it reports two threads that have access at the same time.
+/// A value whose accesses loom watches: loom fails the test if two threads have access at the same time.
 struct Value(UnsafeCell<u32>);
 
 // SAFETY: the lock under test keeps threads apart, which loom checks.
@@ -14,17 +15,17 @@ unsafe impl Sync for Value {}
 
 impl Value {
     fn add(&self) {
-        // SAFETY: the caller holds the lock under test; loom reports it where another thread has access.
+        // SAFETY: the caller holds the lock under test. Loom fails the test if another thread has access.
         self.0.with_mut(|value| unsafe { *value += 1 });
     }
 
     fn get(&self) -> u32 {
-        // SAFETY: the caller holds the lock under test; loom reports it where another thread has access.
+        // SAFETY: the caller holds the lock under test. Loom fails the test if another thread has access.
         self.0.with(|value| unsafe { *value })
     }
 }
 
-/// Runs `steps` in every order, with at most 3 preemptions per run: a mistake rarely needs more.
+/// Runs `steps` in every order of its threads' steps, with at most 3 preemptions per run: a mistake rarely needs more.
 fn model(steps: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
@@ -63,7 +64,8 @@ fn a_thread_that_only_tries_does_not_wait() {
     });
 }
 
-/// Checks that all waiters hear of a change. With `late`, the change is reported after the lock was given up.
+/// Checks that all waiters hear of a change. With `late`, the changing thread reports the change after it has given up
+/// the lock.
 fn all_hear_of_a_change(waiters: usize, late: bool) {
     model(move || {
         let shared = Arc::new((Mutex::new(Value(UnsafeCell::new(0))), Condvar::new()));

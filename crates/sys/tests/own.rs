@@ -1,4 +1,5 @@
-//! Test of `is_own`, alone in its process: another test could open a descriptor whose number this one has just freed.
+//! Test of `is_own`. It is the only test in its process: another one could open a descriptor whose number this test has
+//! just freed.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 

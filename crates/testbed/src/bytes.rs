@@ -1,18 +1,18 @@
-//! Comparison of bodies. A difference is reported by its place: nobody reads megabytes of both.
+//! Comparison of bodies. An error shows only the place of the first difference, because bodies are megabytes long.
 
 use std::fmt;
 use std::ops::Range;
 
-/// Number of bytes that are shown before the first difference.
+/// Number of bytes that an error shows before the first difference.
 const BEFORE: usize = 8;
 
-/// Number of bytes that are shown from the first difference on.
+/// Number of bytes that an error shows from the first difference on.
 const FROM: usize = 16;
 
 /// How bytes differ from the expected ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    /// Offset of the first byte that differs, or that only one of both has.
+    /// Offset of the first byte that differs, or that only one of the two bodies has.
     pub at: usize,
     lengths: [usize; 2],
     around: [Vec<u8>; 2],
@@ -32,7 +32,7 @@ impl std::error::Error for Difference {}
 /// Compares bytes with the expected ones.
 ///
 /// # Errors
-/// When they differ: both lengths, the offset of the first difference, and the bytes around it.
+/// When they differ. The error has both lengths, the offset of the first difference, and the bytes around it.
 pub fn same_bytes(got: &[u8], expected: &[u8]) -> Result<(), Difference> {
     if got == expected {
         return Ok(());
@@ -55,7 +55,7 @@ pub fn assert_same_bytes(got: &[u8], expected: &[u8], what: impl fmt::Display) {
     }
 }
 
-/// Part of a range that `bytes` bytes have.
+/// Returns the part of a range that lies within the first `bytes` bytes.
 fn within(range: &Range<usize>, bytes: usize) -> Range<usize> {
     range.start.min(bytes)..range.end.min(bytes)
 }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use crate::of_process;
 
-/// Control group that the calling process is in as long as this value exists. Two tests of one process must not use it
-/// at the same time.
+/// Control group that the calling process is in as long as this value exists. Two tests in one process must not have
+/// such a value at the same time.
 #[derive(Debug)]
 pub struct Group {
     pub path: PathBuf,
@@ -14,7 +14,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes a control group, and moves the process there.
+    /// Makes a control group, and moves the process into it.
     ///
     /// # Panics
     /// When there is no cgroup v2, or the process may not make a group.
@@ -23,7 +23,7 @@ impl Group {
         let root = shunt_sys::cgroup::root().unwrap();
         let own = fs::read_to_string("/proc/self/cgroup").unwrap();
         let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap().to_owned();
-        // The watchdog starts before the process enters the group.
+        // `of_process` starts the watchdog before the process enters the group, so that the watchdog is not in it.
         let path = of_process().cgroup(&root, name);
         fs::create_dir(&path).unwrap();
         fs::write(path.join("cgroup.procs"), "0").unwrap();

@@ -1,4 +1,5 @@
-//! Names of everything that a lab or a test makes on this machine. They say which process it belongs to.
+//! Names of everything that a lab or a test makes on this machine: namespaces, directories, pins, control groups. A
+//! name says which process its thing belongs to.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,18 +12,19 @@ use crate::proc::stat;
 /// Prefix of every name.
 const PREFIX: &str = "shunt-";
 
-/// File in a lab's directory that tells its owner from a later process with the same process ID.
+/// File in a lab's directory with its owner's [`owner_mark`]. By it, a later process with the same process ID is told
+/// from the owner.
 pub(crate) const OWNER: &str = "owner";
 
-/// File in the directory of a lab whose files are kept.
+/// Empty file in a lab's directory. It says that the lab's files are kept after its end.
 pub(crate) const KEPT: &str = "kept";
 
-/// Identity of one lab: the owner's process ID and a count.
+/// Identity of one lab: the process ID of its owner, the process that made it, and a count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LabId(String);
 
 impl LabId {
-    /// Returns an id that no lab has. It skips names that a dead process with the same process ID has left.
+    /// Returns an id that no lab has. Skips ids whose directory a dead process with the same process ID has left.
     #[must_use]
     pub fn fresh() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -48,26 +50,26 @@ impl LabId {
         Some(Self(text.to_owned()))
     }
 
-    /// Beginning of the names of this lab's namespaces.
+    /// Beginning of the names of this lab's network namespaces.
     #[must_use]
     pub fn namespace_prefix(&self) -> String {
         format!("{PREFIX}{}-", self.0)
     }
 
-    /// The lab's directory.
+    /// Path of the lab's directory.
     #[must_use]
     pub fn dir(&self) -> PathBuf {
         std::env::temp_dir().join(format!("{PREFIX}lab-{}", self.0))
     }
 
-    /// Beginning of the paths of this lab's pinned BPF objects; each agent has a directory. A BPF file system allows no
-    /// dot in a name.
+    /// Beginning of the paths of the directories in which this lab's agents pin BPF objects. The id's dot becomes a
+    /// hyphen, because a BPF file system allows no dot in a name.
     #[must_use]
     pub fn pins_prefix(&self) -> String {
         format!("{BPFFS}/{PREFIX}lab-{}-", self.0.replace('.', "-"))
     }
 
-    /// Control group of one host, below the mount point of the hierarchy.
+    /// Path of the control group of one of the lab's hosts, below `root`, the mount point of the hierarchy.
     #[must_use]
     pub fn cgroup(&self, root: &Path, host: &str) -> PathBuf {
         root.join(format!("{PREFIX}lab-{}-{host}", self.0))
@@ -78,7 +80,7 @@ impl LabId {
         cgroup::root().ok().map(|root| self.cgroup(&root, ""))
     }
 
-    /// The id in the name of a namespace, if a lab made that namespace.
+    /// Returns the id in the name of a network namespace, or `None` if no lab made the namespace.
     pub(crate) fn of_namespace(name: &str) -> Option<Self> {
         Self::parse(name.strip_prefix(PREFIX)?.split_once('-')?.0)
     }
@@ -98,12 +100,13 @@ impl LabId {
         Self::parse(&format!("{pid}.{count}"))
     }
 
-    /// Whether the process that made the lab still runs. A later process with the same process ID does not count.
+    /// Whether the process that made the lab still runs. A later process with the same process ID does not count, as
+    /// long as the lab's directory exists.
     #[must_use]
     pub fn owner_lives(&self) -> bool {
         let pid = self.0.split('.').next().unwrap_or_default();
         let running = owner_mark(pid);
-        // If the file is missing, the lab is being built or removed.
+        // If the file is missing, the lab is being built or removed, and the process is taken for the owner.
         running.is_some_and(|mark| std::fs::read_to_string(self.dir().join(OWNER)).map_or(true, |made| made == mark))
     }
 
@@ -119,7 +122,7 @@ impl std::fmt::Display for LabId {
     }
 }
 
-/// Process ID and start time of a process (field 22 of proc_pid_stat(5)).
+/// Returns the process ID and the start time of a process as a line of text (fields 1 and 22 of proc_pid_stat(5)).
 pub(crate) fn owner_mark(pid: &str) -> Option<String> {
     let (number, fields) = stat(&Path::new("/proc").join(pid))?;
     Some(format!("{number} {}\n", fields.get(19)?))

@@ -1,5 +1,6 @@
-//! Support for tests and labs on a machine that others use, too. Names say which process something belongs to, and it
-//! is removed when that process ends. Tests wait for conditions, compare bodies, and report where they cannot run.
+//! Support for tests and labs on a machine that others use, too. The name of everything that they make says which
+//! process it belongs to. A watchdog removes it when that process ends. Functions here wait for conditions, compare
+//! bodies, and report tests that cannot run.
 #![forbid(unsafe_code)]
 
 mod bpffs;

@@ -1,4 +1,5 @@
-//! Machine for tests of routes: a network namespace with two uplinks, `east` and `west`, and a service address on `lo`.
+//! A machine for tests of routes: a network namespace with two uplinks, the interfaces `east` and `west`, and service
+//! addresses on `lo`.
 
 use std::process::{Command, Output};
 
@@ -20,7 +21,7 @@ const SET_UP: &[&str] = &[
     "link set west up",
 ];
 
-/// The machine's name. Dropping it removes the network namespace.
+/// A machine, by the name of its network namespace. Dropping this value removes the namespace.
 pub struct Machine(String);
 
 impl Machine {
@@ -41,7 +42,7 @@ impl Drop for Machine {
     }
 }
 
-/// Runs `work` on a new machine, after these `ip` commands.
+/// Runs `work` in the network namespace of a new machine, on which the `ip` commands `more` have run.
 ///
 /// # Panics
 /// When this process is not root.

@@ -1,16 +1,20 @@
-//! Tests that cannot run: for want of root they fail, and for want of a feature of the kernel they report it.
+//! Tests that cannot run here: without root they fail, and without a feature of the kernel they report that they are
+//! skipped.
 
 use std::io::Write as _;
 
-/// Reports on standard error that `test` does not run here, and why. Only for what this machine's kernel cannot do: a
-/// program that is missing is installed by the target that runs the test, and without it the test fails.
+/// Reports on standard error that `test` does not run here, and why. Only for features that this machine's kernel
+/// lacks. Missing programs are no reason: the make target that runs a test installs them, and without them the test
+/// fails.
 ///
-/// The report bypasses the test harness, which hides what a passing test prints by a macro.
+/// The report is written directly, because the test harness hides the output of `println!` and the like in tests that
+/// pass.
 pub fn skipped(test: &str, why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
 }
 
-/// Ends a test that is not run by root, with a sentence: it would be counted as good without having looked at anything.
+/// Fails a test that is not run by root, and says what to do. If it returned instead, it would count as passed without
+/// having tested anything.
 ///
 /// # Panics
 /// When this process is not root.

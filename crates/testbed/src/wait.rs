@@ -1,4 +1,4 @@
-//! Waits for conditions. Each wait has a deadline for busy machines, and none has a fixed length.
+//! Waits for conditions. A wait ends as soon as its condition holds. Its deadline is long enough for busy machines.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,17 +10,18 @@ use crate::proc::stat;
 /// Deadline for conditions that hold within a second or so on an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Time between the first two checks. Each following pause is twice as long, up to [`LONGEST_PAUSE`].
+/// Time between the first two checks. Each following pause is twice as long as the one before, up to
+/// [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Result of one check of a condition: whether it holds (`bool`), what it found (`Option`), or why it does not hold
 /// (`Result`).
 pub trait Check {
-    /// Value that the condition finds when it holds.
+    /// Value that a check returns when the condition holds.
     type Found;
 
-    /// Returns what was found.
+    /// Returns that value.
     ///
     /// # Errors
     /// Returns why the condition does not hold, as far as the check says.
@@ -62,13 +63,14 @@ impl<C: Check> Check for Result<C> {
 /// Waits until `check` says that a condition holds. Returns what the check found.
 ///
 /// # Errors
-/// When the condition does not hold within [`PATIENCE`]: `what`, which names the condition, and the last check's reason.
+/// When the condition does not hold within [`PATIENCE`]. The error has `what`, which names the condition, and the last
+/// check's reason.
 pub fn wait_for<C: Check>(what: &str, check: impl FnMut() -> C) -> Result<C::Found> {
     wait_at_most(PATIENCE, what, check)
 }
 
-/// Waits like [`wait_for`]. An error of the check ends the wait: for checks of bodies, whose faults no later check may
-/// hide.
+/// Waits like [`wait_for`], but an error of the check ends the wait. For checks of bodies: a later check that succeeds
+/// must not hide a wrong body.
 ///
 /// # Errors
 /// Returns the check's error, or that of [`wait_for`].
@@ -79,7 +81,7 @@ pub fn wait_or_fail(what: &str, mut check: impl FnMut() -> Result<bool>) -> Resu
     })?
 }
 
-/// Waits like [`wait_for`], for at most `time`: for conditions that may rightly never hold.
+/// Waits like [`wait_for`], for at most `time`. For conditions that need not come to hold.
 ///
 /// # Errors
 /// When the condition does not hold within that time.
@@ -95,7 +97,7 @@ pub fn wait_at_most<C: Check>(time: Duration, what: &str, mut check: impl FnMut(
     }
 }
 
-/// Waits until a process that was sent SIGSTOP has stopped: its other threads continue until one of them has taken the
+/// Waits until all threads of a process that was sent SIGSTOP have stopped. They run until one of them has taken the
 /// signal. A process that ends meanwhile counts as stopped.
 ///
 /// # Errors
@@ -105,7 +107,7 @@ pub fn until_stopped(pid: u32) -> Result<()> {
     wait_for(&format!("process {pid} has stopped"), || is_stopped(&process))
 }
 
-/// Waits like [`until_stopped`], for all processes of a group.
+/// Waits like [`until_stopped`], for all processes of a process group.
 ///
 /// # Errors
 /// When one of them has not stopped within [`PATIENCE`].
@@ -119,7 +121,7 @@ pub fn until_group_stopped(group: u32) -> Result<()> {
 fn is_stopped(process: &Path) -> Result<()> {
     for (thread, fields) in entries(&process.join("task")).filter_map(|thread| stat(&thread)) {
         let state = fields.first().map_or("", String::as_str);
-        // Stopped (T), traced (t), ended (Z and X).
+        // States of proc_pid_stat(5): stopped (T), traced (t), ended (Z and X).
         if !matches!(state, "T" | "t" | "Z" | "X") {
             let process = process.display();
             return Err(anyhow!("thread {thread} of {process} is {state}, not stopped"));
@@ -128,7 +130,7 @@ fn is_stopped(process: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Entries of a directory; none where it does not exist any more.
+/// Returns the paths of a directory's entries; none where the directory does not exist any more.
 fn entries(directory: &Path) -> impl Iterator<Item = PathBuf> {
     std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path())
 }

@@ -1,12 +1,12 @@
 //! Watchdog: nothing that a lab or a test makes on this machine outlives its process.
 //!
-//! A shell, the *watchdog*, waits for the end of a pipe whose other end the process holds. The pipe ends when the
+//! A shell, the *watchdog*, waits for the end of a pipe whose other end the process has open. The pipe ends when the
 //! [`Watchdog`] is dropped, and also when the process ends by a panic, a signal or SIGKILL. The watchdog then kills
-//! what runs in the lab's namespaces and control groups, and removes these, the lab's pins and its files. So there is
-//! only one procedure for cleaning up, and each lab tests it.
+//! the processes in the lab's namespaces and control groups. It removes the namespaces and control groups, the lab's
+//! pins and its files. So there is only one procedure for cleaning up, and each lab tests it.
 //!
 //! The end of a container or a CI job also kills watchdogs. So before a process starts its first watchdog, it removes
-//! what dead processes have left.
+//! the labs of dead processes.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,9 +21,9 @@ use shunt_sys::netns::NAMED;
 use crate::bpffs::{BPFFS, mount_bpffs};
 use crate::id::{KEPT, LabId, OWNER, owner_mark};
 
-/// Script of the shell. `$1`: common prefix of the namespaces; `$2`: the lab's directory, or nothing to keep it; `$3`:
-/// common prefix of its pins; `$4`: common prefix of its control groups. A file system in the lab's directory whose
-/// server has ended can only be unmounted.
+/// Script of the shell. `$1`: common prefix of the lab's namespaces; `$2`: the lab's directory, or nothing to keep it;
+/// `$3`: common prefix of its pins; `$4`: common prefix of its control groups. It unmounts file systems in the lab's
+/// directory, because one whose server has ended can only be unmounted.
 const SCRIPT: &str = r#"
 trap '' INT TERM HUP QUIT
 # A member of no group that is to go.
@@ -102,7 +102,8 @@ impl Drop for Watchdog {
     }
 }
 
-/// The id for what tests make without a lab, on a machine with a BPF file system. A watchdog removes what is left when
+/// Returns the id for everything that tests of this process make without a lab. The first call mounts a BPF file
+/// system, if root runs the tests and none is mounted, and starts a watchdog. This removes everything that is left when
 /// the process ends.
 ///
 /// # Panics
@@ -120,7 +121,7 @@ pub fn of_process() -> &'static LabId {
     id
 }
 
-/// The labs that have a namespace, a directory, a control group or a pin on this machine.
+/// Returns all labs that have a namespace, a directory, a control group or a pin on this machine.
 ///
 /// # Errors
 /// When a directory cannot be read.
@@ -142,7 +143,7 @@ pub fn labs() -> io::Result<BTreeSet<LabId>> {
     Ok(labs)
 }
 
-/// Removes what labs of dead owners have left, except files that are kept.
+/// Removes everything that labs of dead owners have left, except files that are kept.
 ///
 /// # Errors
 /// When the labs cannot be listed or the shell cannot be started.
@@ -150,7 +151,7 @@ pub fn sweep() -> io::Result<()> {
     labs()?.iter().filter(|lab| !lab.owner_lives()).try_for_each(|lab| remove(lab, lab.is_kept()))
 }
 
-/// Removes what labs of dead owners have left, including kept files. Returns these labs.
+/// Removes everything that labs of dead owners have left, including kept files. Returns these labs.
 ///
 /// # Errors
 /// When the labs cannot be listed or the shell cannot be started.

@@ -1,9 +1,8 @@
-//! Identity of this machine towards other agents, and theirs towards it: X.509 certificates (RFC 5280), TLS 1.3 at both
-//! ends.
+//! Identities of agents: X.509 certificates (RFC 5280) and TLS 1.3, which both ends use to identify each other.
 //!
 //! An agent's identity is the DNS name in its certificate, which the authority of the configuration (`ca`) has signed.
-//! Neither its address nor what it says of itself counts. Sessions are not resumed, so both certificates of each
-//! connection are checked by the files as they were read last.
+//! Neither its address nor what it says of itself counts. TLS sessions are not resumed, so each connection's two
+//! certificates are checked against the files as they were when they were last read.
 
 mod trust;
 mod words;
@@ -29,15 +28,15 @@ use shunt_config::{TlsConfig, server_name};
 use trust::Trust;
 pub use words::in_words;
 
-/// Protocol name of ALPN (RFC 7301). It keeps a certificate's holder from being led to speak another protocol (the
-/// ALPACA attack).
+/// Name of the agents' protocol for ALPN (RFC 7301). Because of it, nobody can redirect a connection to a server of
+/// another protocol that has a certificate of the same name (the ALPACA attack).
 pub const ALPN: &[u8] = b"shunt/1";
 /// Mode bits of a key file that must be 0: the group may only read it, and others may do nothing.
 const FOREIGN_BITS: u32 = 0o037;
-/// Time before a certificate's end from which on the agent warns of it.
+/// Time before a certificate's end at which the agent begins to warn of it.
 const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 
-/// Why certificates cannot be used. Each text says what to do.
+/// Why the files of `[tls]` cannot be used. Each text says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
     /// A file cannot be read.
@@ -48,7 +47,7 @@ pub enum CredentialsError {
         /// The kernel's error of open(2), read(2) or stat(2).
         error: io::Error,
     },
-    /// A file does not hold what it should.
+    /// A file does not hold the kind of object that it should.
     #[error("{path}, which [tls] in the configuration names, holds no {what} in PEM{instead}")]
     Pem {
         /// The file.
@@ -58,7 +57,7 @@ pub enum CredentialsError {
         /// Kind of object that is there instead, if that explains the mistake; else empty.
         instead: &'static str,
     },
-    /// Others than the owner could use the key file.
+    /// The key file's mode lets its group write it, or others use it.
     #[error("{path} has mode {mode:04o}, and others can read the key: chmod 0600 {path}")]
     Mode {
         /// The key file.
@@ -66,7 +65,7 @@ pub enum CredentialsError {
         /// Its mode.
         mode: u32,
     },
-    /// The certificate names another agent.
+    /// The certificate does not have this agent's name.
     #[error("{path} is not the certificate of \"{name}\": issue one whose DNS name is the agent's `name`")]
     Name {
         /// The certificate's file.
@@ -125,7 +124,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Reads the files that the configuration names. `name` is this agent's.
+    /// Reads the files that the configuration names. `name` is this agent's name.
     ///
     /// # Errors
     /// See [`CredentialsError`].
@@ -158,7 +157,8 @@ impl Credentials {
     }
 
     /// Reads the files again. A certificate that has expired or is not valid yet does not replace a valid one. Where
-    /// the present one is not valid either, the new one replaces it, because authorities and lists may have changed.
+    /// the present certificate is not valid either, the new one replaces it, because the authorities and lists in the
+    /// files may have changed.
     ///
     /// # Errors
     /// See [`CredentialsError`]. The caller keeps the present credentials.
@@ -172,7 +172,8 @@ impl Credentials {
         }
     }
 
-    /// Returns why no agent accepts our certificate at that time, and what to do.
+    /// Returns why no agent accepts this agent's certificate at the time `now`, and what to do. `None` where the time
+    /// is within its validity.
     fn fault(&self, now: SystemTime) -> Option<&'static str> {
         if self.seconds_until_good(now) > 0 {
             return Some(
@@ -184,16 +185,17 @@ impl Credentials {
             .then_some("has expired and no agent accepts it: issue another certificate and send SIGHUP")
     }
 
-    /// Returns the TLS side for a connection to the agent of that name.
+    /// Returns the TLS state for a connection to the agent with this name.
     ///
     /// # Errors
-    /// Returns an error where a certificate cannot have that name.
+    /// Returns an error where a certificate cannot have this name.
     pub fn dial(&self, name: &str) -> Result<ClientConnection, rustls::Error> {
         let name = server_name(name).ok_or_else(|| rustls::Error::General(format!("\"{name}\" is no DNS name")))?;
         ClientConnection::new(self.client.clone(), name.to_owned())
     }
 
-    /// Returns the TLS side for an accepted connection. The peer's certificate then tells who it is.
+    /// Returns the TLS state for an accepted connection. The certificate that comes during the handshake tells which
+    /// agent the other end is.
     ///
     /// # Errors
     /// Returns rustls's error.
@@ -201,16 +203,16 @@ impl Credentials {
         ServerConnection::new(self.server.clone())
     }
 
-    /// Checks whether these credentials accept the agent of that name at the other end of a connection, which began
-    /// with other credentials.
+    /// Checks whether these credentials accept the other end of a connection that began with older ones. `name` is the
+    /// name of the agent there.
     ///
     /// # Errors
-    /// Returns why not: its certificate is revoked or has expired, or its authority is no longer among those of `ca`.
+    /// Returns why not: that agent's certificate is revoked or has expired, or its authority is no longer in `ca`.
     pub fn accepts(&self, connection: &Connection, name: &str) -> Result<(), rustls::Error> {
         self.trust.accepts(connection, name)
     }
 
-    /// Returns the seconds until our certificate ends, negative after its end.
+    /// Returns the seconds until this agent's certificate expires; negative once it has expired.
     pub fn seconds_left(&self, now: SystemTime) -> i64 {
         match self.not_after.duration_since(now) {
             Ok(left) => left.as_secs() as i64,
@@ -218,18 +220,18 @@ impl Credentials {
         }
     }
 
-    /// Returns the seconds until our certificate becomes valid, 0 from then on.
+    /// Returns the seconds until this agent's certificate becomes valid; 0 from then on.
     pub fn seconds_until_good(&self, now: SystemTime) -> u64 {
         self.not_before.duration_since(now).map_or(0, |left| left.as_secs().max(1))
     }
 
-    /// Returns the whole validity period of our certificate.
+    /// Returns the length of the validity period of this agent's certificate.
     pub fn lifetime(&self) -> Duration {
         self.not_after.duration_since(self.not_before).unwrap_or_default()
     }
 
-    /// Returns what an operator should hear: that our certificate ends soon, or that the list of revoked certificates
-    /// is old.
+    /// Returns a warning for the operator: that this agent's certificate is not valid or expires soon, or that a list
+    /// of revoked certificates is past its next update. `None` where none of these is so.
     pub fn warning(&self, now: SystemTime) -> Option<String> {
         if let Some(why) = self.fault(now) {
             return Some(format!("our certificate {why}"));
@@ -250,14 +252,14 @@ impl Credentials {
     }
 }
 
-/// Leaves the key out.
+/// Shows no key.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("not_after", &self.not_after).finish_non_exhaustive()
     }
 }
 
-/// Returns whether a certificate, already verified, is that of the agent of this name.
+/// Returns whether a certificate has this agent name. The caller has verified the certificate.
 pub fn names(certificate: &CertificateDer<'_>, name: &str) -> bool {
     let (Ok(parsed), Some(name)) = (ParsedCertificate::try_from(certificate), server_name(name)) else {
         return false;
@@ -276,7 +278,8 @@ fn client(
         .with_webpki_verifier(trust.servers.clone())
         .with_client_auth_cert(chain, key)?;
     config.resumption = Resumption::disabled();
-    // Needed for programs' connections to stores (reaching.rs).
+    // An agent gives connections with another machine's store to its programs, which need the keys
+    // (`Transport::into_channel`).
     config.enable_secret_extraction = true;
     config.alpn_protocols = vec![ALPN.to_vec()];
     Ok(config)
@@ -323,7 +326,8 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CredentialsError> 
 
 const PRIVATE_KEY: &str = "private key";
 
-/// Returns the error for a file that does not hold what it should. Often two files of [tls] have been exchanged.
+/// Returns the error for a file that does not hold the kind of object `what`. It says whether two files of [tls] may
+/// have been exchanged, a frequent mistake.
 fn not_there(path: &Path, what: &'static str) -> CredentialsError {
     let file = read(path).unwrap_or_default();
     let holds = |text: &[u8]| file.windows(text.len()).any(|part| part == text);
@@ -338,7 +342,7 @@ fn not_there(path: &Path, what: &'static str) -> CredentialsError {
     CredentialsError::Pem { path: path.into(), what, instead }
 }
 
-/// Returns the begin and the end of a certificate's validity, which rustls checks but does not tell.
+/// Returns the begin and the end of a certificate's validity period, which rustls checks but does not tell.
 fn validity(certificate: &CertificateDer<'_>) -> Option<(SystemTime, SystemTime)> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
     Some((time_of(parsed.validity().not_before), time_of(parsed.validity().not_after)))
@@ -396,7 +400,11 @@ mod tests {
         assert!(said(&no_key, "fe1").contains("no private key in PEM"));
         assert!(said(&no_key, "fe1").contains("check that `certificate` and `key` are not exchanged"));
         let no_list = TlsConfig { crl: Some(ours.ca.clone()), ..ours.clone() };
-        assert!(said(&no_list, "fe1").contains("ca.pem holds no list of revoked certificates"));
+        let no_list = said(&no_list, "fe1");
+        assert!(
+            no_list.contains("ca.pem, which") && no_list.contains("holds no list of revoked certificates"),
+            "{no_list}"
+        );
         let mixed = TlsConfig { key: other.key, ..ours };
         let not_the_key =
             format!("{} is not the key of the certificate in {}", mixed.key.display(), mixed.certificate.display());

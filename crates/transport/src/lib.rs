@@ -1,9 +1,9 @@
-//! Ordered bytes to and from another agent: mutual TLS 1.3 (rustls) on TCP, non-blocking. Everything above this file
-//! knows only [`Transport`].
+//! Ordered bytes to and from another agent: mutual TLS 1.3 (rustls) on TCP, non-blocking. The rest of the agent knows
+//! only [`Transport`]. A *peer* is the agent at the other end.
 //!
-//! The frames of one turn leave in one record and one write. [`Transport::fill`] makes a few reads at most, of what has
-//! arrived already. All that they decrypt to is used in the same turn, because no event reports bytes that wait in
-//! rustls. [`credentials`] says who the other agent is.
+//! All frames that one turn of the agent's event loop sends leave in one record and one write. [`Transport::fill`]
+//! makes a few reads at most, of bytes that have arrived already. The caller uses all bytes that it decrypts in the
+//! same turn, because epoll reports no bytes that wait in rustls. [`credentials`] says who the other agent is.
 #![forbid(unsafe_code)]
 
 pub mod credentials;
@@ -24,21 +24,22 @@ use zerocopy::FromZeros;
 
 use crate::credentials::{ALPN, Credentials};
 
-/// Most bytes that may wait for a peer that does not read.
+/// Largest number of bytes that may wait for a peer that does not read.
 const MAX_OUTPUT_BYTES: usize = 4 << 20;
+/// Size of the buffer for decrypted bytes.
 const INPUT_BYTES: usize = 16 << 10;
 /// Size of one read by rustls, in bytes.
 const READ_BYTES: usize = 4096;
-/// Most reads in one turn. A further read follows only a full one.
+/// Largest number of reads in one turn. Another read follows only one that got [`READ_BYTES`] bytes.
 const READS: usize = 4;
 
 /// Why a connection between agents ended.
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
-    /// The peer closed it.
+    /// The peer closed the connection.
     #[error("the peer closed the connection")]
     Closed,
-    /// The peer does not read.
+    /// The peer does not read, and too many bytes wait to be sent.
     #[error("the peer does not read: {MAX_OUTPUT_BYTES} bytes wait to be sent")]
     Stuck,
     /// The peer sent a frame that this agent refuses.
@@ -68,17 +69,19 @@ fn refusal(reason: Reason) -> String {
     }
 }
 
-/// A connection, non-blocking, with frames collected in both directions.
+/// A non-blocking connection with another agent, with buffers for frames in both directions.
 #[derive(Debug)]
 pub struct Transport {
     stream: TcpStream,
     tls: Connection,
-    /// Decrypted bytes. Allocated once, because clearing a buffer for each read would cost more than the read.
+    /// Decrypted bytes. Allocated once, because a new buffer of zeros for each read would cost more than the read.
     input: Box<[u8]>,
-    /// Range of `input` that has not been given out.
+    /// Range of `input` that the caller has not taken yet.
     unread: Range<usize>,
-    /// A frame with a client's keys was given out, and rustls still has a copy of it in its receive buffer.
+    /// Whether the caller has taken a frame with a client's keys, of which rustls still has a copy in its receive
+    /// buffer.
     keys_came: bool,
+    /// Frames that rustls has not taken yet.
     output: Vec<u8>,
 }
 
@@ -97,7 +100,7 @@ impl Transport {
         }
     }
 
-    /// Wraps a connection that this agent has made.
+    /// Wraps a TCP connection that this process has made.
     ///
     /// # Errors
     /// Returns the kernel's error of fcntl(2) or setsockopt(2).
@@ -105,7 +108,7 @@ impl Transport {
         Self::new(stream, tls.into())
     }
 
-    /// Wraps a connection that this agent has accepted.
+    /// Wraps a TCP connection that this agent has accepted.
     ///
     /// # Errors
     /// Returns the kernel's error of fcntl(2) or setsockopt(2).
@@ -121,13 +124,14 @@ impl Transport {
         Ok(Self { stream, tls, input, unread: 0..0, keys_came: false, output: Vec::new() })
     }
 
-    /// Returns whether the other end has proved to be the agent of this name.
+    /// Returns whether the other end has proved to be the agent with this name.
     pub fn is_of(&self, name: &str) -> bool {
         let certificate = self.tls.peer_certificates().and_then(|chain| chain.first());
         !self.tls.is_handshaking() && certificate.is_some_and(|certificate| credentials::names(certificate, name))
     }
 
-    /// Checks the other end's certificate against newer credentials than those that this connection began with.
+    /// Checks the other end's certificate against newer credentials than those that this connection began with. `name`
+    /// is the other agent's name.
     ///
     /// # Errors
     /// Returns why the newer credentials would refuse the other end.
@@ -154,7 +158,7 @@ impl Transport {
         }
     }
 
-    /// Returns our address, known as soon as the connect has begun.
+    /// Returns this end's address, which is known as soon as the connect has begun.
     ///
     /// # Errors
     /// Returns the kernel's error of getsockname(2).
@@ -165,7 +169,7 @@ impl Transport {
     /// Returns the other end's address.
     ///
     /// # Errors
-    /// Returns the kernel's error of getpeername(2): the connection is gone.
+    /// Returns the kernel's error of getpeername(2), for example where the connection is gone.
     pub fn remote(&self) -> io::Result<IpAddr> {
         Ok(self.stream.peer_addr()?.ip().to_canonical())
     }
@@ -175,19 +179,19 @@ impl Transport {
         self.stream.as_fd()
     }
 
-    /// Reads what has arrived. The poll is level-triggered, so the rest may stay for later. During the handshake call
-    /// [`Transport::flush`] afterwards: there may be an answer to send.
+    /// Reads and decrypts bytes that have arrived, perhaps not all of them: epoll is level-triggered, and reports the
+    /// rest again. During the handshake call [`Transport::flush`] afterwards, because there may be an answer to send.
     ///
     /// # Errors
     /// See [`TransportError`].
     pub fn fill(&mut self) -> Result<(), TransportError> {
         for read in 0..READS {
-            // A session whose buffer of decrypted bytes is full takes no more until they are used.
+            // Where rustls's buffer of decrypted bytes is full, it takes no more until these are used.
             if read > 0 && !self.tls.wants_read() {
                 break;
             }
             let bytes = match self.tls.read_tls(&mut self.stream) {
-                // Bytes that came before the end are used first. The poll reports the end again.
+                // The caller first uses the bytes that came before the end of the stream. epoll reports the end again.
                 Ok(0) if read > 0 => break,
                 Ok(0) => return Err(TransportError::Closed),
                 Ok(bytes) => bytes,
@@ -205,7 +209,7 @@ impl Transport {
     fn decrypt(&mut self) -> Result<(), TransportError> {
         let processed = self.tls.process_new_packets();
         if processed.is_err() {
-            // Sends the alert that rustls has queued, which tells the other end why.
+            // Sends the alert that rustls has queued, which tells the other end what was wrong.
             let _ = self.tls.write_tls(&mut self.stream);
         }
         processed?;
@@ -215,10 +219,10 @@ impl Transport {
         Ok(())
     }
 
-    /// Returns the next whole frame of what was read.
+    /// Returns the next frame, or `None` where no whole frame has been read yet.
     ///
     /// # Errors
-    /// Returns [`TransportError::Refused`]. Nothing after the refused frame can be read.
+    /// See [`TransportError`]. After a refused frame nothing can be read.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, TransportError> {
         loop {
             if let Some((frame, length)) =
@@ -239,7 +243,7 @@ impl Transport {
         }
     }
 
-    /// Returns the bytes that follow the last frame: a payload. Empty where more must be read first.
+    /// Returns bytes of the payload that follows the last frame. Empty where more must be read first.
     ///
     /// # Errors
     /// See [`TransportError`].
@@ -253,15 +257,15 @@ impl Transport {
     /// Removes the first `bytes` bytes of [`Transport::payload`], which the caller has used.
     ///
     /// # Panics
-    /// Panics if there are fewer.
+    /// Panics if there are fewer bytes.
     pub fn consume(&mut self, bytes: usize) {
         assert!(bytes <= self.unread.len(), "{bytes} bytes of {}", self.unread.len());
         self.unread.start += bytes;
     }
 
-    /// Moves decrypted bytes into the input. Returns whether there were some.
+    /// Moves decrypted bytes from rustls into `input`. Returns whether there were some.
     fn take_plaintext(&mut self) -> Result<bool, TransportError> {
-        // Unread bytes are less than a frame, and the buffer holds many frames.
+        // There is room: the unread bytes are less than a frame, and the buffer holds two frames of any length.
         let before = self.unread.end;
         self.input.copy_within(self.unread.clone(), 0);
         self.unread = 0..self.unread.len();
@@ -276,9 +280,9 @@ impl Transport {
         }
     }
 
-    /// Overwrites the plaintext that rustls has kept. It decrypts in its receive buffer, and what it has given out
-    /// stays there until something else is read. So a read of zeros fills all of that buffer, except for bytes that
-    /// still wait in it.
+    /// Overwrites decrypted bytes that rustls still has. It decrypts in its receive buffer, and bytes that this file
+    /// has taken stay there until others are read into their place. So this has rustls read zeros into all of that
+    /// buffer, except where bytes still wait in it.
     fn forget_decrypted(&mut self) {
         struct Zeros;
         impl Read for Zeros {
@@ -290,13 +294,13 @@ impl Transport {
         let _ = self.tls.read_tls(&mut Zeros);
     }
 
-    /// Buffer for frames to send. [`Transport::flush`] sends them together.
+    /// Returns the buffer for frames to send. [`Transport::flush`] sends them together.
     pub fn output(&mut self) -> &mut Vec<u8> {
         &mut self.output
     }
 
-    /// Sends frames and erases the buffer that they came in, because they may hold keys. Returns `true` when nothing is
-    /// left to send.
+    /// Sends frames, and overwrites and empties the buffer `frames`, because they may hold keys. Returns `true` where
+    /// nothing is left to send.
     ///
     /// # Errors
     /// See [`TransportError`].
@@ -309,17 +313,17 @@ impl Transport {
         self.flush()
     }
 
-    /// Sends what is in [`Transport::output`] and what the handshake has to say. Returns `true` when nothing is left to
-    /// send.
+    /// Sends the bytes in [`Transport::output`] and the messages of the handshake. Returns `true` where nothing is left
+    /// to send.
     ///
     /// # Errors
     /// See [`TransportError`].
     pub fn flush(&mut self) -> Result<bool, TransportError> {
         loop {
-            // rustls takes a bounded amount, and keeps it until the handshake is done.
+            // rustls takes a bounded number of bytes, and keeps them until the handshake is done.
             let taken = if self.output.is_empty() { 0 } else { self.tls.writer().write(&self.output)? };
-            // Not `drain`, which would leave the bytes in the buffer: frames may hold keys, and freed memory is erased
-            // (main.rs).
+            // Not `drain`, which would leave the bytes that were taken in the buffer. They may be keys. `split_off` and
+            // the assignment free the buffer, and the agent's allocator overwrites memory that it frees.
             self.output = self.output.split_off(taken);
             if !self.write_records()? || taken == 0 {
                 break;
@@ -344,7 +348,7 @@ impl Transport {
         Ok(true)
     }
 
-    /// Sends what is in [`Transport::output`], and then close_notify (RFC 8446, 6.1). Returns `true` when nothing is
+    /// Sends the bytes in [`Transport::output`], and then close_notify (RFC 8446, 6.1). Returns `true` where nothing is
     /// left to send.
     ///
     /// # Errors
@@ -357,29 +361,30 @@ impl Transport {
         self.flush()
     }
 
-    /// Takes the connection apart into its socket and its keys, for a program or a store that goes on with it. The
-    /// handshake is done, and nothing of this agent's is left to read or to send.
+    /// Takes the connection apart into its socket and its keys, for a program or a store that continues it. The
+    /// handshake must be done, and no bytes of this agent may be left to read or to send.
     ///
     /// # Errors
-    /// Returns an error where there is still something to read or to send.
+    /// Returns an error where bytes are left, or rustls does not give its keys out.
     pub fn into_channel(self) -> Result<(OwnedFd, Sealing), TransportError> {
         if !self.unread.is_empty() || !self.output.is_empty() {
             return Err(TransportError::Refused(Reason::Malformed));
         }
-        // The socket becomes blocking: programs wait for their answers. Stores pass a flag with each call so as not to
-        // wait.
+        // The socket becomes blocking, because programs wait for their answers. A store passes a flag with each call
+        // that must not wait.
         self.stream.set_nonblocking(false)?;
         let sealing = sealing(&self.tls.dangerous_extract_secrets()?)?;
         Ok((self.stream.into(), sealing))
     }
 
-    /// Closes the connection by a reset, so that the other end does not take what it has for the whole.
+    /// Closes the connection by a reset, so that the other end does not take the bytes that it has for the whole
+    /// payload.
     pub fn reset(self) {
         let _ = sockopt::set_socket_linger(&self.stream, Some(std::time::Duration::ZERO));
     }
 }
 
-/// Keys of both directions, for [`shunt_odb::records`].
+/// Returns the connection's keys in both directions, in the form of [`shunt_odb::records`].
 fn sealing(secrets: &ExtractedSecrets) -> Result<Sealing, rustls::Error> {
     let keys = |secrets: &ConnectionTrafficSecrets| {
         let (suite, key, iv) = match secrets {
@@ -420,7 +425,7 @@ mod tests {
         Credentials::read(&TlsConfig { certificate: files.certificate, key: files.key, ca, crl }, name).unwrap()
     }
 
-    /// Returns a side that dials "be1", and the side that accepts.
+    /// Returns both ends of a connection: the one that dials "be1", and the one that accepts.
     fn pair(dialler: &Credentials, listener: &Credentials) -> (Transport, Transport) {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = socket.local_addr().unwrap();
@@ -428,7 +433,7 @@ mod tests {
         (dialled, Transport::accepted(socket.accept().unwrap().0, listener.accept().unwrap()).unwrap())
     }
 
-    /// A turn of each side's event loop.
+    /// Does what one turn of the event loop does, at each end.
     fn turn(one: &mut Transport, other: &mut Transport) -> Result<(), TransportError> {
         for side in [one, other] {
             side.connected()?;
@@ -447,14 +452,14 @@ mod tests {
         (one, other)
     }
 
-    /// Runs both handshakes to their end. Returns why, if one side is refused.
+    /// Runs the handshake to its end. Returns the error if one end refuses the other.
     fn shake_hands(one: &mut Transport, other: &mut Transport) -> Option<TransportError> {
         while one.tls.is_handshaking() || other.tls.is_handshaking() {
             if let Err(error) = turn(one, other) {
                 return Some(error);
             }
         }
-        // In TLS 1.3 the side that dials is done before the other side has seen its certificate.
+        // In TLS 1.3 the end that dials is done before the other end has seen its certificate.
         turn(one, other).err()
     }
 

@@ -1,4 +1,4 @@
-//! Addresses in every layout of Shunt: 16 bytes, IPv4 mapped into IPv6 (RFC 4291, 2.5.5.2).
+//! IP addresses as all messages of Shunt have them: 16 bytes, IPv4 mapped into IPv6 (RFC 4291, 2.5.5.2).
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -65,7 +65,7 @@ macro_rules! with_ends {
                 $crate::Endpoint { address: self.server_address, port_be: self.server_port }
             }
 
-            /// Whether such a connection can exist: both ports are set, and both addresses have one IP version.
+            /// Whether a connection can have these ends: neither port is 0, and the addresses have the same IP version.
             pub fn has_ends(&self) -> bool {
                 self.client_port != [0; 2]
                     && self.server_port != [0; 2]

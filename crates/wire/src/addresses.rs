@@ -1,5 +1,5 @@
-//! Addresses of a machine's programs. An agent tells them to its peers, which then let connections of those programs
-//! carry references (crates/negotiation).
+//! Addresses of a machine's programs. Each agent tells them to its peers. On the peers' machines, connections with
+//! these addresses may then carry references (crates/negotiation).
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use crate::address::Address;
 use crate::frame::{FrameHeader, kind};
 use crate::reason::Reason;
 
-/// Most addresses of one machine.
+/// Largest number of addresses of one machine.
 pub const ADDRESSES_MAX: usize = 64;
 
 /// A list of addresses.
@@ -20,7 +20,7 @@ pub struct Addresses {
 }
 
 impl Addresses {
-    /// Takes the first [`ADDRESSES_MAX`] of some addresses.
+    /// Makes a list of the first [`ADDRESSES_MAX`] of these addresses.
     #[must_use]
     pub fn of(addresses: &[IpAddr]) -> Self {
         let mut all = Self { list: [Address::NONE; ADDRESSES_MAX], count: addresses.len().min(ADDRESSES_MAX) };
@@ -30,7 +30,7 @@ impl Addresses {
         all
     }
 
-    /// The addresses in order.
+    /// Returns the addresses in order.
     pub fn iter(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.list[..self.count].iter().map(|address| address.ip())
     }

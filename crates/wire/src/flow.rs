@@ -1,12 +1,15 @@
-//! State of a client's connection that another machine needs in order to send on it. The kernel reports it
-//! (`struct shunt_flow`). A server passes it on to its agent, and that agent to the backend's.
+//! State of a client's connection that another machine needs in order to send on it. The kernel reports it (`struct
+//! shunt_flow`). A server passes it on to its agent, and that agent to the backend's. A *payload* is the body that this
+//! machine sends, and a *region* the range of sequence numbers that the payload takes. A *peer* is another machine's
+//! agent.
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::address::{Address, with_ends};
 
-/// Defines the same fields twice: in the machine's byte order, and in the wire's.
+/// Defines two structs with the same fields: one in the machine's byte order, and one in that of messages between
+/// agents.
 macro_rules! in_both_orders {
     ($($(#[$doc:meta])* $field:ident: $native:ty, $wire:ty;)*) => {
         /// State of a connection when a region began, or moved to another peer, on this machine (`struct shunt_flow`).
@@ -46,7 +49,7 @@ in_both_orders! {
     rcv_nxt: u32, U32;
     /// Value of the frontend's timestamp clock, not behind what the client has echoed (TSval, RFC 7323).
     tsval: u32, U32;
-    /// Newest timestamp of the client, to be echoed.
+    /// Newest timestamp of the client, which the payload's segments echo.
     ts_recent: u32, U32;
     /// The client's window in bytes, from `start` on.
     snd_wnd: u32, U32;
@@ -56,21 +59,23 @@ in_both_orders! {
     snd_ssthresh: u32, U32;
     /// Smoothed RTT in microseconds; 0: no sample yet.
     srtt_us: u32, U32;
-    /// Payload bytes between the ACKs that go to the backend, as set for this flow now; 0: every ACK goes.
+    /// Payload bytes between two ACKs that the frontend passes on to the backend, as set for this flow now; 0: it
+    /// passes every ACK on.
     ack_spacing: u32, U32;
     /// Bytes from `start` on that the client may already have from a backend that was lost.
     ahead: u32, U32;
     /// Random token of the connection, by which packets that the frontend steers prove their origin.
     token: u32, U32;
-    /// Maximum segment size in bytes, without options.
+    /// Maximum segment size in bytes, without TCP options.
     mss: u16, U16;
     /// Shift of the client's window field (RFC 7323, 2).
     snd_wscale: u8, u8;
-    /// Shift of the frontend's window field.
+    /// Shift of the frontend's window field (RFC 7323, 2).
     rcv_wscale: u8, u8;
-    /// Options of the connection: bits of `SHUNT_OPTION_*`.
+    /// Bits of `SHUNT_OPTION_*`, such as [`FlowState::TIMESTAMPS`].
     options: u8, u8;
-    /// 1: the first handoff of this connection, so that any older socket of the backend for it is stale.
+    /// 1: this is the first handoff of the connection. A socket that the backend has for this 4-tuple already is
+    /// therefore of an older connection.
     first: u8, u8;
     /// Reserved, zero.
     pad: [u8; 2], [u8; 2];
@@ -79,7 +84,7 @@ in_both_orders! {
 with_ends!(FlowState, WireFlowState);
 
 impl FlowState {
-    /// Both ends send timestamps (`SHUNT_OPTION_TIMESTAMPS`).
+    /// Bit of `options`, as are the next four: both ends send timestamps (`SHUNT_OPTION_TIMESTAMPS`).
     pub const TIMESTAMPS: u8 = 1;
     /// Both ends send selective acknowledgments (`SHUNT_OPTION_SACK`).
     pub const SACK: u8 = 2;
@@ -90,14 +95,14 @@ impl FlowState {
     /// The region completes only after DELIVERED from the backend's agent (`SHUNT_OPTION_WORD`).
     pub const WORD: u8 = 16;
 
-    /// Whether such a connection can exist.
+    /// Whether a connection can have this state.
     pub(crate) fn is_possible(&self) -> bool {
         WireFlowState::from(*self).is_possible()
     }
 }
 
 impl WireFlowState {
-    /// Whether such a connection can exist.
+    /// Whether a connection can have this state.
     pub(crate) fn is_possible(&self) -> bool {
         self.has_ends() && self.snd_wscale <= 14 && self.rcv_wscale <= 14 && self.mss.get() > 0
     }

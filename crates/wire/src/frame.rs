@@ -3,7 +3,7 @@
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a frame's header.
+/// Size of a frame's header in bytes.
 pub const HEADER_BYTES: usize = size_of::<FrameHeader>();
 /// Longest frame in bytes, header included.
 pub const MAX_FRAME_BYTES: usize = 8192;

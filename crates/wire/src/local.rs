@@ -1,6 +1,12 @@
 //! Messages between a server and the agent of its machine: one or more per `SOCK_SEQPACKET` packet. Numbers are in the
 //! machine's byte order, ports and addresses in network order. `include/shunt.h` has the same layouts in C and
-//! documents every field; `tests/header.rs` checks that the two agree.
+//! documents the fields; `tests/header.rs` checks that header and module agree.
+//!
+//! A *peer* is another machine's agent. A *handoff* lets a peer send a *payload*, the body of one response, on a
+//! client's connection; a *region* is the range of sequence numbers that it takes there. An *offer* is a payload that a
+//! backend's server holds ready. A *fetch* brings a payload through both agents to the frontend's server. The *board*
+//! is memory that the agent writes and servers read. A *ring* is a BPF ring buffer by which the kernel tells one server
+//! what becomes of its handoffs. A *session* is the use of a connection between two agents.
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -19,7 +25,8 @@ pub use crate::reason::Reason;
 pub const VERSIONS: Versions = Versions { oldest: 7, newest: 7 };
 /// Bytes of an agent's name, NUL-padded (`SHUNT_NAME_BYTES`).
 pub const NAME_BYTES: usize = 64;
-/// Number of peers that the board has room for (`SHUNT_BOARD_PEERS`).
+/// Number of peers that the board has room for (`SHUNT_BOARD_PEERS`). The board is memory that the agent writes and
+/// servers map read-only.
 pub const BOARD_PEERS: usize = 256;
 /// Magic number at the start of the board (`SHUNT_BOARD_MAGIC`).
 pub const BOARD_MAGIC: u32 = 0x5342_4f41;
@@ -55,20 +62,20 @@ pub mod kind {
 /// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Channel {
-    /// Handoffs and fetches. The agent answers at once.
+    /// Messages about handoffs and fetches. The agent reads them at once.
     Control,
     /// Offers. The agent reads this connection when a claim comes, so that an offer wakes no process.
     Offers,
 }
 
 impl Channel {
-    /// First message on a connection of this kind.
+    /// Builds the first message on a connection of this kind.
     pub fn hello(self) -> Hello {
         let Versions { oldest, newest } = VERSIONS;
         Hello { header: Hello::HEADER, oldest, newest, channel: self.number(), features: 0 }
     }
 
-    /// Number of this kind of connection (`SHUNT_CHANNEL_*`).
+    /// Returns the number of this kind of connection (`SHUNT_CHANNEL_*`).
     pub fn number(self) -> u32 {
         match self {
             Channel::Control => 1,
@@ -109,7 +116,7 @@ macro_rules! message {
 }
 
 message!(
-    /// First message on every connection, from the server to the agent.
+    /// First message of a server on a connection with its agent. Only STATS may come before it.
     Hello, kind::HELLO, { oldest: u16, newest: u16, channel: u32, features: u64, });
 message!(
     /// Answer to HELLO. Its descriptors: board, counters and, on a control connection of a frontend, the completion
@@ -121,7 +128,7 @@ Offer, kind::OFFER, {
     peer: u32, flags: u32, number: u64, offset: u64, length: u64, tag: Tag, trace: TraceId, mtime_ns: i64, size: u64,
 });
 message!(
-/// The send side of a client's connection, handed off for one payload.
+/// The server has handed off the send side of a client's connection for one payload.
 Handoff, kind::HANDOFF, {
     peer: u32, epoch: u32, bytes: u32, pad: u32, handoff: u64, offer: u64, length: u64, rate: u64, tag: Tag, trace: TraceId,
     flow: FlowState, tls: Tls,
@@ -130,7 +137,8 @@ message!(
     /// The server has given a handoff up.
     Abort, kind::ABORT, { handoff: u64, });
 message!(
-    /// A handoff that no peer sends, on a connection that the server does not have any more: its client is to be reset.
+    /// No peer sends a handoff's payload, and the server no longer has the client's connection: the agent is to reset
+    /// it.
     Cancel, kind::CANCEL, { handoff: u64, });
 message!(
 /// Question: would a peer send bytes of its store on a connection with these ends?
@@ -139,14 +147,14 @@ Ask, kind::ASK, {
     client_address: Address, server_address: Address, client_port: [u8; 2], server_port: [u8; 2], pad: u32,
 });
 message!(
-    /// Answer to ASK, with the question's handoff name. Without a question: that handoff waits until the peer can send
+    /// Answer to ASK about `handoff`. Sent without a question, it says that this handoff waits until the peer can send
     /// more.
     Answer, kind::ANSWER, { handoff: u64, reason: u32, peer: u32, });
 message!(
     /// A handoff or fetch ended without success.
     Ended, kind::ENDED, { handoff: u64, reason: u32, peer: u32, });
 message!(
-    /// Request for the payload of an offer, as a stream for this server.
+    /// Request to fetch the payload of an offer to this server, as a stream.
     Fetch, kind::FETCH, { peer: u32, pad: u32, fetch: u64, offer: u64, length: u64, tag: Tag, trace: TraceId, });
 message!(
     /// Question before a claim: what is the digest of the file behind this offer?
@@ -155,7 +163,7 @@ message!(
     /// SHA-256 of the whole file behind a handoff's payload, or, in answer to PROVE, behind an offer.
     Digest, kind::DIGEST, { handoff: u64, offset: u64, peer: u32, known: u32, sha256: [u8; 32], });
 message!(
-    /// The server has forgotten a handoff's digest, as DIGEST with `known` 0 told it to.
+    /// The server has forgotten a handoff's digest, because DIGEST with `known` 0 has taken it back.
     Withdrawn, kind::WITHDRAWN, { peer: u32, epoch: u32, handoff: u64, });
 message!(
     /// Answer to FETCH. Its one descriptor is a socket that yields the payload and then ends.
@@ -177,7 +185,7 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// TLS parameters that the keys are for.
+    /// Returns these fields without the keys.
     pub fn generation(&self) -> Generation {
         let Self { suite, content_bytes, skip, record, .. } = *self;
         Generation { suite, content_bytes, skip, record }
@@ -185,7 +193,7 @@ impl Tls {
 }
 
 impl Handoff {
-    /// Builds HANDOFF_PARTS: this message, followed by the list of parts of its payload.
+    /// Builds the message HANDOFF_PARTS: the fields of this one, followed by the list of the payload's parts.
     pub fn emit_with(&self, parts: &Parts) -> Vec<u8> {
         let list = parts.as_slice().as_bytes();
         let bytes = size_of::<Self>() as u32;
@@ -267,8 +275,8 @@ fn require(condition: bool) -> Result<(), Reason> {
 }
 
 impl Offer {
-    /// Bit of `flags`: bytes before the range may still be written, which changes the file's modification time. So only
-    /// the file's size is compared.
+    /// Bit of `flags`: bytes of the file before the range may still be written, which changes its modification time. So
+    /// the agent checks only that the file's size is still the same.
     pub const BODY: u32 = 1;
 
     fn checked(self) -> Result<Self, Reason> {
@@ -321,7 +329,7 @@ impl Fetch {
     }
 }
 
-/// Entry of a peer on the board (`struct shunt_board_peer`).
+/// A peer's entry on the board (`struct shunt_board_peer`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -338,11 +346,11 @@ pub struct BoardPeer {
 }
 
 impl BoardPeer {
-    /// No session yet, or the peer is not trusted any more: the entry has no keys.
+    /// Value of `state`: no session yet, or the peer is not trusted any more. The entry has no keys.
     pub const DOWN: u32 = 0;
-    /// The session is established.
+    /// Value of `state`: the session is established.
     pub const UP: u32 = 1;
-    /// The session is lost. Payloads that the peer offered before can still be fetched.
+    /// Value of `state`: the session is lost. Payloads that the peer offered before can still be fetched.
     pub const LOST: u32 = 2;
 }
 
@@ -369,9 +377,9 @@ pub struct BoardHead {
 }
 
 impl BoardHead {
-    /// IPv4 clients (`SHUNT_FAMILY_IPV4`).
+    /// Bit of `families`: payload can be sent to IPv4 clients (`SHUNT_FAMILY_IPV4`).
     pub const IPV4: u32 = 1;
-    /// IPv6 clients (`SHUNT_FAMILY_IPV6`).
+    /// Bit of `families`: payload can be sent to IPv6 clients (`SHUNT_FAMILY_IPV6`).
     pub const IPV6: u32 = 2;
 }
 
@@ -387,15 +395,15 @@ pub struct Event {
 }
 
 impl Event {
-    /// The client has the whole region (`SHUNT_EVENT_COMPLETE`).
+    /// Value of `kind`: the client has the whole region (`SHUNT_EVENT_COMPLETE`).
     pub const COMPLETE: u32 = 1;
-    /// The client has reset the connection during the region (`SHUNT_EVENT_RESET`).
+    /// Value of `kind`: the client has reset the connection while the region was active (`SHUNT_EVENT_RESET`).
     pub const RESET: u32 = 2;
-    /// The record is a [`State`] (`SHUNT_EVENT_STATE`).
+    /// Value of `kind`: the record is a [`State`] (`SHUNT_EVENT_STATE`).
     pub const STATE: u32 = 3;
 }
 
-/// State of a connection when a region began (`struct shunt_state`).
+/// Record of a completion ring: state of a connection and of its newest region (`struct shunt_state`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -413,15 +421,15 @@ pub struct State {
 
 /// Values of [`State::status`] (`SHUNT_REGION_*`).
 impl State {
-    /// This connection has had no region.
+    /// The connection has had no region.
     pub const NONE: u32 = 0;
-    /// A peer sends.
+    /// A region is active: its peer sends.
     pub const ACTIVE: u32 = 1;
     /// The client has the whole region.
     pub const COMPLETE: u32 = 2;
     /// The region was ended before the client had it.
     pub const CANCELLED: u32 = 3;
-    /// Refused: nothing proves that the client's packets pass the steering programs.
+    /// The region was refused: nothing proves that the client's packets pass the steering programs.
     pub const UNPROVEN: u32 = 4;
     /// Refused: not all of the server's own bytes have been sent.
     pub const UNSENT: u32 = 5;
@@ -434,7 +442,7 @@ impl State {
 with_ends!(Ask);
 
 impl Handoff {
-    /// Builds the message for a region that has just begun.
+    /// Builds the message for the region that `state` describes, which has just begun.
     pub fn of(state: &State, peer: u32, epoch: u32, length: u64) -> Self {
         Self {
             header: Self::HEADER,
@@ -458,7 +466,8 @@ pub struct Counters {
     pub handoffs: [u32; BOARD_PEERS],
 }
 
-/// Bits of [`BoardHead::closed`] and [`BoardPeer::closed`]: what a reached limit closes (`SHUNT_CLOSED_*`).
+/// Bits of [`BoardHead::closed`] and [`BoardPeer::closed`]: what servers must not begin, because a limit is reached,
+/// the agent drains, or the peer takes no offers (`SHUNT_CLOSED_*`).
 pub mod closed {
     #![allow(missing_docs)]
     pub const OFFERS: u32 = 1;

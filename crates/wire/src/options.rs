@@ -1,41 +1,42 @@
 //! Socket options by which a server, or a program under `shunt run`, speaks to the kernel about its own connections
-//! (`include/shunt.h`: setsockopt(2) with [`SOL`]). BPF programs answer them.
+//! (`include/shunt.h`: setsockopt(2) with [`SOL`]). BPF programs answer them. A *region* is a range of a connection's
+//! sequence numbers that another machine sends.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Level of all these options.
 pub const SOL: i32 = 0x5348_5554;
 
-/// Another machine sends the next bytes ([`Begin`]).
+/// Hands off the next bytes of the connection: another machine sends them ([`Begin`]).
 pub const BEGIN: i32 = 1;
-/// The active region ends; only a reset may follow.
+/// Ends the active region. After that, only a reset may follow on the connection.
 pub const CANCEL: i32 = 2;
 /// Asks for the state of the connection's newest region.
 pub const STATE: i32 = 3;
-/// Another peer continues the active region ([`Move`]).
+/// Has another peer continue the active region ([`Move`]).
 pub const MOVE: i32 = 4;
-/// Begins a region like [`BEGIN`], but the caller may write on.
+/// Begins a region like [`BEGIN`], but the caller may write more, which the kernel sends after the region.
 pub const APPEND: i32 = 5;
-/// Removes a region of [`APPEND`].
+/// Removes a region that [`APPEND`] made.
 pub const UNDO: i32 = 6;
-/// Notes the handshakes of a socket's port.
+/// Has the handshakes at a socket's port noted, so that their connections can be handed off.
 pub const WATCH: i32 = 7;
-/// Ends the active region at what the client has acknowledged ([`Take`]).
+/// Ends the active region after the bytes that the client has acknowledged ([`Take`]).
 pub const TAKE: i32 = 8;
 
-/// Handshakes of this socket tell that its program runs under Shunt.
+/// Has the handshakes of this socket tell that its program runs under `shunt run`.
 pub const SPEAK: i32 = 16;
-/// Asks whether the programs at both ends run under Shunt.
+/// Asks whether the programs at both ends of a connection run under `shunt run`.
 pub const SPEAKS: i32 = 17;
 /// Asks whether every descriptor of a connection is closed.
 pub const ENDED: i32 = 18;
-/// Begins to keep account of a connection's frames.
+/// Says that the calling program begins to keep an account of a connection's frames.
 pub const ADOPT: i32 = 19;
-/// Value of [`ADOPT`]: also where a program keeps account already.
+/// Argument of [`ADOPT`] that makes it succeed even where a program keeps an account already.
 pub const ADOPT_TOO: u32 = 2;
-/// Leaves the account of a connection's frames with it, or takes it away.
+/// Stores an account with its connection (setsockopt), or takes it away (getsockopt).
 pub const CARRY: i32 = 20;
-/// Length in bytes of that account.
+/// Length in bytes of an account that [`CARRY`] stores.
 pub const CARRIED_BYTES: usize = 304;
 
 /// Argument of [`BEGIN`] and [`APPEND`] (`struct shunt_begin`).
@@ -71,10 +72,10 @@ pub struct Take {
 }
 
 impl Take {
-    /// Value of `when`: whatever the client has.
+    /// Value of `when`: ends the region whatever the client has of it.
     pub const ALWAYS: u32 = 0;
     /// Value of `when`: only where the client has all of the region.
     pub const WHOLE: u32 = 1;
-    /// Value of `when`: only where the client has nothing of it.
+    /// Value of `when`: only where the client has nothing of the region.
     pub const NONE: u32 = 2;
 }

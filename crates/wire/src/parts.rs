@@ -1,18 +1,19 @@
-//! Payload of a handoff without an offer: ordered ranges of bytes in the store of the backend's machine. The list of
-//! parts follows the message or the frame, whose length tells how many parts there are.
+//! Payload of a handoff without an offer: an ordered list of ranges of bytes in the store of the backend's machine. In
+//! a message, the list follows the other fields, and the message's length tells how many parts it has. A *peer* is that
+//! machine's agent. A *reference* names bytes in a store.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::reason::Reason;
 
-/// Most parts of one handoff (`SHUNT_PARTS_MAX`).
+/// Largest number of parts of one handoff (`SHUNT_PARTS_MAX`).
 pub const PARTS_MAX: usize = 32;
-/// Bytes of one part (`struct shunt_part`).
+/// Size of one part in bytes (`struct shunt_part`).
 pub const PART_BYTES: usize = size_of::<Part>();
 
-/// A range of bytes in the peer's store (`struct shunt_part`): a reference (crates/odb) without its holder, which is
-/// the peer, and without a weight, which stays with the program that has the reference.
+/// A range of bytes in the peer's store (`struct shunt_part`). It is a reference (crates/odb) without two fields: the
+/// store's name, because the store is the peer's, and the weight, which the program with the reference keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -40,13 +41,13 @@ impl Parts {
         (!parts.is_empty()).then_some(Self { list, count: parts.len() })
     }
 
-    /// The parts in order.
+    /// Returns the parts in order.
     #[must_use]
     pub fn as_slice(&self) -> &[Part] {
         &self.list[..self.count]
     }
 
-    /// Reads the list that follows a message about a payload of `length` bytes.
+    /// Reads the list of parts of a payload of `length` bytes.
     ///
     /// # Errors
     /// [`Reason::Malformed`] where `bytes` is no list of parts, or its lengths do not add up to `length`.

@@ -1,5 +1,5 @@
-//! Messages between two agents: frames on one persistent TCP connection per pair of machines, which carries many
-//! handoffs at once.
+//! Messages between two agents. Each pair of machines has one persistent TCP connection, which carries the messages of
+//! many handoffs as frames:
 //!
 //! ```text
 //!  0      4      6      8                length
@@ -8,10 +8,15 @@
 //!  +------+------+------+----------------+
 //! ```
 //!
+//! A *claim* is a frontend's message that asks for a payload on its client's connection, its *flow*. An *offer* is a
+//! payload that a backend holds ready. A *handoff* is what a claim is for, at the frontend's server. A *worker* number
+//! is an agent's number of one connection with a server. A *sender* is a backend's kernel socket for a client. A
+//! *session* is the use of the persistent connection. The *digest* of a file is its SHA-256.
+//!
 //! A fetch has its own connection: FETCH, then FETCHED or REFUSED. After FETCHED come the payload and the end of the
 //! stream. A program that reads from another machine's store has its own connection, too: STORE, then STORED or
-//! REFUSED. After STORED come the messages between programs and stores (crates/odb). The transport is any ordered byte
-//! stream from an authenticated peer.
+//! REFUSED. After STORED come the messages between programs and stores (crates/odb). This module needs only an ordered
+//! byte stream from an authenticated peer, such as TLS.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -35,7 +40,7 @@ pub use crate::frame::{FrameHeader, HEADER_BYTES, MAX_FRAME_BYTES, kind};
 
 /// Versions of this protocol that this agent speaks.
 pub const VERSIONS: Versions = Versions { oldest: 9, newest: 9 };
-/// Magic number in the first message of a connection: it tells an agent from a stray connection.
+/// Magic number in the first message of a connection, by which a receiver recognizes that an agent is speaking.
 pub const MAGIC: [u8; 4] = *b"SHNT";
 macro_rules! body {
     ($(#[$doc:meta])* $name:ident, $kind:expr, { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
@@ -75,7 +80,7 @@ impl Protocol {
     /// Magic number and versions that this agent sends.
     pub const OURS: Self = Self { magic: MAGIC, oldest: U16::new(VERSIONS.oldest), newest: U16::new(VERSIONS.newest) };
 
-    /// Returns the version to speak with the sender of this.
+    /// Returns the protocol version to speak with the sender of these fields.
     ///
     /// # Errors
     /// [`Reason::Version`] where no version is known to both agents, [`Reason::Malformed`] where the sender is no
@@ -93,13 +98,15 @@ body!(
     Hello, kind::HELLO, {
         /// Protocol versions that the sender speaks.
         protocol: Protocol,
-        /// Optional features of the sender, one bit each, for peers that have them, too. None is defined yet.
+        /// Optional features that the sender has, one bit each. None is defined yet. A feature is used where both
+        /// agents have it.
         features: U64,
-        /// Port of the sockets that send payload to this peer's clients; 0 where the sender offers nothing.
+        /// Port from which the sender of this message sends payload to the receiver's clients; 0: it sends none.
         sender_port: U16,
         /// Reserved, zero.
         zero: U16,
-        /// Longest silence that the sender accepts, in milliseconds, whatever the receiver's own heartbeat is.
+        /// Interval at which the sender wants to hear from the receiver, in milliseconds, whatever the receiver's own
+        /// heartbeat is. After four intervals of silence it takes the receiver for lost.
         heartbeat_ms: U32,
         /// Address from which payload goes to IPv4 clients; all zero where there is none.
         sender_ipv4: Address,
@@ -112,16 +119,16 @@ body!(
     }
 );
 body!(
-    /// Frontend's agent to the backend's: send this payload on that flow. The only answer is ENDED, if the handoff
-    /// fails.
+    /// Frontend's agent to the backend's: send this payload on that flow. There is no answer, unless the handoff fails
+    /// (ENDED), or the flow has `FlowState::WORD` (DELIVERED).
     Claim, kind::CLAIM, {
-        /// Frontend's worker; returned in ENDED.
+        /// Number of the frontend's worker; returned in ENDED.
         worker: U32,
-        /// Length of this message in bytes: where the list of parts begins in CLAIM_PARTS.
+        /// Length of these fields in bytes. In CLAIM_PARTS, the list of parts begins after that many bytes of the body.
         bytes: U16,
         /// Reserved, zero.
         zero: U16,
-        /// Name of the handoff; returned in ENDED.
+        /// Name of the handoff, a number that the frontend's server has chosen; returned in ENDED.
         handoff: U64,
         /// Offer to send.
         offer: U64,
@@ -140,19 +147,19 @@ body!(
         suite: U16,
         /// Number of the payload's first TLS record ([`Generation::record`]).
         record: U64,
-        /// Most content bytes of a TLS record ([`Generation::content_bytes`]).
+        /// Largest content of a TLS record, in bytes ([`Generation::content_bytes`]).
         content_bytes: U16,
-        /// Leading bytes of the first TLS record that the client already has ([`Generation::skip`]).
+        /// Number of leading bytes of the first TLS record that the client already has ([`Generation::skip`]).
         skip: U16,
-        /// Write keys. A secret: sent only over an encrypted session.
+        /// Write keys. They are secret: an agent sends them only over an encrypted session.
         keys: Keys,
     }
 );
 body!(
-    /// Frontend's agent to the agent of a store: would you send bytes of your store to that client, in that server's
-    /// name?
+    /// Frontend's agent to the agent of a store. Asks whether that agent would send bytes of its store to this client
+    /// in this server's name.
     Ask, kind::ASK, {
-        /// Frontend's worker; returned in ANSWER.
+        /// Number of the frontend's worker; returned in ANSWER.
         worker: U32,
         /// Reserved, zero.
         zero: U32,
@@ -169,12 +176,12 @@ body!(
     }
 );
 body!(
-    /// Answer to ASK. Without a question: that claim of bytes in the store waits until more can be sent, and other
-    /// claims would wait, too.
+    /// Answer to ASK. Sent without a question, it says that a claim of bytes in the store waits for a sender or a port,
+    /// and that other claims would wait, too.
     Answer, kind::ANSWER, {
-        /// Frontend's worker, from the question or the claim.
+        /// Number of the frontend's worker, from the question or the claim.
         worker: U32,
-        /// A [`Reason`] for a refusal; 0: this machine would send.
+        /// A [`Reason`] for a refusal or for the wait; 0: this machine would send.
         reason: U32,
         /// Name of the handoff, from the question or the claim.
         handoff: U64,
@@ -187,7 +194,7 @@ body!(
 body!(
     /// A handoff ended without success.
     Ended, kind::ENDED, {
-        /// Frontend's worker, from the claim.
+        /// Number of the frontend's worker, from the claim.
         worker: U32,
         /// Why it ended: a [`Reason`].
         reason: U32,
@@ -198,7 +205,7 @@ body!(
     }
 );
 body!(
-    /// Backend's agent to the frontend's: how many of a flow's ACKs its sender needs.
+    /// Backend's agent to the frontend's: which of the client's ACKs the flow's sender needs.
     Spacing, kind::SPACING, {
         /// The client's end.
         client_address: Address,
@@ -209,13 +216,13 @@ body!(
         /// The frontend's port, in network order.
         server_port: [u8; 2],
         /// Payload bytes from one needed ACK to the next, at least 1. Valid until the flow shows a sign of loss. From
-        /// then on the sender gets every ACK until it sends SPACING again.
+        /// then on the frontend passes every ACK on, until the backend's agent sends SPACING again.
         bytes: U32,
     }
 );
 body!(
-    /// Backend's agent to the frontend's: the client has acknowledged all of a claim with [`FlowState::WORD`], and all
-    /// of it had been sent.
+    /// Backend's agent to the frontend's: the client has acknowledged the whole payload of a claim with
+    /// `FlowState::WORD`, and the backend had sent all of it.
     Delivered, kind::DELIVERED, {
         /// Name of the handoff, from the claim.
         handoff: U64,
@@ -230,9 +237,10 @@ body!(
     }
 );
 body!(
-    /// Frontend's agent to the backend's, before a claim: which file is behind this offer? The answer is DIGEST.
+    /// Frontend's agent to the backend's, before a claim: what is the digest of the file behind this offer? The answer
+    /// is DIGEST.
     Prove, kind::PROVE, {
-        /// Frontend's worker; returned in DIGEST.
+        /// Number of the frontend's worker; returned in DIGEST.
         worker: U32,
         /// Reserved, zero.
         zero: U32,
@@ -248,11 +256,11 @@ body!(
 );
 body!(
     /// Backend's agent to the frontend's: digest of the file behind an offer, in answer to PROVE. Without a question:
-    /// digest of the file behind a claim with [`FlowState::DIGEST`] that has been under way for a while.
+    /// digest of the file behind a claim with `FlowState::DIGEST` that has been under way for a while.
     Digest, kind::DIGEST, {
-        /// Frontend's worker, from the question or the claim.
+        /// Number of the frontend's worker, from the question or the claim.
         worker: U32,
-        /// 1 where the digest is known; 0 where it is unknown, or taken back.
+        /// 1: the digest is known; 0: it is unknown, or an earlier DIGEST for this claim is no longer true.
         known: U32,
         /// Name of the handoff, from the question or the claim.
         handoff: U64,
@@ -263,10 +271,10 @@ body!(
     }
 );
 body!(
-    /// Frontend's agent to the backend's: the server knows that this claim's DIGEST is taken back. Until this message
-    /// comes, the backend seals nothing more.
+    /// Frontend's agent to the backend's: the frontend's server has forgotten this claim's digest, because DIGEST with
+    /// `known` 0 has taken it back. Until this message comes, the backend encrypts no further records.
     Withdrawn, kind::WITHDRAWN, {
-        /// Frontend's worker, from the claim.
+        /// Number of the frontend's worker, from the claim.
         worker: U32,
         /// Reserved, zero.
         zero: U32,
@@ -275,12 +283,13 @@ body!(
     }
 );
 body!(
-    /// Sign of life from an agent that has nothing else to say. An agent that hears nothing for too long takes its peer
-    /// for lost.
+    /// Sign of life from an agent that has nothing else to send. An agent that hears nothing from a peer for too long
+    /// takes the peer for lost.
     Ping, kind::PING, {}
 );
 body!(
-    /// Frontend's agent to the backend's: whether it accepts new offers. Offers made before stay valid.
+    /// Frontend's agent to the backend's: whether the backend's servers may make new offers to the frontend. Offers
+    /// made before stay valid.
     Closed, kind::CLOSED, {
         /// 1: make no new offers; 0: make them again.
         offers: U32,
@@ -306,7 +315,7 @@ body!(
     Fetched, kind::FETCHED, { length: U64, }
 );
 body!(
-    /// First message on the connection of a program that reads from the other machine's store.
+    /// First message on the connection by which a program reads from the other machine's store.
     Store, kind::STORE, {
         /// Protocol versions that the sender speaks.
         protocol: Protocol,
@@ -317,7 +326,7 @@ body!(
     Stored, kind::STORED, {}
 );
 body!(
-    /// First message on the connection of a peer's `shunt doctor`.
+    /// First message on a connection of a peer's `shunt doctor`: asks what is wrong at this machine for that peer.
     Examine, kind::EXAMINE, {
         /// Protocol versions that the sender speaks.
         protocol: Protocol,
@@ -338,19 +347,19 @@ body!(
         /// One bit per server in the question, the first in the lowest bit: set where payload may be sent in that
         /// server's name.
         may: U32,
-        /// Faults that affect payload for the peer that asks: bits such as [`Examined::NO_ROUTE`].
+        /// Faults that affect payload for the peer that asks: the bits from [`Examined::NO_ROUTE`] on.
         faults: U32,
     }
 );
 body!(
-    /// Refusal of a HELLO, FETCH or STORE; the connection closes.
+    /// Answer that refuses a HELLO, FETCH, STORE or EXAMINE. The connection is closed after it.
     Refused, kind::REFUSED, {
         /// Why: a [`Reason`].
         reason: U32,
     }
 );
 
-/// Contents of a frame.
+/// A frame of any kind, with its contents.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub enum Frame {
@@ -369,7 +378,7 @@ pub enum Frame {
     Delivered(Delivered),
     Ping(Ping),
     Closed(Closed),
-    /// Server addresses in whose name the sender sends payloads for the receiver. Follows HELLO.
+    /// Server addresses in whose name the sender of this frame may send payloads for the receiver. Sent after HELLO.
     SpeaksFor(Prefixes),
     /// Addresses of the sender's programs, sent whenever they have changed.
     Addresses(Addresses),
@@ -388,7 +397,7 @@ impl Frame {
     /// Reads the first frame of `bytes`: returns the frame and its length, or `None` where more bytes are needed.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] or [`Reason::Version`]; the rest of the stream cannot be read then.
+    /// [`Reason::Malformed`] or [`Reason::Version`]. After an error the rest of the stream cannot be parsed.
     pub fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, Reason> {
         let Ok((header, _)) = FrameHeader::read_from_prefix(bytes) else {
             return Ok(None);
@@ -447,7 +456,7 @@ impl Frame {
 }
 
 impl Store {
-    /// First message of the agent whose program wants to read.
+    /// The message that this agent sends for a program that wants to read.
     pub const REQUEST: Self = Self { protocol: Protocol::OURS };
 
     fn checked(self) -> Result<Self, Reason> {
@@ -456,10 +465,10 @@ impl Store {
 }
 
 impl Examine {
-    /// Most servers that one message can ask about.
+    /// Largest number of servers that one message can ask about.
     pub const MOST: usize = 16;
 
-    /// Asks about some servers, of which only the first [`Self::MOST`] fit.
+    /// Builds the question about these servers. Only the first [`Self::MOST`] of them fit.
     pub fn of(servers: &[SocketAddr]) -> Self {
         let mut asked = [[0; 18]; Self::MOST];
         for (place, server) in asked.iter_mut().zip(servers) {
@@ -471,7 +480,7 @@ impl Examine {
         Self { protocol: Protocol::OURS, count, servers: asked }
     }
 
-    /// Servers that the message asks about.
+    /// Returns the servers that the message asks about.
     pub fn servers(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         self.servers[..usize::from(self.count.get())].iter().map(|place| {
             let (address, port) = place.split_at(16);
@@ -487,12 +496,12 @@ impl Examine {
 }
 
 impl Examined {
-    /// The machine accepts connections of clients.
+    /// Bit of [`Self::roles`]: the machine is a frontend.
     pub const FRONTEND: u32 = 1;
-    /// The machine sends payload.
+    /// Bit of [`Self::roles`]: the machine is a backend.
     pub const BACKEND: u32 = 2;
 
-    /// No route leads from the examined machine to the peer that asks.
+    /// Bit of [`Self::faults`], as are the next three: no route leads from the examined machine to the peer that asks.
     pub const NO_ROUTE: u32 = 1;
     /// Payload would leave the examined machine by an interface that its configuration does not list.
     pub const PAYLOAD_ELSEWHERE: u32 = 2;
@@ -501,7 +510,7 @@ impl Examined {
     /// An interface of the examined machine is missing, or lacks its steering programs.
     pub const WITHOUT_PROGRAMS: u32 = 8;
 
-    /// Whether the machine sends payload.
+    /// Whether the examined machine is a backend.
     pub fn is_backend(&self) -> bool {
         self.roles.get() & Self::BACKEND != 0
     }
@@ -516,17 +525,17 @@ impl Hello {
         if senders && families { Ok(self) } else { Err(Reason::Malformed) }
     }
 
-    /// Address of the peer's senders for IPv4 clients, if it has any.
+    /// Returns the address from which the sender of this message sends payload to IPv4 clients, if it has one.
     pub fn ipv4(&self) -> Option<IpAddr> {
         (self.sender_ipv4 != Address::NONE).then(|| self.sender_ipv4.ip())
     }
 
-    /// Address of the peer's senders for IPv6 clients, if it has any.
+    /// Returns the address from which the sender of this message sends payload to IPv6 clients, if it has one.
     pub fn ipv6(&self) -> Option<IpAddr> {
         (self.sender_ipv6 != Address::NONE).then(|| self.sender_ipv6.ip())
     }
 
-    /// The peer's name; `None` where it is empty, or not a name that a configuration accepts.
+    /// Returns the name of this message's sender, or `None` where it is not a name that a configuration accepts.
     pub fn name(&self) -> Option<&str> {
         let end = self.name.iter().position(|byte| *byte == 0)?;
         let name = std::str::from_utf8(&self.name[..end]).ok()?;
@@ -551,12 +560,13 @@ pub fn padded_name(name: &str) -> [u8; NAME_BYTES] {
     padded
 }
 
-/// The worker and handoff that a claim was made for, so that the frontend can be told how it ended.
+/// The frontend's worker and handoff that a claim was made for, so that this agent can tell the frontend how the
+/// handoff ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claimant {
     /// Number of the peer in whose session the claim came.
     pub peer: u32,
-    /// Frontend's worker ([`Claim::worker`]).
+    /// Number of the frontend's worker ([`Claim::worker`]).
     pub worker: u32,
     /// Name of the handoff ([`Claim::handoff`]).
     pub handoff: u64,
@@ -604,7 +614,7 @@ impl Claim {
         FrameHeader::emit(kind::CLAIM_PARTS, &[self.as_bytes(), parts.as_slice().as_bytes()], out);
     }
 
-    /// TLS parameters of the connection for this payload.
+    /// Returns the TLS parameters for this payload.
     pub fn generation(&self) -> Generation {
         Generation {
             suite: self.suite.get(),
@@ -614,7 +624,8 @@ impl Claim {
         }
     }
 
-    /// Length of the region in bytes: of the payload, or of its TLS records. A parsed claim always has one.
+    /// Returns the length of the region in bytes: that of the payload, or of its TLS records. `None` where the TLS
+    /// parameters are invalid, which a parsed claim's never are.
     pub fn region_bytes(&self) -> Option<u64> {
         self.generation().region_bytes(self.length.get())
     }
@@ -717,7 +728,7 @@ mod tests {
         }
     }
 
-    /// A later version appends fields to a message; the list of parts still comes after them.
+    /// A newer agent may append fields to a message. The list of parts still comes after these fields.
     #[test]
     fn bytes_that_a_newer_agent_appends_are_skipped() {
         let flow = WireFlowState { mss: 1448.into(), ..WireFlowState::new_zeroed() };

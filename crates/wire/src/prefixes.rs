@@ -1,5 +1,6 @@
-//! Server addresses as prefixes. A backend's agent tells a frontend's agent the server addresses in whose name it sends
-//! payloads, and the board tells the servers.
+//! Server addresses as prefixes. A backend sends payloads only in the name of certain server addresses. Its agent tells
+//! the frontend's agent which ones. The frontend's agent puts them on the board, memory that it shares with its
+//! servers. A *peer* is another machine's agent.
 
 use std::net::SocketAddr;
 
@@ -9,7 +10,7 @@ use crate::address::Address;
 use crate::frame::{FrameHeader, kind};
 use crate::reason::Reason;
 
-/// Most prefixes for one peer (`SHUNT_PREFIXES_MAX`).
+/// Largest number of prefixes for one peer (`SHUNT_PREFIXES_MAX`).
 pub const PREFIXES_MAX: usize = 64;
 /// Leading bits of a mapped IPv4 address (RFC 4291, 2.5.5.2) that come before its own 32 bits.
 pub const MAPPED_BITS: u8 = 96;
@@ -30,7 +31,8 @@ pub struct Prefix {
 impl Prefix {
     const NONE: Self = Self { address: Address::NONE, bits: 0, pad: 0, port: [0; 2] };
 
-    /// Whether a server's address is in this prefix. An IPv6 prefix covers no IPv4 address, however short it is.
+    /// Whether the prefix covers a server's address and port. An IPv6 prefix covers no IPv4 address, however short the
+    /// prefix is.
     #[must_use]
     pub fn covers(&self, server: SocketAddr) -> bool {
         let of = |address: Address| u128::from_be_bytes(address.0);
@@ -64,13 +66,13 @@ impl Prefixes {
         Some(all)
     }
 
-    /// The prefixes in order.
+    /// Returns the prefixes in order.
     #[must_use]
     pub fn as_slice(&self) -> &[Prefix] {
         &self.list[..self.count]
     }
 
-    /// Count and array, in the form that the board has.
+    /// Returns the number of valid entries, and all entries, as the board has them.
     #[must_use]
     pub fn list(&self) -> (u32, [Prefix; PREFIXES_MAX]) {
         (self.count as u32, self.list)

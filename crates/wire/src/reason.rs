@@ -1,4 +1,5 @@
-//! Reasons why a handoff, a fetch or a session has ended. The protocols between servers and agents share them.
+//! Reasons why a handoff, a fetch or a session has ended. The protocol between server and agent and the protocol
+//! between agents have the same ones.
 
 /// Why a handoff or fetch ended, or a session was closed (`SHUNT_REASON_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]

@@ -1,15 +1,16 @@
-//! Sources of a machine: the stores that its programs can fetch from. An agent tells its peers, whose programs then
-//! send references only to programs that can fetch them (crates/odb, sources.rs).
+//! Sources of a machine: the stores that its programs can fetch from. Each agent tells its peers its machine's sources.
+//! So a program on a peer's machine sends a reference only to programs that can fetch the bytes that it stands for
+//! (crates/odb, sources.rs).
 
 use zerocopy::IntoBytes;
 
 use crate::frame::{FrameHeader, kind};
 use crate::reason::Reason;
 
-/// Most sources of one machine: its own store, and its peers'.
+/// Largest number of sources of one machine: its own store, and those of 256 peers.
 pub const SOURCES_MAX: usize = 257;
 
-/// Name of a store, as references have it.
+/// Name of a store, as it stands in references.
 pub type Source = [u8; 16];
 
 /// A list of sources.
@@ -20,7 +21,7 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Takes the first [`SOURCES_MAX`] of some stores.
+    /// Makes a list of the first [`SOURCES_MAX`] of these stores.
     #[must_use]
     pub fn of(stores: impl IntoIterator<Item = Source>) -> Self {
         let mut all = Self { list: [[0; 16]; SOURCES_MAX], count: 0 };
@@ -31,7 +32,7 @@ impl Sources {
         all
     }
 
-    /// The sources in order.
+    /// Returns the sources in order.
     pub fn iter(&self) -> impl Iterator<Item = Source> + '_ {
         self.list[..self.count].iter().copied()
     }

@@ -1,19 +1,19 @@
 //! Tag of an offer: proof that the backend made the offer for this request.
 //!
-//! SipHash-2-4 with 128-bit output (Aumasson and Bernstein 2012), keyed with the backend's key for that frontend. Its
-//! input is the request's nonce, the offer's number and the payload's length. A frontend checks the tag before it sends
-//! the header. So the client gets status 502 and no payload where an offer is forged, replayed, or made for another
-//! frontend or length.
+//! A tag is SipHash-2-4 with 128-bit output (Aumasson and Bernstein 2012), keyed with the backend's key for one
+//! frontend. Its input is the request's nonce, the offer's number and the payload's length. A frontend checks the tag
+//! before it sends the header. So the client gets status 502 and no payload where an offer is forged, replayed, or made
+//! for another frontend or length.
 
 use std::hash::Hasher;
 
 use siphasher::sip128::{Hasher128, SipHasher24};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Length in bytes of what a tag is computed from: nonce, number and length.
+/// Length in bytes of a tag's input: nonce, offer's number and payload's length.
 pub const INPUT_BYTES: usize = 32;
 
-/// 128 bits that only the two agents of a session, and their servers, can compute.
+/// A tag: 128 bits that only the two agents of a session, and their servers, can compute.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
 pub struct Tag(pub [u8; 16]);
@@ -31,7 +31,7 @@ impl Tag {
     }
 }
 
-/// Compares in constant time, so that the time of a comparison tells a peer nothing.
+/// Compares in constant time, so that the duration of a comparison tells a peer nothing about the tag.
 impl PartialEq for Tag {
     fn eq(&self, other: &Self) -> bool {
         let differing = self.0.iter().zip(&other.0).fold(0, |all, (a, b)| all | (a ^ b));
@@ -52,7 +52,7 @@ impl std::fmt::Debug for Tag {
 mod tests {
     use super::*;
 
-    /// `openssl mac -macopt hexkey:000102..0f -macopt size:16 -in (bytes 00..1f) SIPHASH`
+    /// Compares with `openssl mac -macopt hexkey:000102..0f -macopt size:16 -in (bytes 00..1f) SIPHASH`.
     #[test]
     fn agrees_with_openssl() {
         let key: [u8; 16] = std::array::from_fn(|i| i as u8);

@@ -1,6 +1,7 @@
-//! Parameters of TLS 1.3 that two tiers have to agree on: the cipher suites, and the bytes on the wire that a payload
-//! becomes (RFC 8446, 5.2). The frontend needs that number before the first record exists, for the region that it hands
-//! off.
+//! Parameters of TLS 1.3 that two tiers have to agree on: the cipher suites, and the number of bytes that a payload
+//! takes on the wire (RFC 8446, 5.2). The frontend needs this number before the first record exists, because it is the
+//! length of the region that the frontend hands off. A *generation* is the write keys of a connection between two
+//! KeyUpdates.
 
 use std::fmt;
 
@@ -8,12 +9,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of a record beside its content: header 5, inner content type 1, tag 16 (the same in all three suites).
 pub const OVERHEAD_BYTES: u64 = 22;
-/// Most content bytes of a record (RFC 8446, 5.1).
+/// Largest content of a record, in bytes (RFC 8446, 5.1).
 pub const MAX_CONTENT_BYTES: u16 = 1 << 14;
-/// Smallest record content that a peer may ask for, in bytes (RFC 8449, 4: 64, which includes the inner content type).
+/// Smallest limit on a record's content that a client may set, in bytes. RFC 8449, 4 says 64, which includes the inner
+/// content type.
 pub const MIN_CONTENT_BYTES: u16 = 63;
 
-/// A cipher suite, with its number at IANA.
+/// A cipher suite. The value is its number in IANA's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Suite {
@@ -39,8 +41,8 @@ impl Suite {
         }
     }
 
-    /// Most records that one key may protect (RFC 8446, 5.5). For AES-GCM that is 2^24.5, rounded down to 2^24. For
-    /// ChaCha20-Poly1305 the sequence number ends before the limit does; no connection reaches 2^48.
+    /// Largest number of records that one key may protect (RFC 8446, 5.5). For AES-GCM the RFC says 2^24.5; this is
+    /// 2^24. For ChaCha20-Poly1305 the RFC's limit is above the largest record number; no connection reaches 2^48.
     pub fn max_records(self) -> u64 {
         match self {
             Suite::Aes128GcmSha256 | Suite::Aes256GcmSha384 => 1 << 24,
@@ -49,14 +51,14 @@ impl Suite {
     }
 }
 
-/// Key and IV of one generation (RFC 8446, 7.3). Code that has them uses them or passes them on at once, and then
-/// overwrites them.
+/// Key and IV of one generation of write keys (RFC 8446, 7.3). Code that has them uses them or passes them on at once,
+/// and then overwrites them.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Keys {
     /// IV of the write direction (RFC 8446, 5.3).
     pub iv: [u8; 12],
-    /// Key, of which the first [`Suite::key_bytes`] count.
+    /// Key, in the first [`Suite::key_bytes`] bytes.
     pub key: [u8; 32],
 }
 
@@ -70,19 +72,19 @@ impl fmt::Debug for Keys {
 /// Parameters of one generation of write keys, as messages have them.
 #[derive(Clone, Copy, Debug)]
 pub struct Generation {
-    /// Number of a [`Suite`]; 0: the connection is not encrypted.
+    /// Number of the cipher suite ([`Suite`]); 0: the connection is not encrypted.
     pub suite: u16,
-    /// Most content bytes of a record: the client's limit (RFC 6066, RFC 8449), or [`MAX_CONTENT_BYTES`].
+    /// Largest content of a record, in bytes: the client's limit (RFC 6066, RFC 8449), or [`MAX_CONTENT_BYTES`].
     pub content_bytes: u16,
-    /// Leading bytes of the first record, on the wire, that the client already has from another sender.
+    /// Number of leading bytes of the first encrypted record that the client already has from another backend.
     pub skip: u16,
     /// Number of the payload's first record.
     pub record: u64,
 }
 
 impl Generation {
-    /// Bytes on the wire of a payload. `None` where the parameters are inconsistent, or the suite's limit of records
-    /// would be exceeded.
+    /// Returns the number of bytes that a payload takes on the wire, without [`Self::skip`]. `None` where the
+    /// parameters are inconsistent, or the payload would exceed the suite's limit of records.
     pub fn region_bytes(self, payload_bytes: u64) -> Option<u64> {
         let Self { suite: 0, content_bytes: 0, skip: 0, record: 0 } = self else {
             let (suite, records) = self.records(payload_bytes)?;
@@ -94,7 +96,8 @@ impl Generation {
         Some(payload_bytes)
     }
 
-    /// The payload's suite and records. `None` where the connection is not encrypted, or the parameters are invalid.
+    /// Returns the suite, and the payload divided into records. `None` where the connection is not encrypted, or the
+    /// parameters are invalid.
     pub fn records(self, payload_bytes: u64) -> Option<(Suite, Records)> {
         Some((Suite::from_number(self.suite)?, Records::of(payload_bytes, self.content_bytes)?))
     }
@@ -110,8 +113,8 @@ pub struct Records {
 }
 
 impl Records {
-    /// Divides a payload into records of at most `content_bytes`. `None` where a record cannot have that size, or the
-    /// payload is empty or longer than a file can be.
+    /// Divides a payload into records with `content_bytes` bytes of content each; the last one may have less. `None`
+    /// where a record cannot have that size, or the payload is empty or has 2^62 bytes or more.
     pub fn of(payload_bytes: u64, content_bytes: u16) -> Option<Self> {
         let good = (MIN_CONTENT_BYTES..=MAX_CONTENT_BYTES).contains(&content_bytes)
             && (1..=i64::MAX as u64 / 2).contains(&payload_bytes);
@@ -133,7 +136,7 @@ impl Records {
         (index * self.content_bytes).min(self.payload_bytes)
     }
 
-    /// Bytes of all records on the wire.
+    /// Number of bytes that all records together take on the wire.
     pub fn wire_bytes(&self) -> u64 {
         self.payload_bytes + self.count() * OVERHEAD_BYTES
     }

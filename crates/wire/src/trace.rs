@@ -7,14 +7,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Length in bytes of a trace-id.
 pub const TRACE_BYTES: usize = 16;
 
-/// Identifier that the client or the first tier has chosen; zeros if there is none. It is a label, and proves nothing,
+/// Identifier of a request, chosen by the client or the first tier; all zeros: none. It is a label, and proves nothing,
 /// because the sender of a request can choose any value.
 #[derive(Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
 pub struct TraceId(pub [u8; TRACE_BYTES]);
 
 impl TraceId {
-    /// The trace-id, or `None` where the request had none, so that a log line can leave it out.
+    /// Returns the trace-id, or `None` where the request had none, so that a log line can leave it out.
     pub fn known(self) -> Option<Self> {
         (self != Self::default()).then_some(self)
     }

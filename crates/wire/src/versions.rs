@@ -7,12 +7,12 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::reason::Reason;
 
-/// Range of versions of a protocol, both ends included.
+/// Range of versions of a protocol, from `oldest` to `newest`, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Versions {
-    /// Oldest version, for older parties.
+    /// Oldest version that the party still knows.
     pub oldest: u16,
-    /// Newest version, the preferred one.
+    /// Newest version that the party knows, which it prefers.
     pub newest: u16,
 }
 
@@ -32,13 +32,13 @@ impl Versions {
 
 /// A message that may grow at its end.
 pub trait Growing: FromBytes + FromZeros + IntoBytes + Immutable + KnownLayout + Sized {
-    /// Bytes that a writer of any version sends at least.
+    /// Smallest number of bytes that any writer sends, whatever its version is.
     const LEAST: usize;
 
-    /// Reads a message of a writer of any version.
+    /// Reads a message from a writer of any version.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] where it is shorter than [`Self::LEAST`].
+    /// [`Reason::Malformed`] where the message is shorter than [`Self::LEAST`].
     fn read(bytes: &[u8]) -> Result<Self, Reason> {
         if bytes.len() < Self::LEAST {
             return Err(Reason::Malformed);

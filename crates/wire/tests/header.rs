@@ -1,5 +1,5 @@
-//! Holds `include/shunt.h` against this crate, wholly: every number of the header has its twin here with the same
-//! value, and every struct has one with the same size, fields and offsets.
+//! Compares all of `include/shunt.h` with this crate: every number of the header is also a constant here, with the same
+//! value. Every struct of the header has a type here with the same size, fields and offsets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -23,13 +23,13 @@ fn header() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../include/shunt.h")
 }
 
-/// Contents of the header: its numbers by their names, and its structs with the names of their fields.
+/// Contents of the header: its numbers by name, and for each struct the names of its fields.
 struct Contents {
     numbers: BTreeMap<String, i64>,
     structs: BTreeMap<String, Vec<String>>,
 }
 
-/// Takes the values of macros.
+/// Collects the names and values of the header's integer macros.
 #[derive(Debug, Default)]
 struct Macros(Arc<Mutex<BTreeMap<String, i64>>>);
 
@@ -179,7 +179,7 @@ fn regions() -> Vec<(&'static str, i64)> {
     ]
 }
 
-/// `UnknownOffer` is `UNKNOWN_OFFER`.
+/// Returns a reason's name as the header writes it: `UNKNOWN_OFFER` for `UnknownOffer`.
 fn in_capitals(reason: Reason) -> String {
     let name = format!("{reason:?}");
     let word = |(at, letter): (usize, char)| {
@@ -189,8 +189,8 @@ fn in_capitals(reason: Reason) -> String {
     name.char_indices().map(word).collect()
 }
 
-/// Layouts of this crate: for each struct of the header its fields, and for the C compiler what their places have to
-/// be.
+/// Layouts of this crate: for each struct of the header the names of its fields, and assertions about sizes and offsets
+/// for the C compiler.
 #[derive(Default)]
 struct Layouts {
     structs: BTreeMap<String, Vec<String>>,
@@ -210,14 +210,14 @@ impl Layouts {
     }
 }
 
-/// Adds fields of a struct, at the offsets that they have in this type.
+/// Adds fields to a struct of the header, at the offsets that they have in the type `$rust`.
 macro_rules! same_fields {
     ($layouts:expr, $name:literal, $rust:ty, [$($field:ident),* $(,)?]) => {
         $($layouts.field($name, stringify!($field), offset_of!($rust, $field));)*
     };
 }
 
-/// Adds a struct of the header that has this type's size, and its fields at their offsets.
+/// Adds a struct of the header, with the size of the type `$rust` and the offsets of its fields.
 macro_rules! same_layout {
     ($layouts:expr, $name:literal, $rust:ty, $fields:tt) => {
         $layouts.sized($name, size_of::<$rust>());

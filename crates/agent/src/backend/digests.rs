@@ -1,9 +1,9 @@
 //! SHA-256 of files, read by separate threads: a disk that is slow, or hangs, delays only them.
 //!
-//! A digest belongs to one state of a file ([`FileIdentity`]), so it stays valid and is kept for as long as there is
-//! room. Digests are asked for in two ways. `Want::Ahead`: for payloads under way, in case their backend is lost; these
-//! threads have the lowest priority. `Want::Now`: for clients that wait. Each kind has two threads, which read one file
-//! of a device at a time. So a file system that hangs takes one thread of each kind.
+//! A digest belongs to one state of a file ([`FileIdentity`]), so it stays valid, and is kept for as long as there is
+//! room. Digests are asked for in two ways. `Want::Ahead`: for payloads under way, in case their backend is lost; the
+//! threads for these have the lowest priority. `Want::Now`: for clients that wait. Each kind has two threads, which
+//! read one file of a device at a time. So a file system that hangs takes one thread of each kind.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
@@ -22,13 +22,13 @@ use crate::os::threads;
 
 /// Largest file that has a digest. Larger ones take too long to read.
 pub(crate) const MOST_BYTES: u64 = 1 << 30;
-/// Age of a file's last change from which on it gets a digest. A younger file may still be written to, and its file
-/// system's clock may be coarse.
+/// Least age of a file's last change for its digest to be made. A file that has changed later may still be written to,
+/// and its file system's clock may be coarse.
 const QUIET: Duration = Duration::from_secs(3);
 const THREADS_OF_A_KIND: usize = 2;
-/// Files of each kind that may wait.
+/// Most files of each kind that wait to be read.
 const QUEUE: usize = 256;
-/// Digests that are kept.
+/// Most digests that are kept.
 const KEPT: usize = 4096;
 const READ_BYTES: usize = 256 << 10;
 /// Lowest priority of nice(2). Not SCHED_IDLE, under which a busy machine would never finish a digest.
@@ -39,7 +39,7 @@ struct Job {
     identity: FileIdentity,
 }
 
-/// Files of one kind that wait, and the devices that are being read.
+/// Files of one kind ([`Want`]) that wait, and the devices that are being read.
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
@@ -133,7 +133,7 @@ impl Shared {
 /// Computes the digest of a job's file.
 ///
 /// # Errors
-/// Returns an error where the file cannot be read, or does not have the job's identity before and after.
+/// Returns an error if the file cannot be read, or does not have the job's identity before and after.
 fn digest_of(job: &Job, buffer: &mut [u8]) -> io::Result<Sha256> {
     let (mut context, mut at) = (Context::new(&SHA256), 0);
     let is_same = || job.file.metadata().is_ok_and(|meta| FileIdentity::of(&meta) == job.identity);
@@ -158,8 +158,9 @@ fn digest_of(job: &Job, buffer: &mut [u8]) -> io::Result<Sha256> {
     context.finish().as_ref().try_into().map_err(io::Error::other)
 }
 
-/// Returns whether a file had not been written to for 3 s at the time `ago` before now, if it has not changed since.
-/// Else bytes that were read then may belong to an earlier state with the same times.
+/// Returns whether, at the time `ago` before now, a file had not been written to for 3 s, and it has not changed since.
+/// `identity` is its present state. Otherwise, bytes that were read at that time may belong to an earlier state with
+/// the same times.
 pub(crate) fn was_quiet(identity: &FileIdentity, ago: Duration) -> bool {
     identity.is_older_than(QUIET + ago, SystemTime::now())
 }
@@ -181,7 +182,7 @@ impl Digests {
     /// before it restricts its system calls.
     ///
     /// # Errors
-    /// Returns an error where a thread cannot be started.
+    /// Returns an error if a thread cannot be started.
     pub(crate) fn start(&self) -> io::Result<()> {
         let kinds = [Want::Ahead, Want::Now].into_iter().flat_map(|kind| [kind; THREADS_OF_A_KIND]);
         let work = |want| {
@@ -211,12 +212,13 @@ impl Digests {
         let _ = rustix::io::read(self.wake(), &mut [0; 8]);
     }
 
-    /// Returns the number of files that have been read.
+    /// Returns the number of files that have been read to their end.
     pub(crate) fn made(&self) -> u64 {
         self.0.lock().made
     }
 
-    /// Looks up a file's digest. Queues the file to be read where none is known yet.
+    /// Returns a file's digest if it is known. If not, queues the file to be read, unless it changed in the last 3 s,
+    /// or the queue is full. A file that is too large never gets a digest.
     pub(crate) fn ask(&self, file: impl AsFd, identity: FileIdentity, want: Want) -> Known {
         let mut state = self.0.lock();
         if let Some(known) = state.cache.known.get(&identity) {

@@ -1,6 +1,6 @@
-//! Checks whether payload of this machine reaches a client, and the client's ACKs come back. It is asked when a
-//! connection gets its first sender here, before its first byte. A payload that is refused then is fetched by the
-//! frontend.
+//! Checks whether payload of this machine reaches a client, and the client's ACKs come back. The check is made before a
+//! connection gets its first sender here, and when a frontend asks (ASK). If it refuses an offer's payload, the
+//! frontend fetches that payload. A *peer* is a frontend's agent, for whose clients this machine sends.
 //!
 //! This machine knows its routes, `interfaces` and rp_filter. It does not know whether a router further on drops
 //! packets with a frontend's address as their source: that shows only in clients that acknowledge nothing (`silences`).
@@ -37,10 +37,10 @@ const NETWORK_SILENT: &str = "clients of this network (/24, /64) acknowledge no 
 /// Time that an answer holds. It is short because no notification reports changes of rp_filter.
 const HOLDS: Duration = Duration::from_secs(5);
 /// Most answers that are kept: with one more, all are forgotten. Most refusals that are remembered as logged: one more
-/// replaces the last.
+/// replaces the newest of them.
 const MOST_KEPT: usize = 8192;
 const MOST_SAID: usize = 64;
-/// Stands for a first hop that the kernel could not be asked for.
+/// Stands for a first hop about which the kernel could not be asked.
 const UNKNOWN: Hop = Hop { port: 0, router: None };
 
 /// Reason why payload does not reach a client, as far as this machine knows.
@@ -65,14 +65,14 @@ pub(crate) enum Obstacle {
     Silent,
 }
 
-/// Knows the routes by which payload leaves this machine for clients.
+/// State of the checks: the sockets for questions about routes, answers that are kept, and clients that are silent.
 pub(crate) struct Paths {
     routes: Routes,
     changes: Changes,
-    /// Whether the programs see the packets that leave by an interface, by its index. Only interfaces that existed when
-    /// this was made are in it.
+    /// Whether the programs see the packets that leave by an interface, by the interface's index. It has only
+    /// interfaces that existed when this `Paths` was made.
     covered: BTreeMap<u32, bool>,
-    /// Interface of each address of this machine, by index.
+    /// Index of the interface that has each address of this machine.
     addresses: HashMap<IpAddr, u32>,
     known: HashMap<(IpAddr, IpAddr), (Instant, Result<Hop, Obstacle>)>,
     silences: Silences,
@@ -131,7 +131,7 @@ impl Paths {
         let no_route = |why| Obstacle::NoRoute { from: local, why };
         let hop = match self.routes.hop_from(local, client) {
             Ok(Ok(hop)) => hop,
-            // The kernel was not asked, or its answer was not understood: that says nothing about the route.
+            // The kernel could not be asked, or its answer was not understood. That says nothing about the route.
             Err(_) | Ok(Err(NoRoute::Answer(_))) => return Ok(UNKNOWN),
             Ok(Err(NoRoute::Kind(RouteType::Local))) => return Err(Obstacle::Here),
             Ok(Err(why)) => return Err(no_route(why)),
@@ -148,13 +148,13 @@ impl Paths {
         }
     }
 
-    /// Returns whether payload for a client is sent.
+    /// Checks whether payload may be sent to a client.
     fn may_reach(&mut self, peer: usize, local: IpAddr, client: IpAddr, now: Instant) -> Result<(), Obstacle> {
         let hop = self.hop(local, client, now)?;
         if self.silences.refuses(&Path { peer, hop }, client, now) { Err(Obstacle::Silent) } else { Ok(()) }
     }
 
-    /// Returns whether this obstacle is to be logged: it has not been lately.
+    /// Returns whether this obstacle is to be logged: it was not logged for this peer within [`SELDOM`].
     fn is_news(&mut self, peer: usize, obstacle: &Obstacle, now: Instant) -> bool {
         self.said.retain(|(.., at)| now.duration_since(*at) < SELDOM);
         if self.said.iter().any(|(of, what, _)| *of == peer && what == obstacle) {
@@ -167,7 +167,7 @@ impl Paths {
 }
 
 /// Returns whether packets of IPv4 that come in by `interface` are dropped unless the route to their source leaves by
-/// it. The greater one of two settings counts (Documentation/networking/ip-sysctl.rst).
+/// it. The greater one of two settings counts, `all` and the interface's own (Documentation/networking/ip-sysctl.rst).
 fn is_strict(interface: &str) -> bool {
     let setting = |of: &str| -> Option<u8> {
         fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter")).ok()?.trim().parse().ok()
@@ -176,8 +176,8 @@ fn is_strict(interface: &str) -> bool {
 }
 
 impl Paths {
-    /// Asks whether payload is sent from an address of this machine to a client. `name` is the peer's name, for the
-    /// log.
+    /// Checks whether payload may be sent from an address of this machine to a client. `name` is the peer's name, for
+    /// the log.
     ///
     /// # Errors
     /// Returns [`Reason::Unreachable`].

@@ -1,14 +1,14 @@
-//! Fetches that other agents ask for: the payload of an offer of this machine is sent, encrypted, on the connection
-//! that asked.
+//! Fetches that other agents ask for: the payload of an offer of this machine is sent, encrypted, on the connection by
+//! which the other agent asked for it. Such a transfer is a *fetch*. A *turn* is one pass of the daemon's event loop.
 
 use shunt_handoff::payload::Payload;
 use shunt_wire::local::Reason;
 
 use shunt_transport::{Transport, TransportError};
 
-/// Bytes that are read from the file and encrypted at once.
+/// Number of bytes that are read from the file and encrypted at a time.
 const CHUNK_BYTES: usize = 32 << 10;
-/// Chunks in one turn, so that a fast reader leaves time for everybody else.
+/// Most chunks of [`CHUNK_BYTES`] in one turn, so that a fast reader leaves time for everybody else.
 const CHUNKS: usize = 8;
 
 /// A fetch of another agent.

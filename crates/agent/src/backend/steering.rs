@@ -1,4 +1,5 @@
-//! The backend's steering programs, configured for the agent.
+//! The backend's steering programs, configured for the agent. These are BPF programs. A *sender* is this machine's
+//! kernel socket for a client of a frontend; its *payload* is the body that it sends.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -31,12 +32,13 @@ impl BackendSteering {
         self.0.tc_programs()
     }
 
-    /// Returns the descriptor that is readable when a client has acknowledged an end that a frontend waits for.
+    /// Returns the descriptor that is readable when a client has acknowledged a payload's end that a frontend waits
+    /// for.
     pub fn reports(&self) -> BorrowedFd<'_> {
         self.0.reports()
     }
 
-    /// Returns what the programs have counted.
+    /// Returns the programs' counters, and the number of senders.
     pub fn counters(&self) -> Value {
         let mut counters = named(self.0.counters());
         counters.insert("senders".into(), Value::from(self.0.senders()));

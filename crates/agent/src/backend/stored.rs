@@ -1,4 +1,5 @@
-//! Payloads of this machine's store.
+//! Payloads of this machine's store. The *store* has the payloads of this machine's programs under `shunt run`. A
+//! *claim* is a frontend's message that asks for some of their bytes, and a *reference* names such bytes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -40,7 +41,7 @@ fn reference(holder: Holder, part: &Part) -> Reference {
 /// Builds the payload of a claim of parts of the store, which the peer's programs may read anyway.
 ///
 /// # Errors
-/// Returns [`Reason::UnknownOffer`] where the store no longer has one of the parts.
+/// Returns [`Reason::UnknownOffer`] if the store no longer has one of the parts.
 pub(crate) fn payload(holder: Holder, shelf: &Shelf, parts: &Parts) -> Result<Payload, Reason> {
     let stored = |part: &Part| {
         let pinned = shelf.pin(&reference(holder, part)).ok_or(Reason::UnknownOffer)?;

@@ -1,5 +1,6 @@
 //! Connections of this machine's servers. A control connection is read when it is ready. An offers connection is read
-//! when a claim of one of its offers arrives, so that making an offer wakes nobody.
+//! when a claim of one of its offers arrives, so that making an offer wakes nobody. A *ring* is a BPF ring buffer by
+//! which the kernel tells one server what becomes of its handoffs. A *turn* is one pass of the event loop.
 
 use std::fs::File;
 use std::io;
@@ -20,11 +21,13 @@ use crate::servers::board::WorkerCounters;
 use crate::servers::connection::Connection;
 use shunt_host::packets::{self, Received};
 
-/// `shunt_welcome.ring` of a connection without a ring.
+/// Value of `shunt_welcome.ring` for a connection without a ring.
 const NO_RING: u32 = u32::MAX;
-/// Bits of the features that this agent has, for servers that have them, too (`struct shunt_welcome`).
+/// Features of this agent that it uses with servers that have them, too (`struct shunt_welcome`), one per bit. There
+/// are none yet.
 const FEATURES: u64 = 0;
-/// Offers that are read from one connection before other connections have their turn. A socket holds fewer at a time.
+/// Most offers that are read from one connection before other connections have their turn. A socket holds fewer at a
+/// time.
 const OFFERS_IN_A_TURN: usize = 4096;
 
 /// Calls `read` until it returns false, at most [`OFFERS_IN_A_TURN`] times, because a server may offer without end.
@@ -136,7 +139,7 @@ impl Daemon {
         false
     }
 
-    /// Closes a connection. Its counters are kept in the sum of [`Self::gone`].
+    /// Closes a connection. Its counters are added to the sums in `gone`.
     pub(crate) fn close_server(&mut self, server: usize) {
         if let Some(connection) = self.connections.remove(server) {
             self.gone.keep(connection.counters.as_ref());

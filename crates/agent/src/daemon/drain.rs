@@ -1,4 +1,5 @@
-//! The end of an agent: nothing new begins, and payloads under way have the time `drain` to end by themselves.
+//! The end of an agent: nothing new begins, and payloads under way have the time `drain` to end by themselves. An
+//! *offer* is a payload that a server holds ready for another machine's agent.
 //!
 //! ```text
 //!            SIGTERM              nothing under way, or `drain` is over, or a second SIGTERM
@@ -77,12 +78,12 @@ impl Daemon {
         self.store.as_ref().map_or(0, |store| store.counters.payloads.load(Ordering::Relaxed))
     }
 
-    /// Returns the number of handoffs, offers, payloads and fetches that have not ended.
+    /// Returns the number of handoffs, offers, claims, payloads and fetches that have not ended.
     fn under_way(&self) -> u64 {
         let sending = self.kernel.senders.as_ref().map_or(0, |senders| senders.busy());
         let left = sending as u64 + self.logic.under_way();
-        // Handoffs of programs, and of servers that are gone, are found by a scan of all flows. So this is done only
-        // when nothing else is left.
+        // Handoffs of programs, and of servers that are gone, are found only by a scan of all flows. The scan is made
+        // only when nothing else is left.
         if left > 0 {
             left
         } else {

@@ -1,4 +1,5 @@
-//! Fetches of this machine's servers: connections to backends, and socket pairs with the servers.
+//! Fetches of this machine's servers: connections to backends, and socket pairs with the servers. A *fetch* brings a
+//! payload through both agents to the frontend's server.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;

@@ -66,7 +66,8 @@ impl Daemon {
         let Some(Arrived { transport, .. }) = self.arrived.get_mut(place) else { return Ok(None) };
         transport.fill()?;
         let frame = transport.next_frame()?;
-        // This agent's part of the handshake fits into any socket's buffer, unless the other side takes nothing.
+        // This agent's part of the handshake fits into any socket's buffer. There is more to write only if the other
+        // side takes nothing.
         let interest = if transport.flush()? { Interest::Readable } else { Interest::Both };
         self.poll.set(transport.descriptor(), Source::Incoming(place), interest)?;
         Ok(frame)

@@ -1,4 +1,5 @@
-//! Links: connections with other agents, one for each peer. The logic keeps the sessions on these links.
+//! Links: connections with other agents, one for each peer. The logic keeps the sessions on these links. A *session* is
+//! the use of a link from the second HELLO until the link is lost. A *turn* is one pass of the event loop.
 
 use std::io;
 
@@ -70,7 +71,7 @@ impl Daemon {
             let interest = if link.transport.flush()? { Interest::Readable } else { Interest::Both };
             self.poll.set(link.transport.descriptor(), Source::Peer(peer), interest)?;
         }
-        // The consequences of a frame may end the session.
+        // A frame may end the session, and the link with it.
         while let Some(link) = self.links.get_mut(peer) {
             let Some(frame) = link.transport.next_frame()? else { return self.flush_rest(peer) };
             self.on_frame(peer, &frame)?;
@@ -133,7 +134,7 @@ impl Daemon {
         let opened = self.poll.set(transport.descriptor(), Source::Peer(peer), Interest::Readable);
         let opened = opened.and_then(|()| self.open(peer, transport)).map_err(TransportError::from);
         match opened.and_then(|()| self.begin_session(peer, hello)) {
-            // Frames that arrived together with HELLO are read already, so that epoll reports nothing for them.
+            // Frames that arrived together with HELLO are read already, and epoll does not report them any more.
             Ok(()) => self.on_peer(peer),
             Err(error) => self.lose_peer(peer, &error.to_string()),
         }

@@ -1,5 +1,6 @@
 //! Connections between programs and stores of different machines: programs of this machine reach other stores, and
-//! programs of other machines reach the store here.
+//! programs of other machines reach the store here. A *store* has the payloads of a machine's programs under `shunt
+//! run`.
 
 use std::os::fd::OwnedFd;
 
@@ -142,7 +143,7 @@ impl Daemon {
             self.logic.shared.counts.end(Reason::NotAllowed);
             return arrived.refuse(Reason::NotAllowed);
         };
-        // The program learns of the limit before it gives up any memory for bytes that it would fetch here.
+        // The program learns of the limit before it gives up memory whose bytes it would have to fetch from this store.
         let Some(place) = orders.places().take(peer as u32) else {
             self.logic.shared.counts.end(Reason::Limit);
             if self.logic.shared.refusals.allows(self.now) {

@@ -1,5 +1,5 @@
 //! Reads of files whose bytes are not in the page cache, by separate threads. Senders and fetches continue when the
-//! read that they wait for has ended.
+//! read that they wait for has ended. An *offer* is a range of a file that this machine holds ready for a claim.
 
 use std::fs::File;
 use std::sync::Arc;

@@ -19,10 +19,10 @@ impl Daemon {
         self.reload_credentials();
     }
 
-    /// Takes over the keys of `newer` that need no restart.
+    /// Takes over the keys of the configuration `newer` whose change needs no restart.
     ///
     /// # Errors
-    /// Returns a sentence. Nothing has changed then.
+    /// Returns a sentence that says why not. Nothing has changed then.
     fn take(&mut self, newer: &Config) -> Result<(), String> {
         let merged = self.config.with(newer)?;
         for key in self.config.keys_for_a_restart(newer) {
@@ -33,20 +33,11 @@ impl Daemon {
         }
         let before: Vec<u16> = self.logic.shared.settings.peers.iter().map(|peer| peer.port).collect();
         let ports = merged.sender_ports(if merged.backend.is_some() { &before } else { &[] });
-        let moved = |(index, peer): (usize, &shunt_config::PeerConfig)| {
-            self.config.peers.get(index).is_some_and(|before| before.address != peer.address).then_some(index)
-        };
-        let moved: Vec<usize> = merged.peers.iter().enumerate().filter_map(moved).collect();
         self.config = merged;
         self.kernel.peers = self.config.peers.iter().map(|peer| peer.name.clone()).collect();
         let stores: Vec<_> = self.config.peers.iter().map(|peer| Holder::named(&peer.name).into()).collect();
         let settings = self.config.settings(&ports);
         self.event(|logic, call| logic.reconfigure(settings, &stores, call));
-        for peer in moved {
-            if self.logic.shared.peers.is_up(peer) {
-                self.lose_peer(peer, "the configuration has a new address for this peer");
-            }
-        }
         Ok(())
     }
 

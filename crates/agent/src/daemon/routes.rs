@@ -24,7 +24,7 @@ impl Daemon {
         let all = self.uplinks.as_ref().map(Uplinks::take_news).unwrap_or_default();
         for news in all {
             let (peer, interface) = (news.peer as usize, news.now.as_ref().copied().unwrap_or(0));
-            // False: the peer has announced another address since then.
+            // `false` means that the peer has announced another address since then.
             if self.event(|logic, call| logic.set_interface(peer, news.address, interface, call)) {
                 self.say_route(&news);
             }

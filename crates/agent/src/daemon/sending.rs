@@ -1,4 +1,6 @@
-//! Sending of payloads that frontends have claimed.
+//! Sending of payloads that frontends have claimed. A *sender* is this machine's kernel socket for a client of a
+//! frontend. A *claim* is the frontend's message that asks for a payload: the file range of an *offer*, or bytes of the
+//! *store* (payloads of programs under `shunt run`).
 
 use shunt_handoff::payload::Payload;
 use shunt_handoff::reading::Done;
@@ -65,7 +67,7 @@ impl Daemon {
         self.tell_frontends();
     }
 
-    /// Watches a sender's socket that takes no more bytes, for one event.
+    /// Has epoll report once when a sender's socket takes bytes again, if it takes no more now.
     fn follow(&mut self, progress: Progress) {
         let (Progress::Blocked(index), Some(senders)) = (progress, &self.kernel.senders) else { return };
         let watched = self.poll.set(senders.socket(index), Source::Sender(index), Interest::WritableOnce);
@@ -106,7 +108,7 @@ impl Daemon {
         self.event(|logic, call| logic.sender_failed(&claimant, reason, call));
     }
 
-    /// Reports the senders that failed while the kernel answered the logic.
+    /// Reports the senders that failed while [`Kernel`] answered the logic's questions.
     pub(crate) fn fail_ended(&mut self) {
         while let Some(failure) = self.kernel.failures.pop() {
             self.fail(failure);
@@ -131,8 +133,8 @@ impl Daemon {
         }
     }
 
-    /// Parks senders whose payloads are acknowledged, ends senders without progress, and notes which clients have
-    /// answered. To be called ten times a second.
+    /// Parks senders whose payloads are acknowledged, ends senders without progress, puts back offers of which the
+    /// client has received nothing, and notes which clients have answered. To be called ten times a second.
     pub(crate) fn tend_senders(&mut self) {
         let now = self.now;
         let Some(senders) = &mut self.kernel.senders else { return };

@@ -1,4 +1,5 @@
-//! Fetches that other agents ask for. Each has a connection that the other agent has made for it.
+//! Fetches that other agents ask for. Each has a connection that the other agent has made for it. A *fetch* brings a
+//! payload through both agents to the frontend's server.
 
 use std::fs::File;
 
@@ -42,7 +43,7 @@ impl Daemon {
                 self.fetches_in.remove(fetch);
                 self.event(|logic, call| logic.served_more(fetch, true, call));
             }
-            // The fetch's deadline also bounds the time of the disk.
+            // The disk needs no deadline of its own: the fetch's deadline also ends a read that takes too long.
             Ok(Turn::Reading) => {}
             Ok(Turn::Later) => {
                 let socket = serving.transport.descriptor();
@@ -63,7 +64,7 @@ impl Daemon {
         }
     }
 
-    /// Ends a fetch that has failed with a reset of its connection.
+    /// Resets the connection of a fetch that has failed.
     pub(crate) fn reset_fetch(&mut self, fetch: usize) {
         if let Some(serving) = self.fetches_in.remove(fetch) {
             serving.transport.reset();

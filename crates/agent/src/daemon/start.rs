@@ -1,4 +1,6 @@
-//! Start of the daemon: first the steps that need root's privileges, then the threads, then the event loop.
+//! Start of the daemon: first the steps that need root's privileges, then the threads, then the event loop. The *store*
+//! has the payloads of programs under `shunt run`. The *steering programs* are the BPF programs of handoffs. A *layout*
+//! is a version of their maps' contents.
 
 use std::io;
 use std::net::TcpListener;
@@ -115,8 +117,8 @@ fn watch_kernel(kernel: &Kernel, poll: &Poll) -> io::Result<()> {
     poll.set(&kernel.reads, Source::Reads, Interest::Readable)
 }
 
-/// Opens the store, if the configuration has one. Otherwise it removes from the kernel what an earlier agent with a
-/// store has left there.
+/// Opens the store, if the configuration has one. If not, removes from the kernel what an earlier agent with a store
+/// has left there.
 fn open_store(config: &Config, poll: &Poll) -> Result<Option<(Store, StoreOfLogic)>, StartError> {
     match &config.store {
         Some(store) => Ok(Some(Store::open(config, store, poll)?)),
@@ -191,8 +193,8 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Starts the thread that keeps the steering programs on their interfaces. To be called after all privileges are
-    /// given up that this does not need, and before system calls are restricted.
+    /// Starts the thread that keeps the steering programs on their interfaces. To be called once the agent has given up
+    /// the privileges that this thread does not need, and before system calls are restricted.
     ///
     /// # Errors
     /// Returns the error if a socket or the thread cannot be made.
@@ -249,7 +251,7 @@ impl Daemon {
     }
 }
 
-/// Takes programs of another layout out of the kernel, whose connections have ended.
+/// Takes the programs of another layout out of the kernel, because all their connections have ended.
 fn take_out(older: Older) {
     let layout = older.layout;
     match older.take_out() {

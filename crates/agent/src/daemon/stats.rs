@@ -1,4 +1,5 @@
-//! Counters of the agent, of its servers and of the steering programs, as JSON for `shunt stats`.
+//! Counters of the agent, of its servers and of the steering programs, as JSON for `shunt stats`. A *fetch* is a
+//! payload that comes through two agents to a frontend's server.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;

@@ -1,5 +1,5 @@
-//! List of the TCP connections that are open, read by a separate thread because the kernel takes long for it where
-//! there are very many.
+//! List of the TCP connections that are open, read by a separate thread because the kernel takes long for it if there
+//! are very many.
 
 use std::collections::HashSet;
 use std::io;
@@ -31,7 +31,7 @@ impl Census {
     /// Starts the thread. Before that, no list is made.
     ///
     /// # Errors
-    /// Returns an error where the thread cannot be started.
+    /// Returns an error if the thread cannot be started.
     pub(crate) fn start(&mut self) -> io::Result<()> {
         let Some((wants, made)) = self.work.take() else { return Ok(()) };
         let work = move || {

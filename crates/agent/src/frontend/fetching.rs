@@ -2,7 +2,7 @@
 //! comes.
 //!
 //! The server reads one end of a pair of sockets, and the agent decrypts into the other end. While the server takes
-//! nothing, nothing is read from the backend. So no more waits here than one read decrypts to.
+//! nothing, nothing is read from the backend. So at most the bytes of one read wait here.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -14,7 +14,8 @@ use shunt_transport::{Transport, TransportError};
 /// A fetch of a server of this machine.
 pub(crate) struct Fetching {
     pub(crate) transport: Transport,
-    /// This end of the pair, and the number of bytes still to come. `None` until the backend has answered.
+    /// This agent's end of the pair of sockets, and number of bytes still to come. `None` until the backend has
+    /// answered.
     pub(crate) reader: Option<(UnixStream, u64)>,
 }
 
@@ -55,7 +56,7 @@ impl Fetching {
     }
 }
 
-/// Returns the reason for which a fetch fails when its connection does.
+/// Returns the reason for which a fetch fails, from the error of its connection.
 pub(crate) fn reason_of(error: &TransportError) -> Reason {
     match error {
         TransportError::Refused(reason) => *reason,

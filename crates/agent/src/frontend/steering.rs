@@ -1,4 +1,7 @@
-//! The frontend's steering programs, configured for the agent.
+//! The frontend's steering programs, configured for the agent. A *flow* is these programs' record of a client
+//! connection. A *region* is a range of the connection's sequence numbers that a *peer*, a backend's agent, sends: one
+//! payload, for one *handoff* of a server. A *ring* is a BPF ring buffer by which the kernel tells one server (a
+//! *worker*) what becomes of its handoffs. A *layout* is a version of the programs' maps' contents.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -23,13 +26,13 @@ use shunt_config::accounts::Account;
 use shunt_config::{Config, FrontendConfig as FrontendSettings};
 use shunt_host::errors::chain;
 
-/// The logic (crates/logic) gives out the numbers of rings.
+/// The logic (crates/logic) gives out ring numbers below RINGS, and the kernel's programs have MAX_RINGS rings.
 const _: () = assert!(RINGS == MAX_RINGS);
 /// Longest time between two searches for flows that have ended.
 const GARBAGE_EVERY: Duration = Duration::from_secs(10);
 /// Number of flows from which on the table counts as crowded. Then flows that have ended stay for CROWDED_QUIET at
-/// most, and are looked for every CROWDED_EVERY. Each short connection leaves a flow, and a full table has new payloads
-/// fetched.
+/// most, and are looked for every CROWDED_EVERY. Each short connection leaves a flow, and if the table is full, new
+/// payloads are fetched.
 const CROWDED: u64 = MAX_FLOWS as u64 / 2;
 const CROWDED_QUIET: Duration = Duration::from_secs(2);
 const CROWDED_EVERY: Duration = Duration::from_secs(1);
@@ -48,7 +51,7 @@ pub struct FrontendSteering {
     /// Time that a flow stays after its last packet, because both ends may still retransmit (RFC 9293, 3.6.1).
     quiet: Duration,
     full: Full,
-    /// Layouts without connections, for the thread that takes their programs off the interfaces.
+    /// Channel to the thread that takes programs off the interfaces. It gets layouts that have no connection left.
     done: Sender<Older>,
     taken_out: Option<Receiver<Older>>,
 }
@@ -88,7 +91,8 @@ impl FrontendSteering {
         }
     }
 
-    /// Returns the end of the channel by which layouts come that have no connection left: once.
+    /// Returns the end of the channel by which layouts without connections come. Returns `None` from the second call
+    /// on.
     pub fn take_out_older(&mut self) -> Option<Receiver<Older>> {
         self.taken_out.take()
     }
@@ -96,7 +100,7 @@ impl FrontendSteering {
     /// Starts the thread that lists the open connections.
     ///
     /// # Errors
-    /// Returns an error where the thread cannot be started.
+    /// Returns an error if the thread cannot be started.
     pub fn start_census(&mut self) -> io::Result<()> {
         self.census.start()
     }
@@ -119,7 +123,7 @@ impl FrontendSteering {
         }
     }
 
-    /// Steers clients' ACKs to a peer's senders as its entry says, also those of handoffs under way.
+    /// Steers clients' ACKs to a peer's senders as `entry` says, also those of handoffs under way.
     ///
     /// # Errors
     /// Returns the kernel's error of bpf(2).
@@ -137,8 +141,8 @@ impl FrontendSteering {
         self.programs.set_peer(peer, &entry).map_err(io::Error::other)
     }
 
-    /// Sets the spacing of the ACKs that the peer at `index` gets of a flow. Has no effect where that peer sends
-    /// nothing on the flow now.
+    /// Sets the spacing of the ACKs that the peer at `index` gets of a flow. Has no effect if that peer sends nothing
+    /// on the flow now.
     pub fn set_spacing(&self, index: u32, wanted: &peer::Spacing) {
         let spacing =
             Spacing { flow: FlowKey::of(wanted.client(), wanted.server()), peer: index, bytes: wanted.bytes.get() };
@@ -164,7 +168,7 @@ impl FrontendSteering {
     }
 
     /// Returns whether the kernel knows a handoff as its server describes it: by connection, peer and the server's own
-    /// ring. A handoff that differs in one of these may be another server's, and so another response.
+    /// ring. A handoff that differs in one of these may be another server's, and its payload part of another response.
     pub fn knows(&mut self, handoff: &Handoff, ring: u32) -> bool {
         let key = FlowKey::of(handoff.flow.client(), handoff.flow.server());
         if self.programs.take_begun(ring, handoff.handoff, handoff.peer, &key) {
@@ -182,7 +186,7 @@ impl FrontendSteering {
             .is_some_and(is_it)
     }
 
-    /// Returns why a handoff of that ring is over already. `None` where the kernel knows of no such end.
+    /// Returns why a handoff of the server that has `ring` is over already. `None` if the kernel knows of no such end.
     pub fn end_of(&self, handoff: &Handoff, ring: u32) -> Option<Reason> {
         let flow = self.programs.flow(&FlowKey::of(handoff.flow.client(), handoff.flow.server())).ok()??;
         let is_it = flow.handoff == handoff.handoff && flow.ring == ring && flow.spaces.status != ACTIVE;
@@ -203,14 +207,15 @@ impl FrontendSteering {
         }
     }
 
-    /// Returns the present state of the same handoff. `None` where it has ended, or another peer has taken it over.
+    /// Returns the present state of the handoff that `region` describes. `None` if it has ended, or if another peer
+    /// sends its payload now.
     pub fn region_now(&self, region: &Region) -> Option<ActiveRegion> {
         let now = self.programs.active_region(&FlowKey::of(region.client, region.server)).ok()?;
         now.filter(|now| now.handoff == region.handoff && now.peer == region.peer)
     }
 
-    /// Forgets flows whose connections are gone: every GARBAGE_EVERY at most, or more often where there are many.
-    /// `handoffs` is the number that have begun, each of which may have made a flow.
+    /// Forgets flows whose connections are gone. Looks for them at least every GARBAGE_EVERY, and more often if there
+    /// are many flows. `handoffs` is the number of handoffs that have begun, each of which may have made a flow.
     pub fn tend(&mut self, now: Instant, handoffs: u64) {
         self.tell_full(now);
         let is_crowded = self.looked.is_some_and(|(_, flows, then)| flows + handoffs.saturating_sub(then) > CROWDED);
@@ -225,13 +230,13 @@ impl FrontendSteering {
             self.next_census = now + GARBAGE_EVERY.min(self.quiet);
             self.census.ask(now);
         }
-        // A list does not have connections that began after it was asked for. But their flows have not been quiet for
-        // long enough.
-        let living = list.filter(|(_, asked)| now.duration_since(*asked) < quiet);
-        if let Some((all, _)) = &living {
-            self.tend_older(now, quiet, all);
+        // A list does not have the connections that began after it was asked for. Their flows are kept: only flows whose
+        // last packet came before that are forgotten.
+        let quiet = list.as_ref().map_or(quiet, |(_, asked)| quiet.max(now.duration_since(*asked)));
+        if let Some((living, _)) = &list {
+            self.tend_older(now, quiet, living);
         }
-        let is_alive = |key: &FlowKey| living.as_ref().is_none_or(|(all, _)| all.contains(&ends(key)));
+        let is_alive = |key: &FlowKey| list.as_ref().is_none_or(|(living, _)| living.contains(&ends(key)));
         let collected = self.programs.collect_garbage(quiet, is_alive);
         match collected {
             Ok(Collected { forgotten, left }) => {
@@ -247,7 +252,8 @@ impl FrontendSteering {
         }
     }
 
-    /// Forgets connections of other layouts that have ended. With the last one, a layout's programs go.
+    /// Forgets connections of other layouts that have ended. When a layout has no connection left, its programs are
+    /// removed.
     fn tend_older(&mut self, now: Instant, quiet: Duration, living: &Connections) {
         match self.programs.collect_older(now, quiet, |key| living.contains(&ends(key))) {
             Ok(done) => done.into_iter().for_each(|older| {
@@ -255,7 +261,7 @@ impl FrontendSteering {
                     layout = older.layout,
                     "the last connection of another layout has ended: its programs go"
                 );
-                // The other end lives as long as the agent does.
+                // The receiver lives as long as the agent does.
                 let _ = self.done.send(older);
             }),
             Err(error) => tracing::error!(error = chain(&error), "cannot look through the flows of another layout"),
@@ -278,7 +284,7 @@ impl FrontendSteering {
         }
     }
 
-    /// Returns what the programs have counted.
+    /// Returns the programs' counters, and the number of flows.
     pub fn counters(&self) -> Value {
         let mut counters = named(self.programs.counters());
         counters.insert("flows".into(), Value::from(self.programs.flows().count()));

@@ -1,13 +1,14 @@
 //! Keeps the interfaces ("ports") that clients' ACKs leave by, towards each backend, up to date with this machine's
-//! routes. They are asked for when a session begins, and whenever routes, rules, links or addresses have changed.
+//! routes. They are asked for when a session begins, and whenever routes, rules, links or addresses have changed. A
+//! *sender* is a backend's kernel socket for a client, and a *peer* the backend's agent.
 //!
 //! ```text
 //!   agent --watch--> thread "routes": RTM_GETROUTE, at each change, at most every SETTLE; or after EVERY
 //!         <--news---                  only answers that are new
 //! ```
 //!
-//! The kernel answers under its lock on all network settings, which may be held for long. So a separate thread asks.
-//! Until it has an answer, clients of that IP version are relayed.
+//! The kernel may wait for its lock on all network settings before it answers, and others may hold the lock for long.
+//! So a separate thread asks. Until it has an answer, clients of that IP version are relayed.
 
 use std::io;
 use std::net::IpAddr;
@@ -134,18 +135,18 @@ impl Watcher {
         }
     }
 
-    /// Waits for the agent or a change. With `is_settling` a change was just seen: waits for SETTLE, and only the agent
-    /// ends that.
+    /// Waits for a request of the agent or a change, for EVERY at most. `is_settling` says that a change was just seen:
+    /// then it waits for SETTLE, and only a request of the agent ends the wait earlier.
     fn wait(&self, is_settling: bool) {
         let (changes, flags) = (self.changes.descriptor(), PollFlags::IN);
         let mut all = [PollFd::new(&self.wake, flags), PollFd::new(&changes, flags)];
         let (descriptors, timeout) = if is_settling { (&mut all[..1], SETTLE) } else { (&mut all[..], EVERY) };
         let timeout = Timespec::try_from(timeout).expect("both are short");
-        // A signal that interrupts this costs one superfluous question.
+        // If a signal interrupts the call, the thread only asks once more than it needs to.
         let _ = poll(descriptors, Some(&timeout));
     }
 
-    /// Takes the agent's requests. Returns `false` where the agent is gone.
+    /// Takes the agent's requests. Returns `false` if the agent is gone.
     fn take_watches(&mut self) -> bool {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         loop {
@@ -190,7 +191,7 @@ mod tests {
     use shunt_testbed::machine::on_a_machine;
     use std::time::Instant;
 
-    /// Returns the next answer, by the interface's name, and whether there was one before.
+    /// Returns the next answer, as the interface's name or the error, and whether there was one before.
     fn next(uplinks: &Uplinks) -> (String, bool) {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {

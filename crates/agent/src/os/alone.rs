@@ -14,7 +14,7 @@ use shunt_handoff::pins;
 use crate::os::holder::holder;
 use crate::steering::SteerError;
 
-/// Time that an agent may take to end after its second signal.
+/// Time that an agent may take to end after it is told to.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Proof that no other agent uses these pins.
@@ -22,10 +22,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Alone(#[expect(dead_code, reason = "the lock is held as long as this descriptor is open")] File);
 
 impl Alone {
-    /// Makes the directory where it is missing, and locks it for this process.
+    /// Makes the directory if it is missing, and locks it for this process.
     ///
     /// # Errors
-    /// Returns [`SteerError::Running`] where another agent has it, or the kernel's error.
+    /// Returns [`SteerError::Running`] if another agent has the lock, or the kernel's error.
     pub fn with(pins: &Path) -> Result<Self, SteerError> {
         pins::prepare(pins)?;
         let host = |what| move |error| SteerError::Host { what, error };
@@ -45,13 +45,13 @@ impl Alone {
     /// Tells the agent that uses these pins to end at once, and then takes the lock as [`Self::with`] does.
     ///
     /// # Errors
-    /// Returns the errors of [`Self::with`], and [`SteerError::Running`] where that agent has not ended.
+    /// Returns the errors of [`Self::with`], and [`SteerError::Running`] if that agent has not ended.
     pub fn after_stopping(pins: &Path) -> Result<Self, SteerError> {
         let deadline = Instant::now() + PATIENCE;
         let mut told = 0;
         loop {
             match Self::with(pins) {
-                // The first signal makes the agent drain, the second ends that.
+                // The first signal makes the agent drain, and the second ends the drain.
                 Err(SteerError::Running { by: Some(process), .. }) if told < 2 => {
                     tell_to_end(pins, process)
                         .map_err(|error| SteerError::Host { what: "stopping an agent", error })?;

@@ -42,14 +42,14 @@ struct Request {
     cookie: [u8; 8],
 }
 
-/// A socket, from `struct inet_diag_msg`. Its cookie identifies it, and no later socket has the same.
+/// A socket, from `struct inet_diag_msg`. Its cookie identifies it, and no later socket has the same cookie.
 struct Found {
     state: u8,
     cookie: [u8; 8],
 }
 
 impl Found {
-    /// Parses an answer. `None` where it is cut off.
+    /// Parses an answer. `None` if it is cut off.
     fn read(answer: &[u8]) -> Option<io::Result<Option<Self>>> {
         let kind = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
         if kind != NLMSG_ERROR {
@@ -82,14 +82,15 @@ impl Closer {
         Ok(Self { socket, sequence: 0, domain: sockopt::bound_interface(&any)? })
     }
 
-    /// Closes the connection between these two addresses. One in TIME_WAIT is left alone, because no process has it.
+    /// Closes the connection between these two addresses. A connection in TIME_WAIT is left alone, because no process
+    /// has it.
     ///
     /// # Errors
-    /// Returns ENOENT where there is no such connection, EOPNOTSUPP where the kernel lacks SOCK_DESTROY, or its error
-    /// of send(2) or recv(2).
+    /// Returns ENOENT if there is no such connection, EOPNOTSUPP if the kernel lacks SOCK_DESTROY, or its error of
+    /// send(2) or recv(2).
     pub(crate) fn close(&mut self, local: SocketAddr, remote: SocketAddr) -> io::Result<()> {
-        // Without such a connection, the kernel would take the listening socket of that port for it. So the agent asks
-        // first, and destroys by cookie.
+        // If there is no such connection, the kernel would find the listening socket of that port in its place. So this
+        // asks first, and destroys the socket that has the cookie of the answer.
         let found = self.ask(SOCK_DIAG_BY_FAMILY, local, remote, ANY_COOKIE)?;
         let found = found
             .filter(|found| ![TCP_LISTEN, TCP_TIME_WAIT].contains(&found.state))
@@ -97,7 +98,7 @@ impl Closer {
         self.ask(SOCK_DESTROY, local, remote, found.cookie).map(drop)
     }
 
-    /// Asks about a socket, or destroys it. Returns `None` where the answer is an acknowledgement without a socket.
+    /// Asks about a socket, or destroys it. Returns `None` if the answer is an acknowledgement without a socket.
     fn ask(&mut self, kind: u16, local: SocketAddr, remote: SocketAddr, cookie: [u8; 8]) -> io::Result<Option<Found>> {
         self.sequence = self.sequence.wrapping_add(1);
         self.socket.send(self.request(kind, local, remote, cookie).as_bytes(), 0)?;

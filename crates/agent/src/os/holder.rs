@@ -17,12 +17,12 @@ pub fn holder(pins: &Path) -> Option<i32> {
     found?.pid.filter(|pid| *pid > 0)
 }
 
-/// Returns the process for an operator to read, in parentheses.
+/// Returns text for an operator: the process id in parentheses, or nothing if it is not known.
 pub fn by(process: Option<i32>) -> String {
     process.map(|process| format!(" (process {process})")).unwrap_or_default()
 }
 
-/// Returns the process as which the agent of these pins runs, for an operator to read. Empty where none runs.
+/// Returns text for an operator: the process id of the agent that uses these pins, or nothing if no agent does.
 pub fn running(pins: Option<&PathBuf>) -> String {
     pins.and_then(|pins| holder(pins)).map(|process| format!("; it runs as process {process}")).unwrap_or_default()
 }

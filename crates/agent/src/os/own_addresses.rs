@@ -73,10 +73,10 @@ impl Watcher {
     fn run(mut self) {
         let longest = Timespec::try_from(EVERY).expect("a few seconds");
         loop {
-            // A signal that interrupts this costs one superfluous look.
+            // If a signal interrupts the call, the thread only looks once more than it needs to.
             let _ = poll(&mut [PollFd::new(&self.changes.descriptor(), PollFlags::IN)], Some(&longest));
             self.changes.take();
-            // After an error, the next look reads them.
+            // After an error, the next look reads the addresses again.
             let Ok(now) = read() else { continue };
             if now == self.known {
                 continue;

@@ -1,5 +1,7 @@
-//! The agent's epoll(7) instance, level-triggered: one `read` per wake-up is enough. Edge-triggered, a second `read`
-//! would be needed, which finds nothing.
+//! The agent's epoll(7) instance, level-triggered: one `read` per wake-up is enough. An edge-triggered one would need a
+//! second `read`, which finds nothing. A *peer* is another machine's agent, and a *server* a program of this machine
+//! that is connected to the agent. A *fetch* brings a payload from a backend to a frontend's server. A *sender* is this
+//! machine's kernel socket for a client.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -26,7 +28,7 @@ pub enum Source {
     PeerListener,
     /// A server's connection, by its index.
     Local(usize),
-    /// The session with a peer, by the peer's index.
+    /// The connection with a peer, by the peer's index.
     Peer(usize),
     /// An accepted connection whose first frame has not come yet.
     Incoming(usize),
@@ -138,7 +140,7 @@ impl Poll {
         Ok(Self(epoll::create(CreateFlags::CLOEXEC)?))
     }
 
-    /// Waits for `fd` from now on, or changes what is waited for. Closing the descriptor ends it.
+    /// Waits for `fd` from now on, or changes what is waited for. Closing the descriptor ends the wait.
     ///
     /// # Errors
     /// Returns the kernel's error of epoll_ctl(2).
@@ -150,20 +152,20 @@ impl Poll {
         }
     }
 
-    /// Stops waiting for `fd`. Needed where a duplicate of the descriptor stays open elsewhere.
+    /// Stops waiting for `fd`. Needed if a duplicate of the descriptor stays open elsewhere.
     pub fn remove(&self, fd: impl AsFd) {
         let _ = epoll::delete(&self.0, fd);
     }
 
-    /// Waits until something is ready, `timeout` at most. Puts up to [`EVENTS_AT_ONCE`] sources into `ready`, none
-    /// after the timeout.
+    /// Waits until something is ready, for `timeout` at most. Puts up to [`EVENTS_AT_ONCE`] sources into `ready`, and
+    /// none if the time is over.
     ///
     /// # Errors
-    /// Returns the kernel's error of epoll_pwait2(2).
+    /// Returns the kernel's error of epoll_wait(2).
     pub fn wait(&self, ready: &mut Vec<Source>, timeout: Duration) -> io::Result<()> {
         ready.clear();
         let timeout = Timespec::try_from(timeout).expect("the agent's timeouts are short");
-        // On the stack, because this program erases memory that it frees.
+        // This array is on the stack, because this program erases heap memory that it frees.
         let mut events = [const { MaybeUninit::uninit() }; EVENTS_AT_ONCE];
         match epoll::wait(&self.0, &mut events, Some(&timeout)) {
             Ok((events, _)) => ready.extend(events.iter().map(|event| Source::of_token(event.data.u64()))),

@@ -2,7 +2,7 @@
 //! and made anew while the agent runs (a container's veth, a bond, a VPN, a VLAN at ifdown and ifup). It may come after
 //! the agent has started, or lose its programs to other software.
 //!
-//! A thread hears of each change of an interface (rtnetlink(7), RTNLGRP_LINK), and looks at every interface each EVERY.
+//! A thread hears of each change of an interface (rtnetlink(7), RTNLGRP_LINK), and checks all interfaces once in EVERY.
 //! It is a thread because a question to the kernel may wait for its lock on all network settings. The programs are
 //! loaded once, at the start. To put them on a new interface takes only their descriptors and CAP_NET_ADMIN.
 
@@ -50,7 +50,7 @@ enum State {
     On(u32),
     /// There is no such interface.
     Missing,
-    /// The interface cannot have them, for this reason.
+    /// The interface cannot have the programs, for this reason.
     Refused(String),
 }
 
@@ -134,11 +134,11 @@ impl Keeper {
     fn wait(&self, longest: Duration) {
         let changes = self.changes.descriptor();
         let longest = Timespec::try_from(longest).expect("a few seconds");
-        // A signal that interrupts this costs one superfluous look.
+        // If a signal interrupts the call, the thread only looks once more than it needs to.
         let _ = poll(&mut [PollFd::new(&changes, PollFlags::IN)], Some(&longest));
     }
 
-    /// Looks at the interfaces that have changed since the last look, or at all of them with `is_whole`.
+    /// Checks the interfaces that have changed since the last look or lack programs, or with `is_whole` all of them.
     fn look(&mut self, is_whole: bool) {
         for at in 0..self.all.len() {
             let Port { role, name, state } = &self.all[at];
@@ -157,7 +157,8 @@ impl Keeper {
 
     fn put_on(&self, role: &Role, name: &str, index: Option<u32>, before: &State) -> (State, bool) {
         let Some(index) = index else { return (State::Missing, false) };
-        // An interface keeps its kind. What lies on it may change, but was checked at the start.
+        // An interface that has its programs is not checked again. Its kind stays the same. The interfaces that it lies
+        // on may change, but were checked when it got the programs.
         let usable = if *before == State::On(index) { Ok(index) } else { self.sysfs.index(name, &role.interfaces) };
         match usable.map(|index| (index, role.programs.keep_on(index))) {
             Ok((index, Ok(is_new))) => (State::On(index), is_new),

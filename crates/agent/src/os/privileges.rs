@@ -1,6 +1,6 @@
 //! Privileges that the agent keeps once it has started (capabilities(7), credentials(7)).
 //!
-//! Loading and attaching programs, sockets at their addresses and the directory of the Unix socket take root's
+//! Loading and attaching programs, binding sockets to their addresses, and the directory of the Unix socket take root's
 //! privileges. The work after that takes two capabilities. All others are given up for good, also from the bounding
 //! set, and no program started from here could gain them again (no_new_privs).
 
@@ -13,10 +13,10 @@ use rustix::process::DumpableBehavior;
 use shunt_config::accounts::Account;
 
 /// Capabilities that the agent keeps. CAP_NET_ADMIN: TCP_REPAIR, SO_SNDBUFFORCE, programs on interfaces that come
-/// later. CAP_BPF: rings of new workers, and maps where the kernel reserves bpf(2) for privileged processes.
+/// later. CAP_BPF: rings of new workers, and maps if the kernel reserves bpf(2) for privileged processes.
 const NEEDED: [Capability; 2] = [Capability::CAP_NET_ADMIN, Capability::CAP_BPF];
 
-/// Why privileges cannot be given up. The agent does not start then.
+/// Reason why privileges cannot be given up. The agent does not start then.
 #[derive(Debug, thiserror::Error)]
 pub enum PrivilegesError {
     /// The configuration's `user` does not exist or cannot be used.
@@ -43,7 +43,7 @@ fn of_caps<T>(call: &'static str, result: Result<T, caps::errors::CapsError>) ->
     at(call, result.map_err(io::Error::other))
 }
 
-/// Gives up all privileges that the agent's work does not need. `user` is the account to become, where this process is
+/// Gives up all privileges that the agent's work does not need. `user` is the account to become, if this process is
 /// root.
 ///
 /// # Errors
@@ -78,7 +78,7 @@ pub fn give_up_all() -> Result<(), PrivilegesError> {
         .try_for_each(|set| of_caps("capset", caps::clear(None, set)))
 }
 
-/// Becomes that user, with its group and no other. The permitted capabilities stay.
+/// Becomes the user of `account`, with its group and no other. The permitted capabilities stay.
 fn become_user(account: &Account) -> Result<(), PrivilegesError> {
     let uid = Uid::from_raw(account.user().map_err(PrivilegesError::User)?);
     let gid = at("getpwuid", User::from_uid(uid))?.map_or(Gid::from_raw(uid.as_raw()), |user| user.gid);

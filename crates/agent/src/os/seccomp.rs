@@ -115,7 +115,7 @@ const PR_GET_AUXV: u64 = 0x4155_5856;
 const IOCTLS: &[u64] =
     &[libc::TIOCOUTQ, libc::FIONREAD, libc::FIONBIO, libc::SIOCGIFINDEX, libc::SIOCGIFNAME, libc::TCGETS];
 
-/// Why the filter cannot be set. The agent does not start then.
+/// Reason why the filter cannot be set. The agent does not start then.
 #[derive(Debug, thiserror::Error)]
 pub enum SeccompError {
     /// The kernel refuses the filter.
@@ -150,7 +150,7 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
     rules.insert(libc::SYS_bpf, commands.collect::<Result<_, _>>()?);
     let requests = IOCTLS.iter().map(|request| only(1, *request));
     rules.insert(libc::SYS_ioctl, requests.collect::<Result<_, _>>()?);
-    // Its own limits may be read, such as that of descriptors, and not be set.
+    // The process may read its own limits, such as that of descriptors, and set none.
     let own = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0)?;
     let nothing_new = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
     rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![own, nothing_new])?]);

@@ -1,9 +1,10 @@
 //! Addresses of this machine's senders: one for clients of each IP version, whichever version the agents' session uses.
 //! A payload for a client of IPv6 travels as IPv6, because the client knows its frontend by an address of that version.
+//! A *sender* is this machine's kernel socket for a client of a frontend.
 //!
-//! The configuration names the addresses (`[backend] addresses`), or they are found. For one version that is the
-//! session's own address. For the other it is the first address on the session's interface, or on an interface that
-//! payloads leave by.
+//! The configuration names the addresses (`[backend] addresses`), or the agent finds them. For the IP version of the
+//! session it takes the session's own address, unless that is link-local. Otherwise, and for the other version, it
+//! takes the first address on the session's interface, or else on an interface that payloads leave by.
 
 use std::io;
 use std::net::IpAddr;

@@ -8,13 +8,13 @@ use crate::os::privileges;
 const STACK_BYTES: usize = 256 << 10;
 
 /// Starts a thread for each item of `works`. Call it once the agent has given up its own capabilities, because a thread
-/// begins with those of its maker. Call it before the agent restricts its system calls, because a thread makes some of
-/// the others when it begins.
+/// begins with those of its maker. Call it before the agent restricts its system calls, because a thread begins with
+/// calls that are forbidden afterwards.
 ///
-/// `without` tells the log what is not done, where a thread cannot give up its capabilities.
+/// `without` is for the log: it says what is not done if a thread cannot give up its capabilities.
 ///
 /// # Errors
-/// Returns an error where a thread cannot be made.
+/// Returns an error if a thread cannot be made.
 pub(crate) fn start<W>(name: &str, without: &'static str, works: Vec<W>) -> io::Result<()>
 where
     W: FnOnce() + Send + 'static,

@@ -1,4 +1,4 @@
-//! The daemon's part of a link: the TLS connection with a peer.
+//! The daemon's part of a link: the TLS connection with a peer. A *turn* is one pass of the daemon's event loop.
 
 use std::io;
 

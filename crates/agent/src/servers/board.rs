@@ -1,5 +1,6 @@
 //! The board's memory, which servers map and read without a system call (`struct shunt_board`). The logic decides on
-//! its contents.
+//! its contents. The board says which peers (other machines' agents) there are, their keys, and limits that are
+//! reached.
 
 use std::fs::File;
 use std::io;
@@ -42,7 +43,7 @@ impl BoardMemory {
         self.read_only.as_fd()
     }
 
-    /// Counts the beat up, by which servers see that the agent is at work. They relay when it stands still.
+    /// Increments the beat, by which servers see that the agent is at work. They relay while it does not change.
     ///
     /// # Errors
     /// Returns the kernel's error of pwrite(2).

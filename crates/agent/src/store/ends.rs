@@ -1,4 +1,5 @@
-//! Information for the kernel and for programs: keys that prove handshakes, and which stores can be reached from where.
+//! Information for the kernel and for programs: keys that prove handshakes, and which stores can be reached from which
+//! addresses. A *source* is a store that programs can fetch from.
 
 use std::io;
 use std::net::IpAddr;

@@ -1,7 +1,7 @@
 //! The service for programs under `shunt run` on this machine (docs/odb.md; `[store]` in the configuration). The store
 //! runs in a separate thread (shunt_odb::store), so that copying and encrypting bodies delays no handoff. The daemon's
-//! thread does the handshakes with other agents (daemon/reaching.rs). The store's thread tells it programs' wishes by a
-//! queue and an eventfd(2).
+//! thread does the handshakes with other agents (daemon/reaching.rs). It gets programs' wishes from the store's thread
+//! by a queue and an eventfd(2).
 
 use std::io;
 use std::net::IpAddr;
@@ -38,7 +38,7 @@ pub enum StoreError {
     /// The Unix socket cannot be made.
     #[error("{0} ([store] `socket` in the configuration)")]
     Socket(packets::ListenError),
-    /// A name of `users` or `groups` is not known.
+    /// A user or group that `users` or `groups` of [store] names does not exist on this machine.
     #[error("{0} ([store] `users` and `groups` in the configuration)")]
     Account(String),
     /// The negotiation, by which connections between two programs under `shunt run` are found, cannot be loaded.
@@ -103,7 +103,7 @@ pub(crate) struct Store {
     wishes: Receiver<Wish>,
     wake: Arc<OwnedFd>,
     place: Place,
-    /// Present until its thread starts.
+    /// The store itself, until its thread starts.
     server: Option<Server<Link>>,
     thread: Option<JoinHandle<()>>,
 }

@@ -1,5 +1,6 @@
 //! Names of all counters, and what they count. The names of servers' and steering's counters come from the C headers
-//! that define them. `docs/counters.md` is written from here (see the test).
+//! that define them. `docs/counters.md` is written from here (see the test). The *store* has the payloads of programs
+//! under `shunt run`.
 
 use serde_json::Value;
 use shunt_logic::counts::Counts;
@@ -102,7 +103,7 @@ pub(crate) const STORE: &[(&str, bool, &str)] = &[
     ("unreached", false, "failed connections of this machine's programs to stores of other machines"),
 ];
 
-/// Returns whether a path below `agent.` is a gauge: it goes up and down.
+/// Returns whether a path below `agent.` is a gauge, whose value goes up and down.
 pub(crate) fn is_gauge(path: &str) -> bool {
     matches!(path, "certificate_seconds_left" | "offers_open" | "reads_pending" | "regions_watched" | "senders.now")
 }

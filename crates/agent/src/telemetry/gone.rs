@@ -15,14 +15,14 @@ impl Default for Gone {
 }
 
 impl Gone {
-    /// Adds the counters of a server that goes. `None` for one that never said what it is.
+    /// Adds the counters of a server that is going away. `None` if it has none, because it never sent HELLO.
     pub(crate) fn keep(&mut self, counters: Option<&WorkerCounters>) {
         if let Some(counters) = counters {
             add(&mut self.0, &counters.read().value);
         }
     }
 
-    /// Returns the sums with the servers that are there.
+    /// Returns the sums, together with the counters of the servers that are still connected (`living`).
     pub(crate) fn with<'a>(&self, living: impl Iterator<Item = &'a WorkerCounters>) -> [u64; COUNTERS] {
         let mut sum = self.0;
         living.for_each(|counters| add(&mut sum, &counters.read().value));

@@ -1,4 +1,4 @@
-//! The agent's log, on standard error. It never delays the agent: where the disk is full or the reader does not read,
+//! The agent's log, on standard error. It never delays the agent: if the disk is full or the reader does not read,
 //! lines are lost and counted.
 //!
 //! ```text
@@ -27,7 +27,7 @@ pub static LOG: Log = Log::new();
 /// Queue of lines for an output that may be slow, and counts of them.
 pub struct Log {
     queue: OnceLock<SyncSender<Vec<u8>>>,
-    /// Lines in the queue, and the one that is being written.
+    /// Number of lines in the queue, together with the one that is being written.
     waiting: AtomicU64,
     lost: AtomicU64,
 }
@@ -42,11 +42,11 @@ impl Log {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Has a thread without capabilities write the lines from here on. Call it after privileges were given up, and
-    /// before system calls are restricted.
+    /// Starts a thread without capabilities, which writes the lines from now on. Call it after privileges were given
+    /// up, and before system calls are restricted.
     ///
     /// # Errors
-    /// Returns an error where the thread cannot be made.
+    /// Returns an error if the thread cannot be made.
     pub fn start(&'static self, output: impl Write + Send + 'static) -> io::Result<()> {
         let (queue, lines) = sync_channel(WAITING);
         threads::start("log", "cannot start the thread that writes the log", vec![move || self.run(&lines, output)])?;
@@ -74,7 +74,7 @@ impl Log {
         }
     }
 
-    /// Writes a line, or queues it for the thread. Counts it as lost where neither is possible.
+    /// Writes a line, or queues it for the thread. Counts it as lost if neither is possible.
     pub fn take(&self, line: &[u8]) {
         let is_taken = match self.queue.get() {
             Some(queue) => {
@@ -97,13 +97,13 @@ impl Log {
     }
 }
 
-/// Returns whether a line can be written at once. For a pipe, poll(2) says so where a page of it is free.
+/// Returns whether a line can be written at once. For a pipe, poll(2) says so if a page of it is free.
 fn has_room(output: impl std::os::fd::AsFd) -> bool {
     let mut ready = [PollFd::new(&output, PollFlags::OUT)];
     poll(&mut ready, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready == 1)
 }
 
-/// Takes each call as a line. None fails, because tracing_subscriber would panic.
+/// Takes the bytes of each call as one line. No call fails, because tracing_subscriber would panic.
 impl Write for &'static Log {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.take(line);

@@ -1,5 +1,5 @@
 //! HTTP endpoint for Prometheus, on separate threads. However many clients ask, and however slowly, the agent's loop
-//! only answers one more `shunt stats`.
+//! gets one request of theirs at a time, as from `shunt stats`, and none while the newest page is fresh.
 //!
 //! A few threads wait in accept(2) from the start. So there are never more connections than threads, and each ends
 //! after a few seconds. Only the head of one request is read, and only counters and peers' names are sent.
@@ -22,7 +22,7 @@ use crate::telemetry::exposition::{CONTENT_TYPE, exposition};
 use shunt_host::packets;
 
 const THREADS: usize = 4;
-/// Time that a request's head may take to come, and again the answer to be written.
+/// Time in which a request's head must arrive, and in which a client must take bytes of the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 const HEAD_BYTES: usize = 8 << 10;
 const HEADERS: usize = 64;
@@ -45,7 +45,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Listens at `address`. `socket` is the agent's.
+    /// Listens at `address`. `socket` is the path of the agent's Unix socket.
     ///
     /// # Errors
     /// Returns the kernel's error of bind(2) or listen(2).
@@ -58,7 +58,7 @@ impl Endpoint {
     /// capabilities, and before it restricts its system calls.
     ///
     /// # Errors
-    /// Returns an error where a thread cannot be made.
+    /// Returns an error if a thread cannot be made.
     pub fn serve(self) -> io::Result<()> {
         let work = |_| {
             let (listener, asker) = (self.listener.clone(), self.asker.clone());
@@ -74,7 +74,7 @@ fn answer_all(listener: &TcpListener, asker: &Asker) -> ! {
             Ok((stream, _)) => {
                 let _ = answer(stream, asker);
             }
-            // Most often because there are no more descriptors.
+            // accept(2) has failed, most often because there are no more descriptors.
             Err(_) => std::thread::sleep(Duration::from_millis(100)),
         }
     }
@@ -132,7 +132,7 @@ fn read_head(stream: &mut TcpStream, head: &mut [u8; HEAD_BYTES]) -> io::Result<
     }
 }
 
-/// Parses a request's head. Returns `None` where more has to be read.
+/// Parses a request's head. Returns `None` if more has to be read.
 fn parse(head: &[u8]) -> Option<Request> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut request = httparse::Request::new(&mut headers);
@@ -151,7 +151,7 @@ fn parse(head: &[u8]) -> Option<Request> {
 }
 
 impl Asker {
-    /// Returns the page. A thread that comes while another asks the agent waits for that answer.
+    /// Returns the page of counters. If another thread is just asking the agent, waits for that answer.
     fn page(&self) -> io::Result<String> {
         let mut page = self.page.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((when, text)) = page.as_ref()

@@ -6,7 +6,7 @@ use super::connection::*;
 
 const START: u32 = 0xffff_ff00;
 const ROOM: u32 = 1 << 20;
-/// Length of a short payload, which is complete by the client's word alone.
+/// Length of a short payload, which is complete by the client's ACK alone.
 const LENGTH: u64 = 100_000;
 
 /// Makes a server with an active region. The client has the header, and the server's kernel knows that.

@@ -18,7 +18,7 @@ enum Step {
     Send(u32),
     /// The client takes the bytes that have come, and sends an ACK.
     Acknowledge,
-    /// The n-th of the client's packets on their way arrives. All before it are lost or late.
+    /// The n-th of the client's packets that are on their way arrives. All packets before it are lost.
     Arrive(usize),
     /// A stranger's packet arrives, with numbers at this distance from the client's.
     Guess { seq: i32, ack: i32, flags: u8 },
@@ -48,9 +48,9 @@ struct History {
     region_end: Option<u64>,
     /// Number of bytes of the stream that the client has.
     taken: u64,
-    /// Number of bytes that each of the client's packets on their way acknowledges.
+    /// For each of the client's packets that are on their way: number of bytes of the stream that it acknowledges.
     on_their_way: VecDeque<u64>,
-    /// Highest of the client's ACKs that has arrived.
+    /// Highest number of bytes of the stream that a packet that has arrived acknowledges.
     heard: u64,
     /// Stream offset and length of each payload.
     payloads: Vec<(u64, u64)>,

@@ -113,7 +113,7 @@ fn a_server_may_take_the_rest_upon_itself() {
     let departure = server.send(10);
     assert_eq!((departure.fate, departure.seq), (Fate::TRANSLATED, START + 1000));
 
-    // The lost backend had sent bytes behind a hole: the client's ACK is ahead of its server's kernel.
+    // The lost backend had sent bytes behind a hole: the client's ACK is ahead of what its server's kernel has sent.
     let route = server.route(&server.ack(START + 3000));
     assert_eq!(route.ack, START + 10, "all that its kernel has sent");
 }

@@ -86,7 +86,8 @@ fn streams() -> impl Strategy<Value = Stream> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(20_000))]
 
-    /// A client's number, at most 1 GiB old, becomes the number of the server's own bytes before it.
+    /// A client's number, at most 1 GiB before or behind the newest, becomes the number of the server's own bytes
+    /// before it.
     #[test]
     fn a_clients_number_is_the_count_of_the_servers_bytes(stream in streams(), back in -(1i64 << 30)..1i64 << 30) {
         let offset = stream.newest().saturating_add_signed(back).max(stream.oldest());
@@ -122,7 +123,7 @@ proptest! {
     }
 }
 
-/// RFC 2018 has no block that begins at the ACK number. So the block behind a lost header gives up its first byte.
+/// RFC 2018 allows no block that begins at the ACK number. So the block behind a lost header loses its first byte.
 #[test]
 fn a_block_at_the_ack_number_begins_behind_it() {
     let payload = Break { start: 1000, length: 500, ..Break::default() };

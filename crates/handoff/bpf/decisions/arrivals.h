@@ -1,33 +1,38 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Client packets as they arrive at the frontend: who gets which. With an active region:
+ * Client packets as they arrive at the frontend: who gets which. A flow is a client connection, and
+ * a region a range of its sequence numbers that a backend sends. A copy is a packet as fe_in
+ * rewrites it for the backend. While a region is active:
  *
- *   packet                                   frontend's stack           its backend
- *   ACK at or below the region's start       yes, old delta             only if its SACK blocks
+ *   packet                                   frontend's stack           the region's backend
+ *   ACK at or below the region's start       yes                        only if its SACK blocks
  *                                                                       lie in the region, or it
  *                                                                       opens the window
- *   first ACK past the start                 yes, clamped to it         yes
- *   later pure ACKs inside                   no                         yes, each that it needs
- *   of these, probes                         yes, clamped: it answers   yes
- *   ACK at the end                           yes: complete, unless its  yes
+ *   first ACK past the start                 yes, clamped               yes
+ *   later pure ACKs inside the region        no                         yes, each that it needs
+ *   of these, probes                         yes, clamped: only the     yes
+ *                                            frontend can answer
+ *   ACK at the end                           yes; clamped, if the       yes
  *                                            backend's confirmation is
  *                                            missing (claims.h)
  *   ACK past the end, or past the window     no: nobody sent that       no
  *   that the client has had (claims.h)
- *   data, FIN, URG                           yes, ACK clamped           its ACK part
- *   RST at the next sequence number, or      yes, at the next           yes
- *   at the one that its backend knows
+ *   data, FIN, URG                           yes, clamped               its ACK, without data
+ *   RST at the next sequence number, or      yes, with the next         yes
+ *   at one that the backend knows            sequence number
  *
- * Without an active region, all packets go to the frontend, translated. A report of duplicates in
- * an older region (RFC 2883) goes to that region's backend, too, which has missed the client's last
- * ACK. Where the server has ended after half a response, each packet is answered by a reset
+ * Clamped: the packet's ACK number becomes the region's start, because the frontend's kernel has
+ * sent nothing behind that.
+ *
+ * If no region is active, all packets go to the frontend, translated. A report of duplicates in an
+ * older region (RFC 2883) goes to that region's backend, too, which has missed the client's last
+ * ACK. If the server has ended in the middle of a response, each packet is answered by a reset
  * (../reset.h).
  *
- * A backend with a large window needs few ACKs, and says so (ack_may_wait): the others are dropped
- * here.
+ * A backend with a large window needs few ACKs, and says so. fe_in drops the others (ack_may_wait).
  *
- * Packets with IP options or extension headers, and first fragments, are routed alike (../plain.h).
- * All fragments behind the first go to the stack unchanged.
+ * Packets with IP options or extension headers, and first fragments, are routed like all others
+ * (../plain.h). All fragments behind the first go to the stack unchanged.
  */
 #ifndef ARRIVALS_H
 #define ARRIVALS_H
@@ -40,26 +45,26 @@
 #include "packet.h"
 #include "spaces.h"
 
-/* Longest silence between two ACKs, beyond a round trip, in which no sender has timed out: a
- * timeout takes a round trip and at least 200 ms (RTO_MIN). The round trip is added because a
- * silence of that length is normal on a long path: the window is sent at once, and its ACKs come
- * together. */
+/* Silence between two ACKs, beyond a round trip and in nanoseconds, in which no sender has timed
+ * out: a timeout takes a round trip and at least 200 ms (RTO_MIN). The round trip is added because
+ * a silence of that length is normal on a long path: a sender sends its whole window at once, and
+ * the ACKs of the window come together. */
 #define SILENCE_NS 100000000
 
 struct route {
-    bool server;    /* the frontend's stack gets it */
+    bool server;    /* the frontend's stack gets the packet */
     bool nobody;    /* drop: acknowledges what nobody has sent */
-    bool clamped;   /* its ACK number for the frontend is the region's start */
-    bool late;      /* the copy is a report of late duplicates */
+    bool clamped;   /* the frontend's stack gets it with the region's start as ACK number */
+    bool late;      /* the copy reports late duplicates to the backend of an older region */
     bool held;      /* drop: a pure ACK that the backend does not need */
     bool strange;   /* outside the window: the frontend's stack gets it, and drops it */
-    bool ended;     /* drop, and answer by a reset: the server has ended after half a response */
-    bool untouched; /* the stack gets it unchanged, and answers by the client's numbers */
-    bool behind;    /* a reset at an older number; the stack gets it at its own number */
+    bool ended;     /* drop, and answer by a reset: the server has ended inside a response */
+    bool untouched; /* the stack gets it unchanged, and answers with numbers from the packet */
+    bool behind;    /* a reset at an older number; the stack gets it with the next number */
     int copy;       /* index of the break whose backend gets a copy, or NO_BREAK */
     __u32 ack;      /* ACK number for the frontend, LOCAL space */
     __u16 window;   /* window field for the frontend */
-    __u32 ring;
+    __u32 ring;     /* number of the ring that gets `event` */
     struct shunt_event event; /* kind 0: no event */
 };
 
@@ -78,10 +83,11 @@ static __always_inline void end_region(struct flow *flow, struct route *r, __u32
     r->ring = flow->ring;
 }
 
-/* A reset counts only at the next expected sequence number (RFC 5961, 3.2). The numbers in the
- * newest two copies count, too. A backend's segment acknowledges the number of the newest copy. A
- * client whose socket is gone answers that segment with a reset at the number that it acknowledges.
- * If the client has closed since, that is one less than the next number, because of the FIN. */
+/* Routes a reset. It counts only at the next expected sequence number (RFC 5961, 3.2), or at the
+ * numbers in the newest two copies. The reason: a backend's segment acknowledges the number of the
+ * newest copy. A client whose socket is gone answers that segment with a reset at the number that
+ * the segment acknowledges. If the client has sent a FIN since the copy, that number is one less
+ * than the next one. */
 static __always_inline void route_reset(struct flow *flow, const struct packet *p, struct route *r)
 {
     if (p->seq != flow->server_ack && p->seq != flow->copied[0] && p->seq != flow->copied[1])
@@ -94,7 +100,7 @@ static __always_inline void route_reset(struct flow *flow, const struct packet *
         end_region(flow, r, SHUNT_REGION_CANCELLED, SHUNT_EVENT_RESET);
 }
 
-/* A first block below the ACK number reports duplicates (RFC 2883). */
+/* Routes a report of duplicates, which is a first SACK block below the ACK number (RFC 2883). */
 static __always_inline void route_late(const struct spaces *s, const struct packet *p,
                                        const struct sack *sack, struct route *r)
 {
@@ -119,14 +125,14 @@ static __always_inline bool reaches_region(const struct spaces *s, const struct 
 /*
  * Whether a backend can do without an ACK. An ACK that only advances tells a sender to continue. A
  * sender whose window is many times the distance of two ACKs need not wait for each. ack_spacing is
- * at most a quarter of its congestion window; here it is also bounded by a quarter of the client's
- * window.
+ * at most a quarter of its congestion window. note_passed also bounds the distance by a quarter of
+ * the client's window.
  *
  * Signs of loss or congestion shrink a congestion window, so from the first sign on every ACK goes
- * to the backend. At least one ACK goes in each tick of the coarse clock, which is a jiffy: the
- * timers of a paced sender are longer. A sender that pauses, for its disk, may miss the last ACK
- * before the pause, and probe with a segment that was not needed (RFC 8985, 7). The client's report
- * of that duplicate is a sign of loss, too.
+ * to the backend. At least one ACK goes to it in each jiffy, the tick of the coarse clock: the
+ * timers of a paced sender are longer. If a sender pauses, for its disk, the last ACK before the
+ * pause may be missing. The sender then probes with a segment that was not needed (RFC 8985, 7).
+ * The client's report of that duplicate is a sign of loss, too.
  */
 static __always_inline bool ack_may_wait(struct flow *flow, const struct packet *p,
                                          const struct sack *sack, __u64 at, __u64 now)
@@ -151,9 +157,9 @@ static __always_inline void note_passed(struct flow *flow, const struct packet *
 }
 
 /*
- * Whether a packet is a probe: its sequence number is the one before the next. So a client asks
- * whether the frontend is still there (RFC 9293, 3.8.4) or has opened its window (3.8.6.1). Only
- * the frontend's stack can answer.
+ * Whether a packet is a probe: its sequence number lies before the next expected one. With a probe
+ * a client asks whether the frontend is still there (RFC 9293, 3.8.4) or has opened its window
+ * (3.8.6.1). Only the frontend's stack can answer.
  */
 static __always_inline bool is_probe(const struct flow *flow, const struct packet *p)
 {
@@ -162,9 +168,10 @@ static __always_inline bool is_probe(const struct flow *flow, const struct packe
 
 /*
  * Whether an ACK at the region's start opens a window that the backend waits for. A backend knows
- * the window of the claim. Where that holds its first flight, or the whole payload, it learns the
- * rest from the ACKs of those bytes. Each later ACK of this kind counts, too, as the first may come
- * before the backend has its socket.
+ * the client's window of the moment when the region began (snd_wnd). If that window has room for
+ * the backend's first flight, or for the whole payload, the backend does not wait: the ACKs of
+ * these bytes bring it newer windows. Later ACKs that open the window count, too, because the first
+ * one may come before the backend has its socket.
  */
 static __always_inline bool opens_window(const struct flow *flow, const struct packet *p)
 {
@@ -175,7 +182,8 @@ static __always_inline bool opens_window(const struct flow *flow, const struct p
     return window > flow->snd_wnd && flow->snd_wnd < length && flow->snd_wnd < flight;
 }
 
-/* `at`: bytes of the region that the ACK acknowledges. */
+/* Routes an ACK while a region is active. `at`: number of bytes of the region that it acknowledges;
+ * negative, if its number lies before the region. */
 static __always_inline void route_active(struct flow *flow, const struct packet *p,
                                          const struct sack *sack, __s64 at, __u64 now,
                                          struct route *r)
@@ -211,8 +219,8 @@ static __always_inline void route_active(struct flow *flow, const struct packet 
     flow->flags |= FLOW_START_ACKED;
 }
 
-/* Routes a packet that acknowledges too much. Without an open region the connection is its kernel's
- * alone, which knows what has been sent. */
+/* Routes a packet that acknowledges too much. If no region is open, the frontend's stack gets it:
+ * then only the frontend's kernel sends on the connection, and it knows what has been sent. */
 static __always_inline void route_too_much(const struct flow *flow, struct route *r)
 {
     r->nobody = is_open(&flow->spaces);
@@ -239,10 +247,11 @@ static __always_inline void route_ack(struct flow *flow, const struct packet *p,
 }
 
 /*
- * LOCAL ACK number for the frontend's kernel. After SHUNT_TAKE the client may already have bytes of
- * the lost sender behind a hole. Once the hole is filled, its ACK is ahead of what the frontend's
- * kernel has sent, and the kernel would drop it (RFC 9293, 3.10.7.4). So such an ACK becomes one of
- * all that has been sent. be_in does the same for a backend that continues another's payload.
+ * Returns the LOCAL ACK number for the frontend's kernel. After SHUNT_TAKE the client may already
+ * have bytes of the lost sender behind a hole. Once the kernel has filled the hole, the client's
+ * ACK is ahead of what the kernel has sent, and the kernel would drop it (RFC 9293, 3.10.7.4). So
+ * its number is lowered to the end of what the kernel has sent. be_in does the same for a backend
+ * that continues another backend's payload.
  */
 static __always_inline __u32 known_to_server(const struct flow *flow, __u32 ack)
 {
@@ -254,9 +263,9 @@ static __always_inline __u32 known_to_server(const struct flow *flow, __u32 ack)
     return is_ahead ? sent : local;
 }
 
-/* Window field of an ACK whose number is raised to a region's start, so that the right edge of the
- * window stays the same. Otherwise a backend would send beyond it, and fe_in would drop the
- * client's ACKs of that (claims_too_much), again and again. */
+/* Returns the window field for an ACK whose number is raised to a region's start. The right edge of
+ * the window stays the same. Otherwise a backend would send beyond the client's window, and fe_in
+ * would drop the client's ACKs of these bytes (claims_too_much), again and again. */
 static __always_inline __u16 window_from(const struct packet *p, __u32 ack, __u8 scale)
 {
     __u32 room = (__u32) p->window << scale;
@@ -299,8 +308,8 @@ struct copy {
     __u16 token;
 };
 
-/* Makes the numbers of a copy, and notes them in the flow. `index`: of the copy's break in the
- * flow. */
+/* Makes the numbers of a copy, and notes them in the flow. `index`: index in the flow's `breaks` of
+ * the payload that the copy is for. */
 static __always_inline void copy_for_backend(struct flow *flow, const struct packet *p, __u32 index,
                                              struct copy *copy)
 {
@@ -322,9 +331,9 @@ static __always_inline void blocks_of_region(const struct region *region, __u32 
     for (int i = 0; i < SACK_BLOCKS_MAX; i++) {
         sack->left[i] = clamp_to(region, sack->left[i]);
         sack->right[i] = clamp_to(region, sack->right[i]);
-        /* A lost header leaves a block that begins at the region's first byte, as the ACK number
-         * does. RFC 2018 has no such block, and the kernel ignores one. So its first byte is given
-         * up. */
+        /* If the header is lost, a block may begin at the region's first byte, which is the copy's
+         * ACK number, too. RFC 2018 allows no block that begins at the ACK number, and the kernel
+         * ignores it. So the block loses its first byte. */
         if (sack->left[i] == ack && is_before(ack, sack->right[i]))
             sack->left[i]++;
     }

@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Claims of a client's packets, and how far they are believed. A stranger has to guess as much as
- * with plain Linux (RFC 9293, 3.10.7.4; RFC 5961, 5):
+ * How far a client's claims are believed: what its packets say by ACK number and SACK blocks that
+ * it has received. A flow is a client connection's record, and a region a range of its sequence
+ * numbers that a backend sends: one payload. A stranger has to guess as much as with plain Linux
+ * (RFC 9293, 3.10.7.4; RFC 5961, 5):
  *
  *   sequence number    in the window that the frontend's kernel has offered, or the byte before it
  *   ACK, SACK blocks   not past the window that the client had offered before this packet
  *
  * A frontend can check no more than that. Only the backend knows how much of the window has been
- * sent, and drops what acknowledges more (be_in). So the fields noted here are claims. The newest
+ * sent, and drops packets that acknowledge more (be_in). So a flow's fields hold claims. The newest
  * claim counts, not the highest: a stranger's claim may lie ahead of the client's, but the client
- * sends more packets than the stranger, and answers when it is asked.
+ * sends more packets than the stranger, and answers probes.
  *
  * A forger can move claims forward by a window at a time. So a claim alone completes only a payload
- * of at most 1 MiB that fitted the client's window when it began. For a longer one the backend's
- * agent must confirm, before or after the claim, that its socket has had that ACK (fe_delivered).
+ * of at most 1 MiB that fitted the client's window when it began. For a longer payload the
+ * backend's agent must confirm, before or after the claim, that its socket has got the ACK of the
+ * payload's end (fe_delivered).
  */
 #ifndef CLAIMS_H
 #define CLAIMS_H
@@ -23,13 +26,13 @@
 #include "packet.h"
 #include "spaces.h"
 
-/* Window that a backend's segments offer to the client (RCV_WND of
- * crates/handoff/src/sender/connection.rs). The client's packets within it go to the frontend's
- * kernel. */
+/* Window that a backend's segments offer to the client, in bytes (RCV_WND of
+ * crates/handoff/src/sender/connection.rs). The client's packets within that window go to the
+ * frontend's kernel. */
 #define SENDER_WINDOW 65535
 
-/* Largest distance of the last region's rcv_nxt behind the server's newest ACK. Sequence numbers
- * compare over less than 2^31. */
+/* Largest distance of a flow's `rcv_nxt` behind its `server_ack` while no region is open. Sequence
+ * numbers can be compared only if they are less than 2^31 apart. */
 #define UPLOADED_MAX (1U << 30)
 
 /* Right edge of the client's window, CLIENT space: the first byte that it has no room for. */
@@ -39,15 +42,16 @@ static __always_inline __u32 client_edge(const struct flow *flow)
 }
 
 /*
- * Whether the frontend's kernel would accept a segment. Such a segment ends no earlier than at what
- * that kernel has acknowledged, or at the byte before that, as a probe does. It begins in the
- * window that was offered. All other segments are guesses of strangers, or very old. They must not
- * change a region, nor reach a backend, whose socket gets a sequence number that always fits.
+ * Whether the frontend's kernel would accept a segment. Such a segment begins in the window that
+ * was offered to the client. It ends at the kernel's ACK number or later, or, if it is a probe, one
+ * byte earlier. All other segments are guesses of strangers, or very old. They must not change a
+ * region. They must not reach a backend either: its socket would accept them, because be_in gives
+ * every copy the sequence number that the socket expects.
  *
- * A client that uploads meanwhile is offered a window by two machines. Where the backend's is
+ * A client that uploads meanwhile is offered a window by two machines. If the backend's window is
  * smaller, and the frontend's newest ACK is still under way, the client's pure ACKs lie at the end
- * of the smaller window (tcp_acceptable_seq). That may be before what the frontend has
- * acknowledged.
+ * of the smaller window (tcp_acceptable_seq). That may be before the kernel's ACK number. So
+ * segments up to a window earlier than that number are accepted, too.
  */
 static __always_inline bool is_acceptable(const struct flow *flow, const struct packet *p)
 {
@@ -58,8 +62,9 @@ static __always_inline bool is_acceptable(const struct flow *flow, const struct 
     return !is_before(p->seq + p->payload_bytes + 1, least) && !is_before(edge, p->seq);
 }
 
-/* Notes an ACK number of the server's kernel. Where no region is open, rcv_nxt follows it at a
- * distance: after a very long upload, all of the client's packets would else compare as older. */
+/* Notes an ACK number of the server's kernel. While no region is open, rcv_nxt stays within
+ * UPLOADED_MAX of it. Otherwise all of the client's packets would compare as older than rcv_nxt
+ * after a very long upload. */
 static __always_inline void note_server_ack(struct flow *flow, __u32 ack)
 {
     if (is_before(flow->server_ack, ack))
@@ -79,8 +84,8 @@ static __always_inline bool claims_too_much(const struct flow *flow, const struc
 }
 
 /* Whether a packet's numbers are noted. The client sends no ACK that is older than a window (RFC
- * 5961, 5.2). Such an ACK is believed only as an answer to a probe, as a stranger's claims may have
- * moved further ahead than that. */
+ * 5961, 5.2). An older ACK is believed only as the answer to a probe: a stranger's claims may have
+ * moved client_ack ahead of the client by more than a window. */
 static __always_inline bool is_believed(const struct flow *flow, const struct packet *p)
 {
     __s32 back = flow->client_ack - p->ack;
@@ -88,11 +93,13 @@ static __always_inline bool is_believed(const struct flow *flow, const struct pa
     return back <= (__s64) (flow->edge - flow->client_ack) || flow->asked != flow->answered;
 }
 
-/* Largest payload that a claim alone can complete: a client that wants to claim much can offer a
- * large window. For longer payloads a confirmation costs nothing compared with sending them. */
+/* Largest payload that a claim alone can complete, in bytes. The client's window is no sufficient
+ * bound, because a client that wants to claim much can offer a large one. For longer payloads a
+ * confirmation costs nothing compared with sending them. */
 #define CLAIM_MAX (1u << 20)
 
-/* END_* of a region that begins with `length` bytes. */
+/* Returns the END_* bits of a new region of `length` bytes: END_WORD, if a claim alone cannot
+ * complete it. */
 static __always_inline __u32 end_of_new_region(const struct flow *flow, __u64 length)
 {
     __u32 room = is_before(flow->start, flow->edge) ? flow->edge - flow->start : 0;
@@ -115,14 +122,16 @@ static __always_inline bool claims_end(struct flow *flow)
     return is_delivered(b);
 }
 
-/* Largest lead of a backend's timestamp clock over the frontend's, in ticks of 1 ms. The two are
- * equal when a region begins, and drift apart by the error of their machines' clocks. With a larger
- * lead, the client drops the frontend's next segments until its clock has caught up. */
+/* Largest lead of a backend's timestamp clock over the frontend's that is made up for, in ticks of
+ * 1 ms. The two clocks are equal when a region begins, and drift apart by the error of their
+ * machines' clocks. With a larger lead, the client drops the frontend's next segments until the
+ * frontend's clock has caught up. */
 #define CLOCK_APART 8192
 
-/* A timestamp of the frontend, raised to the backend's timestamp that the client has echoed. A
- * client drops segments with a timestamp that it takes for older (RFC 7323, 5.3). The raise is
- * limited: otherwise a timestamp that a stranger makes up would have the client drop everything. */
+/* Returns a timestamp of the frontend, raised to the newest timestamp that the client has echoed,
+ * which may be a backend's. A client drops segments with a timestamp that it takes for older (RFC
+ * 7323, 5.3). The raise is limited: otherwise a stranger's made-up echo would raise the frontend's
+ * timestamps so far that the client drops all later segments. */
 static __always_inline __u32 not_behind_echo(const struct flow *flow, __u32 tsval)
 {
     __u32 behind = flow->client_tsecr - tsval;
@@ -148,8 +157,8 @@ static __always_inline void note_seen_in(struct flow *flow, __u32 ack)
     flow->flags |= FLOW_SEEN_IN;
 }
 
-/* Notes a packet that does not claim too much. `at`: what it acknowledges of an active region, in
- * bytes. */
+/* Notes the numbers of a packet that does not claim too much. `at`: number of bytes of the newest
+ * region that it acknowledges. */
 static __always_inline void note_client(struct flow *flow, const struct packet *p, __s64 at)
 {
     __u32 window = (__u32) p->window << flow->snd_wscale;
@@ -162,7 +171,7 @@ static __always_inline void note_client(struct flow *flow, const struct packet *
     if (!is_news)
         return;
     flow->answered = flow->asked;
-    /* A client whose window is closed may wait as long as it likes (behind.h). */
+    /* While a client's window was closed, its silence does not count (behind.h). */
     if ((__u32) flow->client_window << flow->snd_wscale < flow->mss)
         flow->idle_ns = 0;
     flow->client_ack = p->ack;

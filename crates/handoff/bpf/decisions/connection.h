@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
-/* A server's socket when a region is requested on it (kernel.h, sockopt.h). */
+/*
+ * A server's socket when a region is requested on it (kernel.h, sockopt.h). A region is a range of
+ * the connection's next sequence numbers, which another machine is to send. The answer goes into
+ * the server's ring, a BPF ring buffer.
+ */
 #ifndef CONNECTION_H
 #define CONNECTION_H
 
@@ -18,7 +22,7 @@ struct connection {
     __u8 snd_wscale;
     __u8 rcv_wscale;
     __u8 options; /* SHUNT_OPTION_* */
-    bool usable;  /* its timestamps tick in milliseconds, as the backend's do */
+    bool usable;  /* the socket's timestamps tick in milliseconds, as a backend's do */
 };
 
 /* A request for a region: its connection, the socket's state, and the ring for the answer. */

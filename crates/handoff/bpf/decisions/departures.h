@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Segments of the frontend's kernel on their way to a client: from LOCAL to CLIENT space. While a
- * region is open, the frontend sends nothing but repeated headers, pure ACKs, and a reset.
+ * Segments of the frontend's kernel on their way to a client: translated from LOCAL numbers, which
+ * that kernel counts, to CLIENT numbers, which the client sees. While a region is open (a range of
+ * numbers that a backend sends), only repeated headers, pure ACKs, probes and resets of the
+ * frontend leave. A flow is the connection's record in the map `flows`.
  */
 #ifndef DEPARTURES_H
 #define DEPARTURES_H
@@ -18,15 +20,17 @@
 /* Outcomes for a segment. */
 enum fate {
     TRANSLATED,
-    ACK_MOVED,  /* a pure ACK, moved to the right edge of the window: never old, never data */
+    ACK_MOVED,  /* a pure ACK, numbered with the right edge of the window: neither old nor data */
     RST_MOVED,  /* a reset, moved to the number where the client accepts it (reset.h) */
-    FIN_TO_RST, /* made a reset: the server has ended after half a response */
+    FIN_TO_RST, /* turned into a reset: the server has ended inside a response */
     ACK_HELD,   /* dropped, see may_acknowledge */
     UNTOUCHED,
     DROPPED,
     WAITS, /* kept in the server's queue (behind.h) */
 };
 
+/* Number of bytes by which the frontend's ACKs may be ahead of its ACK number when the region began
+ * (may_acknowledge). */
 #define ACK_AHEAD_BYTES 16384
 
 struct departure {
@@ -34,11 +38,11 @@ struct departure {
     __u32 seq;
     __u32 edge; /* of a reset: right edge of the window; of a probe: the client's ACK number */
     __u32 tsval;
-    bool cancelled;
-    bool cut_fin;
-    bool unheard;  /* neither side has sent a packet for UNHEARD_NS */
-    bool asks;     /* a probe is sent in its place */
-    bool given_up; /* nobody sends the region any more */
+    bool cancelled; /* the segment has ended an active region */
+    bool cut_fin;   /* the segment leaves without its FIN */
+    bool unheard;   /* neither side has sent a packet for UNHEARD_NS */
+    bool asks;      /* a probe is sent in place of the segment */
+    bool given_up;  /* the region makes no progress: nobody seems to send it (is_given_up) */
 };
 
 static __always_inline void cancel_region(struct flow *flow, struct departure *d)
@@ -53,11 +57,12 @@ static __always_inline void translate(struct flow *flow, __u32 seq, __u32 end, s
 }
 
 /*
- * Whether an ACK may leave. The backend's first segments acknowledge what the frontend had received
- * when the region began. A client that has seen a newer ACK takes one that is older than its window
- * for forged (RFC 5961, 5.2), and drops the payload with it. The backend learns the newest number
- * from the client's first ACK of the payload. Until then the frontend acknowledges no more than any
- * window covers.
+ * Whether the frontend may send an ACK to the client. The backend's first segments still have the
+ * ACK number of the moment when the region began. A client that has seen a newer ACK drops a
+ * segment, with its payload, if the segment's ACK number is older by more than the largest window
+ * that the client was offered (RFC 5961, 5.2). The client's first ACK of the payload brings the
+ * backend the frontend's newest ACK number. Until then, the frontend acknowledges at most
+ * ACK_AHEAD_BYTES more than when the region began: any such window is larger.
  */
 static __always_inline bool may_acknowledge(const struct flow *flow, __u32 ack)
 {
@@ -65,8 +70,8 @@ static __always_inline bool may_acknowledge(const struct flow *flow, __u32 ack)
            !is_before(flow->rcv_nxt + ACK_AHEAD_BYTES, ack);
 }
 
-/* Keeps a segment in the server's queue where it lies behind the region. The client's next ACK then
- * tells the server's kernel that there is no window. */
+/* Keeps a segment in the server's queue if it lies behind the region. The client's next ACK then
+ * goes to the server's kernel, and tells it that there is no window. */
 static __always_inline void depart_queueing(struct flow *flow, const struct packet *p, __u32 end,
                                             struct departure *d)
 {
@@ -82,11 +87,11 @@ static __always_inline void depart_queueing(struct flow *flow, const struct pack
 }
 
 /*
- * A segment while the newest region is open. The kernel repeats a FIN only where the client has
- * acknowledged what lies before it and has room: else it repeats the header, or probes the window.
- * After a cancel these become resets, too. Pure ACKs stay what they are: a client that opens a new
- * connection from the same port takes an ACK for a sign of the old connection, and resets that (RFC
- * 9293, 3.5.2).
+ * Decides on a segment while the newest region is open. A FIN becomes a reset, because it ends the
+ * response early. The kernel repeats its FIN only if the client has acknowledged all before it, and
+ * has room. Otherwise it repeats the header, or probes the window. After a cancel, these segments
+ * become resets, too. Pure ACKs never do: a client that opens a new connection from the same port
+ * takes an ACK for a sign of the old connection, and resets that one (RFC 9293, 3.5.2).
  */
 static __always_inline void depart_open(struct flow *flow, const struct packet *p, __u32 end,
                                         struct departure *d)
@@ -111,8 +116,8 @@ static __always_inline void depart_open(struct flow *flow, const struct packet *
             d->fate = DROPPED;
             return;
         }
-        /* The kernel repeats the header: it has not got the client's ACK of it, which has passed
-         * here. */
+        /* The kernel repeats the header, because it has not got the client's ACK of it. The next
+         * ACK must reach the kernel. */
         translate(flow, p->seq, end, d);
         flow->flags &= ~FLOW_START_ACKED;
     } else if (is_before(p->seq, local)) {
@@ -145,7 +150,7 @@ static __always_inline void depart(struct flow *flow, const struct packet *p, __
     d->tsval = p->timestamps ? not_behind_echo(flow, p->tsval) : p->tsval;
 
     if (p->flags & TH_RST && flow->flags & FLOW_RESET) {
-        d->fate = UNTOUCHED; /* it has the client's own numbers, from a packet that passed fe_in */
+        d->fate = UNTOUCHED; /* its numbers are from a client's packet that fe_in left unchanged */
     } else if (is_open(&flow->spaces)) {
         depart_open(flow, p, end, d);
     } else {

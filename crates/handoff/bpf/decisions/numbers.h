@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Integer types, and sequence numbers (RFC 9293, 3.4): these wrap, and compare over less than 2^31
- * (RFC 1982).
+ * Integer types, and sequence numbers (RFC 9293, 3.4). Sequence numbers wrap, and two of them can
+ * be compared only if they are less than 2^31 apart (RFC 1982).
  */
 #ifndef NUMBERS_H
 #define NUMBERS_H
@@ -11,12 +11,13 @@
 
 #include <linux/types.h>
 
-/* Forced: code under a BPF spin lock may call no function (kernel/bpf/verifier.c). */
+/* Has the compiler inline a function in any case: code under a BPF spin lock may call no function
+ * (kernel/bpf/verifier.c). */
 #undef __always_inline
 #define __always_inline inline __attribute__((always_inline))
 
-/* Makes the compiler forget what it knows of a value, as in libbpf. The verifier allows no
- * arithmetic on fields of some pointers. */
+/* Makes the compiler forget what it knows of a value, as in libbpf. With that knowledge it may make
+ * code that the verifier refuses: the verifier allows no arithmetic on fields of some pointers. */
 #ifndef barrier_var
 #define barrier_var(var) asm volatile("" : "+r"(var))
 #endif

@@ -46,7 +46,7 @@ struct packet {
 struct sack {
     __u32 blocks;
     __u32 left[SACK_BLOCKS_MAX];
-    __u32 right[SACK_BLOCKS_MAX]; /* first byte behind the block; not after `left`: empty block */
+    __u32 right[SACK_BLOCKS_MAX]; /* first byte behind the block; not after `left`: it is empty */
 };
 
 #endif

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
-/* Proof that a client's packets pass here as its server's socket numbers them (../proof.h). */
+/*
+ * Proof that a client's packets pass the steering programs with the sequence numbers of its
+ * server's socket (../proof.h). A flow is the connection's record in the map `flows`. LOCAL are the
+ * sequence numbers of the frontend's kernel, CLIENT those that the client sees.
+ */
 #ifndef DECISIONS_PROOF_H
 #define DECISIONS_PROOF_H
 
@@ -19,8 +23,8 @@ static __always_inline bool is_handshake_of(const struct handshake *seen,
            seen->server_isn + 1 + (__u32) tcp->bytes_acked == tcp->snd_una;
 }
 
-/* Whether the flow's packets are proof. Under the flow's lock. `next`: the socket's next sequence
- * number, CLIENT space. */
+/* Whether the packets that the flow has noted are proof. Under the flow's lock. `next`: the next
+ * sequence number that the socket will send, CLIENT space. */
 static __always_inline bool is_proven(const struct flow *flow, const struct bpf_tcp_sock *tcp,
                                       __u32 next)
 {
@@ -39,7 +43,7 @@ static __always_inline void begin_proof(struct flow *flow, const struct bpf_tcp_
     flow->server_ack = tcp->rcv_nxt;
 }
 
-/* Notes a segment at fe_out; `end` is in LOCAL space. Under the flow's lock. */
+/* Notes a segment at fe_out, whose bytes end at `end` (LOCAL). Under the flow's lock. */
 static __always_inline void note_segment(struct flow *flow, __u32 end)
 {
     if (!(flow->flags & FLOW_SEEN_OUT) || is_before(flow->server_end, end))

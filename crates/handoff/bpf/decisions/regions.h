@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Changes to a flow when its server asks for a region, for more of one, or for its end
- * (include/shunt.h), in terms of its socket. All run under the flow's lock, with the socket locked.
+ * Changes to a flow when its server asks for a region, for a longer one, or for a region's end
+ * (include/shunt.h). They use the state of the server's socket. All run under the flow's lock, with
+ * the socket locked. A region is a range of the client's sequence numbers that a backend sends: one
+ * payload. A break is the record of one region in its flow, the record of the connection. An anchor
+ * is a break of length 0, a point that later numbers are compared with (spaces.h).
  */
 #ifndef REGIONS_H
 #define REGIONS_H
@@ -17,6 +20,7 @@
 #include "proof.h"
 #include "spaces.h"
 
+/* Bound on the length of a region, in bytes. */
 #define LENGTH_MAX (1ull << 48)
 
 /* Makes a flow without regions, whose two sequence spaces are equal. */
@@ -41,8 +45,8 @@ static __always_inline struct flow flow_of(const struct asked *a, __u32 token)
     return fresh;
 }
 
-/* Notes the socket's state, updated by packets that the socket has not got: while a region is
- * active, the client's ACKs go to a backend, with their windows and timestamps. */
+/* Notes the socket's state. Its window and timestamps are brought up to date from packets that the
+ * socket has not got: while a region is active, most of the client's ACKs go to a backend only. */
 static __always_inline void note_connection(struct flow *flow, const struct connection *c)
 {
     bool passed = flow->flags & FLOW_TIMESTAMPS;
@@ -64,12 +68,13 @@ static __always_inline void note_socket(struct flow *flow, const struct bpf_tcp_
     flow->snd_cwnd = tcp->snd_cwnd;
     flow->snd_ssthresh = tcp->snd_ssthresh;
     flow->srtt_us = tcp->srtt_us >> 3;
-    /* Bounded by the path MTU: routers have reported to this socket so far, not to the backend. */
+    /* Bounded by the path MTU. Routers have reported that to this socket, not to the backend. */
     flow->mss = tcp->mss_cache;
 }
 
-/* Notes what the socket has got from the client. Newer packets may have passed fe_in already. Older
- * ones may have missed it, because they came in fragments. */
+/* Notes the ACK number and the window that the socket knows of its client, if the flow knows older
+ * ones. The flow may know newer ones, because packets pass fe_in first. It may lack some that came
+ * in fragments. `start`: CLIENT number of the server's next byte. */
 static __always_inline void note_client_of(struct flow *flow, const struct asked *a, __u32 start)
 {
     const struct connection *c = &a->connection;
@@ -114,15 +119,14 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
         return FE_REFUSED_ACTIVE;
     if (s->status == SHUNT_REGION_CANCELLED || flow->flags & FLOW_RESET)
         return FE_REFUSED_ENDED;
-    /* Bytes that have been sent are sent again where they are lost. Bytes that still wait for the
-     * client's window might wait for ever: a payload that comes first may fill the client's memory
-     * and leave no window for the bytes before it. */
+    /* The server's bytes must all have been sent: then the kernel repeats those that are lost.
+     * Bytes that still wait for the client's window might wait for ever: a payload that comes first
+     * may fill the client's memory, and leave no window for the bytes before it. */
     if (local != tcp->snd_nxt)
         return FE_REFUSED_UNSENT;
 
     to_client(s, local, local, &start);
-    /* Packets that have passed since the flow was made may be forged: they have to match the
-     * socket. */
+    /* The packets that the flow has noted may be forged, so they have to match the socket. */
     if (!a->seen_to_begin && !is_proven(flow, tcp, start)) {
         begin_proof(flow, tcp);
         flow->edge =
@@ -145,9 +149,9 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
     note_handoff(flow, begin->handoff, begin->ring, start, a);
     flow->ahead = 0;
     flow->flags &= ~(FLOW_START_ACKED | FLOW_QUEUES);
-    /* A server that writes behind the region waits for the ACK of its end, which opens the window
-     * (behind.h). A client that forges that ACK loses its own bytes, and nobody records how many it
-     * got. So no confirmation is needed. */
+    /* A server that writes behind the region waits for the ACK of the region's end, which opens the
+     * window (behind.h). A client that forges that ACK loses its own bytes, and nobody records how
+     * many it got. So no confirmation is needed. */
     if (is_appended)
         flow->flags |= FLOW_QUEUES;
     else
@@ -157,8 +161,8 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
     return FE_BEGUN;
 }
 
-/* The newest region, if it is that handoff's and nothing lies behind it; else NULL. Under the
- * flow's lock. */
+/* Returns the newest region, if it is active, belongs to this handoff, was made by SHUNT_APPEND,
+ * and its server has written nothing behind it. Returns NULL otherwise. Under the flow's lock. */
 static __always_inline struct flow_break *open_end(struct flow *flow, __u64 handoff,
                                                    const struct connection *c)
 {
@@ -182,8 +186,8 @@ append_region(struct flow *flow, const struct shunt_begin *begin, const struct a
     return FE_APPENDED;
 }
 
-/* Makes a region that no client has any of an anchor: a break of length 0 (spaces.h). Under the
- * flow's lock. */
+/* Removes a region of which the client has acknowledged nothing. Its break becomes an anchor, a
+ * break of length 0 (spaces.h). Under the flow's lock. */
 static __always_inline enum steer_counter undo_region(struct flow *flow, __u64 handoff,
                                                       const struct connection *c)
 {
@@ -197,7 +201,7 @@ static __always_inline enum steer_counter undo_region(struct flow *flow, __u64 h
     return FE_UNDONE;
 }
 
-/* Notes how far the client may have bytes of a lost sender: up to the right edge of its window. */
+/* Notes up to where the client may have bytes of a lost sender: the right edge of its window. */
 static __always_inline void note_ahead(struct flow *flow)
 {
     flow->ahead = is_before(flow->start, flow->edge) ? flow->edge - flow->start : 0;
@@ -222,8 +226,8 @@ move_region(struct flow *flow, const struct shunt_move *move, const struct asked
     return FE_MOVED;
 }
 
-/* Ends the active region at what the client has acknowledged. A break of length 0 is an anchor
- * (spaces.h). Under the flow's lock. */
+/* Ends the active region at what the client has acknowledged. If that is nothing, the break becomes
+ * an anchor, a break of length 0 (spaces.h). Under the flow's lock. */
 static __always_inline enum steer_counter take_region(struct flow *flow, __u64 handoff, __u32 when)
 {
     struct spaces *s = &flow->spaces;
@@ -274,8 +278,8 @@ static __always_inline void describe_flow(const struct flow *flow, struct shunt_
                   (__u32) flow->client_window << flow->snd_wscale < flow->mss;
 }
 
-/* Status of a refused SHUNT_BEGIN. SHUNT_REGION_NONE: another one on that connection would be
- * refused, too. */
+/* Returns the status for a refused SHUNT_BEGIN. SHUNT_REGION_NONE: later ones on that connection
+ * would be refused, too. */
 static __always_inline __u32 status_of(enum steer_counter refusal)
 {
     if (refusal == FE_REFUSED_UNPROVEN)

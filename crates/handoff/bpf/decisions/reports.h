@@ -2,13 +2,16 @@
 /*
  * Reports of a smaller path MTU (../icmp.h) as they arrive at the frontend:
  *
- *   the cited packet lies                         the report goes
- *   in the active region, and is outstanding      to its backend
- *   in a payload, and is not outstanding          nowhere: it is late, or made up
- *   among the frontend's own bytes                to the frontend's stack, in LOCAL numbers
+ *   the first byte of the cited packet lies       the report goes
+ *   in the active region, and is outstanding      to the region's backend
+ *   in the newest payload, not outstanding        nowhere: it is late, or made up
+ *   elsewhere, as among the frontend's bytes      to the frontend's stack, in LOCAL numbers
  *
- * Outstanding is what the client has not acknowledged and has room for. A stranger who knows a
- * flow's addresses has to guess a number in that range, as on a connection without a shortcut.
+ * A byte is outstanding if the client has not acknowledged it, and has room for it. A stranger who
+ * knows a flow's addresses has to guess the number of such a byte, as on a connection without a
+ * shortcut. A flow is a client connection. A region is a range of its sequence numbers that a
+ * backend sends; it is active until the client has acknowledged all of it. LOCAL numbers are those
+ * of the frontend's kernel.
  */
 #ifndef REPORTS_H
 #define REPORTS_H
@@ -20,7 +23,7 @@
 
 enum cites { SERVERS_BYTE, OUTSTANDING_PAYLOAD, OTHER_PAYLOAD };
 
-/* Says where the cited packet lies. Under the flow's lock. */
+/* Returns where the cited packet lies, by its sequence number. Under the flow's lock. */
 static __always_inline enum cites cites(const struct flow *flow, __u32 seq)
 {
     const struct spaces *s = &flow->spaces;

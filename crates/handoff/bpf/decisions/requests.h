@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
-/* Changes to a flow that an agent asks for (../requests.h). Under the flow's lock. */
+/*
+ * Changes to a flow that an agent asks for (../requests.h). Under the flow's lock. A flow is the
+ * record of a client connection in the map `flows`. A region is a range of its sequence numbers
+ * that a backend sends, for one handoff.
+ */
 #ifndef DECISIONS_REQUESTS_H
 #define DECISIONS_REQUESTS_H
 
@@ -10,8 +14,8 @@
 #include "numbers.h"
 #include "spaces.h"
 
-/* Notes how far apart a backend's ACKs may be. Returns false where it does not send the newest
- * region. */
+/* Notes how many payload bytes may lie between the ACKs that a backend gets. Returns false if this
+ * backend does not send the newest region. */
 static __always_inline bool space_acks(struct flow *flow, __u32 peer, __u32 bytes)
 {
     bool its_own = flow->spaces.made && nth_break(&flow->spaces, 0)->peer == peer;
@@ -21,8 +25,8 @@ static __always_inline bool space_acks(struct flow *flow, __u32 peer, __u32 byte
     return its_own;
 }
 
-/* Notes a backend's confirmation that its socket has got the ACK of the end. Returns false where
- * that handoff's region is not active, or another backend sends it. */
+/* Notes a backend's confirmation that its socket has got the ACK of a region's end. Returns false
+ * if the region of that handoff is not active, or another backend sends it. */
 static __always_inline bool deliver(struct flow *flow, __u32 peer, __u64 handoff, struct route *r)
 {
     struct flow_break *b = newest_break(&flow->spaces);
@@ -38,7 +42,7 @@ static __always_inline bool deliver(struct flow *flow, __u32 peer, __u64 handoff
     return true;
 }
 
-/* Cancels a handoff that nobody sends any more. Returns false where its region is not active. */
+/* Cancels the region of a handoff that nobody sends any more. Returns false if it is not active. */
 static __always_inline bool cancel_handoff(struct flow *flow, __u64 handoff)
 {
     bool is_its_own = flow->handoff == handoff && flow->spaces.status == SHUNT_REGION_ACTIVE;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * State of a backend's sender: what its socket and its client have sent, in which sequence space,
- * and what of that is believed. The agent writes the sender's slot (struct sender_slot) between two
- * payloads.
+ * Decisions on the packets of a backend's sender: translation to and from the socket's own sequence
+ * numbers, and what of a client's ACKs is believed. The state is in the sender's slot (struct
+ * sender_slot), which the agent writes between two payloads. A sender is parked while it waits for
+ * its connection's next payload.
  */
 #ifndef SENDER_H
 #define SENDER_H
@@ -11,16 +12,17 @@
 #include "numbers.h"
 #include "packet.h"
 
-/* TSecr of a segment. A restored socket has no timestamp of its client until an ACK brings one, and
- * a parked one has an old timestamp. */
+/* Returns the TSecr that a segment leaves with: the socket's, or the slot's if that is newer. A
+ * restored socket has no timestamp of its client until an ACK brings one, and a parked socket has
+ * an old one. */
 static __always_inline __u32 tsecr_of(const struct packet *p, const struct sender_slot *slot)
 {
     bool stale = p->tsecr == 0 || is_before(p->tsecr, slot->ts_recent);
     return stale ? slot->ts_recent : p->tsecr;
 }
 
-/* Notes a segment that leaves. A socket sends in order, and this runs as it sends, so no two calls
- * for one socket overlap. */
+/* Notes a segment that leaves. A socket sends one segment after the other, and this runs as it
+ * sends, so no two calls for one socket overlap. */
 static __always_inline void note_sent(struct sender_slot *slot, const struct packet *p)
 {
     __u32 end = p->seq + p->payload_bytes;
@@ -32,23 +34,26 @@ static __always_inline void note_sent(struct sender_slot *slot, const struct pac
 }
 
 /*
- * Translates an ACK number to the socket's own space. A late ACK of a parked socket's older payload
- * lies before the header that was sent in between, and is raised to `start`. In a payload of more
- * than 2 GiB, new numbers would compare as before `start`, so note_acked moves it.
+ * Translates an ACK number to the socket's own space. A late ACK of the socket's previous payload
+ * lies before the header that the frontend has sent in between, and is raised to `start`. In a
+ * payload of more than 2 GiB, new numbers would compare as before `start`, so note_acked moves
+ * `start` forward.
  */
 static __always_inline __u32 own_ack(const struct sender_slot *slot, __u32 ack)
 {
     return (is_before(ack, slot->start) ? slot->start : ack) - slot->seq_delta;
 }
 
-/* Distance behind the newest ACK from which an ACK tells the socket nothing that it needs. A late
- * ACK of the payload before is nearer than that: only a header lies in between. */
+/* Distance behind the newest ACK number, in bytes, beyond which an ACK is dropped: it tells the
+ * socket nothing that it needs. A late ACK of the previous payload is nearer, because only a header
+ * lies in between. */
 #define LATE_MAX (1u << 24)
 
 /*
  * Whether an ACK is of bytes that nobody has sent, or of bytes that were acknowledged long ago.
- * `sent` is noted before a segment leaves. With such ACKs a client could get more than its path can
- * carry. A stranger could make this socket forget bytes that the client has not got (RFC 5961, 5).
+ * `edge` is noted before a segment leaves, so no true ACK is ahead of it. With ACKs of unsent bytes
+ * a client could get more than its path can carry. A stranger could make this socket forget bytes
+ * that the client has not got (RFC 5961, 5).
  */
 static __always_inline bool acknowledges_unsent(const struct sender_slot *slot,
                                                 const struct packet *p)
@@ -59,10 +64,10 @@ static __always_inline bool acknowledges_unsent(const struct sender_slot *slot,
 }
 
 /*
- * An ACK number in the socket's own space, no further than the socket has sent. Where another
+ * Returns an ACK number in the socket's own space, no further than the socket has sent. If another
  * backend has begun the payload, the client may have more of it than the frontend knew. The socket
- * would ignore an ACK of bytes that it has not sent (RFC 9293, 3.10.7.4), but all that it has sent
- * is acknowledged by it. Sets `ahead` for such an ACK.
+ * would ignore an ACK of bytes that it has not sent (RFC 9293, 3.10.7.4). So such an ACK becomes
+ * one of all that the socket has sent, and `ahead` is set.
  */
 static __always_inline __u32 ack_for_sender(const struct sender_slot *slot, __u32 ack, bool *ahead)
 {
@@ -72,9 +77,11 @@ static __always_inline __u32 ack_for_sender(const struct sender_slot *slot, __u3
     return *ahead ? slot->sent : own;
 }
 
-/* Largest age of a client's ACK, in bytes: the largest window (RFC 7323, 2.3). */
+/* Largest distance of a late ACK behind the newest one, in bytes: the largest window (RFC 7323,
+ * 2.3). */
 #define OLD_MAX (1u << 30)
 
+/* Notes an ACK number of the socket's own space. Moves `start` so that it stays within OLD_MAX. */
 static __always_inline void note_acked(struct sender_slot *slot, __u32 own)
 {
     if (!is_before(slot->acked, own))
@@ -86,13 +93,14 @@ static __always_inline void note_acked(struct sender_slot *slot, __u32 own)
 }
 
 /*
- * Checks of a steered packet. The frontend puts its newest rcv_nxt into the sequence field: it
- * moves with what the client sends meanwhile, and little from one copy to the next. The urgent
- * pointer has half of the flow's token. A forger has to guess both numbers. Without this check the
- * socket would accept any packet, because it gets sequence numbers that always fit.
+ * Checks of a steered packet. The frontend puts its newest ACK number into the sequence field. That
+ * number grows with what the client sends meanwhile, by little from one copy to the next. The
+ * urgent pointer has half of the flow's token. A forger has to guess both numbers. Without these
+ * checks the socket would accept any packet, because be_in gives each packet the sequence number
+ * that the socket expects.
  */
-#define STEP_MAX       (1u << 24)
-#define STEP_MAX_RESET (1u << 20)
+#define STEP_MAX       (1u << 24) /* largest difference between two copies, in either direction */
+#define STEP_MAX_RESET (1u << 20) /* largest growth from the last copy to a reset */
 
 static __always_inline bool is_made_up(const struct sender_slot *slot, const struct packet *p,
                                        __u16 token)

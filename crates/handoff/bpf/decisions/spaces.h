@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Translation of sequence numbers between the LOCAL and the CLIENT space of a flow (steering.h).
+ * Translation of sequence numbers between the LOCAL space of a flow (the frontend's kernel counts
+ * these numbers) and its CLIENT space (the client sees these). A flow is a client connection, and a
+ * region a range of its CLIENT numbers that a backend sends (steering.h).
  *
  * Serial arithmetic (RFC 1982) tells before from after only within 2^31, and a region may be longer
- * than that. So a CLIENT number is compared with a point of the region that is known to be near:
- * what the client has acknowledged while the region is active, later the region's end. Where a flow
- * continues for 2^30 bytes behind its last region, an anchor takes that region's place as the point
- * of comparison. An anchor is a break of length 0.
+ * than that. So a CLIENT number is compared with a point of the region that is known to be near.
+ * While the region is active, this is the end of what the client has acknowledged; later it is the
+ * region's end. When a flow has continued for 2^30 bytes behind its last region, an anchor takes
+ * that region's place as the point of comparison. An anchor is a break of length 0.
  */
 #ifndef SPACES_H
 #define SPACES_H
@@ -17,12 +19,13 @@
 #define ANCHOR_BYTES (1u << 30)
 #define NO_BREAK     (-1)
 
+/* Index in `breaks` of the n-th newest break. */
 static __always_inline __u32 slot_of(const struct spaces *s, __u32 n)
 {
     return (s->made - 1 - n) & (BREAKS - 1);
 }
 
-/* The n-th newest break; 0 is the newest. */
+/* The n-th newest break, counted from 0. */
 static __always_inline const struct flow_break *nth_break(const struct spaces *s, __u32 n)
 {
     return &s->breaks[slot_of(s, n)];
@@ -39,14 +42,14 @@ static __always_inline struct flow_break *next_break(struct spaces *s)
     return newest_break(s);
 }
 
-/* Whether the client does not have all of the newest break's payload. */
+/* Whether the newest region has not completed: it is active or cancelled. */
 static __always_inline bool is_open(const struct spaces *s)
 {
     return s->status != SHUNT_REGION_COMPLETE;
 }
 
-/* Position of a CLIENT number in a break's payload: bytes from its start, negative before it.
- * `reached`: a position near it. */
+/* Returns the position of a CLIENT number in a break's payload: the number of bytes from the
+ * payload's start, negative before it. `reached`: a position that is known to be near. */
 static __always_inline __s64 position(const struct flow_break *b, __u64 reached, __u32 seq)
 {
     return (__s64) reached + (__s32) (seq - (b->start + (__u32) reached));
@@ -58,8 +61,8 @@ static __always_inline __s64 nth_position(const struct spaces *s, __u32 n, __u32
     return position(b, n == 0 && is_open(s) ? s->acked : b->length, seq);
 }
 
-/* Translates CLIENT to LOCAL. All of a payload is one point in LOCAL space: where it was
- * inserted. */
+/* Translates CLIENT to LOCAL. All numbers of a payload become one LOCAL number: that of the place
+ * where the payload was inserted. */
 static __always_inline __u32 to_local(const struct spaces *s, __u32 seq)
 {
     __u32 delta = 0;
@@ -98,7 +101,8 @@ static __always_inline bool to_client(const struct spaces *s, __u32 seq, __u32 e
     return true;
 }
 
-/* A region, and the position in it that numbers of a copy to its backend are compared with. */
+/* A region, and the position in it that a copy's numbers are compared with (`reached` of
+ * position()). */
 struct region {
     struct flow_break payload;
     __u64 reached;
@@ -122,7 +126,8 @@ static __always_inline __u32 clamp_to(const struct region *r, __u32 seq)
     return r->payload.start + (__u32) at;
 }
 
-/* Which complete region holds a block of bytes: n of the n-th newest, or NO_BREAK. */
+/* Returns n if the n-th newest region has all bytes from `left` to before `right`, and is not open.
+ * Returns NO_BREAK if there is no such region. */
 static __always_inline int region_of(const struct spaces *s, __u32 left, __u32 right)
 {
     for (__u32 n = 0; n < BREAKS && n < s->made; n++) {
@@ -136,8 +141,8 @@ static __always_inline int region_of(const struct spaces *s, __u32 left, __u32 r
 }
 
 /*
- * Makes an anchor where the flow has moved far behind its last region (see the head of this file).
- * Only the frontend's own segments call it: a stranger could make up a client's ACKs.
+ * Makes an anchor if the flow has moved far behind its last region (see the head of this file).
+ * Only the frontend's own segments lead to a call: a stranger could make up a client's ACKs.
  */
 static __always_inline void move_anchor(struct spaces *s, __u32 local, __u32 client)
 {

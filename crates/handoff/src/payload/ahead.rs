@@ -7,14 +7,14 @@ use crate::reading::Ticket;
 pub(super) enum Ahead {
     #[default]
     Nothing,
-    /// Another thread reads, of the range with this index, from this offset in its file on.
+    /// Another thread reads: bytes of the range with this index, from this offset in its file on.
     Asked(Ticket, usize, u64),
-    /// Bytes of the range with this index, from this offset in its file on.
+    /// Another thread has read: bytes of the range with this index, from this offset in its file on.
     Here(usize, u64, Vec<u8>),
 }
 
 impl Ahead {
-    /// Drops the bytes if they do not contain the one at `at`.
+    /// Drops the bytes that were read if the next one needed, at the offset `at`, is not among them.
     pub(super) fn go_on(&mut self, range: usize, at: u64) {
         if matches!(self, Self::Here(..)) && self.bytes(range, at, 1).is_none() {
             *self = Self::Nothing;

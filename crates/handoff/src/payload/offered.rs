@@ -1,4 +1,5 @@
-//! The file of an offer, as a source of a payload's bytes.
+//! The file of an offer, as a source of a payload's bytes. The *digest* of a file is its SHA-256. Another backend with
+//! a file of the same digest may send other parts of the payload.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -15,8 +16,8 @@ use crate::identity::FileIdentity;
 use crate::in_memory::{self, Untold};
 use crate::reading::{Reads, Wanted};
 
-/// File of an offer, with the modification time and size that its header told the client. Without `mtime_ns`, bytes
-/// before the range may be written to.
+/// File of an offer, with the modification time and size that the response's header told the client. Without
+/// `mtime_ns`, bytes before the range may be written to.
 #[derive(Debug)]
 pub(super) struct Offered {
     file: Arc<OwnedFd>,
@@ -24,13 +25,14 @@ pub(super) struct Offered {
     size: u64,
     /// The file's identity when it was first examined.
     first: Cell<Option<FileIdentity>>,
-    /// Whether a later look found another identity: the file was replaced by another, as a rule.
+    /// Whether a later look found another identity. As a rule, another file has got this file's name, which changes
+    /// this file's ctime.
     has_changed: Cell<bool>,
-    /// Identity that the file must have, where others rely on its bytes.
+    /// Identity that the file must have, if the claimant relies on its digest.
     proven: Option<FileIdentity>,
     /// Whether the digest of the first identity has been told, and has not been withdrawn.
     is_told: Cell<bool>,
-    /// Whether calls to its file system may wait for something else than a disk.
+    /// Whether calls to the file's file system may wait for something else than a disk.
     may_wait: Cell<bool>,
 }
 
@@ -48,7 +50,8 @@ impl Offered {
         }
     }
 
-    /// Whether the file system, which does not tell what is in memory, is memory itself.
+    /// Called if the file system does not tell what is in memory. Returns whether it is memory itself. If not, notes
+    /// that its calls may wait.
     fn is_memory(&self, reads: &Reads) -> bool {
         let is_memory = self.first.get().is_some_and(|first| reads.is_memory(first.device));
         self.may_wait.set(!is_memory);
@@ -134,7 +137,7 @@ impl Source for Offered {
         Some((offer, file.into(), self.proven))
     }
 
-    /// Passes a file whose file system may be slow to answer to a thread that closes it.
+    /// If the file's file system may be slow to answer, another thread closes the file.
     fn close(self: Box<Self>, reads: &Reads) {
         if self.may_wait.get() {
             reads.close(self.file);

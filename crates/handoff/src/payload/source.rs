@@ -1,4 +1,5 @@
-//! Sources of a payload's bytes.
+//! Sources of a payload's bytes. A source is a file or other bytes that stay in place until they are sent (*kept*
+//! bytes). The *digest* of a file is its SHA-256.
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -14,10 +15,10 @@ use crate::identity::FileIdentity;
 use crate::in_memory;
 use crate::reading::{Reads, Wanted};
 
-/// Bytes that a payload, or a part of it, is made of. No call waits for a disk where it is given [`Reads`].
+/// Bytes that a payload, or a part of it, is made of. A call with [`Reads`] does not wait for a disk.
 ///
-/// A source whose bytes are still being made has none at hand until they are, and wants no read ([`Source::wanted`]):
-/// who makes them wakes the payload's owner.
+/// If some bytes are still being made, the source does not have them at hand, and wants no read for them
+/// ([`Source::wanted`]). The one who makes them wakes the payload's owner.
 pub trait Source: Debug + Send {
     /// Number of bytes from `at` on that can be had without waiting, at most `most`.
     fn at_hand(&self, at: u64, most: usize, reads: &Reads) -> usize;
@@ -25,21 +26,21 @@ pub trait Source: Debug + Send {
     /// Has the kernel move up to `most` bytes from `at` on into a socket. Returns how many. 0: there are no more bytes.
     ///
     /// # Errors
-    /// Returns the kernel's error of sendfile(2) or send(2): `EAGAIN` where the socket takes nothing.
+    /// Returns the kernel's error of sendfile(2) or send(2): `EAGAIN` if the socket takes nothing.
     fn send(&self, at: u64, most: usize, socket: BorrowedFd<'_>) -> Result<usize, Errno>;
 
-    /// Copies bytes from `at` on into the slices, one after the other, at least one. 0: there are no more bytes. With
-    /// `reads` only what is at hand.
+    /// Copies at least one byte, from `at` on, into the slices, one after the other. Returns how many. 0: there are no
+    /// more bytes. With `reads`, copies only what is at hand.
     ///
     /// # Errors
-    /// `EAGAIN` where the first byte is not at hand, else the kernel's error of preadv2(2).
+    /// `EAGAIN` if the first byte is not at hand, else the kernel's error of preadv2(2).
     fn read(&self, at: u64, slices: &mut [IoSliceMut<'_>], reads: Option<&Reads>) -> Result<usize, Errno>;
 
     /// Describes the read by which another thread gets bytes that are not at hand. `None`: there is nothing to read
     /// yet.
     ///
     /// # Errors
-    /// [`Reason::Socket`] where the bytes cannot be read.
+    /// [`Reason::Socket`] if the bytes cannot be read.
     fn wanted(&self, at: u64, bytes: usize) -> Result<Option<Wanted>, Reason>;
 
     /// Whether the bytes are those that the payload was made of. Asked before any of them is relied on, and after they
@@ -51,13 +52,13 @@ pub trait Source: Debug + Send {
         true
     }
 
-    /// The file that the bytes are part of, with its identity when it was first examined. `None` where there is no such
-    /// file, or it has changed since.
+    /// The file that the bytes are part of, with its identity when it was first examined. `None` if there is no such
+    /// file, or if it has changed since.
     fn file(&self) -> Option<(BorrowedFd<'_>, FileIdentity)> {
         None
     }
 
-    /// Notes whether others have been told the digest of that file.
+    /// Notes whether others have been told the digest of the file that [`Source::file`] returned.
     fn set_told(&self, _: bool) {}
 
     /// Whether others have been told the digest of the file, and the file has changed since.
@@ -65,12 +66,12 @@ pub trait Source: Debug + Send {
         false
     }
 
-    /// Returns the offer of the `length` bytes up to `end`, with its file and the identity that this must have.
+    /// Returns an offer of the `length` bytes up to `end`, with its file and the identity that the file must have.
     fn into_offer(self: Box<Self>, _end: u64, _length: u64) -> Option<(Offer, File, Option<FileIdentity>)> {
         None
     }
 
-    /// Called where the payload is dropped. A source whose end may wait passes it to another thread.
+    /// Called when the payload is dropped. A source whose closing may wait passes that to another thread.
     fn close(self: Box<Self>, _: &Reads) {}
 }
 
@@ -78,9 +79,9 @@ pub trait Source: Debug + Send {
 pub trait Kept: AsFd + Debug + Send {
     /// Gives a socket up to `bytes` bytes from `offset` on. Returns how many it took. 0: there are no more bytes.
     ///
-    /// Sends a copy if the place of the bytes is used again. Pages that `sendfile` gives away may still be in the
-    /// receive buffer of a client on the same machine (veth, loopback). By then all may have been acknowledged, and
-    /// their keeper may use the pages again.
+    /// Must send a copy if the memory of the bytes may be used again. Pages that `sendfile` gives away may still be in
+    /// the receive buffer of a client on the same machine (veth, loopback) when all bytes have been acknowledged and
+    /// their keeper uses the pages again.
     ///
     /// # Errors
     /// Returns the kernel's error of the send: `WouldBlock` if the socket takes nothing.

@@ -187,7 +187,7 @@ fn a_file_written_in_place_is_noticed() {
     assert_eq!(payload.send_to(&ours), Err(Reason::FileChanged));
 }
 
-/// nginx does the same with the files of its cache when it revalidates.
+/// nginx rewrites the headers in the files of its cache like this when it revalidates them.
 #[test]
 fn a_body_behind_a_header_that_is_rewritten_is_whole() {
     let file = file_of(b"header, body");
@@ -205,7 +205,7 @@ fn a_body_behind_a_header_that_is_rewritten_is_whole() {
 }
 
 /// Makes a file in memory (tmpfs). Its file system does not tell what is in memory, so that a thread reads its first
-/// bytes. Returns `None`, and reports that `test` is skipped, where this kernel's does tell.
+/// bytes. Returns `None`, and reports that `test` is skipped, if this kernel's tmpfs does tell.
 fn untold(test: &str, bytes: &[u8]) -> Option<File> {
     let mut file = tempfile::tempfile_in("/dev/shm").unwrap();
     file.write_all(bytes).unwrap();
@@ -285,8 +285,8 @@ fn a_peer_that_is_gone_is_told_from_a_bad_file() {
     assert_eq!(payload(&file, 0, 10).send_to(&ours), Err(Reason::ClientGone));
 }
 
-/// A flow into which no kernel moves bytes. It takes 1,000 bytes at a time, at most 5,000 in all, and notes whether more
-/// were to come.
+/// A flow that is no kernel socket, so that bytes are copied for it. It takes 1,000 bytes at a time, at most 5,000 in
+/// all, and notes whether it was told that more come.
 #[derive(Default)]
 struct Collects(RefCell<(Vec<u8>, bool)>);
 

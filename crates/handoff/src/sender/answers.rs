@@ -1,5 +1,6 @@
 //! Whether the client of a new socket acknowledges anything. The agent learns from this which clients it can reach. An
-//! offer whose client acknowledges nothing is given back.
+//! offer whose client acknowledges nothing is given back. A *payload* is the body that a socket sends to its client, as
+//! a peer (a frontend's agent) has claimed it.
 
 use std::fs::File;
 use std::time::Instant;
@@ -31,7 +32,7 @@ pub struct Unsent {
     pub offer: Offer,
     /// The offer's file.
     pub file: File,
-    /// State that the file must be in, where others rely on its bytes.
+    /// Identity that the file must have, if the claimant relies on its digest.
     pub proven: Option<FileIdentity>,
 }
 

@@ -1,8 +1,10 @@
-//! One sender: its socket, the socket's sequence numbers, and the state of its payload.
+//! One sender: its socket, the socket's sequence numbers, and the state of its payload. A *claim* is the message by
+//! which a frontend's agent asks for a payload. The *digest* of the payload's file lets another backend prove that its
+//! file is the same. The *word* tells the frontend that the end of the payload is acknowledged.
 //!
-//! The socket counts on in its own sequence space from payload to payload. A [`Slot`] says where that is in the
-//! client's sequence space. The socket's timestamps and its idea of the client's window are updated when the next
-//! payload begins.
+//! The socket counts on in its own sequence space from payload to payload. A [`Slot`] says where a payload lies in the
+//! client's sequence space. When the next payload begins, the socket is told the client's window if that matters, and
+//! its timestamps are moved forward to the frontend's.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -32,18 +34,19 @@ pub(super) enum Word {
     Given,
 }
 
-/// Receive window of a sender's socket, in bytes. The socket never receives data, but a window that a client has seen
-/// may not become smaller than this.
+/// Receive window of a sender's socket, in bytes. The socket never receives data. But its segments offer this window to
+/// the client, and a window that was offered may not become smaller.
 const RCV_WND: u32 = 65535;
 /// Number of payloads of a connection after which its need of ACKs is examined again.
 const LOOK_EVERY: u32 = 16;
-/// Time after which a payload's frontend is told its digest. For a shorter payload a digest is not worth computing.
+/// Time after which a payload's frontend is told the digest of the payload's file. For a shorter payload a digest is
+/// not worth computing.
 const DIGEST_AFTER: Duration = Duration::from_secs(1);
 /// Pause after which a frontend that has not answered is told again that a digest is withdrawn. Its server may not have
 /// taken the message. The pause doubles each time.
 const WITHDRAW_AGAIN: Duration = Duration::from_secs(1);
-/// Time that a client may take to acknowledge anything from a new socket, beside four round trips. A tail probe is sent
-/// after one second, and the first retransmission after three.
+/// Time, in addition to four round trips, that a client may take to acknowledge anything from a new socket. A tail
+/// probe is sent after one second, and the first retransmission after three.
 const ANSWER_WITHIN: Duration = Duration::from_millis(1500);
 
 pub(super) enum State {
@@ -64,8 +67,8 @@ pub(super) enum Digest {
     Wanted,
     /// The frontend has been told.
     Told,
-    /// The frontend was told, at `told`, that the file is not known any more. It is told again after `again`. Nothing
-    /// is sealed until it answers.
+    /// The frontend was told, at the time `told`, that the digest does not hold any more. It is told again after
+    /// `again`. Nothing is sealed until it answers.
     Withdrawn { told: Instant, again: Duration },
 }
 
@@ -89,8 +92,11 @@ pub(super) struct Sender {
     rcv_nxt: u32,
     /// Offset of the socket's timestamp clock from [`clock_ms`].
     ts_offset: u32,
+    /// Number that the steering programs add to the socket's timestamps.
     ts_delta: u32,
+    /// Largest segment of the socket, in bytes without options.
     mss: u16,
+    /// Whether the socket's rate is limited now.
     paced: bool,
     /// Length of the payload, in bytes.
     pub(super) length: u64,
@@ -102,7 +108,7 @@ pub(super) struct Sender {
     payloads: u32,
     /// Spacing of the client's ACKs that reach this sender.
     spacing: spacing::Spacing,
-    /// Unacknowledged bytes, and when their number last changed.
+    /// Number of unacknowledged bytes, and when it last changed or bytes were queued.
     progress: (u32, Instant),
     /// `Some` until the client is known to acknowledge something, or known not to.
     unheard: Option<Unheard>,
@@ -114,7 +120,7 @@ struct Unheard {
     first: u32,
     /// Time by which something must have been acknowledged.
     due: Instant,
-    /// Number and tag of the offer that the socket began with. `None` where the offer cannot be given back, as on TLS.
+    /// Number and tag of the offer that the socket began with. `None` if the offer cannot be given back, as on TLS.
     offer: Option<(u64, Tag)>,
 }
 
@@ -123,8 +129,8 @@ struct Unheard {
 pub(super) enum FirstWord {
     /// The client acknowledges.
     Answered,
-    /// The client acknowledges nothing, though bytes were sent. Holds the offer's number and tag where it can be given
-    /// back.
+    /// The client acknowledges nothing, though bytes were sent. Holds the offer's number and tag, if the offer can be
+    /// given back.
     Silent(Option<(u64, Tag)>),
 }
 
@@ -135,7 +141,8 @@ pub(super) fn first_slot(claim: &Claim) -> Slot {
         live: true,
         start: claim.flow.start.get(),
         seq_delta: 0,
-        // The socket takes only an even timestamp (Restored::tsval). The client sees the frontend's.
+        // The socket takes only an even timestamp (Restored::tsval). The client is to see the frontend's timestamp, so
+        // its lowest bit is added.
         ts_delta: claim.flow.tsval.get() & 1,
         rcv_nxt: claim.flow.token.get(),
         ack: claim.flow.rcv_nxt.get(),
@@ -200,7 +207,7 @@ impl Sender {
         matches!(self.state, State::Parked)
     }
 
-    /// Time of the last change.
+    /// Time since which nothing has been queued or acknowledged.
     pub(super) fn idle_since(&self) -> Instant {
         self.progress.1
     }
@@ -211,8 +218,8 @@ impl Sender {
             && claim.flow.token.get() == self.rcv_nxt
             && self.is_with_server_of(claim)
             && self.mss >= claim.flow.mss.get();
-        // Bytes that are not acknowledged here were acknowledged to the frontend, but the copy of that ACK was lost.
-        // Sent again, they would land in the next payload's sequence space.
+        // Bytes that the socket takes for outstanding were acknowledged to the frontend, but the copy of that ACK was
+        // lost. If the socket repeated them, they would leave with numbers that are right for the next payload only.
         let settled =
             !matches!(self.state, State::Sending(_)) && self.flow.unacknowledged().is_ok_and(|bytes| bytes == 0);
         same_flow && settled
@@ -264,16 +271,17 @@ impl Sender {
         }
     }
 
-    /// Timestamp delta for a claim. The client must never see our timestamps go back (RFC 7323, 5.3), so the delta
-    /// follows the frontend's clock, but only forward.
+    /// Returns the number to add to the socket's timestamps from this claim on. The client must never see our
+    /// timestamps go back (RFC 7323, 5.3). So they follow the frontend's clock, but only forward.
     fn raised_ts_delta(&self, claim: &Claim) -> u32 {
         let ours = clock_ms().wrapping_add(self.ts_offset).wrapping_add(self.ts_delta);
         let behind = claim.flow.tsval.get().wrapping_sub(ours) as i32;
         self.ts_delta.wrapping_add(behind.max(0) as u32)
     }
 
-    /// Sets the socket's idea of the client's window where that matters for this payload. The socket knows the window
-    /// from its last ACK. Since then the frontend has sent into the window, and the client may have opened it.
+    /// Tells the socket the client's window if that matters for this payload. The socket knows the window from its last
+    /// ACK, with the window field `field`. Since then the frontend has sent into the window, and the client may have
+    /// opened it.
     fn correct_window(&self, claim: &Claim, field: u32) -> Result<(), RepairError> {
         let scale = if claim.flow.options & FlowState::WSCALE != 0 { claim.flow.snd_wscale } else { 0 };
         let (believed, really) = (u64::from(field) << scale, u64::from(claim.flow.snd_wnd.get()));
@@ -307,7 +315,8 @@ impl Sender {
         matches!(&self.state, State::Sending(body) if waits(body.payload()))
     }
 
-    /// Notes that the frontend has been told which file is sent, or that the file is not known any more.
+    /// Notes that the frontend has been told the digest of the file that is sent. With `is_known` false, the frontend
+    /// was told instead that there is no digest, or none any more.
     pub(super) fn settle_news(&mut self, is_known: bool, now: Instant) {
         let State::Sending(body) = &self.state else {
             self.digest = if is_known { Digest::Told } else { Digest::Unwanted };
@@ -343,7 +352,7 @@ impl Sender {
         }
     }
 
-    /// Whether the frontend should be told about the file now: which file it is, or that it is not known any more.
+    /// Whether the frontend should be told about the file now: its digest, or that the digest does not hold any more.
     pub(super) fn has_news(&self, now: Instant) -> bool {
         match self.digest {
             Digest::Unwanted => false,
@@ -362,7 +371,8 @@ impl Sender {
         self.flow.pace((rate != 0).then_some(rate));
     }
 
-    /// Notes the spacing of ACKs of the claim's flow. Returns `true` where it is time to examine whether it is right.
+    /// Notes the spacing of ACKs that the claim's flow has. Returns `true` if it is time to examine whether that
+    /// spacing is right.
     pub(super) fn note_spacing(&mut self, claim: &Claim) -> bool {
         let known = claim.flow.ack_spacing.get();
         self.spacing.is(known);
@@ -370,7 +380,7 @@ impl Sender {
         known == 0 || self.payloads.is_multiple_of(LOOK_EVERY)
     }
 
-    /// Spacing to tell the frontend, where it passes on many more ACKs than this sender needs, or too few.
+    /// Spacing to tell the frontend, if it passes on many more ACKs than this sender needs, or too few.
     pub(super) fn advice(&mut self) -> Option<Spacing> {
         let bytes = self.spacing.news(&*self.flow)?.into();
         let Endpoint { address: client_address, port_be: client_port } = self.key.client;
@@ -412,12 +422,12 @@ impl Sender {
         Some(word)
     }
 
-    /// Endpoint of the server in whose name it sends.
+    /// Endpoint of the server in whose name the sender sends.
     pub(super) fn server(&self) -> Endpoint {
         self.server
     }
 
-    /// Examines the sender: parks it where all is acknowledged, and returns what is to be done with it.
+    /// Examines the sender: parks it if all is acknowledged, and returns what is to be done with it.
     pub(super) fn look(&mut self, now: Instant, limits: &SenderLimits) -> Verdict {
         // Nothing changes in a parked sender, and there may be very many of them: it is not worth a system call.
         if self.is_parked() {

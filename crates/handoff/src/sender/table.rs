@@ -1,4 +1,5 @@
-//! Records of senders, as the steering programs need them.
+//! Records of senders, as the steering programs need them. A *slot* is the record of one sender (a backend's socket for
+//! a client), by its index.
 
 use std::io;
 
@@ -13,7 +14,8 @@ pub struct SenderKey {
     pub port: u16,
 }
 
-/// Record of one sender for the steering programs (`struct sender_slot`).
+/// Record of one sender for the steering programs. The fields have the meanings of those of `struct sender_slot` in
+/// bpf/steering.h.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct Slot {
@@ -40,7 +42,7 @@ pub trait SenderTable {
     /// Lets packets of `key` find the slot.
     ///
     /// # Errors
-    /// Returns the kernel's error of bpf(2), as where the map is full.
+    /// Returns the kernel's error of bpf(2), for example if the map is full.
     fn insert(&mut self, key: &SenderKey, index: u32) -> io::Result<()>;
     /// Removes a key. From here on packets of `key` are dropped.
     fn remove(&mut self, key: &SenderKey);

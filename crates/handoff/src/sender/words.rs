@@ -1,9 +1,9 @@
-//! The word to a frontend that the end of a payload is acknowledged, where the payload is longer than its client had
-//! room for.
+//! The word to a frontend that the end of a payload is acknowledged. A payload needs it if it is longer than 1 MiB, or
+//! than its client had room for.
 //!
 //! A frontend sees what the client acknowledges, but not what has been sent. So it waits for this word, and a client
-//! that waits for its next response waits too. The ingress program reports the ACK of the end as it passes. If that
-//! report is lost, the next sweep finds the ACK.
+//! that waits for its next response waits too. be_in reports the ACK of the end as it passes. If that report is lost,
+//! the next sweep finds the ACK.
 
 use shunt_wire::Endpoint;
 use shunt_wire::peer::Delivered;

@@ -1,4 +1,5 @@
-//! Write keys of one generation, and the sealing of records with them.
+//! Write keys of one generation, and the sealing of records with them. A *generation* is the keys between two
+//! KeyUpdates.
 
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use shunt_sys::erase::Erased;
@@ -18,7 +19,7 @@ pub enum ContentType {
     ApplicationData = 23,
 }
 
-/// Seals records, each record number once and in order. Its memory is overwritten when it is dropped.
+/// Seals records. Uses each record number once, in order. Its memory is overwritten when it is dropped.
 #[derive(Debug)]
 pub struct Sealer {
     keys: Erased<Keys>,
@@ -35,8 +36,8 @@ struct Keys {
 
 impl Sealer {
     /// Makes a sealer for the records `first..first + count`. The number after them belongs to the KeyUpdate of the
-    /// frontend that handed over the keys. Returns `None` if the key's length is not the suite's, or if the generation
-    /// would be used beyond its suite's limit.
+    /// frontend that handed over the keys. Returns `None` if the key's length is not the suite's, or if the numbers
+    /// exceed the limit that the suite sets for one key.
     ///
     /// The caller has to wipe what this call leaves on the stack (`shunt_sys::erase::wipe_stack`).
     pub fn new(suite: Suite, key: &[u8], iv: &[u8; NONCE_LEN], first: u64, count: u64) -> Option<Self> {
@@ -50,7 +51,8 @@ impl Sealer {
         Some(Self { keys: Erased::new(Keys { key, iv: *iv }), next: first, end })
     }
 
-    /// Seals `record` in place. It consists of room for the header, the content, and room for type and tag.
+    /// Seals `record` in place. The caller leaves room in it for the header, then the content, then room for the type
+    /// and the tag.
     ///
     /// # Panics
     /// If no record number is left, or if the record is longer than TLS allows.

@@ -1,7 +1,9 @@
-//! A payload as a stream of sealed records, sealed only as fast as the flow takes them.
+//! A payload as a stream of sealed records, sealed only as fast as the flow takes them. A *flow* is the client
+//! connection that the records are sent on, and the *sender* its socket on this machine. A *generation* is the write
+//! keys between two KeyUpdates.
 //!
-//! A few records are read from the file with one call, to the place where they are sealed, and given to the socket with
-//! another. The part that the socket does not take is kept as ciphertext.
+//! The contents of a few records are read from the file with one call, to the place where they are sealed. Another call
+//! gives the records to the socket. The part that the socket does not take is kept as ciphertext.
 //!
 //! Bytes of a file that has changed are never sealed. Bytes of a file that has grown are not sealed either, while
 //! another backend may continue with the file's earlier state.
@@ -54,8 +56,8 @@ pub struct Sealed {
 }
 
 impl Sealed {
-    /// Encrypts a payload of `length` bytes. The first `skip` bytes on the wire are left out: the client has these bytes of the first
-    /// record from another sender.
+    /// Makes the records of a payload of `length` bytes. The first `skip` bytes on the wire are left out: the client
+    /// has these bytes of the first record from another sender.
     ///
     /// # Errors
     /// [`Reason::Malformed`] for impossible keys and sizes.
@@ -121,7 +123,8 @@ impl Sealed {
             return Ok(None);
         }
         // Checked after the read and before anything is sealed. Another backend may have sealed the file's old bytes
-        // under these record numbers, or will. And a sender may have waited long for its turn.
+        // under these record numbers, or may do so later. And the file may have changed while this sender waited for
+        // its turn.
         if !payload.is_unchanged() {
             return Err(Reason::FileChanged);
         }

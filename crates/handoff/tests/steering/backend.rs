@@ -245,7 +245,8 @@ fn the_ack_of_an_awaited_end_is_reported() {
     assert!(be.reports().is_empty(), "nobody waits for it");
 }
 
-/// This also covers payloads longer than half of the sequence space: the region's start is soon behind, and then ahead.
+/// This also covers payloads longer than half of the sequence space, where the region's start first compares as before
+/// an ACK's number, and later as after it.
 #[test]
 fn acks_are_judged_over_the_whole_sequence_space() {
     let be = with_sender();
@@ -288,7 +289,7 @@ fn a_packet_with_a_guessed_sequence_number_is_dropped() {
     assert_eq!(be.counted(), [("be_in_steered", 1), ("be_drop_strange", 7)].into());
 }
 
-/// All numbers of a connection that a stranger who knows the ports can see are not enough.
+/// A stranger may know all addresses, ports and sequence numbers of a connection. Without the token, this is of no use.
 #[test]
 fn a_packet_without_the_token_is_dropped() {
     let mut be = with_sender();
@@ -301,8 +302,8 @@ fn a_packet_without_the_token_is_dropped() {
     assert_eq!(be.counted(), [("be_drop_strange", 6)].into());
 }
 
-/// Otherwise all the socket's segments would acknowledge bytes that the client has not sent, and the client would drop
-/// them for ever.
+/// A made-up number counts until the next packet only. Otherwise all later segments of the socket would acknowledge
+/// bytes that the client has not sent, and the client would drop them for ever.
 #[test]
 fn a_made_up_number_is_gone_with_the_next_packet() {
     let be = with_sender();

@@ -68,7 +68,7 @@ fn serve(steered: &mut Steered, wait: Duration, responses: &[(usize, usize)]) {
         let state = begin_behind(steered, &server, turn, response);
         let taken = write_some(&mut server, &response.footer);
         let is_last = turn as usize == responses.len();
-        std::thread::sleep(wait); // the subject: nobody sends the payload for so long
+        std::thread::sleep(wait); // part of the test: nobody sends the payload for this time
         sending.push(steered.send(&state, &response.payload));
         server.write_all(&response.footer[taken..]).expect("the rest of the footer");
         if is_last {
@@ -109,7 +109,7 @@ fn a_server_that_has_closed_is_waited_for() {
     let response = Response::new(1, 200_000, 0);
     let state = begin_behind(&steered, &server, 1, &response);
     drop(server);
-    std::thread::sleep(Duration::from_secs(6)); // the subject: its kernel repeats the FIN a few times meanwhile
+    std::thread::sleep(Duration::from_secs(6)); // part of the test: the kernel repeats the FIN a few times meanwhile
     let sending = steered.send(&state, &response.payload);
     expect(&mut client, &response.whole());
     assert_eq!(ending(&mut client).expect("a clean end"), 0);

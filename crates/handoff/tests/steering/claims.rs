@@ -7,7 +7,7 @@ use shunt_handoff::bpf::*;
 const START: u32 = 5_000;
 const LENGTH: u32 = 10_000_000;
 const RCV_NXT: u32 = 77_000;
-/// Room of the frontend's kernel, in bytes.
+/// Window that the frontend's kernel has offered to the client, in bytes.
 const SERVER_WINDOW: u32 = 200_000;
 /// Number of payload bytes that the client has acknowledged. ROOM is the number of bytes that it has room for beyond
 /// them.
@@ -187,7 +187,7 @@ fn needs_a_word() -> Flow {
     flow
 }
 
-/// Claims all of the payload in the client's name, a window at a time.
+/// Acknowledges all of the payload in the client's name, a window at a time, as a forger would.
 fn walk(fe: &Frontend) -> Outcome {
     let end = START + LENGTH;
     while fe.flow().edge < end {
@@ -311,8 +311,8 @@ fn width(good: u32, takes: impl Fn(u32) -> bool) -> u64 {
 }
 
 /// Plain Linux accepts a sequence number in the window that it has offered, or one before it (tcp_sequence). It accepts
-/// an ACK number from a window before the client's last one up to the end of what has been sent (tcp_ack). That is a
-/// window at most.
+/// an ACK number from a window before the client's last one up to the end of what has been sent (tcp_ack). That end is
+/// at most a window ahead of the client's last ACK number.
 #[test]
 fn a_stranger_has_to_guess_as_many_numbers_as_with_plain_linux() {
     let fe = Frontend::with_flow(&under_way());

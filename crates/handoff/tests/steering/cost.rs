@@ -25,7 +25,8 @@ fn each_program_costs_what_the_table_says() {
     begin(&mut flow, 5000, 5000, 1_000_000, PEER);
     flow.flags |= FLOW_START_ACKED as u8;
     fe.set_flow(&flow);
-    // The runs are repeated on one packet: a packet that has been steered is steered again, to the same place.
+    // The kernel repeats the runs on one packet, which fe_in changes to one for the peer. With a flow for that address,
+    // the changed packet is steered again, to the same peer.
     fe.set_flow_of(client(), peer(), &flow);
 
     let mut stranger = client();
@@ -43,7 +44,8 @@ fn each_program_costs_what_the_table_says() {
     cost("fe_out, translated", &fe.skel.progs.fe_out, &data(client()));
 
     let be = Backend::new();
-    // The server has the same address as the sender, so that a segment that was sent as the server's is found again.
+    // The server has the same address as the sender. So a segment that be_out has rewritten as the server's is still
+    // the sender's in the next run.
     let us = Endpoint::from(peer());
     let (server_address, server_port) = (us.address.0, u16::from_ne_bytes(us.port_be));
     let slot = SenderSlot { live: 1, server_address, server_port, ts_delta: 1, ..Default::default() };

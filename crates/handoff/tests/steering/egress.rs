@@ -1,4 +1,5 @@
-//! Tests of fe_out: the frontend's own segments, moved from LOCAL to CLIENT space.
+//! Tests of fe_out: the frontend's own segments, moved from the sequence numbers of its kernel (LOCAL) to those that
+//! the client sees (CLIENT).
 
 use super::programs::*;
 use super::segment::*;
@@ -41,8 +42,8 @@ fn from_server(seq: u32) -> Segment {
 /// First byte that the client of [`active`] has no room for.
 const EDGE: u32 = START + 2000 + (700 << 3);
 
-/// Runs a segment that becomes resets. Returns them in this order: at what the client has acknowledged last, and at
-/// both sides of its window's edge.
+/// Runs a segment that becomes resets. Returns them in the order of their sequence numbers: the client's newest ACK
+/// number, the one before the edge of its window, and the edge itself.
 fn resets(fe: &Frontend, segment: &Segment) -> Vec<Segment> {
     let out = fe.fe_out(segment);
     assert_eq!((out.verdict, out.mark), (PASS, 0), "the original keeps its mark");
@@ -208,7 +209,7 @@ fn a_reset_after_completion_is_translated() {
     assert_eq!(fe.fe_out(&from_server(LOCAL + 10).flags(RST)).segment(), from_server(START + LENGTH + 10).flags(RST));
 }
 
-/// Whatever the kernel repeats, a header or a window probe, leaves as the reset again.
+/// After the cancel, a header or a window probe that the kernel sends leaves as a reset.
 #[test]
 fn after_a_cancel_only_acks_and_resets_leave() {
     let mut fe = Frontend::with_flow(&cancelled());
@@ -247,7 +248,8 @@ fn timestamps_do_not_fall_behind_what_the_client_has_seen() {
     assert_eq!(fe.counted(), [("fe_out_translated", 3), ("fe_out_ts_raised", 1)].into());
 }
 
-/// A client that has accepted such a timestamp drops all that a backend sends after it (RFC 7323, 5.3).
+/// If the client got a segment of the server with a timestamp far ahead, it would drop all that a backend sends later
+/// (RFC 7323, 5.3).
 #[test]
 fn a_made_up_echo_raises_no_timestamp_far() {
     let fe = Frontend::with_flow(&finished());
@@ -258,8 +260,8 @@ fn a_made_up_echo_raises_no_timestamp_far() {
     }
 }
 
-/// The server may write behind the region, and nobody notices that its sender is gone: the backend's agent is gone, and
-/// so is the frontend's.
+/// The server may write behind the region, and nobody notices that the region's sender is gone: the backend's agent is
+/// gone, and so is the frontend's.
 #[test]
 fn a_client_that_gets_nothing_for_a_minute_is_reset_when_its_server_has_more_to_say() {
     let mut fe = Frontend::with_flow(&active());
@@ -299,7 +301,7 @@ fn a_relayed_stream_longer_than_half_the_sequence_space_keeps_its_delta() {
         assert_eq!(fe.fe_out(&segment).segment(), Segment { seq, ..segment }, "{sent} bytes on");
         let ack = Segment::ack(client(), server(), 77_000, seq.wrapping_add(1));
         assert_eq!(fe.fe_in(&ack).segment(), Segment { ack: local.wrapping_add(1), ..ack });
-        // This ACK was late on its way.
+        // An older ACK that comes late is translated, too.
         let behind = Segment::ack(client(), server(), 77_000, seq.wrapping_sub(1 << 20));
         let local = if sent == 0 { None } else { Some(local.wrapping_sub(1 << 20)) };
         if let Some(local) = local {

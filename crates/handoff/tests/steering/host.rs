@@ -46,7 +46,7 @@ impl Host {
         Netns::named(&name).and_then(|netns| netns.enter()).expect("the new namespace can be entered");
         for (port, far) in [("client0", "client1"), ("backend0", "backend1")] {
             ip(&["link", "add", port, "type", "veth", "peer", "name", far]);
-            // Without duplicate address detection and the like, so that only the tests' packets are sent.
+            // The kernel would send packets for duplicate address detection, and only the tests' packets are wanted.
             for device in [port, far] {
                 std::fs::write(format!("/proc/sys/net/ipv6/conf/{device}/accept_dad"), "0").expect("sysctl");
                 ip(&["link", "set", device, "up"]);
@@ -70,8 +70,8 @@ impl Host {
         pins(self.number, what)
     }
 
-    /// Waits until `expected` TCP segments that `wanted` accepts have arrived at any port, and returns them. Where none
-    /// is expected, one that is sent all the same has a moment to arrive.
+    /// Waits until `expected` TCP segments that `wanted` accepts have arrived at any port, and returns them. If none is
+    /// expected, waits for 30 ms, so that an unexpected one is found.
     pub fn arrived(&self, expected: usize, wanted: impl Fn(&Segment) -> bool) -> Vec<Segment> {
         let time = if expected == 0 { Duration::from_millis(30) } else { PATIENCE };
         let mut segments = Vec::new();
@@ -174,7 +174,7 @@ impl Hosts {
         }
     }
 
-    /// Uses the IPv6 addresses of the same hosts.
+    /// Uses the hosts' IPv6 addresses from here on.
     pub fn ipv6(mut self) -> Self {
         self.frontend_address = "fd00::1".parse().expect("an address");
         self.backend_address = "fd01::2".parse().expect("an address");
@@ -186,7 +186,7 @@ impl Hosts {
         pins(self.number, role)
     }
 
-    /// Makes the link to the client slow, with a short queue: what exceeds it in a burst is lost.
+    /// Makes the link to the client slow, with a short queue. Packets of a burst are lost if the queue is full.
     pub fn congest(&self) {
         let shape =
             ["qdisc", "add", "dev", "clients", "root", "tbf", "rate", "100mbit", "burst", "20k", "limit", "40k"];

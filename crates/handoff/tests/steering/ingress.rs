@@ -1,4 +1,5 @@
-//! Tests of fe_in: who gets which client packet (table in bpf/decisions/arrivals.h), and in whose sequence space.
+//! Tests of fe_in: who gets which client packet (table in bpf/decisions/arrivals.h), and in whose sequence numbers: the
+//! frontend's kernel (LOCAL), the client (CLIENT) and the backend each have their own.
 
 use super::programs::*;
 use super::segment::*;
@@ -193,7 +194,7 @@ fn data_goes_to_the_frontend_and_its_ack_part_to_the_backend() {
 #[test]
 fn a_probe_is_answered_by_the_frontend() {
     let mut fe = Frontend::with_flow(&under_way());
-    // A keepalive probe (RFC 9293, 3.8.4), the same again, and one with the data byte that some stacks send.
+    // A keepalive probe (RFC 9293, 3.8.4), its repetition, and a probe with the data byte that some stacks send.
     let probe = Segment { seq: RCV_NXT - 1, ..from_client(START + 1000) };
     for probe in [probe.clone(), probe.clone(), probe.clone().payload(&[0])] {
         let out = fe.fe_in(&probe);
@@ -284,8 +285,8 @@ fn a_reset_at_what_the_backend_acknowledges_is_one() {
     }
 }
 
-/// Otherwise its server's next segment would reset the client (decisions/behind.h), because it has acknowledged nothing
-/// for long.
+/// While a client has no room, it is not expected to acknowledge anything. If that time counted, its server's next
+/// segment would reset the client (decisions/behind.h).
 #[test]
 fn a_client_that_has_room_again_has_just_come_back() {
     let fe = Frontend::with_flow(&Flow { mss: 1448, client_window: 0, idle_ns: 1, idle_acked: 1000, ..under_way() });
@@ -341,7 +342,7 @@ fn a_lost_header_is_the_frontends_and_the_blocks_behind_it_the_backends() {
 }
 
 /// If the header is lost, the room that the backend sees must end where its client's room ends, and not a header later.
-/// Otherwise the client would take and acknowledge bytes beyond its room, and the frontend would not believe that.
+/// Otherwise the client would take and acknowledge bytes beyond its room, and the frontend would not believe the ACKs.
 #[test]
 fn a_raised_ack_number_makes_the_window_smaller() {
     for (scale, window, left) in [(0, 500, 300), (0, 200, 0), (0, 100, 0), (7, 500, 498), (7, 1, 0), (14, 84, 83)] {
@@ -491,7 +492,8 @@ fn a_syn_for_a_connection_that_is_gone_forgets_the_flow() {
     assert!(fe.find_flow().is_none() && fe.events().is_empty());
 }
 
-/// Otherwise nobody would report any more how the region ended.
+/// fe_in forgets the flow when the client opens a new connection from the same port. It reports the region as reset,
+/// because nothing could report its end later.
 #[test]
 fn the_region_of_a_flow_that_is_forgotten_has_ended() {
     let mut fe = Frontend::with_flow(&under_way());
@@ -524,6 +526,16 @@ fn a_marked_clone_of_a_flow_that_is_gone_is_dropped() {
     let mut stranger = from_client(START + 2000);
     stranger.from.set_port(1);
     assert_eq!(run(&fe.skel.progs.fe_in, fe.host.client_port, &stranger.to_frame(), COPY_MARK).verdict, SHOT);
+}
+
+#[test]
+fn a_clone_that_the_programs_of_another_layout_have_made_is_left_to_them() {
+    let fe = Frontend::with_flow(&under_way());
+    let mark = COPY_MARK ^ 3 << 8;
+    let mut of_theirs = from_client(START + 2000);
+    of_theirs.from.set_port(1);
+    let out = run(&fe.skel.progs.fe_in, fe.host.client_port, &of_theirs.to_frame(), mark);
+    assert_eq!((out.verdict, out.mark, out.frame), (PASS, mark, of_theirs.to_frame()));
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Tests of loading the programs, of taking them over, and of taking them off.
+//! Tests of loading the steering programs, of taking over those that an earlier agent has left, and of taking them off
+//! interfaces.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -47,7 +48,7 @@ impl Loaded {
     }
 }
 
-/// Time since the machine started, in nanoseconds. It may be very short.
+/// Time since the machine started, in nanoseconds. On a machine that has just started it is short.
 fn monotonic_ns() -> u64 {
     Duration::try_from(rustix::time::clock_gettime(rustix::time::ClockId::Monotonic)).expect("after 0").as_nanos()
         as u64
@@ -105,7 +106,7 @@ fn a_restart_keeps_the_flows_and_moves_to_the_configured_interfaces() {
     detach_all(&pins.0).expect("detach_all");
 }
 
-/// Makes the pinned maps those of another layout, by its number.
+/// Writes another layout's number into the pinned maps, as if an agent of that layout had made them.
 fn call_it(directory: &Path, number: u32) {
     let layout = MapHandle::from_pinned_path(directory.join("layout")).expect("pinned");
     layout.update(&0u32.to_ne_bytes(), &number.to_ne_bytes(), MapFlags::ANY).expect("update");
@@ -166,7 +167,7 @@ fn an_agent_takes_its_own_layout_back() {
     drop(flows);
     call_it(&pins.0, OTHER_LAYOUT);
     drop(Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads beside it"));
-    // Ours becomes the other one, and the other one ours.
+    // The layout that was put aside gets our number, and the maps in our directory another one.
     let aside = |layout: u32| pins.0.join(format!("older_{layout}"));
     call_it(&aside(OTHER_LAYOUT), STEERING_LAYOUT);
     std::fs::rename(aside(OTHER_LAYOUT), aside(STEERING_LAYOUT)).expect("rename");
@@ -370,8 +371,8 @@ fn two_agents_share_no_interface_and_take_out_their_own_alone() {
     assert_eq!(attached(FRONTEND_PRIORITY), []);
 }
 
-/// Otherwise one agent's program would begin each handoff of these servers, and the other agent's program would refuse
-/// it.
+/// A second agent with the same servers is refused. Otherwise one agent's program would begin each handoff of these
+/// servers, and the other agent's program would refuse it.
 #[test]
 fn the_servers_of_a_control_group_are_one_agents() {
     let Loaded { host, pins, .. } = Loaded::new();

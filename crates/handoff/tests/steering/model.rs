@@ -1,8 +1,10 @@
-//! Tests of the programs against an independent model: one client stream from several senders, counted in 64-bit
-//! offsets. The model uses no sequence arithmetic, except for a cast at the end.
+//! Tests of the steering programs against an independent model: one stream to a client, whose bytes come from several
+//! senders. Places in the stream are 64-bit offsets. So the model has no arithmetic of sequence numbers, except for a
+//! cast at the end.
 //!
-//! The model knows which bytes of the stream are whose. From that alone it derives each kernel's view of a client's
-//! packet: the kernel's own bytes that are acknowledged, and those that are held in blocks.
+//! The model knows which sender each byte comes from. From that alone it derives what each sender's kernel should see
+//! of a client's packet: which of that kernel's bytes the packet acknowledges, and which of them it reports in SACK
+//! blocks.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -27,7 +29,8 @@ struct Response {
 /// A client's packet: an ACK somewhere in the outstanding bytes, and blocks that the client holds beyond it.
 #[derive(Clone, Debug)]
 struct Report {
-    /// Position of the ACK, in 1/1000 of the bytes that may be acknowledged now. Some go back, and some claim too much.
+    /// Position of the ACK, in 1/1000 of the bytes that may be acknowledged now. A negative one goes back. One above
+    /// 1000 may claim too much.
     progress: i32,
     /// Window field of the packet.
     window: u16,
@@ -42,17 +45,17 @@ struct Model {
     responses: Vec<Response>,
     /// Stream offset of the newest ACK that was believed.
     acked: u64,
-    /// The same, as an offset in the newest payload.
+    /// Number of bytes of the newest payload that this ACK acknowledges.
     position: u64,
-    /// Window field of that ACK.
+    /// Window field of the newest ACK that was believed.
     window: u16,
     /// Highest stream offset up to which the client has ever had room.
     edge: u64,
-    /// Whether the frontend was told that the newest header arrived.
+    /// Whether the frontend's kernel has got an ACK of the newest header.
     told: bool,
     /// Number of bytes between the ACKs that the backend needs. 0: it needs each ACK.
     spacing: u64,
-    /// Stream offset from which on the backend must get an ACK.
+    /// Lowest stream offset whose ACK must go to the backend.
     due: u64,
 }
 
@@ -185,7 +188,7 @@ fn check(fe: &Frontend, model: &mut Model, report: &Report, complete: bool) -> R
         prop_assert_eq!(fe.flow().client_ack, before.client_ack);
         return Ok(());
     }
-    // A duplicate is passed on, and ends the spacing.
+    // A duplicate, or an ACK with blocks, is passed on, and ends the spacing.
     let news = offset != start + model.position || packet.window != model.window;
     if inside && (!blocks.is_empty() || !news) {
         model.spacing = 0;
@@ -223,7 +226,7 @@ fn check(fe: &Frontend, model: &mut Model, report: &Report, complete: bool) -> R
     };
     if let Some(seen) = copy {
         let ack = model.client(model.in_newest(offset));
-        // The client's room ends at the same byte, even where the copy's ACK number is raised to the region's start.
+        // The client's room ends at the same byte, even if the copy's ACK number is raised to the region's start.
         let raised = ack.wrapping_sub(packet.ack) as i32;
         let room = (i64::from(packet.window) << WSCALE) - i64::from(raised.max(0));
         let window = (room.max(0) >> WSCALE) as u16;
@@ -254,7 +257,7 @@ fn run_case(fe: &Frontend, case: &Case) -> Result<(), TestCaseError> {
     flow.snd_wscale = WSCALE;
     flow.spaces.status = COMPLETE;
     for (response, reports, word) in &case.responses {
-        // The header leaves with the delta of all payloads before it.
+        // The header leaves with the number that the client sees: the lengths of all payloads before it are added.
         let before: u64 = model.responses.iter().map(|response| response.header + response.payload).sum();
         fe.set_flow(&flow);
         let header = Segment::ack(server(), client(), model.local(before), 1).payload(b"header");
@@ -280,7 +283,7 @@ fn run_case(fe: &Frontend, case: &Case) -> Result<(), TestCaseError> {
         for report in reports {
             check(fe, &mut model, report, false)?;
         }
-        // Walks on to where one ACK may complete the payload.
+        // The client acknowledges more, until one ACK of the rest may complete the payload.
         let end = start + response.payload;
         while end - model.acked > 1 << 29 {
             check(fe, &mut model, &Report { progress: 999, ..WIDE }, false)?;

@@ -1,4 +1,4 @@
-//! Tests that the programs decide in a kernel as crates/decisions does, for any flow and any packet, in both
+//! Tests that the steering programs decide in a kernel as crates/decisions does, for any flow and any packet, in both
 //! directions.
 
 use proptest::prelude::*;
@@ -115,7 +115,8 @@ fn native(flow: &Flow) -> decisions::Flow {
     unsafe { std::mem::transmute(*flow) }
 }
 
-/// Clears fields that may differ: clocks, and notes of copies, which a clone may not have made yet.
+/// Clears fields that may differ: times, and the notes of copies. A copy is noted when its clone passes fe_in, which
+/// may be later.
 fn noted(mut flow: decisions::Flow) -> decisions::Flow {
     (flow.last_seen_ns, flow.passed_ns, flow.idle_ns, flow.copied) = (0, 0, 0, [0; 2]);
     flow

@@ -1,5 +1,5 @@
-//! Clients between whom and their server netfilter translates packets: there is no proof, and responses are relayed.
-//! The rules are those of nft(8).
+//! Tests of clients whose packets netfilter translates before they reach the server: there is no proof, and responses
+//! are relayed. The rules are written for nft(8).
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -11,8 +11,8 @@ use shunt_testbed::skipped;
 use super::proof::{exchange, refused};
 use super::steered::{RING, SHUNT_SOL, SHUNT_STATE, Steered};
 
-/// Loads rules at the frontend. Returns false, and reports that `test` is skipped, where this kernel lacks what they
-/// take.
+/// Loads rules at the frontend. Returns false, and reports that `test` is skipped, if this kernel lacks what the rules
+/// need.
 fn load(test: &str, rules: &str) -> bool {
     let child = Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.expect("there is no nft(8): `make packages` installs it");
@@ -79,7 +79,7 @@ fn a_client_behind_a_synproxy_is_relayed_to() {
                 tcp dport {port} ct state invalid drop; }}
          }}"
     );
-    // With 2, the server's own number would be the same SYN cookie as its proxy's.
+    // With the value 2, the server's initial sequence number would be the same SYN cookie as its proxy's.
     std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "1").expect("sysctl");
     if !load("a_client_behind_a_synproxy_is_relayed_to", &rules) {
         return;

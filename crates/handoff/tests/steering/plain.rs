@@ -258,7 +258,7 @@ fn a_window_that_opens_at_the_start_reaches_the_backend() {
         assert_eq!(fe.copies(copies), expected, "window {window}");
     }
     assert_eq!(fe.flow().spaces.acked, 0);
-    // A backend that has room for its first flight learns of the rest by the ACKs of that flight.
+    // If the client has room for the backend's first flight, the ACKs of that flight bring the backend newer windows.
     flow.snd_wnd = 14_480;
     fe.set_flow(&flow);
     fe.fe_in(&update(60_000));

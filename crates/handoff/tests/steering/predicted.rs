@@ -1,6 +1,6 @@
-//! Tests of a sender's socket and its client's window. A kernel predicts the window field of the next ACK, and takes an
-//! ACK with that field for one without news. TCP_REPAIR_WINDOW changes the window that the kernel knows, but not its
-//! prediction.
+//! Tests of a sender's socket and its client's window. A kernel predicts the window field of the next ACK. An ACK with
+//! that field leaves the window that the kernel knows as it is. TCP_REPAIR_WINDOW changes the window that the kernel
+//! knows, but not the prediction.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -114,7 +114,7 @@ impl Bed {
 
     /// Number of bytes that wait for room.
     fn unsent(&self) -> u32 {
-        // This call on the socket waits until an ACK that is being handled has had its bytes sent.
+        // This call waits for the socket's lock: an ACK that is being handled has then caused its bytes to be sent.
         sockopt::tcp_nodelay(&self.socket).expect("TCP_NODELAY");
         let mut bytes: libc::c_int = 0;
         // SAFETY: SIOCOUTQNSD writes one int, which lives in this frame.
@@ -133,7 +133,8 @@ impl Drop for Bed {
     }
 }
 
-/// A window that was set on a parked socket ends with the next ACK, even if that ACK has the old window field.
+/// A window that was set on a parked socket is replaced by that of the next ACK, even if this ACK has the old window
+/// field.
 #[test]
 fn an_ack_with_the_window_of_before_is_believed_after_another_was_set() {
     let bed = Bed::new();

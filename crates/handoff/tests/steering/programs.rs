@@ -1,4 +1,5 @@
-//! The programs in a network namespace of each test, run one packet at a time (BPF_PROG_TEST_RUN).
+//! Loads the steering programs (BPF) in a new network namespace for each test, and runs them one packet at a time
+//! (BPF_PROG_TEST_RUN).
 
 use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
@@ -31,7 +32,7 @@ pub const CANCELLED: u32 = 3;
 pub const PEER: u32 = 5;
 pub const OTHER_PEER: u32 = 6;
 pub const RING: u32 = 3;
-pub const COPY_MARK: u32 = 0x5348_0000;
+pub const COPY_MARK: u32 = 0x5348_0000 | STEERING_LAYOUT << 8;
 
 /// Offsets of fields in struct __sk_buff (linux/bpf.h).
 const MARK: std::ops::Range<usize> = 8..12;
@@ -119,7 +120,7 @@ impl Drop for Pins {
     }
 }
 
-/// The frontend's programs. fe_in is attached to the client port, so that clones are handled by it.
+/// The frontend's programs. fe_in is attached to the client port, so that it also handles the clones that it makes.
 pub struct Frontend {
     pub host: Host,
     pub skel: FrontendSkel<'static>,
@@ -218,7 +219,7 @@ impl Frontend {
         grown(&self.skel.maps.counters, &mut self.before)
     }
 
-    /// Returns the events in the ring.
+    /// Returns the events in the ring: handoff, bytes acknowledged, kind.
     pub fn events(&self) -> Vec<(u64, u64, u32)> {
         records(&self.ring).iter().map(|record| event(record)).collect()
     }

@@ -1,5 +1,5 @@
-//! Tests of the proof that a handoff needs: a client's packets must pass the steering programs as its server's socket
-//! numbers them (bpf/proof.h).
+//! Tests of the proof that a handoff needs: a client's packets must pass the steering programs with the addresses and
+//! sequence numbers of its server's socket (bpf/proof.h).
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -69,7 +69,7 @@ fn a_handshake_is_noted_on_both_ways_where_its_port_is_watched() {
     assert_eq!(fe.counted(), once(&["fe_handshake"]));
 }
 
-/// Packets of a connection that has a flow move on what may be outstanding on each side.
+/// fe_in notes the client's ACK numbers, and fe_out the end of the server's segments.
 #[test]
 fn the_packets_of_a_flow_that_pass_are_recorded() {
     let seen = (FLOW_SEEN_IN | FLOW_SEEN_OUT) as u8;
@@ -185,7 +185,8 @@ fn an_old_ack_that_comes_late_costs_no_proof() {
     }
 }
 
-/// The server has acknowledged, unseen, more bytes than sequence numbers can be compared over.
+/// Since the region began, the server has acknowledged more bytes than sequence numbers can be compared over. The
+/// programs have not seen these ACKs.
 #[test]
 fn a_flow_whose_last_region_began_long_ago_needs_new_proof() {
     let mut steered = Steered::new();

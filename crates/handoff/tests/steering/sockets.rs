@@ -156,7 +156,7 @@ fn serve_with_few_acks(steered: &mut Steered) {
     steered.spacing = Some(8 * 1448);
     serve(steered, &[300_000, 3_000_000, 1, 50_000]);
     let (held, passed) = (steered.count("fe_in_held"), steered.count("fe_in_backend"));
-    // Their number depends on timing: an ACK that tells of a loss is not held.
+    // The number of ACKs that are held depends on timing: an ACK that tells of a loss is passed on.
     assert!(held > 0, "none held, {passed} passed on");
 }
 
@@ -197,7 +197,7 @@ fn checksums_are_good_whoever_finishes_them() {
     assert_eq!(steered.hosts.checksum_errors(), 0);
 }
 
-/// Sends `upload` bytes from the client, from the header on, while the client gets `download` bytes from the backend.
+/// Sends `upload` bytes from the client to the server while the client gets `download` bytes from the backend.
 pub fn upload_during_a_handoff(steered: &mut Steered, upload: usize, download: usize) {
     let (mut server, mut client) = steered.connect_and_send_header();
     let body = payload(9, download);
@@ -260,8 +260,8 @@ fn a_server_that_leaves_in_the_middle_resets_its_client() {
     assert!(steered.count("fe_cancelled") == 1 && steered.count("fe_out_fin_to_rst") >= 1);
 }
 
-/// The client has more bytes than the frontend knows: all its ACKs were lost, and nothing that anybody sends causes
-/// another.
+/// Checks that a client is reset when its server ends the connection by `end`. The client has more bytes than the
+/// frontend knows: all its ACKs were lost, and nothing that anybody sends causes another.
 fn reset_after_lost_acks(end: impl FnOnce(TcpStream)) {
     let mut steered = Steered::new();
     let (mut server, mut client) = steered.connect_and_send_header();
@@ -293,7 +293,7 @@ fn a_client_whose_last_acks_were_lost_is_reset_by_a_reset() {
     });
 }
 
-/// In this case the kernel repeats the header, and not its FIN.
+/// After the close, the kernel repeats the header, and not its FIN.
 #[test]
 fn a_client_whose_ack_of_the_header_was_lost_is_reset() {
     let steered = Steered::new();
@@ -563,7 +563,8 @@ fn another_namespaces_servers_are_not_answered() {
     assert_eq!(steered.count("fe_refused_argument"), 0);
 }
 
-/// Returns whether a payload of `length` bytes needs a word, and how many bytes its client has room for.
+/// Returns whether a payload of `length` bytes needs a word, and how many bytes its client has room for. The client
+/// first reads `read_before` bytes, which may make its window larger.
 fn needs_a_word(steered: &Steered, read_before: usize, length: u64) -> (bool, u64) {
     let (mut server, mut client) = steered.connect_and_send_header();
     let before = payload(1, read_before);

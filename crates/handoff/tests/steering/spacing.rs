@@ -1,4 +1,4 @@
-//! Tests of which ACKs a backend gets that has said how far apart they may be (`ack_may_wait` in
+//! Tests of which ACKs still go to a backend that has said how far apart its ACKs may be (`ack_may_wait` in
 //! bpf/decisions/arrivals.h).
 
 use rustix::time::{ClockId, clock_gettime};
@@ -21,7 +21,8 @@ fn tick() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// A flow in the middle of a payload. The ACK of the first ACKED bytes was passed on in the clock's present tick.
+/// A flow in the middle of a payload. The last ACK that was passed on is that of the first ACKED bytes. The time when
+/// it was passed on (`passed_ns`) is left to the caller.
 fn spaced() -> Flow {
     let mut flow = Flow { server_ack: RCV_NXT, client_window: 60_000, snd_wscale: 2, ..Default::default() };
     begin(&mut flow, START, START, LENGTH.into(), PEER);

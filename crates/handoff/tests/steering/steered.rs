@@ -160,7 +160,8 @@ impl Steered {
         self.connect_to(self.hosts.frontend_address, self.hosts.frontend_address)
     }
 
-    /// Makes a connection to a server that listens at one address, from a client that asks for another.
+    /// Makes a connection: the server listens at `listening`, which may be the wildcard address, and the client
+    /// connects to `address`. Returns the frontend's end and the client's.
     pub fn connect_to(&self, listening: IpAddr, address: IpAddr) -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind((listening, 0)).expect("listen");
         odb::watch(&listener).expect("SHUNT_WATCH");

@@ -8,7 +8,7 @@
 #include <linux/if_ether.h>
 #include <linux/pkt_cls.h>
 
-/* libbpf's headers are where its crate was built: what is needed of them is little. */
+/* As in libbpf's headers, which cannot be included: they lie where libbpf's crate was built. */
 #define SEC(name) __attribute__((section(name), used))
 
 static void *(*bpf_map_lookup_elem)(void *, const void *) = (void *) BPF_FUNC_map_lookup_elem;
@@ -16,12 +16,12 @@ static long (*bpf_skb_vlan_push)(struct __sk_buff *, __be16,
                                  __u16) = (void *) BPF_FUNC_skb_vlan_push;
 static long (*bpf_skb_vlan_pop)(struct __sk_buff *) = (void *) BPF_FUNC_skb_vlan_pop;
 
-/* In network order. */
+/* Types of VLAN tags in network order, and a tag's priority in host order. */
 #define DOT1Q      __builtin_bswap16(0x8100)
 #define DOT1AD     __builtin_bswap16(0x88a8)
 #define PRIORITY_5 (5 << 13)
 
-/* Index 0: frames without a tag, 1: with one, 2: with a second. */
+/* Number of frames, by their number of tags: 0, 1 or 2. */
 struct {
     int (*type)[BPF_MAP_TYPE_ARRAY];
     int (*max_entries)[3];

@@ -99,9 +99,9 @@ fn a_claim_with_impossible_values_is_malformed() {
     }
 }
 
-/// A file that is written while it is sent must not lead to two plaintexts under one nonce. Bytes that were sealed are
-/// sent as they are, or not at all. Another backend may have sealed the file's old bytes under the record numbers that
-/// are left.
+/// If a file changes while it is sent, its new bytes must not be sealed. Another backend that sends the same payload
+/// may have sealed the old bytes under the same record numbers, and two plaintexts would then have one nonce. Bytes
+/// that were already sealed are sent as they are, or not at all.
 #[test]
 fn a_file_that_changes_ends_the_stream_before_a_changed_byte_is_sealed() {
     let before = bytes(1 << 20);

@@ -32,7 +32,7 @@ pub fn payload(file: &File, offset: u64) -> Payload {
     Payload::new(file.try_clone().unwrap(), &offer(file, offset))
 }
 
-/// Payload of a whole file. `proven` is what the file was, where others rely on that.
+/// Payload of a whole file. `proven` is the identity that the file must have, if others rely on its digest.
 pub fn proven_payload(file: &File, proven: Option<FileIdentity>) -> Payload {
     Payload::proven(file.try_clone().unwrap(), &offer(file, 0), proven)
 }

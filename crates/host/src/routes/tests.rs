@@ -1,10 +1,10 @@
-//! Tests of routes, on machines that the tests make.
+//! Tests of routes. Each test makes a network namespace that stands for a machine.
 
 use super::*;
 use crate::interfaces::{interface_index, interface_name};
 use shunt_testbed::machine::on_a_machine;
 
-/// Returns the names of the interfaces towards these addresses, or why there is none.
+/// Returns for each address the name of the interface towards it, or why there is none.
 fn ports(addresses: &[&str]) -> Vec<String> {
     let mut routes = Routes::open().unwrap();
     let port = |address: &&str| match routes.port_towards(address.parse().unwrap()).unwrap() {

@@ -1,4 +1,5 @@
-//! `shunt-lab bench attack`: runs the turns and gives the verdict.
+//! `shunt-lab bench attack`: runs the turns and gives the verdict. A *shortcut* is a response whose body bypasses
+//! tiers.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -64,7 +65,7 @@ fn attack(minutes: f64, seed: u64, progress: &Progress) -> Result<Outcome> {
     }
     progress.clear();
     let ended = [ours.ended()?, plain.ended()?];
-    // If an agent is gone, it has no counters, and the difference is 0.
+    // If the frontend's agent has ended, it has no counters. The number of shortcuts is then reported as 0.
     let shortcuts = ours.shortcuts().unwrap_or(shortcuts).saturating_sub(shortcuts);
     let mut outcome = Outcome::of(seed, minutes, &turns, &ended, shortcuts);
     if !outcome.wrong.is_empty() {

@@ -1,4 +1,4 @@
-//! Forged packets that no kernel would send: IPv4 and its contents, with random numbers.
+//! Forged packets that no kernel would send: IPv4 with TCP or ICMP.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
@@ -62,7 +62,7 @@ impl Forged {
         ipv4(*self.source.ip(), *self.destination.ip(), TCP, 0, 0, ip_options, &self.tcp())
     }
 
-    /// The segment in two fragments. With `overlap` the second begins before the first ends.
+    /// The segment in two fragments of the IP packet `number`. With `overlap` the second begins before the first ends.
     pub(super) fn fragments(&self, number: u16, overlap: bool) -> [Vec<u8>; 2] {
         let tcp = self.tcp();
         let ends = (*self.source.ip(), *self.destination.ip());
@@ -72,7 +72,8 @@ impl Forged {
         [first, ipv4(ends.0, ends.1, TCP, number, (from / 8) as u16, &[], &tcp[from..])]
     }
 
-    /// An ICMP error about this segment, as from a router on the path: type 3, with this code and next-hop MTU.
+    /// An ICMP error about this segment, as from a router on the path: type 3 (destination unreachable), with this code
+    /// and next-hop MTU.
     pub(super) fn unreachable(&self, from: Ipv4Addr, code: u8, mtu: u16) -> Vec<u8> {
         let cited = self.packet(&[]);
         let mut icmp = vec![3, code, 0, 0, 0, 0];
@@ -128,7 +129,7 @@ pub(super) fn syn_options(random: &mut Random) -> Vec<u8> {
             3 => options.extend([8, 10, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1]),
             4 => options.extend([2, 0, 0, 0]),
             5 => options.extend([34, 2, 1, 0]),
-            // The shared experimental kinds (RFC 6994), with an identifier that may belong to anyone.
+            // One of the shared experimental kinds (RFC 6994), with an identifier that is not Shunt's.
             6 => options.extend([253 + (random.next() & 1) as u8, 8, 0x53, 0x48, random.next() as u8, 0, 0, 0]),
             _ => options.extend([random.next() as u8, random.next() as u8, 0, 0]),
         }

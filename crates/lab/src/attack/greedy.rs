@@ -18,7 +18,7 @@ use crate::http::get_request;
 use crate::random::Random;
 use crate::segment::flag::{ACK, FIN, RST};
 
-/// Longest life of a connection: one that hangs is then replaced.
+/// Longest time that a connection is used. After that a new one replaces it, because it may hang.
 const LIFE: Duration = Duration::from_secs(4);
 /// Pause between two forged segments on a connection.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -104,7 +104,7 @@ fn ahead(known: Known, only_ahead: bool, random: &mut Random) -> Vec<Vec<u8>> {
 pub(super) fn read_nothing(host: &Host, server: SocketAddr, path: &str, hostile: &Hostile) -> Result<()> {
     while !hostile.over.load(Ordering::Relaxed) {
         let open = || -> Result<Vec<OwnedFd>> { (0..UNREAD).map(|_| unread(server, path)).collect() };
-        // If no connection can be made, the attack can do no more.
+        // If one of the connections cannot be made, none is held, and the next attempt comes after UNREAD_LIFE.
         let held = host.run(open)?.unwrap_or_default();
         let begin = Instant::now();
         while begin.elapsed() < UNREAD_LIFE && !hostile.over.load(Ordering::Relaxed) {

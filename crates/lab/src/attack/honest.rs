@@ -39,7 +39,7 @@ const THINK: Duration = Duration::from_millis(25);
 pub(super) struct Seen {
     pub(super) responses: u64,
     pub(super) bytes: u64,
-    /// Responses that were not whole, each described in words.
+    /// Responses that were not whole, and connections that could not be made, each described in words.
     pub(super) wrong: Vec<String>,
     /// Latency from request to last byte, in nanoseconds.
     pub(super) latency_ns: Histogram<u64>,
@@ -87,7 +87,7 @@ pub(super) fn load(lab: &Lab, client: &Host, server: SocketAddr, time: Duration,
     Ok(seen.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Asks on one connection after another until `over`.
+/// Sends requests on one connection after another until `over` is set.
 fn live(
     service: &Service<'_>,
     encrypted: bool,
@@ -182,7 +182,8 @@ fn draw(random: &mut Random) -> (&'static str, u64) {
     (FILES[0].0, FILES[0].1)
 }
 
-/// Asks for a file. Where nothing comes for a while, `looked` gets the state of the connection on each machine.
+/// Asks for a file. Each time that nothing has come for [`QUIET`], `looked` gets the state of the connection on each
+/// machine.
 fn ask(stream: &mut dyn Stream, service: &Service<'_>, file: &str, size: u64, looked: &mut String) -> Result<Ending> {
     let (mut answer, mut waited) = (Answer::of(file, size), Duration::ZERO);
     if stream

@@ -19,7 +19,7 @@ use crate::random::Random;
 
 /// User and group ID of nobody.
 const NOBODY: u32 = 65534;
-/// Number of connections that are kept open in silence.
+/// Largest number of connections that are kept open and on which nothing is sent.
 const HELD: usize = 300;
 const PAUSE: Duration = Duration::from_millis(5);
 /// Time after which the silent connections are replaced by new ones.

@@ -10,10 +10,10 @@ use crate::soak::Case;
 
 /// Largest allowed ratio of the honest clients' p99 latency to that with plain nginx.
 const P99_RATIO: f64 = 1.5;
-/// Largest allowed ratio, to plain nginx, of the bytes drawn per byte received, as a median of the turns. The median
-/// counts because the losses on the greedy client's link are random.
+/// Largest allowed ratio to plain nginx of the bytes that the greedy client makes the service send, per byte that
+/// reaches it. The median of the turns counts, because the losses on the greedy client's link are random.
 const DRAWN_RATIO: f64 = 1.1;
-/// Largest number of lines about what is wrong.
+/// Largest number of lines that are printed about what is wrong.
 const WORDS_SHOWN: usize = 12;
 
 /// Results of an attack.
@@ -25,7 +25,7 @@ pub(super) struct Outcome {
     minutes: f64,
     cases: Vec<Case>,
     pub(super) wrong: Vec<String>,
-    /// Ends of logs and the counters, where something is wrong.
+    /// Last lines of the logs, and the agents' counters. Empty if nothing is wrong.
     pub(super) explained: String,
     #[serde(skip)]
     rows: Vec<[String; 4]>,

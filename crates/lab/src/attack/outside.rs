@@ -1,5 +1,5 @@
-//! Attack by a stranger on the clients' network. It sends packets with guessed numbers in the name of clients, of the
-//! frontend and of nobody. They go to every address and port of the service that it may know.
+//! Attack by a stranger on the clients' network. The stranger sends packets with guessed numbers in the name of
+//! clients, of the frontend and of nobody, to every address and port of the service that a stranger may know.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::atomic::Ordering;
@@ -45,7 +45,7 @@ pub(super) fn attack(lab: &Lab, from: &Host, mut random: Random, hostile: &Hosti
     Ok(())
 }
 
-/// Clients' addresses and ports, of all connections to the frontend.
+/// Addresses and ports of the clients' ends of all connections to the frontend.
 fn connections(frontend: &Host) -> Result<Vec<SocketAddrV4>> {
     let sockets = frontend.tcp_sockets()?;
     let ends = sockets.iter().filter(|socket| matches!(socket.local.port(), 80 | 443) && socket.remote.port() != 0);

@@ -14,7 +14,8 @@ use crate::impostor::Impostor;
 use crate::lab::Lab;
 use crate::random::Random;
 
-/// Name of the hostile peer. It sorts before the agents' names, so the hostile peer dials them.
+/// Name of the hostile peer. Of two peers, the one whose name sorts first dials the other. This name sorts before those
+/// of the agents.
 pub(super) const NAME: &str = "adversary";
 const PAUSE: Duration = Duration::from_millis(30);
 /// Number of frames in one flood.
@@ -36,7 +37,7 @@ pub(super) fn attack(lab: &Lab, from: &Host, targets: &[&Host], mut random: Rand
         let target = targets[random.below(targets.len())];
         let flood = flood(&mut random);
         match random.below(4) {
-            // Several connections: each new one ends the session of the one before.
+            // Several connections at once, on which nothing is sent.
             0 => drop((0..DIALS).map(|_| own.connect(from, target)).collect::<Vec<_>>()),
             // A connection that does not begin with HELLO.
             1 => {
@@ -69,7 +70,7 @@ fn hello(random: &mut Random) -> Vec<u8> {
     frame
 }
 
-/// A flood of frames, all of one random sort.
+/// A flood of frames, all of one sort, which is chosen at random.
 fn flood(random: &mut Random) -> Vec<u8> {
     let mut frames = Vec::new();
     let sort = random.below(6);

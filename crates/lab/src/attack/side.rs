@@ -1,4 +1,5 @@
-//! One of the two services under attack, and one turn of the attack.
+//! One of the two services under attack, and one turn of the attack. A *shortcut* is a response whose body bypasses
+//! tiers.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -33,8 +34,9 @@ pub(super) struct Turn {
     pub(super) packets: u64,
     pub(super) messages: u64,
     pub(super) frames: u64,
-    /// Bytes that the service sent towards the greedy client, and bytes that reached it.
+    /// Bytes that the service sent towards the greedy client.
     pub(super) drawn: u64,
+    /// Bytes that reached the greedy client.
     pub(super) received: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Reader of the packets that arrive at a host, as a client may look at its own.
+//! Reader of the packets that arrive at a host, as a client may read those of its own machine.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -33,7 +33,7 @@ impl Wiretap {
         Ok(Self { socket, buffer: vec![0; 64 << 10] })
     }
 
-    /// Returns the next TCP segment; `None` where none has come for a moment.
+    /// Returns the next TCP segment. `None` if no packet has come for 5 ms, or the next packet is no TCP segment.
     ///
     /// # Errors
     /// When the socket fails.

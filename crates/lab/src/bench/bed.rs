@@ -1,5 +1,6 @@
-//! Labs in which the cases of one shape are measured. The baseline, Shunt and each other service have their own lab,
-//! all on the same cores, so that no part of one is on another's path. Labs that are not loaded cost nothing.
+//! Labs in which the cases of one shape are measured. The baseline, the service with Shunt ("ours") and each other
+//! service have their own lab, all on the same cores, so that no part of one service is on the path of another's
+//! packets. Labs that are not loaded cost nothing.
 
 use std::path::Path;
 use std::process::Command;
@@ -23,7 +24,7 @@ use crate::wrk::Wrk;
 /// Sizes of all bodies that cases ask for; 0 is the body of a header-only response.
 const SIZES: [u64; 8] = [0, 1 << 10, 3 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20];
 
-/// Factor for a busy core, see [`Plan::background`].
+/// Longest time for a busy core to settle, in multiples of [`Plan::background`].
 const PATIENCE: u32 = 6;
 
 /// Service that is loaded.
@@ -42,7 +43,7 @@ pub(super) struct Bed<'lab> {
     baseline: Service<'lab>,
     ours: Service<'lab>,
     kept_heap: Service<'lab>,
-    /// Present only where a case needs HAProxy.
+    /// Lab and chain with HAProxy, present only if a case needs it.
     haproxy: Option<(&'lab Lab, Chain)>,
     background: Background,
 }
@@ -58,13 +59,13 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Plan without HAProxy. The services beside ours are set up by the same options, but without Shunt.
+    /// Plan without HAProxy. The other services get the same settings as ours, but neither Shunt nor `shunt run`.
     pub(super) fn of(shape: Shape, ours: Options) -> Self {
         Self { shape, ours, haproxy: false, background: Duration::from_millis(500) }
     }
 }
 
-/// Builds the labs, checks that every service serves the right bytes, and calls `work` with them.
+/// Builds the labs, checks that every service serves the right bytes, and calls `work` with the bed.
 pub(super) fn with_bed<T>(plan: Plan, work: impl FnOnce(&mut Bed<'_>) -> Result<T>) -> Result<T> {
     let lab = || Lab::builder().intermediates(plan.shape.intermediates).wire(plan.shape.wire).build();
     let (baseline_lab, ours_lab, kept_heap_lab) = (lab()?, lab()?, lab()?);
@@ -161,7 +162,8 @@ impl Bed<'_> {
         Cost::of(lab, &Wrk::new(chain.direct_url(&format!("/{}", size_name(size)))).duration(time))
     }
 
-    /// Counters of our agents; `None` in a run of plain nginx against itself.
+    /// Sum of the counters of our agents; `None` if one does not answer. Without agents, as in a run of plain nginx
+    /// against itself, the sum is empty.
     pub(super) fn stats(&self) -> Option<Stats> {
         self.ours.all_stats().ok()
     }

@@ -1,4 +1,4 @@
-//! Measures cases one after another, each in a bed of its kind.
+//! Measures cases one after another, each in a bed (labs with all services) of the case's kind.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

@@ -1,4 +1,4 @@
-//! Cases of `shunt-lab bench disc`, by names that never change.
+//! Cases of `shunt-lab bench disc`, by names that never change. A *shortcut* is a response whose body bypasses tiers.
 
 use super::subject::Subject;
 use super::target::Target;
@@ -52,7 +52,7 @@ pub(super) enum Case {
         wire: Wire,
     },
     IntermediateBytes,
-    /// Responses that one core of the frontend carries.
+    /// Responses per second that one core of the frontend carries.
     Saturated {
         size: u64,
     },

@@ -14,7 +14,7 @@ use super::{page, show};
 use crate::cli::{WrongUse, ensure_use};
 use crate::report::Paint;
 
-/// The arguments that they share.
+/// Arguments that these benchmarks share.
 #[derive(Debug, Default, Args)]
 pub(super) struct Choice {
     /// Fewer and shorter runs: every case within 3 minutes
@@ -88,8 +88,8 @@ impl Choice {
         [&self.json, &self.html].into_iter().flatten().try_for_each(|file| write(file, ""))
     }
 
-    /// Prints the tables and writes the files. For one benchmark the JSON file has its figures, for several a list of
-    /// them.
+    /// Prints the tables and writes the files. For one benchmark the JSON file has its outcome, for several a list of
+    /// their outcomes.
     pub(super) fn write(&self, outcomes: &[Outcome]) -> Result<()> {
         for outcome in outcomes {
             output::write(&show::table(outcome, Paint::of(&std::io::stdout())))?;
@@ -118,7 +118,7 @@ fn write(file: &Path, text: &str) -> Result<()> {
     std::fs::write(file, text).with_context(|| format!("writing {}", file.display()))
 }
 
-/// Returns each distinct element of a list once, in their order.
+/// Returns each distinct element of a list once, in the order of the list.
 pub(super) fn once<T: PartialEq>(list: impl Iterator<Item = T>) -> Vec<T> {
     let mut seen = Vec::new();
     for one in list {

@@ -1,4 +1,4 @@
-//! `shunt-lab bench disc`: builds a bed for each shape, and measures its cases.
+//! `shunt-lab bench disc`: builds a bed of labs for each shape (hosts and links), and measures the shape's cases in it.
 
 use std::collections::BTreeMap;
 

@@ -15,7 +15,7 @@ pub(super) enum Effort {
 impl Effort {
     /// Number of rounds, in each of which the baseline and ours are measured once.
     pub(super) fn rounds(self, case: Case) -> usize {
-        // The target of a tier's CPU is about the growth from the smaller body, so both bodies are judged.
+        // The target of a tier's CPU is about the growth from the shorter to the longer body, so both cases are judged.
         let tier = matches!(case, Case::TierCpu { .. });
         let judged = tier || case.target().is_some();
         match self {
@@ -44,13 +44,13 @@ impl Effort {
 
     /// Duration of one closed-loop load.
     pub(super) fn load(self) -> Duration {
-        Duration::from_secs(1) // short, so that both sides of a round meet the same machine
+        Duration::from_secs(1) // short, so that the machine changes little between the two sides of a round
     }
 
     /// Duration of one load at a constant rate.
     pub(super) fn rate(self, case: Case) -> Duration {
         match (self, case) {
-            // One response in a thousand must still be many responses.
+            // The slowest thousandth of the responses must still be many responses.
             (Self::Quick, Case::IdleTail) => Duration::from_secs(2),
             (Self::Quick, _) => Duration::from_secs(1),
             (Self::Full, Case::IdleTail) => Duration::from_secs(6),

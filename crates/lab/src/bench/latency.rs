@@ -10,7 +10,7 @@ use super::rounds::alternate;
 use crate::rate::{Rate, RateReport};
 use crate::report::number::size_name;
 
-/// Requests per second: about half of what the baseline's core can serve on this wire.
+/// Requests per second for bodies of `size` bytes: about half of what the baseline's core can serve.
 fn rate(size: u64) -> f64 {
     match size {
         size if size <= 4 << 10 => 8000.0,

@@ -16,14 +16,16 @@ use crate::wire::Wire;
 /// Costs that several cases share, in microseconds of the service's core per response.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
-    /// Cost of a header-only response through the tiers, by number of intermediates and wire.
+    /// Cost of a header-only response through the tiers, by the number of intermediates and the kind of wire.
     chain: HashMap<(u8, Wire), f64>,
-    /// Cost of a response straight from the backend, by size and wire. The number of proxies does not matter.
+    /// Cost of a response straight from the backend, by the body's size and the kind of wire. It does not depend on the
+    /// number of tiers before the backend.
     direct: HashMap<(u64, Wire), f64>,
 }
 
 impl Limits {
-    /// The limit for bodies of `size` bytes with the bed's tiers. The bed must be placed for the whole service.
+    /// The limit for bodies of `size` bytes with the bed's tiers. The bed must be placed for the whole service: all
+    /// tiers on the measured core.
     pub(super) fn of(&mut self, bed: &Bed, size: u64, effort: Effort) -> Result<f64> {
         let shape = bed.shape();
         let key = (shape.intermediates, shape.wire);

@@ -62,7 +62,7 @@ fn plan(kind: Kind) -> Plan {
     Plan::of(kind.shape, Options { on_demand, settings, ..Options::default() })
 }
 
-/// Location of an intermediate that looks at every byte of a body and changes none.
+/// nginx location, for intermediates, that reads every byte of a body and changes none.
 fn touching(_: &Lab, host: &Host) -> String {
     if host.role() != Role::Intermediate {
         return String::new();

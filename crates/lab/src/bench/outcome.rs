@@ -16,7 +16,7 @@ pub(super) struct CaseOutcome {
     pub(super) unit: Unit,
     #[serde(skip)]
     pub(super) target: Option<Target>,
-    /// Median of our runs. `baseline` is that of the baseline's runs.
+    /// Median of the runs with Shunt ("ours"). `baseline` is the median of the baseline's runs.
     pub(super) ours: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) baseline: Option<f64>,
@@ -24,7 +24,7 @@ pub(super) struct CaseOutcome {
     /// because changes of the machine from minute to minute affect both sides of a round alike.
     pub(super) ratio: f64,
     pub(super) runs: Runs,
-    /// Values shown beside it: HAProxy, the physical limit, utilisation...
+    /// Values that are shown beside the figure: HAProxy, the physical limit, utilisation...
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) extra: BTreeMap<&'static str, f64>,
 }
@@ -38,7 +38,7 @@ pub(super) struct Runs {
 }
 
 impl CaseOutcome {
-    /// Compares ours with a baseline.
+    /// Compares the runs with Shunt with those of the baseline, round by round.
     pub(super) fn compared(case: impl Subject, baseline: Sample, ours: Sample) -> Self {
         let (ours_median, baseline_median) = (ours.median(), baseline.median());
         let ratio = ours.ratios_to(&baseline).median();
@@ -67,7 +67,7 @@ impl CaseOutcome {
         self
     }
 
-    /// Spread of the quoted figure: the rounds' ratios, or ours where there is no baseline.
+    /// Spread of the rounds' ratios or, if there is no baseline, of the runs with Shunt.
     pub(super) fn spread(&self) -> f64 {
         match &self.runs.baseline {
             Some(baseline) => self.runs.ours.ratios_to(baseline).spread(),

@@ -1,4 +1,4 @@
-//! `--profile CASE`: shows where our service spends the measured core's time.
+//! `--profile CASE`: shows where the service with Shunt spends the measured core's time.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,7 +18,8 @@ const LOAD_TIME: Duration = Duration::from_secs(5);
 /// Event that perf samples. Virtual machines often have no hardware counters; the clock works everywhere.
 const EVENT: &str = "cpu-clock";
 
-/// Calls `load`, which places the bed and loads a side, twice: for a moment, so that the bed is placed, and under perf.
+/// Calls `load` twice. `load` places the bed and loads a side: first for a second, so that the bed is placed, then
+/// under perf.
 pub(super) fn run(
     case: impl Subject,
     plan: Plan,

@@ -1,13 +1,13 @@
-//! Rounds of a measurement: the baseline and ours run in turns, under the same number of connections.
+//! Rounds of a measurement: the baseline and the service with Shunt ("ours") are loaded in turns.
 
 use anyhow::Result;
 
 use super::bed::Side;
 
-/// Number of wrk's connections, except for a saturated frontend.
+/// Number of wrk's connections, except in cases that saturate the frontend.
 pub(super) const CONNECTIONS: u32 = 10;
 
-/// Runs the baseline and ours in turns.
+/// Calls `run` for the baseline and for ours in turns, `rounds` times each.
 pub(super) fn alternate(rounds: usize, mut run: impl FnMut(Side) -> Result<()>) -> Result<()> {
     for _ in 0..rounds {
         run(Side::Baseline)?;

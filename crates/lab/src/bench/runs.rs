@@ -1,4 +1,4 @@
-//! Measurement of each case.
+//! Measurement of each case. A *shortcut* is a response whose body bypasses tiers.
 
 use std::time::Duration;
 
@@ -21,27 +21,28 @@ use crate::wrk::Wrk;
 /// Number of connections that keeps the frontend's core busy all the time.
 const SATURATING_CONNECTIONS: u32 = 64;
 
-/// Size of the smaller body, in bytes: from it to the case's body, a tier's CPU may grow by no more than its target.
+/// Size of a short body, in bytes. From this body to the case's longer one, a tier's CPU per response may grow by no
+/// more than the factor that is the case's target.
 const GROWTH_FROM: u64 = 64 << 10;
 /// Rate of requests when growth is measured at a constant rate, per second.
 const GROWTH_RATE: f64 = 500.0;
 
-/// State that a run keeps from bed to bed.
+/// State that a run keeps from one [`Bed`] (the labs of one shape) to the next.
 pub(super) struct Runner {
     pub(super) effort: Effort,
     pub(super) limits: Limits,
 }
 
-/// Costs of the baseline and of ours, run by run.
+/// Costs of the baseline and of the service with Shunt ("ours"), run by run.
 pub(super) struct Costs {
     baseline: Vec<Cost>,
     ours: Vec<Cost>,
-    /// Shortcuts per response of ours.
+    /// Shortcuts per response of the service with Shunt.
     shortcuts: f64,
 }
 
 impl Costs {
-    /// Loads the baseline and ours in turns.
+    /// Loads the baseline and the service with Shunt in turns.
     pub(super) fn measure(bed: &Bed, rounds: usize, load: impl Fn(Side) -> Result<Cost>) -> Result<Self> {
         let before = bed.stats();
         let mut costs = Self { baseline: Vec::new(), ours: Vec::new(), shortcuts: 0.0 };
@@ -87,7 +88,7 @@ impl Runner {
         })
     }
 
-    /// Measures the first of `cases`, and those of the others that use the same requests. Returns all of these.
+    /// Measures the first of `cases`, and with it each other case that uses the same requests. Returns their outcomes.
     pub(super) fn measure(&mut self, bed: &Bed, cases: &[Case]) -> Result<Vec<CaseOutcome>> {
         let Some(&first) = cases.first() else { return Ok(Vec::new()) };
         bed.place(&Self::placement(bed, first)?)?;
@@ -101,7 +102,7 @@ impl Runner {
             Case::Saturated { .. } => Ok(vec![self.saturated(bed, first)?]),
             Case::Idle => Ok(vec![self.idle(bed)?]),
             Case::Latency { .. } | Case::IdleTail => latency::measure(bed, &together, self.effort),
-            Case::Wan { .. } => Ok(Vec::new()), // measured without a bed
+            Case::Wan { .. } => Ok(Vec::new()), // measured in wan.rs, without a bed
         }
         .with_context(|| first.name())
     }
@@ -133,7 +134,8 @@ impl Runner {
         Ok(self.costs(bed, case, CONNECTIONS)?.compared(case, |cost| cost.microseconds(&background)))
     }
 
-    /// Measures the limit's parts again, in turns with ours: a difference of large numbers needs its own runs.
+    /// Measures how much more a response with Shunt costs than the physical limit. The limit's parts are measured
+    /// again, in turns with Shunt, because a difference of large numbers needs its own runs.
     fn handoff(&self, bed: &Bed) -> Result<CaseOutcome> {
         let (effort, background) = (self.effort, bed.background());
         let (mut above, mut limits) = (Sample::default(), Sample::default());
@@ -154,8 +156,9 @@ impl Runner {
         if case.size() == GROWTH_FROM { Ok(outcome) } else { self.growth(bed, case, outcome) }
     }
 
-    /// Adds our CPU for both bodies at one rate to the figures of the closed loop. A closed loop asks for fewer long
-    /// bodies per second, and a core that is idle more often pays more to wake up, whatever it serves.
+    /// Adds Shunt's CPU per response for the short body and for the case's body, both at the same constant rate, to the
+    /// figures of the closed loop. A closed loop asks for fewer long bodies per second, and a core that is idle more
+    /// often pays more to wake up, whatever it serves.
     fn growth(&self, bed: &Bed, case: Case, outcome: CaseOutcome) -> Result<CaseOutcome> {
         let (mut short, mut long) = (Sample::default(), Sample::default());
         for _ in 0..self.effort.rounds(case) {
@@ -175,7 +178,8 @@ impl Runner {
     }
 
     /// Measures what the frontend's core would carry if it were busy all the time. The clients and the backend share
-    /// the other core, which may be full first. The measured rate of responses is shown beside that.
+    /// the other core, which may be busy all the time before the frontend's is. The measured rate of responses is
+    /// reported as well.
     fn saturated(&self, bed: &Bed, case: Case) -> Result<CaseOutcome> {
         let background = bed.background();
         let costs = self.costs(bed, case, SATURATING_CONNECTIONS)?;

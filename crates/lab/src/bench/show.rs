@@ -6,7 +6,7 @@ use super::target::Figure;
 use crate::load::Background;
 use crate::report::{Align, Paint, Table, number};
 
-/// Line about a case as soon as it is measured.
+/// Line that is printed about a case as soon as it is measured.
 pub(super) fn line(outcome: &CaseOutcome) -> String {
     let (name, unit) = (&outcome.name, outcome.unit);
     match outcome.baseline {
@@ -57,7 +57,7 @@ pub(super) fn table(outcome: &Outcome, paint: Paint) -> String {
     text
 }
 
-/// Warning where the figures cannot be trusted.
+/// Warning if the figures cannot be trusted, because the measured core was busy before any load.
 pub(super) fn noise(outcome: &Outcome) -> Option<String> {
     let worst = outcome.background.values().copied().fold(0.0, f64::max);
     (!Background(worst).is_quiet()).then(|| {

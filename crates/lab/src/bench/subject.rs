@@ -3,7 +3,7 @@
 use super::target::Target;
 use crate::report::Unit;
 
-/// A case, as the choice and the report need to know it.
+/// A case, as far as the choice of cases and the report need to know it.
 pub(super) trait Subject: Copy {
     /// Every case, in the order of the report.
     fn all() -> Vec<Self>;

@@ -6,9 +6,9 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Figure {
-    /// Ratio of ours to the baseline, or ours where there is no baseline.
+    /// Ratio of the figure with Shunt to the baseline's. Without a baseline, it is the figure with Shunt.
     Ratio,
-    /// Ratio of ours to ours at 64 KiB: it shows whether the cost grows with the body.
+    /// Ratio of the figure with Shunt to that for bodies of 64 KiB: it shows whether the cost grows with the body.
     Growth,
 }
 

@@ -1,7 +1,7 @@
 //! `shunt-lab bench tls`: the comparison that [`super::disc`] makes on plain HTTP, with clients that speak TLS 1.3.
 //!
-//! The baseline and ours have the same frontend: nginx with one cipher suite, the fastest here, with whole records, and
-//! with sessions kept. Clients keep their connections, except for handshakes.
+//! The baseline and ours (the service with Shunt) have the same frontend: nginx with one cipher suite, with records of
+//! the largest size, and with a session cache. Clients keep their connections, except in the handshake case.
 
 mod case;
 mod runs;

@@ -1,8 +1,10 @@
-//! Downloads over a long path: a client's goodput with our service and with plain nginx.
+//! Downloads over a long path: a client's goodput with Shunt and with plain nginx. A *shortcut* is a response whose
+//! body bypasses tiers.
 //!
-//! Both sides have links of the same kind. Before each download a link gets a seed, the same for both sides, so that
-//! the nth frame of a connection has the same fate. The remaining difference is due to the senders. Several clients
-//! download at the same time, because a download with losses takes long; each has its own link.
+//! The two sides (Shunt and plain nginx) have links of the same kind. Before each download a link gets a seed, the same
+//! for both sides, so that the nth frame of a connection has the same fate. The remaining difference is due to the
+//! senders. Several clients download at the same time, because a download with losses takes long; each has its own
+//! link.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -38,7 +40,7 @@ const SEED: u64 = 1;
 /// Number of times that a case is measured.
 struct Repeat {
     rounds: usize,
-    /// Downloads of each client in one round, one after another.
+    /// Number of downloads of each client in one round, one after another.
     downloads: usize,
 }
 
@@ -92,7 +94,8 @@ pub(super) fn measure(cases: &[Case], ours: Options, effort: Effort, progress: &
     Ok(outcomes)
 }
 
-/// Builds a lab on one core. Between cores a veth pair reorders packets, and TCP retransmits what was only late.
+/// Builds a lab on one core. Between cores a veth pair reorders packets, and TCP retransmits packets that were only
+/// late.
 fn lab(lossy: bool) -> Result<Lab> {
     let link = Link::wan(DELAY).seed(SEED);
     let (link, clients) = if lossy { (link.loss(LOSS), LOSSY_CLIENTS) } else { (link, 1) };
@@ -130,8 +133,8 @@ impl<'lab> Way<'lab> {
         self.service.all_stats().map_or(0, |stats| stats.count("servers.shortcuts"))
     }
 
-    /// Has every client download `count` times, each time with the next seed. Returns the mean goodput of a download in
-    /// KiB/s.
+    /// Has every client download `count` times, with the seeds from `first` on. Returns the mean goodput of a download
+    /// in KiB/s.
     fn round(&self, download: Download, first: usize, count: usize) -> Result<f64> {
         let server = self.service.chain().server();
         let expected = file_sha256(self.files.join(size_name(size_of(download))))?;

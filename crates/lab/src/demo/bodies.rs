@@ -11,7 +11,7 @@ use crate::lab::Lab;
 use crate::report::number::size_name;
 use crate::service::OFFER_MIN_LENGTH;
 
-/// Sizes of the bodies as powers of four: 1 KiB to 64 MiB.
+/// Exponents of the bodies' sizes, which are powers of four: 1 KiB to 64 MiB.
 const SIZES: std::ops::RangeInclusive<u32> = 5..=13;
 
 /// A file, and the hash of its contents.
@@ -23,7 +23,7 @@ pub(super) struct Body {
 }
 
 impl Body {
-    /// Whether the backend should offer it.
+    /// Whether the backend should offer this body.
     pub(super) fn is_long(&self) -> bool {
         self.bytes >= OFFER_MIN_LENGTH
     }
@@ -39,7 +39,8 @@ pub(super) fn make(lab: &Lab) -> Result<(PathBuf, Vec<Body>)> {
     Ok((files, bodies))
 }
 
-/// Fetches all bodies over one keepalive connection, forward and then backward. Returns what was wrong.
+/// Fetches all bodies over one keepalive connection, up to the longest and back to the shortest. Returns what was
+/// wrong.
 pub(super) fn fetch_and_compare(lab: &Lab, chain: &Chain, bodies: &[Body]) -> Result<Vec<String>> {
     let got = tempfile::tempdir_in(lab.dir())?;
     let order = || bodies.iter().chain(bodies.iter().rev().skip(1));

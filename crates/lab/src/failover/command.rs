@@ -69,7 +69,7 @@ impl FailoverBench {
     }
 }
 
-/// Median and maximum, in seconds.
+/// Median and maximum of a time of the whole downloads, in seconds.
 fn spread(rounds: &Rounds, of: fn(&Whole) -> Duration) -> (f64, f64) {
     let mut all: Vec<f64> = rounds.whole().map(|whole| of(&whole).as_secs_f64()).collect();
     all.sort_by(f64::total_cmp);

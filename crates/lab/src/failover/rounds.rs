@@ -14,14 +14,14 @@ pub const BOUND: Duration = Duration::from_secs(2);
 
 /// Number of downloads that give the time without a loss.
 const UNDISTURBED: u32 = 3;
-/// One in this many downloads loses its backend before the header.
+/// On average, one in this many downloads loses its backend as soon as it begins, at byte 0.
 const BEFORE_HEADER: u64 = 10;
 
 /// One download.
 #[derive(Debug)]
 pub struct Round {
     pub loss: Loss,
-    /// `Err`: why it is not whole.
+    /// `Err`: why the download is not whole.
     pub outcome: Result<Whole, String>,
 }
 
@@ -30,8 +30,8 @@ pub struct Round {
 pub struct Whole {
     pub elapsed: Duration,
     pub longest_pause: Duration,
-    /// Number of times that another backend continued. 0 where the lost backend's kernel had the rest, or where nothing
-    /// had begun.
+    /// Number of times that another backend continued. It is 0 if the lost backend's kernel had the rest of the body,
+    /// or if the lost backend had not begun to send it.
     pub failovers: u64,
 }
 
@@ -45,7 +45,8 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// Runs `count` downloads, and brings back each time what was lost. `hows` are taken in turn.
+    /// Runs `count` downloads, each with a loss. The kinds of loss in `hows` take turns. Brings back the lost backend
+    /// after each download.
     ///
     /// # Errors
     /// When the service cannot be brought back. A download that is not whole is no error.

@@ -1,5 +1,6 @@
 //! The service that faults are injected into: two backends behind one frontend, and paths to each of them. Its timeouts
-//! are so short that a cell of the table ends in seconds.
+//! are so short that a cell of the table ends in seconds. A *shortcut* is a response whose body bypasses tiers. A
+//! *sender* is the kernel socket from which a backend sends such a body.
 //!
 //! ```text
 //!  client --- frontend --- intermediate1 --- backend1      /t/...      the path that meets the fault
@@ -30,7 +31,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(3);
 pub(super) const FILES: &[(&str, u64)] =
     &[(QUEUED_FILE.0, QUEUED_FILE.1), (LONG_FILE.0, LONG_FILE.1), ("64k", 64 << 10)];
 
-/// Directory of the service with a separate file system.
+/// Directory, among the service's files, at which the disk that may fail is mounted.
 pub(crate) const DISK: &str = "disk";
 /// File that fits into a sender's send buffer: an agent has queued all of it before the client reads.
 pub(crate) const QUEUED_FILE: (&str, u64) = ("1m", 1 << 20);
@@ -59,15 +60,15 @@ const RECEIVED_ABSENT: &str = "store.by_program.nginx.received_absent";
 /// Time after a repair in which responses may still be cut short. A process that has lost a store tries again a second
 /// after its last attempt. Until then, bodies that arrive as references to that store are cut short.
 const STORE_SETTLES: Duration = Duration::from_secs(3);
-/// Longest wait for the service to work.
+/// Longest wait until the service works, at its start and after a repair.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(20);
 
 fn locations(lab: &Lab, host: &Host) -> String {
     ways(lab, host, |second| way("/plain/", second, "            shunt off;\n"))
 }
 
-/// nginx locations that lead to either backend. Locations from `more` lead to the second one, and are for the frontend
-/// only.
+/// nginx locations of a host: the intermediate's lead to the first backend, the frontend's to the second one. `more`
+/// returns further locations for the frontend, given the address of the second backend.
 pub(crate) fn ways(lab: &Lab, host: &Host, more: impl FnOnce(Ipv4Addr) -> String) -> String {
     let backend = |number: usize| lab.hosts_of(Role::Backend).nth(number).map(Host::address);
     let (Some(first), Some(second)) = (backend(0), backend(1)) else { return String::new() };
@@ -112,13 +113,13 @@ pub struct Bed<'lab> {
     /// Files of the service: name, and size in bytes.
     files: Vec<(String, u64)>,
     directory: PathBuf,
-    /// Counter of the frontend's agent that grows only where everything works.
+    /// Name of the counter of the frontend's agent that grows only if everything works.
     counter: &'static str,
     /// Time after a repair in which a response may still be cut short.
     settles: Duration,
     /// Disk with the same files that may fail, mounted at [`DISK`] once it is needed.
     disk: Option<Disk>,
-    /// Listeners that use up the ports, while a fault lasts that needs this.
+    /// Listeners that use up ports, as long as the fault `no-ports` lasts.
     pub(super) taken_ports: Vec<TcpListener>,
 }
 
@@ -155,7 +156,7 @@ impl<'lab> Bed<'lab> {
         Ok(bed)
     }
 
-    /// nginx locations that lead to either backend.
+    /// nginx locations of a host that lead to the backends.
     #[must_use]
     pub fn locations(lab: &Lab, host: &Host) -> String {
         locations(lab, host)
@@ -199,7 +200,7 @@ impl<'lab> Bed<'lab> {
         self.service.chain().server()
     }
 
-    /// Address and path that a bystander asks for a file.
+    /// Address that a bystander sends its request to, and the path of the file in that request.
     pub(crate) fn bystander(&self, way: Way, file: &str) -> (SocketAddr, String) {
         match way {
             Way::Other => (self.server(), format!("/other/{file}")),
@@ -211,7 +212,8 @@ impl<'lab> Bed<'lab> {
         }
     }
 
-    /// Fetches every file on both paths, so that caches are as full before a cell as after it. All bytes are compared.
+    /// Fetches every file on the paths to both backends, so that caches are as full before a cell of the table as after
+    /// it. All bytes are compared.
     pub(crate) fn warm(&self) -> Result<()> {
         let disk = self.disk.as_ref().map(|_| format!("/t/{DISK}/"));
         for way in ["/t/", "/other/"].into_iter().chain(disk.as_deref()) {
@@ -237,7 +239,8 @@ impl<'lab> Bed<'lab> {
         Ok(begin.elapsed())
     }
 
-    /// Waits until new responses on both paths are shortcuts, or arrive as absent memory. All must be whole.
+    /// Waits until new responses on the paths to both backends are shortcuts or, under `shunt run`, arrive as absent
+    /// memory. All must be whole, except in the first [`STORE_SETTLES`] under `shunt run`.
     fn wait_until_it_works(&self) -> Result<()> {
         let (began, deadline) = (Instant::now(), Instant::now() + RECOVERY_LIMIT);
         let mut missing: BTreeSet<&str> = ["/t/", "/other/"].into();

@@ -1,5 +1,5 @@
 //! One cell of the table: takes a response to a step, injects the fault, and checks everything that may or may not
-//! follow.
+//! follow. A *shortcut* is a response whose body bypasses tiers.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,8 +19,8 @@ use crate::pace::Pace;
 
 /// Longest wait for a response, longer than any bound of the table: a response that has not ended by then hangs.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// Longest time from the repair until new connections have shortcuts again. It is the 5 seconds that workers and agents
-/// wait at most before they try again (docs/nginx.md, `shunt_agent`), and time for a machine that does other work.
+/// Longest time from the repair until new connections have shortcuts again: the 5 seconds that workers and agents wait
+/// at most before they try again (docs/nginx.md, `shunt_agent`), and 3 seconds for a machine that does other work.
 const AGAIN_BOUND: Duration = Duration::from_secs(8);
 /// A bystander that gets no byte for this time has noticed the fault.
 const BYSTANDER_PATIENCE: Duration = Duration::from_secs(3);
@@ -35,11 +35,11 @@ pub struct Outcome {
     pub expected: String,
     /// Ending of the response, in words.
     pub ending: String,
-    /// Time from the fault to the response's end.
+    /// Time from the fault to the response's end, in seconds.
     pub seconds: f64,
-    /// Time from the repair to a new shortcut on each path.
+    /// Time from the repair until new responses on each path are shortcuts again, in seconds.
     pub again_seconds: f64,
-    /// Things that the service held afterwards and not before, with counts.
+    /// Things that the service held after the repair and not before the fault, with the number of each.
     pub leaks: BTreeMap<String, u64>,
     /// Everything that was wrong; empty where all was right.
     pub faults_found: Vec<String>,
@@ -112,7 +112,8 @@ pub fn run(bed: &mut Bed<'_>, step: Step, fault: Fault, pace: Pace) -> Result<Ou
     Ok(Outcome { step, fault, expected, ending, seconds, again_seconds, leaks, faults_found: found })
 }
 
-/// Takes a response through the fault. Returns how it ended, and after how many seconds.
+/// Takes a response to the step, and injects the fault. Returns how the response ended, and how many seconds after the
+/// fault.
 fn response(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<(Ending, f64)> {
     let Held { mut client, stopped } = step.reach(bed, fault.prefix())?;
     fault.inject(bed).with_context(|| format!("injecting {}", fault.name()))?;

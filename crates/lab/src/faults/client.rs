@@ -29,7 +29,7 @@ enum Got {
 }
 
 impl Client {
-    /// Connects from `host`. The receive buffer has this many bytes where a number is given.
+    /// Connects from `host`. The receive buffer has `receive_buffer` bytes; `None`: the kernel's default size.
     ///
     /// # Errors
     /// When the server cannot be reached.

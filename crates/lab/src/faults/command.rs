@@ -109,7 +109,7 @@ pub fn run_cells(cells: &[(Step, Fault)], pace: Pace, progress: &Progress) -> Re
             let good = outcome.is_good();
             outcomes.push(outcome);
             if !usable || !good {
-                // The next cell gets a new lab, because this one may have left something behind.
+                // The next cell gets a new lab, because this cell may have left something behind.
                 break;
             }
         }

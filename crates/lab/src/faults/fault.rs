@@ -13,7 +13,7 @@ use crate::disk::Reads;
 use crate::host::Host;
 use crate::upgrade;
 
-/// Duration of the faults that pass by themselves.
+/// Duration of the faults that are repaired while the response lasts.
 const WHILE: Duration = Duration::from_secs(1);
 
 /// A fault of the table.
@@ -128,7 +128,7 @@ impl Fault {
         }
     }
 
-    /// Duration of a fault that is repaired before the response's end is known.
+    /// Duration of a fault that is repaired before the response's end is known; `None` if it is repaired after that.
     pub(crate) fn lasts(self) -> Option<Duration> {
         match self {
             Self::BackendAgentStopped | Self::FrontendAgentStopped => Some(WHILE),

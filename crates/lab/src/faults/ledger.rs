@@ -1,4 +1,6 @@
-//! Counts of what a service holds, taken before and after a fault to find leaks.
+//! Counts of what a service holds, taken before and after a fault to find leaks. A *flow* is a frontend's record of a
+//! client connection. A socket of a backend is *parked* while it waits for its client's next payload. An *offer* is a
+//! payload that a backend holds ready.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,11 +12,11 @@ use crate::host::{Host, Role};
 use crate::service::Service;
 use crate::sockets::TcpSocket;
 
-/// Time after which everything that a response used is given back: parked sockets, quiet flows, unclaimed offers, and
+/// Longest time until everything that a response used is given back: parked sockets, quiet flows, unclaimed offers, and
 /// connections that ended in the middle.
 const SETTLING: Duration = Duration::from_secs(15);
 
-/// Counters of what exists only while something is under way, or waits to be given back.
+/// Agents' counters of things that exist only while a response is under way, or that wait to be given back.
 const PASSING: [&str; 4] = ["frontend.flows", "agent.senders.now", "agent.offers_open", "backend.senders"];
 
 /// Counts, by the name of what is counted.
@@ -46,7 +48,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Counts what the service holds once nothing is under way, or after some time at the latest.
+    /// Waits until nothing is under way, for [`SETTLING`] at most. Counts what the service holds then.
     ///
     /// # Errors
     /// As [`Self::of`].
@@ -84,7 +86,8 @@ impl Ledger {
         grown.collect()
     }
 
-    /// Waits until the service holds no more than before. Returns what it still holds in addition.
+    /// Waits until the service holds no more than before, for [`SETTLING`] at most. Returns what it still holds in
+    /// addition.
     ///
     /// # Errors
     /// As [`Self::of`].

@@ -13,14 +13,14 @@ use crate::host::Host;
 const PORTS: &str = "20000 60999";
 const LAST_PORT: u16 = 60999;
 
-/// Limits an agent to the descriptors that it has.
+/// Limits an agent to as many descriptors as it has open now.
 pub(super) fn take_descriptors(bed: &mut Bed<'_>, host: &Host) -> Result<()> {
     let pid = agent_pid(bed, host)?.context("the agent runs")?;
     let open = std::fs::read_dir(format!("/proc/{pid}/fd"))?.count();
     limit(pid, &format!("--nofile={open}:"))
 }
 
-/// Limits an agent to the memory that it has.
+/// Limits an agent to as much memory as it has now.
 pub(super) fn take_memory(bed: &mut Bed<'_>, host: &Host) -> Result<()> {
     let pid = agent_pid(bed, host)?.context("the agent runs")?;
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -33,7 +33,7 @@ pub(super) fn take_memory(bed: &mut Bed<'_>, host: &Host) -> Result<()> {
 pub(super) fn give_back(bed: &mut Bed<'_>, host: &Host) -> Result<()> {
     match agent_pid(bed, host)? {
         Some(pid) => {
-            // The hard limits have not been changed, so the soft limits return to them.
+            // The hard limits have not been changed, so they say what the soft limits may be again.
             let limits = std::fs::read_to_string(format!("/proc/{pid}/limits"))?;
             let open_files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).context("no limit")?;
             let most = open_files.split_whitespace().nth(1).context("no hard limit")?;
@@ -50,14 +50,14 @@ fn agent_pid(bed: &mut Bed<'_>, host: &Host) -> Result<Option<u32>> {
     Ok(process.try_wait()?.is_none().then(|| process.pid()))
 }
 
-/// Sets the soft limit of a process, which is the one that the kernel enforces.
+/// Sets a soft limit of a process. The kernel enforces soft limits. `what` is an option of prlimit(1).
 fn limit(pid: u32, what: &str) -> Result<()> {
     let status = Command::new("prlimit").args(["--pid", &pid.to_string(), what]).status().context("running prlimit")?;
     anyhow::ensure!(status.success(), "prlimit {what} of process {pid} failed");
     Ok(())
 }
 
-/// Leaves a host one port to connect from, and has that port in use as long as the returned listener exists.
+/// Leaves a host only one port to connect from. That port is in use as long as the returned listener exists.
 pub(super) fn take_ports(host: &Host) -> Result<TcpListener> {
     let listener = host.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, LAST_PORT)))?.context("binding a port")?;
     host.sysctls(&[("ipv4/ip_local_port_range", &format!("{LAST_PORT} {LAST_PORT}"))])?;

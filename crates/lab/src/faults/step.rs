@@ -1,5 +1,5 @@
-//! Steps of a handoff at which faults are injected. Each step is held from outside: the process that would continue is
-//! stopped (SIGSTOP), or the client does not read.
+//! Steps of a handoff at which faults are injected. A response is held at a step from outside: the process that would
+//! continue is stopped (SIGSTOP), or the client does not read. A *shortcut* is a response whose body bypasses tiers.
 
 use std::time::Duration;
 
@@ -88,12 +88,13 @@ impl Step {
         if self == Self::Queued { QUEUED_FILE } else { LONG_FILE }
     }
 
-    /// Whether the frontend's agent is stopped while the step is held. No other shortcut continues then.
+    /// Whether the frontend's agent is stopped while a response is held at the step. Meanwhile, other clients'
+    /// shortcuts do not continue either.
     pub(super) fn stops_frontend_agent(self) -> bool {
         self == Self::Begun
     }
 
-    /// Takes a response to this step, for a file below `prefix`.
+    /// Asks for the step's file below `prefix`, and takes the response to this step.
     pub(super) fn reach(self, bed: &mut Bed<'_>, prefix: &str) -> Result<Held> {
         let mut client = Client::connect(bed.lab.client(), bed.server(), Some(RECEIVE_BUFFER))?;
         let stopped =
@@ -154,7 +155,7 @@ impl Step {
     }
 }
 
-/// Fetches a whole response on the same connection.
+/// Fetches a whole response on the client's connection, before the response that will be held.
 fn one_before(client: &mut Client, prefix: &str) -> Result<()> {
     let (file, size) = QUEUED_FILE;
     client.ask(&format!("{prefix}{file}"), file, size);

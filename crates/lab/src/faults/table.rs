@@ -1,4 +1,5 @@
-//! The table: how a response ends after each fault at each step, and within what time.
+//! The table: how a response ends after each fault at each step, and within what time. A *session* is the use of a
+//! connection between two agents.
 
 use std::time::Duration;
 
@@ -51,11 +52,12 @@ pub struct Expected {
     pub within: Duration,
 }
 
-/// Bound where no timeout decides. Nothing waits longer than four heartbeats, than a passing fault lasts, or than until
-/// the rest is asked for again (2.5 s). The bound adds time for a machine that does other work.
+/// Bound for endings that do not depend on a timeout. The longest waits are four heartbeats, the duration of a passing
+/// fault, and the time until the server asks for the rest again (2.5 s). The bound adds time for a machine that does
+/// other work.
 const SOON: Duration = Duration::from_secs(4);
-/// Bound where a timeout decides: [`super::bed::TIMEOUT`] and a quarter (docs/nginx.md, `send_timeout`), after the
-/// waits above.
+/// Bound for endings that come with a timeout. It allows 1.25 times [`super::bed::TIMEOUT`] (docs/nginx.md,
+/// `send_timeout`) after the waits that [`SOON`] allows for.
 const LATE: Duration = Duration::from_secs(7);
 
 const fn soon(ends: &'static [End]) -> Expected {
@@ -78,20 +80,21 @@ const N: Expected = soon(&[End::Unanswered]);
 const LE: Expected = late(&[End::Error]);
 /// A broken connection after a timeout.
 const LB: Expected = late(&[End::Broken]);
-/// Timing decides. A brief cut lasts a second, which is four heartbeats, so the agents may or may not lose each other.
-/// On that depends whether the rest can be asked for again in time. It is the same where a frontend's agent is back,
-/// and its server asks before the session with the backend's agent is back.
+/// One of two endings, as the timing decides. A brief cut lasts a second, which is four heartbeats, so the agents may
+/// or may not lose each other. That decides whether the server can ask for the rest again in time. The timing also
+/// decides after a restart of the frontend's agent: the server may ask before the session with the backend's agent is
+/// back.
 const WE: Expected = late(&[End::Whole, End::Error]);
 const WB: Expected = late(&[End::Whole, End::Broken]);
 /// Queued payload may have reached the client before the reset.
 const BW: Expected = soon(&[End::Broken, End::Whole]);
-/// nginx closes idle connections when it is told to end, and the request may be on its way then.
+/// nginx closes idle connections when it is told to end. At that moment the request may be on its way.
 const WN: Expected = soon(&[End::Whole, End::Unanswered]);
-/// It is open which allocation fails, and whether the agent ends because of that.
+/// Any of three endings: it is not known which allocation fails, and whether the agent ends because of that.
 const WEB: Expected = late(&[End::Whole, End::Error, End::Broken]);
 
-/// Expectations for one fault, one for each of [`Step::ALL`]: asked, offered, begun, claimed, sending, queued, parked,
-/// next.
+/// Expected endings after one fault, at each step in the order of [`Step::ALL`]: asked, offered, begun, claimed,
+/// sending, queued, parked, next.
 fn row(fault: Fault) -> [Expected; Step::ALL.len()] {
     use Fault::*;
     match fault {
@@ -129,7 +132,7 @@ impl Expected {
         ends.join(" or ")
     }
 
-    /// Says what is wrong with this ending after this many seconds, if anything is.
+    /// Says what is wrong with an ending that came after this many seconds. `None` if it is as expected.
     pub(super) fn objection(&self, ending: Ending, seconds: f64, pace: Pace) -> Option<String> {
         if End::of(ending).is_none_or(|end| !self.ends.contains(&end)) {
             return Some(format!("the response should be {}, and is: {ending}", self.name()));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// Disjoint ranges of offsets; adjacent ones are joined.
+/// Disjoint ranges of offsets: the end of each, by its start. Adjacent ranges are joined.
 #[derive(Debug, Default)]
 pub(super) struct Ranges(BTreeMap<u64, u64>);
 

@@ -17,7 +17,7 @@ pub enum Ignored {
     BeyondWindow,
     /// It acknowledges data that the client never sent.
     AckOfUnsent,
-    /// Its TSval is older than an earlier one (PAWS; RFC 7323, 5).
+    /// Its TSval is older than that of an earlier segment (PAWS; RFC 7323, 5).
     OldTimestamp,
 }
 
@@ -38,19 +38,20 @@ impl fmt::Display for Ignored {
 pub struct FlowReport {
     pub client: SocketAddr,
     pub server: SocketAddr,
-    /// Segments from the server. Where offloads join packets, a segment has more than one packet.
+    /// Number of segments from the server. If offloads join packets, a segment is more than one packet.
     pub server_segments: u64,
     pub client_segments: u64,
     /// Bytes of the server's data that arrived, each counted once.
     pub server_bytes: u64,
     pub client_bytes: u64,
-    /// Server's segments with data that had arrived before.
+    /// Number of the server's segments with data that had arrived before.
     pub retransmissions: u64,
-    /// Server's segments that filled a hole for the first time.
+    /// Number of the server's segments that filled a hole for the first time.
     pub out_of_order: u64,
     pub client_retransmissions: u64,
-    /// Client's segments with SACK blocks, and those whose first block reports a duplicate (RFC 2883).
+    /// Number of the client's segments with SACK blocks.
     pub sacks: u64,
+    /// Number of the client's segments whose first SACK block reports a duplicate (RFC 2883).
     pub duplicate_sacks: u64,
     /// Number of times that the server's acknowledgment number went back. This is harmless, but may show a second
     /// sender.
@@ -60,8 +61,8 @@ pub struct FlowReport {
     pub ignored: BTreeMap<Ignored, u64>,
     /// Longest time between two segments.
     pub longest_silence: Duration,
-    /// Everything that no connection may show, in words. Whether resets and duplicates are allowed is the caller's
-    /// decision.
+    /// Everything that no connection may show, in words. Resets and duplicates are not listed here: the caller decides
+    /// whether they are allowed.
     pub violations: Vec<String>,
 }
 

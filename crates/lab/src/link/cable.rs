@@ -41,7 +41,8 @@ pub struct Cable {
 impl Cable {
     /// Starts to carry frames between the two `ends`, the host's first.
     ///
-    /// The thread stays on `core`. One that moves would spread frames over the cores' backlogs, which reorder them.
+    /// The thread stays on `core`. A thread that moves would spread frames over several cores' backlogs, which reorders
+    /// them.
     pub(crate) fn start(host: &str, link: Link, seed: u64, number: u64, ends: [Tap; 2], core: usize) -> Result<Self> {
         let line = |direction| Line::new(link, seed, 2 * number + direction);
         let lines = Arc::new(Mutex::new([line(0), line(1)]));
@@ -144,7 +145,7 @@ fn deliver(ends: &[Tap; 2], lines: &Lines) -> Option<Instant> {
     lines.iter().filter_map(Line::next_due).min()
 }
 
-/// Takes frames that a device has sent into its line, [`TURN`] at most.
+/// Reads frames that a device has sent, [`TURN`] at most, and pushes them into the line of their direction.
 fn collect(from: &Tap, lines: &Lines, direction: usize, buffer: &mut [u8]) -> std::io::Result<()> {
     for _ in 0..TURN {
         let Some(length) = from.receive(buffer)? else { break };

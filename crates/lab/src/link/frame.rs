@@ -1,5 +1,5 @@
-//! Parts of a frame that some links look at: pure ACKs, and the field for congestion marks. Only IPv4, and IPv6 without
-//! extension headers, are looked at; all other frames are only carried.
+//! Parts of a frame that some links look at: pure ACKs, and the field for congestion marks. A pure ACK is recognised
+//! only in IPv4 without options, and in IPv6 without extension headers. Frames of other protocols are only carried.
 
 use std::ops::Range;
 
@@ -16,13 +16,13 @@ pub(super) struct PureAck<'a> {
 }
 
 impl PureAck<'_> {
-    /// Returns whether `older` is of the same connection and acknowledges less, so that it says nothing more.
+    /// Returns whether `older` is of the same connection and acknowledges less, so that this ACK says all that it says.
     pub(super) fn covers(&self, older: &Self) -> bool {
         self.connection == older.connection && (self.number.wrapping_sub(older.number) as i32) > 0
     }
 }
 
-/// Ranges of the addresses and of the TCP segment in a frame. `None` where the frame holds no TCP.
+/// Ranges of the frame's bytes that hold the IP addresses and the TCP segment. `None` if the frame holds no TCP.
 fn parts(frame: &[u8]) -> Option<(Range<usize>, Range<usize>)> {
     match (frame.get(12..14)?, *frame.get(ETHERNET)?) {
         ([0x08, 0x00], 0x45) if frame.get(23) == Some(&TCP) => {

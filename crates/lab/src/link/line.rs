@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The fate of the nth frame depends on the seed and n alone: every frame draws the same number of random numbers,
-//! whatever becomes of it. (A burst also ends by time.) Real servers have other times in each run, so the same fates
+//! whatever becomes of it. (A burst also ends by time.) Real servers send at other times in each run, so the same fates
 //! may meet other segments.
 
 use std::cmp::Reverse;
@@ -25,9 +25,9 @@ pub struct Line {
     random: Random,
     /// Time at which the present burst of losses began, if there is one.
     bad: Option<Instant>,
-    /// Time at which the last queued frame has left at the rate.
+    /// Time at which the last frame in the queue will have left, at the link's rate.
     free: Option<Instant>,
-    /// Arrival of the last frame, late ones not counted.
+    /// Arrival of the last frame that was pushed, without the lateness of a late one.
     last_due: Option<Instant>,
     /// Beginning of the first slot for pure ACKs.
     first_slot: Option<Instant>,
@@ -138,7 +138,8 @@ impl Line {
         Some(next.frame)
     }
 
-    /// Returns whether this frame is a pure ACK that the next frame makes needless, which leaves at the same time.
+    /// Returns whether `frame` is a pure ACK that is needless: the next frame leaves at the same time, and is a pure
+    /// ACK of the same connection that acknowledges more.
     fn is_needless(&self, frame: &Waiting) -> bool {
         let Some(Reverse(after)) = self.waiting.peek() else { return false };
         !self.link.ack_slot.is_zero()
@@ -169,7 +170,8 @@ impl Line {
         self.number += 1;
     }
 
-    /// Time at which a frame of `bytes` bytes has left at the rate; `None` where the queue is full.
+    /// Time at which a frame of `bytes` bytes will have left, at the link's rate; `None` if the queue has no room for
+    /// it.
     fn transmit(&mut self, now: Instant, bytes: usize) -> Option<Instant> {
         let Some(rate) = self.link.rate else { return Some(now) };
         let begin = self.free.map_or(now, |free| free.max(now));
@@ -304,7 +306,7 @@ mod tests {
         let link = Link::wan(Duration::from_millis(50)).jitter(Duration::from_millis(10));
         let mut line = Line::new(link, 3, 0);
         for number in 0..1000_u64 {
-            let now = start + Duration::from_millis(number * 20); // none waits for the one before
+            let now = start + Duration::from_millis(number * 20); // no frame waits for the one before
             line.push(now, vec![0; 60]);
             let took = line.next_due().unwrap() - now;
             assert!((50..60).contains(&took.as_millis()), "{took:?}");
@@ -316,11 +318,11 @@ mod tests {
     fn the_rate_is_kept_and_used() {
         const BYTES: usize = 1000;
         let start = Instant::now();
-        let link = Link::default().rate(8_000_000, 20 * BYTES); // a frame a millisecond
+        let link = Link::default().rate(8_000_000, 20 * BYTES); // one frame per millisecond
         let mut line = Line::new(link, 5, 0);
         let mut arrivals = Vec::new();
         for turn in 0..2000_u64 {
-            let now = start + Duration::from_micros(turn * 500); // twice the rate
+            let now = start + Duration::from_micros(turn * 500); // frames come at twice the rate
             line.push(now, vec![0; BYTES]);
             while line.pop(now).is_some() {
                 arrivals.push(now);

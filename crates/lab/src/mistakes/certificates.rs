@@ -124,7 +124,7 @@ fn dated(text: &str, host: &Host, from: i64, until: i64) -> String {
         if days < 0 { now - away } else { now + away }
     };
     let own: Vec<PathBuf> = ["certificate", "key"].map(|key| PathBuf::from(value(text, key))).into();
-    // The authority overwrites no file.
+    // The authority overwrites no file, so the old files are removed first.
     own.iter().for_each(|path| std::fs::remove_file(path).expect("the lab's own"));
     let issued = authority(text).issue_between(&request(host.name()), day(from), day(until));
     issued.expect("a certificate of the lab's authority");

@@ -16,7 +16,7 @@ use super::{KNOWN, Mistake, all, page};
 use crate::cli::ensure_use;
 use crate::report::{Align, Machine, Paint, Progress, Table};
 
-/// Number of labs at the same time: a mistake mostly waits.
+/// Number of labs that run at the same time. A lab with a mistake mostly waits, so it needs little of the machine.
 const AT_ONCE: usize = 4;
 
 /// `shunt-lab bench mistakes`

@@ -192,7 +192,8 @@ fn servers() -> Vec<Mistake> {
     ]
 }
 
-/// Mistakes in the configuration of an intermediate's nginx, or in what the backend's says about it.
+/// Mistakes in the configuration of an intermediate's nginx, or in what the backend's nginx is told about
+/// intermediates.
 fn intermediates() -> Vec<Mistake> {
     vec![
         Mistake::new("intermediate-filters", "an intermediate with the module has filters that touch bodies")
@@ -237,13 +238,13 @@ fn intermediates() -> Vec<Mistake> {
     ]
 }
 
-/// Loads the module in an nginx that does not use it.
+/// Adds Shunt's module to the configuration of an nginx that does not have it.
 fn with_module(text: &str) -> String {
     let module = crate::service::module_file().expect("the module is built: other tiers have it");
     format!("load_module {};\n{text}", module.display())
 }
 
-/// Sends every body through a filter that leaves it as it is.
+/// Adds a filter to the configuration of an nginx: every body passes through it unchanged.
 fn filtering(text: &str) -> String {
     let lines =
         "    sub_filter_types *;\n    sub_filter 'no file has these words in it' 'nor these';\n    gunzip on;\n";

@@ -12,7 +12,8 @@ use crate::host::Role::{Backend, Frontend};
 use crate::lab::Lab;
 use crate::process::Process;
 
-/// `ports`, by shuntd's default. Which of them is for the lab's frontend goes by its name.
+/// Ports of a backend's senders, by shuntd's default for `ports`. Which of them is used for a frontend depends on the
+/// frontend's name.
 const SENDER_PORTS: RangeInclusive<u16> = 61000..=61063;
 
 pub(super) fn rows() -> Vec<Mistake> {
@@ -66,7 +67,7 @@ fn files() -> Vec<Mistake> {
             .after(|running| {
                 let backend = running.lab.backend();
                 running.service.kill_agent(backend)?;
-                // With this name of the program, its log counts as an agent's.
+                // The symbolic link has the name `shuntd`, so that the program's log counts as an agent's log.
                 let program = backend.dir().join("shuntd");
                 std::os::unix::fs::symlink("/usr/bin/prlimit", &program).context("naming prlimit")?;
                 let mut command = Command::new(program);

@@ -1,12 +1,12 @@
-//! Rows that are known to fail.
+//! Rows of the table of mistakes that are known to fail.
 
-/// A row that fails, and why.
+/// A row that fails, and how.
 #[derive(Debug, Clone, Copy)]
 pub struct Known {
     pub name: &'static str,
     /// Outcome that is seen instead of the expected one.
     pub seen: &'static str,
-    /// Whether it fails each time. A row that only may fail is allowed to pass.
+    /// Whether the row fails each time. A row that fails only at times is allowed to pass.
     pub always: bool,
 }
 

@@ -10,7 +10,7 @@ use crate::host::Host;
 use crate::host::Role::{Backend, Frontend};
 use crate::lab::Lab;
 
-/// Address by which clients know the service, where that is no port's address.
+/// Address by which clients know the service, in the rows where it is not the address of the frontend's own port.
 const PUBLIC: [u8; 4] = [10, 77, 200, 1];
 
 pub(super) fn rows() -> Vec<Mistake> {
@@ -142,13 +142,13 @@ fn ip(host: &Host, words: &str) -> Result<()> {
     run(host, "ip", &words.split(' ').collect::<Vec<_>>())
 }
 
-/// Makes a port of a host that leads nowhere, and is up.
+/// Makes a further port of a host. The port is up, and leads nowhere.
 fn spare(host: &Host) -> Result<()> {
     ip(host, "link add spare0 up type veth peer name spare1")?;
     ip(host, "link set spare1 up")
 }
 
-/// Rewrites the destinations of incoming packets.
+/// Adds an nftables rule that rewrites the destinations of incoming packets.
 fn nat(host: &Host, rule: &[&str]) -> Result<()> {
     run(host, "nft", &["add", "table", "ip", "lab"])?;
     run(host, "nft", &["add chain ip lab in { type nat hook prerouting priority -100 ; }"])?;

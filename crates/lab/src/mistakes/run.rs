@@ -1,4 +1,5 @@
-//! Makes one mistake, in a lab with a separate service: clients download, and the logs are searched for its message.
+//! Makes one mistake, in a separate lab with a service. Clients download, and the logs are searched for the mistake's
+//! message. A *shortcut* is a response whose body bypasses tiers.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -21,14 +22,15 @@ const FILES: &[(&str, u64)] =
     &[("1k", 1 << 10), ("64k", 64 << 10), ("1m", 1 << 20), ("3m", 3 << 20), ("80k", 80 << 10)];
 /// Number of clients at the same time.
 const CLIENTS: usize = 4;
-/// Longest wait for a response, whatever is wrong. Agents that say nothing delay a download by 5 s at most, and this
-/// machine also does other work.
+/// Longest wait for a response, whatever is wrong. Agents that say nothing delay a download by 5 s at most, and the
+/// machine may also do other work.
 const PATIENCE: Duration = Duration::from_secs(12);
 /// Longest wait for a message after the responses.
 const MESSAGE_LIMIT: Duration = Duration::from_secs(20);
-/// Longest wait for the first shortcut, where one is expected.
+/// Longest time for further downloads until one takes the shortcut, if one should, and otherwise until the mistake is
+/// reported.
 const SHORTCUT_LIMIT: Duration = Duration::from_secs(60);
-/// Levels of nginx's error log that Debian's default (`error`) shows, as a line contains them.
+/// Levels of nginx's error log that Debian's default (`error`) shows, as they stand in a line.
 const SHOWN_LEVELS: [&str; 4] = ["[error]", "[crit]", "[alert]", "[emerg]"];
 
 /// A service with a mistake.
@@ -43,11 +45,12 @@ pub struct Running<'lab> {
 #[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
     pub name: &'static str,
-    /// Number of responses that were asked for, and of those that were whole.
+    /// Number of responses that were asked for.
     pub responses: u64,
+    /// Number of responses that were whole.
     pub whole: u64,
     pub shortcuts: u64,
-    /// Time of the slowest response.
+    /// Time of the slowest response, in seconds.
     pub seconds: f64,
     /// The line that tells the operator.
     pub message: Option<String>,
@@ -112,7 +115,8 @@ fn in_a_lab(mistake: &Mistake) -> Result<Outcome> {
 type Response = (&'static str, Ending, Duration);
 
 impl Running<'_> {
-    /// Has clients download, several at the same time and then one. Returns how each response ended.
+    /// Has clients download, several at the same time and, if all responses were whole, one more. Returns how each
+    /// response ended.
     fn load(&self, server: SocketAddr, mistake: &Mistake) -> Result<Vec<Response>> {
         let client = self.lab.client();
         let mut all = Vec::new();
@@ -133,7 +137,7 @@ impl Running<'_> {
         Ok(all)
     }
 
-    /// Asks again until a body has taken the shortcut, where some should, or else until the mistake is reported.
+    /// Asks again until a body has taken the shortcut, if bodies should, and otherwise until the mistake is reported.
     /// Servers and agents that have just started may not have found each other.
     fn ask_on(&self, server: SocketAddr, mistake: &Mistake, responses: &mut Vec<Response>) -> Result<()> {
         let deadline = Instant::now() + SHORTCUT_LIMIT;
@@ -163,7 +167,7 @@ impl Running<'_> {
         stats.map(|stats| stats.count("servers.shortcuts")).unwrap_or(0)
     }
 
-    /// Counters of what the servers did instead.
+    /// Counters that say what the servers did instead of shortcuts.
     fn counted(&self) -> String {
         let counts =
             self.service.all_stats().map(|stats| stats.grown(&Stats::default(), "servers.")).unwrap_or_default();

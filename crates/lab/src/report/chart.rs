@@ -25,7 +25,7 @@ pub const LIMIT: Series = Series { name: "physical limit", colour: "#c9d6df" };
 /// All series, in the order of the legend.
 const ALL: [Series; 4] = [PLAIN, HAPROXY, SHUNT, LIMIT];
 
-/// Value of a panel's longest bar.
+/// Value for which a bar has the full length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
     /// The panel's largest value: bars of different rows can be compared.

@@ -1,4 +1,4 @@
-//! Machine that the figures of a report are of.
+//! The machine on which the figures of a report were measured.
 
 use serde::Serialize;
 

@@ -1,4 +1,5 @@
-//! The `shuntd` of one host.
+//! The `shuntd` of one host. Its *peers* are the agents of other hosts, and a *session* is the use of a connection with
+//! one of them.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -84,7 +85,7 @@ impl<'lab> Agent<'lab> {
         self.process = None; // dropping a process kills it (SIGKILL)
     }
 
-    /// Sets the program that the agent is when it is started next.
+    /// Sets the program that is run when the agent is started next.
     pub(super) fn set_program(&mut self, program: PathBuf) {
         self.program = program;
     }
@@ -131,7 +132,8 @@ impl Drop for Agent<'_> {
         if let Some(process) = self.process.take() {
             let _ = process.stop();
         }
-        // The agent's programs and maps outlive it by design. If this fails, the watchdog removes the pins.
+        // The agent's BPF programs and maps outlive it by design. `shuntd --detach` removes them. If that fails, the
+        // lab's watchdog removes the pins.
         let mut detach = self.command();
         detach.arg("--detach");
         let _ = self.host.output(detach);

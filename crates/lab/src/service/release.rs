@@ -14,7 +14,7 @@ pub const OLDER: &str = "0.1.0";
 /// A version of Shunt's programs and of its nginx module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Release {
-    /// This version.
+    /// The version of this source.
     #[default]
     This,
     /// The version before it, [`OLDER`].
@@ -28,7 +28,7 @@ pub enum Release {
 pub struct Releases {
     /// Version of the agent, `shuntd`.
     pub agent: Release,
-    /// Version of what its server has of Shunt: nginx's module, or `shunt run` and its library.
+    /// Version of Shunt's part of the server: nginx's module, or `shunt run` and its library.
     pub server: Release,
 }
 
@@ -81,7 +81,8 @@ pub(super) fn module_of(host: &Host) -> PathBuf {
     host.dir().join("ngx_http_shunt_module.so")
 }
 
-/// Installs a version of the module on a host, as an operator does: an nginx that runs keeps the file that it has.
+/// Installs a version of the module on a host, as an operator does: an nginx that runs keeps the file that it has
+/// loaded.
 ///
 /// # Errors
 /// When that version is not built, or the file cannot be written.

@@ -14,7 +14,7 @@ use crate::host::Host;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Pause between two responses, so that bystanders are no load.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Number of responses on one connection. The next ones come on another, as for new clients.
+/// Number of responses on one connection. After them, the bystander makes another connection, as a new client does.
 const RESPONSES_EACH: usize = 5;
 
 /// Results of a bystander.

@@ -77,7 +77,7 @@ pub fn run_rows(rows: &[(Part, Manner)], pace: Pace, progress: &Progress) -> Res
             let good = outcome.is_good();
             outcomes.push(outcome);
             if !good {
-                // The next row gets a new lab, because this one may have left something behind.
+                // The next row gets a new lab, because this row may have left something behind.
                 break;
             }
         }

@@ -1,4 +1,5 @@
-//! The parts of a service, and how each goes silent and comes back.
+//! The parts of a service, and how each goes silent and comes back. The *holder* is the machine whose store has a body
+//! (on-demand buffers). A program *fetches* bytes from there. A *reference* names them in a connection.
 
 use std::process::Command;
 
@@ -42,7 +43,7 @@ pub enum Manner {
     Stopped,
     /// Everything that is sent to it or by it is lost.
     Blackholed,
-    /// It works only for short moments.
+    /// It works only for short moments, or, if it is a disk, each read takes long.
     Slow,
 }
 
@@ -102,16 +103,16 @@ impl Part {
         }
     }
 
-    /// Path prefix at which the concerned clients ask.
+    /// Prefix of the paths that clients ask for whom the silence concerns.
     pub(super) fn prefix(self) -> String {
         if self == Self::Disk { format!("/t/{DISK}/") } else { "/t/".to_owned() }
     }
 
-    /// Path prefixes at which bystanders ask.
+    /// Prefixes of the paths that bystanders ask for.
     pub(super) fn bystanders(self, manner: Manner) -> &'static [&'static str] {
         match (self, manner) {
-            // A file that cannot be opened stops nginx's worker, with Shunt and without. A file that cannot be read
-            // does not.
+            // Bystanders also ask for `/t/`, from the worker that the disk concerns: a file that cannot be read does
+            // not stop nginx's worker. A file that cannot be opened does, with Shunt and without.
             (Self::Disk, Manner::Stopped | Manner::Slow) => &["/t/", "/other/", "/plain/"],
             // Everything that this frontend hands off goes through its agent.
             (Self::FrontendAgent, _) => &["/plain/"],
@@ -203,7 +204,7 @@ impl<'a> Switch<'a> {
         }
     }
 
-    /// Whether the part is slow by itself, so that its silence need not be switched on and off.
+    /// Whether the part can be slow by itself, so that its silence need not be switched on and off.
     pub(super) fn is_slow(&self) -> bool {
         matches!(self, Self::Disk(..))
     }

@@ -1,4 +1,5 @@
-//! One row: clients that the silence concerns, bystanders that it does not concern, and the silence.
+//! One row: clients that the silence concerns, bystanders that it does not concern, and the silence. A *payload* is the
+//! body of a response.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,14 +14,14 @@ use crate::answer::Ending;
 use crate::faults::{Bed, Client, LONG_FILE, QUEUED_FILE};
 use crate::pace::Pace;
 
-/// Duration of the silence: longer than every bound of a client that waits for it.
+/// Duration of the silence: longer than the table's bound for each client that must not wait for its end.
 pub(super) const SILENCE: Duration = Duration::from_secs(8);
 /// Times for which a slow part is silent and then works, again and again.
 const TURNS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(20));
 /// Time from the beginning of the silence to the request of the second client.
 const ASKS_AFTER: Duration = Duration::from_millis(300);
-/// Number of other clients that also ask where a machine is slow. A program that waited for each of them would serve no
-/// others.
+/// Number of further clients that ask during the silence, if a part of a service under `shunt run` is slow. A program
+/// that waited for each of them would serve nobody else.
 const CROWD: usize = 8;
 /// Longest wait for a response.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -33,12 +34,13 @@ const READ_BYTES: u64 = 256 << 10;
 pub struct Outcome {
     pub part: &'static str,
     pub manner: &'static str,
-    /// Ending of the response in mid-payload, and seconds since the silence began.
+    /// Ending of the response in mid-payload, and the seconds to it from the beginning of the silence.
     pub under_way: (String, f64),
-    /// Ending of the response that was asked for during the silence, and seconds since its request.
+    /// Ending of the response that was asked for during the silence, and the seconds to it from its request.
     pub asks: (String, f64),
-    /// Longest wait of the bystanders in seconds, and the number of their responses.
+    /// Longest wait of a bystander for its next byte, in seconds.
     pub bystander_seconds: f64,
+    /// Number of responses that the bystanders got.
     pub bystander_responses: u64,
     /// Everything that is not as expected, in words.
     pub found: Vec<String>,
@@ -121,7 +123,8 @@ pub(super) fn run(bed: &mut Bed<'_>, part: Part, manner: Manner, pace: Pace) -> 
 
 type End = (Ending, f64);
 
-/// Takes the two concerned clients through the silence, and `crowd` others. The others must end, in any manner.
+/// Takes the two clients that the silence concerns through it, and `crowd` others. The others' responses may end in any
+/// way, but not with a wrong byte, and they may not hang.
 fn concerned(
     switch: &Switch<'_>,
     manner: Manner,
@@ -176,7 +179,8 @@ fn keep_silent(switch: &Switch<'_>, manner: Manner) -> Result<()> {
             switch.silence(false)?;
             std::thread::sleep(TURNS.1);
         }
-        // Silent once more, because the silence is ended below.
+        // The part is made silent once more, because the silence is ended below. Some means fail if there is no silence
+        // to end.
         switch.silence(true)
     };
     let quiet = quiet();

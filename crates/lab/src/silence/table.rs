@@ -1,4 +1,5 @@
-//! The table: bounds for the response of each concerned client, and for the wait of bystanders.
+//! The table: bounds for the response of each concerned client, and for the wait of bystanders. A *store* has the
+//! bodies that programs under `shunt run` have written. A *reference* names bytes of one.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -35,15 +36,17 @@ pub(super) struct Expected {
     pub(super) asks: Bound,
 }
 
-/// Bound where nothing waits, on a machine that also does other work.
+/// Bound for a response that waits for nothing, on a machine that also does other work.
 const SOON: Duration = Duration::from_secs(4);
-/// Bound where the frontend's agent is stopped or dead. That costs a download 5 s at most; the rest is the download
-/// itself.
+/// Bound for a response when the frontend's agent is stopped or dead. That costs a download 5 s at most; the rest is
+/// for the download itself.
 const AGENT: Duration = Duration::from_secs(7);
-/// Bound where a timeout decides, which the bed sets to 3 s (`proxy_read_timeout`, `progress`, `send_timeout`). It
-/// follows four heartbeats or a connection that is not accepted (2 s), and a quarter is added.
+/// Bound for a response that a timeout ends. The timeouts of the service are 3 s (`proxy_read_timeout`, `progress`,
+/// `send_timeout`), and a quarter is added to them. They begin after four heartbeats, or after a connection that is not
+/// accepted (2 s).
 const TIMEOUT: Duration = Duration::from_secs(7);
-/// Bound where the silence of [`super::row::SILENCE`] decides: a slow part continues during it, and ends after it.
+/// Bound for a response that may end only after the silence ([`super::row::SILENCE`]). During the silence, a slow part
+/// continues the response slowly.
 const AFTERWARDS: Duration = Duration::from_secs(14);
 
 const fn whole(within: Duration) -> Bound {
@@ -67,14 +70,14 @@ pub(super) fn expected(part: Part, manner: Manner) -> Expected {
         // References bypass this store.
         (Part::MiddleStore, _) => (whole(TIMEOUT), whole(TIMEOUT)),
         (_, Manner::Slow) => (ended(AFTERWARDS), ended(AFTERWARDS)),
-        // A second for each process that needs the silent part, or a timeout.
+        // A response waits for a second at each process that needs the silent part, or until a timeout.
         _ => (ended(TIMEOUT), ended(TIMEOUT)),
     };
     Expected { under_way, asks }
 }
 
 impl Bound {
-    /// Says what is wrong with a response that ended like this after this many seconds, if anything is.
+    /// Says what is wrong with a response that ended like this after this many seconds. `None` if it is as expected.
     pub(super) fn objection(&self, who: &str, ending: Ending, seconds: f64, pace: Pace) -> Option<String> {
         let good = match ending {
             Ending::Whole => true,

@@ -24,9 +24,9 @@ const FAST_PIECES: usize = 8;
 pub(super) enum Wants {
     /// Data to read.
     Read,
-    /// This time; until then it is left alone.
+    /// The given time. Until then the connection is left alone.
     Sleep(Instant),
-    /// Nothing: its life is over.
+    /// Nothing: the connection is to be closed.
     End,
 }
 
@@ -34,7 +34,7 @@ pub(super) enum Wants {
 #[derive(Debug, Default)]
 pub(super) struct Step {
     pub(super) done: Vec<Response>,
-    /// Size of the body before whose end the client left, if it did.
+    /// Length of the body in bytes, if the client left before the body's end.
     pub(super) aborted: Option<u64>,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Begins to connect. Must be called inside the client's host.
+    /// Begins to connect. Must be called on a thread in the client host's namespace.
     pub(super) fn open(server: SocketAddr, life: Life) -> Result<Self> {
         let family = if server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -93,7 +93,7 @@ impl Connection {
         }
     }
 
-    /// Whether it pauses before its next request.
+    /// Whether the client pauses before its next request.
     pub(super) fn is_thinking(&self) -> bool {
         matches!(self.state, State::Thinking)
     }
@@ -113,7 +113,7 @@ impl Connection {
         let now = Instant::now();
         (self.asked, self.heard, self.paused) = (now, now, false);
         self.state = State::Reading(Answer::of(&files[file].name, files[file].size));
-        // A request is small and the connection is idle, so its buffer has room, unless the connection is broken.
+        // A request is small and the connection is idle, so its send buffer has room, unless the connection is broken.
         match self.stream.write_all(get_request(self.server, &path, &[]).as_bytes()) {
             Ok(()) => Ok(Wants::Read),
             Err(_) => Ok(self.end(files, Ending::Unanswered, step)),
@@ -152,7 +152,8 @@ impl Connection {
         Ok(Wants::Read)
     }
 
-    /// Whether the client leaves now. For a reset, SO_LINGER is set before.
+    /// Whether the client leaves now. If it is to leave by a reset, sets SO_LINGER, so that closing resets the
+    /// connection.
     fn aborts(&self, files: &[File]) -> bool {
         let (Some((request, part, kind)), State::Reading(answer)) = (self.life.abort, &self.state) else {
             return false;

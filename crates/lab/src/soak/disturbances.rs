@@ -50,7 +50,7 @@ pub(super) struct Disturbance {
 }
 
 impl Disturbance {
-    /// Chooses a random fault; `None` where nothing is disturbed.
+    /// Chooses a random fault; `None` if nothing is to be disturbed.
     pub(super) fn choose(reach: Reach, random: &mut Random) -> Option<Fault> {
         let among: Vec<Fault> = match reach {
             Reach::None => return None,

@@ -6,8 +6,8 @@ use serde::Serialize;
 use crate::faults::ProcessUse;
 use crate::lab::Lab;
 
-/// Allowed growth of a process's memory: it may exceed one of these limits, but not both. Allocators keep what they
-/// once had, and a process of 10 MiB may have a few pages more later.
+/// Allowed growth of a process's memory, as a difference and as a factor: the growth may exceed one of these limits,
+/// but not both. Allocators keep what they once had, and a process of 10 MiB may have a few pages more later.
 const MEMORY_GROWTH_KIB: u64 = 4 << 10;
 const MEMORY_GROWTH: f64 = 1.25;
 

@@ -1,4 +1,4 @@
-//! The load: many connections on one thread, up to a given number at the same time. Each is followed by a new one.
+//! The load: many connections on one thread, up to a given number at the same time. A new one follows each that ends.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -51,7 +51,7 @@ impl<'a> Load<'a> {
 
     /// Keeps `at_once` connections busy until `until`, then lets all responses end. Calls `report` once a second.
     ///
-    /// Must be called on a thread inside the client's host.
+    /// Must be called on a thread in the client host's namespace.
     pub(super) fn run(
         &mut self,
         at_once: usize,
@@ -84,7 +84,7 @@ impl<'a> Load<'a> {
             }
             let mut due = self.sleepers.peek().map_or(next_look, |Reverse((due, _))| (*due).min(next_look));
             if now < until && self.connections.len() < at_once {
-                due = now; // more are to be opened
+                due = now; // more connections are to be opened
             }
             self.wait(due, tally)?;
         }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::random::Random;
 
-/// Number of files. There is one for each power of two from 1 KiB to 16 MiB, of an odd size near it.
+/// Number of files. There is one for each power of two from 1 KiB to 16 MiB. All but the first are a little longer than
+/// their power of two.
 const POWERS: u32 = 15;
 /// Factor by which bodies of twice the length are rarer. P(size > x) falls as 1 / sqrt(x), so a few bodies have most of
 /// the bytes.
@@ -31,9 +32,9 @@ pub fn files() -> Vec<File> {
 pub enum Reader {
     /// Reads as fast as data arrives.
     Fast,
-    /// This many bytes per second.
+    /// Reads about this many bytes per second.
     Slow(u64),
-    /// A pause of this length in the middle of a body, so that the window closes.
+    /// Pauses for this long after the first bytes of each response, so that the window closes.
     Pausing(Duration),
 }
 
@@ -49,7 +50,7 @@ pub enum Abort {
 /// Behaviour of one connection.
 #[derive(Debug, Clone)]
 pub struct Life {
-    /// Requests in their order: whether the second backend is asked, and an index of [`files`].
+    /// Requests in their order: for each, whether the second backend is asked, and an index of [`files`].
     pub requests: Vec<(bool, usize)>,
     pub reader: Reader,
     /// Size of the receive buffer in bytes, where it is small.
@@ -71,7 +72,7 @@ impl Life {
             _ => Reader::Pausing(Duration::from_secs_f64(1.0 + 5.0 * random.part())),
         };
         let receive_buffer = (random.part() < 0.2).then(|| (16 << 10) << (random.next() % 3));
-        // Otherwise, in the end only slow readers of long bodies would be left.
+        // Slow readers get no long bodies. Otherwise, in the end only slow readers of long bodies would be left.
         let largest = match (reader, receive_buffer) {
             (Reader::Slow(rate), _) => largest_below(rate * 10),
             (_, Some(_)) => largest_below(4 << 20),

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::health::Health;
 use crate::report::{Align, Machine, Paint, Table, number};
 
-/// A figure of the file, in the form that every benchmark has.
+/// A figure in the JSON file, in the form that all benchmarks use.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Case {
     name: &'static str,
@@ -44,7 +44,7 @@ pub(super) struct Outcome {
     pub(super) wrong: Vec<String>,
 }
 
-/// Largest number of lines about what is wrong.
+/// Largest number of lines that are printed about what is wrong.
 const WORDS_SHOWN: usize = 20;
 
 impl Outcome {

@@ -33,12 +33,12 @@ pub(super) struct Response {
     pub(super) way: Way,
     pub(super) size: u64,
     pub(super) ending: Ending,
-    /// Time of its request, or of the attempt to connect where no connection was made.
+    /// Time of the request or, if no connection was made, of the attempt to connect.
     pub(super) asked: Instant,
-    /// Time when its connection was opened.
+    /// Time when the response's connection was opened.
     pub(super) opened: Instant,
     pub(super) body_bytes: u64,
-    /// Response before it on the same connection: its path, and the time of its request. The frontend may not have seen
-    /// yet that the client has all of that response.
+    /// Previous response on the same connection: its path, and the time of its request. The frontend may not have seen
+    /// yet that the client has all of the previous response.
     pub(super) before: Option<(Way, Instant)>,
 }

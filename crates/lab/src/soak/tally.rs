@@ -1,4 +1,4 @@
-//! Counts of what the clients saw.
+//! Counts of what the clients saw. A *shortcut* is a response whose body bypasses tiers.
 
 use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use super::response::Response;
 use crate::answer::Ending;
 use crate::service::OFFER_MIN_LENGTH;
 
-/// Counts up to one time.
+/// Counts from the beginning of the soak up to one moment.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Counts {
     pub(super) connections: u64,
@@ -18,7 +18,7 @@ pub(super) struct Counts {
     pub(super) responses: u64,
     pub(super) whole: u64,
     pub(super) bytes: u64,
-    /// Responses that began, and whose body is long enough for a shortcut.
+    /// Number of responses whose body is long enough for a shortcut, whichever way they ended.
     pub(super) long: u64,
     pub(super) wrong: u64,
     pub(super) hangs: u64,

@@ -1,4 +1,4 @@
-//! Attacks by agents: some are not the agent that they claim to be, and others are, and abuse it.
+//! Attacks by agents. Some use another agent's name or certificate, and others abuse the rights of their own.
 
 use std::net::SocketAddr;
 
@@ -50,8 +50,8 @@ fn a_stranger_and_another_tenants_agent_get_no_session() -> Result<()> {
             let answer = stranger.connect(frontend, backend)?.ask(&hello("frontend", None)).unwrap_or_default();
             ensure!(answer.is_empty(), "a stranger was answered: {answer:?}");
         }
-        // A tenant's certificate is of the right authority, with another name. It is told that it is refused, whatever
-        // name it gives.
+        // A tenant's certificate is from the right authority, but has a name that no peer has. The tenant is told that
+        // it is refused, whatever name it gives.
         let tenant = Impostor::with_certificate_of(lab, "tenant")?;
         for name in ["tenant", "frontend", "backend"] {
             let answer = tenant.connect(frontend, backend)?.ask(&hello(name, None))?;
@@ -75,7 +75,7 @@ fn claim(offer: &Seen, client: SocketAddr, server: SocketAddr) -> Claim {
     claim
 }
 
-/// A frontend's key may be stolen, or its agent taken over. The backend's agent still limits what it can do.
+/// A frontend's key may be stolen, or its agent taken over. The backend's agent still limits what the attacker can do.
 #[test]
 fn a_frontends_agent_speaks_only_for_its_addresses() -> Result<()> {
     needs_root();
@@ -136,8 +136,8 @@ fn a_backends_agent_has_no_say_in_anothers_handoffs() -> Result<()> {
     })
 }
 
-/// Builds answers to questions that nobody has asked, and news of handoffs that the agent was not given, for every
-/// possible server. Returns the frames and their number.
+/// Builds answers to questions that nobody has asked, and news of handoffs that the sending agent was not given, for
+/// many worker numbers and handoffs. Returns the frames and their number.
 fn unasked() -> (Vec<u8>, u64) {
     let (mut frames, mut count) = (Vec::new(), 0);
     for (worker, handoff) in (0..8).flat_map(|worker| (0..1024u64).map(move |handoff| (worker, handoff))) {
@@ -175,7 +175,7 @@ fn a_backends_agent_that_answers_without_end_is_not_heard() -> Result<()> {
     })
 }
 
-/// A clone has the same certificate. The two machines must not end each other's sessions again and again.
+/// A clone of a machine has the machine's certificate. The two must not end each other's sessions again and again.
 #[test]
 fn a_clone_of_a_machine_takes_no_session_from_it() -> Result<()> {
     needs_root();
@@ -204,7 +204,8 @@ fn a_clone_of_a_machine_takes_no_session_from_it() -> Result<()> {
     })
 }
 
-/// Each repetition would have workers take the session for a new one, and refuse its offers.
+/// An agent says once in a session in whose name it sends (SPEAKS_FOR). If it repeats that, its session ends. Otherwise
+/// each repetition would make workers take the session for a new one, and refuse its offers.
 #[test]
 fn a_backends_agent_says_once_as_which_servers_it_sends() -> Result<()> {
     needs_root();

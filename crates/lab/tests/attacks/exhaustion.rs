@@ -13,10 +13,10 @@ use crate::offers::consenting;
 use crate::service::impostor::agents_address;
 use crate::service::{FILES, connect_to_agent, needs_root, start, start_on};
 
-/// Time that is longer than any timeout of an agent.
+/// Time that is longer than any timeout after which an agent closes a connection that says nothing.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Returns whether the other end has closed the connection, or does so in time.
+/// Returns whether the other end has closed the connection, or closes it within [`LIMIT`].
 fn is_closed(stream: &mut TcpStream) -> bool {
     let _ = stream.set_read_timeout(Some(LIMIT));
     match stream.read_to_end(&mut Vec::new()) {
@@ -40,12 +40,12 @@ fn half_open_connections_of_strangers_do_not_keep_agents_apart() -> Result<()> {
         let stranger = service.lab.hosts_of(Role::Intermediate).next().context("an intermediate")?;
         for target in [frontend, backend] {
             let mut half_open = open(stranger, target, 300)?;
-            // Half of them begin a handshake: they send a record's header, and no record.
+            // Half of them begin a handshake: they send a record's header, and only one byte of the record.
             for stream in half_open.iter_mut().step_by(2) {
                 let _ = stream.write_all(&[22, 3, 1, 2, 0, 1]);
             }
             ensure!(service.service.stats(target)?.count("agent.incoming_limit") > 0, "all found a place");
-            // The backend's agent dials and the frontend's accepts. Both get their session meanwhile.
+            // The backend's agent dials and the frontend's accepts. They get their session in spite of the strangers.
             service.service.kill_agent(frontend)?;
             service.service.restart_agent(frontend)?;
             ensure!(half_open.iter_mut().all(is_closed), "a connection is kept that says nothing");
@@ -73,7 +73,7 @@ fn silent_processes_lose_their_connections() -> Result<()> {
     start(0, |service| {
         let frontend = service.lab.frontend();
         let silent: Vec<_> = (0..600).map(|_| connect_to_agent(frontend)).collect::<Result<_>>()?;
-        // The service works without waiting for them.
+        // The service works while these connections say nothing.
         let fetched = fetch(service.lab.client(), service.service.chain().server(), &["/64k", "/1m"])?;
         service.whole(&fetched)?;
         let timeout = rustix::net::sockopt::Timeout::Recv;
@@ -171,8 +171,8 @@ fn connections_that_fill_the_flow_table_cost_others_only_the_shortcut() -> Resul
     })
 }
 
-/// There are more connections a second than the table can hold for `flow_quiet`. So flows that have ended are forgotten
-/// sooner.
+/// So many connections end that the flow table could not keep each of their flows for the time `flow_quiet`. So flows
+/// that have ended are forgotten sooner.
 #[test]
 fn flows_of_short_connections_make_room() -> Result<()> {
     needs_root();

@@ -15,9 +15,9 @@ use crate::service::{FILES, Running, connect_to_agent, needs_root, start, start_
 
 /// The system's Python: a user's own one could not be run by another user.
 const PYTHON: &str = "/usr/bin/python3";
-/// A user without an account.
+/// User ID of a user without an account.
 const NOBODY: u32 = 65534;
-/// A user whom `observers` in the configuration names.
+/// User ID that `observers` in the configuration names.
 const OBSERVER: u32 = 65533;
 
 /// Runs Python as a user, in the control group of the host's servers. Returns what it prints.
@@ -106,7 +106,7 @@ fn a_server_cannot_hand_off_another_servers_connection() -> Result<()> {
     })
 }
 
-/// HELLO with one version, which is the oldest in one half of a word and the newest in the other.
+/// HELLO, as 32-bit words. The halves of the third word are the oldest and the newest version, which are equal here.
 const HELLO: &[u32] = &[kind::HELLO, 24, VERSIONS.newest as u32 * 0x1_0001, 1, 0, 0];
 const STATS: &[u32] = &[kind::STATS, 8];
 
@@ -162,7 +162,8 @@ fn without_a_list_the_socket_is_its_owners() -> Result<()> {
     })
 }
 
-/// Does SHUNT_STATE on its own connection with each possible ring, and prints the kernel's answers.
+/// Calls setsockopt with SHUNT_STATE on its own connection, with each ring number from 0 to 63. Prints which answers
+/// the kernel gave.
 const NAME_RINGS: &str = "
 import errno, socket, struct, sys
 s = socket.create_connection((sys.argv[1], 80))

@@ -1,4 +1,4 @@
-//! Attacks on a running service, one kind in each file. SECURITY.md lists them by the names of their tests.
+//! Attacks on a running service, one kind in each file. SECURITY.md has a table of the attacks and their tests.
 
 mod agents;
 mod exhaustion;

@@ -37,7 +37,7 @@ impl Seen {
         })
     }
 
-    /// Has the backend's server make an offer for the frontend. The frontend does not hear of it.
+    /// Has the backend's server make an offer for the frontend. The frontend's own server does not hear of the offer.
     pub fn made_for(frontend: &Host, backend: &Host, path: &str) -> Result<Self> {
         let answer = consenting(frontend, backend, path)?;
         ensure!(answer.length == 0, "the body came with the header");
@@ -73,7 +73,7 @@ pub fn consenting(frontend: &Host, backend: &Host, path: &str) -> Result<Fetched
     Ok(asking.run(frontend, &[path])?.remove(0))
 }
 
-/// Sends a fetch. Returns why it was refused. It is an error if it was served.
+/// Sends a fetch of an offer. Returns why it was refused. It is an error if the agent serves it.
 fn refusal(mut connection: Connection, offer: &Seen) -> Result<Reason> {
     connection.send(&offer.fetch_frame())?;
     let frame = connection.frame()?.context("closed without an answer")?;
@@ -85,7 +85,7 @@ fn refusal(mut connection: Connection, offer: &Seen) -> Result<Reason> {
     }
 }
 
-/// Sends a fetch, and returns the payload that it gives.
+/// Sends a fetch of an offer, and returns the payload.
 pub fn served(mut connection: Connection, offer: &Seen) -> Result<Vec<u8>> {
     connection.send(&offer.fetch_frame())?;
     let frame = connection.frame()?.context("closed without an answer")?;
@@ -158,8 +158,9 @@ fn trusting_strangers(host: &Host, text: String) -> String {
     text.lines().map(|line| trust(line) + "\n").collect()
 }
 
-/// Answers an honest request, and then a request for each lie. `lie` makes a field out of the present one and the first
-/// one. The frontend refuses it and asks again without a consent, and that request is relayed.
+/// For each lie, answers one request honestly and the next one with the lie. A lie makes its field out of the present
+/// offer's field and the first one's. The frontend refuses the lie and asks again without a consent, and that request
+/// is relayed.
 fn be_rogue(listener: &TcpListener, server: SocketAddr, lies: &[Lie]) -> Result<()> {
     let mut first = None;
     let honest = Lie { name: "none", field: |field, _| field.into() };
@@ -218,7 +219,7 @@ const LIES: &[Lie] = &[
     Lie { name: "no field at all", field: |_, _| "1; offer=".into() },
 ];
 
-/// Changes one digit of a value.
+/// Changes the first digit of the value that follows `name`.
 fn changed(field: &str, name: &str) -> String {
     let at = field.find(name).map_or(0, |at| at + name.len());
     let digit = if field.as_bytes()[at] == b'1' { "2" } else { "1" };

@@ -1,5 +1,6 @@
 //! ACKs of bytes that have not been sent. A client may send them to get more than its path can carry. A stranger may
-//! send them so that bytes are forgotten which the client does not have. Neither gets further than with plain nginx.
+//! send them so that the sender forgets bytes that the client does not have. Neither gets further than with plain
+//! nginx.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -19,7 +20,7 @@ const SYN_ACK: u8 = 0x12;
 const ACK: u8 = 0x10;
 const LENGTH: u32 = 40 << 20;
 const FILES: &[(&str, u64)] = &[("40m", LENGTH as u64), ("64k", 64 << 10), ("1m", 1 << 20)];
-/// Number of made-up ACKs of one attack.
+/// Most rounds of made-up ACKs in one attack.
 const MADE_UP: u32 = 400;
 /// Protocols of raw sockets: IPPROTO_TCP to receive, and IPPROTO_RAW to send with an IP header of our own.
 const TCP: u32 = 6;
@@ -35,8 +36,8 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// Builds an ACK in the client's name of the first `bytes` bytes of the response. Its sequence number is behind the
-    /// client's request, and in the window.
+    /// Builds an ACK that acknowledges the first `bytes` bytes of the response, in the client's name. Its own sequence
+    /// number is after the client's request, and within the server's receive window.
     fn ack(&self, bytes: u32) -> Vec<u8> {
         packet(
             self.client,
@@ -69,7 +70,7 @@ fn handshake(incoming: &OwnedFd, server: SocketAddr) -> Result<Numbers> {
     })
 }
 
-/// Numbers in an IPv4 packet, if it is a SYN-ACK of this server.
+/// Reads the addresses and sequence numbers in an IPv4 packet, if it is a SYN-ACK of this server.
 fn syn_ack(ip: &[u8], server: SocketAddr) -> Option<Numbers> {
     let at = usize::from(ip.first()? & 15) * 4;
     let tcp = ip.get(at..at + 20)?;
@@ -142,7 +143,8 @@ fn walk(service: &Running<'_>) -> Result<TcpStream> {
     let end = length as u32 + 4 + LENGTH;
     let mut unread = vec![0; 16 << 20];
     for round in 1..=MADE_UP {
-        // From the bytes that have really come, all of them unread, on by the windows that these ACKs announce.
+        // The first ACK is of the bytes that have really come, which stay unread. The others claim 512 KiB more each
+        // time, up to the end.
         let has = connection.peek(&mut unread)?;
         send(&outgoing, &numbers.ack(has as u32))?;
         for window in 1..=80 {
@@ -188,7 +190,7 @@ fn acks_that_a_stranger_makes_up_stall_no_download() -> Result<()> {
             let reader = scope.spawn(|| slow.run(client, &["/40m"]));
             let numbers = handshake(&incoming, server)?;
             for number in 0..MADE_UP {
-                // The ACKs cover all that may be outstanding, and more.
+                // Together, the ACKs cover all numbers that may be outstanding, and more.
                 send(&outgoing, &numbers.ack((LENGTH / MADE_UP).wrapping_mul(number).wrapping_add(30 << 20)))?;
                 std::thread::sleep(Duration::from_millis(1)); // the pace of the attack
             }

@@ -1,4 +1,5 @@
-//! Privileges that an agent has left when it is taken over. All of its work must be possible with them.
+//! Privileges that an agent keeps after its start, and that an attacker who takes it over would have. All of the
+//! agent's work must be possible with them.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -11,7 +12,8 @@ use crate::service::{ALONE, FILES, Running, needs_root, same_file, start_on};
 /// Capabilities that an agent keeps, as bits of capabilities(7): CAP_NET_ADMIN is 12, CAP_BPF 39.
 const NEEDED: &str = "0000008000001000";
 
-/// A filter that reads bodies and changes nothing, so that the frontend fetches what it would otherwise hand off.
+/// Location with a filter that reads bodies and changes nothing, so that the frontend fetches what it would otherwise
+/// hand off.
 fn filtered(lab: &Lab, host: &Host) -> String {
     let Some(address) = lab.backend().service_address().filter(|_| host.role() == Role::Frontend) else {
         return String::new();
@@ -51,13 +53,13 @@ fn status_of_agent(host: &Host) -> Result<Vec<Status>> {
 fn check_privileges(service: &Running<'_>) -> Result<()> {
     for host in [service.lab.frontend(), service.lab.backend()] {
         let threads = status_of_agent(host)?;
-        // The event loop's thread, four for metrics, one for routes on a frontend, and the threads that read files.
+        // At least the event loop's thread, four for metrics, and one for routes on a frontend. Others read files.
         let expected = 5 + usize::from(host.role() == Role::Frontend);
         ensure!(threads.len() >= expected, "{}: {} threads, less than {expected}", host.name(), threads.len());
         for thread in &threads[1..] {
             for set in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
                 let given = thread.get(set).with_context(|| format!("no {set}"))?;
-                // This thread puts programs on interfaces that come later.
+                // The thread `ports` puts programs on interfaces that come later.
                 let is_needed = is_named(thread, "ports") && given == NEEDED && matches!(set, "CapEff" | "CapPrm");
                 let is_none = given.trim_matches('0').is_empty();
                 ensure!(is_none || is_needed, "{}: a thread beside it has {set} {given}: {thread:?}", host.name());

@@ -15,12 +15,12 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const PSH: u8 = 8;
 const ACK: u8 = 16;
-/// Packets that are sent at once.
+/// Number of packets that are sent at once.
 const AT_ONCE: usize = 48;
 /// IPPROTO_RAW: packets have an IP header of our own.
 const RAW: u32 = 255;
 
-/// Returns both ends, the host's first, of its established IPv4 connections.
+/// Returns a host's established IPv4 connections, each as its two ends: the host's end first.
 pub fn connections(host: &Host) -> Result<Vec<(SocketAddr, SocketAddr)>> {
     let table = host.run(|| std::fs::read_to_string("/proc/thread-self/net/tcp"))??;
     let end = |text: &str| -> Option<SocketAddr> {
@@ -83,8 +83,8 @@ fn guesses(source: SocketAddr, destination: SocketAddr, numbers: &mut Numbers) -
     some.map(|(flags, data)| packet(source, destination, numbers.next(), numbers.next(), *flags, data)).collect()
 }
 
-/// Downloads 7 MiB twice, slowly, on one connection, while `attack` is repeated with the client's end of that
-/// connection.
+/// Downloads 7 MiB twice, slowly, on one connection. Meanwhile, sends the packets that `attack` returns again and
+/// again. `attack` gets the client's end of the connection.
 fn download_under(
     service: &Running<'_>,
     from: &Host,

@@ -1,4 +1,4 @@
-// Fetches every URL over one client and writes each body to a file of its number.
+// Fetches every URL with one http.Client, and writes each body to a file whose name is the URL's number.
 package main
 
 import (

@@ -1,4 +1,4 @@
-//! Clients whose ACKs come late, and few of them: the link gathers ACKs and lets only the newest pass.
+//! Clients whose ACKs come late, and of which only few come: the link gathers ACKs, and lets only the newest pass.
 
 use std::time::Duration;
 

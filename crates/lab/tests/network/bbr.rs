@@ -1,4 +1,4 @@
-//! The links of `links` with BBR in place of CUBIC, on the frontend and on the backend.
+//! The same links as in links.rs, with BBR in place of CUBIC on the frontend and on the backend.
 
 use super::way::{PATHS, SHORT_PATHS, behind, far, farthest, lossy, narrow, over, rough, small_mtu, very_lossy};
 use anyhow::Result;

@@ -1,5 +1,5 @@
-//! The path to the client changes while a payload is under way. A router takes smaller packets than before and drops
-//! larger ones. It reports that to their source address, which is the frontend's.
+//! The path to the client changes while a payload is under way. A router then takes only smaller packets than before,
+//! and drops larger ones. It reports each drop to the packet's source address, which is the frontend's.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -19,8 +19,8 @@ fn set_mtu(lab: &Lab, mtu: u16) -> Result<()> {
     router.check(ip).map(drop)
 }
 
-/// Fetches bodies of which 4 MiB take two seconds. Meanwhile the MTU becomes smaller, smaller again, and then as
-/// before.
+/// Fetches bodies over a link that needs about two seconds for 4 MiB. Meanwhile, the MTU becomes smaller, smaller
+/// again, and then as at first.
 fn changes(family: Family, smaller: [u16; 2]) -> Result<()> {
     needs_root();
     let link = Link::wan(Duration::from_millis(5)).rate(20_000_000, 200_000);

@@ -1,5 +1,5 @@
-//! Clients whose TCP lacks options that every TCP has today, over a link with losses, because these make the
-//! difference.
+//! Clients whose TCP lacks options that every TCP has today. The link loses packets, because without losses the options
+//! make no difference.
 
 use std::time::Duration;
 

@@ -11,15 +11,15 @@ use super::service::{Running, needs_root, start_on};
 pub const FILES: &[(&str, u64)] =
     &[("1k", 1 << 10), ("32k", 32 << 10), ("100k", 100 << 10), ("1m", 1 << 20), ("4m", 4 << 20)];
 
-/// Paths that are fetched over one connection, one after the other. They have short and long windows, and a long body
-/// after a short one.
+/// URL paths that are fetched over one connection, one after the other. There are bodies of few segments and of many,
+/// and long bodies after short ones.
 pub const PATHS: &[&str] = &["/1k", "/32k", "/4m", "/100k", "/1k", "/1m", "/32k", "/32k", "/1m", "/100k"];
 
-/// The same without the longest body, for links over which it would take minutes.
+/// Like [`PATHS`], but fewer and without the longest body, for links over which that would take minutes.
 pub const SHORT_PATHS: &[&str] = &["/1k", "/32k", "/100k", "/1k", "/1m", "/32k", "/32k", "/100k"];
 
-/// Longest silence that a client allows. The loss of a retransmission is found by a timeout, and each timeout doubles
-/// the next.
+/// Longest silence that a client allows. A lost retransmission is found by a timeout, and each timeout in a row is
+/// twice as long as the one before.
 const SILENCE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Link with an RTT of 100 ms.
@@ -110,7 +110,7 @@ pub fn get(service: &Running<'_>, fetch: &Fetch, paths: &[&str]) -> Result<Vec<F
     Ok(fetched)
 }
 
-/// Returns a client that waits long enough for these links.
+/// Returns a client that waits long enough for all links of this file.
 pub fn patient(service: &Running<'_>) -> Fetch {
     let mut fetch = Fetch::new(service.service.chain().server());
     fetch.timeout = SILENCE_LIMIT;
@@ -130,7 +130,7 @@ pub fn check(service: &Running<'_>, fetch: &Fetch, paths: &[&str]) -> Result<()>
     eprintln!();
     let long = paths.iter().filter(|path| **path != "/1k").count() as u64;
     let stats = service.frontend_stats()?;
-    // A late segment of the frontend may cost the proof for one body.
+    // If a segment of the frontend comes late, one body may lack the proof that a handoff needs. It is then fetched.
     let unproven = stats.count("servers.fetched_unproven");
     let shortcuts = stats.count("servers.shortcuts");
     let all = shortcuts + unproven == long && unproven <= 1;
@@ -147,7 +147,7 @@ pub fn over(builder: LabBuilder, paths: &[&str]) -> Result<()> {
     over_with(builder, paths, |_| ())
 }
 
-/// Like [`over`], with a changed client.
+/// Like [`over`], with a client that `client` has changed.
 pub fn over_with(builder: LabBuilder, paths: &[&str], client: impl FnOnce(&mut Fetch)) -> Result<()> {
     needs_root();
     start_on(builder, FILES, Options::shunt(), |service| {

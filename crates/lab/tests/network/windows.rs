@@ -17,7 +17,7 @@ fn a_slow_reader_far_away() -> Result<()> {
     })
 }
 
-/// Window probes are sent and answered. There are two responses, because the second finds a parked socket.
+/// Window probes are sent and answered. There are two responses, because the second one is sent by a parked socket.
 #[test]
 fn a_window_that_is_closed_for_seconds() -> Result<()> {
     needs_root();

@@ -1,4 +1,4 @@
-"""What the programs here have in common: a body that they read and do not look at."""
+"""What the programs of this directory share: addresses, and bodies that they read without looking at them."""
 import socket
 
 
@@ -8,7 +8,7 @@ def address(text):
 
 
 def body(buffer, of, path, length):
-    """Reads a body without a look at it; says where it begins."""
+    """Reads the body of `path` from the server at `of` into `buffer`, without looking at it. Returns a view of it."""
     upstream = socket.create_connection(of)
     upstream.sendall(f"GET {path} HTTP/1.1\r\nHost: body\r\n\r\n".encode())
     view = memoryview(buffer)

@@ -1,5 +1,5 @@
-//! A program that closes a descriptor and gets its number again in the same turn. Each client must get what was written
-//! to it.
+//! A program that closes a client's descriptor, and gets the same number for its next client before it waits for
+//! anything. Each client must get the bytes that were written to it.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -29,8 +29,8 @@ fn a_number_that_is_used_again_is_another_connection() -> Result<()> {
     run(options(), |service| {
         let length = LENGTH.to_string();
         let (program, at) = program::start(service, include_str!("same_number.py"), &["/1m", &length])?;
-        // Before the body's machine has said that it sends to such clients, the kernel takes only as many bytes as
-        // there is room for.
+        // The first client may get only a part: until the backend's agent has said that it sends to such clients, a
+        // write takes only as many bytes as the socket has room for.
         let got = service.lab.client().run(|| ask(at))??;
         let body = std::fs::read(service.files.join("1m"))?;
         let first = body.get(..got[0].len()).unwrap_or(&body);

@@ -1,5 +1,5 @@
-//! Files that the backend's nginx sends with sendfile. They are sent to the client from where they are. A file that
-//! changes before costs a connection, and no wrong byte is sent.
+//! Files that the backend's nginx sends with sendfile. The backend's agent sends them to the client straight from the
+//! file. If a file changes before that, the client's connection may end early, but no wrong byte is sent.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -17,7 +17,7 @@ use crate::lost::{disturb, is_honest};
 use crate::service::Running;
 use crate::{handed_off, long_bytes, options, paths, program, run, run_with};
 
-/// Waits until the last change of each file is long enough ago for it to be sent by reference, and not copied.
+/// Waits until each file has been unchanged for so long that programs refer to it, and do not copy it.
 fn until_settled(service: &Running<'_>) -> Result<()> {
     wait_for("the files have settled", || {
         for file in std::fs::read_dir(&service.files)? {
@@ -33,7 +33,7 @@ fn until_settled(service: &Running<'_>) -> Result<()> {
 /// Waits until the backend's nginx sends files by reference.
 fn settle(service: &Running<'_>) -> Result<()> {
     until_settled(service)?;
-    // Long files are referred to at once, a short one when it is sent again.
+    // nginx refers to a long file when it first sends it, and to a short one when it sends it again.
     wait_or_fail("files are referred to", || {
         service.whole(&Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths(1))?)?;
         Ok(service.service.stats(service.lab.backend())?.count("store.files") >= 2)
@@ -52,14 +52,15 @@ fn files_pass_by_all_tiers() -> Result<()> {
     })
 }
 
-/// Name of a change, whether the bytes that were sent of the file can still be had after it, and the change.
+/// Name of a change to a file, whether the file's old bytes can still be read after it, and the change itself.
 type Fate = (&'static str, bool, fn(&Path) -> Result<()>);
 
 fn open(path: &Path) -> Result<File> {
     Ok(OpenOptions::new().write(true).open(path)?)
 }
 
-/// The changes are near the end of 7 MiB, or of 1 MiB: a client that waits has not got that far.
+/// Changes to a file of 1 MiB or more. Those that spoil bytes spoil some near its end, which a client that waits has
+/// not got yet.
 const FATES: [Fate; 5] = [
     ("left", true, |_| Ok(())),
     ("truncated", false, |path| Ok(open(path)?.set_len(700_000)?)),
@@ -117,7 +118,7 @@ fn a_file_that_changes_before_a_client_gets_it_costs_a_connection_and_no_byte() 
         until_settled(service)?;
         let (python, at) = program::start(service, include_str!("later.py"), &[&LENGTH.to_string()])?;
         let client = service.lab.client();
-        // After this file, it is known which machine sends to such clients.
+        // After this file, the program knows which machine sends to such clients.
         client.run(|| ask(at, FATES[0].0, || Ok(())))??;
         for (fate, stays, happens) in FATES {
             let (before, file) = (begun(service)?, std::fs::read(service.files.join(fate))?);

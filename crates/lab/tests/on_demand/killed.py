@@ -1,5 +1,5 @@
-"""Gives a client the beginning of a body, hands off the rest, and ends before the agent learns of the handoff. Arguments: where
-it listens, who has the body, its path and its length."""
+"""Writes the beginning of a body to a client, hands off the rest, and ends before the agent learns of the handoff.
+Arguments: the address at which it listens, the address of the server with the body, and the body's path and length."""
 import os
 import signal
 import socket
@@ -17,7 +17,7 @@ def main():
     whole = body(bytearray(int(length) + 65536), address(of), path, int(length))
     client.setblocking(False)
     assert client.send(whole[:8192]) == 8192
-    # Long enough for the body's machine to say that it sends to such clients.
+    # In this time, the agent of the body's machine says that it sends to such clients.
     time.sleep(0.5)
     client.send(whole[8192:])
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,5 @@
-//! Programs that are killed. Their clients see an end, as with any program, and no other bytes.
+//! Programs that are killed. Their clients get right bytes only, and then the end of the connection, as with any
+//! program.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,7 +15,8 @@ use crate::{LIMIT, options, program, run};
 
 const LENGTH: usize = 1 << 20;
 
-/// Time that is shorter than any timeout of an agent or the kernel.
+/// Longest wait for the end of the client's connection, and of the program. An agent cancels the region of a program
+/// that is gone only after 10 s without progress, so the end must come from the kernel.
 const SOON: Duration = Duration::from_secs(6);
 
 #[test]

@@ -1,5 +1,5 @@
-"""Reads a body for each client, and gives it to the client when that says so. Arguments: where it listens, who has the body, and
-its length."""
+"""Reads a body for each client, which names the path. Writes it to the client when the client has sent another byte.
+Arguments: the address at which it listens, the address of the server with the bodies, and the length of each body."""
 import socket
 import sys
 

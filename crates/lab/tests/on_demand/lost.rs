@@ -11,13 +11,13 @@ use shunt_testbed::{wait_for, wait_or_fail};
 use crate::service::Running;
 use crate::{LIMIT, options, paths, run};
 
-/// Time between killing a process and starting it again. It is what these tests are about: nothing ends it sooner.
+/// Time between killing a process and starting it again. The tests are about this time, so they sleep for all of it.
 const GONE: Duration = Duration::from_millis(300);
 
 /// Calls `what` while a client has a part of a body and reads no more. Returns what that client then gets.
 pub fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<Ending> {
     let server = service.service.chain().server();
-    // Handoffs are made before, because an agent that has just started has none to lose.
+    // First waits until bodies are handed off, because otherwise there may be no handoff to disturb.
     until_handed_off(service)?;
     let mut client = Client::connect(service.lab.client(), server, Some(256 << 10))?;
     client.ask("/7m", "7m", 7 << 20);
@@ -26,8 +26,8 @@ pub fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) ->
     client.finish(LIMIT)
 }
 
-/// Waits until all files come whole and bodies pass by the frontend again. Programs notice within two seconds that
-/// their store has been restarted. Until then bytes that they write may be lost, and connections with them.
+/// Waits until all files come whole and bodies bypass the frontend again. Programs notice within two seconds that their
+/// store has been restarted. Until then, bytes that they write may be lost, and connections with them.
 pub fn until_handed_off(service: &Running<'_>) -> Result<()> {
     wait_or_fail("bodies are handed off", || {
         let begun = || service.counted("frontend.fe_begun");
@@ -48,7 +48,8 @@ pub fn signal_server(service: &mut Running<'_>, host: &Host, signal: Signal) -> 
     service.service.chain_mut().process(host.name()).context("it has a server")?.signal(signal)
 }
 
-/// Disturbs first the backend, then the frontend. Asserts that bodies are handed off again afterwards.
+/// Calls `what` with the backend and then with the frontend, each time in the middle of a body. Asserts that bodies are
+/// handed off again afterwards.
 fn on_each(service: &mut Running<'_>, what: impl Fn(&mut Running<'_>, &Host) -> Result<()>) -> Result<()> {
     for host in [service.lab.backend(), service.lab.frontend()] {
         let ending = disturb(service, |service| what(service, host));

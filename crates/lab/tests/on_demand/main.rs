@@ -1,4 +1,5 @@
-//! Unmodified nginx on every tier, under `shunt run`: bodies go from the backend to the client, past all tiers between.
+//! Unmodified nginx on every tier, under `shunt run`. Bodies go from the backend straight to the client, past all other
+//! tiers.
 
 mod descriptors;
 mod files;
@@ -20,7 +21,7 @@ use service::{FILES, Running, needs_root, start_on};
 use shunt_lab::{ByteMeter, Fetch, Host, Lab, OnDemand, Options, Role, Settings};
 use shunt_testbed::PATIENCE;
 
-/// Time that a client waits for anything.
+/// Longest time that a client waits for anything.
 const LIMIT: Duration = PATIENCE;
 
 fn options() -> Options {
@@ -38,7 +39,7 @@ fn run_with(files: &[(&str, u64)], options: Options, what: impl FnOnce(&mut Runn
     })
 }
 
-/// Returns the bytes that the frontend's nginx has written to clients without having them in memory.
+/// Returns the number of bytes that the frontend's nginx has written to clients without having them in memory.
 fn handed_off(service: &Running<'_>) -> Result<u64> {
     service.counted("store.by_program.nginx.handed_off")
 }
@@ -97,7 +98,7 @@ fn slow_readers_and_closed_connections_get_all() -> Result<()> {
     })
 }
 
-/// Has the frontend send chunks, with a trailer behind the body, without looking at the body.
+/// Makes the frontend's nginx send chunked bodies that a trailer follows. nginx does not read the bodies for that.
 fn trailers(_: &Lab, host: &Host) -> String {
     if host.role() == Role::Frontend { "add_trailer X-End yes;\n".to_owned() } else { String::new() }
 }
@@ -113,7 +114,8 @@ fn chunks_end_where_they_do() -> Result<()> {
         service.whole(&fetched)?;
         ensure!(fetched.iter().all(|one| one.field("transfer-encoding") == Some("chunked")), "chunks");
         let (handed, long) = (handed_off(service)? - before, long_bytes(4));
-        // Bytes that follow the end of a handoff go into the connection itself.
+        // One byte in 20 is enough: after the end of a handoff, nginx writes following bytes into the connection
+        // itself.
         ensure!(handed * 20 > long, "{handed} of {long} bytes were handed off");
         Ok(())
     })

@@ -17,7 +17,7 @@ use crate::{LIMIT, options, run};
 
 const CLIENTS: u64 = 4;
 
-/// Makes a location with the same files, sent in chunks.
+/// Location of the frontend, `/chunks/`, that sends all files in chunks.
 fn chunks(_: &Lab, host: &Host) -> String {
     if host.role() != Role::Frontend {
         return String::new();
@@ -82,7 +82,7 @@ impl Head {
     }
 }
 
-/// Reads a response and compares its body. Returns `false` where the connection ends after it.
+/// Reads a response and compares its body. Returns `false` if the connection ends after this response.
 fn answer(stream: &mut impl BufRead, asked: &Asked, file: &[u8]) -> Result<bool> {
     let head = Head::read(stream)?;
     let mut got = Vec::new();
@@ -134,7 +134,7 @@ fn connect(server: SocketAddr) -> Result<BufReader<TcpStream>> {
     Ok(BufReader::with_capacity(64 << 10, stream))
 }
 
-/// Leaves in the middle of a body, by a close or by a reset.
+/// Makes a connection that the client ends in the middle of a body, by a close or by a reset.
 fn leave(random: &mut Random, server: SocketAddr, files: &[Vec<u8>]) -> Result<()> {
     let asked = Asked::draw(random, "1.1");
     let mut stream = connect(server)?;
@@ -212,7 +212,8 @@ fn mixed(requests: usize) -> Result<()> {
     })
 }
 
-/// Asserts that most absent bytes were handed off, and that no more handoffs were cancelled than clients have left.
+/// Asserts that more than a third of the bytes that nginx got as references were handed off, and that no more handoffs
+/// were cancelled than connections were ended early.
 fn went_past(service: &Running<'_>) -> Result<()> {
     let stats = service.frontend_stats()?;
     let of = |name: &str| stats.count(&format!("store.by_program.nginx.{name}"));

@@ -1,7 +1,13 @@
-"""Gives a body to each client that says w. Writes the beginning of it to those that do not, and says nothing more until it is told to, without ever
-waiting in a write. Then it writes the rest to the last of those, which hears how that went from a line of its own; or it closes that
-one, and greets a new client in the same place. Arguments: where it listens, who has the body, its path, its length, that of the
-beginning, for how many, and "goes on" or "closes"."""
+"""Writes a whole body to each client that sends "w". To other clients, it writes only the beginning of the body, with
+sockets that do not block. When it has enough of these, it accepts one more connection, and waits for a byte there.
+
+Then it does one of two things with the last client that has got the beginning. With "goes on", it tries to write the
+rest to this client at once, and later writes what was left. With "closes", it closes this client's connection, and
+writes "hello" to a new client whose connection gets the same descriptor number. In both cases, it reports on the
+additional connection how the first write went: "went on", "is full" or "is lost".
+
+Arguments: the address at which it listens, the address of the server with the body, the body's path and length, the
+length of the beginning, the number of clients that get only the beginning, and "goes on" or "closes"."""
 import select
 import socket
 import sys
@@ -10,7 +16,7 @@ from absent import address, body
 
 
 def rest(client, whole, done, room):
-    """Writes it whenever there is room."""
+    """Writes the bytes of `whole` after the first `done`, whenever the socket has room."""
     while done < len(whole):
         if not room.poll(60):
             sys.exit(f"no room after {done} bytes")
@@ -22,7 +28,7 @@ def rest(client, whole, done, room):
 
 
 def tried(client, what):
-    """Bytes that were written, and what is said of it."""
+    """Tries to write once. Returns how many bytes need not be written again, and a report of 7 bytes."""
     try:
         return client.send(what), b"went on"
     except BlockingIOError:

@@ -8,8 +8,8 @@ use shunt_lab::{OnDemand, Process};
 use crate::intermediate;
 use crate::service::Running;
 
-/// Starts a program. Its first arguments are the address at which it listens, which is also returned, and that of the
-/// server with the bodies.
+/// Starts a Python program. Its first argument is the address at which it is to listen, and its second one that of the
+/// server with the bodies. Returns the process, and the first address.
 pub fn start(service: &Running<'_>, text: &str, arguments: &[&str]) -> Result<(Process, SocketAddr)> {
     let frontend = service.lab.frontend();
     let file = frontend.dir().join("program.py");

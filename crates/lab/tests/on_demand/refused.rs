@@ -1,4 +1,4 @@
-//! Machines that do not send what they have: the client gets every byte all the same.
+//! Backends that refuse to send the bodies in their stores to clients: each client gets every byte all the same.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,8 +14,7 @@ use crate::lost::until_handed_off;
 use crate::service::Running;
 use crate::{LIMIT, options, paths, program, run, trailers};
 
-/// Sends 20 requests for every file on each of eight connections at once, with different kinds of clients: about a
-/// thousand requests.
+/// Runs eight clients of four kinds at once, each of which asks for every file 20 times: about a thousand requests.
 fn thousand(service: &Running<'_>) -> Result<()> {
     const EACH: usize = 20;
     let fetch = Fetch { timeout: LIMIT, ..Fetch::new(service.service.chain().server()) };
@@ -65,7 +64,7 @@ fn a_server_that_nobody_may_speak_for() -> Result<()> {
     nobody_sends(settings)
 }
 
-/// The end of a chunked body is written behind the body in the same turn.
+/// nginx writes the end of a chunked body right behind the body, in the same pass of its event loop.
 #[test]
 fn chunks_of_a_server_that_nobody_may_speak_for() -> Result<()> {
     let settings = Settings { speaks_for: Some("\"192.0.2.77\""), locations: Some(trailers), ..Settings::default() };
@@ -99,8 +98,8 @@ fn while_the_agent_stands_still<T>(service: &mut Running<'_>, what: impl FnOnce(
 }
 
 /// Has each of eight clients ask for one body while the frontend's agent is stopped for longer than its peers wait for
-/// it. What a program tells the agent meanwhile belongs to a session that is over. Returns how many clients got the
-/// whole body; the others get nothing of it.
+/// it. So the handoffs that programs tell the agent of meanwhile belong to a session that is over. Returns how many
+/// clients got the whole body; the others get nothing of it.
 fn asked_meanwhile(service: &mut Running<'_>, fields: &[String]) -> Result<u64> {
     until_handed_off(service)?;
     let server = service.service.chain().server();
@@ -129,7 +128,7 @@ const CLIENTS: u64 = 8;
 /// shows nothing.
 const TURNS: usize = 5;
 
-/// Makes attempts, each with a new service, until one has shown something.
+/// Makes attempts, each with a new service, until one has tested what it is to test (`turn` returns true).
 fn in_turns(turn: impl Fn(&mut Running<'_>) -> Result<bool>) -> Result<()> {
     for _turn in 0..TURNS {
         let mut shows = false;
@@ -150,7 +149,8 @@ fn a_handoff_of_a_session_that_is_over_is_taken_back() -> Result<()> {
         let whole = asked_meanwhile(service, &[])?;
         let stats = service.frontend_stats()?;
         let (undone, lost) = (stats.count("frontend.fe_undone"), stats.count("agent.ended.PeerLost"));
-        // The agent may have sent another handoff's claim before it found out, and that claim may have arrived.
+        // The agent may have sent another handoff's claim before it found the session over, and the claim may have
+        // arrived.
         ensure!(whole == undone && lost >= CLIENTS - whole, "{whole} whole, {undone} taken back, {lost} lost");
         let taken_back = stats.count("store.by_program.nginx.taken_back");
         ensure!(taken_back >= undone * 60_000, "{taken_back} bytes were taken back");
@@ -160,12 +160,12 @@ fn a_handoff_of_a_session_that_is_over_is_taken_back() -> Result<()> {
 }
 
 const BEGINNING: usize = 256 << 10;
-/// Clients that the program begins to write to. The handoff of the first ones may be lost with the session.
+/// Number of clients that the program begins to write to. The first ones' handoffs may be lost with the session.
 const BEGUN: usize = 6;
 
-/// Has a program begin to write to clients that read nothing, while nobody can send that: the bytes are taken back.
-/// Then the program continues with the last client (`then` is "goes on"), or closes it. Returns what it reports of its
-/// next write, the program, and the clients.
+/// Has a program hand off the beginning of a body to clients that read nothing, while no agent can send it. So the
+/// bytes are taken back. Then the program writes more to the last client (`then` is "goes on"), or closes that
+/// connection and greets a new client. Returns what the program reports of that write, the program, and the clients.
 fn written_meanwhile(
     service: &mut Running<'_>,
     then: &str,
@@ -174,7 +174,7 @@ fn written_meanwhile(
     let [length, beginning, begun] = [LENGTH, BEGINNING, BEGUN].map(|number| number.to_string());
     let arguments = ["/1m", &length, &beginning, &begun, then];
     let (program, at) = program::start(service, include_str!("nonblocking.py"), &arguments)?;
-    // After this body, it is known which machine sends to such clients.
+    // After this body, the program knows which machine sends to such clients.
     wait_or_fail("something is handed off", || {
         service.lab.client().run(|| everything(service, asking(TcpStream::connect(at)?, b"w")?))??;
         Ok(service.counted("frontend.fe_begun")? > 0)
@@ -232,7 +232,7 @@ fn what_comes_back_holds_up_nobody_who_gets_its_number() -> Result<()> {
 
 const LENGTH: usize = 1 << 20;
 
-/// Connects as a client that takes little before it reads.
+/// Connects as a client whose receive buffer is so small that it takes little before it reads.
 fn with_little_room(at: SocketAddr) -> Result<TcpStream> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
     sockopt::set_socket_recv_buffer_size(&socket, 8 << 10)?;
@@ -245,7 +245,7 @@ fn asking(mut client: TcpStream, what: &[u8]) -> Result<TcpStream> {
     Ok(client)
 }
 
-/// Reads to the end, and asserts that this is the body.
+/// Reads all that a client gets, and asserts that it is the body.
 fn everything(service: &Running<'_>, mut client: TcpStream) -> Result<()> {
     client.set_read_timeout(Some(LIMIT))?;
     let mut got = Vec::new();
@@ -253,7 +253,8 @@ fn everything(service: &Running<'_>, mut client: TcpStream) -> Result<()> {
     Ok(same_bytes(&got, &std::fs::read(service.files.join("1m"))?)?)
 }
 
-/// No process can write what is taken back, and the client must not wait for it.
+/// The program has closed the connection, so nobody can write the bytes that are taken back. The client must not wait
+/// for them.
 #[test]
 fn a_handoff_that_comes_back_to_a_closed_connection_ends_it() -> Result<()> {
     in_turns(|service| {

@@ -1,5 +1,6 @@
-"""Gives the first half of a body to one client and the second half to the next, which gets the first one's descriptor, all
-in one turn: nothing is waited for in between. Arguments: where it listens, who has the body, its path and its length."""
+"""Writes the first half of a body to one client and the second half to the next one, whose connection gets the number
+of the first one's descriptor. In between, it does not wait for anything. Arguments: the address at which it listens,
+the address of the server with the body, and the body's path and length."""
 import select
 import socket
 import sys

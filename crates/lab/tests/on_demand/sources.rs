@@ -26,7 +26,7 @@ fn a_tier_that_does_not_know_the_holder_gets_bytes() -> Result<()> {
         let counted = |name: &str| -> Result<u64> {
             Ok(service.service.stats(between)?.count(&format!("store.by_program.nginx.{name}")))
         };
-        // Agents may have to start first, and to find each other.
+        // The agents may still have to start, and to find each other.
         wait_for("each agent answers", || service.service.all_stats().map(drop))?;
         wait_or_fail("the backend refers to what the intermediate may fetch", || {
             service.whole(&Fetch::new(server).run(service.lab.client(), &paths(2))?)?;

@@ -1,5 +1,6 @@
-"""Passes a body on three times, without a look at it, to a server that is not under Shunt. Arguments: where it listens, who has
-the body, its path and its length, and who gets it."""
+"""Passes a body on three times, without looking at it, to a server that is not under Shunt. Arguments: the address at
+which it listens, the address of the server with the body, the body's path and length, and the address of the server
+that gets the body."""
 import socket
 import sys
 import time

@@ -1,5 +1,5 @@
-//! A program sends itself what it writes to a server, without a handoff: that server's packets may come in by an
-//! interface without steering.
+//! A program writes a body to another server, as that server's client. Its own machine sends all bytes, without a
+//! handoff: the server's packets may come in by an interface without steering programs.
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener};

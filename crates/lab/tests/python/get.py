@@ -1,10 +1,10 @@
-"""Fetches every URL over one session and writes each body to a file of its number."""
+"""Fetches every URL over one session, and writes each body to a file whose name is the URL's number."""
 import os, sys
 
 import requests
 
 session = requests.Session()
-session.trust_env = False  # REQUESTS_CA_BUNDLE would win
+session.trust_env = False  # otherwise REQUESTS_CA_BUNDLE would override `verify`
 session.verify = os.environ.get("SSL_CERT_FILE", True)
 for index, url in enumerate(sys.argv[2:]):
     answer = session.get(url, timeout=30)

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use rustix::net::{AddressFamily, SocketType, sockopt};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use shunt_testbed::same_bytes;
 
 use super::Running;
@@ -16,11 +16,11 @@ const RECEIVE_BUFFER: usize = 32 << 10;
 /// Length of the shortest body whose handoff lasts until the client reads on.
 pub const HELD_BYTES: u64 = 256 << 10;
 
-/// One connection, with one response whose header has come.
+/// A client's connection, with one response of which at least the header has come.
 pub struct Held {
     stream: TcpStream,
     path: String,
-    /// Bytes of the body that came with the header.
+    /// Bytes of the body that have been read and not compared yet.
     begun: Vec<u8>,
     length: usize,
 }
@@ -30,30 +30,24 @@ impl Held {
     pub fn ask(service: &Running<'_>, name: &str, fields: &str) -> Result<Self> {
         let server = service.service.chain().server();
         let family = if server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
+        // An agent that is started meanwhile must not inherit it: the connection would outlive this client.
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER)?;
         rustix::net::connect(&socket, &server).with_context(|| format!("connecting to {server}"))?;
         let mut stream = TcpStream::from(socket);
         stream.set_read_timeout(Some(Duration::from_secs(50)))?; // shorter than nginx's send_timeout
         write!(stream, "GET /{name} HTTP/1.1\r\nHost: x\r\n{fields}\r\n")?;
-        let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
-        let end = loop {
-            let read = match stream.read(&mut buffer) {
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                read => read.context("reading a head")?,
-            };
-            ensure!(read > 0, "closed within a head");
-            bytes.extend_from_slice(&buffer[..read]);
-            if let Some(at) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
-                break at + 4;
-            }
-        };
-        let begun = bytes.split_off(end);
-        let head = String::from_utf8(bytes)?.to_ascii_lowercase();
-        ensure!(head.starts_with("http/1.1 200 "), "{name}: {head}");
-        let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next());
-        let length = length.context("no Content-Length")?.parse()?;
+        let (begun, length) = read_head(&mut stream, name)?;
         Ok(Self { stream, path: name.to_owned(), begun, length })
+    }
+
+    /// Asks for `/name` on the same connection, and reads to the end of the header. The first body has been read
+    /// already.
+    pub fn ask_for_next(&mut self, name: &str) -> Result<()> {
+        write!(self.stream, "GET /{name} HTTP/1.1\r\nHost: x\r\n\r\n")?;
+        name.clone_into(&mut self.path);
+        (self.begun, self.length) = read_head(&mut self.stream, name)?;
+        Ok(())
     }
 
     /// Returns the client's address.
@@ -61,7 +55,7 @@ impl Held {
         Ok(self.stream.local_addr()?)
     }
 
-    /// Reads `bytes` bytes of the body, and keeps them.
+    /// Reads `bytes` more bytes of the body, and keeps them, so that they can be compared later.
     pub fn read_some(&mut self, bytes: usize) -> Result<()> {
         let mut buffer = vec![0; bytes];
         self.stream.read_exact(&mut buffer).with_context(|| format!("{}: {bytes} bytes", self.path))?;
@@ -74,8 +68,8 @@ impl Held {
         Ok(sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO))?)
     }
 
-    /// Reads on, without comparing. Returns whether the connection ends before all bytes have come. Silence is an
-    /// error.
+    /// Reads the rest of the body, without comparing. Returns whether the connection ends before all bytes have come. A
+    /// silence of 50 s is an error.
     pub fn ends_early(mut self) -> Result<bool> {
         let mut left = self.length - self.begun.len();
         let mut buffer = [0; 64 << 10];
@@ -112,7 +106,8 @@ impl Held {
         Ok(())
     }
 
-    /// Waits for what follows a body that has been read. Returns whether it is a reset. Silence is an error.
+    /// Waits for the event after a body that has been read. Returns whether it is a reset. A silence of 50 s is an
+    /// error.
     pub fn ends_in_a_reset(mut self) -> Result<bool> {
         loop {
             match self.stream.read(&mut [0; 64]) {
@@ -152,4 +147,25 @@ impl Held {
         }
         Ok(())
     }
+}
+
+/// Reads a response's header. Returns the bytes of the body that have come with it, and the body's length.
+fn read_head(stream: &mut TcpStream, name: &str) -> Result<(Vec<u8>, usize)> {
+    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
+    let end = loop {
+        let read = match stream.read(&mut buffer) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            read => read.context("reading a head")?,
+        };
+        ensure!(read > 0, "closed within a head");
+        bytes.extend_from_slice(&buffer[..read]);
+        if let Some(at) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            break at + 4;
+        }
+    };
+    let begun = bytes.split_off(end);
+    let head = String::from_utf8(bytes)?.to_ascii_lowercase();
+    ensure!(head.starts_with("http/1.1 200 "), "{name}: {head}");
+    let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next());
+    Ok((begun, length.context("no Content-Length")?.parse()?))
 }

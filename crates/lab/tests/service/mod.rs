@@ -1,4 +1,4 @@
-//! A service with Shunt, for one test.
+//! A service with Shunt in a lab, and checks of it. Each test starts its own.
 #![allow(dead_code, unused_imports, reason = "each test uses a part of it")]
 
 pub mod held;
@@ -17,13 +17,13 @@ use shunt_lab::{
 pub use shunt_testbed::needs_root;
 use shunt_testbed::{wait_at_most, wait_for, wait_or_fail};
 
-/// Asserts that a body is that of a file, by its hash.
+/// Asserts that a body with this hash is the file `name`.
 pub fn same_file(files: &Path, name: &str, sha256: &str) -> Result<()> {
     ensure!(sha256 == file_sha256(files.join(name))?, "{name}: other bytes");
     Ok(())
 }
 
-/// Files with lengths around that of the shortest offer (32 KiB), and well above.
+/// Names and lengths of files: around the length of the shortest offer (32 KiB), and well above.
 pub const FILES: &[(&str, u64)] = &[
     ("1k", 1 << 10),
     ("32k-1", (32 << 10) - 1),
@@ -87,8 +87,8 @@ pub fn counted_by_kernel(host: &Host, file: &str, group: &str, name: &str) -> Re
     Ok(value.parse()?)
 }
 
-/// Makes a socket at a port that its host may use for other connections, too, or at any port. To be called on that host
-/// ([`Host::run`]).
+/// Makes a TCP socket. With `port`, binds it to that port, which other connections of the host may use, too. To be
+/// called on that host ([`Host::run`]).
 pub fn socket_at(port: Option<u16>) -> std::io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     if let Some(port) = port {
@@ -98,7 +98,7 @@ pub fn socket_at(port: Option<u16>) -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects to a host's agent, in the way of a server.
+/// Connects to a host's agent by its Unix socket, as a server does.
 pub fn connect_to_agent(host: &Host) -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -111,7 +111,7 @@ impl Running<'_> {
         self.service.stats(self.lab.frontend())
     }
 
-    /// Returns a counter of the frontend.
+    /// Returns a counter of the frontend's agent and servers.
     pub fn counted(&self, name: &str) -> Result<u64> {
         Ok(self.frontend_stats()?.count(name))
     }
@@ -125,15 +125,15 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// Asserts that bodies are whole and the shortcut is still taken.
+    /// Fetches two bodies. Asserts that they are whole and that both take the shortcut.
     pub fn still_good(&self) -> Result<()> {
         let shortcuts = self.shortcuts_of_two()?;
         ensure!(shortcuts == 2, "{shortcuts} shortcuts instead of 2: {}", self.frontend_stats()?.under("servers"));
         Ok(())
     }
 
-    /// Waits until servers have found their agents again and shortcuts are taken. Until then bodies are relayed, and
-    /// must be whole, too.
+    /// Fetches two bodies again and again, until both take the shortcut. Bodies that are relayed until then must be
+    /// whole, too.
     pub fn good_again(&self) -> Result<()> {
         wait_or_fail("both bodies take the shortcut", || Ok(self.shortcuts_of_two()? == 2))
     }
@@ -165,12 +165,12 @@ impl Running<'_> {
         Ok(shortcuts()?.saturating_sub(before))
     }
 
-    /// Asserts that no response that was long enough was relayed or fetched.
+    /// Asserts that no body was fetched, and that none was relayed because an agent or a peer was missing or busy.
     pub fn no_fallback(&self) -> Result<()> {
         self.no_fallback_but(0)
     }
 
-    /// Like `no_fallback`, but allows exactly `fetched` fetched bodies.
+    /// Like `no_fallback`, but exactly `fetched` bodies must have been fetched.
     pub fn no_fallback_but(&self, fetched: u64) -> Result<()> {
         let stats = self.service.all_stats()?;
         let none = ["relayed_no_agent", "relayed_no_peer", "relayed_agent_busy", "fetch_failed"].map(|name| (name, 0));

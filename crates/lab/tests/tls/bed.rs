@@ -1,4 +1,4 @@
-//! A service whose frontend speaks TLS, too.
+//! A service whose frontend speaks TLS beside plain HTTP, and comparisons of what its clients get.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,8 @@ use shunt_lab::{Host, Lab, LabBuilder, Options, Settings, Stats, file_sha256, tl
 
 use crate::service::{Running, counted_by_kernel, same_file, start_on};
 
-/// Files with lengths around that of a record and of the shortest offer, and well above.
+/// Names and lengths of files: around the lengths of a record (16 KiB) and of the shortest offer (1 KiB), and well
+/// above.
 pub const FILES: &[(&str, u64)] = &[
     ("1k", 1 << 10),
     ("16k-1", (16 << 10) - 1),
@@ -36,20 +37,20 @@ pub fn options() -> Options {
     Options { offer_min: Some(1 << 10), settings, ..Options::shunt() }
 }
 
-/// Returns the certificate of the authority that clients are to trust.
+/// Returns the path of the authority's certificate that clients are to trust.
 pub fn authority(service: &Running<'_>) -> PathBuf {
     tls_authority(service.lab.frontend())
 }
 
-/// Returns `count` URLs of the files, small and large in turn, repeatedly.
+/// Returns `count` names of files with their URLs: from the smallest to the largest, back again, and so on.
 pub fn urls(service: &Running<'_>, count: usize) -> Vec<(String, String)> {
     let address = service.lab.frontend().address();
     let names = FILES.iter().chain(FILES.iter().rev()).cycle().map(|(name, _)| *name);
     names.take(count).map(|name| (name.to_owned(), format!("https://{address}/{name}"))).collect()
 }
 
-/// Runs a client that writes one file for each URL into a directory, and compares the files. Returns the growth of the
-/// frontend's counters.
+/// Runs a client that writes one file for each URL into a directory, and compares the files. Returns the frontend's
+/// counters before and after, and the number of connections.
 pub fn compare(
     service: &Running<'_>,
     urls: &[(String, String)],

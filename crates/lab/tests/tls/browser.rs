@@ -17,7 +17,7 @@ const WIDTH: usize = 64;
 /// Heights of the images in turn: bodies of 1 KiB to 4 MiB.
 const HEIGHTS: [usize; 5] = [6, 85, 350, 2000, 21_800];
 
-/// Returns an uncompressed image (BITMAPINFOHEADER). Its pixels depend on its number.
+/// Returns an uncompressed bitmap image (BITMAPINFOHEADER). Its pixels depend on `number`.
 fn bitmap(number: usize, height: usize) -> Vec<u8> {
     let pixels = WIDTH * 3 * height;
     let mut image = b"BM".to_vec();
@@ -57,7 +57,7 @@ addEventListener("load", async () => {{
     )
 }
 
-/// Sets the content type, without which a browser would not show the page.
+/// Sets the content type of HTML files, without which a browser would not show the page.
 fn types(_: &Lab, host: &Host) -> String {
     match host.role() {
         Role::Backend => "        types { text/html html; }\n".to_owned(),
@@ -83,7 +83,7 @@ fn key_hash(service: &Running<'_>) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
-/// Returns the final document of Chromium.
+/// Loads a page in Chromium. Returns the document as it is when the page's script has ended.
 fn browse(service: &Running<'_>, path: &str) -> Result<String> {
     let profile = tempfile::tempdir()?;
     let mut chromium = Command::new("timeout");
@@ -122,7 +122,7 @@ fn chromium_on_a_page_of_fifty_images() -> Result<()> {
             ensure!(*width == WIDTH.to_string(), "{name} is {width} pixels wide to Chromium");
             same_file(&service.files, &name, hash)?;
         }
-        // Each image is fetched for the page and for its hash. The page is also offered: it is long enough.
+        // Each image is fetched twice: for the page and for its hash. There may be one more shortcut, for the page.
         ensure!(counted.grown("shortcuts") >= 2 * IMAGES as u64, "{} shortcuts", counted.grown("shortcuts"));
         service.no_fallback()
     })

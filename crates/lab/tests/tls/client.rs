@@ -1,5 +1,5 @@
-//! A client by rustls that does what ordinary programs do not: it stops, asks for key updates, breaks records, and
-//! tells its secrets.
+//! A TLS client made with rustls. It does what ordinary programs do not: it stops, asks for key updates, breaks
+//! records, and tells its secrets.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -56,9 +56,9 @@ pub struct Client {
     secret: Arc<Secret>,
     /// Decrypted bytes that have not been used.
     input: Vec<u8>,
-    /// Inverts a bit of the next record that is read.
+    /// If true, one bit of the next bytes that are read from the socket is inverted.
     pub damage: bool,
-    /// Keeps what there is to send.
+    /// If true, nothing is sent for now.
     pub hold: bool,
 }
 
@@ -81,7 +81,7 @@ pub struct Told {
     pub reset: bool,
 }
 
-/// Data that connections share: trust, sessions to resume, and the last connection's secret.
+/// Data that connections share: the trusted authority, sessions to resume, and the last connection's secret.
 #[derive(Clone)]
 pub struct Shared {
     config: Arc<ClientConfig>,
@@ -138,7 +138,7 @@ impl Client {
         Self::over(TcpStream::connect((target.address, target.port))?, target, shared)
     }
 
-    /// Connects from a local port that the client may use for connections to other ports, too ([`connect_from`]).
+    /// Makes a TLS connection from a local port that the client may use for connections to other ports, too.
     pub fn connect_from(port: u16, target: &Target) -> Result<Self> {
         Self::over(connect_from(port, target, target.port)?, target, &Shared::new(target)?)
     }
@@ -214,7 +214,7 @@ impl Client {
         Ok(Body { left: length.parse()?, hash: Sha256::new(), header })
     }
 
-    /// Reads a body until `left` bytes of it are left.
+    /// Reads a body until `left` bytes of it are still to be read.
     pub fn read(&mut self, body: &mut Body, left: u64) -> Result<()> {
         while body.left > left {
             if self.input.is_empty() {
@@ -228,7 +228,7 @@ impl Client {
         Ok(())
     }
 
-    /// Reads the rest of a body, and asserts that the whole body is that of the file.
+    /// Reads the rest of a body, and asserts that the whole body is the file `path`.
     pub fn finish(&mut self, target: &Target, mut body: Body, path: &str) -> Result<()> {
         self.read(&mut body, 0)?;
         let got: String = body.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,4 +1,5 @@
-//! Programs that people use: each gets the same bytes, and bodies take the shortcut where TLS allows it.
+//! Client programs that people use. Each gets the same bytes as without Shunt, and bodies take the shortcut where TLS
+//! allows it.
 
 use std::path::Path;
 use std::process::Command;

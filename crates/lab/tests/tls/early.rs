@@ -1,5 +1,5 @@
-//! 0-RTT (RFC 8446, 2.3). A request that comes before the client's Finished is answered at once, and relayed. nginx
-//! marks it for the application (RFC 8470). The next request is handed off.
+//! 0-RTT (RFC 8446, 2.3). A request that comes before the client's Finished is answered at once, and its body is
+//! relayed. nginx marks such a request for the application (RFC 8470). The next request's body is handed off.
 
 use std::io::Write;
 
@@ -16,13 +16,14 @@ const LINES: &str = "
         add_header X-Early $ssl_early_data;
 ";
 
-/// Sends a request as early data, and another one after the handshake. nginx recognizes early data by a handshake that
-/// is not complete when it makes the header. So the client sends its Finished only after the response's header.
+/// Sends a request as early data, and another one after the handshake. nginx takes a request for early data if the
+/// handshake is not complete when nginx makes the response's header. So the client sends its Finished only after it has
+/// got this header.
 fn ask_early(service: &Running<'_>) -> Result<()> {
     let target = Target::of(service);
     service.lab.client().run(|| -> Result<()> {
         let shared = Shared::new(&target)?.with_early_data();
-        Client::connect_with(&target, &shared)?.get(&target, "1k")?; // its ticket
+        Client::connect_with(&target, &shared)?.get(&target, "1k")?; // gets a session ticket
 
         let mut client = Client::connect_with(&target, &shared)?;
         let mut early = client.tls.early_data().context("a ticket without early data")?;

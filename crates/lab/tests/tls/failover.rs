@@ -1,4 +1,4 @@
-//! A backend is lost in the middle of a payload. Another one continues, with the right byte of the right record.
+//! A backend is lost in the middle of a payload. Another backend continues at the right byte of the right record.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -13,14 +13,14 @@ use crate::client::{Body, Client, Target};
 use crate::nonces::opened;
 use crate::service::{Running, needs_root};
 
-/// Waits until a file is old enough for payloads that begin then to have its digest told.
+/// Waits until a file has been unchanged for more than 4 s, so that a backend that then sends it tells its digest.
 pub fn until_it_is_quiet(file: &Path) -> Result<()> {
     wait_for("the file is old enough", || {
         Ok(FileIdentity::of(&file.metadata()?).is_older_than(Duration::from_secs(4), SystemTime::now()))
     })
 }
 
-/// Reads on, slowly, until the backend that sends has told its file's digest. Returns that backend.
+/// Reads a body slowly until the backend that sends it has told its file's digest. Returns that backend.
 pub fn until_its_file_is_known<'lab>(
     service: &Running<'lab>,
     client: &mut Client,

@@ -1,5 +1,5 @@
-//! A client must find the same TLS properties of a frontend with Shunt as without: protocols, suites, groups,
-//! certificates, resumption, stapling, 0-RTT. `openssl s_client` shows them.
+//! A frontend with Shunt must show a client the same TLS properties as one without: protocols, suites, groups,
+//! certificates, resumption, stapling, 0-RTT. `openssl s_client` prints them.
 
 use std::process::{Command, Stdio};
 
@@ -85,8 +85,8 @@ const TELLING: &[&str] = &[
     "X-",
 ];
 
-/// Beginnings of s_client's lines about tickets. nginx sends tickets after the client's Finished. Where it answers
-/// early data, that may come before the response or never.
+/// Beginnings of s_client's lines about tickets. nginx sends tickets after the client's Finished. With early data, the
+/// tickets may come before the response or never, so these lines are then not compared.
 const OF_TICKETS: &[&str] =
     &["    Max Early Data", "    TLS session ticket lifetime hint", "    Extended master secret"];
 
@@ -109,11 +109,11 @@ fn connect(service: &Running<'_>, path: &str, arguments: &str) -> Result<String>
     let output = client.output(shell)?;
     ensure!(output.status.code() != Some(124), "s_client {arguments}: nothing came, and no end");
     let text = String::from_utf8_lossy(&output.stdout);
-    // The line begins with the error's place in OpenSSL's source. What the server said comes after it.
+    // The line begins with the error's place in OpenSSL's source. The text of the server's alert comes after that.
     let alert = |line: &str| line.contains(" alert ").then(|| line.split(':').nth(5).unwrap_or(line).to_owned());
     let tickets = if arguments.contains("-early_data") { &[] } else { OF_TICKETS };
     let telling = text.lines().filter_map(|line| {
-        // s_client does not end its line before it writes what the server sent.
+        // s_client writes the server's response directly behind a line of its own, without a line break.
         let line = line.find("HTTP/1.1 ").map_or(line, |at| &line[at..]);
         alert(line)
             .or_else(|| TELLING.iter().chain(tickets).any(|begin| line.starts_with(begin)).then(|| line.to_owned()))

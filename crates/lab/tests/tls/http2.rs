@@ -1,4 +1,4 @@
-//! HTTP/2 on TLS. Its frames are the frontend's own, so responses are relayed, and counted.
+//! HTTP/2 on TLS. The frontend puts bodies into frames of its own, so responses are relayed, and counted.
 
 use std::process::Command;
 

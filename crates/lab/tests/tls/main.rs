@@ -1,4 +1,4 @@
-//! Shortcuts on TLS connections, with real clients.
+//! Tests of shortcuts on TLS connections, with real client programs.
 
 mod bed;
 mod browser;

@@ -10,10 +10,11 @@ use crate::bed::{Before, Counted, on_tls};
 use crate::client::{Body, Client, Target, connect_from, request};
 use crate::service::{Running, needs_root};
 
-/// Bytes left at a point of a 64 MiB body where most of it has not even been sent.
+/// Number of bytes of a 64 MiB body that a client still has to read when a test acts. Most of them are not sent by
+/// then.
 pub const MIDDLE: u64 = 48 << 20;
 
-/// Fetches a small file, then begins a large one, and calls `midway` in the middle of it.
+/// Fetches a small file, begins to read a large one, and calls `midway` in the middle of the large one.
 fn in_the_middle(
     service: &Running<'_>,
     midway: impl FnOnce(&mut Client, &Target, Body) -> Result<()> + Send,
@@ -109,9 +110,9 @@ fn a_reset_in_mid_payload_hurts_nobody_else() -> Result<()> {
     })
 }
 
-/// A plain connection from the same client port gets a payload meanwhile. The TLS payloads would collide with it at the
-/// backend, which refuses their claims. Nobody has sent what was sealed for them until then, and nginx seals it again
-/// itself.
+/// A client has a plain and a TLS connection from the same port. While the plain one gets a payload, TLS payloads would
+/// collide with it at the backend, which refuses their claims. No record of them has been sent by then, so nginx may
+/// seal them itself.
 #[test]
 fn one_client_port_to_both_ports_of_the_frontend_gets_all_bodies() -> Result<()> {
     needs_root();

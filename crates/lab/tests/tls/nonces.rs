@@ -30,7 +30,8 @@ fn device(host: &Host) -> String {
     host.ports()[0].device.clone()
 }
 
-/// Opens all that the server sent on each connection. Asserts that no nonce is used twice, on one connection or on two.
+/// Opens all records that the server sent on each connection during `talk`. Asserts that no nonce is used twice with
+/// one key, on one connection or on two.
 pub fn opened(
     service: &mut Running<'_>,
     talk: impl FnOnce(&mut Running<'_>) -> Result<Vec<Told>>,
@@ -63,8 +64,8 @@ fn of_many_responses() -> Result<()> {
     needs_root();
     on_tls(1, |service| {
         let opened = opened(service, many_responses)?;
-        // One KeyUpdate comes before the first response, because tickets were sent before; one more comes after each
-        // response but the last.
+        // One KeyUpdate comes before the first response, because tickets were already sent with the first key. One more
+        // comes after each response but the last.
         ensure!(opened[0].generations == 18, "{opened:?}");
         ensure!(opened[0].records > 18 * 2 + 64 * 3, "{opened:?}");
         Ok(())

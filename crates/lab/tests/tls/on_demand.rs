@@ -1,5 +1,5 @@
-//! Unmodified nginx on every tier, under `shunt run`. Bodies are sealed by the backend's agent and sent to TLS clients,
-//! past all tiers between.
+//! Unmodified nginx on every tier, under `shunt run`. The backend's agent seals bodies and sends them straight to TLS
+//! clients, past all other tiers.
 
 mod loads;
 mod lost;
@@ -21,7 +21,7 @@ fn options() -> Options {
     Options { on_demand: Some(OnDemand::CHECKED), settings, ..Options::default() }
 }
 
-/// Returns the bytes that the frontend's nginx has written to clients without having them in memory.
+/// Returns the number of bytes that the frontend's nginx has written to clients without having them in memory.
 fn handed_off(service: &Running<'_>) -> Result<u64> {
     service.counted("store.by_program.nginx.handed_off")
 }
@@ -31,11 +31,11 @@ fn run(what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
     on_tls_with(options(), |service| what(service).with_context(|| service.service.explain()))
 }
 
-/// Bytes that one program may leave in a store at a time. The rest of a longer body may be sent inline.
+/// Number of bytes that one program may leave in a store at a time. The rest of a longer body may be sent as bytes.
 const STORED: u64 = 32 << 20;
 
-/// Fetches all files up to `longest` bytes, `times` times, over one connection with curl. Returns the bytes of those
-/// that are long enough to be handed off.
+/// Fetches all files of at most `longest` bytes, each `2 * times` times, over one connection with curl. Returns the
+/// total length of the bodies that are long enough to be handed off.
 fn curl(service: &Running<'_>, times: usize, longest: u64, more: &[&str]) -> Result<u64> {
     let mut urls = urls(service, 2 * FILES.len() * times);
     let length = |name: &str| FILES.iter().find(|(file, _)| *file == name).map_or(0, |(_, length)| *length);

@@ -10,8 +10,8 @@ use shunt_testbed::same_bytes;
 
 use crate::client::Told;
 
-/// Returns the bytes that port `from` sent to port `to`. Retransmitted bytes must be the same: other bytes in the same
-/// place would be another plaintext with the same nonce.
+/// Returns the bytes that port `from` sent to port `to`. Retransmitted bytes must be the same as before: different
+/// bytes would be another plaintext that was sealed with the same nonce.
 pub fn stream(capture: &[u8], from: u16, to: u16) -> Result<Vec<u8>> {
     ensure!(capture.starts_with(&[0xd4, 0xc3, 0xb2, 0xa1]), "no pcap file of this machine");
     let (mut pieces, mut first): (BTreeMap<u32, Vec<u8>>, _) = (BTreeMap::new(), None);
@@ -83,7 +83,7 @@ pub struct Opened {
 /// Opens all records of a server after its handshake.
 ///
 /// # Errors
-/// Returns an error where a record does not open with the expected key and number, or where a nonce was used before.
+/// Returns an error if a record does not open with the expected key and number, or if a nonce was used before.
 pub fn open(records: &[&[u8]], told: &Told, used: &mut Used) -> Result<Opened> {
     let (mut opened, mut secret) = (Opened::default(), told.secret.clone());
     let of = |secret: &[u8]| match told.suite {
@@ -148,8 +148,8 @@ impl Generation {
         nonce
     }
 
-    /// Opens a record. Returns its content and type, or `None` where it has another number or was sealed with another
-    /// key.
+    /// Opens a record. Returns its content, followed by the byte of its type, or `None` if it has another number or was
+    /// sealed with another key.
     pub fn open(&self, record: &[u8], number: u64) -> Option<Vec<u8>> {
         let mut body = record[5..].to_vec();
         let nonce = Nonce::assume_unique_for_key(self.nonce(number));

@@ -1,5 +1,6 @@
-//! Two backends whose files have the same name, length and time, and so the same ETag from nginx. Another backend may
-//! go on over TLS only where their bytes are the same, too. Otherwise two plaintexts would be sealed with one nonce.
+//! Two backends whose files have the same name, length and time, and so the same ETag from nginx. If one is lost, the
+//! other may go on over TLS only if the files' bytes are the same, too. Otherwise two plaintexts would be sealed with
+//! one nonce.
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
@@ -41,7 +42,7 @@ fn write(host: &Host, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Runs `test` with two backends whose files are the same, or differ.
+/// Runs `test` with two backends whose files have the same bytes (`are_same`), or different ones.
 fn with_files(are_same: bool, test: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
     let mut options = options();
     options.settings.locations = Some(locations);
@@ -56,7 +57,8 @@ fn with_files(are_same: bool, test: impl FnOnce(&mut Running<'_>) -> Result<()>)
     })
 }
 
-/// Begins a download, and reads until the backend that sends has told its file's digest. Returns that backend, too.
+/// Begins a download, and reads until the backend that sends has told its file's digest. Returns the client, the body
+/// and that backend.
 fn begin<'lab>(service: &Running<'lab>) -> Result<(Client, Body, &'lab Host)> {
     let target = Target::of(service);
     let (mut client, mut body) = service.lab.client().run(|| -> Result<_> {
@@ -68,7 +70,7 @@ fn begin<'lab>(service: &Running<'lab>) -> Result<(Client, Body, &'lab Host)> {
     Ok((client, body, sender))
 }
 
-/// Returns a target whose files are those of another backend than `sender`.
+/// Returns a target with which bodies are compared with the files of the backend that is not `sender`.
 fn with_file_of_another(service: &Running<'_>, sender: &Host) -> Result<Target> {
     let other = service.lab.hosts_of(Role::Backend).find(|host| host.name() != sender.name());
     let mut target = Target::of(service);
@@ -76,7 +78,7 @@ fn with_file_of_another(service: &Running<'_>, sender: &Host) -> Result<Target> 
     Ok(target)
 }
 
-/// Loses the backend that sends in the middle of a download. `rest` reads the rest.
+/// Begins a download, and kills the agent and the server of the backend that sends it. `rest` reads the rest.
 fn download(service: &mut Running<'_>, rest: impl FnOnce(Client, Body) -> Result<Told> + Send) -> Result<Vec<Told>> {
     let lab = service.lab;
     let (client, body, sender) = begin(service)?;
@@ -136,7 +138,8 @@ fn route(host: &Host, arguments: &[&str]) -> Result<()> {
     host.check(command).map(drop)
 }
 
-/// The file may be a log. No other backend can continue it any more, but the first one sends it to its end.
+/// A file that grows may be a log. Once it has grown, no other backend can continue its payload, but the first one
+/// sends the payload to its end.
 #[test]
 fn a_file_that_grows_after_its_digest_was_told_comes_whole() -> Result<()> {
     needs_root();
@@ -152,8 +155,8 @@ fn a_file_that_grows_after_its_digest_was_told_comes_whole() -> Result<()> {
     })
 }
 
-/// The backend's agent cannot be heard any more, and its file is overwritten. Another backend goes on with the old
-/// bytes. Nothing of the new bytes may have been sealed under the same numbers.
+/// The frontend no longer hears the backend's agent, and the backend's file is overwritten. Another backend goes on
+/// with the old bytes. The first backend must not have sealed any of the new bytes under the same record numbers.
 #[test]
 fn a_file_that_is_overwritten_where_nobody_hears_of_it_shows_in_no_record() -> Result<()> {
     needs_root();
@@ -165,7 +168,7 @@ fn a_file_that_is_overwritten_where_nobody_hears_of_it_shows_in_no_record() -> R
             let frontend = service.lab.frontend().service_address().context("the agents' network")?;
             route(sender, &["add", "blackhole", &format!("{frontend}/32")])?;
             let file = File::options().write(true).open(sender.dir().join(BODY))?;
-            file.write_all_at(b"more", BODY_BYTES)?; // a file that grows is sent on, unless others may have its digest
+            file.write_all_at(b"more", BODY_BYTES)?; // after growth alone, sending goes on unless a told digest counts
             file.write_all_at(&vec![7; BODY_BYTES as usize], 0)?;
             let told = service.lab.client().run(|| -> Result<_> {
                 client.finish(&target, body, BODY)?;

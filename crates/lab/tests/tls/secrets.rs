@@ -1,4 +1,5 @@
-//! Tests of where keys are and are not (processes' memory, logs, statistics, core dumps), and of what one key opens.
+//! Tests of where keys are and where they are not (processes' memory, logs, statistics, core dumps), and of which
+//! records one key opens.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -19,13 +20,13 @@ use crate::nonces::captured;
 use crate::opened::{Generation, records, secrets, stream};
 use crate::service::{FILES, needs_root, start_on};
 
-/// Bytes that must not be found, and their meaning.
+/// Secret bytes to search for, and their name.
 struct Needle {
     what: String,
     bytes: Vec<u8>,
 }
 
-/// Returns secret and key of each generation.
+/// Returns the secret and the key of each of the first `count` generations, which are numbered from 0.
 fn needles(first: &[u8], count: usize) -> Result<Vec<Needle>> {
     let mut needles = Vec::new();
     for (index, secret) in secrets(first, count).into_iter().enumerate() {
@@ -41,8 +42,8 @@ fn found<'a>(bytes: &[u8], needles: &'a [Needle]) -> impl Iterator<Item = &'a st
     needles.iter().filter(there).map(|needle| needle.what.as_str()).collect::<Vec<_>>().into_iter()
 }
 
-/// Returns the needles in the memory of a host's processes of that name, which the kernel shows to root
-/// (proc_pid_mem(5)).
+/// Returns the needles that are in the memory of a host's processes with the name `name`. The kernel shows this memory
+/// to root (proc_pid_mem(5)).
 fn in_memory<'a>(host: &Host, name: &str, needles: &'a [Needle]) -> Result<BTreeSet<&'a str>> {
     let (mut all, mut read) = (BTreeSet::new(), 0);
     for pid in host.pids()? {
@@ -93,8 +94,8 @@ fn keys_are_in_no_process_that_has_passed_them_on_or_used_them() -> Result<()> {
         })??;
         let needles = needles(&client.told()?.secret, 6)?;
 
-        // The fourth response is under way with the fourth generation's key: the backend's agent seals with it, and
-        // OpenSSL has its secret.
+        // The fourth response is under way with the key of generation 4 (counted from 0). The backend's agent seals
+        // with this key, and the frontend's OpenSSL has the generation's secret.
         let sealing = in_memory(backend, "shuntd", &needles)?;
         ensure!(sealing.contains("key 4"), "a key that is in use was not found: {sealing:?}");
         none_of(&sealing, "the backend's agent", &["key 4"])?;
@@ -136,7 +137,7 @@ fn files_below(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Returns the needles as they are, and in the forms in which programs print bytes.
+/// Returns the needles as they are, and their first 16 bytes in the forms in which programs print bytes.
 fn printed(needles: Vec<Needle>) -> Vec<Needle> {
     let mut all = Vec::new();
     for Needle { what, bytes } in needles {
@@ -214,7 +215,7 @@ fn agents_leave_no_core_dump() -> Result<()> {
     })
 }
 
-/// Returns all content that a key opens on a connection, with any record number.
+/// Returns the content of all records that a key opens with some record number.
 fn readable(key: &Generation, records: &[&[u8]]) -> Vec<u8> {
     let numbers = 0..records.len() as u64;
     let open = |record: &&[u8]| numbers.clone().find_map(|number| key.open(record, number));
@@ -228,8 +229,8 @@ fn readable(key: &Generation, records: &[&[u8]]) -> Vec<u8> {
         .collect()
 }
 
-/// The second response's backend gets the key of the second generation (the first test of this file finds such a key
-/// there).
+/// The backend of the second response gets the key of generation 2, counted from 0 (the first test of this file finds
+/// such a key in the backend's agent).
 #[test]
 fn a_handed_over_key_opens_its_response_and_nothing_else() -> Result<()> {
     needs_root();

@@ -33,7 +33,7 @@ const SHORT: &[(&str, u64)] = &[("index.html", 1 << 10)];
 /// A file that every frontend with Shunt hands off.
 const LONG: &[(&str, u64)] = &[("index.html", 256 << 10)];
 
-/// Adds a certificate with an RSA key to the frontend's own one, because many scripts expect it.
+/// Adds a certificate with an RSA key to the frontend's own one, because many scripts expect such a key.
 fn rsa_too(_: &Lab, host: &Host) -> String {
     if host.role() != Role::Frontend {
         return String::new();

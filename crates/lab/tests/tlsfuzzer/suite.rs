@@ -45,7 +45,7 @@ impl Suite {
         Ok(Self { directory: directory.canonicalize()? })
     }
 
-    /// Returns the names of its scripts for TLS 1.3.
+    /// Returns the names of the suite's scripts for TLS 1.3.
     pub fn scripts(&self) -> Result<Vec<String>> {
         let entries = self.directory.join("tlsfuzzer/scripts").read_dir()?;
         let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
@@ -83,7 +83,8 @@ impl Suite {
     }
 }
 
-/// Parses `NAME ...`, the output of the conversation, and `OK` or the error that ended it.
+/// Parses a script's output. For each conversation, it has `NAME ...`, the conversation's output, and `OK` or the error
+/// that ended it.
 fn endings(text: &str) -> Endings {
     let (mut endings, mut name) = (Endings::new(), None);
     let mut last = String::new();

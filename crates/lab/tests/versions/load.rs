@@ -13,21 +13,25 @@ use crate::{Target, curl};
 /// Files that clients download in turn.
 pub const FILES: &[(&str, u64)] = &[("64k", 64 << 10), ("1m", 1 << 20), ("7m", 7 << 20)];
 
-/// Downloads of all clients.
+/// Files after which a client of plain HTTP makes a new connection. One that has had a shortcut gets none from an agent of
+/// another layout.
+const FILES_OF_A_CONNECTION: u64 = 20;
+
+/// Load of several clients that download in threads of their own.
 #[derive(Default)]
 pub struct Load {
-    /// Ends the load.
+    /// The load is to end, or a client has failed.
     pub over: AtomicBool,
-    /// Number of whole bodies.
+    /// Number of whole bodies that clients have got.
     pub whole: AtomicU64,
 }
 
 /// Kind of client.
 #[derive(Clone, Copy)]
 pub enum Clients {
-    /// Over plain HTTP, each with one connection for as long as its server keeps it.
+    /// Over plain HTTP, with one connection for [`FILES_OF_A_CONNECTION`] files, if its server keeps it so long.
     Plain,
-    /// Over TLS, with one connection for each round.
+    /// Over TLS, with one connection for each round of four files.
     Tls,
 }
 
@@ -35,7 +39,7 @@ impl Load {
     /// Downloads until the load is over. A failure ends the load of all clients.
     ///
     /// # Errors
-    /// Returns an error where a body is not whole, or an answer is no 200.
+    /// Returns an error if a body is not whole, or a status is not 200.
     pub fn run(&self, target: &Target<'_>, clients: Clients) -> Result<()> {
         let done = match clients {
             Clients::Plain => self.plain(target),
@@ -61,17 +65,21 @@ impl Load {
         let (host, server) = (target.lab.client(), target.server);
         let mut connection = None;
         let mut files = FILES.iter().cycle();
+        let mut had = 0u64;
         while !self.is_over() {
             let (name, length) = files.next().context("the files repeat")?;
             let is_new = connection.is_none();
             let mut client = connection.take().map_or_else(|| connect(host, server), Ok)?;
             client.ask(&format!("/{name}"), name, *length);
-            // Slow enough that a step of the upgrade meets bodies under way.
+            // Reads so slowly that bodies are under way at each step of the upgrade.
             let ending = client.read_slowly(Duration::from_millis(1), PATIENCE, || self.is_over())?;
             let ending = ending.map_or_else(|| client.finish(PATIENCE), Ok)?;
             match ending {
-                Ending::Whole => connection = Some(client),
-                // The server has ended an idle connection.
+                Ending::Whole => {
+                    had += 1;
+                    connection = (!had.is_multiple_of(FILES_OF_A_CONNECTION)).then_some(client);
+                }
+                // The server has ended a connection that was idle. The next request makes a new one.
                 Ending::Unanswered if !is_new => continue,
                 other => bail!("/{name}: {other}"),
             }

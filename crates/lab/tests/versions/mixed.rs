@@ -6,7 +6,7 @@ use shunt_lab::{Fetch, Host, Lab, Options, Release, Releases, ReleasesOf, Role, 
 use crate::service::{ALONE, FILES, Running, needs_root, start_on};
 use crate::{Target, curl, no_errors};
 
-/// Bodies of one round that are long enough for a shortcut.
+/// Paths of the bodies of one round that are long enough for a shortcut.
 const LONG: [&str; 4] = ["/32k", "/64k", "/1m", "/7m"];
 const ROUNDS: usize = 3;
 
@@ -23,7 +23,7 @@ fn works(releases: ReleasesOf) -> Result<()> {
     })
 }
 
-/// Downloads all files, and asserts that each body which is long enough took the shortcut.
+/// Downloads all files several times, and asserts that each body which is long enough took the shortcut.
 fn all_by_shortcuts(service: &Running<'_>, download: fn(&Running<'_>, &[&str]) -> Result<()>) -> Result<()> {
     let count = || Ok::<_, anyhow::Error>(service.frontend_stats()?.count("servers.shortcuts"));
     let before = count()?;

@@ -1,4 +1,4 @@
-//! Programs under `shunt run` of one version, with agents of another.
+//! Programs under one version of `shunt run`, with agents of another version.
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Fetch, Lab, OnDemand, Options, Release, Releases, ReleasesOf, Role};
@@ -9,7 +9,7 @@ use crate::service::{FILES, Running, needs_root, start_on};
 
 const ROUNDS: usize = 3;
 
-/// Returns the bytes that the frontend's nginx has written to clients without having them in memory.
+/// Returns the number of bytes that the frontend's nginx has written to clients without having them in memory.
 fn handed_off(service: &Running<'_>) -> Result<u64> {
     Ok(service.frontend_stats()?.count("store.by_program.nginx.handed_off"))
 }
@@ -27,7 +27,7 @@ fn works(releases: ReleasesOf) -> Result<()> {
     })
 }
 
-/// Asserts that bodies pass by the tiers between the holder and the client.
+/// Asserts that bodies bypass the tiers between the machine that has them in its store and the client.
 fn bodies_pass_by(service: &mut Running<'_>) -> Result<()> {
     wait_or_fail("bodies are handed off", || {
         download(service)?;

@@ -1,5 +1,5 @@
-//! A service is upgraded machine by machine as docs/shuntd.md describes it ("Upgrading and removing"), and back, while
-//! clients download all the time.
+//! A service is upgraded machine by machine as docs/shuntd.md describes it ("Upgrading and removing"), and then goes
+//! back to the old version, while clients download all the time.
 
 use std::sync::atomic::Ordering;
 
@@ -20,7 +20,8 @@ fn options(from: ReleasesOf) -> Options {
     Options { releases: Some(from), settings, ..Options::shunt() }
 }
 
-/// Replaces a machine's agent: it drains and ends, and one of the other version starts.
+/// Replaces a machine's agent: the old one lets its payloads end, and then ends. After that, one of the other version
+/// starts.
 pub fn upgrade_agent(service: &mut Running<'_>, host: &Host, release: Release) -> Result<()> {
     service.service.set_agent_release(host, release)?;
     let agent = service.service.agent_process(host)?.context("it has an agent")?;
@@ -84,7 +85,7 @@ fn there_and_back(service: &mut Running<'_>, from: Release, clients: Clients) ->
         let ends = threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a client has panicked"))?);
         ends.collect::<Result<Vec<()>>>().and(steps)
     })?;
-    no_errors_but(service, Some(NO_AGENT))?;
+    no_errors_but(service, &[NO_AGENT])?;
     for host in lab.tiers() {
         upgrade::end_servers(host)?;
         service.service.chain_mut().restart(host)?;

@@ -1,4 +1,6 @@
-//! Offers: payloads that servers of this machine hold ready, until they are claimed or expire.
+//! Offers: payloads that servers of this machine hold ready, until they are claimed or expire. An offer is a range of
+//! an open file, made for one peer (a frontend's agent). A *claim* asks for it to be sent to a client. The *digest* of
+//! a file is its SHA-256.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -25,8 +27,8 @@ pub struct Offered<M: Machine> {
 pub struct Offers<M: Machine> {
     lifetime: Duration,
     by_number: HashMap<u64, Offered<M>>,
-    /// Expiry times and numbers, in order, because all offers have the same lifetime. The entry of a claimed offer
-    /// stays until its time.
+    /// Expiry times and numbers of offers, the earliest first, because all offers have the same lifetime. The entry of
+    /// a claimed offer stays until its expiry time.
     ends: VecDeque<(Instant, u64)>,
     loads: Vec<Load>,
 }
@@ -68,7 +70,7 @@ impl<M: Machine> Offers<M> {
 
     /// Puts back a claimed offer of which the client has received no byte. It can be claimed or fetched once more.
     pub fn put_back(&mut self, offer: Offer, file: M::File, proven: Option<M::State>, now: Instant) {
-        let _ = self.insert(offer, file, proven, now); // the number is in use: that one is newer
+        let _ = self.insert(offer, file, proven, now); // an error: a newer offer has this number
     }
 
     fn insert(&mut self, offer: Offer, file: M::File, proven: Option<M::State>, now: Instant) -> Result<(), Reason> {

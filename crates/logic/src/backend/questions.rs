@@ -1,6 +1,7 @@
 //! Proof of which file a payload comes from, by its digest. Over TLS, another backend may continue a payload only if
 //! its file is the same, byte for byte. The reason is that its records have the same numbers and key as those that the
-//! lost backend may have sealed already.
+//! lost backend may have sealed already. A *handoff* is named by its server's worker number and a number that the
+//! server chose.
 //!
 //! ```text
 //!   a claim under way for 1 s   backend's agent ==DIGEST==> frontend's agent --DIGEST--> its server
@@ -9,7 +10,7 @@
 //! ```
 //!
 //! The server compares the digests, and claims the second backend's offer if they are equal. The second backend then
-//! sends only the file whose digest it has told. If the first backend's file changes after its digest was told, it
+//! sends only the file whose digest it has told. If a backend's file changes after its digest was told, the backend
 //! seals nothing more until it knows that the server has forgotten the digest:
 //!
 //! ```text
@@ -32,7 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const QUESTIONS: usize = 4096;
 const QUESTIONS_OF_A_PEER: usize = 1024;
 
-/// A peer's question: worker and handoff that it is about at the peer, and the offer.
+/// A peer's question about the offer with this `number`. `worker` and `handoff` name, at the peer, the server that
+/// asked and the handoff that it asked for. `state` and `offset` are those of the offer's file and range.
 #[derive(Clone, Copy)]
 struct Question<S> {
     peer: usize,

@@ -1,5 +1,5 @@
-//! Fetches that peers ask for: the payload of an offer of this machine is sent, encrypted, on the connection that
-//! asked.
+//! Fetches that peers ask for: the payload of an offer of this machine is sent, encrypted, on the connection by which
+//! the peer asked for it. Such a transfer is a *fetch*.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::action::Action;
 use crate::machine::Machine;
 use crate::turn::Turn;
 
-/// Time in which a peer must take the first bytes.
+/// Time in which a peer must take the first bytes of a fetch.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest time in which a peer takes nothing, or the disk gives nothing.
 const PROGRESS: Duration = Duration::from_secs(60);
@@ -49,7 +49,7 @@ impl Served {
 }
 
 impl<M: Machine> Backend<M> {
-    /// Begins a fetch on a connection whose certificate belongs to `peer`. Returns the fetch's number.
+    /// Begins a fetch on a connection whose certificate belongs to `peer`, or to no peer. Returns the fetch's number.
     ///
     /// # Errors
     /// Returns why the fetch is refused. The daemon sends the reason on the connection, and closes it.
@@ -84,7 +84,7 @@ impl<M: Machine> Backend<M> {
         if is_unchanged { Ok((peer, offered)) } else { Err(Reason::FileChanged) }
     }
 
-    /// Notes that the peer has taken bytes of a fetch, or with `is_done` all bytes.
+    /// Notes that the peer has taken bytes of a fetch. `is_done` says that these were the last ones.
     pub fn served_more(&mut self, fetch: usize, is_done: bool, now: Instant) {
         if is_done {
             self.served.0.try_remove(fetch);

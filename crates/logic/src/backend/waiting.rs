@@ -1,7 +1,9 @@
 //! Waiting claims: claims of bytes of this machine's store for which there is no place now. Either the limit of senders
-//! is reached, or another connection of the same client uses the peer's one port. A refusal would reset the client if
-//! the program has already written more bytes after the payload. So the claim waits, and the program is told to make no
-//! more claims for a while.
+//! is reached, or the client uses one port for connections with two servers, and the only sender that it can have is
+//! busy on the other connection. A refusal would reset the client if the program has already written more bytes after
+//! the payload. So the claim waits, and the program is told to make no more claims for a while. A *claim* is a
+//! frontend's message that asks for a payload on its client's connection, and a *sender* is this machine's kernel
+//! socket for that client.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -23,7 +25,7 @@ pub struct Waits {
     pub parts: Parts,
     /// Peer, worker and handoff that the claim was made for.
     pub claimant: Claimant,
-    /// End of its wait.
+    /// Time until which the claim may wait.
     pub until: Instant,
 }
 
@@ -62,18 +64,18 @@ impl Waiting {
         self.left = self.claims.len();
     }
 
-    /// Takes the next claim of the round.
+    /// Takes the next claim of the round, or returns `None` at the round's end.
     pub fn next_of_round(&mut self) -> Option<Box<Waits>> {
         self.left = self.left.checked_sub(1)?;
         self.claims.pop_front()
     }
 
-    /// Puts a claim back behind all others. The next round so has the same order.
+    /// Puts a claim back behind all others. So the next round has the same order.
     pub fn keep(&mut self, waits: Box<Waits>) {
         self.claims.push_back(waits);
     }
 
-    /// Takes out the oldest claim.
+    /// Removes the oldest claim. Returns for which handoff it was made.
     pub fn pop(&mut self) -> Option<Claimant> {
         self.claims.pop_front().map(|waits| waits.claimant)
     }

@@ -1,8 +1,9 @@
-//! Questions of this machine's servers to other agents, and their answers.
+//! Questions of this machine's servers to other agents, and their answers. A *peer* is another machine's agent, and a
+//! *session* the use of its connection until that is lost.
 //!
-//! ASK: would a machine send bytes of its store to a client of this one? A program asks before its first handoff of
-//! such bytes. A refusal of the handoff itself would come too late, because the program may already have written more
-//! bytes after the payload.
+//! ASK: would another machine send bytes of its store to a client of this machine? A program asks before its first
+//! handoff of such bytes. A refusal of the handoff itself would come too late, because the program may already have
+//! written more bytes after the payload.
 //!
 //! ```text
 //!   program --ASK--> frontend's agent ==ASK==> the store's agent: speaks_for, [store] readers, [backend]

@@ -1,6 +1,6 @@
-//! Fetches: payloads that come through both agents to the frontend's server after all. The frontend's agent connects to
-//! the backend's agent, and passes the payload on to its server. Each fetch has a separate connection, so that a slow
-//! reader delays no other fetch.
+//! Fetches: payloads that do not go straight to the client, but through both agents to the frontend's server. The
+//! frontend's agent connects to the backend's agent, and passes the payload on to its server. Each fetch has a separate
+//! connection, so that a slow reader delays no other fetch. A *peer* is another machine's agent.
 //!
 //! ```text
 //!   server --FETCH--> agent ==FETCH==> backend's agent
@@ -67,7 +67,7 @@ impl Fetches {
     pub fn ask<M: Machine>(&mut self, server: usize, asked: &local::Fetch, turn: &mut Turn<'_, M>) -> Option<usize> {
         turn.shared.counts.fetches_out += 1;
         let peer = asked.peer as usize;
-        // Offers outlive sessions, and a fetch does not need a session.
+        // A peer without a session will do: offers outlive sessions, and a fetch has a connection of its own.
         let known = if turn.shared.board.knows(peer) { Ok(()) } else { Err(Reason::PeerLost) };
         if let Err(reason) = known.and_then(|()| allow_fetch(turn)) {
             turn.log_failed_fetch(reason, asked.trace);
@@ -121,7 +121,7 @@ impl Fetches {
         self.fail(fetch, reason, turn);
     }
 
-    /// Notes that bytes of a fetch have been passed on, or with `is_done` all bytes.
+    /// Notes that bytes of a fetch have been passed on. `is_done` says that these were the last ones.
     pub fn moved(&mut self, fetch: usize, is_done: bool, now: Instant) {
         if is_done {
             self.0.try_remove(fetch);

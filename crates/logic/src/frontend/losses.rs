@@ -3,7 +3,8 @@
 //! The backend's kernel may still deliver a payload, or a part of it: the sockets of an agent that has ended send until
 //! their buffers are empty. Or the whole machine is gone, and nothing more arrives. The frontend can tell these cases
 //! apart only by the client's ACKs. So each payload that was under way from a lost peer is watched, and left alone
-//! while the client acknowledges more.
+//! while the client acknowledges more. A *region* is a range of sequence numbers of a client's connection, which one
+//! payload takes.
 //!
 //! When a payload has made no progress for a while, its server is told. This is repeated until the region has ended or
 //! another backend sends it, because the server may have been busy, or not connected to this agent.
@@ -19,16 +20,17 @@ use crate::action::{Action, Told};
 use crate::machine::{ActiveRegion, Machine};
 use crate::turn::Turn;
 
-/// Time that a payload may make no progress, and round trips that are added to it. TCP repairs packet loss in fewer.
+/// Time that a payload may make no progress, and number of round trips that are added to it. TCP repairs packet loss in
+/// fewer round trips.
 const GRACE: Duration = Duration::from_millis(300);
 const GRACE_ROUND_TRIPS: u32 = 4;
 /// Time between two messages to a server about the same payload.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Time that a payload whose server is gone may make no progress. It may never have been claimed.
+/// Time that a payload may make no progress if its server is gone. Perhaps its claim never reached the backend.
 const LEFT: Duration = Duration::from_secs(10);
-/// Messages without effect after which a server counts as gone. After a restart of the agent, servers take some time to
-/// connect to it again.
+/// Number of messages without effect after which a server counts as gone. After a restart of the agent, servers take
+/// some time to connect to it again.
 const TOLD_IN_VAIN: u32 = 10;
 
 struct Watched {
@@ -40,9 +42,9 @@ struct Watched {
 }
 
 impl Watched {
-    /// Begins to watch a region. Its time counts from the connection's last packet, because a machine that is cut off
-    /// has been silent there since before the loss was noticed. With a shut window the time counts from now, because
-    /// then the client is the reason for the silence.
+    /// Begins to watch a region. Its time without progress counts from the connection's last packet: a machine that is
+    /// cut off was already silent before this agent noticed the loss. If the client's window is shut, the time counts
+    /// from now, because then the client is the reason for the silence.
     fn new(region: ActiveRegion, now: Instant) -> Self {
         let silence = if region.is_shut { Duration::ZERO } else { region.quiet };
         let silent_since = now.checked_sub(silence).unwrap_or(now);
@@ -100,8 +102,9 @@ impl Frontend {
         self.losses.0.extend(new.into_iter().map(|region| Watched::new(region, turn.now)));
     }
 
-    /// Cancels or watches the regions of a process that is gone, because its connections may outlive it. `newest` is
-    /// the last handoff that it told this agent of. Nobody sends the payloads of handoffs that it began after that one.
+    /// Cancels or watches the regions of a process that is gone, because its connections may outlive it. Regions of
+    /// which the client has acknowledged bytes are left alone. `newest` is the last handoff that the process told this
+    /// agent of. Nobody sends the payloads of handoffs that it began after that one.
     pub fn end_left_regions<M: Machine>(&mut self, ring: u32, newest: Option<u64>, turn: &mut Turn<'_, M>) {
         let left = |region: &ActiveRegion| region.queues && region.ring == ring && region.acked == 0;
         for region in turn.machine.active_regions(None).into_iter().filter(left) {
@@ -141,8 +144,8 @@ impl Frontend {
     }
 }
 
-/// Tells all servers that hand off that a handoff has ended. Only the one that began it knows it, and the others ignore
-/// the message.
+/// Tells all servers with a control connection that a handoff has ended. Only the server that began the handoff knows
+/// it, and the others ignore the message.
 fn tell_all_servers<M: Machine>(handoff: u64, reason: Reason, turn: &mut Turn<'_, M>) {
     turn.shared.counts.end(reason);
     let ended = local::Ended { header: local::Ended::HEADER, handoff, reason: reason as u32, peer: NO_PEER };

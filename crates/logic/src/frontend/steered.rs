@@ -1,4 +1,6 @@
-//! Targets of clients' ACKs: addresses and TCP port of each peer's senders, and the network interfaces towards them.
+//! Targets of clients' ACKs: addresses and TCP port of each peer's senders, and the network interfaces towards them. A
+//! *sender* is a peer's kernel socket for a client of this machine, and *steering programs* are the BPF programs that
+//! send the client's ACKs on to it.
 
 use std::net::IpAddr;
 
@@ -14,7 +16,7 @@ pub struct Senders {
     pub interface: u32,
 }
 
-/// Steering entry of one peer.
+/// Entry of one peer, for the steering programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Steered {
     /// TCP port of the peer's senders.
@@ -25,7 +27,8 @@ pub struct Steered {
     pub ipv4: Option<Senders>,
     /// Senders for clients of IPv6.
     pub ipv6: Option<Senders>,
-    /// `None` before routes were asked for, then whether an answer has come.
+    /// Whether the routes to the senders are known. `None` before they were asked for, `Some(false)` until an answer
+    /// comes.
     asked: Option<bool>,
 }
 
@@ -56,9 +59,9 @@ impl SteeredPeers {
     }
 
     /// Takes a peer's senders from its HELLO. Handoffs may begin as soon as the interface towards these senders is
-    /// known, for each IP version separately. An interface that is known for the same address stays. Returns whether
-    /// the steering programs are to be told. Without a route they are not, so that handoffs of an earlier agent's
-    /// servers continue.
+    /// known, for each IP version separately. An interface that is known for the same address stays. Returns whether to
+    /// tell the steering programs. Without a known interface they keep what they had, so that handoffs from before this
+    /// agent's start continue.
     pub fn begin(&mut self, peer: usize, hello: &Hello) -> bool {
         let before = self.0[peer];
         let senders = |address: Option<IpAddr>, before: Option<Senders>| {

@@ -1,4 +1,5 @@
-//! Connections of this machine's servers.
+//! Connections of this machine's servers. An *offer* is a payload that a server holds ready. A *ring* is a BPF ring
+//! buffer by which the kernel tells one server what becomes of its handoffs.
 
 use shunt_wire::local::{Channel, Offer, Reason};
 
@@ -69,7 +70,7 @@ impl<M: Machine> Logic<M> {
 
     pub(super) fn offer(&mut self, offer: Offer, file: M::File, call: &mut Call<'_, M>) -> Result<(), Reason> {
         self.shared.counts.offers += 1;
-        // Nobody can claim this offer. Its file is closed here.
+        // Nobody can claim an offer for a peer that is not known. It is dropped, and its file is closed with it.
         if !self.shared.board.knows(offer.peer as usize) {
             self.shared.counts.offers_to_strangers += 1;
             return Ok(());

@@ -1,4 +1,4 @@
-//! Fetches: payloads that come through both agents to the frontend's server after all.
+//! Fetches: payloads that do not go straight to the client, but through both agents to the frontend's server.
 
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{Fetch, Frame};
@@ -7,8 +7,8 @@ use super::{Call, Logic};
 use crate::machine::Machine;
 
 impl<M: Machine> Logic<M> {
-    /// Begins a fetch that another agent asks for. `peer` is the peer that its certificate belongs to. Returns the
-    /// fetch's number.
+    /// Begins a fetch that another agent asks for. `peer` is the peer that the other agent's certificate belongs to.
+    /// Returns the fetch's number.
     ///
     /// # Errors
     /// Returns why the fetch is refused.
@@ -18,7 +18,7 @@ impl<M: Machine> Logic<M> {
         Ok(served)
     }
 
-    /// Notes that a peer has taken bytes of its fetch, or with `is_done` all bytes.
+    /// Notes that a peer has taken bytes of its fetch. `is_done` says that these were the last ones.
     pub fn served_more(&mut self, fetch: usize, is_done: bool, call: &Call<'_, M>) {
         self.backend.served_more(fetch, is_done, call.now);
     }
@@ -33,7 +33,8 @@ impl<M: Machine> Logic<M> {
         self.with(call, |frontend, _, turn| frontend.fetches.answered(fetch, frame, turn));
     }
 
-    /// Fails a fetch whose server could not be given its end. `name` is the server's number of the fetch.
+    /// Fails a fetch whose server could not be given its end of the socket pair. `name` is the server's number of the
+    /// fetch.
     pub fn fetch_undelivered(
         &mut self,
         fetch: usize,
@@ -45,7 +46,7 @@ impl<M: Machine> Logic<M> {
         self.with(call, |frontend, _, turn| frontend.fetches.undelivered(fetch, server, name, reason, turn));
     }
 
-    /// Notes that bytes of a fetch have been passed on, or with `is_done` all bytes.
+    /// Notes that bytes of a fetch have been passed on to the server. `is_done` says that these were the last ones.
     pub fn fetch_moved(&mut self, fetch: usize, is_done: bool, call: &Call<'_, M>) {
         self.frontend.fetches.moved(fetch, is_done, call.now);
     }

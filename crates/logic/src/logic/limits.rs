@@ -1,4 +1,5 @@
-//! Check of all limits, and the messages to servers and peers about them.
+//! Check of all limits, and the messages to servers and peers about them. An *offer* is a payload that a machine holds
+//! ready until a frontend's agent claims it. A *turn* is one pass of the daemon's event loop.
 
 use shunt_wire::local::closed;
 use shunt_wire::peer::Closed;
@@ -20,8 +21,8 @@ pub struct Usage {
 }
 
 impl<M: Machine> Logic<M> {
-    /// Compares everything that has a limit with its limit. When a limit is reached, or free again, it tells servers by
-    /// the board and peers by a frame.
+    /// Compares everything that has a limit with its limit. When a limit is reached, or free again, servers are told by
+    /// the board, and peers by a frame (CLOSED).
     pub fn look_at_limits(&mut self, usage: &Usage, call: &mut Call<'_, M>) {
         let used = self.use_by_peer(usage);
         let limits = self.shared.settings.limits;

@@ -1,4 +1,5 @@
-//! Change of the settings without a restart.
+//! Change of the settings without a restart. A *peer* is another machine's agent, and a *store* the payloads of a
+//! machine's programs under `shunt run`.
 
 use shunt_wire::sources::Source;
 
@@ -10,8 +11,8 @@ use crate::settings::Settings;
 impl<M: Machine> Logic<M> {
     /// Takes over changed settings. `settings.peers` begins with the present peers, in their order. A peer that is no
     /// longer configured [is gone](crate::settings::PeerSettings::is_gone). Sessions with peers whose settings have
-    /// changed end, and begin again if they may. So do sessions that are being opened, because HELLO and the frames
-    /// after it have told the peer what the settings were. `stores` has the names of all peers' stores.
+    /// changed end, and begin again if they may. So do sessions with them that are being opened, because HELLO and the
+    /// frames after it have told the peer what the settings were. `stores` has the names of all peers' stores.
     pub fn reconfigure(&mut self, settings: Settings, stores: &[Source], call: &mut Call<'_, M>) {
         for peer in 0..self.shared.peers.len() {
             let (before, after) = (&self.shared.settings.peers[peer], &settings.peers[peer]);
@@ -20,6 +21,7 @@ impl<M: Machine> Logic<M> {
             } else if !before.allows_session_of(after) && self.shared.peers.is_greeted(peer) {
                 self.lose_peer(peer, "its [[peer]] was changed in the configuration", call);
             }
+            self.shared.peers.set_address(peer, after.address);
         }
         for (peer, added) in settings.peers.iter().enumerate().skip(self.shared.peers.len()) {
             self.shared.peers.add(added, call.now);

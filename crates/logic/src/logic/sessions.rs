@@ -1,4 +1,6 @@
-//! Sessions with peers: their begin and end, and the admission of agents that connect.
+//! Sessions with peers: their begin and end, and the admission of agents that connect. A *peer* is another machine's
+//! agent, as the configuration names it. A *session* is the use of a connection with it, from the second HELLO until
+//! the connection is lost.
 
 use std::net::IpAddr;
 
@@ -127,7 +129,8 @@ impl<M: Machine> Logic<M> {
                 "it must not dial, because this agent dials it: check that its [[peer]] calls this agent \"{own}\""
             ));
         }
-        // A machine that has changed its address is silent at the old one, so that its old session is lost soon.
+        // A machine whose address has changed is refused at first. Its old session is lost soon, because the old
+        // address is silent.
         let is_up = self.shared.peers.is_up(peer);
         if let Some(other) = current(peer).filter(|other| is_up && *other != from) {
             return refused(format!(

@@ -95,7 +95,7 @@ impl Side {
         std::iter::from_fn(|| self.actions.pop()).collect()
     }
 
-    /// Takes what servers are told, in order: server, handoff and reason.
+    /// Takes the messages by which servers are told of an end, in order: server, handoff and reason.
     fn ends(&mut self) -> Vec<(usize, u64, Reason)> {
         let ended = |action: Action<Model>| match action {
             Action::Tell(server, Told::Ended(local::Ended { handoff, reason, .. })) => {
@@ -120,7 +120,7 @@ impl Side {
     }
 }
 
-/// Both agents, and one worker on each machine with its two connections.
+/// Both agents, and a connection of one worker on each machine: for control at the frontend, for offers at the backend.
 struct Service {
     frontend: Side,
     backend: Side,
@@ -135,6 +135,7 @@ impl Service {
         let now = Instant::now();
         let of = |name: &str, is_dialled| PeerSettings {
             name: name.into(),
+            address: ([10, 77, 1, 1], 7440).into(),
             is_dialled,
             port: 61000,
             speaks_for: vec![prefix()],
@@ -356,7 +357,7 @@ fn a_cancelled_handoff_ends_before_another_begins() {
     service.hand_off(7, offer);
     let bytes = service.frontend.output();
     service.backend.input(&bytes);
-    // The daemon aborts the old handoff before it begins to send, and not when the turn ends.
+    // The daemon aborts the old handoff before it begins to send the new one's payload, and not when the turn ends.
     assert!(service.backend.take_actions().iter().any(|action| matches!(action, Action::Abort(_))));
     assert_eq!(service.sent(), [7]);
     service.backend.call(Logic::end_turn);
@@ -401,7 +402,7 @@ fn a_question_about_a_file_is_answered_when_it_has_been_read() {
     service.wait(Duration::from_millis(100));
     assert_eq!(digests(&mut service), [(7, 1, 8)]);
     assert_eq!(service.backend.logic.backend.offers.find(0, offer, 1000, Tag([3; 16])).unwrap().proven, Some(1));
-    // A question that waits for too long is answered, too.
+    // A question that has waited for 10 s is answered, too, without a digest.
     service.backend.machine.known = Known::NotYet;
     service.frontend.request(0, Request::Prove(local::Prove { handoff: 8, ..prove })).unwrap();
     service.carry();
@@ -427,7 +428,7 @@ fn a_silent_peer_is_lost_and_its_payloads_are_watched() {
         queues: false,
         ring: 0,
     }];
-    // Nothing is carried from here on.
+    // From here on, no frame reaches the frontend.
     let mut ends = Vec::new();
     for _ in 0..20 {
         service.frontend.now += Duration::from_millis(100);

@@ -1,5 +1,6 @@
 //! Bound on the messages that this agent passes from a peer to its servers. A server's socket has little room. A peer
-//! that could fill it would block other peers' messages to that server.
+//! that could fill it would block other peers' messages to that server. A *peer* is another machine's agent, and a
+//! *worker* number the agent's number of one server connection.
 //!
 //! A question (ASK, PROVE) is remembered, by worker and number, until it is answered. A message that comes unasked is
 //! about a handoff that the peer was given. An agent does not know when a handoff is over. So it only counts how many
@@ -10,14 +11,14 @@ use std::collections::{HashMap, HashSet};
 use shunt_wire::flow::FlowState;
 use shunt_wire::peer::Claim;
 
-/// Most questions to one peer that are unanswered at a time. Each server may have as many of these as are left for
-/// others, and always the second number.
+/// Most questions to one peer that are unanswered at a time. One server may have as many unanswered questions as are
+/// left for other servers, and QUESTIONS_OF_ITS_OWN in any case.
 const QUESTIONS: usize = 4096;
 const QUESTIONS_OF_ITS_OWN: usize = 16;
-/// Most messages of one kind that a peer may still send, even if it was given more handoffs.
+/// Most messages of one kind ([`News`]) that a peer may still send, even if it was given more handoffs.
 const MOST: u32 = 1 << 16;
-/// Digests that a peer may send for one handoff: known, withdrawn, and the latter again after 1, 2, 4... s for a
-/// minute, if the server has not taken it.
+/// Number of DIGEST messages that a peer may send for one handoff: one with the digest, one that withdraws it, and
+/// repetitions of the latter after 1, 2, 4... s for a minute, while no answer has come.
 const DIGESTS: u32 = 8;
 
 /// Kind of a question.
@@ -85,7 +86,7 @@ impl Hearing {
         }
     }
 
-    /// Counts an unasked message. Returns whether the peer's handoffs allow it.
+    /// Counts an unasked message. Returns whether the handoffs that the peer was given allow it.
     fn take(&mut self, news: News) -> bool {
         let left = match news {
             News::End => &mut self.ends,

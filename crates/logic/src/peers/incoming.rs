@@ -2,8 +2,8 @@
 //! connection's purpose.
 //!
 //! Anybody who reaches the port can begin a handshake, which costs the agent's one thread about a fifth of a
-//! millisecond. So a connection has little time, and there are few places. Strangers are connections from addresses at
-//! which no peer is dialled. They share a part of the places, and a number of handshakes per second.
+//! millisecond. So a connection has little time, and there are few places. Strangers are connections from addresses
+//! that the configuration names for no peer. They share a part of the places, and a number of handshakes per second.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -15,14 +15,15 @@ use crate::rate::{OncePerSecond, PerSecond};
 
 /// Time that a new connection has to say its purpose.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Number of places.
+/// Number of places, one for each connection.
 const PLACES: usize = 256;
 /// Most places for strangers: for all together, and for each address.
 const STRANGERS: usize = 64;
 const STRANGERS_AT_ONE_ADDRESS: usize = 8;
 /// Most handshakes per second with strangers.
 const STRANGERS_A_SECOND: u32 = 50;
-/// Most refusals that are remembered, and the time for which they are. In this time, each is logged once.
+/// Most refusals that are remembered, and the time for which each of them is. A refusal that is remembered is not
+/// logged again.
 const REFUSALS: usize = 64;
 const REFUSED_AGAIN: Duration = Duration::from_secs(3600);
 
@@ -30,7 +31,7 @@ const REFUSED_AGAIN: Duration = Duration::from_secs(3600);
 #[derive(Clone, Copy, Debug)]
 struct Place {
     from: IpAddr,
-    /// No peer is dialled at the address `from`.
+    /// The configuration names the address `from` for no peer.
     is_stranger: bool,
     deadline: Instant,
 }
@@ -96,8 +97,8 @@ impl Incoming {
         Some(place)
     }
 
-    /// Logs a refusal, unless the same one is remembered or another one was logged in this second. In the latter case
-    /// it is logged the next time. Returns whether it was logged.
+    /// Logs a refusal, unless the same one is remembered or another one was logged in this second. A refusal that is
+    /// not logged because of another one is logged when it comes again. Returns whether it was logged.
     pub fn log_refusal(&mut self, from: IpAddr, why: &str, now: Instant) -> bool {
         let may = self.refused.is_news(from, why, now) && self.refusals.allows(now);
         if may {
@@ -136,7 +137,7 @@ mod tests {
         let (mut incoming, now) = (Incoming::default(), Instant::now());
         let mut later = now;
         let mut add = |last, is_stranger| {
-            later += Duration::from_millis(30); // slower than the rate
+            later += Duration::from_millis(30); // fewer than STRANGERS_A_SECOND
             incoming.add(from(last), is_stranger, later).is_some()
         };
         assert_eq!((0..100).filter(|_| add(1, true)).count(), STRANGERS_AT_ONE_ADDRESS);

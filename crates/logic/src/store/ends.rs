@@ -1,8 +1,8 @@
 //! Ends: addresses of programs, on this machine and on peers. A connection of a program may carry references if the
-//! other end has an address that a peer's agent has named.
+//! other end has an address of this machine, or one that a peer's agent has named.
 //!
 //! Each agent tells its peers the addresses of its machine's programs (ADDRESSES). For an address that a peer has
-//! named, the kernel gets a key that only the two agents of that session have. It proves handshakes by this key
+//! named, the kernel gets a key that only the two agents of that session have. The kernel proves handshakes by this key
 //! (crates/negotiation, bpf/token.h). Connections with all other machines carry the same bytes as without Shunt. So do
 //! connections with a machine that forges packets with a peer's address.
 //!
@@ -23,7 +23,7 @@ pub type Key = [u8; 16];
 
 /// Address that stands for all of this machine's loopback addresses.
 pub const LOOPBACK: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
-/// Most ADDRESSES per second that are taken from a peer.
+/// Most ADDRESSES messages per second that are taken from a peer.
 const HEARD: u32 = 1;
 
 /// Owner of an address.
@@ -111,7 +111,7 @@ impl Ends {
         self.settle()
     }
 
-    /// Notes that a session begins, whose two agents have `key`.
+    /// Notes that a session with a peer begins. Only its two agents have `key`.
     pub fn begin(&mut self, peer: usize, key: Key) {
         self.sessions.insert(peer, Session { key, addresses: Throttle::new(HEARD) });
     }
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(owners.settle(), [(ip("10.0.0.1"), Some(Owner::This))]);
         owners.named.insert(3, ips(&["10.0.0.3", "172.17.0.1"]));
         assert_eq!(owners.settle().len(), 2);
-        // Another peer names the same address, and one of this machine.
+        // Another peer names 172.17.0.1, too, and 10.0.0.1, which belongs to this machine.
         owners.named.insert(1, ips(&["172.17.0.1", "10.0.0.1", "10.0.0.2"]));
         assert_eq!(owners.settle(), [(ip("10.0.0.2"), Some(Owner::Peer(1)))]);
         owners.named.insert(3, ips(&["10.0.0.3"]));
@@ -238,7 +238,7 @@ mod tests {
         let named = |texts: &[&str]| Addresses::of(&ips(texts));
         assert_eq!(ends.name(0, &named(&["10.0.0.2"]), now), None, "of no session");
         ends.begin(0, [2; 16]);
-        // Addresses that no client can have are ignored.
+        // Addresses that no client can have are ignored, and so is this machine's own.
         let changes = ends.name(0, &named(&["10.0.0.2", "127.0.0.1", "10.0.0.1", "169.254.0.1"]), now);
         assert_eq!(changes, Some(vec![(ip("10.0.0.2"), Some([2; 16]))]));
         assert_eq!(ends.name(0, &named(&["10.0.0.3"]), now), None, "too often");

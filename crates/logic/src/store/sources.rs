@@ -1,5 +1,6 @@
 //! Sources of a machine: the stores that its programs can fetch from. Before a program passes a reference on, it checks
-//! whether the reader's machine has the reference's store among its sources.
+//! whether the reader's machine has the reference's store among its sources. A *peer* is another machine's agent, and a
+//! *session* the use of a connection with it.
 //!
 //! A machine's sources are its own store, and the stores of the peers that have named their addresses to it. A peer
 //! names them only to machines that may read its store. The machine tells its sources to its peers (SOURCES): when a
@@ -13,7 +14,7 @@ use shunt_wire::sources::{Source, Sources};
 
 use crate::rate::Throttle;
 
-/// Most SOURCES per second that are taken from a peer.
+/// Most SOURCES messages per second that are taken from a peer.
 const HEARD: u32 = 16;
 
 /// Sources of a peer, as it has told them in this session.
@@ -78,8 +79,8 @@ impl SourcesOfPeers {
     }
 
     fn take(&mut self, peer: usize, sources: &Sources) {
-        // No program here has a reference to any other store. Besides, a made-up name could collide with a pair in the
-        // programs' memory.
+        // Other stores are left out: no program here has a reference to them. Besides, a made-up name could collide
+        // with another store's in the table that programs read.
         let may_matter = |store: &Source| *store == self.store || self.stores.contains(store);
         let sources = sources.iter().filter(may_matter).collect();
         self.said.entry(peer).or_default().sources = sources;

@@ -18,7 +18,7 @@ pub(super) struct Introducers {
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     idle: Vec<Connection>,
-    /// Number of connections that have a question now.
+    /// Number of connections by which a thread is asking now.
     asked: usize,
 }
 

@@ -1,5 +1,5 @@
 //! A connection to a holder's store, with its requests and answers. A thread that has the connection waits as long as
-//! bytes move on it.
+//! bytes move on it. A *share* is a program's part of the right to fetch a payload; unused ones go back to the holder.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -31,12 +31,13 @@ pub(super) struct Line {
     rest: Rest,
     /// How long nothing has come on the connection.
     silence: Silence,
-    /// A caller was sent away meanwhile, and is to have its turn.
+    /// Whether a caller was sent away while another one's answer was under way. The caller is to have its turn next.
     others_wait: bool,
-    /// Until this time no call that may end waits here, because one has just waited in vain for its full time.
+    /// Until this time, no call that may end waits on this connection, because one has just waited in vain for its full
+    /// time.
     rests_until: Option<Instant>,
     paused: Instant,
-    /// Number of bytes that calls which can do with a part ask for at a time.
+    /// Number of bytes that a call asks for at a time, if it can do with a part of what it wants.
     some: usize,
 }
 
@@ -121,8 +122,8 @@ impl Line {
         if got != Some(0) || !limit.is_over() {
             return Ok(got);
         }
-        // No caller may come again at once and wait as long once more: a program with other work would do nothing else.
-        // Nor may callers come again and again while nothing arrives.
+        // The caller may not come again at once and wait as long once more: a program with other work would do nothing
+        // else. Nor may callers come again and again while nothing arrives.
         if limit.has_waited() {
             self.rests_until = Some(Instant::now() + LONG);
         } else if self.paused.elapsed() > PAUSE_EVERY {
@@ -142,8 +143,8 @@ impl Line {
         let Wanted { reference, into } = wanted;
         let mut got = 0;
         if self.rest.is_under_way() {
-            // Shares can go now: they have no answer that would have to wait behind the one under way. They are sent
-            // without waiting, because the store reads nothing while it sends.
+            // Shares can go now, because they have no answer that would have to wait behind the one under way. They are
+            // sent without waiting: the store reads nothing while it sends, so the wait could be long.
             let posted = self.post(returns)?;
             returns.drain(..posted);
             let goes_on = self.rest.is_of(reference);
@@ -158,7 +159,7 @@ impl Line {
         loop {
             let asks = !self.rest.is_under_way();
             if asks {
-                // Another caller that was sent away gets its turn.
+                // A caller that was sent away gets its turn now.
                 if got > 0 && std::mem::take(&mut self.others_wait) && limit.ends() {
                     return Ok(Some(got));
                 }

@@ -1,5 +1,5 @@
 //! The store of this machine: the segments and files that this program may read by itself, and the connection by which
-//! it asks for them. One thread asks at a time, and without holding the lock, because the agent may be stopped.
+//! it asks the store for them. One thread asks at a time. It holds no lock meanwhile, because the agent may be stopped.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,7 +13,7 @@ use crate::segment::{Mapped, now_ms};
 use crate::sources::Sources;
 use crate::store::client::Connection;
 
-/// Most files of this machine that are open for reading.
+/// Most files of this machine's programs that this process has open for reading.
 pub(super) const FILES_MAX: usize = 64;
 /// Time after which a file that is not read is closed, in milliseconds.
 const FILE_IDLE_MS: u64 = 2_000;
@@ -31,7 +31,8 @@ pub(super) struct Local {
     pub(super) holder: Option<Holder>,
     /// Mapped segments by number; `None`: this program may not map it.
     pub(super) mapped: HashMap<u32, Option<Arc<Mapped>>>,
-    /// Table of which machines' programs can fetch from which stores, and the time at which the store was asked for it.
+    /// Table of which machines' programs can fetch from which stores, and the time at which the store was last asked
+    /// for the table.
     pub(super) sources: Option<Arc<Sources>>,
     pub(super) sources_asked_ms: u64,
     /// Open files by segment and number, with the time of the last read.
@@ -68,7 +69,7 @@ impl Own {
     }
 
     /// Asks the store, over a connection that `open` makes where there is none. Returns the answer. The flag is true
-    /// where the store has just become silent; then the caller has attempts made.
+    /// where the store has just become silent. Then the caller has to begin attempts to connect.
     pub(super) fn ask<T>(
         &self,
         open: impl FnOnce() -> io::Result<Connection>,
@@ -80,7 +81,7 @@ impl Own {
                 // The agent may have been started again since the last question.
                 Link::Idle(connection) => break Some(connection).filter(Connection::is_served),
                 Link::Unmade => break None,
-                // The asking thread waits for a second at most.
+                // The thread that asks now waits for a second at most.
                 Link::Used => local = self.changed.wait(local),
                 Link::Silent => {
                     local.link = Link::Silent;
@@ -109,7 +110,7 @@ impl Own {
         (answer, is_new)
     }
 
-    /// Notes that the store answers again, or (without a connection) that its listener is gone. In both cases the next
+    /// Notes that the store answers again, on this connection. `None`: its listener is gone. In both cases the next
     /// question gets its answer or error at once.
     pub(super) fn speaks(&self, connection: Option<Connection>) {
         let mut local = self.lock();

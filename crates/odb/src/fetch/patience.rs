@@ -16,7 +16,7 @@ use crate::channel::{Channel, Moved};
 pub(super) const PATIENCE: Duration = Duration::from_millis(900);
 /// Longest single wait, after which the waiting thread checks the state again.
 const SLICE: Duration = Duration::from_millis(50);
-/// Most time that counts for one such wait; more passes only where this process was stopped.
+/// Most time that counts for one such single wait. If a wait took longer, this process was stopped itself.
 const COUNTED: Duration = Duration::from_millis(100);
 
 /// Time waited for a machine, by one thread or by several together.
@@ -46,7 +46,7 @@ impl Waited {
     }
 }
 
-/// Silence of a connection's other end towards the threads that waited for it.
+/// How long a connection's other end has sent nothing while threads waited for it. The waits of several threads add up.
 #[derive(Debug, Default)]
 pub(super) struct Silence {
     waited: Option<Waited>,
@@ -95,7 +95,8 @@ impl<'a> Waiting<'a> {
 
 /// Time that a program's call waits for all bytes, if it can do with the first ones.
 pub const LONG: Duration = Duration::from_millis(200);
-/// Number of bytes that such a call asks for at a time: as many as come in that time, within these bounds.
+/// Smallest and largest number of bytes that such a call asks for at a time. In between, the number follows how many
+/// come within that time.
 pub(super) const SOME: RangeInclusive<usize> = (32 << 10)..=(1 << 20);
 
 /// A program's call that may end with a part of its bytes, because the program has other work than to wait for the
@@ -136,7 +137,7 @@ pub(super) struct Limit<'a> {
     /// Time at which this fetch began; the call may have begun earlier.
     began: Instant,
     call: Option<&'a Call<'a>>,
-    /// The call is not to be waited for from now on, however short it was.
+    /// Whether the limit is reached already before the call has taken [`LONG`].
     waits_no_more: bool,
     has_waited: bool,
     is_over: bool,
@@ -148,7 +149,8 @@ impl<'a> Limit<'a> {
         Self { began: Instant::now(), call: None, waits_no_more: false, has_waited: false, is_over: false }
     }
 
-    /// Limit that is reached once the call has taken [`LONG`]. Whether the call may end is asked only once.
+    /// Limit that is reached once the call has taken [`LONG`], if the call may end. It is asked only once whether it
+    /// may.
     pub(super) fn of(call: &'a Call<'a>) -> Self {
         call.is_long_at();
         Self { call: Some(call), ..Self::none() }

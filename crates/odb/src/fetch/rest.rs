@@ -1,4 +1,5 @@
-//! Answer of a store that is under way, and the caller that it is kept for.
+//! The answer that a store is sending, as far as it is still to come, and the caller that it is kept for. The answer
+//! brings bytes of one payload.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -8,9 +9,9 @@ use zerocopy::FromBytes;
 use crate::reference::{PayloadId, Reference};
 use crate::store::messages::Answer;
 
-/// Time for which a partly received answer is kept for the caller that asked for it, since the caller last came for
-/// some of it. Meanwhile other callers are sent away. If each of them waited for a while and threw away what comes, a
-/// program with many clients would do nothing else, and none of them would get anything.
+/// Time for which a partly received answer is kept for the caller that asked for it. It counts from the last time that
+/// the caller came for some of it. Meanwhile other callers are sent away. If each of them waited for a while and threw
+/// away what comes, a program with many clients would do nothing else, and none of them would get anything.
 const KEPT: Duration = Duration::from_millis(400);
 
 /// Head of an answer, which precedes its bytes.
@@ -29,7 +30,7 @@ pub(super) struct Rest {
     bytes: usize,
     /// Payload of the answer, and the offset of the next byte in it. `None`: no caller wants the answer.
     of: Option<(PayloadId, u64)>,
-    /// Time at which a caller last came for some of it.
+    /// Time at which a caller last came for some of the answer.
     since: Instant,
 }
 
@@ -54,8 +55,8 @@ impl Rest {
         self.of == Some((wanted.payload, wanted.offset))
     }
 
-    /// Whether `wanted` begins at most a page before the next byte to come. This happens to a caller whose memory is no
-    /// block of the library: it can use only whole pages, and asks for the rest of a page again.
+    /// Whether `wanted` begins at most a page before the next byte to come. The caller may have memory that is no block
+    /// of the library's allocator. Then it can use only whole pages, and asks for the rest of a page again.
     pub(super) fn is_of_before(&self, wanted: &Reference) -> bool {
         const PAGE: u64 = 4096;
         self.of.is_some_and(|(payload, at)| {

@@ -1,5 +1,8 @@
-//! Connections are made here while no thread waits longer than a second. There is one attempt at a time for each
-//! holder, each in its own thread, which the tender starts. The tender itself waits only for tasks.
+//! The tender: a thread that has connections to holders made, so that no thread that needs bytes waits longer than a
+//! second. Each holder has one attempt at a time, or two after it has come back. Each attempt has a thread of its own,
+//! which the tender starts. The tender itself waits only for tasks. A *holder* is the store that has a payload, and the
+//! payload's *lease* the time for which the store keeps it. A *share* is a program's part of the right to fetch the
+//! payload; its size is its *weight*. Unused shares go back to the holder.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,10 +23,10 @@ use crate::store::session::request;
 
 /// Pause from the end of an attempt to the next one.
 const RETRY: Duration = Duration::from_secs(1);
-/// Time since the last request for a holder after which no more attempts are made for it. Payloads are not kept any
-/// longer.
+/// Time since the last request for a holder after which no more attempts are made for it: the default lease of a
+/// payload.
 const INTEREST: Duration = Duration::from_secs(120);
-/// Most attempts under way. Each that fails takes as long as an agent waits.
+/// Most attempts under way. An attempt may take as long as this machine's agent waits for the other machine.
 const ATTEMPTS_MAX: usize = 64;
 /// Interval at which the tender tries again to send shares back.
 const RETURNS_EVERY: Duration = Duration::from_millis(100);
@@ -80,7 +83,7 @@ impl Shared {
         tasks.started
     }
 
-    /// Has an attempt made. Where there are no threads, the caller makes it, and waits as long as the agent does.
+    /// Has an attempt made. Where no thread can be started, the caller makes it, and waits as long as the agent does.
     pub(super) fn begin(self: &Arc<Self>, task: Task) {
         if self.start_tender() { self.begin_at(Instant::now(), task) } else { self.attempt(task) }
     }
@@ -90,7 +93,7 @@ impl Shared {
         if self.start_tender() {
             return self.begin_at(Instant::now() + RETRY, task);
         }
-        // Without threads, the next caller that needs the connection makes the attempt.
+        // Where no thread can be started, the next caller that needs the connection makes the attempt.
         match task {
             Task::Reach(_, way, attempt) => way.is_not_made(attempt),
             Task::Own => self.own.speaks(None),
@@ -104,7 +107,8 @@ impl Shared {
 
     /// Wakes the tender.
     pub(super) fn wake(&self) {
-        // A program that frees much memory calls this often: only the first call takes a system call.
+        // A program that frees much memory calls this often. Only the first call before the tender wakes makes a system
+        // call.
         if !std::mem::replace(&mut self.tasks().woken, true) {
             self.changed.notify_all();
         }
@@ -200,8 +204,8 @@ impl Shared {
     fn reach(self: &Arc<Self>, holder: Holder, way: &Way) -> io::Result<Line> {
         // Also asked where the state is no longer Lost: this attempt may be an old one.
         let to_ask = way.to_ask();
-        // Connects to this machine's store, too: its connection counts a process that only passes references on and
-        // gives shares back.
+        // Connects to this machine's store, too. By that connection the store counts this process, even if the process
+        // only passes references on and gives shares back.
         let _ = self.ask(|_| Ok(()));
         let open = || Connection::open_within(&self.path, QUICK);
         let introducer = self.introducers.take(open)?;

@@ -11,7 +11,11 @@
 //!         |                             | store has answered ----------------/           |
 //!         '------------------------------------------------------------------------------' it broke
 //! ```
-//! The lock is held only for moments. Threads that wait do so for the state to change.
+//! The lock is held only for moments, and by no thread that waits for the state to change.
+//!
+//! A *holder* is the store that has a payload. A *share* is a program's part of the right to fetch the payload; its
+//! size is its *weight*. Unused shares go back to the holder, or end with the payload's *lease*, the time for which the
+//! holder keeps it. A *source* is a store that this machine's programs can fetch from.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -28,8 +32,8 @@ use crate::store::session::ANSWERS_MAX;
 /// lease.
 const RETURNS_MAX: usize = 1 << 16;
 
-/// Number of an attempt to connect, and of the attempts that follow it after failures. An attempt older than the newest
-/// changes nothing when it fails, because it may have begun before the holder came back.
+/// Number of an attempt to connect. If it fails, the attempts that are made again in its place have the same number. An
+/// attempt older than the newest changes nothing when it fails, because it may have begun before the holder came back.
 pub(super) type Attempt = u64;
 
 /// Most attempts under way for one holder: an old one, which may still wait for an agent, and one that began after the
@@ -69,12 +73,12 @@ struct State {
     is: Is,
     /// Number of the newest attempt.
     attempt: Attempt,
-    /// Newest attempt that was not made, because there were no threads.
+    /// Number of the newest attempt that was not made, because no thread could be started.
     not_tried: Attempt,
     under_way: usize,
-    /// How often the holder had become a source of this machine, as of the last request.
+    /// How often the holder had become a source of this machine when a thread last needed it ([`Way::came`]).
     came: u64,
-    /// Time waited so far, while threads wait for a connection.
+    /// Time that threads have waited for a connection so far. `None`: none has waited since `is` last changed.
     waited: Option<Waited>,
     /// Time at which the holder came back after a loss.
     came_back: Option<Instant>,
@@ -110,7 +114,7 @@ impl Way {
     }
 
     /// Waits for the connection and takes it, together with shares that are to go back. Where there is none, `make`
-    /// begins an attempt to make one. `None`: the call ends first.
+    /// begins an attempt to make one. `None`: the program's call (`asks.call`) ends first.
     ///
     /// # Errors
     /// The holder is lost.
@@ -131,8 +135,8 @@ impl Way {
                     let returns = state.returns.drain(..some).collect();
                     return Ok(Some((Turn { way: self, line: Some(line) }, returns)));
                 }
-                // The thread that has the connection waits for a second at most, and then the state says whether the
-                // holder is lost.
+                // The thread that has the connection now waits for the holder for a second at most. After that the
+                // state says whether the holder is lost.
                 other => {
                     state.is = other;
                     let waited = self.wait(state, GLANCE, asks.tell);
@@ -143,9 +147,9 @@ impl Way {
         }
     }
 
-    /// Notes how often the holder has become a source of this machine, as its agent has counted. Where that has changed
-    /// since the loss, the holder is no longer lost. Without this it would take this process's next own attempt, and
-    /// these are a second apart.
+    /// Notes how often the holder has become a source of this machine, as this machine's agent has counted. Where that
+    /// count has changed since the loss, the holder is no longer lost: the next request tries it at once. Otherwise it
+    /// would stay lost until this process's own next attempt succeeds, and these attempts are a second apart.
     pub(super) fn came(&self, times: u64) {
         let mut state = self.lock();
         // An agent that was started again counts from the beginning.
@@ -173,7 +177,7 @@ impl Way {
         self.made(state, &make, Asks { tell, call: None }).map(drop)
     }
 
-    /// Returns the state once it is Idle or Used. `None`: the call ends first.
+    /// Returns the state once it is Idle or Used. `None`: the program's call (`asks.call`) ends first.
     fn made<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -226,7 +230,7 @@ impl Way {
         self.lock()
     }
 
-    /// Returns the state if the call continues. `None`: the call has taken long, and ends.
+    /// Returns the state if the program's call continues. `None`: the call has taken long, and ends.
     fn unless_ended<'a>(&'a self, state: MutexGuard<'a, State>, asks: Asks<'_>) -> Option<MutexGuard<'a, State>> {
         let Some(call) = asks.call.filter(|call| call.is_long()) else { return Some(state) };
         // Asked without the lock, because the program's answer whether the call may end can take other locks.
@@ -262,7 +266,8 @@ impl Way {
         None
     }
 
-    /// Adds shares that go back to the holder as soon as there is a connection.
+    /// Adds shares that go back to the holder as soon as there is a connection. If the holder is lost, or more than
+    /// [`RETURNS_MAX`] would wait, they are dropped.
     pub(super) fn give_back(&self, shares: Vec<Sent>) {
         if shares.is_empty() {
             return;
@@ -285,8 +290,9 @@ impl Way {
         Some(Reference { length: 1, ..reference })
     }
 
-    /// Whether this attempt is to be made. A lost holder that no thread has asked for within `interest` becomes Unmade;
-    /// then the next request has an attempt made.
+    /// Decides whether to make this attempt now, later, or never. Never, if the connection exists or a newer attempt
+    /// was ordered. Also never, if the holder is lost and no thread has asked for it during the last `interest`: its
+    /// state becomes Unmade, and the next thread that asks orders a new attempt.
     pub(super) fn begins(&self, attempt: Attempt, interest: Duration) -> Begins {
         let mut state = self.lock();
         if state.is_there() || attempt != state.attempt {
@@ -324,7 +330,7 @@ impl Way {
         true
     }
 
-    /// Notes that the attempt is not made, because there are no threads. The next request has one made.
+    /// Notes that the attempt is not made, because no thread can be started. The next request has one made.
     pub(super) fn is_not_made(&self, attempt: Attempt) {
         let mut state = self.lock();
         if attempt == state.attempt && !state.is_there() {
@@ -334,8 +340,8 @@ impl Way {
         }
     }
 
-    /// Makes the holder lost after its connection has broken at every try. Returns the attempt to make, or `None` where
-    /// the state is no longer Unmade.
+    /// Makes the holder lost after its connection has broken at every try of a fetch. Returns the attempt to make, or
+    /// `None` where the state is no longer Unmade.
     pub(super) fn give_up(&self) -> Option<Attempt> {
         let mut state = self.lock();
         if !matches!(state.is, Is::Unmade) {

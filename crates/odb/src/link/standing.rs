@@ -1,6 +1,6 @@
-//! Which machines send to clients in the name of which of this machine's servers, according to their own answers. They
-//! are asked before the first handoff of each server: if one refused later, the program might have written something
-//! behind the handoff.
+//! Which machines send to clients in the name of which of this machine's servers, according to the machines' own
+//! answers. Each is asked before the first handoff of each server. If a machine refused a handoff later, the program
+//! might have written something behind it.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -17,23 +17,24 @@ const SILENCE_MS: u64 = 1000;
 const NO_MS: u64 = 10_000;
 /// Time for which a refusal for a temporary reason is valid, in milliseconds.
 const NOT_NOW_MS: u64 = 1000;
-/// Most servers that are remembered. A program has few.
+/// Most answers that are remembered, one for each machine and server. A program has few servers. If there would be more
+/// answers, all are forgotten.
 const MOST: usize = 1024;
 
-/// Answer of a machine, as far as it is known.
+/// Answer of a machine to the question whether it sends in a server's name, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// The machine sends.
     Yes,
     /// The machine does not send.
     No,
-    /// The machine has not answered yet. Name of the question to ask, if one is due.
+    /// The machine has not answered yet. If the question has to be asked now, this is its name.
     Unknown(Option<u64>),
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Said {
-    /// Asked, with this name of the question.
+    /// The question with this name was asked, and has no answer yet.
     Nothing(u64),
     Yes,
     No {

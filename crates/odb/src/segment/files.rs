@@ -1,5 +1,5 @@
-//! Files that a program has given to the store, as the program remembers them. It gives each file once, and then refers
-//! to it by a number.
+//! Files that a program has given to the store, as the program remembers them. The program gives each file once, and
+//! then refers to it by a number. A *slot* is the segment's entry for one payload, which may be a range of a file.
 
 use siphasher::sip::SipHasher24;
 use zerocopy::IntoBytes;
@@ -10,8 +10,8 @@ use crate::place::Version;
 /// Shortest range for which a file is given to the store at once, in bytes. Shorter ranges are copied, unless the file
 /// was sent a moment ago, because giving a file takes two messages.
 const GIVEN_AT_ONCE_BYTES: u64 = 256 << 10;
-/// Time since a file's last use after which another may take its place, in milliseconds. Where more files are in use
-/// than there are places, the others are copied: replacing files with every send would cost more.
+/// Time since a file's last use after which another may take its place, in milliseconds. If more files are in use than
+/// there are places, those without a place are copied: replacing files at every send would cost more.
 const KEPT_MS: u64 = 1000;
 /// Time after a refusal of the store in which no file is given to it, in milliseconds.
 const RETRY_MS: u64 = 1000;
@@ -89,7 +89,7 @@ impl Files {
         std::mem::replace(&mut self.notes[digest as usize % NOTES], digest) == digest
     }
 
-    /// Gives a file in the same place, under the place's next number.
+    /// Way to give a file that takes this file's place, under the place's next number.
     fn anew(given: &Given) -> Way {
         match given.number.checked_add(FILES) {
             Some(number) if given.slots == 0 => Way::Give(number),

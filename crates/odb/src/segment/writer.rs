@@ -1,4 +1,5 @@
-//! Segment as its program uses it: puts payloads there, and refers to files.
+//! Segment as its program uses it: puts payloads there, and refers to files. A segment is memory that the store leases
+//! to one program. A *slot* is its entry for one payload.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice};
@@ -29,12 +30,12 @@ pub struct Writer {
     memory: SharedMemory,
     holder: Holder,
     segment: u32,
-    /// Key from which secrets are derived that others cannot guess.
+    /// Random key from which the payloads' secrets are made, so that others cannot guess them.
     key: [u8; 16],
     made: u64,
-    /// Free pages of the data: from the first page of each run to the number of pages.
+    /// Free pages of the data, as runs: first page of each run, and its number of pages.
     free: BTreeMap<usize, usize>,
-    /// Pages or file that the payload of each slot takes up.
+    /// Pages or file that the payload takes up, for each slot.
     taken: Vec<Taken>,
     next_slot: usize,
     files: Files,
@@ -175,7 +176,7 @@ impl Writer {
         self.files.way(version, bytes, now, is_open)
     }
 
-    /// Notes that the store has the file under this number, which [`Self::file`] has returned.
+    /// Notes that the store has got a file under the number that [`Self::file`] has returned.
     pub fn has_given(&mut self, number: u32, version: Version) {
         self.files.add(number, version, now_ms());
     }
@@ -298,7 +299,8 @@ impl Writer {
             self.reports.push(Report { note, bytes, touched: Touched::from_longs(said) });
         }
         state.store(FREE, Ordering::Relaxed);
-        // Later writes into the pages must come after this (see `Mapped::copy`).
+        // A reader copies pages, and then looks whether the slot has changed (`Mapped::copy`). So this change has to be
+        // visible before later writes into the pages are.
         fence(Ordering::Release);
         match std::mem::replace(&mut self.taken[slot], Taken::Nothing) {
             Taken::Nothing => {}

@@ -1,4 +1,6 @@
-//! A program's end of its connections to the store of its machine.
+//! A program's end of its connections to the store of its machine. An *entrance* is a connection to the store that
+//! child processes inherit. A *segment* is memory that the store leases to a program. A *reference* names bytes of a
+//! payload there.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -25,10 +27,11 @@ use crate::reference::{Holder, Reference};
 use crate::segment::{Mapped, Way, Writer};
 use crate::sources::Sources;
 
-/// Longest silence of the store. It connects to another machine within half of that time, or says that it cannot.
+/// Longest silence of the store. Where it has to connect to another machine, it does so within half of that time, or
+/// says that it cannot.
 pub const SILENCE: Duration = Duration::from_secs(10);
-/// Longest silence of the store towards a thread of the program itself, for answers that need no other machine. With
-/// the thread's other work it is less than a second.
+/// Longest silence of the store where a thread of the program itself waits for an answer that needs no other machine.
+/// With the thread's other work it is less than a second.
 pub const QUICK: Duration = Duration::from_millis(900);
 /// Time that a call waits for another machine's store, before its caller checks how long nothing has moved.
 pub(crate) const GLANCE: Duration = Duration::from_millis(20);
@@ -42,7 +45,7 @@ pub fn enter_by(entrance: OwnedFd) {
 }
 
 /// Opens an entrance to the store at `path`: a connection for child processes to inherit, whatever users they become.
-/// It only admits programs, each as the user that it is by then.
+/// By it, the store only admits programs, each as the user that it is at that time.
 ///
 /// # Errors
 /// As for [`Connection::open`].
@@ -83,7 +86,8 @@ fn is_out_of_sight(error: &io::Error) -> bool {
     matches!(errno, Some(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP))
 }
 
-/// Connection of a program to its machine's store. The program keeps it open as long as it writes or reads.
+/// Connection of a program to its machine's store. The program keeps it open as long as it keeps payloads in the store,
+/// or fetches.
 #[derive(Debug)]
 pub struct Connection {
     socket: OwnFd,
@@ -128,7 +132,7 @@ impl Connection {
         self.holder
     }
 
-    /// Asks for a segment. `None`: the store is full.
+    /// Asks for a segment. `None`: the store is full, or has leased this program as many segments as it may have.
     ///
     /// # Errors
     /// Returns the kernel's error of a system call, or an error where the store does not answer as one.
@@ -147,7 +151,8 @@ impl Connection {
         memory.map(|memory| Ok(Mapped::new(SharedMemory::open_to_read(memory)?))).transpose()
     }
 
-    /// Asks for memory to count in (super::usage), which the store reads as long as this connection lives.
+    /// Asks for memory in which the program keeps its counts (super::usage). The store reads it as long as this
+    /// connection lives.
     ///
     /// # Errors
     /// As for [`Self::lease`].
@@ -155,7 +160,7 @@ impl Connection {
         self.exchange(&about(ask::COUNT, 0), None)?.1.map(SharedMemory::open).transpose()
     }
 
-    /// Asks to read which machines' programs can fetch from which stores.
+    /// Asks for the table of which machines' programs can fetch from which stores.
     ///
     /// # Errors
     /// As for [`Self::lease`].
@@ -178,7 +183,7 @@ impl Connection {
     /// # Errors
     /// As for [`Self::lease`].
     pub fn reach(&self, holder: Holder) -> io::Result<Option<Channel>> {
-        // Waits longer than for other answers, because the agent waits for another agent.
+        // Waits longer than for other answers, because the agent waits for the other machine's agent.
         set_socket_timeout(&self.socket, Timeout::Recv, Some(SILENCE))?;
         let reached = exchange(&self.socket, &Ask { holder, ..about(ask::REACH, 0) }, None, SILENCE);
         set_socket_timeout(&self.socket, Timeout::Recv, Some(self.patience))?;
@@ -201,8 +206,9 @@ impl Connection {
         Ok(file.filter(SentFile::is_unchanged))
     }
 
-    /// Makes a reference to at most `most` bytes of a file from `from` on, where `version` is the file's state. Gives
-    /// the file to the store first where necessary. `None`: the bytes have to be copied, or there are none.
+    /// Makes a reference to at most `most` bytes of a file, from offset `from` on, where `version` is the file's state.
+    /// Gives the file to the store first, if the store does not have it. `None`: the bytes have to be copied, or there
+    /// are none.
     ///
     /// # Errors
     /// As for [`Self::lease`].
@@ -255,8 +261,8 @@ fn about(kind: u32, segment: u32) -> Ask {
     Ask { kind: kind.into(), segment: segment.into(), ..Ask::new_zeroed() }
 }
 
-/// Asks, and waits for the answer, and for the descriptor that comes with a good one. Waits as long as the socket's
-/// timeout, and not longer where signals interrupt the wait.
+/// Sends a question, with the descriptor `given`. Waits for the answer, and for the descriptor that comes with a good
+/// one. Waits as long as the socket's timeout; a signal starts that wait anew, unless `patience` has passed.
 fn exchange(
     socket: impl AsFd,
     ask: &Ask,

@@ -1,5 +1,7 @@
 //! Messages between programs and the store of their machine (SOCK_SEQPACKET), and between readers and stores
-//! (crate::channel).
+//! (crate::channel). A *segment* is memory that the store leases to a program for its payloads. An *entrance* is a
+//! connection to the store that child processes inherit. A *reference* names bytes of a payload; its *weight* is the
+//! size of its share of the right to fetch them.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -11,7 +13,7 @@ use crate::touched::TouchedLayout;
 
 /// Kinds of questions that a program asks.
 pub mod ask {
-    /// Asks for the name of the store. First question on each connection.
+    /// Asks for the name of the store. A program asks this first on each connection that does not become an entrance.
     pub const HELLO: u32 = 1;
     /// Asks for a segment to write into. The answer has its memfd.
     pub const LEASE: u32 = 2;
@@ -19,7 +21,8 @@ pub mod ask {
     pub const MAP: u32 = 3;
     /// Asks for a connection to a store, this one or another. The answer has its socket.
     pub const REACH: u32 = 4;
-    /// Asks for memory to count in (super::usage), as long as the connection lives. The answer has its memfd.
+    /// Asks for memory in which the program keeps its counts (super::usage) as long as the connection lives. The answer
+    /// has its memfd.
     pub const COUNT: u32 = 5;
     /// Asks for a connection with the agent, to hand off connections with clients (include/shunt.h). The answer has its
     /// socket.
@@ -28,14 +31,14 @@ pub mod ask {
     pub const KEEP_FILE: u32 = 7;
     /// Asks to read a file that a program has sent. The answer has a descriptor of it.
     pub const OPEN_FILE: u32 = 8;
-    /// Makes the connection an entrance, which programs of many users will inherit: from now on it takes only ENTER.
-    /// First question on its connection.
+    /// Makes the connection an entrance, which programs of many users will inherit. From then on the store takes only
+    /// ENTER on it. Asked before the connection has got anything else.
     pub const ENTRANCE: u32 = 9;
     /// At an entrance, with one end of a pair of sockets: asks to serve the program that made the pair, as if it had
     /// connected. There is no answer.
     pub const ENTER: u32 = 10;
-    /// Asks to read which machines' programs can fetch from which stores (crate::sources). The answer has the memfd,
-    /// read-only.
+    /// Asks for the table of which machines' programs can fetch from which stores (crate::sources). The answer has its
+    /// memfd, read-only.
     pub const SOURCES: u32 = 11;
 }
 
@@ -46,7 +49,7 @@ pub mod outcome {
     pub const FULL: u32 = 1;
     /// This program may not do that.
     pub const NOT_ALLOWED: u32 = 2;
-    /// The thing asked for does not exist, or cannot be had from any machine.
+    /// What was asked for does not exist, or cannot be had from any machine.
     pub const NOT_THERE: u32 = 3;
 }
 

@@ -1,12 +1,14 @@
-//! Limit of the readers of a store. A reader gets a place before it is admitted: a program that was told that it can
-//! fetch gives up memory for references. So the store must not find afterwards that there are too many.
+//! Limit of the readers of a store. A reader gets a place before it is told that it is admitted: a program that was
+//! told that it can fetch gives up memory for references. So the store must not find afterwards that there are too
+//! many.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use shunt_sys::lock::{Mutex, MutexGuard};
 
-/// Share of all places that programs of one machine may have, in quarters. With more they would keep all others out.
+/// Largest share of all places that programs of one machine may have, in quarters. With more they could keep all other
+/// machines' programs out.
 const QUARTERS: usize = 3;
 
 /// Places of a store for readers.

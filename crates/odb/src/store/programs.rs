@@ -1,5 +1,6 @@
 //! A program's connection at the store: the questions that it asks ([`Ask`]), and the descriptors that it gets. The
-//! program keeps the connection open; the end of the connection is taken for the end of the program.
+//! program keeps the connection open; the end of the connection is taken for the end of the program. A connection may
+//! become an *entrance*, which child processes inherit, to reach the store by it.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,9 +18,9 @@ use super::packets::{receive, send};
 use crate::records::Sealing;
 use crate::reference::Holder;
 
-/// Most segments that one program has.
+/// Most segments that one program may have.
 const SEGMENTS_MAX: usize = 4;
-/// Most stores that one program is connected to.
+/// Most connections of one program to other machines' stores that the store keeps.
 const REACHED_MAX: usize = 128;
 
 /// Whether the kernel names the sender of a packet. It does not where the sender is in another PID namespace.
@@ -54,9 +55,10 @@ pub(crate) struct Program {
     pub(crate) segments: Vec<u32>,
     /// Connections to other machines' stores, kept so that they can be ended when their agents are no longer trusted.
     reached: HashMap<Holder, OwnedFd>,
-    /// REACH or HAND_OFF is under way: the next question is read when it is answered.
+    /// Whether a REACH or HAND_OFF has no answer yet. A question before that answer ends the connection.
     pub(crate) waits: bool,
-    /// Programs of any user may have this connection. So it only admits programs, each as the user that it is.
+    /// Whether the connection is an entrance. Programs of any user may have it, so it only admits programs, each as the
+    /// user that it is.
     pub(crate) is_entrance: bool,
 }
 
@@ -96,15 +98,15 @@ impl Program {
         }
     }
 
-    /// User as whom the program was admitted, if the sender of a question still has that user. A process that has given
-    /// that user up, or has got the connection from another process, sees nothing more of the user's.
+    /// User as whom the program was admitted, if the sender of a question is still that user. A process that has become
+    /// another user, or has got the connection from another process, sees nothing more of that user's.
     pub(crate) fn still(&self, sender: Option<&PeerCredentials>) -> Option<u32> {
         let connected = peer_credentials(&self.socket).ok()?;
         let is_the_same = sender.is_some_and(|sender| is_known(sender) && sender.uid == connected.uid);
         is_the_same.then_some(self.caller.user)
     }
 
-    /// Whether the connection has got nothing yet, and so may become an entrance.
+    /// Whether the program has got nothing over this connection yet, so that it may become an entrance.
     pub(crate) fn is_fresh(&self) -> bool {
         self.segments.is_empty() && self.reached.is_empty() && !self.counts
     }
@@ -136,7 +138,7 @@ impl Program {
             return;
         };
         told.sealing = *sealing;
-        // If the program does not receive it, the connection ends with this copy of its descriptor.
+        // If the program does not receive the descriptor, this one is the last, and closing it ends the connection.
         if self.tell(&told, Some(socket.as_fd())).is_ok() && self.reached.len() < REACHED_MAX {
             self.reached.insert(holder, socket);
         }

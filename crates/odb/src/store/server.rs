@@ -1,6 +1,7 @@
-//! The store's event loop, in a thread of the agent's: it leases segments to programs and answers readers. Three things
-//! it leaves to the agent ([`Agent`]): connections to other agents, handshakes with them, and who may connect. The
-//! agent gives it connections by [`Orders`].
+//! The store's event loop, in a thread of the agent's: it leases segments to programs and answers readers. It leaves
+//! three things to the agent ([`Agent`]): which programs may connect, connections to other machines' stores, and
+//! connections by which programs hand off. The agent gives it orders by [`Orders`]. An *entrance* is a program's
+//! connection that its child processes inherit, to reach the store by it.
 
 mod answers;
 
@@ -131,7 +132,8 @@ pub struct Server<A> {
     pub(crate) sources: Kept,
     epoll: OwnedFd,
     programs: OwnedFd,
-    /// Nothing could be accepted: the listener is not watched until the next tick, because the loop would spin.
+    /// Whether accepting a connection has failed. Until the next tick the listener is not watched, because the loop
+    /// would spin.
     is_deaf: bool,
     orders: Receiver<Order>,
     wake: Arc<OwnedFd>,
@@ -153,7 +155,7 @@ impl<A: Agent> Server<A> {
     /// # Errors
     /// Returns the kernel's error of a system call.
     pub fn new(limits: Limits, programs: OwnedFd, holder: Holder, agent: A) -> io::Result<(Self, Orders, Known)> {
-        // Accepted sockets inherit the option, so that it holds from their first packet on.
+        // Accepted sockets inherit SO_PASSCRED, so that the kernel names the sender of each packet from the first on.
         set_socket_passcred(&programs, true)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -271,7 +273,7 @@ impl<A: Agent> Server<A> {
 
     /// Admits a program, if the agent allows it.
     pub(crate) fn admit(&mut self, program: OwnedFd) {
-        // Accepted sockets have the option already; those of an entrance do not.
+        // Accepted sockets have SO_PASSCRED already; sockets that came through an entrance do not.
         let asks = set_socket_passcred(&program, true).is_ok();
         match self.agent.admit(&program).filter(|caller| asks && self.has_room_for(caller.user)) {
             Some(caller) => self.add(Peer::Program(Program::new(program, caller))),
@@ -332,7 +334,8 @@ impl<A: Agent> Server<A> {
         }
     }
 
-    /// Makes a pair of sockets, and serves one end of it.
+    /// Connects a program to this store: makes a pair of sockets, serves one end, and returns the other. `None`: there
+    /// is no place for one more reader, or the kernel makes no pair.
     pub(crate) fn reach_own(&mut self) -> Option<(OwnedFd, Sealing)> {
         use rustix::net::{AddressFamily, SocketType, socketpair};
         let Some(place) = self.places.take(OWN) else {

@@ -1,5 +1,6 @@
 //! A reader's connection at the store: its [`Request`]s, and for each FETCH, in order, an [`Answer`] and the bytes. The
-//! bytes are copied from the segment directly to where they are sealed.
+//! bytes are copied from the segment directly to where they are sealed. A *reader* is a program that has references to
+//! bytes of the store's payloads.
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,7 +29,7 @@ const ANSWER_BYTES: usize = size_of::<Answer>();
 pub struct Counters {
     /// Number of fetches.
     pub fetches: AtomicU64,
-    /// Payload bytes promised to readers.
+    /// Payload bytes that answers to readers have promised.
     pub fetched_bytes: AtomicU64,
     /// Fetches of payloads that were gone, or never existed.
     pub gone: AtomicU64,
@@ -51,8 +52,8 @@ impl Counters {
     /// Approximate number of the store's open descriptors.
     #[must_use]
     pub fn descriptors(&self) -> usize {
-        // A program counts for two: the store may also keep descriptors of its connections to other stores, to end
-        // them.
+        // A program counts for two: the store may also keep descriptors of that program's connections to other stores,
+        // to end them.
         let all = [(&self.segments, 1), (&self.files, 1), (&self.programs, 2), (&self.readers, 1)];
         all.iter().map(|(counter, each)| each * counter.load(Ordering::Relaxed) as usize).sum()
     }
@@ -74,7 +75,7 @@ impl Counters {
 
 struct Outgoing {
     answer: [u8; ANSWER_BYTES],
-    /// Bytes sealed so far, of answer and payload bytes together.
+    /// Number of bytes sealed so far, of answer and payload bytes together.
     done: u64,
     /// Length of answer and payload bytes together.
     total: u64,
@@ -82,7 +83,8 @@ struct Outgoing {
 }
 
 impl Outgoing {
-    /// Copies a part of answer and payload bytes into `into`, from byte `at` of both together on.
+    /// Copies answer and payload bytes into `into`. `at` is the offset of the first one in the sequence of the answer
+    /// followed by the payload bytes.
     fn fill(&self, mut at: u64, mut into: &mut [u8]) -> Result<(), Changed> {
         if at < ANSWER_BYTES as u64 {
             let rest = &self.answer[at as usize..];
@@ -103,7 +105,7 @@ pub(crate) struct Session {
     incoming: [u8; REQUEST_BYTES],
     incoming_bytes: usize,
     outgoing: VecDeque<Outgoing>,
-    /// Time at which the reader last asked for or received anything.
+    /// Time of the last turn: the reader asked for something, or could receive more.
     pub(crate) moved: Instant,
 }
 
@@ -112,7 +114,7 @@ pub(crate) struct Session {
 pub(crate) enum Turn {
     /// The reader has got everything that it asked for.
     Idle,
-    /// The reader accepts no more now, or others are to have their turn.
+    /// The reader accepts no more bytes now, or other readers are to have their turn.
     Later,
 }
 
@@ -156,7 +158,7 @@ impl Session {
         }
     }
 
-    /// Receives requests, as many as may be under way.
+    /// Receives requests, until none is there or [`ANSWERS_MAX`] answers wait.
     fn ask(&mut self, shelf: &Shelf, counters: &Counters) -> io::Result<()> {
         while self.outgoing.len() < ANSWERS_MAX {
             match self.channel.take(&mut self.incoming[self.incoming_bytes..]) {
@@ -204,7 +206,8 @@ impl Session {
 
     /// Seals and sends as much as the bench holds. Returns the number of content bytes.
     fn answer(&mut self, bench: &mut Bench) -> io::Result<usize> {
-        // Each answer begins a new record. So room is left for the overhead of as many records as there may be answers.
+        // Each answer begins a new record, and at most ANSWERS_MAX answers wait. So room is left for the overhead of
+        // that many records.
         let mut room = CONTENT_AT_ONCE - ANSWERS_MAX * shunt_wire::tls::OVERHEAD_BYTES as usize;
         let mut put = 0;
         while room > 0

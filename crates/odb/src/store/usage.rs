@@ -1,6 +1,7 @@
-//! Counts that programs keep of themselves, in memory that they share with the store: without messages or system calls.
+//! Counts that each program keeps of itself, in memory that it shares with the store. So counting takes no messages and
+//! no system calls.
 //!
-//! A process may have several such pages; it writes its totals to the one that it has asked for last.
+//! A process may have several pages of counts; it writes its totals to the one that it has asked for last.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
@@ -46,7 +47,7 @@ pub enum Counted {
 /// All counts of a program.
 pub type Counts = [u64; COUNTED.len()];
 
-/// Bytes of a page: the program's name, NUL-padded, and the counts.
+/// Size of a page of counts, in bytes. The page has the program's name, NUL-padded, and then the counts.
 pub const USAGE_BYTES: usize = 4096;
 const NAME_BYTES: usize = 16;
 

@@ -34,7 +34,7 @@ pub struct Bed {
     pub known: Mutex<Known>,
 }
 
-/// Substitute for an agent's event loop.
+/// Stands for the agent: says who may connect, and passes on which stores programs want to reach.
 struct Door {
     user: Arc<Mutex<u32>>,
     wishes: mpsc::Sender<(u64, Holder)>,
@@ -86,7 +86,8 @@ impl Bed {
         Connection::open(&self.path()).unwrap()
     }
 
-    /// Connects a program that wishes for a holder with the returned socket.
+    /// Answers the wish of the program with this number for a connection to a holder. The program gets one end of a new
+    /// pair of sockets, and the other is returned.
     pub fn connects(&self, program: u64, holder: Holder) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         self.orders.reached(program, holder, Some((ours.into(), Sealing::new_zeroed())));
@@ -107,7 +108,7 @@ pub struct Given {
     pub returns: usize,
 }
 
-/// Answers requests for bytes of `body` as a slow holder, 10,000 bytes at a time, and at most `most` bytes in all.
+/// Answers requests for bytes of `body` as a slow holder: 10,000 bytes every 10 ms, and at most `most` bytes in all.
 pub fn give_slowly(store: &mut UnixStream, body: &[u8], most: usize) -> Given {
     give(store, body, most, 10_000)
 }

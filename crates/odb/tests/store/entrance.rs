@@ -78,7 +78,7 @@ print(is_served(own))
     assert_eq!(at(&entrance, anothers), "False");
 }
 
-/// Nor can a program enter with a pair that it made before it became another user.
+/// A program that has become another user cannot enter with a pair of sockets that it made before.
 #[test]
 fn a_process_enters_as_its_present_user() {
     shunt_testbed::needs_root();

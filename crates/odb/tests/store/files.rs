@@ -28,7 +28,7 @@ fn small(limits: Limits) -> Limits {
     Limits { bytes: 4 << 20, segment_bytes: 64 << 10, ..limits }
 }
 
-/// Waits until the last change of each file is old enough for every later change to be noticed.
+/// Waits until each file has not changed for so long that every later change is noticed.
 fn settle<'a>(files: impl IntoIterator<Item = &'a File>) {
     for file in files {
         let is_settled = || Version::of(file).unwrap().is_some_and(|version| version.is_settled());
@@ -55,8 +55,8 @@ fn is_gone(holders: &Holders, reference: &Reference) -> bool {
     matches!(fetch(holders, reference), Err(FetchError::Gone(_)))
 }
 
-/// Sends a part of a file to a client that `had` bytes of it, as the agent does. Returns what the client gets, and
-/// whether the file was unchanged.
+/// Sends a part of a file to a client that has got its first `had` bytes before, as the agent does. Returns what the
+/// client gets, and whether the file was unchanged.
 fn sent_to_a_client(pinned: &Pinned, had: u64) -> (Vec<u8>, bool) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let reads = std::thread::spawn(move || {
@@ -216,7 +216,7 @@ fn a_slow_reader_of_a_file_finds_all_of_it() {
     // All of the file is sent at once.
     let parts = [0, 1].map(|part| refer(&program, &mut writer, &files[0], part * 300_000, 300_000).unwrap());
     for turn in 0..10 {
-        std::thread::sleep(std::time::Duration::from_millis(300)); // the subject: a slow reader
+        std::thread::sleep(std::time::Duration::from_millis(300)); // the subject of the test: a slow reader
         let at = turn % 5 * 60_000;
         let expected = &content[turn / 5 * 300_000 + at..][..60_000];
         let part = part(&parts[turn / 5], at as u64, 60_000);

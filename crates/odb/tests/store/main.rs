@@ -168,7 +168,7 @@ fn a_stranger_is_told_nothing() {
     wait_for("it is counted", || refused() == 1).unwrap();
 }
 
-/// Two machines. In tests the agent of one connects its program to the other's store.
+/// Two machines, `m0` and `m1`. [`connect`] stands for their agents: it connects a program of one to the other's store.
 fn two_machines() -> (Bed, Bed) {
     (Bed::named("m0", Limits::default()), Bed::named("m1", Limits::default()))
 }
@@ -219,7 +219,7 @@ fn many_payloads_come_together() {
     }
 }
 
-/// Fetches the bytes that [`kept`] has left, over a connection that is made for it.
+/// Fetches the bytes that [`kept`] has put into a store, over a connection that is made for this fetch.
 fn fetch_anew(here: &Bed, there: &Bed, holders: &Holders, reference: &Reference) {
     std::thread::scope(|scope| {
         scope.spawn(|| assert_fetched(holders, reference, &bytes(3, 50_000), "the payload"));
@@ -242,12 +242,13 @@ fn connections_that_an_agent_ends_are_made_again() {
     for ended in [&here, &there, &here] {
         fetch_anew(&here, &there, &holders, &reference);
         ended.orders.end_connections();
-        // Returns once the store has ended them, because the next fetch has to need a new connection.
+        // Connects a program to the store, which admits it only after it has ended the connections. So the next fetch
+        // needs a new connection.
         drop(ended.program());
     }
 }
 
-/// Memory is given up for references to a holder that was reached. So a connection that has ended meanwhile must not
+/// A program lets memory stand for bytes of a holder that it has reached. So a connection that has ended since must not
 /// count as reached.
 #[test]
 fn a_store_that_was_reached_once_is_checked_again() {
@@ -389,7 +390,7 @@ fn pages_are_used_again_when_the_shares_are_back_and_never_before() {
     let bed = Bed::new(limits);
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
-    // A reader whose fetches come after the shares that it has given back, on one connection.
+    // A reader that gives back shares and fetches over one connection, so that the store sees both in this order.
     let holders = bed.strange_holders();
     let returns = Arc::new(Returns::default());
     let mut out: Vec<(Reference, Vec<u8>)> = Vec::new();

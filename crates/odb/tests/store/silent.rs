@@ -45,8 +45,8 @@ fn wish(here: &Bed) -> u64 {
     program
 }
 
-/// Connects the program that wishes for the mute holder with a socket that accepts requests, and never answers while it
-/// lives.
+/// Connects the program that wishes for the mute holder to a socket. The socket accepts requests, and nothing answers
+/// them while the returned end lives.
 fn connect_to_nobody(here: &Bed) -> UnixStream {
     here.connects(wish(here), mute())
 }
@@ -55,13 +55,13 @@ fn is_lost(outcome: Result<Vec<u8>, FetchError>) -> bool {
     matches!(outcome, Err(FetchError::Holder(..)))
 }
 
-/// Whether a fetch succeeds by now. Then it gets these bytes.
+/// Whether a fetch succeeds by now. If it does, checks that it gets these bytes.
 fn comes(holders: &Holders, reference: &Reference, expected: &[u8]) -> bool {
     fetch(holders, reference).inspect(|got| assert_same_bytes(got, expected, "the payload")).is_ok()
 }
 
-/// Checks that fetches fail without waiting: if each waited for a second, all would take more than eight minutes. On a
-/// busy machine, they still take no minute.
+/// Checks that fetches fail without waiting: if each waited for a second, all would take more than eight minutes.
+/// Without waiting they take less than a minute, even on a busy machine.
 fn is_lost_at_once(holders: &Holders, reference: &Reference) {
     let began = Instant::now();
     for turn in 0..500 {
@@ -74,8 +74,8 @@ fn still_waits<T>(waiting: &ScopedJoinHandle<'_, T>) {
     assert!(!waiting.is_finished(), "nobody waits any more for whoever says nothing: this has waited for that");
 }
 
-/// Waits until a fetch reports that the holder is lost. That takes about a second. The limit is generous, because with
-/// a fault here it would take minutes.
+/// Waits until a thread reports that its fetch has failed, because the holder is lost. That takes about a second. The
+/// limit is generous, because with a fault here it would take minutes.
 fn is_told(told: &mpsc::Receiver<bool>) {
     assert_eq!(told.recv_timeout(Duration::from_secs(15)), Ok(true), "a silent holder is waited for for long");
 }
@@ -130,7 +130,8 @@ fn nobody_waits_for_a_holder_that_never_answers() {
     });
 }
 
-/// A holder that its reader will take for lost, with a payload, and the program that keeps it.
+/// Makes two machines, and a payload on the second. A reader on the first will take the second's store for lost.
+/// Returns both machines, the program that keeps the payload, and its reference.
 fn silent_holder() -> (Bed, Bed, Connection, Reference) {
     let (here, there) = (Bed::new(Limits::default()), Bed::named("mute", Limits::default()));
     let program = there.program();
@@ -162,7 +163,8 @@ fn a_holder_that_was_silent_is_there_again_once_its_store_answers() {
     wait_for("it is there again", || comes(&holders, &body, &bytes(3, 5000))).unwrap();
 }
 
-/// The library's own attempts are at least a second apart; the holder's return is learned earlier from the agent.
+/// The library's own attempts are at least a second apart. The process learns of the holder's return earlier, from its
+/// agent.
 #[test]
 fn a_lost_holder_that_its_agent_has_again_is_tried_at_once() {
     let (here, there, _program, body) = silent_holder();
@@ -187,7 +189,7 @@ fn a_lost_holder_that_its_agent_has_again_is_tried_at_once() {
     }
 }
 
-/// Programs ask by addresses.
+/// A program names a machine by one of the machine's addresses.
 #[test]
 fn a_program_reads_which_machines_can_fetch_from_which_stores() {
     let here = Bed::new(Limits::default());
@@ -268,7 +270,7 @@ fn nobody_waits_for_a_silent_store_of_this_machine() {
         // The store waits for the locked agent to admit this caller, before it handles anything else.
         let _caller = caller(&here);
         let waiting = scope.spawn(|| tell.send(is_lost(fetch(&holders, &own))).unwrap());
-        // A moment for the request to be on its way: nothing tells that it is.
+        // Gives the thread a moment to send its request, because nothing tells when it has.
         assert_eq!(told.recv_timeout(Duration::from_millis(100)), Err(RecvTimeoutError::Timeout), "it waits");
         assert_fetched(&holders, &body, &bytes(3, 5000), "from the other machine");
         still_waits(&waiting);
@@ -291,7 +293,7 @@ fn a_slow_holder_is_not_a_silent_one() {
         assert!(store.read(&mut request).unwrap() > 0);
         let answer = [&[1, 0, 0, 0, 0, 0, 0, 0][..], 5000u64.to_le_bytes().as_bytes(), &bytes(3, 5000)].concat();
         for part in answer.chunks(answer.len() / 20) {
-            std::thread::sleep(Duration::from_millis(100)); // the subject: a slow holder
+            std::thread::sleep(Duration::from_millis(100)); // the subject of the test: a slow holder
             store.write_all(part).unwrap();
         }
         assert_same_bytes(&fetched.join().unwrap().unwrap(), &bytes(3, 5000), "the payload");
@@ -384,7 +386,7 @@ fn clients_of_a_slow_holder_have_their_turns() {
         assert!(turns > 8, "{turns}");
         store.join().unwrap()
     });
-    // A reader that did not run for long has lost its turn, and some bytes with it.
+    // If the reader did not run for a while, it has lost its turn. Then some bytes were sent in vain, and once more.
     assert!(given.bytes < body.len() * 9 / 8, "{given:?} of {}", body.len());
 }
 
@@ -416,7 +418,7 @@ fn a_holder_that_answers_nothing_is_lost_while_shares_go_back_to_it() {
             shares += 1;
             returns.give(reference(mute()).payload, Weight::WHOLE);
             holders.send_returns(&returns);
-            std::thread::sleep(Duration::from_millis(20)); // the pace of the shares
+            std::thread::sleep(Duration::from_millis(20)); // the pace at which shares go back
         }
         drop(store);
         let (outcome, got, turns) = reader.join().unwrap();

@@ -31,7 +31,7 @@ impl Arguments {
         value
     }
 
-    /// Returns `first` and the strings behind it, up to a null and including it.
+    /// Returns `first` and the pointers behind it, up to and including the first null.
     ///
     /// # Safety
     /// The strings end with a null.

@@ -1,9 +1,9 @@
-//! Copies of memory. A program that copies absent memory has all of it fetched together, with the bytes behind it, and
-//! not page by page. nginx copies what it writes over TLS, 16 KiB at a time, into a buffer of its own. OpenSSL 3.0
-//! copies what it is given, too.
+//! Copies of memory. If a program copies absent memory, which stands for bytes in a store, all of it is fetched
+//! together, with the bytes behind it, and not page by page. nginx copies what it writes over TLS, 16 KiB at a time,
+//! into a buffer of its own. OpenSSL 3.0 copies what it is given, too.
 //!
-//! Memory that a program overwrites is not fetched first. Buffers that are used again still stand for bytes of their
-//! last use.
+//! Memory that a program overwrites is not fetched first. (A buffer that is used again may still stand for bytes of its
+//! last use.)
 
 use std::ops::Range;
 
@@ -19,23 +19,24 @@ use shunt_process::tls;
 use super::socket::checked;
 use super::{errno, real, set_errno};
 
-/// Shortest copy that may be a part of a body. Shorter ones are fields.
+/// Shortest copy, in bytes, that is taken for a part of a body. Shorter ones are usually single fields.
 const COPY_MIN: usize = 512;
-/// Number of bytes to fetch behind a copy. A program that copies one part of a block usually copies the next, too.
+/// Number of bytes to fetch behind those that are copied. A program that copies a part of a block usually copies the
+/// next part, too.
 const AHEAD_BYTES: usize = 256 << 10;
 
 /// Copies memory that may be absent.
 #[cold]
 fn copies(to: *mut c_void, from: *const c_void, bytes: size_t) -> *mut c_void {
     if !copy(to as usize, from as usize, bytes) {
-        // SAFETY: as below.
+        // SAFETY: the program passed these arguments to a function that copies, so they are valid for this call.
         unsafe { real::memmove(to, from, bytes) };
     }
     to
 }
 
-/// Whether a page of a block is missing in a range. Takes no lock: the library copies present memory, too, while it
-/// holds locks.
+/// Whether a range of a block has a missing page. Takes no lock, because the library calls memcpy(3) itself, for
+/// present memory, while it holds locks.
 fn is_missing(range: &Range<usize>) -> bool {
     blocks::contains(range.start) && blocks::any(&pages_around(range), PageState::Missing)
 }
@@ -45,13 +46,13 @@ fn is_missing(range: &Range<usize>) -> bool {
 fn inside(work: impl FnOnce(&'static Runtime) -> bool) -> bool {
     let (Some(runtime), Some(_inside)) = (runtime(), Inside::enter()) else { return false };
     let before = errno();
-    // A child of _Fork(3) would fill its parent's memory, and not its own.
+    // Not in a child of _Fork(3): it would fill pages of its parent, not its own.
     let done = process::is_own() && work(runtime);
     set_errno(before);
     done
 }
 
-/// Copies memory, if a page of it is missing. Returns whether the copy is done.
+/// Copies memory, if a page of the source or the target is missing. Returns whether the copy is done.
 fn copy(to: usize, from: usize, bytes: usize) -> bool {
     let (source, target) = (from..from.saturating_add(bytes), to..to.saturating_add(bytes));
     (is_missing(&source) || is_missing(&target)) && inside(|runtime| absent(runtime, &source, &target))
@@ -63,7 +64,7 @@ fn absent(runtime: &'static Runtime, source: &Range<usize>, target: &Range<usize
     let memory = &runtime.memory;
     if memory.meets(source) && !memory.absent_within(source).is_empty() {
         let goes_on = source.len() >= COPY_MIN || memory.behind_absent(target.start) > 0;
-        // SAFETY: the program's own copy, as below.
+        // SAFETY: the program has asked for this copy.
         if tls::watches() && goes_on && bypass::can_begin(runtime) && unsafe { memory.copy(source, target.start) } {
             return true;
         }
@@ -71,12 +72,13 @@ fn absent(runtime: &'static Runtime, source: &Range<usize>, target: &Range<usize
             return false;
         }
         let ahead = source.end.saturating_add(AHEAD_BYTES).min(blocks::around(source.start).end);
-        // If they cannot be fetched, the copy itself ends the process, with a message.
+        // If the bytes cannot be fetched, the copy itself touches them, which ends the process with a message.
         let _ = memory.fetch_range(&(source.start..ahead.max(source.end)));
     }
-    // Real bytes are copied beside absent ones, or over them.
+    // The source has only real bytes. They are copied without a touch of missing pages, if the target's pages stand for
+    // other bytes, or may soon stand for some (TLS).
     let keeps = tls::watches() || stands_for_any(runtime, target);
-    // SAFETY: as above.
+    // SAFETY: the program has asked for this copy.
     keeps && memory.absent_within(source).is_empty() && unsafe { memory.copy(source, target.start) }
 }
 
@@ -85,7 +87,7 @@ fn stands_for_any(runtime: &Runtime, range: &Range<usize>) -> bool {
     !runtime.memory.absent_within(&pages_around(range)).is_empty()
 }
 
-/// Fills memory that may be absent. Returns whether that is done.
+/// Fills memory of a block that stands for bytes with a value, in place of these. Returns whether that is done.
 #[cold]
 fn fills(to: usize, value: u8, bytes: usize) -> bool {
     const AT_ONCE: usize = 64 << 10;
@@ -96,7 +98,7 @@ fn fills(to: usize, value: u8, bytes: usize) -> bool {
         }
         let with = vec![value; AT_ONCE.min(bytes)];
         for at in target.clone().step_by(AT_ONCE) {
-            // SAFETY: the program's own call.
+            // SAFETY: the program has asked for this memory to be filled.
             unsafe { runtime.memory.write(at, &with[..AT_ONCE.min(target.end - at)]) };
         }
         true
@@ -108,7 +110,7 @@ fn fills(to: usize, value: u8, bytes: usize) -> bool {
 unsafe extern "C-unwind" fn memset(to: *mut c_void, value: c_int, bytes: size_t) -> *mut c_void {
     let is_large = bytes >= COPY_MIN && blocks::contains(to as usize) && any_absent();
     if !(is_large && fills(to as usize, value as u8, bytes)) {
-        // SAFETY: the program's own call.
+        // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
         unsafe { real::memset(to, value, bytes) };
     }
     to
@@ -117,18 +119,18 @@ unsafe extern "C-unwind" fn memset(to: *mut c_void, value: c_int, bytes: size_t)
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __memset_chk(to: *mut c_void, value: c_int, bytes: size_t, room: size_t) -> *mut c_void {
     checked(bytes, room);
-    // SAFETY: the program's own call.
+    // SAFETY: the arguments are valid for this call, because the program's call of `__memset_chk` needs the same.
     unsafe { memset(to, value, bytes) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn bzero(to: *mut c_void, bytes: size_t) {
-    // SAFETY: the program's own call.
+    // SAFETY: the arguments are valid for this call, because the program's call of `bzero` needs the same.
     unsafe { memset(to, 0, bytes) };
 }
 
-/// The memory may overlap: memcpy(3) of programs that were linked before glibc 2.14 allows that. glibc has the same
-/// code for both.
+/// memcpy(3), and memmove(3). Source and target may overlap, because memcpy(3) of programs that were linked before
+/// glibc 2.14 allows that. glibc has the same code for both functions.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn memcpy(to: *mut c_void, from: *const c_void, bytes: size_t) -> *mut c_void {
     let reads = bytes >= COPY_MIN && blocks::contains(from as usize);
@@ -136,13 +138,13 @@ unsafe extern "C-unwind" fn memcpy(to: *mut c_void, from: *const c_void, bytes: 
     if (reads || writes) && any_absent() {
         return copies(to, from, bytes);
     }
-    // SAFETY: the program's own call, as all here.
+    // SAFETY: the program passed these arguments to a function that copies, so they are valid for this call.
     unsafe { real::memmove(to, from, bytes) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn mempcpy(to: *mut c_void, from: *const c_void, bytes: size_t) -> *mut c_void {
-    // SAFETY: the program's own call.
+    // SAFETY: the arguments are valid for this call, because the program's call of `mempcpy` needs the same.
     unsafe { memcpy(to, from, bytes).byte_add(bytes) }
 }
 
@@ -154,7 +156,7 @@ unsafe extern "C-unwind" fn __memcpy_chk(
     room: size_t,
 ) -> *mut c_void {
     checked(bytes, room);
-    // SAFETY: the program's own call.
+    // SAFETY: the arguments are valid for this call, because the program's call of `__memcpy_chk` needs the same.
     unsafe { memcpy(to, from, bytes) }
 }
 
@@ -166,7 +168,7 @@ unsafe extern "C-unwind" fn __mempcpy_chk(
     room: size_t,
 ) -> *mut c_void {
     checked(bytes, room);
-    // SAFETY: the program's own call.
+    // SAFETY: the arguments are valid for this call, because the program's call of `__mempcpy_chk` needs the same.
     unsafe { mempcpy(to, from, bytes) }
 }
 

@@ -1,4 +1,5 @@
-//! Calls that make, copy and close descriptors, and questions and options of programs about connections.
+//! Calls that make, copy and close descriptors, and calls by which programs ask about connections or set their options.
+//! A connection between two programs under Shunt is *framed*: it carries references to bytes beside real bytes.
 
 use libc::{c_int, c_uint, c_ulong, c_void, sockaddr, socklen_t};
 use shunt_process::bypass;
@@ -10,7 +11,7 @@ use shunt_process::system::kernel;
 
 use super::{connection, errno, real, returned, set_errno};
 
-/// Does something about descriptors, and preserves errno.
+/// Calls `what` if the library is active, and preserves the program's errno.
 fn quietly(what: impl FnOnce(&'static Runtime)) {
     if let Some(runtime) = runtime() {
         let before = errno();
@@ -21,7 +22,7 @@ fn quietly(what: impl FnOnce(&'static Runtime)) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
-    // SAFETY: the program's address, or its own call, here and below.
+    // SAFETY: the address is the program's, and long enough to contain its family.
     let family = if address.is_null() || length < 2 { 0 } else { unsafe { (*address).sa_family } };
     if fd >= 0 && matches!(c_int::from(family), libc::AF_INET | libc::AF_INET6) {
         quietly(|runtime| {
@@ -31,7 +32,7 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     } else if fd >= 0 && !address.is_null() && c_int::from(family) == libc::AF_UNSPEC {
         quietly(|runtime| descriptors::dissolved(runtime, fd));
     }
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { real::connect(fd, address, length) }
 }
 
@@ -40,13 +41,13 @@ pub unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
     if fd >= 0 {
         quietly(|_| descriptors::listening(fd));
     }
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { real::listen(fd, backlog) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     let accepted = unsafe { real::accept(fd, address, length) };
     if accepted >= 0 {
         quietly(|runtime| descriptors::accepted(runtime, fd, accepted));
@@ -61,7 +62,7 @@ pub unsafe extern "C-unwind" fn accept4(
     length: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     let accepted = unsafe { real::accept4(fd, address, length, flags) };
     if accepted >= 0 {
         quietly(|runtime| descriptors::accepted(runtime, fd, accepted));
@@ -77,13 +78,14 @@ pub unsafe extern "C-unwind" fn setsockopt(
     value: *const c_void,
     length: socklen_t,
 ) -> c_int {
-    // Ignored, because the kernel would count the bytes of references, and not those that they stand for.
+    // SO_RCVLOWAT is ignored, because the kernel would count the bytes of references, and not those that they stand
+    // for.
     if level == libc::SOL_SOCKET && option == libc::SO_RCVLOWAT && connection(fd).is_some() {
         return 0;
     }
     if level == libc::SOL_SOCKET && option == libc::SO_ZEROCOPY && runtime().is_some() {
-        // The kernel's reports that memory has been read count system calls, and a framed write makes other ones than
-        // the program.
+        // With this option, the kernel reports by a count of system calls which memory it has read. A framed write
+        // makes other system calls than the program, so the count would be wrong.
         set_errno(libc::EOPNOTSUPP);
         return -1;
     }
@@ -93,7 +95,7 @@ pub unsafe extern "C-unwind" fn setsockopt(
         set_errno(libc::ENOENT);
         return -1;
     }
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { real::setsockopt(fd, level, option, value, length) }
 }
 
@@ -111,13 +113,13 @@ pub unsafe extern "C-unwind" fn getsockopt(
         set_errno(libc::EOPNOTSUPP);
         return -1;
     }
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { real::getsockopt(fd, level, option, value, length) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     let fd = unsafe { real::socket(domain, kind, protocol) };
     descriptors::forget_entry(fd);
     fd
@@ -125,7 +127,7 @@ pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_i
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn socketpair(domain: c_int, kind: c_int, protocol: c_int, pair: *mut c_int) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     let outcome = unsafe { real::socketpair(domain, kind, protocol, pair) };
     if outcome == 0 {
         // SAFETY: the kernel has written both descriptors.
@@ -134,10 +136,10 @@ pub unsafe extern "C-unwind" fn socketpair(domain: c_int, kind: c_int, protocol:
     outcome
 }
 
-/// glibc's daemon(3) puts /dev/null in the place of the standard streams.
+/// daemon(3), by which glibc puts /dev/null in the place of the standard streams.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn daemon(stays: c_int, keeps: c_int) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     let outcome = unsafe { real::daemon(stays, keeps) };
     if outcome == 0 && keeps == 0 {
         (0..3).for_each(descriptors::forget_entry);
@@ -153,7 +155,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     }
     let place = descriptors::closing(fd);
     bypass::forget(fd);
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     let outcome = unsafe { real::close(fd) };
     if place.is_some() {
         quietly(|runtime| descriptors::closed(runtime, place));
@@ -164,7 +166,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     if runtime().is_none() || first > last {
-        // SAFETY: as above.
+        // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
         return unsafe { real::close_range(first, last, flags) };
     }
     // The library's own descriptors stay open.
@@ -174,16 +176,18 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
         if !entries::is_kept(fd as c_int) {
             continue;
         }
-        // SAFETY: as above.
+        // SAFETY: the arguments are valid for this call, because the program's call of `close_range` needs the same.
         if fd > from && unsafe { close_between(from, fd - 1, flags) } != 0 {
             return -1;
         }
         from = fd + 1;
     }
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for this call, because the program's call of `close_range` needs the same.
     if from <= last { unsafe { close_between(from, last, flags) } } else { 0 }
 }
 
+/// Calls close_range(2) for descriptors of which none is the library's own, and notes that they are closed.
+///
 /// # Safety
 /// As for close_range(2).
 unsafe fn close_between(first: c_uint, last: c_uint, flags: c_int) -> c_int {
@@ -203,16 +207,16 @@ unsafe fn close_between(first: c_uint, last: c_uint, flags: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for this call, because the program's call of `closefrom` needs the same.
     unsafe { close_range(first.max(0).unsigned_abs(), c_uint::MAX, 0) };
 }
 
 /// Copies another process's descriptor (Linux 5.6).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int {
-    // By number, because glibc has the function only since 2.36.
+    // By the system call's number, because glibc has the function only since 2.36.
     let arguments = [process as usize, fd as usize, flags as usize, 0, 0, 0];
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for this call, because the program's call of `pidfd_getfd` needs the same.
     let copy = returned(unsafe { kernel::call(libc::SYS_pidfd_getfd, arguments) }) as c_int;
     if copy >= 0 {
         quietly(|runtime| descriptors::arrived(runtime, copy));
@@ -228,10 +232,10 @@ fn copied(from: c_int, to: c_int) -> c_int {
     to
 }
 
-/// Makes a call that puts a copy in the place of `to`.
+/// Makes a call that puts a copy of `from` in the place of `to`, as dup2(2) does.
 fn replaces(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if entries::is_kept(to) {
-        // The error for a number beyond the limit.
+        // The kernel's error for a number beyond the limit.
         set_errno(libc::EBADF);
         return -1;
     }
@@ -246,36 +250,37 @@ fn replaces(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     copied(fd, unsafe { real::dup(fd) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup2(from: c_int, to: c_int) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     replaces(from, to, || unsafe { real::dup2(from, to) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     replaces(from, to, || unsafe { real::dup3(from, to, flags) })
 }
 
-/// The third argument is an int, a pointer or absent. It is passed in a register in each case (System V ABI, x86_64).
+/// fcntl(2). Its third argument is an int or a pointer, or there is none. If there is one, it is in a register in each
+/// case (System V ABI, x86_64).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     if command == libc::F_SETFD && entries::is_kept(fd) {
         return 0;
     }
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     let outcome = unsafe { real::fcntl(fd, command, argument) };
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) { copied(fd, outcome) } else { outcome }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: the same call.
+    // SAFETY: passes the program's arguments on to the same function under its other name.
     unsafe { fcntl(fd, command, argument) }
 }
 
@@ -296,15 +301,15 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: usi
             Err(errno) => returned(Err(errno)) as c_int,
         };
     }
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { real::ioctl(fd, request, argument) }
 }
 
-/// Forks, because a child of vfork(2) shares the parent's memory. If such a child closed or copied descriptors, the
-/// library would forget connections of the parent. A forked child has its own memory.
+/// vfork(2), done as fork(2), because a child of vfork(2) shares the parent's memory. If such a child closed or copied
+/// descriptors, the library would forget connections of the parent. A forked child has its own memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn vfork() -> libc::pid_t {
-    // SAFETY: as above.
+    // SAFETY: fork(3) takes no arguments.
     unsafe { real::fork() }
 }
 

@@ -8,12 +8,13 @@ use shunt_process::system::kernel;
 use super::{descriptor, exec, file, heap, returned, set_errno, socket};
 use crate::forking;
 
-/// Makes a pointer of an argument.
+/// Turns an argument of a system call into a pointer.
 fn at<T>(argument: usize) -> *mut T {
     argument as *mut T
 }
 
-/// Calls the interposed function that belongs to a system call's number. If there is none, makes the system call.
+/// syscall(2). Calls the interposed function for the system call that the number stands for. If there is none, makes
+/// the system call.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn syscall(
     number: c_long,
@@ -29,7 +30,7 @@ unsafe extern "C-unwind" fn syscall(
         turn_ends();
     }
     if runtime().is_some() {
-        // SAFETY: the program's own call, as all here.
+        // SAFETY: the program passed these arguments to the same system call, so they are valid for the function.
         let known = unsafe {
             match number {
                 libc::SYS_read => socket::read(fd, at(b), c),
@@ -77,15 +78,16 @@ unsafe extern "C-unwind" fn syscall(
     plain(number, [a, b, c, d, e, f])
 }
 
-/// Whether a call only wakes other threads and does not wait itself. Such a call ends no turn: std's locks make it when
-/// they are released.
+/// Whether a system call only wakes other threads. All other calls by number end the program's turn
+/// (shunt_process::bypass::turn_ends), because they may wait. This one does not, and std's locks make it when they are
+/// released.
 fn wakes(number: c_long, operation: usize) -> bool {
     let flags = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
     number == libc::SYS_futex && [libc::FUTEX_WAKE, libc::FUTEX_WAKE_BITSET].contains(&(operation as c_int & !flags))
 }
 
 fn plain(number: c_long, arguments: [usize; 6]) -> c_long {
-    // SAFETY: the program's own call.
+    // SAFETY: the program passed these arguments to this system call.
     returned(unsafe { kernel::call(number, arguments) }) as c_long
 }
 
@@ -123,12 +125,13 @@ struct Begin {
 
 extern "C-unwind" fn begin(begin: *mut c_void) -> c_int {
     forking::after_in_child();
-    // SAFETY: the child's copy of what `clone` passed.
+    // SAFETY: the argument is the child's copy of the `Begin` that [`clone`] passed.
     let Begin { start, argument } = unsafe { begin.cast::<Begin>().read() };
     start(argument)
 }
 
-/// The arguments behind `argument` (the parent's and child's ids, the thread area) are passed on as they are.
+/// clone(2), by glibc's function. The arguments behind `argument` (where ids of parent and child go, the thread area)
+/// are passed on as they are.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn clone(
     start: Start,
@@ -141,12 +144,12 @@ unsafe extern "C-unwind" fn clone(
 ) -> c_int {
     if flags & libc::CLONE_VM != 0 || runtime().is_none() {
         shunt_process::memory::has_threads();
-        // SAFETY: as above.
+        // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
         return unsafe { super::real::clone(start, stack, flags, argument, parent, area, child) };
     }
     forking::before();
     let mut what = Begin { start, argument };
-    // SAFETY: as above; the child has its own copy of `what`.
+    // SAFETY: the program's arguments, except for `begin`, which takes the child's own copy of `what`.
     let process = unsafe { super::real::clone(begin, stack, flags, (&raw mut what).cast(), parent, area, child) };
     forking::after_in_parent();
     process
@@ -162,17 +165,17 @@ unsafe extern "C-unwind" fn __clone(
     area: usize,
     child: usize,
 ) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { clone(start, stack, flags, argument, parent, area, child) }
 }
 
-/// Refuses a ring. A ring would read and write connections in the kernel, where frames look like any other bytes. So
-/// programs get no rings, as on a kernel without io_uring, for which they are prepared.
+/// Refuses a ring of io_uring. By a ring, the kernel would read and write connections, and would take frames for the
+/// program's bytes. So programs get no rings, as on a kernel without io_uring, for which they are prepared.
 fn no_ring() -> c_int {
     -libc::ENOSYS
 }
 
-/// Function of liburing, which makes its system calls itself.
+/// Function of liburing. It has to be interposed, too, because liburing makes its system calls itself.
 #[unsafe(no_mangle)]
 extern "C-unwind" fn io_uring_queue_init(_entries: c_uint, _ring: *mut c_void, _flags: c_uint) -> c_int {
     no_ring()

@@ -1,5 +1,6 @@
 //! Programs that this one executes are under Shunt, too, whatever environment this one gives them: they may inherit
-//! framed connections, and listeners that are marked (SHUNT_SPEAK).
+//! framed connections, which carry references, and marked listeners, whose handshakes say that their program is under
+//! Shunt (SHUNT_SPEAK).
 
 use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
@@ -20,8 +21,8 @@ use super::real;
 /// * `store=PATH`: the store's socket.
 /// * `table=DESCRIPTOR`: memory of the connections' states.
 /// * `faults=DESCRIPTOR`: the open /dev/userfaultfd.
-/// * `entrance=DESCRIPTOR`: a connection to the store, for processes that do not find its socket. `cookie=NUMBER` is
-///   its SO_COOKIE, which tells it from another file that a program may have at that number.
+/// * `entrance=DESCRIPTOR`: a connection to the store, for processes that do not find the store's socket.
+/// * `cookie=NUMBER`: SO_COOKIE of that connection. A program may have another file at the descriptor's number.
 /// * `malloc=unaligned`: large blocks do not begin at a page.
 /// * `locks=checked`: the order of locks is checked.
 pub const ENVIRONMENT: &str = "SHUNT_ODB";
@@ -55,11 +56,12 @@ pub fn remember(value: &str) {
 /// An environment for another program.
 struct Environment {
     variables: Vec<*const c_char>,
-    /// Text that one of `variables` points to. The other texts are the program's, or never freed.
+    /// Text of LD_PRELOAD, to which an element of `variables` points. The other texts are the program's, or are never
+    /// freed.
     _preload: Vec<u8>,
 }
 
-/// Adds to an environment what this library needs. Returns `None` if it lacks nothing.
+/// Returns a copy of an environment with what this library needs. Returns `None` if the environment has all of it.
 ///
 /// # Safety
 /// `given` is null or an environment, as for execve(2).
@@ -67,13 +69,13 @@ unsafe fn completed(given: *const *const c_char) -> Option<Environment> {
     let settings = SETTINGS.get()?;
     let mut variables = Vec::new();
     let mut at = given;
-    // SAFETY: the caller's promise: pointers to strings, and null behind them.
+    // SAFETY: the caller's promise: `given` has pointers to strings, and a null behind them.
     while !at.is_null() && unsafe { !(*at).is_null() } {
-        // SAFETY: as above.
+        // SAFETY: this pointer is not the null at the end.
         variables.push(unsafe { *at });
         at = at.wrapping_add(1);
     }
-    // SAFETY: each is a string.
+    // SAFETY: each variable is a string, by the caller's promise.
     let text = |variable: &*const c_char| unsafe { CStr::from_ptr(*variable) }.to_bytes();
     let name = &settings.ours[..=ENVIRONMENT.len()];
     let has_ours = variables.iter().any(|variable| text(variable).starts_with(name));
@@ -171,7 +173,7 @@ type Strings = *const *const c_char;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
-    // SAFETY: the program's own call, as all here.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe {
         with(File::At(libc::AT_FDCWD, path), environment, |environment| real::execve(path, arguments, environment))
     }
@@ -179,19 +181,19 @@ pub unsafe extern "C-unwind" fn execve(path: *const c_char, arguments: Strings, 
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn execv(path: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: the program's own call.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { execve(path, arguments, environ) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn execvpe(file: *const c_char, arguments: Strings, environment: Strings) -> c_int {
-    // SAFETY: the program's own call.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { with(File::Found(file), environment, |environment| real::execvpe(file, arguments, environment)) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn execvp(file: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: the program's own call.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { execvpe(file, arguments, environ) }
 }
 
@@ -203,7 +205,7 @@ unsafe extern "C-unwind" fn execveat(
     environment: Strings,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the program's own call.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe {
         with(File::At(directory, path), environment, |environment| {
             real::execveat(directory, path, arguments, environment, flags)
@@ -213,31 +215,31 @@ unsafe extern "C-unwind" fn execveat(
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
-    // SAFETY: the program's own call.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { with(File::Open(fd), environment, |environment| real::fexecve(fd, arguments, environment)) }
 }
 
 /// execl(3), with the arguments behind the first two as a list.
 pub unsafe extern "C-unwind" fn execl_list(path: *const c_char, first: *const c_char, rest: *mut Arguments) -> c_int {
-    // SAFETY: strings that end with a null, as the program promises.
+    // SAFETY: the program passed strings and a null behind them, as execl(3) needs.
     let strings = unsafe { (*rest).strings(first) };
-    // SAFETY: as above.
+    // SAFETY: the program's path, and its strings with the null.
     unsafe { execv(path, strings.as_ptr()) }
 }
 
 /// execlp(3), with its arguments as for [`execl_list`].
 pub unsafe extern "C-unwind" fn execlp_list(file: *const c_char, first: *const c_char, rest: *mut Arguments) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passed strings and a null behind them, as execlp(3) needs.
     let strings = unsafe { (*rest).strings(first) };
-    // SAFETY: as above.
+    // SAFETY: the program's file name, and its strings with the null.
     unsafe { execvp(file, strings.as_ptr()) }
 }
 
-/// execle(3), with its arguments as for [`execl_list`]. The environment comes behind the null.
+/// execle(3), with its arguments as for [`execl_list`]. The environment comes behind the null that ends the strings.
 pub unsafe extern "C-unwind" fn execle_list(path: *const c_char, first: *const c_char, rest: *mut Arguments) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passed strings, a null and an environment, as execle(3) needs.
     let (strings, environment) = unsafe { ((*rest).strings(first), (*rest).next() as Strings) };
-    // SAFETY: as above.
+    // SAFETY: the program's path, its strings with the null, and its environment.
     unsafe { execve(path, strings.as_ptr(), environment) }
 }
 
@@ -250,7 +252,7 @@ unsafe extern "C-unwind" fn posix_spawn(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe {
         with(File::At(libc::AT_FDCWD, path), environment, |environment| {
             real::posix_spawn(child, path, actions, attributes, arguments, environment)
@@ -267,7 +269,7 @@ unsafe extern "C-unwind" fn posix_spawnp(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe {
         with(File::Found(file), environment, |environment| {
             real::posix_spawnp(child, file, actions, attributes, arguments, environment)

@@ -1,4 +1,5 @@
-//! sendfile(2) from files into connections, and splice(2) between connections and pipes.
+//! sendfile(2) from files into connections, and splice(2) between connections and pipes. A connection between two
+//! programs under Shunt may carry references in place of bytes, which then stay in a store.
 
 use std::os::fd::RawFd;
 
@@ -14,18 +15,16 @@ use super::{connection, real, returned};
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendfile64(to: c_int, from: c_int, offset: *mut off64_t, bytes: size_t) -> ssize_t {
     match connection(to) {
-        // SAFETY: the program's offset, or none.
         Some((runtime, place)) => {
             let Some(_inside) = Inside::enter() else { return returned(Err(libc::EAGAIN)) };
-            // SAFETY: as above.
+            // SAFETY: the pointer is null, or to the program's offset.
             returned(sends_file(runtime, to, place, from, unsafe { offset.as_mut() }, bytes))
         }
-        // SAFETY: the program's own call.
         None if connection(from).is_none() => {
             if bypass::is_full_of_rescue(to, 0) {
                 return returned(Err(libc::EAGAIN));
             }
-            // SAFETY: the program's own call.
+            // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
             unsafe { real::sendfile64(to, from, offset, bytes) }
         }
         None => returned(Err(libc::EINVAL)),
@@ -34,7 +33,7 @@ pub unsafe extern "C-unwind" fn sendfile64(to: c_int, from: c_int, offset: *mut 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendfile(to: c_int, from: c_int, offset: *mut off64_t, bytes: size_t) -> ssize_t {
-    // SAFETY: the same call, because off_t has 64 bits.
+    // SAFETY: off_t has 64 bits, so this passes the program's arguments on to the same function under its other name.
     unsafe { sendfile64(to, from, offset, bytes) }
 }
 
@@ -51,7 +50,7 @@ fn sends_file(
 ) -> Result<usize, Errno> {
     if !runtime.connections.at(place).frames(&runtime.connections, to) {
         let offset = offset.map_or(std::ptr::null_mut(), std::ptr::from_mut);
-        // SAFETY: the program's own call.
+        // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
         let sent = unsafe { real::sendfile64(to, from, offset, bytes) };
         return usize::try_from(sent).map_err(|_| super::errno());
     }
@@ -85,7 +84,7 @@ pub unsafe extern "C-unwind" fn splice(
     let offsets = !from_offset.is_null() || !to_offset.is_null();
     let ends = (connection(from), connection(to));
     if let (None, None) = ends {
-        // SAFETY: the program's own call.
+        // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
         return unsafe { real::splice(from, from_offset, to, to_offset, bytes, flags) };
     }
     let Some(_inside) = Inside::enter() else { return returned(Err(libc::EAGAIN)) };

@@ -1,11 +1,12 @@
 //! The heap. Large blocks are this library's ([`shunt_process::memory::blocks`]), all others glibc's.
 //!
-//! free(3) forgets what a block stands for. Otherwise that would be fetched, only because the heap writes its own words
-//! into the block. realloc(3) copies, so it does fetch.
+//! A block may be absent memory, which stands for bytes in a store. free(3) forgets what a block stands for. Otherwise
+//! those bytes would be fetched, only because glibc's heap writes its own words into a free block. realloc(3) copies a
+//! block, so it does fetch the bytes.
 //!
 //! All functions of the family are interposed, and lead to this library or to glibc. A program that brings another heap
 //! (jemalloc) must not get a block from one heap and give it to the other. Some heaps (tcmalloc, mimalloc) also replace
-//! glibc's `__libc_malloc` and its kin. They replace them here, too, all of them or none.
+//! glibc's `__libc_malloc` and its kin. Then the calls here reach that heap, too: all of these functions or none.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -29,11 +30,11 @@ unsafe extern "C" {
 
 /// Whether large blocks are this library's.
 static OURS: AtomicBool = AtomicBool::new(false);
-/// Alignment of glibc's blocks.
+/// Alignment of glibc's blocks, in bytes.
 const ALIGNMENT: usize = 16;
-/// Size from which calloc(3) leaves it to the kernel to make zeros when they are touched, as glibc does.
+/// Size in bytes from which calloc(3) writes no zeros. The kernel makes them when a page is touched, as with glibc.
 const CLEARED_MIN: usize = 128 << 10;
-/// Offset in its first page of a block that is not to begin at a page.
+/// Offset of blocks in their first page, in bytes, if they are not to begin at a page.
 const ELSEWHERE: usize = 48;
 
 /// Makes large blocks this library's from now on. `unaligned`: they do not begin at a page.
@@ -63,10 +64,10 @@ fn is_ours(at: *mut c_void) -> bool {
 pub unsafe extern "C-unwind" fn malloc(bytes: size_t) -> *mut c_void {
     match block(bytes, ALIGNMENT) {
         Some(block) => block,
-        // glibc's large blocks begin at a page, too: then more of their pages can be absent.
-        // SAFETY: the program's own call, as all here.
+        // Large blocks of glibc are made to begin at a page, too, so that more of their pages can be absent.
+        // SAFETY: malloc(3) and memalign(3) take any size; the alignment is a power of two.
         None if bytes >= PAGE_BYTES && OURS.load(Ordering::Relaxed) => unsafe { __libc_memalign(PAGE_BYTES, bytes) },
-        // SAFETY: the program's own call.
+        // SAFETY: malloc(3) takes any size.
         None => unsafe { __libc_malloc(bytes) },
     }
 }
@@ -74,7 +75,7 @@ pub unsafe extern "C-unwind" fn malloc(bytes: size_t) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
     let Some(block) = count.checked_mul(bytes).and_then(|all| block(all, ALIGNMENT)) else {
-        // SAFETY: the program's own call.
+        // SAFETY: calloc(3) takes any count and size.
         return unsafe { __libc_calloc(count, bytes) };
     };
     let all = count * bytes;
@@ -93,7 +94,7 @@ pub unsafe extern "C-unwind" fn calloc(count: size_t, bytes: size_t) -> *mut c_v
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn memalign(alignment: size_t, bytes: size_t) -> *mut c_void {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     block(bytes, alignment).unwrap_or_else(|| unsafe { __libc_memalign(alignment, bytes) })
 }
 
@@ -103,13 +104,13 @@ pub unsafe extern "C-unwind" fn posix_memalign(to: *mut *mut c_void, alignment: 
         return libc::EINVAL;
     }
     let before = errno();
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for this call, because the program's call of `posix_memalign` needs the same.
     let at = unsafe { memalign(alignment, bytes) };
     set_errno(before);
     if at.is_null() {
         return libc::ENOMEM;
     }
-    // SAFETY: as above.
+    // SAFETY: the program passed a pointer to which posix_memalign(3) may write.
     unsafe { to.write(at) };
     0
 }
@@ -119,7 +120,7 @@ pub unsafe extern "C-unwind" fn malloc_usable_size(at: *mut c_void) -> size_t {
     if is_ours(at) {
         return blocks::usable(at as usize).len();
     }
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { real::malloc_usable_size(at) }
 }
 
@@ -145,7 +146,7 @@ pub unsafe extern "C-unwind" fn free(at: *mut c_void) {
     if ours {
         blocks::free(at as usize);
     } else {
-        // SAFETY: as above.
+        // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
         unsafe { __libc_free(at) }
     }
 }
@@ -153,10 +154,10 @@ pub unsafe extern "C-unwind" fn free(at: *mut c_void) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn realloc(at: *mut c_void, bytes: size_t) -> *mut c_void {
     if at.is_null() {
-        // SAFETY: as above.
+        // SAFETY: the arguments are valid for this call, because the program's call of `realloc` needs the same.
         return unsafe { malloc(bytes) };
     }
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for this call, because the program's call of `realloc` needs the same.
     let before = unsafe { malloc_usable_size(at) };
     let ours = is_ours(at);
     if ours && bytes <= before && bytes > before / 2 {
@@ -172,10 +173,10 @@ pub unsafe extern "C-unwind" fn realloc(at: *mut c_void, bytes: size_t) -> *mut 
         }
     }
     if !ours {
-        // SAFETY: as above.
+        // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
         return unsafe { __libc_realloc(at, bytes) };
     }
-    // SAFETY: as above; a block that nobody else has.
+    // SAFETY: the program gives up its block at `at`. Nobody else has the new block yet.
     unsafe {
         if bytes == 0 {
             free(at);
@@ -193,7 +194,7 @@ pub unsafe extern "C-unwind" fn realloc(at: *mut c_void, bytes: size_t) -> *mut 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn reallocarray(at: *mut c_void, count: size_t, bytes: size_t) -> *mut c_void {
     match count.checked_mul(bytes) {
-        // SAFETY: as above.
+        // SAFETY: the arguments are valid for this call, because the program's call of `reallocarray` needs the same.
         Some(all) => unsafe { realloc(at, all) },
         None => {
             set_errno(libc::ENOMEM);
@@ -202,7 +203,7 @@ pub unsafe extern "C-unwind" fn reallocarray(at: *mut c_void, count: size_t, byt
     }
 }
 
-/// Forgets what pages stand for, if the call drops them.
+/// madvise(2). If the call drops pages' contents, forgets what the pages stand for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int {
     if any_bytes_absent()
@@ -213,12 +214,12 @@ pub unsafe extern "C-unwind" fn madvise(at: *mut c_void, bytes: size_t, advice: 
         let start = at as usize;
         runtime.memory.forget(&(start..start.saturating_add(bytes)));
     }
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { real::madvise(at, bytes, advice) }
 }
 
-/// Makes the memory ordinary first, because the kernel moves only one mapping at a time. The caller passes `address`
-/// only with MREMAP_FIXED.
+/// mremap(2). Makes the memory ordinary first, because the kernel moves only one mapping at a time. The program passes
+/// `address` only with MREMAP_FIXED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn mremap(
     at: *mut c_void,
@@ -236,13 +237,13 @@ pub unsafe extern "C-unwind" fn mremap(
             return libc::MAP_FAILED;
         }
     }
-    // Not by another heap's function of this name: tcmalloc's uses syscall(2), which leads back to here.
-    // SAFETY: as above.
+    // Not by a function mremap of another heap: tcmalloc's uses syscall(2), which leads back to here.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     let moved = returned(unsafe {
         kernel::call(libc::SYS_mremap, [at as usize, bytes, wanted, flags as usize, address as usize, 0])
     }) as *mut c_void;
     let in_pieces = moved == libc::MAP_FAILED && errno() == libc::EFAULT && flags == libc::MREMAP_MAYMOVE;
-    // SAFETY: as above.
+    // SAFETY: the program has asked for the move, so it does not use the old memory any more.
     if in_pieces && runtime().is_some() { unsafe { copied(at, bytes, wanted) } } else { moved }
 }
 
@@ -252,7 +253,8 @@ pub unsafe extern "C-unwind" fn mremap(
 /// # Safety
 /// The program does not use the old memory any more.
 unsafe fn copied(at: *mut c_void, bytes: size_t, wanted: size_t) -> *mut c_void {
-    // SAFETY: the new memory is this function's until it is returned. The kernel copies, so a bad address is EFAULT.
+    // SAFETY: the new memory is this function's until it is returned. The kernel copies, so a bad address results in
+    // EFAULT.
     unsafe {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let to = libc::mmap(std::ptr::null_mut(), wanted, access, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
@@ -279,13 +281,13 @@ unsafe fn copied(at: *mut c_void, bytes: size_t, wanted: size_t) -> *mut c_void 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn valloc(bytes: size_t) -> *mut c_void {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for this call, because the program's call of `valloc` needs the same.
     unsafe { memalign(PAGE_BYTES, bytes) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pvalloc(bytes: size_t) -> *mut c_void {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for this call, because the program's call of `pvalloc` needs the same.
     unsafe { memalign(PAGE_BYTES, bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX)) }
 }
 

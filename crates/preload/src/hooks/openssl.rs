@@ -14,7 +14,8 @@ const SET_MESSAGE_CALLBACK: c_int = 15;
 /// OpenSSL's `SSL_ERROR_WANT_WRITE`.
 const WANTS_WRITE: c_int = 3;
 
-/// Defines the symbols. Each passes its return address on, behind its own arguments (System V ABI for x86_64, 3.2.3).
+/// Defines the symbols. Each jumps to a function here, to which it passes its arguments, and behind them its return
+/// address, which lies in the caller's code (System V ABI for x86_64, 3.2.3).
 macro_rules! symbols {
     ($($name:ident($($kind:ty),*) -> $result:ty, caller in $register:literal => $target:path;)*) => {$(
         #[unsafe(no_mangle)]
@@ -42,12 +43,12 @@ fn range(from: *const c_void, bytes: usize) -> std::ops::Range<usize> {
 
 unsafe extern "C-unwind" fn writes(ssl: *mut Ssl, from: *const c_void, bytes: c_int, caller: usize) -> c_int {
     if let (Some(runtime), 1..) = (runtime(), bytes) {
-        // SAFETY: the program's own call, as all here.
+        // SAFETY: the program passed these arguments to OpenSSL's function, so they are valid for this call.
         if let Some(wrote) = unsafe { tls::write(runtime, ssl, &range(from, bytes as usize)) } {
             return wrote;
         }
     }
-    // SAFETY: the program's own call.
+    // SAFETY: the program passed these arguments to OpenSSL's function, so they are valid for this call.
     unsafe { functions::write(ssl, from, bytes, caller) }
 }
 
@@ -59,38 +60,38 @@ unsafe extern "C-unwind" fn writes_ex(
     caller: usize,
 ) -> c_int {
     if let (Some(runtime), 1..) = (runtime(), bytes) {
-        // SAFETY: the program's own call.
+        // SAFETY: the program passed these arguments to OpenSSL's function, so they are valid for this call.
         if let Some(count) = unsafe { tls::write(runtime, ssl, &range(from, bytes)) } {
             let count = usize::try_from(count).unwrap_or(0);
             if count > 0 {
-                // SAFETY: the program's own call.
+                // SAFETY: the program passed a pointer to which SSL_write_ex(3) may write the count.
                 unsafe { wrote.write(count) };
             }
             return c_int::from(count > 0);
         }
     }
-    // SAFETY: the program's own call.
+    // SAFETY: the program passed these arguments to OpenSSL's function, so they are valid for this call.
     unsafe { functions::write_ex(ssl, from, bytes, wrote, caller) }
 }
 
 /// SSL_get_error(3). OpenSSL does not know of a write that waits behind a handoff, so this answers for it.
 unsafe extern "C-unwind" fn gets_error(ssl: *const Ssl, returned: c_int, caller: usize) -> c_int {
-    // SAFETY: the program's own call.
+    // SAFETY: the program passed these arguments to OpenSSL's function, so they are valid for this call.
     let full = if returned <= 0 { unsafe { tls::is_full(ssl.cast_mut()) } } else { Full::No };
     if full == Full::Yes {
         return WANTS_WRITE;
     }
-    // SAFETY: the program's own call.
+    // SAFETY: the program passed these arguments to OpenSSL's function, so they are valid for this call.
     let error = unsafe { functions::get_error(ssl, returned, caller) };
-    // OpenSSL says this if it knows of no error: the program asks about the waiting write once more. OpenSSL also says
-    // it of another call that found the connection broken.
-    // SAFETY: the program's own call.
+    // OpenSSL answers SSL_ERROR_SYSCALL if it knows of no error. So the program asks about the waiting write once more,
+    // unless another call has found the connection broken: OpenSSL answers the same about that call.
+    // SAFETY: `ssl` is the program's connection.
     let is_asked_again = full == Full::Told && error == SYSCALL_ERROR && unsafe { tls::goes_on(ssl.cast_mut()) };
     if is_asked_again { WANTS_WRITE } else { error }
 }
 
 unsafe extern "C-unwind" fn clears(ssl: *mut Ssl, caller: usize) -> c_int {
-    // SAFETY: the program's own call.
+    // SAFETY: the program passed these arguments to OpenSSL's function, so they are valid for this call.
     unsafe {
         tls::begin_again(ssl);
         functions::clear(ssl, caller)
@@ -106,7 +107,7 @@ fn made(context: *mut Context, method: *const c_void) -> *mut Context {
 }
 
 unsafe extern "C-unwind" fn makes_context(method: *const c_void, caller: usize) -> *mut Context {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to OpenSSL's function, so they are valid for this call.
     made(unsafe { functions::new_context(method, caller) }, method)
 }
 
@@ -116,14 +117,15 @@ unsafe extern "C-unwind" fn makes_context_ex(
     method: *const c_void,
     caller: usize,
 ) -> *mut Context {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to OpenSSL's function, so they are valid for this call.
     made(unsafe { functions::new_context_ex(library, properties, method, caller) }, method)
 }
 
-/// SSL_set_msg_callback(3). If a program looks at a connection's messages itself, the connection is no longer counted,
-/// and not handed off. Connections of a context with such a callback never are.
+/// SSL_set_msg_callback(3). If a program looks at a connection's messages itself, the library stops counting the
+/// connection's records, and hands nothing off on it. The same holds for all connections of a context with such a
+/// callback.
 unsafe extern "C-unwind" fn sets_callback(ssl: *mut Ssl, callback: Callback, caller: usize) {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to OpenSSL's function, so they are valid for this call.
     unsafe {
         tls::unwatch(ssl);
         functions::set_callback(ssl, callback, caller)
@@ -137,9 +139,9 @@ unsafe extern "C-unwind" fn controls_callback(
     caller: usize,
 ) -> c_long {
     if command == SET_MESSAGE_CALLBACK {
-        // SAFETY: as above.
+        // SAFETY: the program passed these arguments to OpenSSL's function, so they are valid for this call.
         unsafe { tls::unwatch(ssl) };
     }
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to OpenSSL's function, so they are valid for this call.
     unsafe { functions::callback_ctrl(ssl, command, callback, caller) }
 }

@@ -1,4 +1,7 @@
-//! Reads and writes, by every function that glibc has for them.
+//! Reads and writes, by every function that glibc has for them. A connection between two programs under Shunt is
+//! *framed*: it carries references to bytes beside real bytes, and crates/process reads and writes it. Memory may be
+//! absent, which means that it stands for bytes in a store. A write of absent memory has these fetched or handed off.
+//! All other calls are glibc's.
 
 use std::os::fd::RawFd;
 
@@ -19,7 +22,8 @@ fn part(at: *const c_void, bytes: size_t) -> iovec {
     iovec { iov_base: at.cast_mut(), iov_len: bytes }
 }
 
-/// The program's parts. `None` if they are invalid: then the kernel says what is wrong with them.
+/// The parts of memory that the program has passed. `None` if they are invalid: then the kernel says what is wrong with
+/// them.
 ///
 /// # Safety
 /// There are `count` iovecs at `iov`, as the program promises to the kernel.
@@ -33,10 +37,10 @@ unsafe fn parts<'a>(iov: *const iovec, count: usize) -> Option<&'a [iovec]> {
 }
 
 const MOST_PARTS: usize = libc::UIO_MAXIOV as usize;
-/// Flags of reads of something that is no part of the stream. These are the kernel's.
+/// Flags of reads that get something beside the stream: urgent bytes, or errors. Such reads are the kernel's.
 const BESIDE: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE;
 
-/// Reads, if the descriptor is a framed connection's. Returns `None` if the call is glibc's.
+/// Reads, if the descriptor is a framed connection's. Returns `None` if glibc's function has to read.
 fn reads(fd: RawFd, iov: Option<&[iovec]>, flags: c_int) -> Option<ssize_t> {
     let iov = iov?;
     if let Some((runtime, place)) = connection(fd) {
@@ -64,7 +68,8 @@ enum How {
     Message(c_int),
 }
 
-/// Writes, if the descriptor is a framed connection's, or memory is absent. Returns `None` if the call is glibc's.
+/// Writes, if the descriptor is a framed connection's, or memory is absent. Returns `None` if glibc's function has to
+/// write.
 fn writes(fd: RawFd, iov: Option<&[iovec]>, how: How) -> Option<ssize_t> {
     let iov = iov?;
     let flags = match how {
@@ -94,8 +99,8 @@ fn writes(fd: RawFd, iov: Option<&[iovec]>, how: How) -> Option<ssize_t> {
     None
 }
 
-/// Fetches memory that goes elsewhere than to a framed connection: together, not page by page. Returns `None` if the
-/// call is glibc's, and -1 if the bytes cannot be fetched.
+/// Fetches absent memory that is written elsewhere than to a framed connection: all of it together, not page by page.
+/// Returns `None` if glibc's function can write now, and -1 if the bytes cannot be fetched.
 fn fetches(iov: &[iovec]) -> Option<ssize_t> {
     if any_absent()
         && let Some(runtime) = runtime()
@@ -112,8 +117,8 @@ fn fetches(iov: &[iovec]) -> Option<ssize_t> {
     None
 }
 
-/// Result of a call on a framed connection. `None` if the number leads to something else by now: glibc closes some
-/// descriptors by itself.
+/// Result of a call on a framed connection, as glibc's functions return it. `None` if the descriptor is no socket any
+/// more: glibc closes some descriptors by itself.
 fn ours(fd: RawFd, outcome: Result<usize, Errno>) -> Option<ssize_t> {
     if outcome == Err(libc::ENOTSOCK) {
         descriptors::forget_entry(fd);
@@ -129,14 +134,14 @@ fn stream_flags(flags: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn read(fd: c_int, to: *mut c_void, bytes: size_t) -> ssize_t {
-    // SAFETY: the program's own call, here and in all that follow.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     reads(fd, Some(&[part(to, bytes)]), 0).unwrap_or_else(|| unsafe { real::read(fd, to, bytes) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn __read_chk(fd: c_int, to: *mut c_void, bytes: size_t, room: size_t) -> ssize_t {
     checked(bytes, room);
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { read(fd, to, bytes) }
 }
 
@@ -150,15 +155,15 @@ pub fn checked(bytes: size_t, room: size_t) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
-    // SAFETY: as above.
+    // SAFETY: the program says that there are so many iovecs.
     let buffers = unsafe { parts(iov, usize::try_from(count).unwrap_or(usize::MAX)) };
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     reads(fd, buffers, 0).unwrap_or_else(|| unsafe { real::readv(fd, iov, count) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn recv(fd: c_int, to: *mut c_void, bytes: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     reads(fd, Some(&[part(to, bytes)]), flags).unwrap_or_else(|| unsafe { real::recv(fd, to, bytes, flags) })
 }
 
@@ -171,7 +176,7 @@ pub unsafe extern "C-unwind" fn __recv_chk(
     flags: c_int,
 ) -> ssize_t {
     checked(bytes, room);
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { recv(fd, to, bytes, flags) }
 }
 
@@ -186,10 +191,11 @@ pub unsafe extern "C-unwind" fn recvfrom(
 ) -> ssize_t {
     let ours = reads(fd, Some(&[part(to, bytes)]), flags);
     if ours.is_some() && !length.is_null() {
-        // SAFETY: the program's variable. recvfrom(2) on a connected socket returns no address.
+        // recvfrom(2) on a connected socket returns no address.
+        // SAFETY: the program's variable for the address's length.
         unsafe { *length = 0 };
     }
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     ours.unwrap_or_else(|| unsafe { real::recvfrom(fd, to, bytes, flags, from, length) })
 }
 
@@ -204,24 +210,24 @@ pub unsafe extern "C-unwind" fn __recvfrom_chk(
     length: *mut socklen_t,
 ) -> ssize_t {
     checked(bytes, room);
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { recvfrom(fd, to, bytes, flags, from, length) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: as above; the kernel would refuse a null message.
+    // SAFETY: the message is null or valid, by the program's promise. A null one is for the kernel to refuse.
     let Some(asked) = (unsafe { message.as_mut() }) else {
-        // SAFETY: as above.
+        // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
         return unsafe { real::recvmsg(fd, message, flags) };
     };
-    // SAFETY: as above.
+    // SAFETY: the program says that there are so many iovecs.
     let buffers = unsafe { parts(asked.msg_iov, asked.msg_iovlen) };
     if let Some(got) = reads(fd, buffers, flags) {
         (asked.msg_namelen, asked.msg_controllen, asked.msg_flags) = (0, 0, 0);
         return got;
     }
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     let got = unsafe { real::recvmsg(fd, message, flags) };
     if got >= 0 && asked.msg_controllen > 0 {
         // SAFETY: the kernel has just written it.
@@ -230,7 +236,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     got
 }
 
-/// Calls `then` for each descriptor that a message carries. It may lead to a framed connection.
+/// Calls `then` for each descriptor that a message carries (SCM_RIGHTS). Any of them may lead to a framed connection.
 ///
 /// # Safety
 /// The control data that the message describes is readable.
@@ -267,39 +273,40 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     timeout: *mut timespec,
 ) -> c_int {
     if connection(fd).is_none() || count == 0 || messages.is_null() {
-        // SAFETY: as above.
+        // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
         let got = unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
-        // SAFETY: as above: the kernel has just written so many.
+        // SAFETY: the kernel has just written `got` messages.
         (0..got.max(0) as usize).for_each(|at| unsafe { passed(&(*messages.add(at)).msg_hdr, descriptors::arrived) });
         return got;
     }
-    // SAFETY: as above. A stream has no messages, so one read does all that is asked.
+    // A stream has no messages, so one read does all that is asked.
+    // SAFETY: `messages` points to at least one message, by the program's promise.
     let got = unsafe { recvmsg(fd, &raw mut (*messages).msg_hdr, flags) };
     if got < 0 {
         return -1;
     }
-    // SAFETY: as above.
+    // SAFETY: `messages` points to at least one message, by the program's promise.
     unsafe { (*messages).msg_len = got as u32 };
     1
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, bytes: size_t) -> ssize_t {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     writes(fd, Some(&[part(from, bytes)]), How::Write).unwrap_or_else(|| unsafe { real::write(fd, from, bytes) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
-    // SAFETY: as above.
+    // SAFETY: the program says that there are so many iovecs.
     let memory = unsafe { parts(iov, usize::try_from(count).unwrap_or(usize::MAX)) };
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     writes(fd, memory, How::Write).unwrap_or_else(|| unsafe { real::writev(fd, iov, count) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn send(fd: c_int, from: *const c_void, bytes: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     writes(fd, Some(&[part(from, bytes)]), How::Send(flags))
         .unwrap_or_else(|| unsafe { real::send(fd, from, bytes, flags) })
 }
@@ -314,32 +321,33 @@ pub unsafe extern "C-unwind" fn sendto(
     length: socklen_t,
 ) -> ssize_t {
     writes(fd, Some(&[part(from, bytes)]), How::Message(flags))
-        // SAFETY: as above.
+        // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
         .unwrap_or_else(|| unsafe { real::sendto(fd, from, bytes, flags, to, length) })
 }
 
-/// Leaves the states of descriptors that a message passes on, because the receiver may be another user's process.
+/// Leaves the states of descriptors that a message carries with their sockets, because the receiver may be another
+/// user's process.
 ///
 /// # Safety
 /// `message` is null, or a message as for sendmsg(2).
 unsafe fn leaves(message: *const msghdr) {
-    // SAFETY: the caller's promise, here and below.
+    // SAFETY: the caller's promise.
     if let Some(message) = unsafe { message.as_ref() }
         && !message.msg_control.is_null()
         && let Some(_inside) = Inside::enter()
     {
-        // SAFETY: as above.
+        // SAFETY: the control data is readable, by the caller's promise.
         unsafe { passed(message, descriptors::passing) };
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: as above; the kernel would refuse a null message.
+    // SAFETY: the message is null or valid, by the program's promise. A null one is for the kernel to refuse.
     let memory = unsafe { message.as_ref().and_then(|asked| parts(asked.msg_iov, asked.msg_iovlen)) };
-    // SAFETY: as above.
+    // SAFETY: the message is null or valid, by the program's promise.
     unsafe { leaves(message) };
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     writes(fd, memory, How::Message(flags)).unwrap_or_else(|| unsafe { real::sendmsg(fd, message, flags) })
 }
 
@@ -347,22 +355,22 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
 pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int {
     if connection(fd).is_none() || messages.is_null() {
         if !messages.is_null() {
-            // SAFETY: as above: `count` messages are there.
+            // SAFETY: `messages` points to `count` messages, by the program's promise.
             (0..count as usize).for_each(|at| unsafe { leaves(&raw const (*messages.add(at)).msg_hdr) });
         }
-        // SAFETY: as above.
+        // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }
     for at in 0..count as usize {
-        // SAFETY: as above: `count` messages are there.
+        // SAFETY: `messages` points to `count` messages, by the program's promise.
         let message = unsafe { &mut *messages.add(at) };
-        // SAFETY: as above.
+        // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
         let sent = unsafe { sendmsg(fd, &raw const message.msg_hdr, flags) };
         if sent < 0 {
             return if at > 0 { at as c_int } else { -1 };
         }
         message.msg_len = sent as u32;
-        // SAFETY: as above.
+        // SAFETY: the program says that there are so many iovecs.
         let iov = unsafe { parts(message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) };
         let asked: usize = iov.into_iter().flatten().map(|part| part.iov_len).sum();
         if (sent as usize) < asked {
@@ -372,7 +380,7 @@ pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, coun
     count as c_int
 }
 
-/// With an offset of -1, this is readv(2).
+/// preadv2(2). With an offset of -1, it reads as readv(2) does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn preadv2(
     fd: c_int,
@@ -381,14 +389,14 @@ pub unsafe extern "C-unwind" fn preadv2(
     offset: off64_t,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: as above.
+    // SAFETY: the program says that there are so many iovecs.
     let buffers = unsafe { parts(iov, usize::try_from(count).unwrap_or(usize::MAX)) };
     let ours = if offset == -1 { reads(fd, buffers, stream_flags(flags)) } else { None };
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     ours.unwrap_or_else(|| unsafe { real::preadv2(fd, iov, count, offset, flags) })
 }
 
-/// With an offset of -1, this is writev(2).
+/// pwritev2(2). With an offset of -1, it writes as writev(2) does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pwritev2(
     fd: c_int,
@@ -397,28 +405,28 @@ pub unsafe extern "C-unwind" fn pwritev2(
     offset: off64_t,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: as above.
+    // SAFETY: the program says that there are so many iovecs.
     let memory = unsafe { parts(iov, usize::try_from(count).unwrap_or(usize::MAX)) };
     let ours = if offset == -1 {
         writes(fd, memory, How::Message(stream_flags(flags)))
     } else {
         fetches(memory.unwrap_or(&[]))
     };
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     ours.unwrap_or_else(|| unsafe { real::pwritev2(fd, iov, count, offset, flags) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pwrite64(fd: c_int, from: *const c_void, bytes: size_t, offset: off64_t) -> ssize_t {
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     fetches(&[part(from, bytes)]).unwrap_or_else(|| unsafe { real::pwrite64(fd, from, bytes, offset) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pwritev64(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
-    // SAFETY: as above.
+    // SAFETY: the program says that there are so many iovecs.
     let memory = unsafe { parts(iov, usize::try_from(count).unwrap_or(usize::MAX)) };
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     fetches(memory.unwrap_or(&[])).unwrap_or_else(|| unsafe { real::pwritev64(fd, iov, count, offset) })
 }
 

@@ -29,7 +29,7 @@ unsafe extern "C" {
     static mut stderr: *mut FILE;
 }
 
-/// Offset of the descriptor in glibc's FILE, for fileno(3).
+/// Offset of the descriptor in glibc's FILE, in bytes. fileno(3) returns what is there.
 const FILENO_AT: usize = 112;
 
 unsafe extern "C-unwind" fn stream_read(cookie: *mut c_void, to: *mut c_char, bytes: size_t) -> ssize_t {
@@ -60,6 +60,8 @@ fn is_tcp(fd: RawFd) -> bool {
     fd >= 0 && rustix::net::sockopt::socket_protocol(borrow(fd)) == Ok(Some(rustix::net::ipproto::TCP))
 }
 
+/// Makes a stream of a descriptor. The interposed functions read, write and close it.
+///
 /// # Safety
 /// As for fdopen(3).
 unsafe fn open(fd: RawFd, mode: *const c_char) -> *mut FILE {
@@ -77,15 +79,15 @@ unsafe fn open(fd: RawFd, mode: *const c_char) -> *mut FILE {
 unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     let before = errno();
     if runtime().is_some() && is_tcp(fd) {
-        // SAFETY: the program's own call, as all here.
+        // SAFETY: the program passed these arguments to fdopen(3), so they are valid for this call.
         return unsafe { open(fd, mode) };
     }
     set_errno(before);
-    // SAFETY: the program's own call.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { real::fdopen(fd, mode) }
 }
 
-/// Notes that a stream's descriptor is closed: glibc closes it by itself.
+/// fclose(3). Notes that the stream's descriptor is closed, because glibc closes it without the interposed close(2).
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     // SAFETY: the program's stream.
@@ -93,13 +95,13 @@ unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     if fd >= 0 && connection(fd).is_none() && !is_kept(fd) {
         descriptors::closing(fd);
     }
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { real::fclose(stream) }
 }
 
 /// Replaces standard streams that are connections (inetd(8)). Called when the library is loaded.
 pub fn adopt_standard(runtime: &Runtime) {
-    // SAFETY: no other thread runs yet; glibc lets these be assigned.
+    // SAFETY: no other thread runs yet; glibc lets programs assign to these three variables.
     unsafe {
         if descriptors::place(runtime, 0).is_some() {
             stdin = open(0, c"r".as_ptr());
@@ -117,7 +119,7 @@ pub fn adopt_standard(runtime: &Runtime) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn vdprintf(fd: c_int, format: *const c_char, arguments: *mut Arguments) -> c_int {
     if connection(fd).is_none() {
-        // SAFETY: as above.
+        // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
         return unsafe { real::vdprintf(fd, format, arguments.cast()) };
     }
     let mut text = std::ptr::null_mut();
@@ -126,7 +128,7 @@ pub unsafe extern "C-unwind" fn vdprintf(fd: c_int, format: *const c_char, argum
     if bytes < 0 {
         return bytes;
     }
-    // SAFETY: vasprintf(3) has written so many bytes. They are freed afterwards.
+    // SAFETY: vasprintf(3) has written `bytes` bytes at `text`, which are freed only afterwards.
     let written = unsafe { stream_write(fd as usize as *mut c_void, text, bytes as usize) };
     let after = errno();
     // SAFETY: memory that vasprintf(3) has allocated.
@@ -143,10 +145,10 @@ pub unsafe extern "C-unwind" fn __vdprintf_chk(
     arguments: *mut Arguments,
 ) -> c_int {
     if connection(fd).is_none() {
-        // SAFETY: as above.
+        // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
         return unsafe { real::__vdprintf_chk(fd, flag, format, arguments.cast()) };
     }
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { vdprintf(fd, format, arguments) }
 }
 

@@ -17,7 +17,7 @@ unsafe extern "C-unwind" fn pthread_create(
     if !threads::are_ours() {
         memory::has_threads();
     }
-    // SAFETY: the program's own call, here and below.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { real::pthread_create(thread, attributes, start, argument) }
 }
 
@@ -28,6 +28,6 @@ unsafe extern "C-unwind" fn thrd_create(
     argument: *mut c_void,
 ) -> c_int {
     memory::has_threads();
-    // SAFETY: as above.
+    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     unsafe { real::thrd_create(thread, start, argument) }
 }

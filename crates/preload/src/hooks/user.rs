@@ -7,24 +7,24 @@ use super::real;
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn setuid(user: uid_t) -> c_int {
-    // SAFETY: the program's own call, as all here.
+    // SAFETY: the function takes only numbers.
     change(|| unsafe { real::setuid(user) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn seteuid(effective: uid_t) -> c_int {
-    // SAFETY: the program's own call.
+    // SAFETY: the function takes only numbers.
     change(|| unsafe { real::seteuid(effective) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn setreuid(real_user: uid_t, effective: uid_t) -> c_int {
-    // SAFETY: the program's own call.
+    // SAFETY: the function takes only numbers.
     change(|| unsafe { real::setreuid(real_user, effective) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn setresuid(real_user: uid_t, effective: uid_t, saved: uid_t) -> c_int {
-    // SAFETY: the program's own call.
+    // SAFETY: the function takes only numbers.
     change(|| unsafe { real::setresuid(real_user, effective, saved) })
 }

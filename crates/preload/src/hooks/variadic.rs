@@ -14,7 +14,7 @@ macro_rules! variadic {
         unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
             naked_asm!(
                 "sub rsp, 0xd8",
-                // The save area of the registers.
+                // The save area of the argument registers, from rsp + 0x20 on.
                 "mov [rsp + 0x28], rsi",
                 "mov [rsp + 0x30], rdx",
                 "mov [rsp + 0x38], rcx",
@@ -31,7 +31,7 @@ macro_rules! variadic {
                 "movaps [rsp + 0xb0], xmm6",
                 "movaps [rsp + 0xc0], xmm7",
                 "2:",
-                // The va_list.
+                // The va_list, at rsp.
                 "mov dword ptr [rsp], 8 * {named}",
                 "mov dword ptr [rsp + 4], 48",
                 "lea rax, [rsp + 0xe0]",

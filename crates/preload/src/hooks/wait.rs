@@ -1,4 +1,5 @@
-//! Calls that wait for events. They end the program's turn (shunt_process::bypass), and then are glibc's.
+//! Calls that wait for events. Each ends the program's turn: it tells the agent of handoffs that have begun
+//! (shunt_process::bypass::turn_ends). Then it calls glibc's function.
 
 use libc::{c_int, c_ulong, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use shunt_process::bypass::turn_ends;
@@ -11,7 +12,7 @@ macro_rules! waits {
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> c_int {
             turn_ends();
-            // SAFETY: the program's own call.
+            // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
             unsafe { real::$name($($argument),*) }
         }
     )*};
@@ -54,7 +55,7 @@ unsafe extern "C-unwind" fn _Exit(status: c_int) -> ! {
 #[unsafe(link_section = ".fini_array")]
 static AT_END: extern "C" fn() = at_end;
 
-/// Ends the program's turn at exit(3), behind the program's own handlers.
+/// Ends the program's turn at exit(3), after the program's own handlers.
 extern "C" fn at_end() {
     turn_ends();
 }

@@ -1,4 +1,6 @@
-//! One handoff: its bytes, the connection that they go to, and the message to its agent.
+//! One handoff: its bytes, the connection that they go to, and the message to its agent. The bytes are *absent*: this
+//! program's memory stands for them, and another machine's store has them, in *payloads* of which this process keeps
+//! *shares*. The *region* is the range of the connection's sequence numbers that they take.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::RawFd;
@@ -12,11 +14,12 @@ use shunt_sys::erase::{Erased, wipe_stack};
 use shunt_wire::local::{Handoff, Reason, Tls};
 use shunt_wire::parts::{PARTS_MAX, Part, Parts};
 
-/// Most bytes of one region. Bytes that are written behind it are fetched until it is complete, which holds up a
-/// program that is faster than its client.
+/// Most bytes of one region, which is what another machine sends by one handoff. Absent bytes that are written behind a
+/// region are fetched until it is complete, which holds up a program that is faster than its client.
 pub const REGION_MAX: u64 = 8 << 20;
 
-/// Least length for which a handoff is worth its cost. A part of a payload of this length is worth it, too.
+/// Least length in bytes for which a handoff is worth its cost. A shorter part of a payload of this length is worth it,
+/// too.
 const LONG: u64 = 64 << 10;
 
 /// A handoff. It keeps a share of each payload until the client has all of it.
@@ -28,13 +31,13 @@ pub struct Handing {
     pub message: Handoff,
     parts: Vec<Part>,
     holds: Vec<Arc<Hold>>,
-    /// Keys of a TLS connection, until the agent is told.
+    /// Keys for the bytes of a TLS connection, until the agent is told of the handoff.
     pub keys: Option<Erased<Tls>>,
     /// Whether the connection is a TLS one. Then nobody in this process can seal what is left of the handoff.
     pub is_sealed: bool,
 }
 
-/// A handoff that nobody sends.
+/// A handoff whose bytes nobody sends any more, and why.
 pub struct Failed {
     pub handing: Handing,
     pub reason: Reason,
@@ -55,7 +58,7 @@ pub fn is_long(run: &[Piece]) -> bool {
     bytes(run) >= LONG || run.iter().any(|piece| piece.hold.of_bytes() >= LONG)
 }
 
-/// Number of bytes on the wire of a payload; `None` if the keys may not protect that many.
+/// Number of bytes that `payload` bytes take on the wire; `None` if the keys may not protect that many.
 pub fn region_bytes(keys: Option<&Erased<Tls>>, payload: u64) -> Option<u64> {
     match keys {
         Some(keys) if payload > 0 => keys.generation().region_bytes(payload),
@@ -64,14 +67,14 @@ pub fn region_bytes(keys: Option<&Erased<Tls>>, payload: u64) -> Option<u64> {
 }
 
 impl Handing {
-    /// A handoff of no bytes.
+    /// Makes a handoff that has no bytes yet.
     pub fn new(fd: RawFd, cookie: u64, message: Handoff, keys: Option<Erased<Tls>>) -> Self {
         let is_sealed = keys.is_some();
         let message = Handoff { length: 0, ..message };
         Self { fd, cookie, message, parts: Vec::new(), holds: Vec::new(), keys, is_sealed }
     }
 
-    /// Whether a run fits into the handoff, and the handoff's sender has its bytes.
+    /// Whether a run fits into the handoff, and the machine that sends the handoff has the run's bytes.
     pub fn can_take(&self, run: &[Piece]) -> bool {
         self.parts.len() + run.len() <= PARTS_MAX
             && self.message.length + bytes(run) <= REGION_MAX

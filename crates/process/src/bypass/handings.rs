@@ -1,5 +1,7 @@
 //! Handoffs of this process: those that have begun in the kernel, and those that agents know of. In a handoff, another
-//! machine sends bytes on the connection of one of this program's clients.
+//! machine sends bytes on the connection of one of this program's clients. The bytes are *absent* here: the program's
+//! memory only stands for them, and their *holder* has them, the other machine's store. The *link* is this process's
+//! connection with its own agent.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -21,25 +23,25 @@ use crate::connections::waiting::waits;
 use crate::system::counts::count;
 use crate::system::kernel::borrow;
 
-/// Pause after the agent could not be reached, before it is asked again.
+/// Pause in milliseconds after an attempt to connect to the agent, before the next one.
 const RETRY_MS: u64 = 1000;
-/// Time to wait for the end of a handoff whose agent is gone. That agent's successor reports it if nobody sends the
-/// bytes.
+/// Time in milliseconds to wait for the end of a handoff whose agent is gone. The agent that is started in its place
+/// reports if nobody sends the bytes.
 const ORPHAN_MS: u64 = 60_000;
 
 #[derive(Default)]
 pub struct Handings {
     link: Option<Link>,
     asked_ms: u64,
-    /// Handoffs that began in this turn, and that the agent has not been told of.
+    /// Handoffs that began since the program last waited for events, and that the agent has not been told of.
     begun: Vec<Handing>,
     /// Handoffs under way that the agent knows of, by the handoff's name.
     told: HashMap<u64, Handing>,
     /// Name of the newest handoff under way on a connection, by the connection's cookie (SO_COOKIE). A descriptor would
-    /// not do: a program may close it and get its number again in one turn.
+    /// not do: a program may close it and get its number again before it next waits for events.
     on: HashMap<u64, u64>,
     failed: Vec<Failed>,
-    /// Handoffs that a previous agent knew of, and the time when its loss was noticed.
+    /// Handoffs that a previous agent knew of, by name, each with the time when that agent's loss was noticed.
     orphans: HashMap<u64, (Handing, u64)>,
 }
 
@@ -68,7 +70,7 @@ impl Handings {
         self.on.contains_key(&cookie)
     }
 
-    /// Index of the handoff that has begun on a connection in this turn.
+    /// Index in `begun` of the handoff on a connection that the agent has not been told of.
     pub fn begun_on(&self, cookie: u64) -> Option<usize> {
         self.begun.iter().rposition(|handing| handing.cookie == cookie)
     }
@@ -85,29 +87,31 @@ impl Handings {
         self.failed.push(Failed { handing, reason: Reason::Aborted });
     }
 
-    /// Tells the agent of all that has begun, if the program's call waits. Such a program may not come here again for
-    /// long.
+    /// Tells the agent of all handoffs that have begun, if the program's call waits. Such a program may not make
+    /// another call for long.
     pub fn tell_if_waits(&mut self, fd: RawFd, flags: i32) {
         if waits(fd, flags) {
             self.tell_all();
         }
     }
 
-    /// The sender for a run of absent bytes, if it has said that it sends for this connection's server.
+    /// The machine that sends a run of absent bytes, if it has said that it sends in the name of this connection's
+    /// server.
     fn sender(&mut self, fd: RawFd, run: &[Piece]) -> Option<Sender> {
         let link = self.link.as_mut()?;
         let sender = link.sender(run.first()?.hold.payload().holder)?;
         let standing = link.standing(borrow(fd), sender).ok()?;
         match standing {
             Standing::No => count(Counted::Declined, bytes(run) as usize),
-            // Later payloads may be handed off, so their writer does not hear that these bytes were fetched.
+            // The machine has not answered yet, and later payloads may be handed off. So the writer of this payload
+            // does not hear that its bytes were fetched.
             Standing::Unknown(_) => run.iter().for_each(|piece| piece.hold.excuse()),
             Standing::Yes => {}
         }
         (standing == Standing::Yes).then_some(sender)
     }
 
-    /// Begins a handoff, and returns its index among those that have begun.
+    /// Begins a handoff, and returns its index in `begun`.
     pub fn begin(
         &mut self,
         runtime: &Runtime,
@@ -126,7 +130,8 @@ impl Handings {
         let mut begun = link.begin(borrow(fd), sender, region);
         let is_refused = begun.as_ref().is_err_and(|error| error.raw_os_error().is_some());
         if is_refused && !unsent(fd) {
-            // Unsent bytes may have left meanwhile. A second refusal then has another reason.
+            // The kernel may have refused because bytes had not left yet. They have now, so a second refusal has
+            // another reason.
             begun = link.begin(borrow(fd), sender, region);
         }
         let message = match begun {
@@ -136,7 +141,7 @@ impl Handings {
                 return None;
             }
             Err(_) => {
-                // If that sender is gone, another one may send on this connection later.
+                // If that machine does not send any more, another one may send on this connection later.
                 if link.sender(holder) == Some(sender) {
                     refuse(fd);
                 }
@@ -180,8 +185,9 @@ impl Handings {
         self.link.is_some()
     }
 
-    /// Notes that the agent is gone. Handoffs that it knew of continue without it: the kernel steers, and the senders
-    /// have pinned the bytes. The agent's successor looks whether somebody sends them.
+    /// Notes that the agent is gone. Handoffs that it knew of continue without it: the kernel goes on steering packets,
+    /// and the sending machines have pinned the bytes. The agent that is started in its place looks whether somebody
+    /// sends them.
     fn lose(&mut self) {
         self.tell_all();
         self.link = None;
@@ -190,8 +196,8 @@ impl Handings {
         self.on.clear();
     }
 
-    /// Tells the agent of all that has begun, in the order in which it began. From the last handoff that it was told
-    /// of, the agent knows which ones it was not told of.
+    /// Tells the agent of all handoffs that have begun, in their order. So the agent sees from the last one that it was
+    /// told of which later ones it was not told of.
     pub fn tell_all(&mut self) {
         let mut begun = std::mem::take(&mut self.begun).into_iter();
         while let Some(mut handing) = begun.next() {
@@ -215,7 +221,7 @@ impl Handings {
             self.on.insert(handing.cookie, handing.message.handoff);
             self.told.insert(handing.message.handoff, handing);
         } else {
-            // The handoff was counted when it began.
+            // When the handoff began, the link counted it as under way. This takes it from that count.
             self.link.iter().for_each(|link| link.over(&handing.message));
             self.failed.push(Failed { handing, reason: Reason::Limit });
         }
@@ -241,7 +247,8 @@ impl Handings {
                 if let Some(link) = &self.link {
                     link.over(&handing.message);
                     if outcome == Outcome::Reset {
-                        // A sender that began after the reset had passed would wait for ACKs until its patience ends.
+                        // The sending machine may begin only after the client's reset has passed, and then wait for
+                        // ACKs until its patience ends. So the handoff is aborted.
                         let _ = link.abort(handoff);
                     }
                 }
@@ -250,7 +257,7 @@ impl Handings {
                 }
                 handing
             }
-            // An orphan, which was counted with the previous agent.
+            // An orphan: only the link to the previous agent has counted it.
             None => match self.orphans.remove(&handoff) {
                 Some((handing, _)) => handing,
                 None => return,

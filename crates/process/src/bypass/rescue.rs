@@ -1,6 +1,6 @@
 //! Rescue of a handoff that nobody sends. If not a byte of it was sent, its bytes are fetched and written after all,
 //! and further writes wait for that. Otherwise the client has a part of it, and the connection is reset, as if the
-//! network had failed.
+//! network had failed. In a *handoff*, another machine sends bytes on the connection of one of this program's clients.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -22,14 +22,14 @@ use crate::system::kernel::{self, borrow, own};
 use crate::system::ranks::Rank;
 use crate::system::threads;
 
-/// Longest time that a client may take none of the bytes.
+/// Longest time for which a client may take none of a rescue's bytes before its connection is reset.
 const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 const AT_ONCE: u64 = 256 << 10;
 
 /// Number of connections where a rescue is under way. It is nearly always 0.
 static RESCUES: AtomicUsize = AtomicUsize::new(0);
-/// Cookies of these connections (SO_COOKIE), because a program may close a descriptor and get its number again, or have
-/// several for one connection.
+/// Cookies (SO_COOKIE) of the connections where a rescue is under way. Descriptors would not do: a program may close
+/// one and get its number again, or have several for one connection.
 static UNDER_WAY: Lock<BTreeSet<u64>> = Lock::new(Rank::Rescues, BTreeSet::new());
 
 #[inline]
@@ -37,7 +37,8 @@ pub fn any() -> bool {
     RESCUES.load(Ordering::Acquire) > 0
 }
 
-/// See [`super::is_full_of_rescue`].
+/// Whether a rescue is under way on a descriptor's connection. If the program's call may wait, waits for the rescue's
+/// end and returns false ([`super::is_full_of_rescue`]).
 #[cold]
 pub fn is_full(fd: RawFd, flags: i32) -> bool {
     let Some(_inside) = Inside::enter() else { return false };
@@ -52,7 +53,7 @@ pub fn is_full(fd: RawFd, flags: i32) -> bool {
     false
 }
 
-/// Marks a connection as being rescued, until it is dropped.
+/// Marks a connection as being rescued, until this value is dropped.
 struct UnderWay(u64);
 
 impl UnderWay {
@@ -81,8 +82,9 @@ pub fn forget(under_way: &mut BTreeSet<u64>) {
     RESCUES.store(0, Ordering::Release);
 }
 
-/// Does what is left to do for a failed handoff. A separate thread writes the bytes, because that may take as long as
-/// the client does.
+/// Rescues a failed handoff: takes it back and writes its bytes, or resets the connection. If the program no longer has
+/// the connection, the agent is told to cancel the handoff. A separate thread writes the bytes, because the client may
+/// take them slowly.
 pub fn start(runtime: &'static Runtime, failed: Failed) {
     let Some(connection) = connection(&failed) else {
         return super::lock().cancel(failed.handing.message.handoff);

@@ -1,4 +1,5 @@
-//! Handoffs on TLS connections: under keys that are given away with them ([`crate::tls`]).
+//! Handoffs on TLS connections. The keys for the bytes are given away with the handoff ([`crate::tls`]). A *run* is
+//! absent bytes in a row that one machine has.
 
 use std::os::fd::RawFd;
 
@@ -18,9 +19,10 @@ use crate::system::kernel::borrow;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
     Now,
-    /// Behind the handoff that has begun in this turn of the program, under the same keys.
+    /// Now, by making a handoff longer that has begun since the program last waited for events. The run is sealed under
+    /// that handoff's keys.
     Grows,
-    /// When the bytes before it have left.
+    /// Once the bytes that were written before the run have left.
     Later,
     Never,
 }
@@ -42,7 +44,8 @@ impl Client {
         Some(Self { fd, cookie })
     }
 
-    /// When a run of absent bytes may be handed off, behind the handoff that has begun on the connection or by itself.
+    /// When a run of absent bytes may be handed off, as a part of the handoff that has begun on the connection or as a
+    /// new one.
     pub fn turn(self, runtime: &'static Runtime, run: &[Piece]) -> Turn {
         super::lock().turn(runtime, self, run)
     }
@@ -53,9 +56,9 @@ pub fn can_begin(runtime: &'static Runtime) -> bool {
     super::try_lock().is_some_and(|mut handings| handings.connect(runtime))
 }
 
-/// Has the holder of a run of absent bytes seal and send them. With `keys`, a handoff begins under these; without, the
-/// run joins the handoff that has begun under others. `go_on` is told the number of bytes under the keys now, and
-/// returns whether the connection can continue.
+/// Has the holder of a run of absent bytes seal and send them. With `keys`, a handoff begins under these keys. Without,
+/// the run is added to the handoff that has begun on the connection. `go_on` gets the handoff's keys and the number of
+/// payload bytes under them, and returns whether the connection can continue.
 pub fn seal(
     runtime: &'static Runtime,
     Client { fd, cookie }: Client,
@@ -70,8 +73,8 @@ pub fn seal(
         None => handings.begun_on(cookie).filter(|at| handings.begun(*at).is_sealed && handings.grow(*at, fd, run)),
     };
     let Some(at) = at else {
-        // A handoff is possible later if bytes have not left yet, or if the agent has been told of the one that was to
-        // grow.
+        // A handoff is possible later if written bytes have not left yet, or if a handoff is under way that cannot
+        // grow, because the agent has been told of it.
         return if unsent(fd) || handings.is_under_way(cookie) { Turn::Later } else { Turn::Never };
     };
     let handing = handings.begun(at);

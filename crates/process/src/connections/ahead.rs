@@ -1,4 +1,5 @@
-//! Walks through bytes that were seen in a socket and not taken: frames, and the program's bytes in them.
+//! Walks through bytes that were seen in a socket and not taken: frames, and the program's bytes in them. A *reference*
+//! names bytes of a payload in a store.
 
 use shunt_odb::frame::{Beginning, PREAMBLE, Receiving, Want};
 use shunt_odb::reference::Reference;
@@ -9,7 +10,8 @@ pub enum Piece<'a> {
     Reference(Reference),
 }
 
-/// Gives `wanted` each piece in `bytes`, until it returns false. `receiving` is the state where `bytes` begin.
+/// Calls `wanted` with each piece in `bytes`, until it returns false. `receiving`: state of the receiving direction
+/// before the first of `bytes`.
 pub fn walk<'a>(receiving: &mut Receiving, mut bytes: &'a [u8], mut wanted: impl FnMut(Piece<'a>) -> bool) {
     while !bytes.is_empty() {
         let (used, piece) = match receiving.want() {

@@ -9,9 +9,9 @@ use crate::connections::reading::{Read, Stop};
 use crate::connections::runtime::Runtime;
 use crate::system::kernel::{self, Errno, own};
 
-/// Number of bytes that the program could read now. All of them are counted. A program that reads more than it was told
-/// of (nginx with edge-triggered events) takes the others for new bytes. It then waits for the kernel to report those
-/// behind them.
+/// Number of bytes that the program could read now. All of them are counted. If a program (nginx with edge-triggered
+/// events) reads more bytes than it was told of, it takes the others for new ones, and waits for the kernel to report
+/// the bytes behind them.
 ///
 /// A program may also go by this number and read no more. So a read that takes the last of these bytes takes what is
 /// behind them, too ([`Read::tidy`]).
@@ -23,7 +23,8 @@ pub fn available(runtime: &'static Runtime, fd: RawFd, place: u32) -> Result<usi
     Ok(bytes)
 }
 
-/// Takes frames as long as they have nothing for the program, and counts the program's bytes behind them.
+/// Takes from the socket what comes before the program's next byte, such as a frame's header. Then counts the bytes for
+/// the program that follow.
 fn look(mut read: Read<'_>) -> Result<usize, Errno> {
     let fd = read.fd();
     let there = rustix::io::ioctl_fionread(kernel::borrow(fd)).map_err(|error| error.raw_os_error())?;

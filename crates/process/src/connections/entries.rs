@@ -1,26 +1,27 @@
-//! Table of the process's descriptors, by number: what is known of each.
+//! Table of the process's descriptors, by number: what is known of each. Some sockets are *marked* (SHUNT_SPEAK): their
+//! handshakes say that this program is under Shunt.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use shunt_sys::own::is_own;
 
-/// Length of the table. Descriptors beyond it have no entry: they are never marked (SHUNT_SPEAK), and a connection
-/// there whose ends have agreed on frames is refused.
+/// Length of the table. Descriptors beyond it have no entry: they are never marked, and a connection there whose ends
+/// have agreed on frames is refused.
 const DESCRIPTORS: usize = 1 << 20;
 
-/// No connection between programs under Shunt: all calls are the kernel's.
+/// Entry of a descriptor that is no connection between programs under Shunt: all calls are the kernel's.
 pub const FOREIGN: u32 = 0;
-/// Marked before it connected. Whether the other end is under Shunt is not known yet.
+/// Entry of a socket that was marked before connect(2). Whether the other end is under Shunt is not known yet.
 pub const CONNECTING: u32 = 1;
-/// Marked before it listened.
+/// Entry of a socket that was marked before listen(2).
 pub const LISTENING: u32 = 2;
-/// The library's own descriptor, which the program may not close.
+/// Entry of the library's own descriptor, which the program may not close.
 pub const KEPT: u32 = 3;
-/// Entries from this value on stand for a connection: they are the place of its state, plus this value.
+/// Entries from this value on are those of connections: the place of the connection's state, plus this value.
 pub const FIRST_PLACE: u32 = 4;
 
-/// Entries by descriptor. All are zero at first, so the kernel has pages only for those in use.
+/// Entries by descriptor. All are zero at first, so only the parts of the table that are used take memory.
 static ENTRIES: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(FOREIGN) }; DESCRIPTORS];
 
 /// Entry of a descriptor; `None` if it is beyond the table.
@@ -29,18 +30,19 @@ pub fn entry(fd: RawFd) -> Option<&'static AtomicU32> {
     ENTRIES.get(usize::try_from(fd).ok()?)
 }
 
-/// Place of a descriptor's state, if it is known already.
+/// Place of the state of a descriptor's connection ([`super::states`]), if it is known already.
 pub fn known(fd: RawFd) -> Option<u32> {
     entry(fd)?.load(Ordering::Relaxed).checked_sub(FIRST_PLACE)
 }
 
-/// All descriptors whose connection has a state, with its place. Descriptors beyond a limit that was lowered since are
-/// included.
+/// All descriptors whose connection has a state, each with the state's place. Includes descriptors above the process's
+/// limit (RLIMIT_NOFILE), which may have been lowered after they were opened.
 pub fn used() -> impl Iterator<Item = (RawFd, u32)> {
     (0..DESCRIPTORS as RawFd).filter_map(|fd| Some((fd, known(fd)?)))
 }
 
-/// End of the descriptors that have ever been marked listeners. Most programs have none, and the table is long.
+/// Number behind the highest descriptor that has ever been a marked listener. A search for listeners ends here, because
+/// the table is long and most programs have no listener.
 static LISTENERS_END: AtomicI32 = AtomicI32::new(0);
 
 /// Notes that a descriptor is a marked listener.
@@ -70,7 +72,7 @@ pub fn is_kept(fd: RawFd) -> bool {
     is_own(fd) || entry(fd).is_some_and(|entry| entry.load(Ordering::Relaxed) == KEPT)
 }
 
-/// End of the descriptors that may be open, by the process's limit (RLIMIT_NOFILE).
+/// Number behind the highest descriptor that may be open, by the process's limit (RLIMIT_NOFILE).
 pub fn highest() -> RawFd {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.map_or(DESCRIPTORS, |limit| usize::try_from(limit).unwrap_or(DESCRIPTORS).min(DESCRIPTORS)) as RawFd

@@ -1,6 +1,7 @@
 //! Decides which bytes of a write are sent inline, as real bytes, because the receiver would look at them. The decision
 //! goes by what has become of payloads of the same kind (shunt_odb::learnt). Processes of one user share that knowledge
-//! with those that they start.
+//! with those that they start. A payload's other bytes stay in the *store*, and a *reference* to them goes into the
+//! connection.
 //!
 //! A kind is: the receiver, the content type, whether the payload begins a message, and whether it is long. A message
 //! is what one end says until the other end says something.
@@ -24,7 +25,7 @@ use crate::system::counts::count;
 use crate::system::kernel::borrow;
 use crate::system::parts::slices;
 
-/// Length from which payloads are of another kind: what receivers do to them may depend on their length.
+/// Length in bytes from which a payload is long, and so of another kind: what receivers do with it may depend on that.
 const LONG: usize = 32 << 10;
 
 /// One write of a message.
@@ -34,24 +35,25 @@ pub struct Message<'a> {
     fd: RawFd,
     said: Said,
     looked: bool,
-    /// Bytes of this write that are sent inline only because they would be touched. Then payloads that go by reference
-    /// only to see whether they still would be.
+    /// Number of bytes of this write that are sent inline only because their receiver would look at them.
     real: usize,
+    /// Number of payloads of this write that go by reference only to see whether their receiver still looks at them.
     probes: usize,
 }
 
-/// How a payload goes by reference, and the note by which its fate is reported later.
+/// How a payload goes by reference: how many bytes of its head and of its tail are real, and the note by which a later
+/// report tells what has become of it.
 #[derive(Clone, Copy, Default)]
 pub struct Telling {
     pub head: usize,
     pub tail: usize,
-    /// Whether it goes by reference only as a test. A short payload tells as much as a long one then.
+    /// Whether the payload goes by reference only as a test. A short payload is enough for that.
     pub probe: bool,
     note: Note,
 }
 
 impl<'a> Message<'a> {
-    /// Begins a write of a connection, with its lock held.
+    /// Begins a write to a connection. The caller holds the lock of the sending direction.
     pub fn new(runtime: &'a Runtime, connection: Connection<'a>, fd: RawFd) -> Self {
         Self { runtime, connection, fd, said: connection.said(), looked: false, real: 0, probes: 0 }
     }
@@ -61,12 +63,13 @@ impl<'a> Message<'a> {
         self.connection.cookie()
     }
 
-    /// Whether nothing of the message has gone before this write.
+    /// Whether nothing of the message was sent before this write.
     pub fn begins(&self) -> bool {
         self.said.bytes == 0
     }
 
-    /// Looks for the content type in memory that the kernel reads, too, or has read.
+    /// Looks for the content type in bytes of the message. The memory can be read: the kernel reads it for this write,
+    /// too, or has read it.
     pub fn look(&mut self, memory: &[iovec]) {
         if self.looked || self.said.content != 0 || self.said.bytes as usize >= LOOK_BYTES {
             return;
@@ -84,7 +87,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Decides how bytes go that could be left in the store. `None`: inline.
+    /// Decides how bytes are sent that could be left in the store. Returns `None` if they are to be sent inline.
     pub fn plan(&mut self, bytes: usize, begins: bool) -> Option<Telling> {
         let own = self.runtime.store.holder()?;
         if !self.is_source(&own) {
@@ -127,7 +130,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Whether the other end can fetch from a store. If the end is not known, its bytes are sent inline.
+    /// Whether the other end can fetch from a store. Returns false if the other end's address cannot be found out.
     pub fn is_source(&mut self, store: &Holder) -> bool {
         let known = u64::from(self.said.end[0]) | u64::from(self.said.end[1]) << 32;
         let end = match known {
@@ -145,8 +148,8 @@ impl<'a> Message<'a> {
         getpeername(borrow(self.fd)).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok())
     }
 
-    /// Hash of the receiver. If this end has made the connection, that is the peer's address; else the peer's host, and
-    /// the port that accepted it.
+    /// Hash of the receiver: of the peer's address and port, if this end has made the connection; else of the peer's
+    /// address, and of the local port that accepted the connection.
     fn upstream(&mut self) -> u32 {
         if self.said.upstream == Said::ACCEPTED || self.said.upstream == Said::CONNECTED {
             let peer = self.peer();
@@ -172,7 +175,8 @@ fn hash(what: impl Hash) -> u32 {
     hash_long(what) as u32 | 1 << 31
 }
 
-/// A number that is random enough to avoid a rhythm.
+/// A number that is random enough to choose the payloads that go by reference as a test: the choice must not follow a
+/// rhythm of the program's own.
 fn random() -> u8 {
     static STATE: AtomicU32 = AtomicU32::new(0);
     (STATE.fetch_add(0x9e37_79b9, Ordering::Relaxed) >> 24) as u8

@@ -1,6 +1,7 @@
-//! MSG_PEEK on a framed connection (shunt_odb::frame): shows what is in the socket and leaves it there. It looks across
-//! frames, as far as the program has room. A program that looks for the end of a header looks again until it has it.
-//! Each byte of the header may be in a separate frame.
+//! MSG_PEEK on a framed connection (shunt_odb::frame): shows the program bytes that are in the socket, and leaves them
+//! there. It looks across frames, as far as the program has room. It has to: a program that looks for the end of a
+//! header looks again until it finds it, and each byte of the header may be in a separate frame. A *reference* names
+//! bytes of a payload in a store.
 
 use std::os::fd::RawFd;
 
@@ -22,7 +23,7 @@ const FRAME_BYTES: usize = HEADER_BYTES + REFERENCE_BYTES + 1;
 /// Outcome of one look.
 struct Looked {
     got: usize,
-    /// Number of bytes in the socket (not only the program's).
+    /// Number of bytes in the socket, headers and references included.
     there: usize,
 }
 

@@ -13,7 +13,7 @@ use crate::connections::waiting;
 use crate::system::inside::outside;
 use crate::system::kernel::{Errno, borrow};
 
-/// Most bytes that are put into a pipe at a time: as many as a new pipe holds.
+/// Most fetched bytes that are put into a pipe at a time: as many as a new pipe holds.
 const AT_ONCE: u64 = 64 << 10;
 
 /// Moves bytes from a connection into a pipe, as splice(2) does.
@@ -38,12 +38,12 @@ pub fn from_connection(
         match moved {
             Ok(moved) => return Ok(moved),
             Err(Stop::End) => return Ok(0),
-            // Only reads into memory stop for this reason.
+            // This does not occur: only reads into memory stop for this reason.
             Err(Stop::Split) => return Err(libc::EAGAIN),
             Err(Stop::Plain) => return waiting::splice(fd, pipe, bytes, flags),
             Err(Stop::Failed(errno)) => return Err(errno),
             Err(Stop::Empty(_)) if flags & libc::SPLICE_F_NONBLOCK != 0 => return Err(libc::EAGAIN),
-            // The pipe is full, until its reader changes that.
+            // The pipe is full: if the call may wait, waits until its reader has taken bytes.
             Err(Stop::Empty(_)) if !is_ready(pipe, PollFlags::OUT, false)? => {
                 if !waiting::waits(pipe, 0) {
                     return Err(libc::EAGAIN);
@@ -59,7 +59,7 @@ pub fn from_connection(
     }
 }
 
-/// Moves some bytes of the next frame.
+/// Moves some bytes of the connection's next frame into the pipe.
 fn move_frame(read: &mut Read<'_>, pipe: RawFd, bytes: usize, flags: u32) -> Result<usize, Stop> {
     match read.frame()? {
         Frame::Real(left) => {
@@ -87,8 +87,8 @@ fn move_frame(read: &mut Read<'_>, pipe: RawFd, bytes: usize, flags: u32) -> Res
     }
 }
 
-/// Puts as many bytes into a pipe as it takes now, without waiting even if the pipe is blocking. They go through a pipe
-/// of the library's own.
+/// Puts as many bytes into a pipe as it takes now. The bytes go through a pipe of the library's own: splice(2) between
+/// the two does not wait, even if the program's pipe is blocking.
 fn put(bytes: &[u8], pipe: RawFd) -> Result<usize, Errno> {
     let (out, into) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(|error| error.raw_os_error())?;
     let there = rustix::io::write(&into, bytes).map_err(|error| error.raw_os_error())?;

@@ -1,6 +1,7 @@
 //! Reads of a framed connection, which carries real bytes and references to bytes in a store (shunt_odb::frame). Real
-//! bytes are received as they come. A reference becomes absent memory where the buffer has whole pages, and is fetched
-//! elsewhere.
+//! bytes are received as they come. For a reference, the program's buffer becomes absent memory where it can
+//! ([`crate::memory::Memory::can_be_absent`]). Elsewhere the bytes are fetched into it. A *reference* comes with a
+//! *share* of its payload, which keeps the bytes in the store.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -30,13 +31,13 @@ pub struct Read<'a> {
     /// The program's flags, without those that say whether to wait.
     flags: i32,
     receiving: Receiving,
-    /// Bytes that the program has got.
+    /// Number of bytes that the program has got.
     pub(super) got: usize,
-    /// Whether all that was in the socket has been taken.
+    /// Whether this read has taken all that was in the socket.
     drained: bool,
-    /// End of the last real bytes that this call has put into place; 0 if there are none.
+    /// Address behind the last real bytes that this read has put into the program's memory; 0 if there are none.
     real_end: usize,
-    /// Time of fetches that no share has been told of yet, in quarters of a microsecond.
+    /// Time of this read's fetches that is not recorded in a share of the payload yet, in quarters of a microsecond.
     waited: Cell<u32>,
 }
 
@@ -48,15 +49,15 @@ const FETCHED_AT_ONCE: usize = 1 << 20;
 
 /// Next frame of a connection, or what is left of it.
 pub enum Frame {
-    /// Number of real bytes.
+    /// Number of the frame's real bytes that are still to come.
     Real(u64),
     Reference(Reference),
 }
 
 /// Why a read stops before its buffer is full.
 pub enum Stop {
-    /// The socket has nothing more now. It must have this many bytes (not only the program's) before another look makes
-    /// sense.
+    /// The socket has nothing more now. It must have this many bytes, headers and references included, before another
+    /// look makes sense.
     Empty(usize),
     End,
     /// The read stops here, though there is more: see [`Read::splits`].
@@ -71,9 +72,9 @@ pub fn plain(runtime: &Runtime, fd: RawFd, iov: &[iovec], flags: i32) -> Result<
     outside(|| patient(fd, iov, flags))
 }
 
-/// Prepares buffers that the kernel is about to read into: absent bytes there need not be fetched first. A program that
-/// gives a buffer to a read has given up its contents, once a byte comes. Memory behind the bytes that come reads as
-/// zeros.
+/// Prepares buffers that the kernel is about to write received bytes into: absent bytes in them need not be fetched
+/// first. Does nothing if no byte has come yet. A program that reads into a buffer gives up its contents, once a byte
+/// comes. Absent memory behind the bytes that come then reads as zeros.
 pub fn overwriting(runtime: &Runtime, fd: RawFd, iov: &[iovec]) {
     if iov.iter().any(|part| runtime.memory.meets(&addresses(part)))
         && rustix::io::ioctl_fionread(kernel::borrow(fd)).is_ok_and(|there| there > 0)
@@ -82,7 +83,7 @@ pub fn overwriting(runtime: &Runtime, fd: RawFd, iov: &[iovec]) {
     }
 }
 
-/// The address behind the first `bytes` of some memory; 0 if there are no bytes.
+/// The address behind the first `bytes` bytes of some memory; 0 if `bytes` is 0.
 fn end_of(memory: &[iovec], mut bytes: usize) -> usize {
     for part in memory {
         if bytes <= part.iov_len {
@@ -94,16 +95,16 @@ fn end_of(memory: &[iovec], mut bytes: usize) -> usize {
 }
 
 impl<'a> Read<'a> {
-    /// Begins a read. The caller holds the connection's lock.
+    /// Begins a read. The caller holds the lock of the receiving direction.
     pub fn new(runtime: &'static Runtime, connection: Connection<'a>, fd: RawFd, flags: i32) -> Self {
         let receiving = connection.receiving();
         let (got, drained, real_end, waited) = (0, false, 0, Cell::new(0));
         Self { runtime, connection, fd, flags, receiving, got, drained, real_end, waited }
     }
 
-    /// Notes that the program has got `bytes` more. If it knew of no others (FIONREAD, MSG_PEEK), it may wait for an
-    /// edge without another read. The rest of a frame may then be all that keeps the socket's window shut, so it is
-    /// taken here.
+    /// Notes that the program has got `bytes` more bytes. If these are the last that it was told of (FIONREAD,
+    /// MSG_PEEK), it may wait for an edge (EPOLLET) without another read. The rest of a frame may be all that keeps the
+    /// socket's receive window shut. So this takes it from the socket.
     pub fn tidy(&mut self, bytes: usize) {
         if self.connection.took_told(bytes)
             && !self.drained
@@ -149,13 +150,13 @@ impl<'a> Read<'a> {
         }
     }
 
-    /// Fills memory with as many bytes as there are.
+    /// Fills memory with as many bytes as the socket has for the program.
     pub(super) fn fill(&mut self, mut rest: Parts) -> Result<(), Stop> {
         while !rest.is_empty() {
             let before = self.got;
             self.step(&rest)?;
             if self.drained {
-                // Nothing more is there: the rest of the buffer is for another read.
+                // The socket has nothing more: the rest of the buffer is for another read.
                 return if length(&rest) == self.got - before { Ok(()) } else { Err(Stop::Empty(1)) };
             }
             rest = split(&rest, self.got - before).1;
@@ -198,8 +199,9 @@ impl<'a> Read<'a> {
         }
     }
 
-    /// Whether to return real bytes before absent ones come into the same page. A program looks at real bytes as soon
-    /// as it has them, and the page would have to be fetched for that.
+    /// Whether the read ends before `start`, with the real bytes that it has got. Otherwise absent bytes would come
+    /// into the same page, behind the real ones. A program looks at real bytes as soon as it has them, and the page
+    /// would have to be fetched for that.
     fn splits(&self, start: usize) -> bool {
         self.real_end == start
             && start != 0
@@ -209,7 +211,7 @@ impl<'a> Read<'a> {
             && !self.runtime.memory.can_be_absent(&(start..start + 1)).is_empty()
     }
 
-    /// Looks at the socket once, and takes the frames that it sees by one more call.
+    /// Looks at the bytes in the socket once (MSG_PEEK), and takes the frames that it sees by one more system call.
     fn look_ahead(&mut self, rest: &[iovec]) -> Result<(), Stop> {
         let mut looked = [0; LOOK_BYTES];
         let there = self.look(&mut looked, 1)?;
@@ -259,14 +261,15 @@ impl<'a> Read<'a> {
         Self::drain(self.fd, &mut looked[..at])
     }
 
-    /// Has the kernel put real bytes into place. `seen` are bytes of frames before them that were looked at, and are
-    /// still in the socket.
+    /// Has the kernel write a frame's real bytes into the program's memory. `left`: number of the frame's bytes that
+    /// are still to come. `seen`: bytes in the socket before these. They have been looked at, and are taken with them.
     fn real(&mut self, rest: &[iovec], left: u64, seen: &mut [u8]) -> Result<(), Stop> {
         let most = usize::try_from(left).unwrap_or(usize::MAX);
         let now = first(rest, most);
         overwriting(self.runtime, self.fd, &now);
         let room = length(&now);
-        // If the first page stands for something before these bytes, the kernel's touch would have the page fetched.
+        // If the first page stands for other bytes before these, a touch by the kernel would have the page fetched. So
+        // the bytes for that page are received into `edge`.
         let at_edge = self.runtime.memory.behind_absent(now[0].iov_base as usize).min(now[0].iov_len);
         let mut edge = vec![0; at_edge];
         let mut next = [0; HEADER_BYTES];
@@ -280,8 +283,8 @@ impl<'a> Read<'a> {
         } else {
             parts.extend_from_slice(&now);
         }
-        // If the frame ends here, the next frame's header is taken, too: alone it is nothing that the program could
-        // read.
+        // If the frame ends with these bytes, the next frame's header is taken, too. If it were left alone in the
+        // socket, the kernel would report the socket as readable, and the program could read nothing.
         let whole = room as u64 == left;
         if whole && parts.len() < PARTS_AT_ONCE {
             parts.extend(own(&mut next));
@@ -314,8 +317,9 @@ impl<'a> Read<'a> {
         }
     }
 
-    /// Gives up the rest of a buffer, which has no meaning any more. The page in which real bytes end may still stand
-    /// for bytes of an earlier body. A touch of those would have them fetched, and end the process if they are lost.
+    /// Fills the buffer with zeros behind the real bytes that the read has got, up to the end of their page. The page
+    /// may still stand for bytes of an earlier body there. A touch of the page would have these fetched, and end the
+    /// process if they are lost.
     pub(super) fn give_up_behind(&self, iov: &[iovec]) {
         if self.real_end == 0 || !any_absent() || self.flags & libc::MSG_TRUNC != 0 {
             return;
@@ -337,7 +341,7 @@ impl<'a> Read<'a> {
         self.got += bytes;
     }
 
-    /// Takes bytes from the socket without waiting.
+    /// Takes bytes from the socket without waiting. `needed`: see [`Stop::Empty`].
     fn take(&mut self, into: &[iovec], needed: usize) -> Result<usize, Stop> {
         match kernel::receive(self.fd, into, self.flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT) {
             Ok(0) => Err(Stop::End),
@@ -366,7 +370,7 @@ impl<'a> Read<'a> {
                 Ok(())
             }
             Beginning::Plain => Err(Stop::Plain),
-            // The program's own bytes, which begin like a preamble and end before its end.
+            // The stream has ended after fewer bytes than a preamble has, so these are the program's own.
             Beginning::Undecided if ended(self.fd) => {
                 self.receiving = Receiving::plain();
                 Err(Stop::Plain)
@@ -391,7 +395,7 @@ impl<'a> Read<'a> {
         self.receiving.took_reference_part(&taken[..got?]).map_err(|_| Stop::Failed(libc::ECONNRESET))
     }
 
-    /// Returns the next reference. Returns `None` for one that does not count, after taking it from the socket.
+    /// Returns the next reference. If it does not count, takes it from the socket and returns `None`.
     fn see_reference(&mut self) -> Result<Option<Reference>, Stop> {
         if let Some(known) = self.receiving.known_reference().map_err(|_| Stop::Failed(libc::ECONNRESET))? {
             return Ok(Some(known));
@@ -406,7 +410,8 @@ impl<'a> Read<'a> {
         Ok(seen)
     }
 
-    /// Takes bytes that were looked at, all of which are in the socket. TCP copies nothing then (tcp(7), MSG_TRUNC).
+    /// Takes bytes from the socket that have been looked at, so all of them are there. With MSG_TRUNC, TCP copies
+    /// nothing (tcp(7)).
     fn drain(fd: RawFd, looked: &mut [u8]) -> Result<(), Stop> {
         if looked.is_empty() {
             return Ok(());
@@ -417,7 +422,7 @@ impl<'a> Read<'a> {
         }
     }
 
-    /// Takes the last byte of a reference that is used up, and the next frame's header.
+    /// Takes the last byte of a reference that is used up, and as much of the next frame's header as is there.
     fn drain_reference(&mut self) -> Result<(), Stop> {
         let mut taken = [0; 1 + HEADER_BYTES];
         let got = kernel::receive(self.fd, &own(&mut taken), libc::MSG_DONTWAIT).unwrap_or(0);
@@ -428,7 +433,8 @@ impl<'a> Read<'a> {
         self.receiving.took_header(&taken[1..got]).map_err(|_| Stop::Failed(libc::ECONNRESET))
     }
 
-    /// Gives the program the bytes of a reference, in as much of its memory as can be absent from the beginning on.
+    /// Gives the program bytes of a reference, in its buffers up to the first one that cannot be absent as a whole. If
+    /// that is the first buffer, the program gets bytes in a part of it ([`Self::deliver_part`]).
     fn deliver(&mut self, left: &Reference, rest: &[iovec]) -> Result<(), Stop> {
         let memory = &self.runtime.memory;
         if memory.recent_hold(&left.payload).is_none() {
@@ -496,7 +502,8 @@ impl<'a> Read<'a> {
             if !made {
                 fetched += addresses.len();
                 if let Err(stop) = self.fetch(&Reference { offset, length, ..*left }, addresses.start) {
-                    // The bytes are taken and not delivered: a program that reads on must not get those behind them.
+                    // The bytes are taken from the reference and not delivered. A program that reads on must not get
+                    // the bytes behind them.
                     self.receiving.break_off();
                     return Err(stop);
                 }
@@ -517,8 +524,8 @@ impl<'a> Read<'a> {
         while done < reference.length {
             let length = (reference.length - done).min(FETCHED_AT_ONCE as u64);
             let part = Reference { offset: reference.offset + done, length, ..*reference };
-            // Into memory of the library's own first: the program's may be absent, and its faults are served over the
-            // same connection.
+            // Into memory of the library's own first. The program's memory may be absent, and the thread that serves
+            // its faults needs the same connection to the holder.
             let bytes = self.fetched(&part, length)?;
             // SAFETY: memory that the program has given to read into; it is at least this long.
             unsafe { self.runtime.memory.write(start + done as usize, &bytes) };
@@ -527,7 +534,7 @@ impl<'a> Read<'a> {
         Ok(())
     }
 
-    /// Fetches the first bytes of a reference into memory of the library's own.
+    /// Fetches the first `bytes` bytes of a reference into memory of the library's own.
     pub fn fetched(&self, reference: &Reference, bytes: u64) -> Result<Vec<u8>, Stop> {
         let mut into = vec![0; bytes as usize];
         let waited = self.runtime.memory.fetch(&Reference { length: bytes, ..*reference }, &mut into);

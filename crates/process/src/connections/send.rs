@@ -1,6 +1,7 @@
 //! Writes to a framed connection, which carries real bytes and references to bytes in a store (shunt_odb::frame). Large
 //! present bytes are put into the store, absent bytes stay where they are, and references to both go into the socket.
-//! All other bytes are sent inline, as real bytes. One call to the kernel sends all of it.
+//! All other bytes are sent inline, as real bytes. One call to the kernel sends all of a write, unless that has more
+//! parts than the kernel takes.
 
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -28,10 +29,11 @@ use crate::system::parts::{PARTS_AT_ONCE, Parts, addresses, length, of, slices, 
 
 /// Fewest bytes that are put into the store. Fewer are sent inline.
 const STORED_MIN: usize = 8 << 10;
-/// A part of a write that is shorter is taken for a header or a frame of the program's own. It is kept apart from the
-/// bytes beside it.
+/// A part of a write (an iovec) that is shorter than this is taken for a header, or for framing of the program's own
+/// protocol. It does not go into one payload with longer parts beside it.
 const FRAMING_MAX: usize = 512;
-/// Most bytes that one real frame promises: all of them have to be real, whatever the socket takes now.
+/// Most bytes that a frame of real bytes from memory or from a file promises. All of them have to be sent as real
+/// bytes, even if the socket takes only some of them now.
 const REAL_AT_ONCE: usize = 256 << 10;
 
 /// A part of a write.
@@ -41,7 +43,7 @@ enum Part {
 }
 
 /// Absent memory, and the payload bytes that it stands for. A share of the payload is taken only if these bytes are
-/// passed on.
+/// passed on by reference.
 struct Absent {
     memory: Parts,
     hold: Arc<Hold>,
@@ -94,7 +96,7 @@ enum Frame {
     Real(Parts),
     /// Reference to bytes that this write has put into the store.
     Stored(Reference),
-    /// Reference to bytes that stay where they are.
+    /// Reference to absent bytes, which stay in the store that has them.
     Forwarded(Reference),
 }
 
@@ -134,8 +136,8 @@ impl Frame {
         }
     }
 
-    /// Enters the frame's header or reference into `sending` as owed. Returns how many real bytes may follow in the
-    /// same write.
+    /// Adds the frame's header or reference to the bytes that `sending` owes to the socket. Returns how many of the
+    /// frame's real bytes may follow in the same write.
     fn begin(&self, sending: &mut Sending, is_short: bool) -> usize {
         match self {
             Self::Promised(memory) | Self::Real(memory) if is_short => sending.short(length(memory)),
@@ -157,7 +159,7 @@ pub fn write(runtime: &Runtime, fd: RawFd, place: u32, iov: &[iovec], flags: i32
         return outside::write(&runtime.memory, iov, outside::AT_ONCE, &Call::new(&comes_again), emit);
     }
     if flags & libc::MSG_OOB != 0 {
-        // Urgent bytes are not in the stream where they were written, and frames are.
+        // The receiving kernel takes an urgent byte out of the stream, so it cannot be a byte of a frame.
         return Err(libc::EOPNOTSUPP);
     }
     let _locked = connection.lock_sending(&runtime.connections, fd);
@@ -184,7 +186,7 @@ pub fn write_file(
     let mut write = Write::new(runtime, connection, fd, 0)?;
     write.is_short = bytes < STORED_MIN;
     let mut message = Message::new(runtime, connection, fd);
-    // All of it, as the kernel would do: a program takes a short write for a full socket, and waits for room.
+    // Sends all of it, as the kernel would do: a program takes a short write for a full socket, and waits for room.
     let mut outcome = Ok(());
     while write.sent < bytes && outcome.is_ok() {
         let before = write.sent;
@@ -197,7 +199,8 @@ pub fn write_file(
     write.end(outcome)
 }
 
-/// Sends `bytes` bytes that are in a pipe: a frame's header, and the kernel's own splice behind it.
+/// Sends `bytes` bytes that are in a pipe, as one frame of real bytes: first the frame's header, and then the bytes by
+/// the kernel's own splice(2).
 pub fn from_pipe(
     runtime: &Runtime,
     fd: RawFd,
@@ -216,8 +219,9 @@ pub fn from_pipe(
 /// The frames of a write.
 type Frames = SmallVec<[Frame; 4]>;
 
-/// Cuts a write into frames. Its first `promised` bytes belong to a real frame that has begun. Returns false if
-/// fetching bytes that are sent inline has taken long; the rest of the write is for another call then.
+/// Cuts a write into frames. Its first `promised` bytes belong to a frame of real bytes that an earlier write has
+/// begun. Returns false if the fetch of bytes that are sent inline has taken long. Then the rest of the write is for
+/// another call.
 fn cut(
     runtime: &Runtime,
     iov: &[iovec],
@@ -264,7 +268,7 @@ fn cut(
     Ok(true)
 }
 
-/// Fetches absent memory that is sent inline. Returns false if that has taken long, and the call may end.
+/// Fetches absent memory whose bytes are sent inline. Returns false if that has taken long and `call` may end early.
 fn fetch(runtime: &Runtime, memory: &[iovec], frames: &Frames, call: &Call<'_>) -> Result<bool, Stop> {
     for part in memory {
         match runtime.memory.fetch_within(&addresses(part), call) {
@@ -279,7 +283,8 @@ fn fetch(runtime: &Runtime, memory: &[iovec], frames: &Frames, call: &Call<'_>) 
     Ok(true)
 }
 
-/// Adds frames for present bytes: inline if they are few or framing, else through the store.
+/// Adds frames for present bytes. Bytes are sent inline if they are few, if they are framing of the program's protocol,
+/// or if their receiver would look at them (learning.rs). All others go through the store.
 fn present(runtime: &Runtime, memory: &[iovec], frames: &mut Frames, message: &mut Message<'_>) {
     if length(memory) >= STORED_MIN {
         message.look(memory);
@@ -354,14 +359,16 @@ enum Stop {
 }
 
 impl<'a> Write<'a> {
-    /// Begins a write, with the connection's lock held. Sends first what the last write owes.
+    /// Begins a write. The caller holds the lock of the sending direction. First sends the rest of a reference that the
+    /// last write has left.
     fn new(runtime: &'a Runtime, connection: Connection<'a>, fd: RawFd, flags: i32) -> Result<Self, Errno> {
         let mut write =
             Self { runtime, connection, fd, flags, sending: connection.sending(), sent: 0, is_short: false };
         if write.sending.is_broken() {
             return Err(libc::ECONNRESET);
         }
-        // A void reference owes these bytes, and not a real frame that is unfinished.
+        // No frame of real bytes is open. So the bytes that are owed are the rest of a reference that the socket took
+        // only in part.
         if write.sending.promised() == 0 && !write.sending.owed().is_empty() {
             let pushed = write.push(libc::MSG_MORE);
             connection.set_sending(&write.sending);
@@ -370,7 +377,7 @@ impl<'a> Write<'a> {
         Ok(write)
     }
 
-    /// Sends the bytes that are owed.
+    /// Sends the bytes that are owed to the socket.
     fn push(&mut self, flags: i32) -> Result<(), Errno> {
         while !self.sending.owed().is_empty() {
             let owed = self.sending.owed();
@@ -384,7 +391,7 @@ impl<'a> Write<'a> {
     fn splice(&mut self, pipe: RawFd, bytes: usize, flags: u32) -> Result<(), Stop> {
         let promised = self.sending.real(bytes);
         self.push(libc::MSG_MORE).map_err(Stop::Failed)?;
-        // The thread may be cancelled in splice(2), after the header was sent.
+        // The state is stored before splice(2), in which the thread may be cancelled: the header was sent.
         self.connection.set_sending(&self.sending);
         let moved = waiting::splice(pipe, self.fd, promised, flags).map_err(Stop::Failed)?;
         self.sent = self.sending.sent(moved);
@@ -419,7 +426,7 @@ impl<'a> Write<'a> {
         outcome
     }
 
-    /// Sends a short write as it is, if an earlier frame has promised all of it; else behind a header.
+    /// Sends a short write without a header, if an earlier frame has promised all of its bytes; else with one.
     fn short(&mut self, iov: &[iovec], message: &mut Message<'_>) -> Result<(), Stop> {
         let (bytes, promised) = (length(iov), self.sending.promised() as usize);
         let outcome = if self.sending.owed().is_empty() && promised >= bytes && iov.len() <= PARTS_AT_ONCE {
@@ -439,7 +446,7 @@ impl<'a> Write<'a> {
         outcome
     }
 
-    /// Sends frames, with as many parts in each call as the kernel takes. Takes back the frames that are not sent.
+    /// Sends frames, with as many parts in each call as the kernel takes. Takes back the references that are not sent.
     fn all(&mut self, frames: &[Frame]) -> Result<(), Stop> {
         let mut rest = frames;
         while !rest.is_empty() {
@@ -454,7 +461,8 @@ impl<'a> Write<'a> {
         Ok(())
     }
 
-    /// Makes one write to the kernel. Returns how many frames were sent, at least in part.
+    /// Makes one system call. Returns how many frames were sent; an error comes with the number of those that were sent
+    /// at least in part.
     fn some(&mut self, frames: &[Frame]) -> Result<usize, (usize, Stop)> {
         let mut planned = self.sending;
         let mut owed: SmallVec<[u8; 512]> = SmallVec::new();
@@ -500,8 +508,8 @@ impl<'a> Write<'a> {
         Err((self.account(frames_now, taken), Stop::Full))
     }
 
-    /// Updates the state for the bytes of the frames that the kernel took. Returns how many frames were sent, at least
-    /// in part.
+    /// Updates the state after the kernel has taken only `taken` bytes of some frames. Returns how many frames were
+    /// sent, at least in part.
     fn account(&mut self, frames: &[Frame], mut taken: usize) -> usize {
         for (at, frame) in frames.iter().enumerate() {
             if taken == 0 {
@@ -528,15 +536,15 @@ impl<'a> Write<'a> {
         frames.len()
     }
 
-    /// Sends some of a file's bytes, if it has any.
+    /// Sends some of a file's bytes from offset `from` on, at most `bytes`; none if the file has none there.
     fn file(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize, message: &mut Message<'_>) -> Result<(), Stop> {
         let before = self.sent;
         let can_be_stored = bytes >= STORED_MIN && self.sending.takes_reference();
         let begins = before == 0 && message.begins();
         let telling = can_be_stored.then(|| message.plan(bytes.min(REAL_AT_ONCE), begins)).flatten();
         let Some(telling) = telling else { return self.file_for_real(file, from, bytes.min(REAL_AT_ONCE)) };
-        // No tail is sent inline: at a file's end there is no frame of the program's own, which a receiver would look
-        // at.
+        // No tail is sent inline: at a file's end there is no framing of the program's protocol, at which a receiver
+        // would look.
         if telling.head > 0 {
             self.file_for_real(file, from, telling.head)?;
         }
@@ -564,7 +572,7 @@ impl<'a> Write<'a> {
                 outcome => return outcome,
             }
         }
-        // Sends exactly the bytes that there are, because a frame promises them.
+        // A frame promises a number of bytes, so the file's size has to say how many there are.
         let status = rustix::fs::fstat(file).ok();
         let status = status.filter(|status| FileType::from_raw_mode(status.st_mode) == FileType::RegularFile);
         let Some(status) = status else { return self.copy_of_file(file, from, bytes) };
@@ -578,16 +586,16 @@ impl<'a> Write<'a> {
         self.rest_of_frame(file, from, promised)
     }
 
-    /// Sends bytes of a file that a frame which has begun has promised.
+    /// Sends bytes of a file that the open frame has promised.
     fn rest_of_frame(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Result<(), Stop> {
         let moved = kernel::send_file(self.fd, file, from, bytes).map_err(Stop::Failed)?;
         self.sent += self.sending.sent(moved);
         count(Counted::SentReal, moved);
-        // A short count need not mean a full socket: the next call tells.
+        // A short count need not mean a full socket: the next call to the kernel will tell.
         Ok(())
     }
 
-    /// Sends bytes of a file that has no size, inline.
+    /// Sends bytes of a file that is no regular file, inline. Its size does not say how many bytes it has.
     fn copy_of_file(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Result<(), Stop> {
         let mut buffer = vec![0u8; bytes];
         let got = loop {

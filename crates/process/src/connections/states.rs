@@ -7,10 +7,10 @@
 //! A state lives as long as its socket, whose end the kernel reports (SHUNT_ENDED). Counting descriptors would not do:
 //! some are on their way between processes, in programs that are about to start, or in processes that were killed.
 //!
-//! Processes of other users have other memory ([`crate::connections::users`]). A state gets there with the socket
-//! itself (SHUNT_CARRY). The process that passes a descriptor leaves the state with the socket, and the process that
-//! uses the connection next takes it. If two users use a connection in turn without passing it, the second finds no
-//! state and gets ECONNRESET.
+//! Processes of another user have other memory ([`crate::connections::users`]). The socket itself carries a state to
+//! them (SHUNT_CARRY). The process that passes a descriptor leaves the state with the socket, and the process that uses
+//! the connection next takes it from there. If processes of two users use a connection in turn without passing it, the
+//! second finds no state and gets ECONNRESET.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
@@ -34,26 +34,27 @@ use crate::system::kernel::borrow;
 use crate::system::process;
 use crate::system::ranks::{Rank, Taken};
 
+/// Offsets of the fields of a state, in bytes. This one is the socket's cookie.
 const COOKIE: usize = 0;
 const RECEIVE_LOCK: usize = 8;
 const SEND_LOCK: usize = 12;
-/// Whether what is sent is framed: [`UNDECIDED`], [`ALWAYS`] or [`NEVER`].
+/// Field: whether the bytes that this end sends are framed ([`UNDECIDED`], [`ALWAYS`] or [`NEVER`]).
 const FRAMES: usize = 16;
-/// Error that the socket has reported and the program has not been told of.
+/// Field: error that the socket has reported and the program has not been told of; 0 if there is none.
 const ERROR: usize = 20;
-/// Where the state is: [`HERE`], [`AWAY`] or [`CAME`].
+/// Field: where the state is ([`HERE`], [`AWAY`] or [`CAME`]).
 const WHERE: usize = 24;
 const RECEIVING: usize = 32;
 const SENDING: usize = RECEIVING + size_of::<Receiving>();
-/// Whether the program has seen bytes that it has not taken (MSG_PEEK).
+/// Field: whether the program has seen bytes that it has not taken (MSG_PEEK).
 const SHOWN: usize = SENDING + size_of::<Sending>();
-/// Number of bytes that the program knows of (FIONREAD, MSG_PEEK), and has not read since.
+/// Field: number of bytes that the program was told of (FIONREAD, MSG_PEEK), and has not read since.
 const TOLD: usize = SHOWN + size_of::<u32>();
-/// Whether the other end has said something since this end last did.
+/// Field: whether the other end has sent something since this end last sent something.
 const HEARD: usize = TOLD + size_of::<u32>();
 const SAID: usize = HEARD + size_of::<u32>();
 const _: () = assert!(SAID + size_of::<Said>() <= STATE_BYTES && SHOWN.is_multiple_of(4));
-/// Start of the part that another user's process gets: all but the cookie and the locks.
+/// Offset of the part that another user's process gets, the account: all but the cookie and the locks.
 const ACCOUNT: usize = FRAMES;
 const _: () = assert!(ACCOUNT + CARRIED_BYTES == STATE_BYTES);
 
@@ -62,44 +63,48 @@ const ALWAYS: u32 = 1;
 const NEVER: u32 = 2;
 
 const HERE: u32 = 0;
-/// The state is with the socket, for the process that uses it next.
+/// The state is with the socket, for the process that uses the connection next.
 const AWAY: u32 = 1;
-/// The state is here, and was with the socket: the process that passed it on may use it again.
+/// The state is here, and was with the socket before. The process that left it there may use the connection again. So a
+/// process that closes its descriptor leaves the state with the socket once more.
 const CAME: u32 = 2;
 
-/// Time to wait for a state that another process is about to make, or to take from its socket.
+/// Longest wait for a state that another process is about to make, or to take from its socket.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Value in place of a cookie while a state is made.
+/// Value in place of a cookie while a process makes the state.
 const TAKEN: u64 = u64::MAX;
 
-/// All states: an open hash table by cookie. Behind it is what programs have learnt ([`crate::connections::learning`]).
+/// All states: a hash table with open addressing, by cookie. Behind the table, the same memory has what programs have
+/// learnt about their receivers ([`crate::connections::learning`]).
 pub struct Connections {
     table: Arc<SharedMemory>,
-    /// A TCP socket for questions to the kernel. Without it, states of killed processes stay.
+    /// A TCP socket by which the kernel is asked whether another socket has ended. Without it, states of ended sockets
+    /// stay.
     asking: Option<OwnFd>,
     /// Lets one thread at a time find out whether a connection has a state.
     entering: Lock<()>,
 }
 
-/// One state, by its place in the table.
+/// One state, by its offset in the table.
 #[derive(Clone, Copy)]
 pub struct Connection<'a> {
     table: &'a SharedMemory,
     at: usize,
 }
 
-/// The message of this end: what it says until the other end says something.
+/// The message of this end: what it sends until the other end sends something.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Said {
-    /// Receiver, as a hash. At first [`Self::ACCEPTED`] or [`Self::CONNECTED`]: which end has made the connection.
+    /// Hash of the receiver. Before it is computed: [`Self::ACCEPTED`] or [`Self::CONNECTED`], which is what this end
+    /// has done.
     pub upstream: u32,
-    /// Content type, as a hash; 0 if it is not known.
+    /// Hash of the content type; 0 if it is not known.
     pub content: u32,
-    /// Number of bytes so far.
+    /// Number of the message's bytes so far.
     pub bytes: u32,
-    /// The other end (shunt_odb::sources), in two halves; 0 if nobody has looked.
+    /// Number of the other end's machine (shunt_odb::sources::End), in two halves; 0 if it has not been looked up.
     pub end: [u32; 2],
 }
 
@@ -108,7 +113,7 @@ impl Said {
     pub const CONNECTED: u32 = 1;
 }
 
-/// A held lock of one direction. Other processes wait for such locks, too.
+/// A held lock of one direction of a connection. Other processes wait for it, too.
 pub struct Locked<'a> {
     word: &'a AtomicU32,
     _taken: Taken,
@@ -119,7 +124,7 @@ impl Connections {
         Self { table, asking, entering: Lock::new(Rank::Entering, ()) }
     }
 
-    /// File of the memory; its owner is the memory's user.
+    /// File of the memory. The owner of the file is the user whose states these are.
     pub fn memory(&self) -> BorrowedFd<'_> {
         self.table.as_fd()
     }
@@ -138,9 +143,9 @@ impl Connections {
         self.probe(cookie).find(|place| self.cookie(*place).load(Ordering::Acquire) == cookie)
     }
 
-    /// Returns the place of a connection's state, for a connection that this process has not used yet. `frames`: if no
-    /// process has, what this end sends is framed. `waits`: whether to wait for a process that may be about to make the
-    /// state.
+    /// Returns the place of a connection's state, for a connection that this process has not used yet. `frames`:
+    /// whether what this end sends is framed, if no other process has used the connection either. `waits`: whether to
+    /// wait for a process that may be about to make the state.
     ///
     /// # Errors
     /// Returns an error if no place is left, because there are too many connections.
@@ -154,16 +159,17 @@ impl Connections {
                 return self.add(socket, frames);
             }
         }
-        // Another process has used it: with this memory, a moment ago, or with another user's.
+        // Another process has begun to use the connection. Either it shares this memory and is about to enter the
+        // state, or it has another user's memory.
         patiently(|is_last| self.enter_begun(socket, !waits || is_last).transpose())
     }
 
-    /// Enters a connection that another process has begun to use. If that process has not left its state, returns
-    /// `None`, or breaks the connection off with `gives_up`.
+    /// Enters a connection that another process has begun to use. If the state is neither here nor with the socket,
+    /// returns `None`; with `gives_up`, breaks the connection off instead.
     fn enter_begun(&self, socket: BorrowedFd<'_>, gives_up: bool) -> io::Result<Option<u32>> {
         let _alone = self.entering.lock();
-        // Another thread may have entered it since, and left its state with the socket again. The next use takes that
-        // back.
+        // Another thread may have entered the connection meanwhile. It may even have left the state with the socket
+        // again; then the next use takes it back.
         if let Some(place) = self.find(socket) {
             return Ok(Some(place));
         }
@@ -193,7 +199,7 @@ impl Connections {
         self.at(place).is_away()
     }
 
-    /// Whether a state has been with its socket, so that another process may look for it there again.
+    /// Whether a state is here and was with its socket before, so that another process may look for it there again.
     pub fn has_come(&self, place: u32) -> bool {
         self.at(place).whereabouts().load(Ordering::Relaxed) == CAME
     }
@@ -215,19 +221,21 @@ impl Connections {
         });
     }
 
-    /// Leaves a state with its socket, for the process that uses the socket next. Does nothing while the state is in
-    /// use.
+    /// Leaves a state with its socket, for the process that uses the socket next. Does nothing if another thread or
+    /// process is using the state.
     pub fn leave(&self, socket: BorrowedFd<'_>, place: u32) {
         let connection = self.at(place);
         let Some((_receiving, _sending)) = connection.try_lock() else { return };
-        // Another process may have left it meanwhile, and a third one taken it: the state here would be old.
+        // Another process that shares this memory may have left the state already, and a third one may have taken it.
+        // Then the state here is old.
         if !connection.is_away() && odb::carry(socket, &connection.account()).is_ok() {
             connection.whereabouts().store(AWAY, Ordering::Release);
         }
     }
 
-    /// Continues in memory of this process alone, in place of another user's. `used` are descriptors with their places.
-    /// States that can be left with their sockets are, and are taken back when they are used.
+    /// Continues with `memory`, which only this process has, in place of memory that is another user's now. `used`:
+    /// descriptors of connections, each with the place of its state. Each state is left with its socket if possible,
+    /// and taken back when it is used. The other connections are broken off.
     pub fn move_to(&self, memory: &SharedMemory, used: impl Iterator<Item = (RawFd, u32)>) -> io::Result<()> {
         for (fd, place) in used {
             let (cookie, is_away) = self.part_with(fd, place);
@@ -236,25 +244,27 @@ impl Connections {
         self.table.replace(memory)
     }
 
-    /// Does what [`Self::move_to`] does, with memory that needs no file: the process can have no more descriptors.
+    /// Does what [`Self::move_to`] does, with new memory that needs no file, for a process that can have no more
+    /// descriptors.
     pub fn move_alone(&self, used: impl Iterator<Item = (RawFd, u32)>) -> io::Result<()> {
         let parted: Vec<_> = used.map(|(fd, place)| (place, self.part_with(fd, place))).collect();
-        // SAFETY: the table lives as long as the process. Its descriptor is only used to ask which user's file has that
-        // number.
+        // SAFETY: the table lives as long as the process. From now on its descriptor's number is used only to ask which
+        // user owns the file that has that number.
         unsafe { self.table.replace_by_own() }?;
         parted.into_iter().for_each(|(place, (cookie, is_away))| enter_moved(&self.table, place, cookie, is_away));
         Ok(())
     }
 
-    /// Leaves a state with its socket. Returns the cookie, and whether the state could be left.
+    /// Leaves a state with its socket, if possible. Returns the socket's cookie, and whether the state is with the
+    /// socket.
     fn part_with(&self, fd: RawFd, place: u32) -> (u64, bool) {
         self.leave(borrow(fd), place);
-        // The state in the new memory is another user's, who has to hear of the socket's end, too.
+        // The new memory is another user's than the old. The kernel has to report the socket's end to that user, too.
         odb::adopt_too(borrow(fd));
         (self.cookie(place).load(Ordering::Acquire), self.is_away(place))
     }
 
-    /// Adds a state for a socket, before its first byte. `frames`: what this end sends is framed.
+    /// Adds a state for a socket, as it is before the connection's first byte. `frames`: what this end sends is framed.
     fn add(&self, socket: BorrowedFd<'_>, frames: bool) -> io::Result<u32> {
         let cookie = rustix::net::sockopt::socket_cookie(socket)?;
         let take =
@@ -273,9 +283,9 @@ impl Connections {
         Ok(place)
     }
 
-    /// Places where a cookie's state may be. States that ended leave holes, so all of these are looked at. The kernel
-    /// counts cookies up. Connections that were made one after another have their states together, in few pages, and
-    /// far from those of older and newer connections.
+    /// Places where the state of a cookie may be. Freed states leave holes, so a search looks at all of these places.
+    /// The kernel assigns cookies in ascending order. States of connections that were made one after another lie
+    /// together, in few pages, and far from those of older and newer connections.
     fn probe(&self, cookie: u64) -> impl Iterator<Item = u32> {
         const PROBES: u64 = 64;
         const TOGETHER: u64 = 16;
@@ -289,8 +299,8 @@ impl Connections {
         self.table.long(place as usize * STATE_BYTES + COOKIE)
     }
 
-    /// Frees a state whose socket has ended. Called when a descriptor that led to it was closed, or when a process that
-    /// had some may have been killed.
+    /// Frees the state at a place if its socket has ended. Called after a descriptor of the socket was closed. Also
+    /// called when no place is free, because processes that were killed have freed no states.
     pub fn closed(&self, place: u32) {
         let state = self.cookie(place);
         let cookie = state.load(Ordering::Acquire);
@@ -299,7 +309,7 @@ impl Connections {
             && cookie != TAKEN
             && odb::ended(asking, cookie)
         {
-            // Another process may have noticed it, too, and the place may be another connection's by now.
+            // Another process may have noticed the end, too, and the place may be another connection's by now.
             let _ = state.compare_exchange(cookie, 0, Ordering::Release, Ordering::Relaxed);
         }
     }
@@ -310,8 +320,9 @@ impl Connections {
     }
 }
 
-/// Calls `attempt` until it returns something. After [`PATIENCE`] it is called with true, for the last time. This
-/// sleeps without a lock, because a signal handler may come here, too.
+/// Calls `attempt` every millisecond, until it returns something. After [`PATIENCE`] it is called with true, for the
+/// last time. No lock is held between the calls, because a signal handler that interrupts the thread may come here,
+/// too.
 fn patiently<T>(mut attempt: impl FnMut(bool) -> Option<T>) -> T {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -322,7 +333,8 @@ fn patiently<T>(mut attempt: impl FnMut(bool) -> Option<T>) -> T {
     }
 }
 
-/// Enters a state in new memory, at the place that it had in the old.
+/// Enters a state in new memory, at the place that it had in the old memory. `is_away`: whether the state is with its
+/// socket. If it is not, the connection is broken off.
 fn enter_moved(memory: &SharedMemory, place: u32, cookie: u64, is_away: bool) {
     let moved = Connection { table: memory, at: place as usize * STATE_BYTES };
     memory.long(moved.at + COOKIE).store(cookie, Ordering::Relaxed);
@@ -344,8 +356,8 @@ impl<'a> Connection<'a> {
         self.lock(Rank::Sending, Self::break_sending, all, fd)
     }
 
-    /// Takes a lock. Takes the state back, if it was left with its socket since this thread looked. `broken` is called
-    /// for a direction whose owner was killed.
+    /// Takes the lock of a direction. If the state has been left with its socket, takes the state back first. `broken`
+    /// is called if the process that held the lock was killed.
     fn lock(&self, which: Rank, broken: impl Fn(&Self), all: &Connections, fd: RawFd) -> Locked<'a> {
         loop {
             let (locked, abandoned) = Locked::new(self.word_of(which), which);
@@ -364,7 +376,7 @@ impl<'a> Connection<'a> {
         self.table.word(self.at + if which == Rank::Receiving { RECEIVE_LOCK } else { SEND_LOCK })
     }
 
-    /// Takes both locks, even if an owner of one was killed.
+    /// Takes both locks, even if a process that held one of them was killed.
     fn lock_both(&self) -> [Locked<'a>; 2] {
         [Rank::Receiving, Rank::Sending].map(|which| Locked::new(self.word_of(which), which).0)
     }
@@ -474,7 +486,8 @@ impl<'a> Connection<'a> {
         let state = self.table.word(self.at + FRAMES);
         match state.load(Ordering::Acquire) {
             UNDECIDED => {
-                // Not while the state is being left with its socket: the process that takes it would decide again.
+                // With the lock held, so that nobody leaves the state with its socket meanwhile: the process that takes
+                // it there would decide again.
                 let _locked = self.lock_sending(all, fd);
                 state.compare_exchange(UNDECIDED, NEVER, Ordering::AcqRel, Ordering::Acquire) == Err(ALWAYS)
             }
@@ -482,13 +495,15 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Has everything framed that is sent, unless the direction has begun already: the other end looks for frames.
+    /// Has everything framed that this end sends from now on, unless the direction has begun without frames. Called
+    /// once it is known that the other end looks for frames.
     pub fn begin_frames(&self) {
         let state = self.table.word(self.at + FRAMES);
         let _ = state.compare_exchange(UNDECIDED, ALWAYS, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Notes whether the program has been shown bytes that it has not taken. Its next read has to have these, too.
+    /// Notes whether the program has been shown bytes that it has not taken. Its next read has to return all of these
+    /// bytes, so it may not end early (`Read::splits`).
     pub fn set_shown(&self, shown: bool) {
         let state = self.table.word(self.at + SHOWN);
         if state.load(Ordering::Relaxed) != u32::from(shown) {
@@ -500,12 +515,13 @@ impl<'a> Connection<'a> {
         self.table.word(self.at + SHOWN).load(Ordering::Relaxed) != 0
     }
 
-    /// Notes that the program is told of `bytes` bytes.
+    /// Notes that the program is told that it can read `bytes` bytes.
     pub fn tell(&self, bytes: usize) {
         self.table.word(self.at + TOLD).store(u32::try_from(bytes).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
-    /// Notes that the program has got `bytes`. Returns whether it had been told of some, and has all of them now.
+    /// Notes that the program has got `bytes` bytes. Returns true if it had been told of bytes to read, and has now got
+    /// all of these.
     pub fn took_told(&self, bytes: usize) -> bool {
         let told = self.table.word(self.at + TOLD);
         let before = told.load(Ordering::Relaxed);
@@ -517,7 +533,7 @@ impl<'a> Connection<'a> {
         left == 0
     }
 
-    /// The message of this end. It is a new one if the other end has said something meanwhile.
+    /// The message of this end. A new one begins here if the other end has sent something since the last call.
     pub fn said(&self) -> Said {
         let mut said = Said::default();
         self.table.read(self.at + SAID, said.as_mut_bytes());
@@ -533,7 +549,7 @@ impl<'a> Connection<'a> {
         self.table.write(self.at + SAID, said.as_bytes());
     }
 
-    /// Notes that the other end has said something.
+    /// Notes that the other end has sent something.
     pub fn heard(&self) {
         let heard = self.table.word(self.at + HEARD);
         if heard.load(Ordering::Relaxed) == 0 {
@@ -541,7 +557,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Keeps an error for the next call.
+    /// Keeps an error for the program's next call.
     pub fn keep_error(&self, errno: i32) {
         self.table.word(self.at + ERROR).store(errno.unsigned_abs(), Ordering::Relaxed);
     }
@@ -559,8 +575,9 @@ impl<'a> Connection<'a> {
 const WAITED_FOR: u32 = 1 << 31;
 
 impl<'a> Locked<'a> {
-    /// Takes a lock. Its word is the owner's process id, so that a lock of a killed process can be taken over. The
-    /// second value says that it was: what the lock protects may be half changed then.
+    /// Takes a lock, after a wait if another thread has it. The lock's word is the owner's process id, so that a lock
+    /// of a killed process can be taken over. The second value says whether this has happened: then the state that the
+    /// lock protects may be half changed.
     fn new(word: &'a AtomicU32, which: Rank) -> (Self, bool) {
         let (own, taken) = (process::own(), Taken::new(which));
         while let Err(owner) = word.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed) {
@@ -578,7 +595,8 @@ impl<'a> Locked<'a> {
         is_free.then(|| Self { word, _taken: Taken::tried(which) })
     }
 
-    /// Waits for the lock. Returns true if the owner was killed, and this process owns the lock now.
+    /// Waits for the lock, for 200 ms at most. Returns true if the owner was killed, and this process owns the lock
+    /// now.
     fn wait(word: &AtomicU32, owner: u32, own: u32) -> bool {
         let marked = owner | WAITED_FOR;
         if owner != marked && word.compare_exchange(owner, marked, Ordering::Relaxed, Ordering::Relaxed).is_err() {
@@ -597,7 +615,7 @@ impl<'a> Locked<'a> {
 fn is_alive(process: u32) -> bool {
     let process = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw);
     let Some(process) = process else { return true };
-    // By a descriptor, which is readable once the process has ended. Signals would not do: a zombie still takes them.
+    // A pidfd is readable once the process has ended. kill(2) would not tell: it succeeds for a zombie, too.
     match rustix::process::pidfd_open(process, rustix::process::PidfdFlags::empty()) {
         Ok(pidfd) => {
             let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];

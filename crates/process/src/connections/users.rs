@@ -1,5 +1,6 @@
-//! Processes that become another user's. Such a process keeps neither the states of the old user's connections, nor
-//! what was learnt of their peers. The states of its own descriptors go along ([`Connections::move_to`]).
+//! Processes that become another user's. Such a process gives up the memory that the old user's processes share: the
+//! states of their connections, and what they have learnt of receivers. It keeps only the states of its own descriptors
+//! ([`Connections::move_to`]).
 //!
 //! Its new memory is shared only with the processes that it starts. It does not come from an agent, because a program
 //! that changes its user would have to wait for that. All that it could share with other processes of that user are
@@ -40,11 +41,12 @@ fn is_same_file(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> bool {
     file(one).is_some() && file(one) == file(other)
 }
 
-/// Puts a descriptor at the number where programs that this process executes look for it, if `old`'s file is still
-/// there.
+/// Puts a copy of `new` at `number`, where programs that this process executes look for the memory of states. Does
+/// nothing if that number no longer has `old`'s file.
 pub fn leave_to_children(new: BorrowedFd<'_>, number: RawFd, old: BorrowedFd<'_>) {
     if is_same_file(kernel::borrow(number), old) {
-        // SAFETY: open, as has just been seen. dup3(2) gives it another file, and `ManuallyDrop` does not close it.
+        // SAFETY: the number is open, because it has a file. dup3(2) puts another file there, and `ManuallyDrop` does
+        // not close it.
         let mut number = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
         let _ = dup3(new, &mut number, DupFlags::empty());
     }
@@ -76,7 +78,8 @@ fn let_go(runtime: &Runtime) -> io::Result<()> {
         // not under Shunt.
         Err(_) => {
             if is_same_file(kernel::borrow(runtime.inherited), connections.memory()) {
-                // SAFETY: the library's descriptor, which from here on is used only by its number in the environment.
+                // SAFETY: the library's own descriptor. From now on it is used only by programs that this one executes,
+                // which find the number in their environment and no file there.
                 unsafe { rustix::io::close(runtime.inherited) };
                 entries::forget(runtime.inherited);
             }

@@ -1,5 +1,6 @@
-//! Waits of a read or a write that finds too little. They go by the kernel's readiness, the socket's timeouts, and
-//! signals.
+//! Waits of a read that finds too few bytes, or of a write that finds too little room. They end as the kernel's own
+//! waits do: when the socket is ready, after the socket's timeouts, and by signals. Bytes in a socket may be
+//! *references*, which stand for bytes in a store.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
@@ -17,7 +18,7 @@ use crate::system::real::{self, errno};
 /// Calls glibc's recvmsg(2), which may wait and lets the thread be cancelled.
 pub fn patient(fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
     let mut message = kernel::message(iov);
-    // SAFETY: the parts are the program's or our own, writable for the call.
+    // SAFETY: the parts are memory of the program or of the library, which is writable during the call.
     let got = unsafe { real::recvmsg(fd, &raw mut message, flags) };
     usize::try_from(got).map_err(|_| errno())
 }
@@ -36,8 +37,9 @@ pub fn waits(fd: RawFd, flags: i32) -> bool {
     flags & libc::MSG_DONTWAIT == 0 && !nonblocking.is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
 }
 
-/// Waits until the socket has `needed` bytes (not only the program's), or gets no more. Timeout and signals act as in
-/// the program's own call. Returns false if the socket has nothing and will get nothing.
+/// Waits until the socket has `needed` bytes, headers and references included, or will get no more. The socket's
+/// timeout and signals end the wait as they end the program's own call. Returns false if the socket has nothing and
+/// will get nothing.
 pub fn wait(fd: RawFd, flags: i32, needed: usize) -> Result<bool, Errno> {
     if !waits(fd, flags) {
         return Err(libc::EAGAIN);
@@ -45,11 +47,12 @@ pub fn wait(fd: RawFd, flags: i32, needed: usize) -> Result<bool, Errno> {
     let mut seen = [0; REFERENCE_BYTES];
     let needed = needed.min(seen.len());
     let got = outside(|| patient(fd, &own(&mut seen[..needed]), libc::MSG_PEEK | libc::MSG_WAITALL))?;
-    // Fewer bytes: a signal came, or the end of the stream. The next look at the socket tells the program which.
+    // Fewer bytes than needed: a signal came, or the stream has ended. The program's next read finds out which.
     Ok(got > 0)
 }
 
-/// Whether a few bytes can be sent without waiting. If not, the kernel reports when they can (tcp_poll notes who asks).
+/// Whether a few bytes can be sent without waiting. If not, the kernel reports when they can, because tcp_poll notes
+/// that somebody has asked.
 pub fn has_room(fd: RawFd) -> bool {
     let mut wanted = [PollFd::from_borrowed_fd(kernel::borrow(fd), PollFlags::OUT)];
     poll(&mut wanted, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
@@ -66,8 +69,8 @@ pub fn announce_room(socket: impl AsFd) {
     }
 }
 
-/// Whether a program that has written only a part will write the rest soon, by another call. It will if it does not
-/// wait in its calls, and then this has the socket report that there is room.
+/// Whether a program whose write ends early will soon write the rest by another call. It will if it does not wait in
+/// its calls and the socket is a TCP socket. In that case this has the socket report that there is room.
 pub fn comes_again(fd: RawFd, flags: i32) -> bool {
     let socket = kernel::borrow(fd);
     let comes_again = !waits(fd, flags) && socket_protocol(socket) == Ok(Some(ipproto::TCP));
@@ -92,8 +95,7 @@ pub fn ended(fd: RawFd) -> bool {
 }
 
 /// Has a socket that is readable, or at its end, report that once more. A program that was given less than it asked for
-/// waits for that (epoll(7), EPOLLET). The kernel looks at what is there whenever SO_RCVLOWAT is set
-/// (tcp_set_rcvlowat).
+/// waits for such a report (epoll(7), EPOLLET). The kernel makes it whenever SO_RCVLOWAT is set (tcp_set_rcvlowat).
 pub fn announce(fd: RawFd) {
     let one: libc::c_int = 1;
     let (value, bytes) = (&raw const one as usize, size_of_val(&one));

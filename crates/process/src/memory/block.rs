@@ -19,7 +19,7 @@ fn pages(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
     range.clone().step_by(PAGE_BYTES).map(|page| page..page + PAGE_BYTES)
 }
 
-/// The longest runs of whole pages whose state meets `wanted`.
+/// The pages of `all` whose state meets `wanted`, as runs that are as long as possible.
 fn runs(all: &Range<usize>, wanted: impl Fn(PageState) -> bool) -> SmallVec<[Range<usize>; 4]> {
     let mut runs: SmallVec<[Range<usize>; 4]> = SmallVec::new();
     for page in pages(all).filter(|page| wanted(blocks::state(page.start))) {
@@ -33,10 +33,10 @@ fn runs(all: &Range<usize>, wanted: impl Fn(PageState) -> bool) -> SmallVec<[Ran
 
 /// Outcome of [`State::place`].
 pub(super) struct Placed {
-    /// The pieces that the block stood for in that range.
+    /// The absent pieces that were in the range.
     pub(super) removed: Pieces,
-    /// Parts of the range in pages that are not missing. The caller still has to write them, and without a lock,
-    /// because the program may have emptied or protected those pages.
+    /// Parts of the range in pages that are not missing. The caller still has to write them, and without the lock: the
+    /// program may have emptied or protected these pages, so that the write causes a fault.
     pub(super) rest: SmallVec<[Range<usize>; 2]>,
 }
 
@@ -50,7 +50,7 @@ impl State {
             !inside && blocks::state(*page) != PageState::Missing
         });
         let edges: SmallVec<[usize; 2]> = edges.collect();
-        // A signal handler may write into a page that is being saved.
+        // This thread's signals are blocked, because a handler may write into a page that is being saved.
         let _signals = (!edges.is_empty()).then(SignalsWait::new);
         for page in whole_pages(addresses).step_by(PAGE_BYTES) {
             if self.saved.is_empty() {
@@ -101,7 +101,8 @@ impl State {
         self.absent.remove(range)
     }
 
-    /// Puts pages into a range that the kernel is about to write into.
+    /// Prepares a range that the kernel is about to write into: missing pages would cost faults. Returns the absent
+    /// pieces in its whole pages, which are forgotten.
     pub(super) fn make_ordinary(&mut self, range: &Range<usize>) -> Pieces {
         let Some(faults) = self.faults.clone() else { return Pieces::new() };
         let inner = whole_pages(range);
@@ -111,7 +112,7 @@ impl State {
         }
         for page in pages(&pages_around(range)) {
             let is_edge = page.start < inner.start || page.end > inner.end;
-            // An edge page that stands for something beside the range is fetched when the kernel touches it.
+            // A page at the range's edge that stands for bytes is fetched when the kernel touches it.
             if is_edge && blocks::state(page.start) == PageState::Missing && !self.absent.meets(&page) {
                 self.fill_page(&faults, page.start);
             }
@@ -119,7 +120,8 @@ impl State {
         removed
     }
 
-    /// Puts bytes into the missing pages of a block, in place of what these stand for.
+    /// Puts bytes into a block from address `at` on, in place of what the block stands for there. Writes only into
+    /// missing pages.
     pub(super) fn place(&mut self, at: usize, bytes: &[u8]) -> Placed {
         let range = at..at + bytes.len();
         let mut placed = Placed { removed: self.absent.remove(&range), rest: SmallVec::new() };
@@ -150,7 +152,7 @@ impl State {
         placed
     }
 
-    /// Real bytes of a range that are saved for missing pages, each with its addresses.
+    /// Real bytes of a range that are saved because their pages are missing, as pairs of addresses and bytes.
     pub(super) fn saved_within(&self, range: &Range<usize>) -> Vec<(Range<usize>, Vec<u8>)> {
         let first = range.start / PAGE_BYTES * PAGE_BYTES;
         let saved = self.saved.range(first..range.end);
@@ -186,7 +188,7 @@ impl State {
         if self.absent.meets(&block) || self.saved.range(block.clone()).next().is_some() {
             self.fill_page(faults, page);
         } else if faults.unregister(block.clone()).is_ok() {
-            // The block has another use now, in which not every page should have to wait for a fault.
+            // The program uses the block for something else now. It should not have to wait for a fault at each page.
             blocks::set(&block, PageState::Ordinary);
         }
     }

@@ -1,10 +1,11 @@
-//! Large blocks of malloc, in pages of their own. Freeing one touches none of its bytes, so absent bytes stay absent,
-//! and the next read into the block finds it absent already. All that is known of a block is kept apart from it.
+//! Large blocks of malloc, which share no page with anything else. Freeing a block touches none of its bytes. So pages
+//! that were absent stay missing, and can stand for the bytes of the next read without a system call. All that is known
+//! of a block is kept in tables apart from it. Absent pages stand for bytes of a payload in a store.
 //!
 //! ```text
 //!   SPACE   | block | block      | block | ...      | not used yet |
 //!   STATES    a byte for each page: its PageState
-//!   FREE      blocks of each number of pages that are free, the last freed first
+//!   FREE      lists of free blocks by their size, the last freed block first
 //! ```
 
 use std::ops::Range;
@@ -16,19 +17,22 @@ use shunt_sys::userfaultfd::PAGE_BYTES;
 /// Address space for all blocks.
 const SPACE_BYTES: usize = 16 << 30;
 const PAGES: usize = SPACE_BYTES / PAGE_BYTES;
-/// Bytes that become readable and writable at a time, so that a program that locks its memory does not lock all of the
-/// space.
+/// Number of bytes of the space that become readable and writable at a time. A program that locks its memory
+/// (mlockall(2)) thus does not lock the whole space.
 const STEP_BYTES: usize = 4 << 20;
 /// Largest block of this heap, in bytes. Larger ones are libc's, whose large blocks have a mapping of their own.
 const LARGEST_BYTES: usize = 4 << 20;
-/// Bytes of free blocks that keep their pages. A block that is freed beyond them gives its pages to the kernel.
+/// Most bytes of free blocks that keep their pages. While there are more, a block that is freed gives its pages back to
+/// the kernel.
 const KEPT_BYTES: usize = 64 << 20;
-/// Largest block, in pages, whose size has a free list of its own. Larger blocks have four lists for each doubling.
+/// Number of pages up to which each size of block has a separate free list. Larger sizes have four lists for each
+/// doubling.
 const EXACT_PAGES: usize = 16;
+/// Number of free lists. Each is for one class, a size in pages.
 const CLASSES: usize = 48;
 
-/// State of a block's page in the kernel. It is changed under the lock of [`crate::memory`], or by the thread that owns
-/// the block alone.
+/// State of a block's page in the kernel. It is changed under the lock of [`crate::memory`], or by the only thread that
+/// uses the block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum PageState {
@@ -40,25 +44,27 @@ pub enum PageState {
     Filled = 2,
 }
 
-/// First address of the space; 0 if there is none.
+/// First address of the space; 0 if there is no space.
 static BASE: AtomicUsize = AtomicUsize::new(0);
-/// Number of pages that have been given out, and number of pages that are readable and writable, both from the first
-/// page on.
+/// Number of pages that have ever been given out, counted from the first page of the space.
 static USED: AtomicUsize = AtomicUsize::new(0);
+/// Number of pages that are readable and writable, counted from the first page of the space.
 static READY: AtomicUsize = AtomicUsize::new(0);
 static STATES: [AtomicU8; PAGES] = [const { AtomicU8::new(0) }; PAGES];
 /// By page: number of pages of the block that begins there.
 static SIZES: [AtomicU32; PAGES] = [const { AtomicU32::new(0) }; PAGES];
-/// Next free block of the same class, by a free block's first page: its first page plus 1, or 0.
+/// By first page of a free block: the next free block of the same class, as the number of its first page plus 1; 0 if
+/// it is the last.
 static NEXT: [AtomicU32; PAGES] = [const { AtomicU32::new(0) }; PAGES];
+/// By class: the first free block, as the number of its first page plus 1; 0 if there is none.
 static FREE: [AtomicU32; CLASSES] = [const { AtomicU32::new(0) }; CLASSES];
 static FREE_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Offset of a block in its first page, in bytes.
+/// Offset of each block in its first page, in bytes.
 static OFFSET: AtomicUsize = AtomicUsize::new(0);
 /// Spinlock of the free lists. A thread holds it for a few instructions.
 static LOCKED: AtomicBool = AtomicBool::new(false);
 
-/// Reserves the space, from which blocks come from now on. `offset_bytes`: offset of a block in its first page, a
+/// Reserves the space, from which blocks come from now on. `offset_bytes`: offset of each block in its first page, a
 /// multiple of 16.
 pub fn begin(offset_bytes: usize) {
     // SAFETY: a new mapping at an address of the kernel's choice.
@@ -94,7 +100,7 @@ pub fn after_fork() {
     let used = USED.load(Ordering::Relaxed);
     STATES[..used].iter().for_each(|state| state.store(PageState::Ordinary as u8, Ordering::Relaxed));
     if LOCKED.swap(false, Ordering::Relaxed) {
-        // Another thread of the parent was changing the lists. The child loses the blocks in them.
+        // Another thread of the parent was changing the lists at the fork. The child loses the blocks in them.
         FREE.iter().for_each(|list| list.store(0, Ordering::Relaxed));
     }
 }
@@ -199,7 +205,7 @@ pub fn free(start: usize) {
     unlock();
 }
 
-/// States of whole pages, cut off at the end of the space: programs give reads more room than there is.
+/// States of whole pages, cut off at the end of the space: a program may pass a read a length that goes beyond it.
 fn states(pages: &Range<usize>) -> &'static [AtomicU8] {
     let first = page_of(pages.start);
     &STATES[first..(first + pages.len() / PAGE_BYTES).min(PAGES)]

@@ -1,4 +1,5 @@
-//! Copies of absent memory that stay absent, and reads of real bytes beside absent ones.
+//! Copies of absent memory that stay absent, and reads of real bytes beside absent ones. Absent memory stands for bytes
+//! of a payload in a store, which are not fetched for a copy.
 
 use std::ops::Range;
 
@@ -10,8 +11,9 @@ use super::{Copies, Memory};
 use crate::memory::blocks;
 
 impl Memory {
-    /// Copies a range to a block. Absent bytes stay absent in the copy. Real bytes are copied without a touch of
-    /// missing pages in either. Returns false if the copy cannot be absent; the old contents of `to` may be lost then.
+    /// Copies a range to a block at `to`. Absent bytes are absent in the copy, too. Real bytes are copied without a
+    /// touch of missing pages in the range or the block. Returns false if such a copy cannot be made; the old contents
+    /// at `to` may be lost then.
     ///
     /// # Safety
     /// As for a copy of these bytes, except that the memory may be absent.
@@ -32,11 +34,13 @@ impl Memory {
                 return false;
             }
         }
-        // SAFETY: as above.
+        // SAFETY: the caller's promise.
         unsafe { self.copy_real(&(at..from.end), moved(at)) };
         true
     }
 
+    /// Copies real bytes, without a touch of missing pages.
+    ///
     /// # Safety
     /// As for [`Self::copy`]. `from` stands for nothing.
     unsafe fn copy_real(&self, from: &Range<usize>, to: usize) {
@@ -47,7 +51,8 @@ impl Memory {
         }
     }
 
-    /// Copies a range that stands for nothing, without a touch of a page that stands for something beside it.
+    /// Copies a range that stands for nothing into a buffer, without a touch of a page that stands for bytes beside the
+    /// range.
     ///
     /// # Safety
     /// The program may read the range.

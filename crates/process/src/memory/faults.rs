@@ -1,4 +1,6 @@
-//! Threads that serve faults of absent memory (the paper's RZM). The program's threads wait for them in the kernel.
+//! Threads that serve faults of absent memory (the paper on on-demand buffers calls this part RZM). Threads of the
+//! program that touch absent memory wait for them in the kernel. Absent memory stands for bytes of a payload in a
+//! store. A *share* of the payload keeps it there.
 //!
 //! One of the threads leads: it reads the kernel's events and serves each fault itself. If that takes long, because a
 //! holder (the store that has the bytes) is silent, another thread leads from then on. Faults for the same holder wait
@@ -28,7 +30,7 @@ const THREADS: usize = 3;
 /// Fewest threads that are enough: one can lead while another waits.
 const THREADS_MIN: usize = 2;
 
-/// Interval at which shares are sent back that are too few to be sent at once.
+/// Interval at which one thread tends: among other work, it has shares sent back that are too few to be sent at once.
 const TENDED_EVERY: Duration = Duration::from_millis(100);
 
 /// Interval of the search for bytes that have been absent for long.
@@ -102,7 +104,8 @@ impl Service {
         true
     }
 
-    /// Serves a fault. Returns `Some` if another thread leads meanwhile, with the slow holder if it is known.
+    /// Serves a fault. Returns `Some` if that took long, so that another thread leads now. It contains the slow holder,
+    /// if that is known.
     fn serve(&self, address: usize) -> Option<Option<Holder>> {
         let slow = Cell::new(None);
         let hand_over = || {
@@ -120,14 +123,15 @@ impl Service {
         }
     }
 
-    /// Has another thread lead, and has faults for the same holder wait. Returns that holder.
+    /// Has another thread lead, and has faults for the holder of the bytes at `address` wait. Returns that holder.
     fn hand_over(&self, address: usize) -> Option<Holder> {
         let holder = self.memory.holder_at(address);
         self.turns.hand_over(holder);
         holder
     }
 
-    /// Whether another thread waits for the holder of these bytes; that thread then serves this fault, too.
+    /// Whether another thread waits for the holder of the bytes at `address`. If so, that thread serves this fault,
+    /// too.
     fn is_kept_for_later(&self, address: usize) -> bool {
         self.turns.any_slow() && self.memory.holder_at(address).is_some_and(|holder| self.turns.keep(holder, address))
     }

@@ -1,4 +1,5 @@
-//! Fills missing pages. The kernel may have no memory for a page ([`scarce`]).
+//! Fills missing pages. The kernel may have no memory for a page ([`scarce`]). A page is missing if the kernel has
+//! nothing there: a thread that touches it waits (userfaultfd(2)).
 
 use std::io;
 use std::ops::Range;
@@ -20,8 +21,8 @@ pub(super) fn fill_zeros(faults: &Userfaultfd, pages: Range<usize>) -> bool {
     patiently(|| faults.fill_zeros(pages.clone())).unwrap_or_else(|| end(&[]))
 }
 
-/// Tries again while the kernel has no memory; `None` if it has none for too long. Pages that a failed call has filled
-/// stay filled, and the next call skips them.
+/// Calls `fill` again while the kernel has no memory. Returns `None` if it has none for too long, else whether `fill`
+/// succeeded. Pages that a failed call has filled stay filled, and the next call skips them.
 fn patiently(fill: impl Fn() -> io::Result<()>) -> Option<bool> {
     scarce::patiently(|| match fill() {
         Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => None,

@@ -1,5 +1,6 @@
 //! Writes to receivers that take no references: clients, files, and programs that are not under Shunt. Absent bytes are
-//! fetched into the library's own memory and written from there.
+//! fetched into the library's own memory and written from there. Absent bytes are those of memory that only stands for
+//! bytes in a store.
 
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -32,7 +33,7 @@ pub fn sendmsg(fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
 /// Calls glibc's writev(2), which may wait and lets the thread be cancelled.
 pub fn writev(fd: RawFd, iov: &[iovec]) -> Result<usize, Errno> {
     let count = iov.len().min(libc::UIO_MAXIOV as usize);
-    // SAFETY: as above.
+    // SAFETY: the parts are the program's memory; the kernel returns EFAULT if it is not readable.
     let sent = outside(|| unsafe { real::writev(fd, iov.as_ptr(), count as i32) });
     usize::try_from(sent).map_err(|_| errno())
 }
@@ -59,8 +60,8 @@ pub fn write(
     let (mut rest, mut sent) = (split(iov, usize::MAX).0, 0);
     while !rest.is_empty() {
         let now = split(&rest, at_once).0;
-        // ECONNRESET even if bytes were written before: after a short write a program would wait for room, of which
-        // there is enough.
+        // If bytes cannot be fetched, the write fails with ECONNRESET, even if bytes were written before. After a short
+        // write the program would wait until the receiver has room, which it has already.
         let chunk = Fetched::new(memory, &now, call).ok_or(libc::ECONNRESET)?;
         if chunk.iov.is_empty() {
             return if sent > 0 { Ok(sent) } else { Err(libc::EAGAIN) };
@@ -84,8 +85,8 @@ pub fn write(
     Ok(sent)
 }
 
-/// A reference, and a share that keeps its payload until it is fetched, even if another thread reads into the memory
-/// meanwhile.
+/// A reference, and a share that keeps its payload until the bytes are fetched, even if another thread overwrites the
+/// absent memory meanwhile.
 type Kept = (Reference, Arc<Hold>);
 
 /// Some of a write, with its absent bytes fetched into the library's own memory.
@@ -95,7 +96,7 @@ struct Fetched<'a> {
     ours: Vec<(usize, Parts, Buffer<'a>)>,
     /// Copies that other parts of `iov` point to.
     _copies: Copies,
-    /// There is more of the write, which was not fetched.
+    /// Whether the write has more bytes, which were not fetched.
     is_cut: bool,
 }
 
@@ -137,7 +138,8 @@ impl<'a> Fetched<'a> {
                 fetched.iov.extend(parts);
                 continue;
             };
-            // Each of several references may take nearly as long as all of them together may.
+            // Each fetch may take nearly as long as the whole call may. So this asks before each one, once there is
+            // something to write.
             if !fetched.iov.is_empty() && call.ends() {
                 fetched.is_cut = true;
                 break;
@@ -158,8 +160,8 @@ impl<'a> Fetched<'a> {
         Some(fetched)
     }
 
-    /// Puts fetched bytes behind the first `taken` into the program's memory, because the program writes them once
-    /// more.
+    /// Puts fetched bytes that the kernel did not take into the program's memory, because the program will write them
+    /// again. `taken`: number of the write's bytes that the kernel took.
     fn keep_from(&self, memory: &Memory, taken: usize) {
         if taken >= length(&self.iov) {
             return;

@@ -1,5 +1,5 @@
-//! Counters of this process, for `shunt stats` (shunt_odb::store::usage). They are in its own memory, and also in a
-//! page of the store once the process is connected.
+//! Counters of this process, for `shunt stats` (shunt_odb::store::usage). They are in the process's own memory, and
+//! also in a page of the store once the process is connected to it.
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -48,7 +48,7 @@ fn name() -> String {
     String::from_utf8_lossy(name.trim_ascii_end()).into_owned()
 }
 
-/// Resets the counters in the child of a fork, which gets its own page later.
+/// Resets the counters in the child of a fork, which gets another page when it connects to the store.
 pub fn after_fork() {
     PAGE.store(std::ptr::null_mut(), Ordering::Release);
     VALUES.iter().for_each(|value| value.store(0, Ordering::Relaxed));

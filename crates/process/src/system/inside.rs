@@ -13,14 +13,14 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Marks the thread as inside the library, for as long as this lives.
+/// Marks the thread as inside the library, for as long as this value lives.
 pub struct Inside;
 
 impl Inside {
     /// Returns `None` if the thread is inside already.
     #[inline]
     pub fn enter() -> Option<Self> {
-        // Not `then_some`, which would make a value and drop it if the thread is inside already.
+        // Not `then_some`, which always makes a value. If the thread is inside already, its drop would clear the mark.
         if INSIDE.replace(true) { None } else { Some(Self) }
     }
 }
@@ -37,7 +37,7 @@ pub fn is_inside() -> bool {
     INSIDE.get()
 }
 
-/// Restores the thread's mark when it is dropped.
+/// Restores a thread's former mark when it is dropped.
 struct Back(bool);
 
 impl Drop for Back {

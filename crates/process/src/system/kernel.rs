@@ -55,7 +55,7 @@ pub fn message(iov: &[iovec]) -> msghdr {
 #[inline]
 pub fn send(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize, Errno> {
     if let [part] = iov {
-        // SAFETY: as below.
+        // SAFETY: the kernel reads the part, and returns EFAULT if it cannot be read.
         return unsafe {
             call(libc::SYS_sendto, [fd as usize, part.iov_base as usize, part.iov_len, flags as usize, 0, 0])
         };
@@ -77,7 +77,7 @@ pub fn send_file(fd: c_int, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Re
 #[inline]
 pub fn receive(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize, Errno> {
     if let [part] = iov {
-        // SAFETY: as below.
+        // SAFETY: the part is the library's own memory, or memory that the program has given to be written.
         return unsafe {
             call(libc::SYS_recvfrom, [fd as usize, part.iov_base as usize, part.iov_len, flags as usize, 0, 0])
         };

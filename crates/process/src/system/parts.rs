@@ -6,7 +6,8 @@ use std::ops::Range;
 use libc::iovec;
 use smallvec::SmallVec;
 
-/// Most parts of one write to the kernel, less one that the library adds.
+/// Most parts of the program's memory in one write: as many as the kernel takes (UIO_MAXIOV), less one that the library
+/// adds.
 pub const PARTS_AT_ONCE: usize = libc::UIO_MAXIOV as usize - 1;
 
 /// Parts of a program's memory. They are usually few, and then take no memory of the heap.
@@ -22,7 +23,7 @@ pub fn length(parts: &[iovec]) -> usize {
     parts.iter().map(|part| part.iov_len).sum()
 }
 
-/// The first `bytes` of some parts.
+/// The first `bytes` bytes of some parts.
 pub fn first(parts: &[iovec], bytes: usize) -> Parts {
     match parts {
         [part] => SmallVec::from_elem(iovec { iov_len: part.iov_len.min(bytes), ..*part }, 1),
@@ -30,7 +31,7 @@ pub fn first(parts: &[iovec], bytes: usize) -> Parts {
     }
 }
 
-/// Some parts without their first `bytes`.
+/// Some parts without their first `bytes` bytes.
 pub fn behind(parts: &[iovec], bytes: usize) -> Parts {
     match parts {
         [part] if bytes == 0 => SmallVec::from_elem(*part, 1),
@@ -38,7 +39,7 @@ pub fn behind(parts: &[iovec], bytes: usize) -> Parts {
     }
 }
 
-/// The first `bytes` of some parts, and the rest.
+/// The first `bytes` bytes of some parts, and the rest of the parts.
 pub fn split(parts: &[iovec], bytes: usize) -> (Parts, Parts) {
     let (mut first, mut rest) = (Parts::new(), Parts::new());
     let mut left = bytes;
@@ -58,7 +59,7 @@ pub fn split(parts: &[iovec], bytes: usize) -> (Parts, Parts) {
     (first, rest)
 }
 
-/// The part that has these addresses.
+/// Makes a part of some addresses.
 pub fn of(addresses: &Range<usize>) -> iovec {
     iovec { iov_base: addresses.start as *mut libc::c_void, iov_len: addresses.len() }
 }

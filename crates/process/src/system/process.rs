@@ -18,7 +18,8 @@ pub fn own() -> u32 {
     OWN.load(Ordering::Relaxed)
 }
 
-/// Whether the library's state is about this process. It is not in a child that the library does not know of.
+/// Whether the library's state is that of this process. In a child that `_Fork(3)` made it is the parent's, because the
+/// library does not hear of that call.
 pub fn is_own() -> bool {
     own() == std::process::id()
 }

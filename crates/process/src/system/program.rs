@@ -9,7 +9,7 @@ use rustix::io::pread;
 /// Bytes that are read of a file. A program's headers are at its beginning, and so is the line that names a script's
 /// interpreter.
 const LOOKED: usize = 4096;
-/// Most scripts in a row that interpret each other, as the kernel follows them (fs/exec.c).
+/// Most scripts in a row, each the interpreter of the one before, that the kernel follows (fs/exec.c).
 const SCRIPTS: usize = 5;
 /// Constants of <elf.h>.
 const EM_X86_64: u16 = 62;
@@ -23,7 +23,7 @@ pub fn open(directory: Option<BorrowedFd<'_>>, path: &CStr) -> Option<OwnedFd> {
     openat(directory.unwrap_or(CWD), path, flags, Mode::empty()).ok()
 }
 
-/// Opens the file that a name stands for on a path of directories, as execvp(3) finds it.
+/// Opens the file that execvp(3) would find for a name. `path`: the directories to search, as in the variable PATH.
 #[must_use]
 pub fn find(name: &CStr, path: &[u8]) -> Option<OwnedFd> {
     if name.to_bytes().contains(&b'/') {
@@ -36,9 +36,9 @@ pub fn find(name: &CStr, path: &[u8]) -> Option<OwnedFd> {
     })
 }
 
-/// Whether a program of this file will have the library, and makes its calls through it. It does not if it is linked
-/// statically, if it has privileges of its own, or if it is made by Go, which makes system calls itself. Where this
-/// cannot be told, the answer is yes.
+/// Whether the library gets into the program in this file, and sees its calls. It does not if the program is linked
+/// statically, if its file gives it privileges, or if it is written in Go, which makes system calls itself. If the file
+/// does not tell, the answer is yes.
 #[must_use]
 pub fn is_covered(file: OwnedFd) -> bool {
     let mut file = file;
@@ -91,7 +91,7 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 }
 
 impl<'a> Program<'a> {
-    /// Returns `None` if the file is no such program, or its headers are not within `start`.
+    /// Returns `None` if the file is no 64-bit ELF file, or its program headers are not within `start`.
     fn of(start: &'a [u8]) -> Option<Self> {
         const CLASS_64: u8 = 2;
         if !start.starts_with(b"\x7fELF") || start.get(4) != Some(&CLASS_64) {
@@ -116,13 +116,14 @@ impl<'a> Program<'a> {
     }
 }
 
-/// Whether a segment of notes has a note of Go's.
+/// Whether a segment of notes (PT_NOTE) has a note that only Go writes.
 fn is_go(file: BorrowedFd<'_>, segment: Segment) -> bool {
     let mut notes = [0; 1024];
     let most = usize::try_from(segment.bytes).unwrap_or(usize::MAX).min(notes.len());
     let Ok(bytes) = pread(file, &mut notes[..most], segment.offset) else { return false };
     let mut rest = &notes[..bytes];
-    // A note is three numbers, a name and a description. These two are padded to four bytes.
+    // A note is three numbers of 4 bytes, a name and a description. Name and description are padded to a multiple of 4
+    // bytes.
     while let (Some(name), Some(said)) = (number(rest, 0), number(rest, 4)) {
         let [name, said] = [name, said].map(|bytes| u32::from_le_bytes(bytes) as usize);
         if rest.get(12..).is_some_and(|rest| name == 4 && rest.starts_with(b"Go\0\0")) {
@@ -162,7 +163,7 @@ mod tests {
             std::fs::write(&path, bytes).unwrap();
             path
         };
-        // Only the headers, of a program without an interpreter.
+        // A file that has only the headers of a program, and none for an interpreter.
         let mut header = [0u8; 120];
         header[..5].copy_from_slice(b"\x7fELF\x02");
         for (at, number) in [(18, 62u16), (32, 64), (54, 56), (56, 1)] {

@@ -1,8 +1,8 @@
 //! The order in which a thread takes the library's locks. While it has a lock of one [`Rank`], it takes only locks of
 //! later ranks, and never one twice. So no two threads wait for each other.
 //!
-//! The locks of shunt-odb (connections to stores, shares to give back) and of shunt-sys come after these. None of these
-//! is taken under them.
+//! The locks of shunt-odb (connections to stores, shares to give back) and of shunt-sys come after all of these: a
+//! thread that has one of those takes none of these.
 //!
 //! Tests have the order checked ([`check`]). Without the check, a lock costs only one more look at a flag.
 
@@ -16,7 +16,7 @@ use super::ending::end_process;
 pub enum Rank {
     /// [`crate::connections::states`]: lets one thread at a time find out whether a connection has a state.
     Entering,
-    /// One direction of a connection. Other processes lock it, too.
+    /// One direction of a connection; the next rank is the other direction. Other processes lock them, too.
     Receiving,
     Sending,
     /// [`crate::tls`]: state of the library in OpenSSL.
@@ -27,7 +27,8 @@ pub enum Rank {
     Segment,
     /// [`crate::memory`]: absent memory.
     Absent,
-    /// [`crate::bypass`]: connections where a rescue is under way. No lock is taken under this one or the next.
+    /// [`crate::bypass`]: connections where a rescue is under way. A thread that has this lock or the next one takes no
+    /// other lock of this list.
     Rescues,
     /// [`crate::memory`]: the share that was taken last.
     Recent,
@@ -69,7 +70,7 @@ impl Taken {
         bit(rank)
     }
 
-    /// Records a lock that was tried and not waited for. That is allowed in any order, because no thread waits.
+    /// Records a lock that the thread got without waiting. That is allowed in any order, because no thread waits.
     #[inline]
     pub fn tried(rank: Rank) -> Self {
         if !CHECKS.load(Ordering::Relaxed) || HELD.get() & bit(rank) != 0 {

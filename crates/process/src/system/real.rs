@@ -17,7 +17,7 @@ pub fn errno() -> Errno {
 }
 
 pub fn set_errno(errno: Errno) {
-    // SAFETY: as above.
+    // SAFETY: the function always returns a pointer to the calling thread's errno.
     unsafe { *libc::__errno_location() = errno };
 }
 
@@ -26,7 +26,7 @@ fn find(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
     // SAFETY: `name` ends with a zero byte.
     let symbol = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     if symbol.is_null() {
-        // Only glibc before 2.34, or another libc, lacks it.
+        // Only glibc before 2.34, or another C library, lacks one of the functions.
         super::ending::end_process(
             "the C library lacks a function that this library needs: install the release that was built for this \
              distribution",
@@ -126,9 +126,9 @@ unsafe extern "C" {
     fn __libc_malloc(bytes: size_t) -> *mut c_void;
 }
 
-/// Calls malloc_usable_size(3) of the heap that `__libc_malloc` belongs to. That is glibc's, even where the program
-/// brings another heap (jemalloc). But some heaps (tcmalloc, mimalloc) replace glibc's functions under those names,
-/// too.
+/// Calls malloc_usable_size(3) of the heap that `__libc_malloc` belongs to. That is glibc's heap, even if the program
+/// brings another one (jemalloc). But some heaps (tcmalloc, mimalloc) define `__libc_malloc`, too: then it is that
+/// heap.
 ///
 /// # Safety
 /// `at` is a block of that heap.

@@ -1,5 +1,6 @@
-//! Waits for the kernel to have memory for bytes that a program has read. If it has none for a while, the process ends,
-//! as it might by the kernel's own choice. A page that was left out would read as zeros.
+//! Waits for the kernel to have memory for bytes that a program has read. If the kernel has none for a second, the
+//! process ends, as the kernel might end it for want of memory. It cannot continue without a page: that would read as
+//! zeros.
 
 use rustix::mm::{Advice, madvise};
 use rustix::thread::nanosleep;
@@ -12,14 +13,15 @@ use super::ending::end_process;
 const TRIES: u32 = 100;
 const BETWEEN: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
-/// Pages that can be given up at the end: a pipe takes one for the last message.
+/// Pages that the process gives back to the kernel before its last message: if stderr is a pipe, the kernel needs a
+/// page for the message.
 #[repr(C, align(4096))]
 struct Spare([u8; 4 * PAGE_BYTES]);
 
-/// Not zeros: the kernel would leave out pages of zeros.
+/// Not filled with zeros: the kernel would have no memory for pages of zeros.
 static mut SPARE: Spare = Spare([1; 4 * PAGE_BYTES]);
 
-/// Has the kernel make the spare pages. Called when the library is loaded.
+/// Writes into the spare pages, so that the kernel has memory for each. Called when the library is loaded.
 pub fn begin() {
     for page in 0..4 {
         // SAFETY: a byte of the static, which is not read anywhere.
@@ -27,7 +29,8 @@ pub fn begin() {
     }
 }
 
-/// Asks the kernel until it gives something. Returns `None` if it has had no memory for a second.
+/// Calls `ask` until it returns what it has got from the kernel. Returns `None` if the kernel has had no memory for a
+/// second.
 pub fn patiently<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     for _ in 0..TRIES {
         let given = ask();

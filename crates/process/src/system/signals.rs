@@ -1,6 +1,7 @@
 //! Blocks a thread's signals for a while.
 
-/// Blocks this thread's signals for as long as it lives. A thread that is started meanwhile never takes any.
+/// Blocks this thread's signals for as long as this value lives. A thread that is started meanwhile never takes any,
+/// because it inherits the mask.
 pub struct SignalsWait(libc::sigset_t);
 
 impl SignalsWait {
@@ -19,7 +20,7 @@ impl SignalsWait {
 
 impl Drop for SignalsWait {
     fn drop(&mut self) {
-        // SAFETY: restores the mask that was there before.
+        // SAFETY: restores the mask that the thread had before. The kernel only reads it.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
     }
 }

@@ -6,8 +6,8 @@ use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Most bytes from the used end of a stack to its other end. It is for stacks that are not the thread's own: a
-/// coroutine's, or a signal handler's.
+/// Number of bytes from the thread's present frame upwards that are taken for its stack, if it runs on a stack that is
+/// not its own: a coroutine's, or a signal handler's. The library does not know where such a stack ends.
 const OTHER_BYTES: usize = 8 << 20;
 
 thread_local! {
@@ -15,8 +15,8 @@ thread_local! {
     static OWN: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
-/// Whether an address is in the thread's stack. If the thread runs on another stack now: whether it may be in the used
-/// part of that one.
+/// Whether an address is in the thread's own stack. If the thread runs on another stack now, also whether the address
+/// may be in the used part of that one.
 pub fn is_own(address: usize) -> bool {
     let here = 0u8;
     let from = &raw const here as usize;

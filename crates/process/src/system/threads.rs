@@ -13,9 +13,10 @@ thread_local! {
 /// Starts a thread of the library's, with this name. It takes no signals, which are for the program's threads. Returns
 /// false if there can be no more threads.
 ///
-/// The thread is inside the library as long as it lives, so its system calls do not end the program's turn. The end of
-/// a turn takes the lock of rank Handings. A program thread may hold that lock while it waits for another one, which
-/// this thread has just released and is about to wake it for.
+/// The thread is inside the library as long as it lives, so its system calls do not end the program's turn (bypass.rs:
+/// agents are then told of handoffs). To end a turn, a thread takes the lock of rank Handings. A thread of the program
+/// may hold that lock and wait for a second one. If this thread has just released the second lock, its next system call
+/// has to wake that thread, and must not wait for the first lock.
 pub fn start(name: &'static str, work: impl FnOnce() + Send + 'static) -> bool {
     let _signals = SignalsWait::new();
     let builder = std::thread::Builder::new().name(name.into()).stack_size(256 << 10);

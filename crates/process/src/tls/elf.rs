@@ -47,10 +47,10 @@ fn hash(name: &CStr) -> u32 {
 }
 
 impl LinkMap {
-    /// Address of a function that the object defines; null if it defines none of that name.
+    /// Address of the function `name` that the object defines; null if it defines none.
     ///
     /// # Safety
-    /// The description is the loader's, of an object that stays loaded during the call.
+    /// `self` is the loader's description of an object that stays loaded during the call.
     pub unsafe fn function(&self, name: &CStr) -> *mut c_void {
         // SAFETY: the caller's promise. All reads in this block are from tables that the loader has read, too.
         unsafe {
@@ -89,16 +89,19 @@ impl LinkMap {
         ptr::null_mut()
     }
 
+    /// Address of the table that the object's dynamic section has under this tag; `None` if there is none.
+    ///
     /// # Safety
-    /// As [`Self::function`].
+    /// As for [`Self::function`].
     unsafe fn table(&self, tag: i64) -> Option<usize> {
         let mut at = self.dynamic;
-        // SAFETY: the caller's promise: entries up to one of DT_NULL.
+        // SAFETY: the caller's promise. The last entry is one of DT_NULL.
         unsafe {
             while (*at).tag != DT_NULL {
                 if (*at).tag == tag {
                     let value = (*at).value;
-                    // The loader has made an address of the value, if it can write there.
+                    // The value is an offset from `base`, or an address: the loader puts the address in its place if it
+                    // can write there.
                     return Some(if value < self.base { self.base + value } else { value });
                 }
                 at = at.add(1);
@@ -107,10 +110,12 @@ impl LinkMap {
         None
     }
 
+    /// Whether callers that ask for no version get this symbol.
+    ///
     /// # Safety
-    /// As [`Self::function`]. `symbol` is the number of a symbol.
+    /// As for [`Self::function`]. `symbol` is the number of a symbol.
     unsafe fn is_default(&self, symbol: u32) -> bool {
-        // SAFETY: as above; the table has a version for each symbol.
+        // SAFETY: the caller's promise; the table has a version for each symbol.
         let version =
             unsafe { self.table(DT_VERSYM).map(|versions| (versions as *const u16).add(symbol as usize).read()) };
         version.is_none_or(|version| version & HIDDEN == 0)

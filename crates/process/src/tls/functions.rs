@@ -1,4 +1,5 @@
-//! Calls functions of the OpenSSL that made the object they are called with.
+//! Calls functions of OpenSSL. A process may have several OpenSSLs, so each call goes to the one that made the object
+//! which is passed to the function.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::ptr;
@@ -27,7 +28,7 @@ macro_rules! theirs {
             }
             // SAFETY: OpenSSL's function of this name has this type.
             let function: unsafe extern "C-unwind" fn($($kind),*) -> $result = unsafe { std::mem::transmute(found) };
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's promise is that of OpenSSL's function.
             unsafe { function($($argument),*) }
         }
     )*};

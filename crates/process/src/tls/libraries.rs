@@ -8,8 +8,9 @@
 //! does not tell, and after the program's global scope, as in the dynamic linker.
 //!
 //! Symbols are looked up without the loader's lock, because a thread may hold that one while it waits for this
-//! library's. The loader's lock is taken in three cases only: once in a process, for each context until an OpenSSL is
-//! adopted, and if no object tells. Nothing is kept of a library that may be unloaded.
+//! library's. The loader's lock is taken in three cases only: once in a process (to find `_dl_find_object`), for each
+//! new context until an OpenSSL is adopted, and if the object does not tell. Nothing is kept of a library that may be
+//! unloaded.
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -49,12 +50,13 @@ impl Function {
     }
 }
 
-/// A function that every OpenSSL has since 1.1, and that is not interposed here.
+/// Name of a function that every OpenSSL has since 1.1, and that is not interposed here. Its address tells which
+/// OpenSSL it belongs to.
 const METHOD: &CStr = c"TLS_method";
 /// Name by which programs load the system's OpenSSL.
 const SYSTEMS: &CStr = c"libssl.so.3";
-/// Number of first words of a connection that may point to its SSL_METHOD. It is the first word in BoringSSL, and the
-/// second in OpenSSL up to 3.1 and in LibreSSL. Since OpenSSL 3.2 it is the third and fourth.
+/// Number of words at the beginning of a connection (an `SSL`) that may point to its SSL_METHOD. The first word does so
+/// in BoringSSL, the second in OpenSSL up to 3.1 and in LibreSSL, the third and fourth since OpenSSL 3.2.
 const WORDS: usize = 4;
 
 /// glibc's `struct dl_find_object` (dlfcn.h) on x86_64.
@@ -78,7 +80,7 @@ struct Object {
 }
 
 impl Object {
-    /// Returns `None` if nothing is loaded there, or glibc is older than 2.35.
+    /// Returns the object that an address lies in. Returns `None` if it lies in none, or if glibc is older than 2.35.
     fn at(address: usize) -> Option<Self> {
         static FIND: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
         const FIRST_PAGE: usize = 4096;
@@ -120,7 +122,7 @@ impl Object {
 
     /// Opens a handle of the object, for dlsym(3); null if there is none.
     fn open(&self, flags: i32) -> *mut c_void {
-        // SAFETY: as above; the name is the loader's string.
+        // SAFETY: the object stays loaded, because the program uses it; the name is the loader's string.
         unsafe { libc::dlopen((*self.map).name, libc::RTLD_LAZY | libc::RTLD_NOLOAD | flags) }
     }
 }
@@ -154,7 +156,7 @@ fn systems() -> *mut c_void {
 /// The adopted OpenSSL, whose connections are handed off. It is never unloaded.
 struct Known {
     start: AtomicUsize,
-    /// 0 if there is none.
+    /// Address behind the library; 0 if no OpenSSL was adopted.
     end: AtomicUsize,
     functions: [AtomicPtr<c_void>; FUNCTIONS],
 }
@@ -187,7 +189,7 @@ pub enum Of {
 }
 
 impl Of {
-    /// Addresses of which one lies in the OpenSSL that made the object.
+    /// Addresses, one of which lies in the OpenSSL that made the object; unused ones are 0.
     ///
     /// # Safety
     /// The pointer is to such an object, or null.
@@ -211,8 +213,8 @@ impl Of {
         unsafe { self.leads() }.into_iter().any(|lead| KNOWN.contains(lead))
     }
 
-    /// Function of the OpenSSL that made the object. If the object does not tell, it is the function that a call from
-    /// `caller` would reach. Returns null if there is none.
+    /// Address of a function in the OpenSSL that made the object. If the object does not tell which that is, the
+    /// address of the function that a call from `caller` would reach. Returns null if there is none.
     ///
     /// # Safety
     /// The pointer is to such an object, or null.
@@ -230,8 +232,9 @@ impl Of {
     }
 }
 
-/// Looks up a function as the dynamic linker does: in the global scope, then in the caller's. If the caller is in no
-/// library, the system's OpenSSL is the second.
+/// Looks up a function as the dynamic linker does: first in the global scope, then in that of the library that `caller`
+/// lies in. If `caller` lies in no library, the system's OpenSSL comes second. Returns null if only this library's own
+/// symbol is found.
 #[cold]
 fn reached_from(caller: usize, name: &CStr) -> *mut c_void {
     let before = errno();
@@ -271,7 +274,8 @@ impl Candidate {
         unsafe { libc::dlsym(self.handle, name.as_ptr()) }
     }
 
-    /// Functions that the program's calls go on to. In the global scope, another library's may come before this one's.
+    /// Addresses of the functions that the program's calls go on to. If this OpenSSL is in the global scope, these are
+    /// the first functions of their names there, which may be another library's.
     pub fn functions(&self) -> [*mut c_void; FUNCTIONS] {
         use Function::{CallbackCtrl, Clear, GetError, NewContext, NewContextEx, SetCallback, Write, WriteEx};
         let mut functions = [ptr::null_mut(); FUNCTIONS];
@@ -283,7 +287,7 @@ impl Candidate {
     }
 
     /// Has this OpenSSL's connections handed off from now on, if `begin` succeeds. Only one thread at a time may call
-    /// this. The first OpenSSL is taken, for good.
+    /// this. The first OpenSSL that is adopted stays the only one. Returns whether that is this one.
     pub fn adopt(&self, functions: &[*mut c_void; FUNCTIONS], begin: impl FnOnce() -> bool) -> bool {
         if has_known() {
             return KNOWN.contains(self.object.start);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * OpenSSL as the program has it. This library is not linked to OpenSSL: a program may have none,
- * or load it later. So each function that openssl/shunt_tls*.c call is a jump to the program's own,
- * at the address where that was found (libraries.rs).
+ * or load it later. So each function of OpenSSL that openssl/shunt_tls*.c call is defined here as a
+ * jump to the program's own function, at the address where that was found (libraries.rs).
  */
 #include <openssl/bio.h>
 #include <openssl/ssl.h>
@@ -60,7 +60,7 @@ int shunt_openssl_find(void *(*find)(void *library, const char *name), void *lib
     return 1;
 }
 
-/* From now on the functions jump to the addresses in `found`. Returns 1 on success. */
+/* Has the functions jump to the addresses in `found` from now on. Returns 1 on success. */
 int shunt_openssl_use(void *const *found)
 {
 #define USE(name) shunt_openssl_##name = *found++;
@@ -72,7 +72,8 @@ int shunt_openssl_use(void *const *found)
     return progress_index >= 0;
 }
 
-/* Returns the socket that a connection writes to by itself, or -1 if there is none. */
+/* Returns the descriptor of the socket that OpenSSL writes a connection's records to. Returns -1 if
+ * it writes elsewhere, or if nothing can be handed off on the connection. */
 int shunt_openssl_socket(SSL *ssl)
 {
     shunt_tls_state_t *state = shunt_tls_state(ssl);
@@ -85,7 +86,7 @@ int shunt_openssl_socket(SSL *ssl)
         bio = state->socket;
     }
 
-    /* several responses share the connection (HTTP/2): none has many bytes in a row */
+    /* HTTP/2: several responses share the connection, so none has many bytes in a row */
     SSL_get0_alpn_selected(ssl, &protocol, &n);
 
     if (n == 2 && memcmp(protocol, "h2", 2) == 0) {
@@ -99,7 +100,8 @@ int shunt_openssl_socket(SSL *ssl)
     return fd;
 }
 
-/* Returns the progress of a write that the program has to call again; 0 if there is none. */
+/* Returns the progress of a write that the program has to repeat, in the form of tls.rs; 0 if there
+ * is none. */
 uint64_t shunt_openssl_progress(SSL *ssl)
 {
     return progress_index < 0 ? 0 : (uintptr_t) SSL_get_ex_data(ssl, progress_index);
@@ -110,13 +112,14 @@ int shunt_openssl_set_progress(SSL *ssl, uint64_t progress)
     return SSL_set_ex_data(ssl, progress_index, (void *) (uintptr_t) progress);
 }
 
-/* Lets a write be repeated from other memory than before. */
+/* Allows the program to repeat a write from other memory than before. */
 void shunt_openssl_let_memory_move(SSL *ssl)
 {
     SSL_set_mode(ssl, SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
 }
 
-/* Sends the KeyUpdate that is left of the last handoff. It leaves, or waits behind the region. */
+/* Writes the KeyUpdate that is left of the last handoff into the socket. It leaves at once, or
+ * waits there behind the bytes that another machine sends. */
 void shunt_openssl_flush(SSL *ssl)
 {
     shunt_tls_state_t *state = shunt_tls_state(ssl);

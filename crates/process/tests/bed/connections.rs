@@ -14,7 +14,7 @@ use super::process;
 
 const TIGHT_BYTES: usize = 4096;
 
-/// Lets this process make such connections as long as the returned values live.
+/// Lets this process make connections between ends under Shunt, as long as the returned values live.
 pub fn negotiate(name: &str) -> (Negotiation, Group) {
     process();
     let group = Group::enter(name);

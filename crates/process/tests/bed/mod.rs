@@ -49,7 +49,7 @@ pub fn process() -> &'static Process {
             connections: Connections::new(Arc::new(states::new().unwrap()), None),
             memory: Memory::new(device.into(), bed.path(), Calls { tick, tend: || () }),
             store: Store::new(bed.path()),
-            // Everything goes by reference that may.
+            // Nothing is learnt about receivers. So everything that may go by reference does.
             learnt: None,
             inherited: -1,
         };
@@ -65,7 +65,7 @@ impl Process {
         let put = || self.writer.lock().put(&[IoSlice::new(body)]);
         let reference = wait_for("room in the store", put).unwrap();
         let hold = self.memory.hold(&reference, reference.weight, false);
-        // Nothing becomes absent while another thread forks.
+        // Waits, because nothing becomes absent while another thread forks.
         wait_for("the memory is absent", || self.memory.make_absent(into.clone(), &hold, 0)).is_ok()
     }
 }
@@ -80,7 +80,7 @@ pub fn body(seed: u8, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| byte(at) ^ seed).collect()
 }
 
-/// Pseudo-random numbers, from a seed that is printed.
+/// Pseudo-random numbers from a seed, which the tests print.
 pub struct Random(pub u64);
 
 impl Random {

@@ -1,4 +1,4 @@
-//! Memory of the program, and what it is to hold.
+//! Memory of the program, and a model of what it has to contain.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use shunt_sys::userfaultfd::PAGE_BYTES;
 
 use super::process;
 
-/// Places of a program's memory: blocks of malloc, and mappings that the program makes.
+/// Kind of a program's memory: a block of malloc, or a mapping that the program makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Block,
@@ -27,7 +27,7 @@ pub const KINDS: [(Kind, usize); 5] = [
 pub struct Region {
     kind: Kind,
     pub memory: Range<usize>,
-    /// Byte that each place is to hold; `None`: any.
+    /// Byte that each place of `memory` has to contain; `None`: any byte.
     pub model: Vec<Option<u8>>,
 }
 
@@ -41,7 +41,7 @@ impl Region {
                 unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, flags).unwrap() as usize }
             }
         };
-        // The block may have been in use before.
+        // A new mapping has zeros. A block may have been in use before, so its bytes are unknown.
         let known = (kind == Kind::Mapping).then_some(0);
         Self { kind, memory: start..start + bytes, model: vec![known; bytes] }
     }
@@ -61,7 +61,7 @@ impl Region {
         }
     }
 
-    /// Reads a part by the program's own instructions.
+    /// Reads a part with the program's own instructions, not by a system call.
     pub fn loaded(&self, part: &Range<usize>) -> Vec<u8> {
         // SAFETY: memory of this region.
         self.addresses(part).map(|address| unsafe { (address as *const u8).read_volatile() }).collect()

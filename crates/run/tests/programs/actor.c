@@ -1,8 +1,8 @@
 /*
- * Test program that does with connections, and with the bytes that it has read from them, all that
- * programs do, in an order that a seed gives. At the ends it sends and receives streams that both
- * ends know. In the middle (relay) it passes bytes on, through memory of every kind. Every byte is
- * compared.
+ * Test program that makes all calls that programs make on connections, and on memory with bytes
+ * from connections. A seed decides the order. At the ends (ask, serve) it sends and receives
+ * streams that both ends know, and compares every byte. In the middle (relay) it passes bytes on,
+ * through memory of every kind.
  *
  *     actor ask PORT SEED | actor serve PORT SEED | actor relay PORT NEXT SEED
  */
@@ -293,7 +293,7 @@ static void start(void)
         fail("another program");
 }
 
-/* Goes on in a child process, while this process waits for it. */
+/* Continues the program in a child process, while this process waits for the child's end. */
 static void go_on_in_child(void)
 {
     pid_t child = fork();
@@ -359,7 +359,7 @@ static void no_memory(struct memory *memory)
     memory->at = NULL;
 }
 
-/* Moves a memory, or changes it otherwise, so that its contents stay. */
+/* Moves memory to another place, or changes it in another way that keeps its contents. */
 static void move_memory(struct memory *memory, size_t used)
 {
     size_t more = memory->room + 8192 * below(20);
@@ -453,7 +453,7 @@ static int nothing_now(ssize_t outcome)
 
 struct end {
     int fd;
-    unsigned out, in; /* streams */
+    unsigned out, in; /* numbers of the two streams */
     uint64_t sent, to_send, received, to_receive;
     int ended_out, ended_in;
 };
@@ -479,7 +479,7 @@ static void write_some(struct end *end)
     ssize_t sent = put(end->fd, from, bytes);
     if (sent < 0 && !nothing_now(sent))
         fail("a write of %zu bytes", bytes);
-    memset(memory, 0xee, bytes + 5000); /* the bytes were the kernel's when the call returned */
+    memset(memory, 0xee, bytes + 5000); /* the call has taken what it sent */
     free(memory);
     end->sent += sent > 0 ? sent : 0;
 }

@@ -1,5 +1,6 @@
-//! actor.c at both ends and in the middle of connections, each under Shunt or plain in all combinations, also with
-//! AddressSanitizer. Each run must give what a run without Shunt gives; the ends know the streams.
+//! actor.c at both ends and in the middle of connections. Each of the three is under Shunt or plain, in all
+//! combinations, also with AddressSanitizer. The ends know the streams, and check that they get the same bytes as
+//! without Shunt.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -1,6 +1,6 @@
 /*
- * A relay of Boost.Asio's coroutines, each with a stack of its own on which it reads: it takes four connections and passes on what comes
- * over them, both ways, until all have ended.
+ * Relay with Boost.Asio's coroutines, each of which reads on its own stack. It accepts four
+ * connections, and passes on what comes over them, both ways, until all have ended.
  *
  *     asio relay PORT NEXT SEED
  */
@@ -33,7 +33,7 @@ static void pass_on(tcp::socket &from, tcp::socket &to, asio::yield_context yiel
             break;
         if (ended)
             throw boost::system::system_error(ended);
-        /* Every third time it looks at one byte, and writes it as it is. */
+        /* Every third time, reads one byte and writes it back: this touches the memory. */
         if (++turn % 3 == 0) {
             volatile char *one = &bytes[turn * 4099 % got];
             *one = *one;

@@ -15,7 +15,7 @@ pub struct Backend {
 /// Returns the path of a program, which has to be installed. `by` is the command that installs it.
 pub fn installed(program: &str, by: &str) -> String {
     let paths = std::env::var_os("PATH").unwrap_or_default();
-    // Joined to a directory, an absolute path stays what it is.
+    // If `program` is an absolute path, joining it to a directory gives the path itself.
     let mut found = std::env::split_paths(&paths).map(|directory| directory.join(program));
     let path = found.find(|path| path.exists()).unwrap_or_else(|| panic!("there is no {program}: `{by}` installs it"));
     path.into_os_string().into_string().unwrap()

@@ -21,7 +21,7 @@ use shunt_testbed::{LabId, Watchdog, wait_at_most, wait_for};
 use shunt_wire::local::{Header, kind};
 use zerocopy::IntoBytes;
 
-/// Key that the machines of a bed share for negotiation.
+/// Key from which the machines of a bed make the tokens in their handshakes.
 pub const SHARED_KEY: &[u8; 16] = b"one key for all.";
 
 /// One or more machines, each with its own agent. They share one network and one file system.
@@ -29,7 +29,7 @@ pub struct Bed {
     machines: Vec<Machine>,
     pub authority: Authority,
     id: LabId,
-    /// Last field, so that it removes what the machines leave.
+    /// This is the last field, so it is dropped last, and removes what the machines leave.
     _watchdog: Watchdog,
 }
 
@@ -142,7 +142,8 @@ impl Bed {
         self.machine(0).under_shunt(program)
     }
 
-    /// Returns the same without Shunt, but in the same control group, so that nothing else differs.
+    /// Returns a command that runs a program without Shunt on the first machine. It is in the same control group, so
+    /// that nothing else differs.
     pub fn plain(&self, program: &str) -> Command {
         self.machine(0).plain(program)
     }
@@ -205,12 +206,12 @@ impl Machine {
         ends.set(LOOPBACK, SHARED_KEY).unwrap();
     }
 
-    /// Waits until the agent knows `all` stores that its peers' programs can fetch from.
+    /// Waits until the agent has heard of `all` sources of its peers: stores that their programs can fetch from.
     fn waits_for_sources(&self, all: u64) {
         wait_for(&format!("the agent knows {all} stores"), || self.counted("peer_sources") >= all).unwrap();
     }
 
-    /// Starts the agent of this machine, which must not run already.
+    /// Starts the agent of this machine. It must not be running.
     pub fn start_agent(&mut self) {
         let mut command = Command::new(built("shuntd", "shunt-agent"));
         command.arg("--config").arg(&self.config).env("RUST_LOG", "warn").stdin(Stdio::null());
@@ -323,7 +324,7 @@ pub fn free_address() -> SocketAddr {
     }
 }
 
-/// Waits until a file's last change is old enough for the file to be referred to, and not copied.
+/// Waits until a file's last change is long enough ago for the file to be sent by reference, and not copied.
 pub fn wait_until_settled(path: &Path) {
     wait_for(&format!("{} has settled", path.display()), || {
         let version = Version::of(fs::File::open(path).unwrap()).unwrap();

@@ -133,7 +133,7 @@ fn included(mut body: Vec<u8>) -> Vec<u8> {
     body
 }
 
-/// Replaces as nginx does, which ignores case in what it looks for.
+/// Replaces `ab` as nginx's sub_filter does: in upper and lower case.
 fn replaced(body: Vec<u8>) -> Vec<u8> {
     let mut made = Vec::with_capacity(body.len());
     let mut rest = &body[..];

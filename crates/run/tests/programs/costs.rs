@@ -107,7 +107,8 @@ fn a_connection_takes_no_descriptor_more_and_little_memory() {
         assert_eq!(more(1, 0), descriptors, "connections take descriptors of their own");
         assert!((1..=16).contains(&descriptors), "{descriptors} descriptors for a process");
         assert!(memory < 8 << 10, "{memory} KiB for a process");
-        // The state of a connection, and free places between states, because other sockets use up cookies, too.
+        // This is room for the connection's state, and for free places in the table of states. There are free places
+        // because other sockets use up cookies, too.
         assert!(bytes < 8 * STATE_BYTES as i64, "{bytes} bytes for a connection");
     }
 }

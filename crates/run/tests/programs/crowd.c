@@ -23,7 +23,8 @@
 #define WORDS   (BLOCK / sizeof(uint64_t))
 #define KEPT    32
 
-/* Blocks that threads have read. A thread that puts another one in a place frees the old one. */
+/* Blocks that threads have read. A thread that puts a block into a place frees the block that
+ * was there. */
 static struct {
     uint64_t *words;
     unsigned thread, number;

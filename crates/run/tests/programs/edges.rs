@@ -1,6 +1,6 @@
 //! A program may read all that FIONREAD has reported, and then wait for an edge (EPOLLET) without another read, as
-//! nginx does. Then the library must have left nothing of a frame in the socket. Such a rest holds the memory of all
-//! that came with it. It may keep the window shut for the rest of the frame, so that no edge ever comes.
+//! nginx does. Then the library must have left no part of a frame in the socket. Such a part holds the kernel's memory
+//! of all bytes that came with it. It may keep the window shut for the rest of the frame, so that no edge ever comes.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
@@ -11,7 +11,8 @@ use shunt_odb::store::Limits;
 
 use crate::bed::{Bed, Program, free_address};
 
-/// Sends the frames that it is given. It is not under Shunt, but its connection says that it is (SHUNT_SPEAK).
+/// Sends the frames that it is given. It is not under Shunt, but marks its socket (SHUNT_SPEAK), so that its connection
+/// says that it is.
 const SPEAKS: &str = "
 import socket, sys
 sock = socket.socket()

@@ -46,7 +46,8 @@ assert sock.recv(2) == b'go'
 assert os.sendfile(sock.fileno(), file.fileno(), 0, 1_000_000) == 400_000
 ";
 
-/// Looks at what it got after the other end has changed the file.
+/// Receives the file and one byte more, waits, and looks at the file's bytes. The other end sends that byte after it
+/// has changed the file.
 const LOOKS: &str = "
 sock.sendall(b'go')
 buffer = bytearray(1 << 20)
@@ -59,7 +60,8 @@ time.sleep(float(sys.argv[2]))
 print(buffer[:400_000] == b'x' * 400_000)
 ";
 
-/// Runs two programs on two machines, and returns the second one's output.
+/// Runs a program that sends on the second machine, and one that looks on the first. Returns the output of the one that
+/// looks.
 fn talk(bed: &Bed, sends: &str, looks: &str, then: &str) -> Output {
     let port = free_address().port().to_string();
     let program = |machine: usize, text: &str, more: &str| {
@@ -109,11 +111,11 @@ fn a_program_that_closes_its_file_and_ends_has_sent_it() {
     let why = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && output.stdout == b"True\n", "{} {why}", output.status);
     let fetched = bed.machine(1).counted("fetched_bytes");
-    // All of it but a head, which is sent inline.
+    // All of the file comes from the store, but its head, which is sent inline.
     assert!(fetched > 400_000 - 4096, "{fetched} bytes came from the store");
 }
 
-/// Nobody looks at most of the file, so it costs no more than its references.
+/// Nearly all of the file is never read, so it costs no more than its references.
 #[test]
 fn a_file_of_a_gib_and_a_half_passes_without_being_read() {
     let bed = Bed::of(2, small());
@@ -177,7 +179,8 @@ print(at == 8 << 20)"
     assert!(output.status.success() && output.stdout == b"True\n", "{} {why}", output.status);
     let (fetched, probes) = (bed.counted("fetched_bytes"), bed.machine(1).program_counted("python3", "probes"));
     println!("{fetched} bytes fetched, {probes} probes");
-    // Before it is known, some messages go by reference, those that begin a message and those that follow.
+    // Until it is known that the file is read, some payloads go by reference. Payloads that begin a message and those
+    // that follow are two kinds, of which each has to become known.
     assert!(probes > 0 && fetched < (6 * 8 + probes) << 20, "{fetched} bytes were fetched, {probes} probes");
 }
 

@@ -9,7 +9,7 @@ use crate::actors::{built, conversations, seeds};
 use crate::bed::Bed;
 use crate::transfer::transfer;
 
-/// Blocks of 64 KiB that each thread sends.
+/// Number of blocks of 64 KiB that each thread sends.
 const BLOCKS: u32 = 1500;
 
 struct Heap {

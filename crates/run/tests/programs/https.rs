@@ -1,6 +1,6 @@
-//! Chains whose clients speak TLS: different programs end TLS, different services are behind them, and all are under
-//! Shunt. `make test` sends a few requests to each chain whose programs `make packages` installs. `make https-chains`
-//! installs all programs, and sends each chain 2,000.
+//! Chains whose clients speak TLS: different proxies terminate TLS, different services are behind them, and all are
+//! under Shunt. `make test` sends a few requests to each chain whose programs `make packages` installs. `make
+//! https-chains` installs all programs, and sends each chain 2,000.
 
 mod behind;
 mod ends;
@@ -47,7 +47,7 @@ fn was_absent(bed: &Bed) {
     assert!(bed.counted("returned") > 0, "nothing went by reference");
 }
 
-/// Tests a program that ends TLS before two nginx.
+/// Tests a proxy that terminates TLS, with two nginx behind it.
 fn ended_by(end: impl Fn(&Bed, SocketAddr) -> End, requests: usize) {
     let bed = Bed::of(3, Limits::default());
     let backend = served(&bed);
@@ -57,7 +57,7 @@ fn ended_by(end: impl Fn(&Bed, SocketAddr) -> End, requests: usize) {
     was_absent(&bed);
 }
 
-/// Tests nginx before Varnish, first with a Varnish that caches nothing, then with one that does.
+/// Tests nginx in front of Varnish, first with a Varnish that caches nothing, then with one that does.
 fn varnish(requests: usize) {
     let bed = Bed::of(3, Limits::default());
     let backend = served(&bed);

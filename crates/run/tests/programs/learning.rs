@@ -16,7 +16,7 @@ use crate::nginx::{Tier, proxy_to, tier};
 const SIZE: usize = 65_536;
 const ENOUGH: usize = 150;
 
-/// Starts nginx - nginx - nginx. `locations` are more locations of the intermediate.
+/// Starts a chain of three nginx. `locations` are more locations of the intermediate.
 fn chain(bed: &Bed, backend: &str, locations: &str) -> [Tier; 3] {
     let server = format!("root {}; sendfile off; {backend}", files(bed).display());
     let backend = tier(bed, "backend", "", &server, true);
@@ -36,11 +36,11 @@ fn location(name: &str, more: &str) -> String {
 /// Growth of counters during some requests.
 #[derive(Debug)]
 struct Meanwhile {
-    /// At the backend: bytes that were sent inline because receivers had read such ones, and payloads that were sent by
-    /// reference to probe.
+    /// At the backend: bytes that were sent inline because receivers had read such payloads, and payloads that were
+    /// sent by reference to probe.
     real: u64,
     probes: u64,
-    /// At the intermediate.
+    /// At the intermediate: absent bytes that were passed on as references, faults, and bytes that were fetched.
     passed_on: u64,
     faults: u64,
     fetched: u64,
@@ -97,10 +97,10 @@ fn is_followed(more: &str) {
         ask(&bed, to, |turn| format!("{}.{round}", touched(turn)), SIZE, 40);
         let real = ask(&bed, to, |turn| format!("{}.{round}.again", touched(turn)), SIZE, ENOUGH);
         assert!(real.real >= most(ENOUGH), "what the intermediate reads goes for real: {real:?}");
-        // Each body is two payloads.
+        // Each body is two payloads, and about one payload in 64 is a probe.
         assert!((1..=16).contains(&real.probes), "{real:?}");
-        // The other bytes went by reference: in probes, and after a few late reports. A body that nobody looked at is
-        // reported when its memory is used again, which may be long after it was freed.
+        // The other bytes went by reference: in probes, and in a few payloads that followed late reports. A body that
+        // nobody looked at is reported only when its memory is used again, which may be long after it was freed.
         let by_reference = (ENOUGH * SIZE) as u64 - real.real;
         let payloads = by_reference.div_ceil(SIZE as u64 / 2);
         assert!(real.faults <= 6 * payloads && real.fetched <= by_reference, "only those are fetched: {real:?}");
@@ -139,7 +139,8 @@ fn one_content_type_is_learnt_without_another() {
     }
 }
 
-/// Corresponds to the paper's Table 4.1, in which PHP's framing costs one, one, two and no faults.
+/// Corresponds to Table 4.1 of the paper on on-demand buffers, in which PHP's framing costs one, one, two and no
+/// faults.
 #[test]
 fn framing_costs_no_faults() {
     let bed = Bed::of(3, Limits::default());

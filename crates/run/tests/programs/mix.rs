@@ -12,7 +12,7 @@ use crate::http::Client;
 /// Sizes of the bodies that the mix asks for.
 pub const SIZES: [usize; 12] = [0, 1, 4095, 4096, 4097, 8192, 12_289, 16_384, 65_536, 65_537, 262_144, 1_000_003];
 
-/// Requests that a service answers. Below each prefix are files whose names are their lengths.
+/// Requests that a service answers. Below each prefix it has files whose names are their lengths.
 pub struct Site<'a> {
     pub to: SocketAddr,
     pub prefixes: &'a [&'a str],

@@ -13,7 +13,7 @@ use crate::bed::Bed;
 /// Directory in which the linker finds the system's OpenSSL.
 const SYSTEMS: &str = "/usr/lib/x86_64-linux-gnu";
 
-/// Compiles the test programs, and runs them.
+/// Place in which the test programs are compiled and run.
 struct Workshop {
     bed: Bed,
     main: PathBuf,
@@ -95,8 +95,8 @@ fn replaced(bytes: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// psycopg2-binary has such an OpenSSL. It may be alone, or beside the system's, which Python's `ssl` loads before or
-/// after it.
+/// psycopg2-binary brings an OpenSSL that only its own library sees. It may be alone in a process, or beside the
+/// system's, which Python's `ssl` loads before or after it.
 #[test]
 fn one_that_only_its_library_sees() {
     let workshop = Workshop::open();
@@ -110,7 +110,7 @@ fn one_that_only_its_library_sees() {
     }
 }
 
-/// The library has OpenSSL linked into it, and does not hide the symbols.
+/// The part's library has OpenSSL linked into it, and does not hide OpenSSL's symbols.
 #[test]
 fn one_that_is_a_part_of_its_library() {
     let workshop = Workshop::open();
@@ -123,7 +123,7 @@ fn one_that_is_a_part_of_its_library() {
     workshop.runs(&[("deep", &within), ("local", &systems)]);
 }
 
-/// The whole program sees both versions. The symbols have different version names.
+/// With `global`, the whole program sees the symbols of both versions. The symbols have different version names.
 #[test]
 fn an_older_one_beside_the_systems() {
     let workshop = Workshop::open();
@@ -140,7 +140,7 @@ fn an_older_one_beside_the_systems() {
     }
 }
 
-/// Another OpenSSL may be loaded at the same address later, with its functions in other places.
+/// After one OpenSSL is unloaded, another may be loaded at the same address, with its functions in other places.
 #[test]
 fn one_that_is_unloaded() {
     let workshop = Workshop::open();

@@ -1,5 +1,5 @@
-"""Two programs that talk over several connections in ways that a seed decides. Both know all bytes of both directions,
-compare each that they get, and fail where one differs, is missing or is too much."""
+"""Two programs that talk over several connections in ways that a seed decides. Both know all bytes of both directions.
+They compare each byte that they get, and fail where a byte differs or is missing, or where there are too many."""
 
 import array
 import fcntl
@@ -18,14 +18,14 @@ FIONREAD = termios.FIONREAD
 
 
 def stream(seed, connection, direction):
-    """What one direction of a connection carries."""
+    """Returns the bytes that one direction of a connection carries."""
     chooser = random.Random(f"{seed} {connection} {direction}")
     total = chooser.choice([0, 1, 15, 16, 17, 5000, 70_000, 300_000, 2_000_000])
     return chooser.randbytes(total)
 
 
 def send_some(chooser, sock, data, at):
-    """Sends some of data[at:], and says how many bytes."""
+    """Sends some of data[at:]. Returns how many bytes."""
     size = min(len(data) - at, chooser.choice([1, 7, 100, 4096, 8192, 10_000, 65_536, 100_000, 1 << 20]))
     part = data[at:at + size]
     how = chooser.randrange(6)
@@ -51,7 +51,7 @@ def send_some(chooser, sock, data, at):
 
 
 def receive_some(chooser, sock, buffer, expected, at):
-    """Receives some bytes, compares them with expected[at:], and says how many; 0 at the end."""
+    """Receives some bytes and compares them with expected[at:]. Returns how many: 0 at the end, -1 if it takes none."""
     size = chooser.choice([1, 8, 100, 4096, 8192, 65_536, 65_536, 262_144])
     how = chooser.randrange(7)
     if how == 0:
@@ -76,7 +76,7 @@ def receive_some(chooser, sock, buffer, expected, at):
         view = memoryview(buffer)[offset:offset + size]
         got = sock.recv_into(view)
         if chooser.randrange(2):
-            # Not looked at here: a file takes it from absent memory.
+            # The bytes go from absent memory into a file before this program looks at them.
             with tempfile.TemporaryFile() as file:
                 file.write(view[:got])
                 file.seek(0)
@@ -101,7 +101,7 @@ def receive_some(chooser, sock, buffer, expected, at):
 
 
 def fork_check(sock, buffer):
-    """A child sees what its parent has received, untouched or not."""
+    """Checks that a child sees the bytes that its parent has received."""
     before = bytes(buffer[:200_000])
     child = os.fork()
     if child == 0:
@@ -110,7 +110,7 @@ def fork_check(sock, buffer):
 
 
 def talk(chooser, connections, incoming, outgoing):
-    """All connections at once, nonblocking, until both directions of each have ended."""
+    """Talks over all connections at once, nonblocking, until both directions of each have ended."""
     sent, received = [0] * len(connections), [0] * len(connections)
     open_for_sending = set(range(len(connections)))
     open_for_receiving = set(range(len(connections)))
@@ -166,7 +166,7 @@ def main():
         while len(accepted) < CONNECTIONS:
             sock = listener.accept()[0]
             if seed % 2:
-                # Who speaks first here does so before anything has come.
+                # This end speaks first, before anything has come.
                 sock.sendall(GREETING)
             number = sock.recv(1, socket.MSG_WAITALL)[0]
             accepted[number] = sock

@@ -1,5 +1,5 @@
-//! Python at both ends of connections, under Shunt and plain. The ends do things in a random order, and each must see
-//! the same as without Shunt.
+//! Python at both ends of connections, each under Shunt or plain. The ends do things in a random order, and each must
+//! get the same bytes as without Shunt.
 
 use std::process::Stdio;
 

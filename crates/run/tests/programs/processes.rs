@@ -121,7 +121,7 @@ print(b''.join(parts) == expected)
 }
 
 /// A process that is killed while it writes leaves the connection in the middle of a frame. Its parent cannot use the
-/// connection any more. It must not wait for ever either, though the child is still a zombie.
+/// connection any more. But the parent must not wait for ever either, though the child is still a zombie.
 #[test]
 fn processes_that_share_a_connection_with_a_killed_writer_get_an_error() {
     let bed = Bed::new(Limits::default());
@@ -149,7 +149,8 @@ print(total > 0)
     well(&receive(&bed, kills, waits), "True\n");
 }
 
-/// The connections are more than the table has places for, and nearly all of them are in programs that are killed.
+/// These are more connections than the table of states has places for. Nearly all of them are in programs that are
+/// killed.
 #[test]
 fn connections_of_killed_programs_leave_no_room_taken() {
     let bed = Bed::new(Limits::default());

@@ -101,7 +101,7 @@ fn looks(bed: &Bed, group: &Group) -> (ExitStatus, String) {
 }
 
 /// Sometimes the kernel refuses memory to the interpreter first, which then waits until it is ended, or gives up. The
-/// library's behaviour shows only where the library is refused first, which nearly all turns have.
+/// library's behaviour shows only if the kernel refuses memory to the library first, as in nearly every turn.
 #[test]
 fn a_program_without_memory_for_what_it_has_read_ends() {
     let bed = Bed::new(Limits::default());

@@ -6,7 +6,7 @@ use crate::actors::built;
 use crate::bed::Bed;
 use crate::transfer::transfer;
 
-/// Blocks of 64 KiB that are sent.
+/// Number of blocks of 64 KiB that are sent.
 const BLOCKS: u32 = 50_000;
 
 #[test]

@@ -79,7 +79,7 @@ while next_order():
         print('reset', flush=True)
 ";
 
-/// Stops a machine's agent. Dropping it has the agent continue.
+/// Stopped agent of a machine. Dropping this value has the agent continue.
 struct Stopped<'a>(&'a Machine);
 
 impl<'a> Stopped<'a> {
@@ -141,8 +141,8 @@ fn an_agent_that_is_stopped_for_a_moment_costs_no_bytes() {
     assert_eq!(said, ["freed", "others", "touched"]);
 }
 
-/// If each call waited for a second, 200 writes would take more than three minutes. On a busy machine, they still take
-/// no minute.
+/// If each call waited for a second, 200 writes would take more than three minutes. Without waiting they take less than
+/// a minute, even on a busy machine.
 #[test]
 fn a_silent_holder_is_waited_for_once_and_found_again() {
     let bed = Bed::of(3, Limits::default());

@@ -57,7 +57,7 @@ fn a_slow_client_gets_all_of_a_body_that_was_made_at_once() {
             break;
         }
         got.extend_from_slice(&piece[..bytes]);
-        std::thread::sleep(PAUSE.mul_f64(bytes as f64 / PIECE as f64)); // the subject: a slow client
+        std::thread::sleep(PAUSE.mul_f64(bytes as f64 / PIECE as f64)); // the subject of the test: a slow client
     }
     let body = got.windows(4).position(|four| four == b"\r\n\r\n").map(|head| &got[head + 4..]).unwrap();
     let whole: Vec<u8> = (0..BODY_BYTES as u64).step_by(8).flat_map(u64::to_le_bytes).collect();

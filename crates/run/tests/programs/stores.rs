@@ -27,8 +27,8 @@ print('sent', flush=True)
 sock.recv(1)
 ";
 
-/// Receives them, and looks at a tenth of them for each line that it reads. In an empty root directory Python lacks a
-/// module that `create_connection` needs.
+/// Receives the 400,000 bytes, and looks at a tenth of them for each line on its standard input. It does not call
+/// `create_connection`, because in an empty root directory Python lacks a module for that.
 const LOOKS: &str = "
 import socket, sys
 sock = socket.socket()
@@ -120,7 +120,7 @@ fn begun(bed: &Bed, sender: &[&str]) -> (Talking, Talking) {
     begun_on(bed, 0, sender)
 }
 
-/// Like `begun`, with the receiver on another machine.
+/// Like `begun`, with the receiver on the machine with the index `receives`.
 fn begun_on(bed: &Bed, receives: usize, sender: &[&str]) -> (Talking, Talking) {
     let port = free_address().port().to_string();
     let mut sends = Talking::start(bed.machine(1), SENDS, &[&[port.as_str()], sender].concat());
@@ -146,7 +146,7 @@ fn an_agent_that_is_told_to_stop_gives_first_what_its_store_has() {
     let (_sends, mut looks) = sent(&bed, &[]);
     let sender = bed.machine_mut(1);
     sender.signal_agent(Signal::TERM);
-    // An agent that has nothing left takes a moment to end.
+    // An agent whose store has nothing left would end within this time.
     let _ = wait_at_most(Duration::from_secs(2), "the agent ends", || !sender.has_agent());
     looks.looks_at_all();
     assert!(sender.has_agent(), "some of it may still be asked for");
@@ -165,14 +165,15 @@ fn a_user_who_is_in_no_list_gets_nothing() {
 fn only_readers_of_the_configuration_fetch() {
     let bed = Bed::with(2, Limits::default(), "readers = []");
     let (_sends, mut looks) = begun(&bed, &[]);
-    // This happens before anything is absent: so the program's connection ends, and the program does not.
+    // The holder refuses before any memory is absent. So the program's connection ends, and the program does not.
     let error = looks.error();
     assert!(error.contains("ConnectionResetError"), "{error}");
     assert!(bed.machine(0).counted("unreached") > 0);
     assert_eq!(bed.counted("fetched_bytes"), 0);
 }
 
-/// The store refuses such a program before its memory becomes absent, and so only its connection ends.
+/// The store refuses a program for which it has no place, before the program's memory becomes absent. So only the
+/// program's connection ends.
 #[test]
 fn a_process_without_a_place_in_a_store_loses_a_connection_and_continues() {
     let bed = Bed::with(3, Limits::default(), "reader_connections = 1");
@@ -193,7 +194,8 @@ fn a_revoked_agents_programs_fetch_nothing_more() {
     bed.authority.revoke("m0").unwrap();
     bed.machine(1).signal_agent(Signal::HUP);
     wait_for("its connections end", || bed.machine(1).counted("readers") == 0).unwrap();
-    // Nine lines, not the whole rest: more than the touched page was fetched with it.
+    // The program looks at all nine other tenths, because its first look has fetched more than the page that it
+    // touched.
     (0..9).for_each(|_| looks.looks());
     looks.ends_by_lost_bytes();
 }
@@ -223,7 +225,8 @@ fn until_store_is_used(bed: &Bed, tiers: &[Tier], seed: u64, when: &str) {
     .unwrap();
 }
 
-/// Without its store a program sends bytes themselves. With the next store it leaves them there again.
+/// Without a store, a program sends the bytes themselves. Once there is the next agent's store, it leaves them there
+/// again.
 #[test]
 fn programs_outlive_their_agent_and_use_the_next() {
     let mut bed = Bed::of(3, Limits::default());
@@ -233,7 +236,7 @@ fn programs_outlive_their_agent_and_use_the_next() {
         for index in 0..3 {
             bed.machine_mut(index).end_agent(signal);
         }
-        // Longer than programs wait before they ask again: the next load finds no store.
+        // Programs ask for a store again within this time, and there is none: the next load begins without one.
         std::thread::sleep(Duration::from_secs(3));
         load(tiers[0].address, 50, 100 + turn as u64);
         for index in 0..3 {
@@ -243,7 +246,7 @@ fn programs_outlive_their_agent_and_use_the_next() {
     }
 }
 
-/// Another agent that has no such peer names the store only by this value.
+/// This value is all by which another agent can name the store, if it has no peer of that name.
 #[test]
 fn an_agent_that_is_checked_says_which_store_it_has() {
     let bed = Bed::new(Limits::default());
@@ -251,7 +254,7 @@ fn an_agent_that_is_checked_says_which_store_it_has() {
     assert!(said.contains(&format!("store    {:?}", Holder::named("m0"))), "{said}");
 }
 
-/// The agent does what takes root's privileges before it gives them up, and so does the next agent.
+/// The agents become the user `daemon`. Each does all that takes root's privileges before it gives them up.
 #[test]
 fn agents_that_are_not_root_keep_bodies_and_begin_again() {
     let mut bed = Bed::of_user(3, Limits::default(), "daemon");
@@ -265,7 +268,7 @@ fn agents_that_are_not_root_keep_bodies_and_begin_again() {
     }
 }
 
-/// A user that no agent here knows.
+/// User ID of a user (Debian's `games`) that is in no agent's list `users` here.
 const GAMES: &str = "5";
 
 /// Makes an empty directory of this name, to be a root directory.
@@ -285,8 +288,8 @@ if root: os.chroot(root); os.chdir('/')
 if user: os.setgid(user); os.setuid(user)
 ";
 
-/// Runs a program that does `first`, moves, and looks at all that it is sent. Returns the bytes that have been fetched
-/// so far. Calls `meanwhile` before the program moves.
+/// Runs a program that does `first`, moves, and looks at all that it is sent. Calls `meanwhile` before the program
+/// moves. Returns how many bytes the sender's store has given so far.
 fn moved(bed: &mut Bed, first: &str, root: &str, user: &str, meanwhile: impl FnOnce(&mut Bed)) -> u64 {
     let port = free_address().port().to_string();
     let mut moves = Talking::start(bed.machine(0), &format!("{first}{MOVES}{LOOKS}"), &[&port, root, user]);
@@ -315,8 +318,8 @@ def becomes():
 socket.socket = becomes
 ";
 
-/// Runs a program that gets its connection to the store before it becomes a user that its agent does not know. After
-/// that it still fetches what comes by connections that it already had.
+/// Runs a program that gets its connections to the store before it becomes a user that is in no list. After that it
+/// still fetches what comes over connections that it already had.
 fn became(bed: &Bed, more: &str) -> u64 {
     let port = free_address().port().to_string();
     let mut sends = Talking::start(bed.machine(1), SENDS, &[&port]);
@@ -335,7 +338,7 @@ fn a_process_that_becomes_an_unlisted_user_still_fetches() {
     assert!(fetched >= 380_000, "{fetched}");
 }
 
-/// The program could fetch, but its agent does not know its user. So its new connections do not say that it is under
+/// The program could fetch, but its user is in no list of its agent. So its new connections do not say that it is under
 /// Shunt.
 #[test]
 fn a_process_of_an_unlisted_user_gets_bytes() {
@@ -371,7 +374,8 @@ for line in sys.stdin:
     print('fewer', flush=True)
 ";
 
-/// A signal that comes while the program looks at a connection must not make it give that up.
+/// A signal may interrupt the library while it looks whether a connection to the store is still open. It must not take
+/// the connection for closed then.
 #[test]
 fn a_process_that_becomes_an_unlisted_user_fetches_though_signals_come() {
     const SIGNALS: &str = "
@@ -411,7 +415,7 @@ fn a_program_of_a_user_who_has_too_many_gets_the_bytes() {
     }
 }
 
-/// HAProxy does this: Debian's configuration has it change its root directory.
+/// HAProxy changes its root directory, in Debian's configuration.
 #[test]
 fn a_process_in_another_root_directory_fetches() {
     let mut bed = Bed::of(2, Limits::default());

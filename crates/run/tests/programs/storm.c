@@ -1,7 +1,7 @@
 /*
  * Test program that sends or reads blocks while a timer interrupts it anywhere. The timer's handler
- * writes to a pipe, as those of event loops do, and looks at what has come on the connection. The
- * program itself looks at few of the bytes.
+ * writes to a pipe, as handlers of event loops do, and looks at what has come on the connection.
+ * Apart from that, the reading program looks at few of the bytes.
  *
  *     storm serve PORT BLOCKS HERTZ | storm ask PORT BLOCKS HERTZ
  */
@@ -56,7 +56,8 @@ static void drain(void)
 static int connection(int serves, int port)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    /* Small, so that the handler's look at all of it ends before the next tick. */
+    /* The buffer is small, so that the handler's look at all bytes in it (FIONREAD) ends before
+     * the next tick. */
     int one = 1, room = 128 << 10, fd = socket(AF_INET, SOCK_STREAM, 0);
     setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &room, sizeof(room));
     if (!serves) {

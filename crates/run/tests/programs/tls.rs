@@ -28,7 +28,7 @@ pub const SUITES: [CipherSuite; 3] = [
 /// Configuration of proxies that keep each body in memory as a whole.
 const WHOLE: &str = "proxy_buffers 32 64k; proxy_busy_buffers_size 256k; proxy_max_temp_file_size 0;";
 
-/// nginx - nginx - nginx. The frontend listens for TLS, too.
+/// Chain of three nginx. The frontend listens for TLS, too.
 struct Chain {
     tls: SocketAddr,
     roots: RootCertStore,

@@ -100,7 +100,7 @@ for fd in os.listdir('/proc/self/fd'):
     );
 }
 
-/// The process can take its privileges back, so the table stays the mightier user's.
+/// The process can take its privileges back. So its memory for the states of connections stays the mightier user's.
 #[test]
 fn a_user_that_is_put_on_for_a_while_changes_nothing() {
     reads(
@@ -135,7 +135,7 @@ goes_on()
     );
 }
 
-/// A connection that was not passed to one of the users is of no use to the one that comes second.
+/// Two users use one connection in turn, which neither has passed to the other. The second one gets an error.
 #[test]
 fn the_second_of_two_users_of_a_connection_gets_an_error() {
     reads(
@@ -165,7 +165,7 @@ assert os.waitpid(child, 0)[1] == 0
     );
 }
 
-/// The child takes the states of all connections with it, also of those that the parent is about to read.
+/// The child takes the states of all connections with it, also the state of the one that the parent waits on.
 #[test]
 fn a_parent_that_waits_for_bytes_gets_them_though_its_child_becomes_another_users() {
     reads(
@@ -192,7 +192,7 @@ assert got == [BODY[::-1]]
     );
 }
 
-/// The processes of a mail server do this.
+/// Processes of a mail server pass connections to each other like this.
 #[test]
 fn a_connection_is_passed_to_another_users_process_and_back() {
     reads(
@@ -262,7 +262,7 @@ goes_on()
     );
 }
 
-/// Through such a descriptor a child could fill its parent's memory.
+/// With a descriptor of its parent's absent memory (userfaultfd), a child could put bytes into that memory.
 #[test]
 fn a_child_has_no_descriptor_of_its_parents_memory() {
     reads(

@@ -9,7 +9,7 @@ use crate::host::{Host, client_of};
 use crate::world::{Event, LOCAL, World};
 
 impl World {
-    /// Carries out all actions of a machine's agent, and those that they cause.
+    /// Carries out all actions that a machine's agent has asked for, and those that they cause.
     pub(crate) fn act(&mut self, machine: usize) {
         while let Some(agent) = &mut self.machines[machine].agent {
             let Some(action) = agent.actions.pop() else { return };
@@ -20,7 +20,7 @@ impl World {
     fn do_action(&mut self, machine: usize, action: Action<Host>) {
         let generation = self.machines[machine].generation;
         match action {
-            // Servers read the logic's own board here, and the logic's steering table is used as the kernel's.
+            // Nothing to do: servers here read the logic's own board, and copies of packets need no steering table.
             Action::WriteBoard(_) => self.cover("board"),
             Action::Steer(_) => self.cover("steer"),
             Action::Dial(peer) => {
@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    /// Sends a message to a server, unless its socket does not take it.
+    /// Sends an agent's message to a server, unless the server's socket does not take it.
     fn tell(&mut self, machine: usize, server: usize, told: Told) {
         let generation = self.machines[machine].generation;
         let says = u32::from_ne_bytes(told.as_bytes()[4..8].try_into().unwrap_or_default());
@@ -112,7 +112,7 @@ impl World {
         }
     }
 
-    /// Resets the client of a region that nobody sends.
+    /// Cancels a region whose payload nobody sends, and resets its client's connection.
     fn cancel(&mut self, machine: usize, region: &ActiveRegion) {
         self.cover("cancel");
         let client = client_of(region.client);

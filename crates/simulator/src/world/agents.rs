@@ -1,4 +1,5 @@
-//! Agents: their clocks, and messages between them and their servers.
+//! Agents: their clocks, and the messages that they get from their servers. An *offer* is a payload that a backend's
+//! server holds ready. A *turn* is one pass of an agent's event loop.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use shunt_wire::peer::Frame;
 use crate::machine::{Agent, address};
 use crate::world::{Event, Item, TICK, World};
 
-/// Most offers that are read in a turn.
+/// Most offers that an agent reads in one tick.
 const OFFERS_IN_A_TURN: usize = 256;
 
 impl World {
@@ -38,8 +39,12 @@ impl World {
     pub(super) fn connect_servers(&mut self, machine: usize, generation: u32) {
         let (now, base) = (self.now(), self.base);
         if self.is_running(machine, generation) && self.machines[machine].worker.connected.is_none() {
-            self.machines[machine].connect_servers(now, base);
+            let closed = self.machines[machine].connect_servers(now, base);
             self.act(machine);
+            if let Some(server) = closed {
+                self.machines[machine].event(now, base, |logic, call| logic.remove_server(server, call));
+                self.act(machine);
+            }
             self.end_turn(machine);
             if self.machines[machine].worker.connected.is_none() {
                 self.schedule.after(Duration::from_secs(1), Event::ServersConnect { machine, generation });
@@ -59,7 +64,8 @@ impl World {
         }
     }
 
-    /// Returns the time for which a machine's agent still stands still. It handles events after that.
+    /// Returns the time for which a machine's agent still stands still, or `None` if it does not. It handles events
+    /// only after that time.
     pub(super) fn delay_of(&self, machine: usize) -> Option<Duration> {
         let until = self.machines[machine].stopped_until;
         until.checked_sub(self.now()).filter(|delay| !delay.is_zero())
@@ -117,7 +123,7 @@ impl World {
         }
     }
 
-    /// Closes connections of agents that have said nothing for too long.
+    /// Closes accepted connections on which no first frame has come for too long.
     fn tend_incoming(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         let take = |logic: &mut shunt_logic::Logic<_>, call: &mut shunt_logic::logic::Call<'_, _>| {
@@ -152,7 +158,7 @@ impl World {
         }
     }
 
-    /// Reads offers until the one that a frame names has been read.
+    /// If a frame names an offer that the agent has not read yet, reads offers up to that one.
     pub(super) fn read_missing_offer(&mut self, machine: usize, frame: &Frame) {
         let Some(agent) = &self.machines[machine].agent else { return };
         let Some((_, number)) = agent.logic.missing_offer(frame) else { return };
@@ -172,7 +178,7 @@ impl World {
         if let Some(delay) = self.delay_of(machine) {
             return self.schedule.after(delay, Event::ToAgent { machine, generation, server, request });
         }
-        // The process may have ended meanwhile, and the agent's number may be another one's.
+        // The server may have ended meanwhile, and the number of its connection may now be another process's.
         let worker = &self.machines[machine].worker;
         if ![worker.connected, worker.program].into_iter().flatten().any(|one| one.control == server) {
             return;
@@ -186,7 +192,7 @@ impl World {
         self.end_turn(machine);
     }
 
-    /// Ends a turn: carries out the collected requests, and sends the frames.
+    /// Ends a turn of an agent: carries out the requests that it has collected, and sends its frames to peers.
     pub(crate) fn end_turn(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         self.machines[machine].event(now, base, |logic, call| logic.end_turn(call));
@@ -204,7 +210,8 @@ impl World {
         }
     }
 
-    /// Answers a question of `shunt doctor` at a peer.
+    /// Handles a question of `shunt doctor` on machine `from`: whether this machine's agent would send with the source
+    /// addresses that the question names.
     pub(super) fn examine(&mut self, link: usize, machine: usize, from: usize, examine: &shunt_wire::peer::Examine) {
         let peer = self.machines[machine].peer(from);
         let client = std::net::IpAddr::from([198, 51, 100, 7]);

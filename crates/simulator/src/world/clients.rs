@@ -7,8 +7,8 @@ use crate::content::Run;
 use crate::world::{Event, World};
 
 impl World {
-    /// Has a client ask for its next response. It asks for nothing if the history is ending, or if it still waits for
-    /// one.
+    /// Has a client ask for its next response. It asks for nothing if the history is ending, or if the client still
+    /// waits for a response.
     pub(super) fn ask(&mut self, client: usize) {
         if self.is_closing || self.clients[client].waits_for.is_some() {
             return;
@@ -29,7 +29,7 @@ impl World {
         for machine in 0..self.service.machines {
             self.restore_settings(machine);
         }
-        // What an agent has been told by frames that no agent sends is forgotten with the session.
+        // Frames that no correct agent sends may have told an agent something false. It forgets that with the session.
         let rogue = self.links.iter().filter(|link| link.is_rogue).map(|link| link.ends);
         for [machine, other] in rogue.collect::<Vec<_>>() {
             let peer = self.machines[machine].peer(other);
@@ -38,7 +38,8 @@ impl World {
         }
     }
 
-    /// Has a client ask for a file with a header and a payload of these lengths. It must not wait for another response.
+    /// Has a client ask for a file with a header and a payload of these lengths. The client must not wait for another
+    /// response.
     pub(crate) fn ask_for(&mut self, client: usize, header: u64, length: u64) {
         let number = self.next_response;
         self.next_response += 1;
@@ -63,7 +64,7 @@ impl World {
         } else {
             Kind::File
         };
-        // Digests are told of payloads that take more than a second.
+        // A frontend is told a digest only of a payload that takes more than a second, so some payloads must be long.
         let is_long = is_slow && kind == Kind::Sealed;
         let length = if is_long { self.random.between(1_100_000, 2_000_000) } else { length };
         let trailer = if kind == Kind::Stored { self.random.below(300) } else { 0 };
@@ -99,8 +100,8 @@ impl World {
         }
     }
 
-    /// Resets a client's connection. Its server gives a handoff up, and the backend that sends hears of the reset. The
-    /// client comes again, from the same port.
+    /// Resets a client's connection. Its server gives up the response, and a backend that sends hears of the reset. The
+    /// client connects again, from the same port.
     pub(super) fn reset_client(&mut self, client: usize) {
         self.cover("reset");
         let machine = self.clients[client].frontend;
@@ -119,7 +120,7 @@ impl World {
         self.ask_later(client);
     }
 
-    /// Ends the sender of a connection that its client has reset.
+    /// Ends the sender for a connection that the client has reset.
     pub(super) fn on_gone(&mut self, machine: usize, client: usize, token: u32) {
         let sender = self.machines[machine].host.senders.get(&client);
         let Some(sender) = sender.filter(|sender| sender.is_of(token)) else { return };

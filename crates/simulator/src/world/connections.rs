@@ -1,4 +1,5 @@
-//! Connections between agents: sessions, fetches, and those of programs with other machines' stores.
+//! Connections between agents: sessions, fetches, connections of programs to other machines' stores, and questions of
+//! `shunt doctor`. A *generation* is one run of an agent.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use shunt_wire::peer::{self, Frame, Hello};
 use crate::machine::{address, name};
 use crate::world::{Event, Item, Link, Purpose, World};
 
-/// Time after which bytes that did not arrive are sent again.
+/// Time after which an item that could not reach the other machine is sent again.
 const AGAIN: Duration = Duration::from_millis(200);
 
 impl World {
@@ -36,7 +37,8 @@ impl World {
         link
     }
 
-    /// Accepts a connection, for which the agent has a place until it says its purpose.
+    /// Accepts a connection. It takes a place in the agent's list of accepted connections until its first frame, which
+    /// says its purpose.
     pub(super) fn accept(&mut self, link: usize) {
         let [from, to] = self.links[link].ends;
         if self.links[link].generations[1].is_some() || self.links[link].is_closed[1] {
@@ -102,14 +104,14 @@ impl World {
         self.send(link, from, Item::Frames(bytes));
     }
 
-    /// Delivers bytes if the machines reach each other. Otherwise it delivers them later, as TCP would.
+    /// Delivers the next item if the machines reach each other. Otherwise it tries again later, as TCP would.
     pub(super) fn deliver(&mut self, link: usize, to: usize) {
         let (side, from) = (self.links[link].side(to), self.links[link].from(to));
         if self.links[link].is_closed[side] {
             return;
         }
         if !self.reach(from, to) {
-            // A reset is not sent again: the session's heartbeat tells.
+            // TCP does not send a reset again. Machine `to` learns of the session's end by missing heartbeats.
             let front = self.links[link].on_the_way[side].front();
             if matches!(front, Some(Item::End)) && self.links[link].purpose == Purpose::Session {
                 self.links[link].on_the_way[side].clear();
@@ -238,7 +240,7 @@ impl World {
         Ok(())
     }
 
-    /// Returns whether a connection is the one of a machine's session with a peer.
+    /// Returns whether a machine's session with a peer uses this connection.
     pub(super) fn has_link(&self, machine: usize, peer: usize, link: usize) -> bool {
         self.machines[machine].agent.as_ref().is_some_and(|agent| agent.links[peer] == Some(link))
     }
@@ -258,7 +260,7 @@ impl World {
         begun.unwrap_or(Ok(()))
     }
 
-    /// Handles HELLO of an agent that has connected.
+    /// Handles the HELLO of an agent that has dialled this one.
     fn admit(&mut self, link: usize, machine: usize, from: usize, hello: &Hello) {
         let (now, base) = (self.now(), self.base);
         let is_of = |claimed: &str| claimed == name(from);
@@ -287,7 +289,7 @@ impl World {
         }
     }
 
-    /// Closes a connection at one end. The other end is told, if the machines reach each other.
+    /// Closes a connection at one end, and sends the news to the other end.
     pub(super) fn close(&mut self, link: usize, by: usize) {
         let side = self.links[link].side(by);
         if !std::mem::replace(&mut self.links[link].is_closed[side], true) {

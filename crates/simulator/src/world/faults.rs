@@ -1,4 +1,5 @@
-//! Faults of agents and of the network.
+//! Faults of agents, servers, machines and the network, and what makes them happen. A *store* has the payloads of a
+//! machine's programs under `shunt run`.
 
 use std::time::Duration;
 
@@ -42,17 +43,17 @@ pub enum Fault {
         /// Duration of the difference.
         pause: Duration,
     },
-    /// Machines connect that no configuration names.
+    /// Machines that no configuration names, and machines under false names, connect to an agent.
     Strangers {
         /// The machine that they connect to.
         machine: usize,
     },
-    /// Processes connect to an agent that are no servers, or say what no server says.
+    /// Processes that are no servers, or that send what no correct server sends, connect to an agent.
     Crowd {
         /// The agent's machine.
         machine: usize,
     },
-    /// An agent sends frames that no agent sends.
+    /// An agent sends frames that no correct agent sends.
     Garble {
         /// The agent's machine.
         machine: usize,
@@ -66,7 +67,7 @@ pub enum Fault {
         /// Duration of the fault.
         pause: Duration,
     },
-    /// Payload of a machine does not reach the clients of another one.
+    /// Payload that a machine sends as a backend does not reach the clients of another machine.
     ClosedPath {
         /// The backend.
         machine: usize,
@@ -80,7 +81,7 @@ pub enum Fault {
         /// The machine.
         machine: usize,
     },
-    /// Addresses of a machine change.
+    /// Addresses of a machine's interfaces change, three times in a row.
     Renumber {
         /// The machine.
         machine: usize,

@@ -1,4 +1,4 @@
-//! Fetches: payloads that come through both agents to the frontend's server after all.
+//! Fetches: payloads that come as a stream to the frontend's server, through both machines' agents.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use crate::machine::Fetching;
 use crate::worker::{Serving, Stage, tag};
 use crate::world::{Event, Item, LOCAL, Purpose, Served, World};
 
-/// Bytes that an agent sends at a time.
+/// Most bytes of a fetched payload that an agent sends at a time.
 const CHUNK: u64 = 256 << 10;
-/// Pauses of a reader: usual ones, and one that is too long.
+/// Pauses of a server before it reads more of a fetch: the longest usual one, and one that fails the fetch.
 const USUAL: Duration = Duration::from_millis(20);
 const TOO_LONG: Duration = Duration::from_secs(65);
 
@@ -51,7 +51,7 @@ impl World {
         self.act(machine);
     }
 
-    /// Gives a server its end of a fetch.
+    /// Gives a server the end of the stream from which it reads a fetched payload.
     pub(super) fn deliver_fetch(&mut self, machine: usize, fetch: usize, server: usize, message: &local::Fetched) {
         let (now, base) = (self.now(), self.base);
         let is_there = self.machines[machine].agent.as_ref().is_some_and(|agent| {
@@ -98,7 +98,7 @@ impl World {
         self.act(machine);
     }
 
-    /// Forgets a fetch. A server that already reads sees the end of the stream too early.
+    /// Forgets a fetch. A server that already reads it sees the stream end before the payload does.
     pub(super) fn drop_fetch(&mut self, machine: usize, fetch: usize) {
         let Some(agent) = &mut self.machines[machine].agent else { return };
         let Some(Fetching { link, reader }) = agent.fetches.remove(&fetch) else { return };
@@ -109,7 +109,7 @@ impl World {
         self.close(link, machine);
     }
 
-    /// Handles bytes of a fetch at their server, or the end of a stream that is broken off.
+    /// Handles bytes of a fetch at the server that reads it. `None`: the stream is broken off.
     pub(super) fn on_stream(&mut self, machine: usize, fetch: u64, bytes: Option<u64>) {
         let is_its = |serving: &Serving| matches!(serving.stage, Stage::Fetching { fetch: one, .. } if one == fetch);
         let found = self.machines[machine].worker.serving.iter().find(|(_, serving)| is_its(serving));
@@ -163,13 +163,13 @@ impl World {
         let kind = if self.variety.has_all_faults { self.random.below(200) } else { 200 };
         let length = if kind == 0 { offer.length + 1 } else { offer.length };
         self.send_frame(link, machine, |out| match kind {
-            1 => peer::Ping {}.emit(out), // no agent answers so
+            1 => peer::Ping {}.emit(out), // no correct agent answers a fetch with PING
             _ => Fetched { length: length.into() }.emit(out),
         });
         self.serve_more(link);
     }
 
-    /// Sends more of a fetch whose reader takes bytes.
+    /// Sends the next bytes of a fetched payload, because its reader has taken those before.
     pub(super) fn serve_more(&mut self, link: usize) {
         let (now, base) = (self.now(), self.base);
         let machine = self.links[link].ends[1];

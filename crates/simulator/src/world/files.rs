@@ -4,7 +4,7 @@ use crate::client::Response;
 use crate::world::{Body, World};
 
 impl World {
-    /// Writes now and then to the file of a payload that was just offered.
+    /// Writes to a file whose payload was just offered or is being sent, as often as [`Variety`](super::Variety) says.
     pub(super) fn write_to_file(&mut self, machine: usize, file: u64) {
         if self.random.in_a_million(self.variety.writes) {
             self.cover("file is written to");

@@ -1,4 +1,6 @@
-//! Packets between frontends, clients and backends.
+//! Packets between frontends, clients and backends. A *sender* is a backend's socket for a client of a frontend. A
+//! *region* is a range of sequence numbers of a client's connection, which one payload takes. A *ring* is a BPF ring
+//! buffer.
 
 use std::time::Duration;
 
@@ -9,9 +11,9 @@ use crate::flow::{Arrived, Connected, Copy};
 use crate::sender::Look;
 use crate::world::{Event, LOCAL, World};
 
-/// Time after which a socket sends unacknowledged bytes again.
+/// Time after which a frontend's own socket sends unacknowledged bytes again.
 const AGAIN: Duration = Duration::from_millis(250);
-/// Time between two checks of a sender by the clock.
+/// Time between two checks of a backend's sender by the clock.
 const TURN: Duration = Duration::from_millis(50);
 
 impl World {
@@ -61,8 +63,8 @@ impl World {
         self.pump(machine, client);
     }
 
-    /// Has a sender send as much as it may. Its agent, if it is awake, gives the kernel more bytes first. The sender of
-    /// a connection that its client has reset sends nothing that arrives.
+    /// Has a sender send as much as it may. Its agent, if it is awake, gives the kernel more bytes first. If the client
+    /// has reset the connection, the segments do not arrive.
     pub(super) fn pump(&mut self, machine: usize, client: usize) {
         let now = self.now();
         let is_awake = self.machines[machine].is_awake(now);

@@ -1,5 +1,7 @@
-//! Ends of handoffs at the frontend's servers: the rest comes from another backend, or through the tiers, or the client
-//! is reset.
+//! What the frontend's servers do when a handoff ends without success: the rest of the payload comes from another
+//! backend, or is relayed, or the client's connection is reset. A *handoff* lets a backend send a payload on a client's
+//! connection. The *digest* of a file is its SHA-256. A *region* is a range of sequence numbers of a client's
+//! connection, which one payload takes.
 
 use std::time::Duration;
 
@@ -10,10 +12,10 @@ use crate::client::{Kind, Response};
 use crate::worker::{Rest, Serving, Stage, tag};
 use crate::world::{Body, Event, LOCAL, World};
 
-/// Time in which another backend must have offered the rest, and have proven its file.
+/// Time in which another backend must have offered the rest of a payload, and, on TLS, have proven its file.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// Returns whether an agent ends a handoff for this reason only before the first byte has left.
+/// Returns whether an agent that ends a handoff for this reason has sent no byte of it.
 fn is_refusal(reason: Reason) -> bool {
     use Reason::{Busy, Length, Limit, Malformed, NotAllowed, Tag, UnknownOffer, Unreachable, Version};
     matches!(reason, UnknownOffer | Tag | Length | Limit | Malformed | Version | Busy | NotAllowed | Unreachable)
@@ -34,12 +36,12 @@ impl World {
         }
     }
 
-    /// Handles the silence of a handoff: its server's agent is gone, or has said nothing for long.
+    /// Handles a handoff without progress: its server has no agent (`is_alone`), or the agent has long said nothing.
     pub(super) fn on_silence(&mut self, machine: usize, client: usize, handoff: u64, is_alone: bool) {
         let Some(serving) = self.machines[machine].worker.serving.get(&client).copied() else { return };
         let is_sought = serving.rest.is_some_and(|rest| self.now() < rest.asked + PATIENCE);
         match serving.response.kind {
-            // The agent tells a program, or cancels the region after a while.
+            // The agent tells the program that the handoff has ended, or cancels the region after a while.
             Kind::Stored if !is_alone && serving.quiet < 40 => {}
             Kind::Stored => self.end_of_program(machine, client, handoff, &serving),
             _ if is_sought => {}
@@ -49,7 +51,7 @@ impl World {
         }
     }
 
-    /// Takes a sealed payload back, of which no byte has left, and relays it.
+    /// Takes a TLS payload back and relays it, if the client has nothing of it. Otherwise resets the client.
     fn take_none(&mut self, machine: usize, client: usize, handoff: u64, response: &Response) {
         let flow = self.machines[machine].host.flows.get_mut(&client);
         if flow.is_some_and(|flow| flow.take_none(handoff)) {
@@ -60,7 +62,8 @@ impl World {
         }
     }
 
-    /// Asks another backend for the rest of a payload. Returns false if there is none to ask, or one has been asked.
+    /// Asks another backend for the rest of a payload. Returns whether the server now waits for another backend: false
+    /// if there is none to ask, or if one was asked and [`PATIENCE`] is over.
     fn seek_rest(&mut self, machine: usize, client: usize) -> bool {
         let now = self.now();
         let Some(serving) = self.machines[machine].worker.serving.get(&client).copied() else { return false };
@@ -83,7 +86,7 @@ impl World {
         true
     }
 
-    /// Handles another backend's answer: its offer of the rest.
+    /// Handles another backend's answer to the request for the rest of a payload.
     pub(super) fn on_rest(&mut self, client: usize, response: Response, from: usize, body: Body) {
         let machine = self.clients[client].frontend;
         let Some(serving) = self.machines[machine].worker.serving.get(&client).copied() else { return };
@@ -117,7 +120,7 @@ impl World {
         }
     }
 
-    /// Asks which file is behind the offer of a rest.
+    /// Asks another backend to prove which file is behind its offer of the rest.
     fn prove(&mut self, machine: usize, client: usize, response: &Response, from: u64) {
         let serving = self.machines[machine].worker.serving.get(&client).copied();
         let rest = serving.and_then(|serving| serving.rest);
@@ -149,7 +152,7 @@ impl World {
             if sha256.is_none() {
                 self.say_withdrawn(machine, digest);
             } else if self.variety.has_all_faults && self.random.below(2) == 0 {
-                // The backend is lost when its digest is known, which it seldom is by chance.
+                // The backend is lost just after the server has learned the digest. By chance that seldom happens.
                 let backend = self.machines[machine].machine(digest.peer as usize);
                 self.kill(backend, Duration::from_secs(1));
                 self.machines[backend].host.senders.clear();
@@ -167,7 +170,7 @@ impl World {
         }
     }
 
-    /// Tells the agent that a server has forgotten a digest.
+    /// Has a server tell its agent that it has forgotten a digest, as the backend asked.
     fn say_withdrawn(&mut self, machine: usize, digest: &local::Digest) {
         let Some(server) = self.machines[machine].worker.connected else { return };
         let generation = self.machines[machine].generation;

@@ -1,4 +1,5 @@
-//! Changes to a running agent: its end (SIGTERM), and its configuration (SIGHUP). Also the routes to peers.
+//! Changes to a running agent: its end (SIGTERM), and its configuration (SIGHUP). Also the routes to peers. A *sender*
+//! is a backend's socket for a client of a frontend.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use crate::machine::{Agent, address, store_of};
 use crate::sender::Sender;
 use crate::world::{Event, World};
 
-/// Time without anything under way after which a drain ends.
+/// Time without anything under way after which a drain (the orderly end of an agent) is over.
 const QUIET: Duration = Duration::from_secs(1);
 /// Longest drain (`drain` in the agent's configuration).
 const DRAIN: Duration = Duration::from_secs(3);
@@ -31,7 +32,8 @@ impl World {
         self.end_turn(machine);
     }
 
-    /// Returns whether a drain is over. Frontends have been told of the payloads that are left then.
+    /// Returns whether a drain is over. If its time is up, it first tells frontends that the payloads that are left
+    /// have failed.
     pub(super) fn is_drained(&mut self, machine: usize) -> bool {
         let (now, base) = (self.now(), self.base);
         let busy_here = self.machines[machine].host.busy() as u64;
@@ -60,7 +62,7 @@ impl World {
         true
     }
 
-    /// Ends a drained agent. Another one starts after a while.
+    /// Ends an agent that was told to end. Another agent starts after a while.
     pub(super) fn end_agent(&mut self, machine: usize) {
         let pause = self.random.time(Duration::from_millis(1), Duration::from_millis(500));
         self.kill(machine, pause);
@@ -121,7 +123,8 @@ impl World {
         self.schedule.after(pause, Event::Restored { machine });
     }
 
-    /// Has a machine's agent read its whole configuration again, which is as it was.
+    /// Has a machine's agent read its original configuration again. That now names the peers that were left out at
+    /// first.
     pub(super) fn restore_settings(&mut self, machine: usize) {
         self.cover("reload");
         let unnamed = std::mem::take(&mut self.machines[machine].unnamed);

@@ -1,4 +1,5 @@
-//! Claims and senders of a backend.
+//! Claims and senders of a backend. A *claim* is a frontend's message that asks for a payload. A *sender* is a
+//! backend's socket for a client of a frontend. The *digest* of a file is its SHA-256.
 
 use std::time::Duration;
 
@@ -13,11 +14,11 @@ use crate::host::{Host, client_of};
 use crate::sender::{Digest, Of, Sender};
 use crate::world::{Event, World};
 
-/// Time after which a payload's digest is told to its frontend.
+/// Time that a payload is under way before the backend tells its file's digest to the frontend.
 const TELL_FILES: Duration = Duration::from_secs(1);
 /// Time after which a client that has acknowledged nothing counts as not reached.
 const FIRST_WORD: Duration = Duration::from_secs(3);
-/// Time after which a withdrawn digest is told again.
+/// Time after which the backend repeats that a digest is withdrawn.
 const TELL_AGAIN: Duration = Duration::from_secs(1);
 
 impl World {
@@ -48,7 +49,7 @@ impl World {
         }
     }
 
-    /// Begins a sender, in place of an earlier one for the same client.
+    /// Makes a sender for a claim, in place of an earlier sender for the same client.
     fn begin_sending(
         &mut self,
         machine: usize,
@@ -85,7 +86,7 @@ impl World {
         }
     }
 
-    /// Returns the payload of a claim, with the number of its contents and the place of its first byte in them.
+    /// Returns the payload of a claim, the number of its contents, and the place of its first byte in those contents.
     fn payload(
         &mut self,
         machine: usize,
@@ -116,17 +117,22 @@ impl World {
         Ok((Of::Store, *file, part.offset.get()))
     }
 
-    /// Checks that bytes which are sealed are the response's: other bytes would have the same record numbers.
+    /// Checks that a TLS claim's payload is the response's. Other bytes would be sealed under record numbers that are
+    /// used for the response.
     fn check_seal(&mut self, client: usize, claim: &Claim, content: u64) {
-        let expected = self.clients[client].waits_for.map(|(response, _)| response.file);
-        let flow = self.machines[self.clients[client].frontend].host.flows.get(&client);
+        let frontend = &self.machines[self.clients[client].frontend];
+        // A client that has everything may ask for the next response while its server still serves this one.
+        let served = frontend.worker.serving.get(&client).map(|serving| serving.response);
+        let expected = served.or(self.clients[client].waits_for.map(|(response, _)| response));
+        let expected = expected.map(|response| response.file);
+        let flow = frontend.host.flows.get(&client);
         let is_current = flow.is_some_and(|flow| flow.token() == claim.flow.token.get());
         if claim.suite.get() != 0 && is_current && expected.is_some_and(|expected| expected != content) {
             self.violate(format!("client {client} has {content} sealed in place of {expected:?}"));
         }
     }
 
-    /// Has a backend's agent tell the frontend's agent which ACKs a sender needs.
+    /// Has a backend's agent tell the frontend's agent that a sender needs an ACK only every 65,536 payload bytes.
     fn advise(&mut self, machine: usize, client: usize, claimant: &Claimant) {
         let (now, base) = (self.now(), self.base);
         let (at, server) = (self.clients[client].at, self.server_of(client));
@@ -157,7 +163,7 @@ impl World {
         self.end_turn(machine);
     }
 
-    /// Reports a sender that has ended without success.
+    /// Tells the logic of a backend's agent that a sender has ended without success.
     pub(super) fn fail_sender(&mut self, machine: usize, claimant: &Claimant, reason: Reason) {
         let (now, base) = (self.now(), self.base);
         self.machines[machine].event(now, base, |logic, call| logic.sender_failed(claimant, reason, call));
@@ -165,7 +171,7 @@ impl World {
         self.end_turn(machine);
     }
 
-    /// Looks at senders: whether files have changed, and whether clients are reached.
+    /// Looks at a machine's senders: whether their files have changed, and whether their segments reach the clients.
     pub(super) fn tend_senders(&mut self, machine: usize) {
         let now = self.now();
         let sending = |sender: &Sender| !sender.is_orphan() && !sender.is_done() && !sender.is_queued();
@@ -211,7 +217,8 @@ impl World {
         self.fail_sender(machine, claimant, Reason::Unreachable);
     }
 
-    /// Handles the change of a file whose payload is being sent. A digest that was told is taken back first.
+    /// Handles the change of a file whose payload is being sent: fails the sender. Only if the payload's bytes are
+    /// still the same and the frontend was told their digest, withdraws the digest in place of that.
     fn on_file_changed(&mut self, machine: usize, client: usize) {
         let (now, base) = (self.now(), self.base);
         let Some(sender) = self.machines[machine].host.senders.get(&client) else { return };
@@ -255,7 +262,7 @@ impl World {
         }
     }
 
-    /// Tells frontends the digests of the files whose payloads have been under way for a while.
+    /// Tells frontends that asked for them the digests of files whose payloads have been under way for [`TELL_FILES`].
     pub(super) fn tell_files(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         let mut told = Vec::new();

@@ -1,4 +1,7 @@
-//! Servers: they hand payloads off, make offers, and fetch or relay what cannot be handed off.
+//! Servers: they hand payloads off, make offers, and fetch or relay what cannot be handed off. A *handoff* lets a
+//! backend send a payload on a client's connection. A *region* is a range of sequence numbers of a client's connection,
+//! which one payload takes. A *peer* is another machine's agent. The *board* is the memory in which an agent tells its
+//! servers of its peers and limits.
 
 use std::time::Duration;
 
@@ -16,11 +19,11 @@ use crate::world::{Body, Event, LOCAL, World};
 
 /// Time between two checks of the servers' handoffs under way.
 const LOOK: Duration = Duration::from_secs(1);
-/// Checks without progress after which a server takes a payload back although its agent says nothing.
+/// Checks without progress after which a server acts by itself, although its agent has said nothing.
 const PATIENCE: u32 = 6;
-/// Checks after which a server gives up a fetch of which it has heard nothing.
+/// Checks after which a server gives up a fetch of which no byte has come.
 const FETCH_PATIENCE: u32 = 10;
-/// Longest time of a handoff. A claim waits at most 30 s for a sender.
+/// Longest time that a handoff may make no progress; longer is a violation. A claim waits at most 30 s for a sender.
 const BOUND: Duration = Duration::from_secs(45);
 
 impl World {
@@ -44,7 +47,7 @@ impl World {
         self.ask_backend(machine, client, response, peer, None);
     }
 
-    /// Asks a backend for a response, or for the rest of its payload.
+    /// Asks a backend for a response, or for the rest of its payload from byte `rest` of the region on.
     pub(super) fn ask_backend(
         &mut self,
         from: usize,
@@ -99,7 +102,7 @@ impl World {
         self.schedule.after(delay, Event::Answered { client, response, from: machine, body, is_rest });
     }
 
-    /// Makes an offer of a response's payload, or of its rest from a byte of the region on.
+    /// Makes an offer of a response's payload, or of its bytes from byte `rest` of the region on.
     fn offer(&mut self, machine: usize, peer: usize, response: &Response, rest: Option<u64>) -> Body {
         let offset = rest.map_or(0, |from| match response.kind {
             Kind::Sealed => response.record_at(from).0 * RECORD,
@@ -175,8 +178,8 @@ impl World {
         true
     }
 
-    /// Tells the agent of the handoff that a client's region is for: of an offer for the whole payload, or for its rest
-    /// from a byte of the region on.
+    /// Tells the agent of the handoff for which a client's region has begun. The offer is of the whole payload, or of
+    /// its bytes from byte `rest` of the region on.
     pub(super) fn claim(
         &mut self,
         machine: usize,
@@ -205,7 +208,7 @@ impl World {
         }
         let request = Box::new(Request::Handoff(message));
         self.schedule.after(LOCAL, Event::ToAgent { machine, generation, server: connected.control, request });
-        self.schedule.after(BOUND, Event::Bound { client, handoff });
+        self.schedule.after(BOUND, Event::Bound { client, handoff, acked: 0 });
         true
     }
 
@@ -229,7 +232,7 @@ impl World {
         }
     }
 
-    /// Has the rest of a payload relayed.
+    /// Has a payload's bytes from `from` on relayed.
     pub(super) fn relay(&mut self, machine: usize, client: usize, response: Response, from: u64) {
         self.set_stage(machine, client, Stage::Rest { from });
         let delay = self.way() * 4;
@@ -256,8 +259,8 @@ impl World {
         self.write(client, Run { source: Source::Header(number), from: header, length: trailer });
     }
 
-    /// Ends a response, because the kernel or the client has all of its payload. The client's next request is handled
-    /// then.
+    /// Ends a response, because the kernel or the client has all of its payload. Then handles the client's next
+    /// request, if it has come already.
     pub(super) fn end_response(&mut self, machine: usize, client: usize) {
         let serving = self.machines[machine].worker.serving.get(&client).copied();
         if let Some(serving) = serving.filter(|serving| !serving.has_trailer) {
@@ -284,7 +287,8 @@ impl World {
         }
     }
 
-    /// Ends a machine's nginx worker: its clients are reset, and its agent sees its connections end.
+    /// Ends a machine's nginx worker: the connections of the clients that it serves are reset, and the agent sees the
+    /// worker's own connections end.
     pub(super) fn end_worker(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         let generation = self.machines[machine].generation;
@@ -364,8 +368,9 @@ impl World {
         }
     }
 
-    /// Checks the handoffs of a machine's servers. It finds handoffs that have ended without a message to their server,
-    /// and handoffs without progress while no agent could tell the server.
+    /// Checks the responses of a machine's servers. It finds handoffs that have ended without a message to their
+    /// server, handoffs that make no progress while the server hears nothing from an agent, and fetches and questions
+    /// without an answer.
     pub(super) fn tend_servers(&mut self, machine: usize) {
         let now = self.now();
         for client in self.machines[machine].worker.serving.keys().copied().collect::<Vec<_>>() {
@@ -403,10 +408,15 @@ impl World {
         }
     }
 
-    pub(super) fn check_bound(&mut self, client: usize, handoff: u64) {
+    pub(super) fn check_bound(&mut self, client: usize, handoff: u64, acked: u64) {
         let machine = self.clients[client].frontend;
-        if self.client_of_handoff(machine, handoff) == Some(client) {
-            self.violate(format!("handoff {handoff} of machine {machine} is not over after {BOUND:?}"));
+        if self.client_of_handoff(machine, handoff) != Some(client) {
+            return;
+        }
+        let region = self.machines[machine].host.flows.get(&client).and_then(|flow| flow.region(self.now()));
+        match region.map(|region| region.acked).filter(|now| *now > acked) {
+            Some(acked) => self.schedule.after(BOUND, Event::Bound { client, handoff, acked }),
+            None => self.violate(format!("handoff {handoff} of machine {machine} makes no progress for {BOUND:?}")),
         }
     }
 }

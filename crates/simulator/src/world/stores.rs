@@ -1,5 +1,7 @@
 //! Programs under `shunt run`, and stores: handoffs of stored bytes, connections to stores, and the addresses and
-//! sources that machines tell each other.
+//! sources that machines tell each other. A *store* has the payloads of a machine's programs under `shunt run`. A
+//! *peer* is another machine's agent. A *claim* is the message that asks it to send bytes of its store on a client's
+//! connection.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -16,13 +18,15 @@ use crate::machine::store_of;
 use crate::worker::{Serving, Stage};
 use crate::world::{Event, LOCAL, Purpose, World};
 
-/// Time for which a program makes no claims to a peer where one waits.
+/// Time for which a program makes no claims to a peer, after the agent has said that a claim waits there.
 const PAUSE: Duration = Duration::from_secs(2);
-/// Longest time of a program's handoff: a claim waits at most 30 s, and one of a lost program 10 s more.
+/// Longest time that a program's handoff may make no progress; longer is a violation. It has to be more than 40 s: a
+/// claim waits up to 30 s for a sender, and if the program has ended, the agent cancels its handoff only after 10 s
+/// without progress.
 const BOUND: Duration = Duration::from_secs(45);
 
 impl World {
-    /// Handles a reference that a program gets in place of a payload.
+    /// Handles a reference to a slot of a peer's store, which a program gets in place of a payload.
     pub(super) fn on_reference(&mut self, machine: usize, client: usize, response: &Response, peer: usize, slot: u32) {
         let now = self.now();
         let epoch = self.epoch(machine, peer);
@@ -62,7 +66,7 @@ impl World {
         self.schedule.after(LOCAL, Event::ToAgent { machine, generation, server, request });
     }
 
-    /// Handles an answer: to a program's question, or that a claim waits.
+    /// Handles an agent's message to a program: an answer to its question, or the news that one of its claims waits.
     pub(super) fn on_answer(&mut self, machine: usize, answer: &local::Answer) {
         let (peer, would) = (answer.peer as usize, answer.reason == local::Answer::YES);
         let epoch = self.epoch(machine, peer);
@@ -87,7 +91,8 @@ impl World {
         }
     }
 
-    /// Has a program hand bytes of a peer's store off, and write what follows at once.
+    /// Has a program hand off bytes of a peer's store. In half of the cases, the program also writes the bytes after
+    /// the payload at once. Returns false if the handoff could not begin.
     fn hand_off_parts(&mut self, machine: usize, client: usize, response: &Response, peer: usize, slot: u32) -> bool {
         let (now, generation) = (self.now(), self.machines[machine].generation);
         let Some(program) = self.machines[machine].worker.program else { return false };
@@ -120,7 +125,7 @@ impl World {
         let Some(parts) = Parts::new(&[part(0, response.length)]) else { return true };
         let request = Box::new(Request::HandoffParts(message, parts));
         self.schedule.after(LOCAL, Event::ToAgent { machine, generation, server: program.control, request });
-        self.schedule.after(BOUND, Event::Bound { client, handoff });
+        self.schedule.after(BOUND, Event::Bound { client, handoff, acked: 0 });
         true
     }
 
@@ -151,7 +156,7 @@ impl World {
         let generation = self.machines[machine].generation;
         self.cover("program ends");
         let (now, base) = (self.now(), self.base);
-        // Messages that it has sent are read before the end of its connection.
+        // Messages of the program that have not reached the agent yet are lost with its connection.
         self.machines[machine].event(now, base, |logic, call| logic.remove_server(program.control, call));
         self.act(machine);
         self.end_turn(machine);
@@ -160,13 +165,14 @@ impl World {
         self.schedule.after(delay, Event::ProgramConnects { machine, generation });
     }
 
-    /// Has a program's clients get what their sockets have, or a reset.
+    /// Ends the responses of a program that has ended. A client gets the bytes that its socket still has, or a reset.
     fn leave_connections(&mut self, machine: usize) {
         let worker = &self.machines[machine].worker;
         let its = worker.serving.iter().filter(|(_, serving)| serving.response.kind == crate::client::Kind::Stored);
         for (client, serving) in its.map(|(client, serving)| (*client, *serving)).collect::<Vec<_>>() {
             match serving.stage {
-                // The region ends without the program, or is cancelled.
+                // All bytes after the payload are written. The region ends without the program, or the agent cancels
+                // it.
                 Stage::Begun { .. } if serving.has_trailer => {
                     self.cover("left to the kernel");
                     self.end_response(machine, client);
@@ -228,7 +234,7 @@ impl World {
         }
     }
 
-    /// Gives up on agents that have not answered in time.
+    /// Gives up the connections to other machines' stores whose agents have not answered in time.
     pub(super) fn tend_reaching(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         loop {
@@ -240,7 +246,7 @@ impl World {
         }
     }
 
-    /// Lets a program of another machine read from the store here.
+    /// Answers the request of a program on machine `from` to read from this machine's store.
     pub(super) fn serve_reader(&mut self, link: usize, machine: usize, from: usize) {
         let peer = self.machines[machine].peer(from);
         let settings = self.machines[machine].settings.peers.get(peer);
@@ -259,7 +265,7 @@ impl World {
         });
     }
 
-    /// Tells the kernel the key of an address.
+    /// Tells the kernel the key that proves handshakes with an address. `None`: the address has none any more.
     pub(super) fn set_end(&mut self, machine: usize, address: IpAddr, key: Option<[u8; 16]>) {
         self.cover("end");
         let ends = &mut self.machines[machine].host.ends;
@@ -269,7 +275,7 @@ impl World {
         }
     }
 
-    /// Tells programs which stores can be reached from which addresses.
+    /// Tells a machine's programs from which stores the programs at each address can fetch.
     pub(super) fn write_sources(&mut self, machine: usize) {
         self.cover("sources");
         let of = &mut self.machines[machine];
@@ -278,14 +284,14 @@ impl World {
         of.host.sources.extend(store.sources.pairs(&store.ends.owned()));
     }
 
-    /// Returns the sources by address as a machine's agent has them now.
+    /// Returns pairs of an address and a store that programs at this address can fetch from, as the agent has them now.
     pub(crate) fn sources_of(&self, machine: usize) -> Option<Vec<(IpAddr, [u8; 16])>> {
         let store = self.machines[machine].agent.as_ref()?.logic.store.as_ref()?;
         let owned = store.ends.owned();
         Some(store.sources.pairs(&owned).collect())
     }
 
-    /// Changes the addresses of a machine's interfaces: an address is added, or the added ones are removed.
+    /// Changes the addresses of a machine's interfaces: some are added, or all added ones are removed.
     pub(super) fn renumber(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         self.cover("addresses change");
@@ -297,7 +303,7 @@ impl World {
             let link_local = IpAddr::from([0xfe80, 0, 0, 0, 0, 0, 0, u16::from(last)]);
             of.addresses.extend([IpAddr::from([10, 0, of.index as u8, last]), link_local]);
             if last == 0 {
-                // More than a message has room for.
+                // More addresses than one message between agents has room for.
                 of.addresses.extend((0..70).map(|host| IpAddr::from([10, 1, of.index as u8, host])));
             }
         }

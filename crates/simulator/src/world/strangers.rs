@@ -1,5 +1,6 @@
-//! Others: machines and processes that do not belong to the service, and agents and servers that send what no agent
-//! and no server sends.
+//! Strangers: machines and processes that do not belong to the service, and agents and servers that send what no
+//! correct agent or server sends. An *offer* is a payload that a backend's server holds ready. A *handoff* lets a
+//! backend send a payload on a client's connection.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::world::{Item, Purpose, World};
 const NOBODYS: u64 = 1 << 62;
 
 impl World {
-    /// Has machines connect that no configuration names. Some say nothing, and others say what they must not.
+    /// Has strangers connect to a machine's agent. Some say nothing, and others use a false name or ask for a fetch.
     pub(super) fn strangers(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         self.cover("strangers");
@@ -35,10 +36,10 @@ impl World {
         }
         let other = self.random.below(self.service.machines as u64) as usize;
         for (called, proven, at) in [
-            (name(other), false, from),      // the certificate is of another name
-            ("nobody".into(), true, from),   // not in the configuration
+            (name(other), false, from),      // the certificate has another name
+            ("nobody".into(), true, from),   // no configuration has this name
             (name(other), true, from),       // a clone, from another address
-            (name(machine + 1), true, from), // it should be dialled
+            (name(machine + 1), true, from), // this agent dials that machine, not the reverse
         ] {
             self.hello_of_stranger(machine, &called, proven, at);
         }
@@ -61,7 +62,7 @@ impl World {
             let peers = &agent.logic.shared.peers;
             (0..peers.len()).any(|peer| peers.find(peer).is_some_and(|one| one.name() == called && one.is_up()))
         };
-        // Where there is no session, a clone cannot be told from the machine itself.
+        // Without a session with that machine, the agent cannot tell a clone from the machine itself.
         if proven && self.machines[machine].agent.as_ref().is_some_and(|agent| !is_up(agent) && called != "nobody") {
             return;
         }
@@ -73,7 +74,7 @@ impl World {
         }
     }
 
-    /// Has an agent ask for a fetch whose certificate is of no peer.
+    /// Has an agent whose certificate is no peer's ask for a fetch.
     fn fetch_of_stranger(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         let mut fetch = peer::Fetch::new_zeroed();
@@ -84,7 +85,7 @@ impl World {
         }
     }
 
-    /// Has a peer that is being connected to answer in another one's name.
+    /// Has a peer that this agent has dialled answer HELLO under a name that is not the peer's.
     fn answer_of_impostor(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         let Some(Agent { logic, .. }) = &self.machines[machine].agent else { return };
@@ -100,8 +101,8 @@ impl World {
         }
     }
 
-    /// Has many processes connect to an agent: of users that may not, of observers, and of servers that say nothing or
-    /// what no server says.
+    /// Has many processes connect to an agent. Some run as users that may not connect, and some may only ask for
+    /// counters. Others have a server's permissions, but say nothing or send what no correct server sends.
     pub(super) fn crowd(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         self.cover("crowd");
@@ -146,7 +147,8 @@ impl World {
         };
         let was_cut = self.random.below(2) == 0;
         for request in requests {
-            // The file is missing in every other message.
+            self.machines[machine].offers_made += u64::from(matches!(request, Request::Offer(_)));
+            // Half of the messages come without an open file, which an offer needs.
             let file = (self.random.below(2) == 0).then_some(0);
             let taken = self.machines[machine]
                 .event(now, base, |logic, call| logic.request(server, &request, file, was_cut, call));
@@ -161,7 +163,7 @@ impl World {
         self.act(machine);
     }
 
-    /// Returns an offer that may have another connection's number, or be for a peer that is not there.
+    /// Returns an offer whose number may belong to another connection, or whose peer may not exist.
     fn some_offer(&mut self, machine: usize, server: usize) -> Request {
         let mut offer = local::Offer::new_zeroed();
         let agent = self.machines[machine].agent.as_ref();
@@ -184,7 +186,7 @@ impl World {
         Request::Ask(message)
     }
 
-    /// Returns a request about nothing that there is.
+    /// Returns a random request, about a handoff or a fetch that does not exist.
     fn some_request(&mut self, machine: usize) -> Request {
         let peer = self.random.below(self.service.machines as u64 - 1) as u32;
         let epoch = if self.random.below(2) == 0 { self.epoch(machine, peer as usize) } else { 77 };
@@ -217,7 +219,7 @@ impl World {
         }
     }
 
-    /// Has a machine's agent send a frame that no agent sends, in its session with another one.
+    /// Has a machine's agent send a frame that no correct agent sends, in its session with machine `other`.
     pub(super) fn garble(&mut self, machine: usize, other: usize) {
         let peer = self.machines[machine].peer(other);
         let Some(Agent { logic, links, .. }) = &self.machines[machine].agent else { return };
@@ -225,7 +227,7 @@ impl World {
         self.cover("garble");
         let kind = self.random.below(18);
         let bytes = self.some_frame(machine, other, kind);
-        // A claim, or news of a handoff, could be refused as well as taken: what it causes is no fault of the others.
+        // The other agent may take such a frame or refuse it. So a refusal on this connection is no violation.
         self.links[link].is_rogue = true;
         self.send(link, machine, Item::Frames(bytes));
     }
@@ -285,7 +287,8 @@ impl World {
         out
     }
 
-    /// Returns a claim of an offer under a wrong tag, in the name of a server of the machine or of another one.
+    /// Returns a claim of an offer with a wrong tag. It names an address of the machine as the server's, or a foreign
+    /// one.
     fn some_claim(&mut self, machine: usize, offer: u64, handoff: u64) -> Claim {
         let mut claim = Claim::new_zeroed();
         let server = if self.random.below(3) == 0 { IpAddr::from([203, 0, 113, 9]) } else { address(machine) };
@@ -301,7 +304,7 @@ impl World {
         claim
     }
 
-    /// Makes the last descriptors of a machine scarce for a while.
+    /// Leaves a machine's agent without a free descriptor for a while.
     pub(super) fn make_scarce(&mut self, machine: usize, pause: Duration) {
         self.cover("descriptors are scarce");
         self.machines[machine].host.scarce_until = self.now() + pause;

@@ -1,5 +1,5 @@
-//! Named histories: each is of a fault that the agent had once. docs/internals/faults.md says which one, and `make
-//! mutants` undoes each mend and sees its history fail.
+//! Histories with a name: each shows that a fault which the agent once had is mended. docs/internals/faults.md says
+//! which fault. `make mutants` undoes each mend, and checks that its history then fails.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Offers of sessions that are lost before anybody claims them.
+//! Offers (payloads that a backend holds ready) whose session is lost before anybody claims them.
 
 use shunt_simulator::{Fault, Script};
 

@@ -1,7 +1,7 @@
-//! Mutex and condition variable on futex(2), called directly. Those of std call libc's syscall(3), which crates/preload
-//! interposes: giving up a lock must not enter the program's library once more.
+//! Mutex and condition variable on direct futex(2) calls. Those of the standard library call libc's syscall(3), which
+//! the library of crates/preload replaces in programs. There, the library's own locks must not call the library again.
 //!
-//! There is no poisoning: the next owner of a lock finds the value as a panic left it.
+//! There is no poisoning: after a panic, the next owner of the lock finds the value as the panic left it.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::word::{LOOKS, Ordering, Word, wait, wake};
 
+/// Values of a mutex's word.
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
 /// Locked, and other threads may be waiting.
@@ -23,15 +24,16 @@ pub struct Mutex<T: ?Sized> {
 
 // SAFETY: the value is reached only through a guard, and one guard exists at a time.
 unsafe impl<T: ?Sized + Send> Send for Mutex<T> {}
-// SAFETY: as above.
+// SAFETY: the value is reached only through a guard, and one guard exists at a time.
 unsafe impl<T: ?Sized + Send> Sync for Mutex<T> {}
 
-/// Access to the value of a [`Mutex`]; dropping it gives the lock up.
+/// Access to the value of a locked [`Mutex`]. Dropping the guard unlocks the mutex.
 #[derive(Debug)]
 #[clippy::has_significant_drop]
 pub struct MutexGuard<'a, T: ?Sized> {
     mutex: &'a Mutex<T>,
-    /// Keeps the guard in its thread: waiters rely on the order of one thread's steps.
+    /// Prevents that the guard goes to another thread. Threads that wait rely on the order of the steps of the one
+    /// thread that has the lock.
     _thread: std::marker::PhantomData<*const ()>,
 }
 
@@ -101,7 +103,7 @@ impl<T: ?Sized> Deref for MutexGuard<'_, T> {
 
 impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above.
+        // SAFETY: no other thread reaches the value while the guard lives.
         unsafe { &mut *self.mutex.value.get() }
     }
 }
@@ -115,7 +117,7 @@ impl<T: ?Sized> Drop for MutexGuard<'_, T> {
     }
 }
 
-/// Condition variable: threads that have a lock wait here for a change, and give the lock up meanwhile.
+/// Condition variable. A thread that holds a lock waits here for a change, and gives the lock up while it waits.
 #[derive(Debug, Default)]
 pub struct Condvar {
     /// Number of changes so far; it wraps.
@@ -141,14 +143,14 @@ impl Condvar {
         time: Option<Duration>,
     ) -> (MutexGuard<'a, T>, bool) {
         let mutex = guard.mutex;
-        // Read while the lock is held, so that the kernel's comparison detects any later change.
+        // Read before the lock is given up, so that the kernel, which compares this value, detects any later change.
         let changes = self.changes.load(Ordering::Relaxed);
         drop(guard);
         let is_over = wait(&self.changes, changes, time);
         (mutex.lock(), is_over)
     }
 
-    /// Waits for a change. May also return without one.
+    /// Waits for a change. May also return without a change.
     pub fn wait<'a, T: ?Sized>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         self.wait_at_most(guard, None).0
     }
@@ -158,7 +160,8 @@ impl Condvar {
         self.wait_at_most(guard, Some(time))
     }
 
-    /// Reports a change to all waiters. To be called with the lock held, or after giving it up.
+    /// Reports a change to all waiters. The caller makes the change with the lock held, and may unlock before this
+    /// call.
     pub fn notify_all(&self) {
         self.changes.fetch_add(1, Ordering::Release);
         wake(&self.changes, i32::MAX as u32);

@@ -1,5 +1,6 @@
-//! The types of `futex.rs`, built on those of loom. Loom has no clock, and explores only runs that end. So on each
-//! condition variable the first wait with a time limit runs out at once, and no other wait does.
+//! The types of `futex.rs`, built on loom's mutex and condition variable. Loom has no clock, and explores only runs
+//! that end. So on each condition variable, the first wait with a time limit ends at once, and later waits have no time
+//! limit.
 
 use std::time::Duration;
 
@@ -26,11 +27,12 @@ impl<T> Mutex<T> {
     }
 }
 
-/// Condition variable: threads that have a lock wait here for a change, and give the lock up meanwhile.
+/// Condition variable. A thread that holds a lock waits here for a change, and gives the lock up while it waits.
 #[derive(Debug, Default)]
 pub struct Condvar {
     of_loom: loom::sync::Condvar,
-    /// Whether a wait has run out of time already. A plain atomic, not loom's, so that it adds no step to explore.
+    /// Whether a wait with a time limit has been made already. An ordinary atomic, not loom's, so that loom has no
+    /// further step to explore.
     is_over: std::sync::atomic::AtomicBool,
 }
 
@@ -45,7 +47,7 @@ impl Condvar {
         self.of_loom.wait(guard).expect("loom's are not poisoned")
     }
 
-    /// The first call returns at once, with true: its time has run out. Later calls wait for a change.
+    /// Returns at once in the first call, with true: its time has run out. Later calls wait for a change.
     pub fn wait_timeout<'a, T>(&self, guard: MutexGuard<'a, T>, _time: Duration) -> (MutexGuard<'a, T>, bool) {
         if self.is_over.swap(true, std::sync::atomic::Ordering::Relaxed) {
             return (self.wait(guard), false);

@@ -1,5 +1,5 @@
-//! Replaces `word.rs` under loom, which tries every order of steps. futex(2) compares the word and puts the thread to
-//! sleep in one step; here a mutex of loom makes both one step.
+//! Replaces `word.rs` in builds for loom, which tries every order of the threads' steps. futex(2) compares the word and
+//! puts the thread to sleep in one step. Here one of loom's mutexes makes one step of the two.
 
 use std::ops::Deref;
 use std::time::Duration;
@@ -9,7 +9,8 @@ use loom::sync::{Condvar, Mutex};
 
 pub(super) use loom::sync::atomic::Ordering;
 
-/// No polling under loom, where each poll would be one more step to explore.
+/// Number of times that a waiter polls a lock before it sleeps: none, because each poll would be one more step for loom
+/// to explore.
 pub(super) const LOOKS: u32 = 0;
 
 #[derive(Debug, Default)]
@@ -33,7 +34,8 @@ impl Deref for Word {
     }
 }
 
-/// Waits as futex(2) does. Loom has no clock, so a wait with a time limit ends at once, as if the time had run out.
+/// Waits as futex(2) does while the word has the value `while_it_is`. Loom has no clock, so a wait with a time limit
+/// ends at once, as if the time had run out.
 pub(super) fn wait(word: &Word, while_it_is: u32, at_most: Option<Duration>) -> bool {
     let kernel = word.kernel.lock().expect("loom's are not poisoned");
     if word.load(Ordering::SeqCst) != while_it_is {

@@ -12,8 +12,8 @@ pub(super) use std::sync::atomic::{AtomicU32 as Word, Ordering};
 /// short.
 pub(super) const LOOKS: u32 = 100;
 
-/// Waits until the word is woken, has another value, or a signal interrupts the wait. The caller checks the word again.
-/// Returns true where the time has run out.
+/// Waits until [`wake`] is called for the word, the word's value is not `while_it_is`, a signal interrupts the wait, or
+/// the time has run out. Returns true only where the time has run out. The caller checks the word again.
 pub(super) fn wait(word: &Word, while_it_is: u32, at_most: Option<Duration>) -> bool {
     let patience = at_most.and_then(|time| Timespec::try_from(time).ok());
     futex::wait(word, futex::Flags::PRIVATE, while_it_is, patience.as_ref()) == Err(Errno::TIMEDOUT)

@@ -1,4 +1,4 @@
-//! Which certificates are good: those that the authority has signed and not revoked (RFC 5280, 5).
+//! Checks of other agents' certificates: the authority must have signed them, and not revoked them (RFC 5280, 5).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,11 +18,13 @@ use x509_parser::revocation_list::CertificateRevocationList;
 use super::{CredentialsError, certificates, no_certificate, not_there, read, server_name, time_of};
 use shunt_config::TlsConfig;
 
-/// The authority and its list of revoked certificates, as they were read.
+/// The authority and its list of revoked certificates, as they were in the files when this was read.
 pub(super) struct Trust {
+    /// Checks the certificates of agents that this agent has dialled.
     pub(super) servers: Arc<WebPkiServerVerifier>,
+    /// Checks the certificates of agents whose connections this agent has accepted.
     pub(super) clients: Arc<dyn ClientCertVerifier>,
-    /// Time by which the authority has promised a newer list.
+    /// Earliest time by which an authority has promised a newer list.
     pub(super) next_list: Option<SystemTime>,
 }
 
@@ -48,7 +50,8 @@ impl Trust {
         Ok(Self { servers, clients, next_list })
     }
 
-    /// Returns whether the other end's certificate, which was good when the connection began, is good now.
+    /// Checks whether the other end's certificate, which was good when the connection began, is still good. `name` is
+    /// the name of the other agent.
     pub(super) fn accepts(&self, connection: &Connection, name: &str) -> Result<(), rustls::Error> {
         let Some([first, between @ ..]) = connection.peer_certificates() else {
             return Err(rustls::Error::NoCertificatesPresented);

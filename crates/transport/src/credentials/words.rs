@@ -1,9 +1,9 @@
-//! Errors of TLS between agents, in words that say what to do. rustls names the check that failed, for some checks with
-//! the time of day, so its text would differ each time for the same trouble.
+//! Errors of TLS between agents, in words that say what to do. rustls names the check that failed. For some checks its
+//! text contains the present time, so it would differ each time for the same cause.
 
 use rustls::{AlertDescription, CertificateError, Error};
 
-/// Returns one sentence for an error, always the same for the same trouble.
+/// Returns one sentence for an error, always the same for the same cause.
 pub fn in_words(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(why) => certificate(why),
@@ -25,7 +25,7 @@ fn certificate(error: &CertificateError) -> String {
         E::NotValidYet | E::NotValidYetContext { .. } => {
             "its certificate is not valid yet: compare the clocks of both machines and of the authority".into()
         }
-        // The second one: an authority of the same name with another key.
+        // `BadSignature`: an authority with the same name, but another key.
         E::UnknownIssuer | E::BadSignature => {
             "its certificate is from another authority than `ca` of [tls] here: use one authority for both".into()
         }
@@ -41,7 +41,7 @@ fn certificate(error: &CertificateError) -> String {
     }
 }
 
-/// Says why the peer refuses our certificate.
+/// Says why the peer refuses this agent's certificate or connection.
 fn refused(alert: AlertDescription) -> String {
     use AlertDescription as A;
     match alert {

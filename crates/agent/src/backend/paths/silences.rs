@@ -9,9 +9,9 @@
 //! ```
 //!
 //! One client may be gone. It may be hostile, too: to leave ACKs out costs it nothing. So after ROW silent connections
-//! of one network in a row, payload for that network alone stops. Others behind the same hop still get theirs. The hop
-//! itself is refused when ROW different networks in a row are silent and no client is heard in between. The trial after
-//! such a pause is one connection of each of ROW networks.
+//! of one network in a row, payload for that network alone stops. Clients of other networks behind the same hop still
+//! get payload. The hop itself is refused when ROW different networks in a row are silent and no client is heard in
+//! between. The trial after such a pause is one connection of each of ROW networks.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -36,7 +36,7 @@ pub(super) struct Path {
     pub(super) hop: Hop,
 }
 
-/// Addresses that one client may have: the first address of its /24 or /64.
+/// Network of a client, by the first address of its /24 (IPv4) or /64 (IPv6). One client may have all of its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Network(IpAddr);
 
@@ -54,13 +54,14 @@ impl From<IpAddr> for Network {
 enum Row {
     /// Connections of one network. One connection is tried after a pause.
     Connections,
-    /// Networks behind one hop. As many networks are tried after a pause.
+    /// Networks behind one hop. One connection of each of ROW networks is tried after a pause.
     Networks,
 }
 
 #[derive(Clone, Debug)]
 enum State {
-    /// The networks that were silent.
+    /// The networks that were silent in a row. In the state of a single network, that network is listed once for each
+    /// silent connection.
     Counting(Vec<Network>),
     /// End of the pause, and length of the next pause.
     Refusing(Instant, Duration),
@@ -98,7 +99,7 @@ impl Row {
         }
     }
 
-    /// Notes that a connection acknowledges nothing. Returns the length of a pause, where one begins now.
+    /// Notes that a connection acknowledges nothing. Returns the length of the pause, if one begins now.
     fn hear_silence(self, state: &mut State, network: Network, now: Instant) -> Option<Duration> {
         let pause = match state {
             State::Counting(row) => {
@@ -174,7 +175,7 @@ impl Silences {
         let mut of_network = self.networks.get_mut(&(*path, network));
         let is_open =
             |row: Row, state: &Option<&mut State>| state.as_ref().is_none_or(|state| row.is_open(state, network, now));
-        // The network is asked, too, before the path's trial begins: a network in a pause takes no place in that trial.
+        // Both states are asked before the path's trial begins: a network in a pause takes no place in that trial.
         if !is_open(Row::Networks, &of_path) || !is_open(Row::Connections, &of_network) {
             return true;
         }
@@ -184,7 +185,8 @@ impl Silences {
         false
     }
 
-    /// Notes whether a new connection of this client acknowledges something.
+    /// Notes whether a new connection of this client acknowledges something. Returns a change to report, if there is
+    /// one.
     pub(super) fn hear(&mut self, path: Path, client: IpAddr, acknowledges: bool, now: Instant) -> Option<Turn> {
         let network = Network::from(client);
         if acknowledges {
@@ -201,7 +203,7 @@ impl Silences {
     }
 }
 
-/// Returns the state of a path or a network. Where there would be too many, all are forgotten.
+/// Returns the state of a path or a network. If there would be too many, all earlier ones are forgotten.
 fn entry<K: Eq + Hash>(states: &mut HashMap<K, State>, key: K) -> &mut State {
     if states.len() >= MOST && !states.contains_key(&key) {
         states.clear();

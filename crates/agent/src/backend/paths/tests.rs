@@ -1,9 +1,10 @@
-//! Paths to clients of machines that the tests make.
+//! Paths to clients, on machines (network namespaces) that the tests make.
 
 use super::*;
 use shunt_testbed::machine::{Machine, on_a_machine};
 
-/// Returns the obstacle, if there is one, between a machine whose steering is on `east` and this client.
+/// Returns the obstacle, if there is one, between a machine whose steering is on `east` and this client. `then` changes
+/// the machine after a first look.
 fn obstacle(more: &[&str], client: &str, test: &str, then: impl FnOnce(&Machine) + Send) -> Option<String> {
     on_a_machine(test, more, |machine| {
         let mut paths = Paths::open(&["east".into()]).unwrap();

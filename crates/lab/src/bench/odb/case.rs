@@ -1,4 +1,4 @@
-//! Cases of `shunt-lab bench odb`, by names that never change.
+//! Cases of `shunt-lab bench odb`, by names that never change. A *store* has the bodies that programs have written.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ pub(super) enum Case {
     Tier { tier: Tier, size: u64, wire: Wire },
     /// The frontend's CPU per response of 1 MiB to clients that speak TLS 1.3.
     FrontendTls,
-    /// New connections of TLS 1.3, each with one response of 1 KiB, that one core of the frontend carries.
+    /// New connections of TLS 1.3 per second, each with one response of 1 KiB, that one core of the frontend carries.
     Handshake,
     /// The whole service's CPU per response, with two intermediates.
     Service,
@@ -68,7 +68,7 @@ impl Subject for Case {
         match self {
             Self::Bypass { unaligned: false } => "bypass/64k".to_owned(),
             Self::Bypass { unaligned: true } => "bypass/64k/unaligned".to_owned(),
-            // The backend has only this case: its name and the name of its target have no wire.
+            // The backend has only one case, so the name does not say the wire.
             Self::Tier { tier: Tier::Backend, size, .. } => format!("be-cpu/{}", size_name(size)),
             Self::Tier { tier: Tier::Intermediate, size, wire } => format!("is-cpu/{}/{wire}", size_name(size)),
             Self::Tier { tier: Tier::Frontend, size, wire } => format!("fe-cpu/{}/{wire}", size_name(size)),

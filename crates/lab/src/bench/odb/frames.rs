@@ -1,4 +1,5 @@
-//! Frames on connections between programs under Shunt, and their lengths, read from a capture.
+//! Frames on connections between programs under `shunt run`, and their lengths, read from a capture. A frame is a run
+//! of real bytes, or a reference to bytes in a store.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -65,7 +66,7 @@ struct Stream {
     pieces: BTreeMap<u32, Vec<u8>>,
 }
 
-/// Joins the pieces of a stream, given by their offset. Pieces may have come twice.
+/// Joins the pieces of a stream, given by their offset. Pieces may overlap, because bytes may have come twice.
 fn joined(pieces: BTreeMap<u32, Vec<u8>>) -> Vec<u8> {
     let mut stream: Vec<u8> = Vec::new();
     for (at, piece) in pieces {

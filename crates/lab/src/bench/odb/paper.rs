@@ -1,5 +1,7 @@
-//! `shunt-lab bench odb --paper`: the paper's Tables 4.1, 4.2 and 4.3, beside its numbers. The paper's chain is nginx,
-//! nginx, PHP (its sections 4.4.4 and 4.4.5): the intermediate speaks FastCGI, and a page has a multiple of 4 KiB.
+//! `shunt-lab bench odb --paper`: measures Tables 4.1, 4.2 and 4.3 of the paper on on-demand buffers, and prints them
+//! beside the paper's numbers. The paper's chain is nginx, nginx, PHP (its sections 4.4.4 and 4.4.5): the intermediate
+//! speaks FastCGI, and a body has a multiple of 4 KiB. A *reference* names bytes in a store, and goes into a connection
+//! in their place.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -23,7 +25,8 @@ use crate::tcpdump::Tcpdump;
 
 const PHP: &str = "/usr/sbin/php-fpm8.2";
 const FASTCGI_PORT: u16 = 9000;
-/// The paper's Tables 4.2 and 4.3: body in pages of 4 KiB, and the percentages of it that bypassed the intermediate.
+/// The paper's Tables 4.2 and 4.3: length of the body in pages of 4 KiB, and the percentages of it that bypassed the
+/// intermediate, with aligned buffers (4.2) and with unaligned ones (4.3).
 const BYPASSED: [(usize, f64, f64); 7] = [
     (1, 0.0, 0.0),
     (2, 50.0, 50.30),
@@ -33,10 +36,11 @@ const BYPASSED: [(usize, f64, f64); 7] = [
     (32, 93.75, 93.75),
     (64, 93.75, 93.75),
 ];
-/// The paper's Table 4.1: pages, faults at the intermediate, lengths of real and of virtual writes.
+/// The paper's Table 4.1: length of the body in pages, number of page faults at the intermediate, lengths in bytes of
+/// real writes and of virtual ones (by reference).
 const WRITES: [(usize, u32, &str, &str); 4] =
     [(1, 1, "", "4184"), (2, 1, "96", "8192"), (3, 2, "", "8192 4200"), (4, 0, "88 16", "16384")];
-/// Requests for each figure of Tables 4.2 and 4.3.
+/// Number of requests for each figure of Tables 4.2 and 4.3.
 const REQUESTS: usize = 50;
 const PAGE_BYTES: usize = 4096;
 
@@ -137,8 +141,8 @@ impl<'lab> Site<'lab> {
         Ok(table)
     }
 
-    /// Measures Table 4.2 or 4.3. All bytes that reach the intermediate count: frames, acknowledgements, and fetched
-    /// bytes.
+    /// Measures Table 4.2 or 4.3. All bytes that reach the intermediate count as not bypassed: frames,
+    /// acknowledgements, and fetched bytes. The bytes that it receives for empty bodies are subtracted.
     fn bypassed(&self, unaligned: bool) -> Result<Table> {
         let received = |pages: usize| -> Result<u64> {
             let meter = ByteMeter::start(self.intermediate()?)?;
@@ -170,7 +174,7 @@ impl<'lab> Site<'lab> {
     }
 }
 
-/// For each payload, its bytes in references that were not sent by its writer.
+/// For each payload, the number of its bytes in references that others than its writer have sent.
 fn forwarded(directions: &[Direction], writer: SocketAddr) -> HashMap<PayloadId, u64> {
     let mut bytes = HashMap::new();
     for frame in directions.iter().filter(|one| one.source != writer).flat_map(|one| &one.frames) {
@@ -181,7 +185,8 @@ fn forwarded(directions: &[Direction], writer: SocketAddr) -> HashMap<PayloadId,
     bytes
 }
 
-/// Bytes that were written by reference and not passed on by reference, because somebody has looked at their pages.
+/// Number of bytes that were written by reference, and not passed on by reference because the intermediate has read
+/// their pages.
 fn touched(direction: &Direction, forwarded: &HashMap<PayloadId, u64>) -> u64 {
     let of = |frame: &Frame| match frame {
         Frame::Reference(payload, length) => length.saturating_sub(forwarded.get(payload).copied().unwrap_or(0)),
@@ -194,7 +199,7 @@ fn fastcgi_address(lab: &Lab) -> Result<SocketAddr> {
     Ok(SocketAddr::new(lab.backend().service_address_of(Family::V4)?, FASTCGI_PORT))
 }
 
-/// Location of the intermediate that leads to PHP.
+/// nginx location, for the intermediate, that passes requests to PHP.
 fn fastcgi(lab: &Lab, host: &Host) -> String {
     let Ok(address) = fastcgi_address(lab) else { return String::new() };
     if host.role() != Role::Intermediate {

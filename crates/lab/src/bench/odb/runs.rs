@@ -50,8 +50,8 @@ fn wrk(url: String, time: Duration) -> Wrk {
     Wrk::new(url).connections(CONNECTIONS).duration(time)
 }
 
-/// Measures the bypassed fraction. All bytes that reach the intermediate count: frames, acknowledgements, and fetched
-/// bytes.
+/// Measures the fraction of a body that bypasses the intermediate. All bytes that reach the intermediate count as not
+/// bypassed: frames, acknowledgements, and fetched bytes. The bytes that it receives for an empty body are subtracted.
 fn bypass(bed: &Bed<'_>, case: Case, effort: Effort) -> Result<CaseOutcome> {
     let received = |path: &str| -> Result<f64> {
         let (_, chain) = bed.target(Side::Ours)?;

@@ -1,4 +1,4 @@
-//! Cases of `shunt-lab bench tls`, by names that never change.
+//! Cases of `shunt-lab bench tls`, by names that never change. A *shortcut* is a response whose body bypasses tiers.
 
 use super::super::case::Shape;
 use super::super::subject::Subject;
@@ -15,15 +15,15 @@ pub(super) enum Case {
     Frontend,
     /// The whole service's CPU per response, with two intermediates.
     Service { size: u64, wire: Wire },
-    /// Cost of encryption where it is done now, compared with its cost where it was done before:
+    /// Cost of encryption at the backend, where Shunt does it, compared with its cost at plain nginx's frontend:
     ///
     /// - ours: the backend's CPU per response with Shunt, less that with plain nginx;
     /// - baseline: the CPU of plain nginx's frontend per response on TLS, less that of the same response on plain HTTP.
     ///
     /// Ours counts all that a shortcut adds to a backend, not only the cipher.
     Encryption,
-    /// New connections, each with one response of 1 KiB, that one core of the frontend carries. wrk resumes its
-    /// sessions: a full handshake would cost both sides more, and Shunt would add nothing to that.
+    /// New connections per second, each with one response of 1 KiB, that one core of the frontend carries. wrk resumes
+    /// its sessions: a full handshake would cost more with Shunt and without, and Shunt would add nothing to that.
     Handshake,
 }
 

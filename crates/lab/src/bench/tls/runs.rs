@@ -37,7 +37,7 @@ pub(super) fn load_placed(bed: &Bed, case: Case, side: Side, time: Duration) -> 
     load(bed, case, side, time)
 }
 
-/// Placement of the hosts for a case. For encryption it is the backend, where our service encrypts.
+/// Placement of the hosts for a case. For encryption, the backend has the measured core, because Shunt encrypts there.
 fn placement(case: Case) -> Placement {
     match case {
         Case::Service { .. } => Placement::WholeService,

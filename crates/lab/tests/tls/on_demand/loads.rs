@@ -1,4 +1,5 @@
-//! Loads of many connections at once, and long bodies, under which nothing may hang.
+//! Tests under load: many connections at the same time, and a body that is longer than what a store keeps for one
+//! program. Every download must end.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -36,7 +37,7 @@ fn loads(service: &Running<'_>, requests: u32) -> Result<()> {
     let before = handed_off(service)?;
     load(service, 8, &["1m"], requests)?;
     load(service, 16, &["1k", "16k-1", "16k+1", "64k", "1m"], requests / 5)?;
-    // The file is longer than a store keeps for one program.
+    // The file is longer than what a store keeps for one program.
     load(service, 1, &["64m"], 1)?;
     ensure!(handed_off(service)? > before, "nothing was handed off");
     Ok(())

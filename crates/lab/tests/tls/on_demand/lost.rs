@@ -1,5 +1,5 @@
-//! Faults while a holder's agent sends on a TLS connection. A body is whole, or its client sees that it is not. All
-//! records that came open with keys and numbers that were used once.
+//! Faults while a holder's agent sends on a TLS connection. A body is whole, or its client sees that it is not. Each
+//! record that has come can be opened, and no two records have the same key and number.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -17,11 +17,11 @@ use crate::service::Running;
 /// Time that is longer than the lease of a payload. Until a lease ends, payloads that clients did not take fill the
 /// store, if nobody returns them.
 const LIMIT: Duration = Duration::from_secs(180);
-/// Time between killing a process and starting it again. It is what these tests are about: nothing ends it sooner.
+/// Time between killing a process and starting it again. The tests are about this time, so they sleep for all of it.
 const GONE: Duration = Duration::from_millis(300);
 const LONG: u64 = 64 << 20;
 
-/// Asserts that a connection was whole, or ended as with a network that fails.
+/// Asserts that a body was whole, or that its connection ended as if the network had failed.
 fn is_honest(ending: Result<()>) -> Result<()> {
     let Err(error) = ending else { return Ok(()) };
     let reset = error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::ConnectionReset);
@@ -51,7 +51,7 @@ fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) -> Res
     Ok(())
 }
 
-/// Waits until bodies come whole and pass by the frontend again.
+/// Waits until bodies come whole and bypass the frontend again.
 fn until_handed_off(service: &Running<'_>) -> Result<()> {
     let target = Target::of(service);
     wait_at_most(LIMIT, "bodies are whole and bypass the frontend", || {
@@ -70,7 +70,8 @@ fn kill_server(service: &mut Running<'_>, host: &Host) -> Result<()> {
     service.service.chain_mut().process(host.name()).context("it has a server")?.signal(Signal::KILL)
 }
 
-/// Disturbs first the backend, then the frontend. Asserts that bodies are handed off again afterwards.
+/// Calls `what` with the backend and then with the frontend, each time in the middle of a body. Asserts that bodies are
+/// handed off again afterwards.
 fn on_each(service: &mut Running<'_>, what: impl Fn(&mut Running<'_>, &Host) -> Result<()>) -> Result<()> {
     for host in [service.lab.backend(), service.lab.frontend()] {
         let ending = disturb(service, |service| what(service, host));

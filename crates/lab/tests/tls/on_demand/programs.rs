@@ -71,7 +71,7 @@ fn openssls_client_gets_new_keys_between_bodies() -> Result<()> {
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(format!(
             "({} {} {} {}) | timeout 30 openssl s_client -connect {}:{} -CAfile {} 2>/dev/null",
-            // For a part of the first body it is not known yet which machine sends it.
+            // While nginx writes the first body, it may not know yet which machine can send a part of it.
             ask("64k"),
             ask("1m"),
             ask("64k"),

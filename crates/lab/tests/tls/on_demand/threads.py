@@ -1,5 +1,6 @@
-"""A TLS server with a thread for each connection, which waits in its calls: gives each client the bodies that it asks for, and
-asks another server for them. Arguments: where it listens, its certificate and key, and who has the bodies."""
+"""A TLS server with a thread for each connection and blocking calls. It passes each request on to another server over
+plain TCP, and the response back to the client. Arguments: the address at which it listens, the files with its
+certificate and key, and the address of the other server."""
 import socket
 import ssl
 import sys

@@ -107,7 +107,7 @@ fn an_interface_towards_a_peer_that_changes_is_steered_to_at_once() {
     service.frontend.call(|logic, call| logic.set_interface(0, IpAddr::from([10, 0, 0, 2]), 4, call));
     let actions = service.frontend.take_actions();
     assert!(actions.iter().any(|action| matches!(action, Action::Steer(0))));
-    // The routes of an address that the peer no longer has are of no use.
+    // A route to an address that the peer no longer has changes nothing.
     let is_its = service.frontend.call(|logic, call| logic.set_interface(0, IpAddr::from([10, 0, 0, 9]), 4, call));
     assert!(!is_its && !service.frontend.take_actions().iter().any(|action| matches!(action, Action::Steer(_))));
 }

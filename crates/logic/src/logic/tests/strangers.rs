@@ -31,7 +31,7 @@ fn cancelled(service: &mut Service) -> Vec<u64> {
     service.frontend.take_actions().into_iter().filter_map(handoff).collect()
 }
 
-/// Has the backend's agent say that it has ended a handoff of a worker that does not exist (any more).
+/// Has the backend's agent say that it has ended a handoff of worker 99, which does not exist.
 fn end(service: &mut Service, handoff: u64) {
     let ended = Ended { worker: 99.into(), reason: 9.into(), handoff: handoff.into(), trace: TraceId([0; 16]) };
     service.frontend.call(|logic, call| logic.frame(0, &Frame::Ended(ended), call)).unwrap();
@@ -88,7 +88,7 @@ fn a_handoff_that_a_killed_process_has_told_of_is_watched_and_others_end_at_once
     service.frontend.call(|logic, call| logic.remove_server(worker, call));
     assert_eq!(cancelled(&mut service), [8], "nobody was told of it, so nobody sends it");
     assert_eq!(service.frontend.logic.frontend.losses.len(), 1);
-    // The client acknowledges nothing of the other one for 10 s.
+    // The client acknowledges nothing of handoff 7 for 10 s.
     service.frontend.now += Duration::from_millis(9_900);
     service.frontend.call(|logic, call| logic.with(call, |frontend, _, turn| frontend.tend_losses(turn)));
     assert_eq!(cancelled(&mut service), []);
@@ -208,7 +208,7 @@ fn nothing_is_sent_to_a_client_that_is_no_other_machine() {
 #[test]
 fn a_machine_that_is_no_backend_sends_nothing() {
     let mut service = Service::new();
-    service.frontend.logic.backend = Backend::new(None, true); // it has a store all the same
+    service.frontend.logic.backend = Backend::new(None, true); // `true`: it has a store
     service.frontend.logic.shared.peers.peer(0).senders.ipv4 = Some(IpAddr::from([10, 0, 0, 1]));
     let claim = Claim::of(1, &service.handoff(7, 1));
     let parts = Parts::new(&[Part { length: 1000.into(), ..Part::default() }]).unwrap();
@@ -228,7 +228,7 @@ fn a_ring_ends_with_its_server_and_the_next_one_gets_another() {
     assert!(side.take_actions().iter().any(|action| matches!(action, Action::CloseRing(closed) if *closed == ring)));
     let next = side.server(Channel::Control);
     assert_eq!(ring_of(side, next), Some(ring + 1));
-    // The kernel cannot make it.
+    // The kernel cannot make this ring.
     side.logic.ring_failed(next);
     assert_eq!((ring_of(side, next), side.logic.shared.counts.rings_exhausted), (None, 1));
     let last = side.server(Channel::Control);

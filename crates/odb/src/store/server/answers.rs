@@ -23,7 +23,7 @@ impl<A: Agent> Server<A> {
         let mut told = Told::new_zeroed();
         (told.kind, told.holder) = (ask.kind, self.holder);
         match ask.kind.get() {
-            // An invalid question at an entrance must not close it for other programs.
+            // An invalid question at an entrance must not close the entrance for other programs.
             ask::ENTER if program.is_entrance => {
                 descriptor.into_iter().for_each(|program| self.admit(program));
                 Ok(())
@@ -128,7 +128,7 @@ impl<A: Agent> Server<A> {
         Ok(())
     }
 
-    /// Connects a program to this store, in the same form as to another machine's.
+    /// Connects a program to this store, by a connection like one to another machine's store.
     fn reach_here(&mut self, program: &Program, mut told: Told) -> io::Result<()> {
         if let Some((socket, sealing)) = self.reach_own() {
             told.sealing = sealing;

@@ -1,4 +1,4 @@
-//! Services behind the program that ends TLS.
+//! Services behind the proxy that terminates TLS.
 
 use std::fs;
 use std::net::SocketAddr;

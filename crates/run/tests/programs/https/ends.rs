@@ -1,4 +1,4 @@
-//! Programs that end TLS on the frontend's machine, before a service that speaks plain HTTP.
+//! Proxies that terminate TLS on the frontend's machine, in front of a service that speaks plain HTTP.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::tls::certificate;
 /// Command that installs these programs.
 const PACKAGES: &str = "make packages";
 
-/// A running program that ends TLS, and the address at which it listens.
+/// A running proxy that terminates TLS, and the address at which it listens.
 pub struct End {
     pub address: SocketAddr,
     _program: Program,

@@ -1,13 +1,14 @@
 /*
- * A process with several OpenSSLs. Each is linked to a library of its own (part.c), and speaks TLS
- * with itself over a pair of sockets. A part whose calls reached another OpenSSL would fail or
- * crash.
+ * A process with several OpenSSLs. Each is used by one part of the process, a library that is
+ * linked to it (part.c) and speaks TLS with itself over a pair of sockets. A part whose calls
+ * reached another OpenSSL would fail or crash.
  *
  *     main CERTIFICATE KEY HOW:LIBRARY...
- *     HOW: how dlopen loads it: local, deep, global; again: loaded, used and unloaded
+ *     HOW: local, deep, global: how dlopen loads the library
+ *          again: the library is loaded, used and unloaded
  *
- * The parts' functions are called from here. So where one ends in a jump to OpenSSL, the return
- * address is this program's.
+ * This program calls the parts' functions. So where a function ends in a jump to OpenSSL, the
+ * return address that OpenSSL finds is in this program, and not in the part.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
-/* A part of a program, which uses the OpenSSL that it is linked to. With -DOLD that is an old
- * one (other.c). */
+/* One part of the test program (main.c). It uses the OpenSSL that it is linked to. With -DOLD
+ * that is the stand-in for an old OpenSSL (other.c). */
 #include "part.h"
 
 #define FUNCTION(result, name, ...) extern result name(__VA_ARGS__);

@@ -1,4 +1,4 @@
-/* Interface of a part of the program that uses its own OpenSSL. */
+/* Functions of one part of the test program. Each part uses its own OpenSSL. */
 #include <stddef.h>
 
 struct part {
