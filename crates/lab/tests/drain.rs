@@ -51,8 +51,15 @@ fn is_relayed(service: &Running<'_>) -> Result<bool> {
 
 /// Begins a download by a shortcut. The payload stays under way, because the client does not read for now.
 fn begin(service: &Running<'_>) -> Result<Held> {
+    // A frontend that has only just started may still relay.
+    wait_or_fail("shortcuts are taken", || Ok(!is_relayed(service)?))?;
+    let before = service.counted("frontend.fe_begun")?;
     let held = service.lab.client().run(|| Held::ask(service, "held", ""))??;
-    wait_for("the handoff begins", || Ok(service.counted("frontend.fe_begun")? == 1))?;
+    wait_or_fail("the handoff begins", || {
+        let begun = service.counted("frontend.fe_begun")?;
+        ensure!(begun <= before + 1, "{begun} handoffs after {before}");
+        Ok(begun == before + 1)
+    })?;
     Ok(held)
 }
 

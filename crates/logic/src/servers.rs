@@ -2,7 +2,7 @@
 //! connections. The *worker* number is the agent's number of one such connection. A *ring* is a BPF ring buffer by
 //! which the kernel tells one server what becomes of its handoffs.
 
-use std::collections::BTreeSet;
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use shunt_wire::local::Channel;
@@ -106,10 +106,9 @@ pub enum Refusal {
 pub struct Servers {
     all: Slab<Server>,
     next_worker: u32,
-    free_rings: BTreeSet<u32>,
-    /// The next ring is the first free one from this number on. So a freed ring is given again as late as possible:
-    /// regions of its process may outlive the process, and would pass for regions of the next process with that ring.
-    next_ring: u32,
+    /// Free rings in the order in which they are given. A freed ring goes to the end: regions of its process may outlive
+    /// the process, and would pass for regions of the next process with that ring.
+    free_rings: VecDeque<u32>,
     limit: usize,
 }
 
@@ -122,8 +121,8 @@ fn may_have_one_more(own: usize, all: usize, limit: usize) -> bool {
 impl Servers {
     /// Returns an empty table for at most `limit` connections. `has_rings` says that this machine is a frontend.
     pub fn new(limit: usize, has_rings: bool) -> Self {
-        let free_rings = if has_rings { (0..RINGS).collect() } else { BTreeSet::new() };
-        Self { all: Slab::new(), next_worker: 1, free_rings, next_ring: 0, limit }
+        let free_rings = if has_rings { (0..RINGS).collect() } else { VecDeque::new() };
+        Self { all: Slab::new(), next_worker: 1, free_rings, limit }
     }
 
     /// Changes the limit. Connections beyond it stay.
@@ -178,18 +177,12 @@ impl Servers {
         let own = self.all.iter().filter(|(_, server)| server.caller.uid == user && server.ring().is_some()).count();
         self.all[server].role = match channel {
             Channel::Offers => Role::Offers,
-            Channel::Control if own < self.free_rings.len() => Role::Control { ring: self.take_ring(), newest: None },
+            Channel::Control if own < self.free_rings.len() => {
+                Role::Control { ring: self.free_rings.pop_front(), newest: None }
+            }
             Channel::Control => Role::Control { ring: None, newest: None },
         };
         self.all[server].ring()
-    }
-
-    fn take_ring(&mut self) -> Option<u32> {
-        let later = self.free_rings.range(self.next_ring..).next();
-        let ring = later.or(self.free_rings.first()).copied()?;
-        self.free_rings.remove(&ring);
-        self.next_ring = ring + 1;
-        Some(ring)
     }
 
     /// Takes a server's ring back, because the kernel could not make it.
@@ -201,7 +194,8 @@ impl Servers {
 
     /// Frees a ring that has been removed from the kernel.
     pub fn free_ring(&mut self, ring: u32) {
-        self.free_rings.insert(ring);
+        debug_assert!(self.has_ring(ring), "a ring that nobody has");
+        self.free_rings.push_back(ring);
     }
 
     /// Returns whether a ring is given out, and not freed since.
