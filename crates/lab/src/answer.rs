@@ -14,16 +14,17 @@ pub enum Ending {
     Whole,
     /// A complete error response in place of the body, with its status.
     Error(u16),
-    /// The connection ended before the response's header was complete, as a connection may that was idle. A client asks
-    /// again on another connection.
+    /// The connection ended before the header of a response was complete. This is allowed: a server may close an idle
+    /// connection just when a request comes. Clients then send the request again on another connection.
     Unanswered,
     /// The connection was reset after this number of body bytes.
     Reset(u64),
     /// The connection was closed after this number of body bytes, before the length that the header named.
     Short(u64),
-    /// Offset of the first wrong byte: it differs from the file's, or the response is longer or shorter than the file.
+    /// The body is wrong from this offset on: a byte differs from the file's, or the body ends before the file, or goes
+    /// on after it.
     Wrong(u64),
-    /// Nothing more came within the limit, after this number of body bytes.
+    /// No byte came for the time that the caller waits, after this number of body bytes.
     Hang(u64),
 }
 
@@ -57,7 +58,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// A response, and the body that is expected.
+/// A response while it is read, and the body that it must have.
 pub struct Answer {
     reader: ResponseReader,
     body: Body,
@@ -103,7 +104,7 @@ impl Answer {
         Ok(())
     }
 
-    /// Ending of the response, once it needs no more bytes.
+    /// Ending of the response if its last byte, or a wrong one, has arrived; `None` before that.
     #[must_use]
     pub fn ending(&self) -> Option<Ending> {
         let body = &self.body;

@@ -1,13 +1,13 @@
 //! `shunt-lab bench attack`: honest clients load a service, while attackers of every kind that can reach it attack it.
 //!
 //! A stranger on the clients' network forges packets ([`outside`]). A client behind a slow link acknowledges what it
-//! has not received, and opens connections that it does not read ([`greedy`]). Other users talk to the agents' Unix
-//! sockets ([`locals`]), and a peer with a certificate floods the agents ([`peer`]). The honest clients ([`honest`])
-//! compare every byte.
+//! has not received, and opens connections that it does not read ([`greedy`]). Other users write to the Unix sockets of
+//! the agents ([`locals`]). An *agent* is shuntd, Shunt's daemon on each machine. A *peer*, another machine's agent,
+//! floods the agents; its certificate is valid ([`peer`]). The honest clients ([`honest`]) compare every byte.
 //!
-//! Plain nginx in a second lab is attacked by the same packets. The two services take turns, and their results are
-//! compared. All attacks have a limited rate, and stay in the namespaces of the two labs. One seed decides all random
-//! choices.
+//! A second lab with plain nginx is attacked by the same packets. The service with Shunt and this one take turns, and
+//! their results are compared. All attacks have a limited rate, and stay in the network namespaces of the two labs. One
+//! seed decides all random choices.
 
 mod command;
 mod forge;

@@ -1,8 +1,9 @@
 //! `shunt-lab bench`: Shunt against plain nginx, HAProxy and the physical limit, in one run.
 //!
-//! The baseline and Shunt run side by side, each in its own lab on the same cores, and are loaded in turns, A B A B.
-//! The quoted figure is the median of the rounds' ratios of Shunt to the baseline. [`case`] names what is measured,
-//! [`bed`] has the labs, and [`runs`] measures. [`outcome`] has the results, which [`page`] and [`show`] display.
+//! The baseline (nginx without Shunt) and Shunt run side by side, each in its own lab on the same cores. They are
+//! loaded in turns, A B A B; a round is one turn of each. The quoted figure is the median of the rounds' ratios of
+//! Shunt to the baseline. [`case`] names what is measured, [`bed`] has the labs, and [`runs`] measures. [`outcome`] has
+//! the results, which [`page`] and [`show`] display.
 
 mod bed;
 mod beds;

@@ -66,7 +66,7 @@ impl LabBuilder {
         self
     }
 
-    /// Placement of processes and receive work; see [`Lab::place`].
+    /// Which processes and which packet reception run on the measured core; see [`Lab::place`].
     #[must_use]
     pub fn placement(mut self, placement: Placement) -> Self {
         self.placement = placement;
@@ -86,7 +86,7 @@ impl LabBuilder {
         self
     }
 
-    /// Joins the hosts by a router instead of one bridge: the router lies between any two hosts.
+    /// Puts a router between any two hosts, instead of one bridge for all.
     #[must_use]
     pub fn routed(mut self) -> Self {
         self.routed = true;
@@ -100,13 +100,14 @@ impl LabBuilder {
         self
     }
 
-    /// Joins all clients by links with these properties. By default they have veth pairs, like all other hosts.
+    /// Gives all clients links with these properties. By default they have veth pairs, like all other hosts.
     #[must_use]
     pub fn client_link(self, link: Link) -> Self {
         self.link(Role::Client, link)
     }
 
-    /// Joins all hosts of a role by links with these properties, at each of their ports. The seed is printed.
+    /// Gives all hosts of a role links with these properties, one for each of their ports. The random seed of the links
+    /// is printed.
     #[must_use]
     pub fn link(mut self, role: Role, link: Link) -> Self {
         self.links.retain(|(other, _)| *other != Whose::Role(role));
@@ -114,7 +115,7 @@ impl LabBuilder {
         self
     }
 
-    /// Joins the host `name` by links with these properties.
+    /// Gives the host `name` links with these properties, one for each of its ports.
     #[must_use]
     pub fn host_link(mut self, name: &'static str, link: Link) -> Self {
         self.links.push((Whose::Host(name), link));
@@ -124,7 +125,7 @@ impl LabBuilder {
     /// Builds the lab.
     ///
     /// # Errors
-    /// Without root, when a link makes no sense, and when the kernel or `ip` refuses a step.
+    /// Without root, when a link's properties make no sense, and when the kernel or `ip` refuses a step.
     pub fn build(self) -> Result<Lab> {
         ensure!(
             rustix::process::geteuid().is_root(),

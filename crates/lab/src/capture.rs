@@ -1,4 +1,4 @@
-//! Tells from a capture at a client whether the client's TCP connections stayed intact.
+//! Judges from a capture at a client whether the client's TCP connections stayed intact.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -46,8 +46,8 @@ impl Expect {
         self
     }
 
-    /// Allows at most this many segments, over all connections, of data that the client had acknowledged. By default
-    /// any number is allowed, because TCP retransmits needlessly at times.
+    /// Allows at most this many segments, over all connections, whose data the client had acknowledged before. By
+    /// default any number is allowed, because TCP sometimes retransmits needlessly.
     #[must_use]
     pub fn duplicates(mut self, limit: u64) -> Self {
         self.duplicates = Some(limit);
@@ -110,7 +110,7 @@ impl Capture {
         self.0.len()
     }
 
-    /// Follows each connection of the expected client, and judges it.
+    /// Follows each connection of the expected client, and lists what is wrong with it.
     #[must_use]
     pub fn check(&self, expect: &Expect) -> Verdict {
         let mut flows: Vec<Flow> = Vec::new();

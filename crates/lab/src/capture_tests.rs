@@ -26,7 +26,8 @@ impl Script {
         script
     }
 
-    /// Adds a segment of the client. Offsets count from the initial sequence numbers; the window is 512 << 7 bytes.
+    /// Adds a segment of the client. `start` and `ack` count from the initial sequence numbers. The window is 512 << 7
+    /// bytes.
     fn client(&mut self, start: u32, length: u32, ack: u32) -> &mut Segment {
         self.add(CLIENT, SERVER, CLIENT_ISS.wrapping_add(start), SERVER_ISS.wrapping_add(ack), length)
     }
@@ -51,7 +52,7 @@ impl Script {
         self.0.last_mut().unwrap()
     }
 
-    /// Writes the segments as a pcap file and checks what is read from it, as for a real capture.
+    /// Writes the segments as a pcap file, and checks what is read from this file, as for a real capture.
     fn verdict(&self, expect: &Expect) -> Verdict {
         let packets = self.0.iter().map(|segment| {
             let (kept, original_bytes) = build::frame(segment);

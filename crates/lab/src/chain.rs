@@ -1,4 +1,5 @@
-//! A running chain of servers through a lab's tiers.
+//! A running chain of servers, one on each tier (frontend, intermediate, backend) of a lab. An *agent* is Shunt's
+//! daemon on a machine.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -47,7 +48,8 @@ impl Families {
     }
 }
 
-/// Shunt's part of the configuration of one tier's nginx. Everything else is the same with Shunt and in the baseline.
+/// Shunt's part of the configuration of one tier's nginx. The rest of the configuration is the same with Shunt and
+/// without it.
 #[derive(Debug, Clone, Default)]
 pub struct ShuntPart {
     /// The module's file.
@@ -84,7 +86,7 @@ impl ShuntPart {
     }
 }
 
-/// Function that returns Shunt's part of each tier's configuration; `None` leaves the tier plain.
+/// Function that returns Shunt's part of each tier's configuration. For a tier with `None`, nginx runs without Shunt.
 pub type ShuntParts<'a> = Box<dyn Fn(&Host) -> Option<ShuntPart> + 'a>;
 
 /// The running servers of a chain. Dropping it ends them.
@@ -105,8 +107,8 @@ struct Tier {
 }
 
 impl Chain {
-    /// Starts a server on each tier, the backends' first. `serve` gets the tier, the address to listen at, and the
-    /// addresses of the next tier (none for a backend).
+    /// Starts a server on each tier, the backends' first. `serve` starts one: it gets the tier, the address to listen
+    /// at, and the addresses of the next tier (none for a backend).
     pub(crate) fn start(
         lab: &Lab,
         families: Families,
@@ -142,25 +144,25 @@ impl Chain {
         self.backend
     }
 
-    /// The URL of a path through all tiers.
+    /// URL of `path` at the frontend, so that the request passes all tiers.
     #[must_use]
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.frontend)
     }
 
-    /// The URL of a path through all tiers, on TLS. The frontend listens for TLS only with [`crate::Settings::tls`].
+    /// URL of `path` at the frontend's TLS port. The frontend listens for TLS only with [`crate::Settings::tls`].
     #[must_use]
     pub fn tls_url(&self, path: &str) -> String {
         format!("https://{}{path}", SocketAddr::new(self.frontend.ip(), tls::PORT))
     }
 
-    /// The URL of a path straight from the backend.
+    /// URL of `path` at the first backend, without the other tiers.
     #[must_use]
     pub fn direct_url(&self, path: &str) -> String {
         format!("http://{}{path}", self.backend)
     }
 
-    /// The server of a tier.
+    /// The server of the tier on the host of this name.
     pub fn process(&mut self, host: &str) -> Option<&mut Process> {
         self.tier(host).map(|tier| &mut tier.process)
     }

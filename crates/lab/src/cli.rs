@@ -1,4 +1,4 @@
-//! `shunt-lab lab`: builds a lab, enters its hosts, and removes what dead labs left.
+//! `shunt-lab lab`: builds a lab, enters its hosts, and removes what is left of labs whose process has ended.
 
 use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
@@ -17,15 +17,15 @@ use crate::wire::Wire;
 use shunt_sys::{output, say};
 use shunt_testbed::{LabId, labs, remove_leftovers};
 
-/// Error for arguments of a command that make no sense. Its text says which would.
+/// Error for arguments of a command that make no sense. Its text says which arguments would make sense.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct WrongUse(pub String);
 
-/// Fails where the arguments of a command make no sense.
+/// Fails if the arguments of a command make no sense.
 ///
 /// # Errors
-/// [`WrongUse`] with `words`, unless `makes_sense`.
+/// [`WrongUse`] with the text `words` if `makes_sense` is false.
 pub(crate) fn ensure_use(makes_sense: bool, words: impl FnOnce() -> String) -> Result<()> {
     if makes_sense { Ok(()) } else { Err(WrongUse(words()).into()) }
 }

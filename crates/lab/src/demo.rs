@@ -1,4 +1,5 @@
-//! `shunt-lab demo`: real tiers and real clients, first without Shunt and then with it, and what Shunt saves.
+//! `shunt-lab demo`: loads real servers by real clients, first without Shunt and then with it, and shows what Shunt
+//! saves.
 
 mod bodies;
 mod kill_backend;
@@ -39,7 +40,7 @@ pub struct Demo {
     plain_only: bool,
 }
 
-/// Faults that the demo found, one sentence each; empty after a success.
+/// What went wrong in the demo, one sentence each; empty after a success.
 #[derive(Debug, Default)]
 pub struct Faults(pub Vec<String>);
 
@@ -47,8 +48,8 @@ impl Demo {
     /// Runs the demo and prints its table.
     ///
     /// # Errors
-    /// When something cannot be started, or a file cannot be written. Bodies that arrived wrong or took no shortcut are
-    /// no errors: they are returned as [`Faults`].
+    /// When something cannot be started, or a file cannot be written. Bodies that arrived wrong, or did not take the
+    /// shortcut, are no errors: they are returned as [`Faults`].
     pub fn run(&self) -> Result<Faults> {
         if !self.plain_only {
             shuntd_program()?;

@@ -1,4 +1,4 @@
-//! A disk whose reads can be made to fail, to hang or to take long. It is a FUSE file system of our own that shows the
+//! A disk whose reads can be made to fail, to hang or to take long. It is our own FUSE file system, which shows the
 //! files of a directory.
 
 use std::ffi::{OsStr, OsString};
@@ -37,17 +37,17 @@ pub enum Reads {
     /// Reads are answered at once.
     #[default]
     Well,
-    /// Reads from [`BAD_FROM`] on fail.
+    /// Reads fail if they reach to [`BAD_FROM`] or beyond it.
     Fail,
-    /// Reads wait until the behaviour changes; files can be opened.
+    /// Reads hang until the behaviour changes. Files can be opened.
     Hang,
-    /// Reads wait, and so does opening a file.
+    /// Reads hang, and so do calls that open a file, until the behaviour changes.
     Gone,
     /// Each read takes [`SLOWNESS`].
     Slowly,
 }
 
-/// Time of a slow read, as on a disk that has to wait for its turn. The kernel asks for 128 KiB at a time.
+/// Time of a slow read, as on an overloaded disk. The kernel asks for 128 KiB at a time.
 const SLOWNESS: Duration = Duration::from_millis(300);
 
 /// State shared with the threads that answer the kernel.
@@ -67,7 +67,7 @@ impl State {
         self.changed.notify_all();
     }
 
-    /// Waits as long as a read takes now. Returns how reads behave after that.
+    /// Waits while reads hang and, if they are slow, for the time of one read. Returns how reads behave after the wait.
     fn wait(&self) -> Reads {
         let reads = self.reads();
         let end = self.changed.wait_while(reads, |reads| matches!(*reads, Reads::Hang | Reads::Gone));
@@ -103,13 +103,13 @@ impl Disk {
         Ok(Self { session, state, files: count })
     }
 
-    /// Changes how reads behave, and has the kernel forget what it has read already.
+    /// Changes how reads behave, and lets the kernel forget what it has read already.
     ///
     /// # Errors
-    /// When the kernel cannot forget it.
+    /// When the kernel cannot forget what it has read.
     pub fn set(&self, reads: Reads) -> Result<()> {
-        // Before the kernel forgets a page, it waits for the read of that page. So reads that hang have to end first,
-        // and new reads may hang only after the kernel has forgotten the pages.
+        // Before the kernel forgets a page, it waits for the read of that page. So reads that hang have to end first.
+        // New reads may hang only after the kernel has forgotten the pages.
         self.state.set(Reads::Well);
         let notifier = self.session.notifier();
         for number in FIRST..FIRST + self.files {
@@ -227,7 +227,7 @@ impl Filesystem for Files {
         let reads = *self.state.reads();
         match reads {
             Reads::Well | Reads::Fail => {}
-            // A new thread waits for this read, so that other requests do not wait for it.
+            // Another thread waits and answers, so that the kernel's other requests do not wait for this read.
             Reads::Hang | Reads::Gone | Reads::Slowly => {
                 let files = self.clone();
                 drop(std::thread::spawn(move || answer(&files)));

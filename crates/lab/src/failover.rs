@@ -1,9 +1,9 @@
-//! Downloads whose backend is lost in the middle.
+//! Downloads whose backend is lost before the body is complete.
 //!
 //! Several backends have the same files, and a client reads one of them at its own pace. Meanwhile the backend that
-//! sends it is lost: its server and its agent are killed, or its machine is taken off the network. The bytes that the
-//! client gets are compared with the file. A *claim* is the message by which the frontend's agent asks a backend's
-//! agent for a payload.
+//! sends it is lost: its server and its agent (Shunt's daemon) are killed, or its machine is taken off the network. The
+//! bytes that the client gets are compared with the file. A *claim* is the message by which the frontend's agent asks a
+//! backend's agent to send a body to a client.
 
 mod command;
 mod rounds;
@@ -37,7 +37,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Longest wait until a download reaches the byte at which a backend is lost. No whole download takes as long.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Device of a backend's only port.
+/// Network device of a backend on the network of the tiers.
 const PORT: &str = "service0";
 
 /// Directives by which tiers soon give up a server that does not answer. By default nginx waits for a minute.
@@ -110,10 +110,10 @@ impl<'lab> Failover<'lab> {
         self.service.lab()
     }
 
-    /// Downloads the file once, and loses a backend at each of `losses`.
+    /// Downloads the file once, and meanwhile takes away one backend at each of `losses`.
     ///
     /// # Errors
-    /// When the body is not whole, or something cannot be lost.
+    /// When the body is not whole, or a backend cannot be taken away.
     pub fn download(&mut self, losses: &[Loss]) -> Result<Download> {
         self.try_download(losses).0
     }
@@ -152,7 +152,7 @@ impl<'lab> Failover<'lab> {
         Ok(Download { fetched, lost: lost.clone(), failovers: self.failovers()? - before })
     }
 
-    /// Number of bytes of the download that the client has.
+    /// Counter of the body bytes that the client has.
     #[must_use]
     pub fn got(&self) -> Arc<AtomicU64> {
         self.got.clone()
@@ -172,8 +172,8 @@ impl<'lab> Failover<'lab> {
         Ok(self.service.stats(host)?.count("agent.claims"))
     }
 
-    /// Returns the backend whose agent has received a claim since `claims` was last brought up to date, and brings it
-    /// up to date. If there is none, returns the first backend that is not lost.
+    /// Returns the backend whose agent has received a claim since the counts in `claims` were taken, and renews these
+    /// counts. If there is none, returns the first backend that is not lost.
     fn sender(&self, claims: &mut [(&'lab Host, u64)], lost: &[String]) -> Result<&'lab Host> {
         let mut there = claims.iter_mut().filter(|(host, _)| lost.iter().all(|name| name != host.name()));
         let mut sender = None;
@@ -186,7 +186,8 @@ impl<'lab> Failover<'lab> {
         sender.context("no backend is left to lose")
     }
 
-    /// Loses the backend to which the next request will go: the two backends get requests in turn. Returns its name.
+    /// Takes away the backend to which the next request will go, and returns its name. The two backends get requests in
+    /// turn, so a download shows which one is next.
     ///
     /// # Errors
     /// When there is no other backend, or it cannot be lost.
@@ -200,7 +201,7 @@ impl<'lab> Failover<'lab> {
         Ok(vec![next.name().to_owned()])
     }
 
-    /// Loses a backend.
+    /// Takes a backend away, as `how` says.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -234,7 +235,7 @@ impl<'lab> Failover<'lab> {
         self.service.wait_for_agents()
     }
 
-    /// Longest time of `downloads` downloads without a loss.
+    /// Longest time that one of `downloads` downloads without a loss takes.
     ///
     /// # Errors
     /// When a download fails.

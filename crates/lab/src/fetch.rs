@@ -28,9 +28,9 @@ pub struct Fetch {
     pub read_bytes: usize,
     /// Whether all requests are written at once instead of one by one.
     pub pipeline: bool,
-    /// Number of body bytes that have arrived, so that other threads can watch.
+    /// Counter of the body bytes that have arrived. Other threads can read it.
     pub got: Arc<AtomicU64>,
-    /// Time after each request in which nothing is read: meanwhile only what fits into the window can arrive.
+    /// Time after each request for which the client reads nothing. Meanwhile only what fits into its window can arrive.
     pub stall: Duration,
     /// Largest segment that the client announces (TCP_MAXSEG), in bytes, including TCP's options.
     pub mss: Option<u16>,
@@ -45,8 +45,8 @@ pub struct Fetched {
     pub fields: Vec<(String, String)>,
     pub length: u64,
     pub sha256: String,
-    /// Time from the request to the last byte. In a pipeline it begins when all requests are written, or, from the
-    /// second response on, with the end of the response before.
+    /// Time from the request to the last byte. With [`Fetch::pipeline`], the first response's time begins when all
+    /// requests are written, and each later response's when the previous response has ended.
     pub elapsed: Duration,
     /// Longest time without a byte, from the request on.
     pub longest_pause: Duration,
@@ -68,7 +68,7 @@ pub fn fetch(host: &Host, server: SocketAddr, paths: &[impl AsRef<str> + Sync]) 
     Fetch::new(server).run(host, paths)
 }
 
-/// The hash of a file, as [`Fetched::sha256`] shows it.
+/// SHA-256 of a file, in the form of [`Fetched::sha256`].
 ///
 /// # Errors
 /// When the file cannot be read.

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-/// Bytes of one file, in order. They follow from the file's name, and do not repeat within a short distance
-/// (xorshift64). With the name, each byte of a body can be checked as it arrives.
+/// Bytes of one file, in order. They are computed from the file's name, and do not repeat within a short distance
+/// (xorshift64). Whoever knows the name can check each byte of a body as it arrives.
 #[derive(Debug, Clone)]
 pub struct Contents {
     state: u64,
@@ -52,7 +52,7 @@ impl Contents {
     }
 }
 
-/// Compares `got` with the beginning of `right`. An error has the index of the first difference, counted from `at`.
+/// Compares `got` with the beginning of `right`. An error has the index of the first difference plus `at`.
 fn same(got: &[u8], right: &[u8], at: usize) -> Result<(), usize> {
     if got == &right[..got.len()] {
         return Ok(());

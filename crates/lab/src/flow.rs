@@ -14,15 +14,15 @@ use crate::segment::{Segment, flag};
 use ranges::Ranges;
 pub use report::{FlowReport, Ignored};
 
-/// Number of violations that a flow describes. Later ones are only counted.
+/// Number of violations that a flow describes in words. Further ones are only counted.
 const TOLD: usize = 20;
 
 /// Follows one connection through a capture.
 #[derive(Debug)]
 pub(crate) struct Flow {
     report: FlowReport,
-    /// Initial sequence number of the client. If the connection is older than the capture, it follows from the first
-    /// segments.
+    /// Initial sequence number of the client. If the connection is older than the capture, the first segment decides
+    /// what counts as the initial number.
     client_base: Option<u32>,
     /// Initial sequence number of the server, found in the same way.
     server_base: Option<u32>,
@@ -107,7 +107,7 @@ impl Flow {
 
     fn on_client_ack(&mut self, segment: &Segment) {
         let base = *self.server_base.get_or_insert_with(|| {
-            // The capture began within the connection: bytes that were acknowledged before count as received.
+            // The connection is older than the capture. Bytes that the client acknowledged before count as received.
             self.received.add(0, 1);
             segment.acknowledgment.wrapping_sub(1)
         });
@@ -184,8 +184,8 @@ impl Flow {
         None
     }
 
-    /// Checks that timestamps grow in the order of the bytes. An earlier segment may arrive later: the network may
-    /// reorder, and a veth pair does between cores.
+    /// Checks that timestamps grow in the order of the bytes. A segment with earlier bytes may arrive later with an
+    /// older timestamp: networks reorder packets, and so does a veth pair between cores.
     fn check_timestamps(&mut self, segment: &Segment, start: u64) {
         let Some((value, echo)) = segment.options.timestamps else {
             if self.newest_timestamp.is_some() {

@@ -1,5 +1,5 @@
 //! The flow table of a frontend. Tests read it, or fill it without the connections that would fill it. A *flow* is the
-//! steering programs' record of a client connection. A *handoff* lets a backend send a payload on it.
+//! entry for a client connection in this BPF map. A *handoff* lets a backend send a response's body on the connection.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::lab::Lab;
 pub struct FlowTable(MapHandle);
 
 impl FlowTable {
-    /// Opens the table of the lab's frontend, whose agent must run.
+    /// Opens the table of the lab's frontend, where Shunt's daemon (the agent) must run.
     ///
     /// # Errors
     /// When there is no table.
@@ -27,7 +27,7 @@ impl FlowTable {
         Ok(Self(MapHandle::from_pinned_path(&path).with_context(|| format!("opening {path}"))?))
     }
 
-    /// Fills the table with flows that never get too old.
+    /// Fills the table with flows that are never removed for their age.
     ///
     /// # Errors
     /// When the table does not get full.
@@ -39,7 +39,7 @@ impl FlowTable {
         }
     }
 
-    /// Adds `count` flows of connections that both ends closed `ago` before now.
+    /// Adds `count` flows of connections that both ends closed before now, by the time `ago`.
     ///
     /// # Errors
     /// When the table has no room for them.
@@ -51,7 +51,7 @@ impl FlowTable {
         Ok(())
     }
 
-    /// Removes the flows that were added.
+    /// Removes the flows that [`Self::fill`] or [`Self::add_ended`] has added.
     pub fn empty(&self) {
         for number in 0..=self.0.max_entries() {
             // Flows that did not fit are not in the table.

@@ -1,4 +1,4 @@
-//! Real HAProxy, the second baseline: it splices bodies from socket to socket.
+//! Real HAProxy, with which Shunt is compared as with plain nginx. HAProxy splices bodies from socket to socket.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ pub fn haproxy(host: &Host, text: &str, address: SocketAddr) -> Result<Process> 
     host.serve(command, address)
 }
 
-/// A chain with HAProxy on the frontend and the intermediates, and the plain chain's nginx on the backends.
+/// A chain with HAProxy on the frontend and the intermediates, and nginx without Shunt on the backends.
 #[derive(Debug, Clone)]
 pub struct HaproxyChain {
     files: PathBuf,
@@ -47,7 +47,7 @@ impl HaproxyChain {
         self
     }
 
-    /// The configuration of a proxy.
+    /// The configuration of one HAProxy, which listens at `listen` and passes requests to `upstream`.
     #[must_use]
     pub fn conf(&self, listen: SocketAddr, upstream: &[SocketAddr]) -> String {
         let mut text = "global\n    maxconn 4000\n    nbthread 1\n".to_owned();

@@ -1,5 +1,5 @@
-//! `shunt-lab bench attack`: runs the turns and gives the verdict. A *shortcut* is a response whose body bypasses
-//! tiers.
+//! `shunt-lab bench attack`: attacks the service with Shunt and plain nginx in turns, and gives the verdict. A
+//! *shortcut* is a response whose body bypasses tiers.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub struct Attack {
 }
 
 impl Attack {
-    /// Attacks both services and prints the results. Returns whether all was well.
+    /// Attacks both services and prints the results. Returns `false` if anything was wrong.
     ///
     /// # Errors
     /// When a service cannot be started, or the file cannot be written.
@@ -57,7 +57,7 @@ fn attack(minutes: f64, seed: u64, progress: &Progress) -> Result<Outcome> {
     let pairs = ((minutes * 60.0 / (2.0 * TURN.as_secs_f64())).round() as u64).max(1);
     let (shortcuts, mut turns) = (ours.shortcuts()?, Vec::new());
     for pair in 0..pairs {
-        // Both services get the same random choices, as far as these do not depend on answers.
+        // Both services get the same seed. Random choices differ only where they depend on a service's answers.
         let seed = seed.wrapping_add(pair);
         let pair_of = (ours.turn(TURN, seed)?, plain.turn(TURN, seed)?);
         progress.step(&line(pair + 1, pairs, &pair_of));
@@ -65,7 +65,8 @@ fn attack(minutes: f64, seed: u64, progress: &Progress) -> Result<Outcome> {
     }
     progress.clear();
     let ended = [ours.ended()?, plain.ended()?];
-    // If the frontend's agent has ended, it has no counters. The number of shortcuts is then reported as 0.
+    // The counters of the frontend's agent (Shunt's daemon) are lost if it has ended. The number of shortcuts is then
+    // 0.
     let shortcuts = ours.shortcuts().unwrap_or(shortcuts).saturating_sub(shortcuts);
     let mut outcome = Outcome::of(seed, minutes, &turns, &ended, shortcuts);
     if !outcome.wrong.is_empty() {

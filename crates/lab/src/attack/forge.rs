@@ -28,7 +28,7 @@ pub(super) struct Forged {
     pub(super) ack: u32,
     pub(super) flags: u8,
     pub(super) window: u16,
-    /// TCP options, in whole words of 4 bytes, 40 bytes at most.
+    /// TCP options, 40 bytes at most. Zeros follow, up to a multiple of 4 bytes.
     pub(super) options: Vec<u8>,
     pub(super) data: Vec<u8>,
 }
@@ -57,12 +57,13 @@ impl Forged {
         tcp
     }
 
-    /// The whole segment in one packet, with these IP options.
+    /// The whole segment in one IP packet, with these IP options.
     pub(super) fn packet(&self, ip_options: &[u8]) -> Vec<u8> {
         ipv4(*self.source.ip(), *self.destination.ip(), TCP, 0, 0, ip_options, &self.tcp())
     }
 
-    /// The segment in two fragments of the IP packet `number`. With `overlap` the second begins before the first ends.
+    /// The segment in two IP fragments with the identification `number`. With `overlap`, the second begins before the
+    /// first ends.
     pub(super) fn fragments(&self, number: u16, overlap: bool) -> [Vec<u8>; 2] {
         let tcp = self.tcp();
         let ends = (*self.source.ip(), *self.destination.ip());
@@ -72,8 +73,8 @@ impl Forged {
         [first, ipv4(ends.0, ends.1, TCP, number, (from / 8) as u16, &[], &tcp[from..])]
     }
 
-    /// An ICMP error about this segment, as from a router on the path: type 3 (destination unreachable), with this code
-    /// and next-hop MTU.
+    /// An ICMP error that cites this segment, as a router on the path would send it: type 3 (destination unreachable),
+    /// with this code and next-hop MTU.
     pub(super) fn unreachable(&self, from: Ipv4Addr, code: u8, mtu: u16) -> Vec<u8> {
         let cited = self.packet(&[]);
         let mut icmp = vec![3, code, 0, 0, 0, 0];
@@ -99,7 +100,7 @@ fn ipv4(
     packet.extend(((words * 4 + body.len()) as u16).to_be_bytes());
     packet.extend(number.to_be_bytes());
     packet.extend(fragment.to_be_bytes());
-    // The kernel fills in the checksum.
+    // The kernel fills in the header's checksum.
     packet.extend([64, protocol, 0, 0]);
     packet.extend(from.octets());
     packet.extend(to.octets());
@@ -164,7 +165,7 @@ impl Sender {
     /// Sends a packet to the address in its header.
     ///
     /// # Errors
-    /// When the kernel refuses for a reason other than lack of room or the packet's contents.
+    /// If the kernel refuses, unless its reason is lack of room or the packet's contents.
     pub(super) fn send(&self, packet: &[u8]) -> Result<()> {
         let to = Ipv4Addr::new(packet[16], packet[17], packet[18], packet[19]);
         match sendto(&self.0, packet, SendFlags::DONTWAIT, &std::net::SocketAddr::new(to.into(), 0)) {

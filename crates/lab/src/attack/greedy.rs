@@ -22,12 +22,12 @@ use crate::segment::flag::{ACK, FIN, RST};
 const LIFE: Duration = Duration::from_secs(4);
 /// Pause between two forged segments on a connection.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Number of connections that are not read, and the time for which they are kept.
+/// Number of connections on which the client reads nothing, and the time for which it keeps them.
 const UNREAD: usize = 60;
 const UNREAD_LIFE: Duration = Duration::from_secs(8);
 const RECEIVE_BUFFER: usize = 16 << 10;
 
-/// Numbers of a connection, as its client knows them.
+/// Addresses and sequence numbers of a connection, as its client knows them.
 #[derive(Debug, Clone, Copy)]
 struct Known {
     client: SocketAddrV4,
@@ -54,7 +54,8 @@ pub(super) fn ack_ahead(
         (&stream).write_all(get_request(server, path, &[]).as_bytes()).context("starting the greedy client")?;
         let (begin, mut next, mut known) = (Instant::now(), Instant::now(), None);
         let (local, mut buffer) = (stream.local_addr()?, vec![0; 64 << 10]);
-        // On half of the connections the client only acknowledges ahead. On the others it sends all kinds of nonsense.
+        // On half of the connections the client only acknowledges bytes that have not arrived. On the others it also
+        // sends all kinds of nonsense.
         let honest_numbers = random.below(2) == 0;
         while begin.elapsed() < LIFE && !hostile.over.load(Ordering::Relaxed) {
             if let Some(segment) = tap.next()?
@@ -82,7 +83,8 @@ pub(super) fn ack_ahead(
     Ok(())
 }
 
-/// Forged segments of a client on its own connection, whose numbers it knows.
+/// Forged segments of the client on its own connection. With `only_ahead` they only acknowledge bytes that have not
+/// arrived; without it some are other nonsense.
 fn ahead(known: Known, only_ahead: bool, random: &mut Random) -> Vec<Vec<u8>> {
     let mut forged = Forged::new(known.client, known.server, ACK);
     let jump = 1 << (10 + random.below(16));

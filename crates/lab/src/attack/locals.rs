@@ -1,4 +1,5 @@
-//! Attack by other users' processes on the service's machines: they talk to the agent's Unix socket.
+//! Attack by other users' processes on the service's machines: they write to the Unix socket of the machine's agent
+//! (shuntd, Shunt's daemon).
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -27,7 +28,7 @@ const HELD_LIFE: Duration = Duration::from_secs(5);
 /// Largest random body, in bytes: larger than every message.
 const MESSAGE_BYTES: usize = 8 << 10;
 
-/// Talks to a host's agent as a user that the agent does not list, until the attack is over.
+/// Writes to a host's agent, as a user that the agent's configuration does not name, until the attack is over.
 pub(super) fn attack(host: &Host, mut random: Random, hostile: &Hostile) -> Result<()> {
     let socket = ShuntPart::agent_socket(host);
     host.run(|| {
@@ -56,7 +57,7 @@ pub(super) fn attack(host: &Host, mut random: Random, hostile: &Hostile) -> Resu
     })?
 }
 
-/// Connects to the agent; `None` where that fails.
+/// Connects to the agent; `None` if that fails.
 fn connect(path: &Path) -> Option<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?;

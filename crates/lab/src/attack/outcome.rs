@@ -1,4 +1,5 @@
-//! Results of an attack: the table, the file, and the list of what is wrong.
+//! Results of an attack: the table, the file, and the list of what is wrong. In a *turn*, one service (nginx with
+//! Shunt, or plain nginx) is under attack for some seconds.
 
 use std::fmt::Write as _;
 
@@ -8,12 +9,12 @@ use super::side::Turn;
 use crate::report::{Align, Machine, Paint, Sample, Table, number};
 use crate::soak::Case;
 
-/// Largest allowed ratio of the honest clients' p99 latency to that with plain nginx.
+/// Largest allowed ratio of the honest clients' p99 latency with Shunt to that with plain nginx.
 const P99_RATIO: f64 = 1.5;
-/// Largest allowed ratio to plain nginx of the bytes that the greedy client makes the service send, per byte that
-/// reaches it. The median of the turns counts, because the losses on the greedy client's link are random.
+/// Largest allowed ratio, Shunt to plain nginx, of the bytes that the service sends towards the greedy client per byte
+/// that reaches it. The median of the turns counts, because the losses on the greedy client's link are random.
 const DRAWN_RATIO: f64 = 1.1;
-/// Largest number of lines that are printed about what is wrong.
+/// Largest number of faults that are printed, one a line.
 const WORDS_SHOWN: usize = 12;
 
 /// Results of an attack.
@@ -25,7 +26,7 @@ pub(super) struct Outcome {
     minutes: f64,
     cases: Vec<Case>,
     pub(super) wrong: Vec<String>,
-    /// Last lines of the logs, and the agents' counters. Empty if nothing is wrong.
+    /// Last lines of the logs, and the counters of Shunt's daemons (agents). Empty if nothing is wrong.
     pub(super) explained: String,
     #[serde(skip)]
     rows: Vec<[String; 4]>,

@@ -1,5 +1,6 @@
-//! Attack by a stranger on the clients' network. The stranger sends packets with guessed numbers in the name of
-//! clients, of the frontend and of nobody, to every address and port of the service that a stranger may know.
+//! Attack by a stranger on the clients' network. The stranger sends packets with guessed sequence numbers, with the
+//! source address of a client, of the frontend, of itself or of nobody. They go to every address and port of the
+//! service that a stranger may know.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::atomic::Ordering;
@@ -14,14 +15,14 @@ use crate::lab::Lab;
 use crate::random::Random;
 use crate::segment::flag::{ACK, FIN, RST, SYN};
 
-/// Number of attempts at once, and the pause after them: 1,000 attempts a second.
+/// Number of attempts at once, and the pause after them: 1,000 attempts a second at most.
 const AT_ONCE: usize = 20;
 const PAUSE: Duration = Duration::from_millis(20);
-/// Interval at which the stranger is told the current connections of the clients.
+/// Interval at which the stranger is told the addresses and ports of the clients' connections.
 const LOOK: Duration = Duration::from_millis(200);
-/// Ports of backends' senders: the first, and their number.
+/// Ports of a backend's *senders*, the kernel sockets that send bodies to clients: the first port, and their number.
 const SENDER_PORTS: (u16, usize) = (61000, 64);
-/// Server port of the clients' connections.
+/// Server port of the clients' connections without TLS.
 const PORT: u16 = 80;
 const AGENTS_PORT: u16 = 7440;
 
@@ -95,7 +96,7 @@ fn packets(lab: &Lab, from: &Host, clients: &[SocketAddrV4], random: &mut Random
     }
 }
 
-/// Address with a random port of the backend's senders.
+/// Address of the backend, with a random one of its senders' ports.
 fn senders(lab: &Lab, random: &mut Random) -> SocketAddrV4 {
     SocketAddrV4::new(lab.backend().address(), SENDER_PORTS.0 + random.below(SENDER_PORTS.1) as u16)
 }

@@ -1,5 +1,5 @@
-//! Attack by a hostile peer with a certificate of the service's authority: it speaks the agents' protocol, and floods
-//! them.
+//! Attack by a hostile *peer*. The peers of an agent (shuntd, Shunt's daemon) are the agents of other machines. The
+//! hostile one has a certificate of the service's authority, speaks the agents' protocol, and floods the agents.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,15 +14,15 @@ use crate::impostor::Impostor;
 use crate::lab::Lab;
 use crate::random::Random;
 
-/// Name of the hostile peer. Of two peers, the one whose name sorts first dials the other. This name sorts before those
-/// of the agents.
+/// Name of the hostile peer. Of two peers, the one whose name sorts first connects to the other. This name sorts before
+/// those of the agents.
 pub(super) const NAME: &str = "adversary";
 const PAUSE: Duration = Duration::from_millis(30);
 /// Number of frames in one flood.
 const FLOOD: usize = 400;
-/// Number of silent connections made at once.
+/// Number of connections made at once, on which nothing is sent.
 const DIALS: usize = 12;
-/// Upper bounds of random kinds of frames, and of the random lengths of their bodies.
+/// Upper bounds of random frame types (`kind`), and of the random lengths of frames' bodies, in bytes.
 const KINDS: usize = 32;
 const BODY_BYTES: usize = 600;
 
@@ -37,7 +37,7 @@ pub(super) fn attack(lab: &Lab, from: &Host, targets: &[&Host], mut random: Rand
         let target = targets[random.below(targets.len())];
         let flood = flood(&mut random);
         match random.below(4) {
-            // Several connections at once, on which nothing is sent.
+            // Several connections at once, which are closed without a message.
             0 => drop((0..DIALS).map(|_| own.connect(from, target)).collect::<Vec<_>>()),
             // A connection that does not begin with HELLO.
             1 => {

@@ -1,5 +1,5 @@
-//! One of the two services under attack, and one turn of the attack. A *shortcut* is a response whose body bypasses
-//! tiers.
+//! One of the two services under attack (nginx with Shunt, and plain nginx), and one turn of the attack. A *shortcut*
+//! is a response whose body bypasses tiers. An *agent* is Shunt's daemon on a machine.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -34,7 +34,7 @@ pub(super) struct Turn {
     pub(super) packets: u64,
     pub(super) messages: u64,
     pub(super) frames: u64,
-    /// Bytes that the service sent towards the greedy client.
+    /// Bytes that the service sent towards the greedy client, lost ones included.
     pub(super) drawn: u64,
     /// Bytes that reached the greedy client.
     pub(super) received: u64,
@@ -47,7 +47,7 @@ impl Turn {
     }
 }
 
-/// A service and its lab.
+/// A service, with Shunt or without, and its lab.
 pub(super) struct Side<'lab> {
     lab: &'lab Lab,
     pub(super) service: Service<'lab>,
@@ -91,7 +91,7 @@ impl<'lab> Side<'lab> {
         Ok(side)
     }
 
-    /// Waits until bodies take the shortcut, where the service has one.
+    /// Waits until bodies take the shortcut. Does not wait if the service is without Shunt.
     fn wait_until_it_works(&self) -> Result<()> {
         let begin = Instant::now();
         loop {

@@ -1,4 +1,5 @@
-//! State of a connection on each of its machines, for a response that has stalled.
+//! State of a stalled response's connection on each of its machines. The frontend's *flow* is the entry for the
+//! connection in Shunt's BPF maps.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -8,7 +9,8 @@ use crate::flow_table::FlowTable;
 use crate::host::Host;
 use crate::lab::Lab;
 
-/// Describes a client's connection: its sockets in the kernels of the client and of the tiers, and the frontend's flow.
+/// Describes a client's connection: the sockets of its ports in the kernels of the client and of the tiers, and its
+/// flow.
 pub(super) fn look(lab: &Lab, client: &Host, local: SocketAddr, server: SocketAddr) -> String {
     let port = local.port();
     let filter = format!("( sport = :{port} or dport = :{port} )");

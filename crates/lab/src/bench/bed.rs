@@ -1,5 +1,6 @@
-//! Labs in which the cases of one shape are measured. The baseline, the service with Shunt ("ours") and each other
-//! service have their own lab, all on the same cores, so that no part of one service is on the path of another's
+//! A *bed*: the labs in which the cases of one *shape* (number of intermediates, kind of links) are measured. A *lab*
+//! is a service's hosts, as network namespaces. The baseline (nginx without Shunt), the service with Shunt ("ours") and
+//! each other service have their own lab, all on the same cores. So no part of one service is on the path of another's
 //! packets. Labs that are not loaded cost nothing.
 
 use std::path::Path;
@@ -37,7 +38,7 @@ pub(super) enum Side {
     Haproxy,
 }
 
-/// Running labs of one shape.
+/// Running labs of one shape, one for each service that is compared.
 pub(super) struct Bed<'lab> {
     shape: Shape,
     baseline: Service<'lab>,
@@ -54,12 +55,14 @@ pub(super) struct Plan {
     pub(super) shape: Shape,
     pub(super) ours: Options,
     pub(super) haproxy: bool,
-    /// Time for which the measured core is watched before any load. A busy core gets [`PATIENCE`] times that to settle.
+    /// Time for which the measured core is watched without load. If it is busy, it is watched for up to [`PATIENCE`]
+    /// times as long.
     pub(super) background: Duration,
 }
 
 impl Plan {
-    /// Plan without HAProxy. The other services get the same settings as ours, but neither Shunt nor `shunt run`.
+    /// Plan without HAProxy. `ours` are the options of the service with Shunt. The baselines get its settings, but
+    /// neither Shunt nor `shunt run`.
     pub(super) fn of(shape: Shape, ours: Options) -> Self {
         Self { shape, ours, haproxy: false, background: Duration::from_millis(500) }
     }
@@ -121,12 +124,12 @@ impl Bed<'_> {
         all.filter_map(|side| self.side(side).map(|(lab, chain)| (side, lab, chain)))
     }
 
-    /// Places the hosts of every lab alike.
+    /// Assigns the hosts of every lab to the same cores, as `placement` says.
     pub(super) fn place(&self, placement: &Placement) -> Result<()> {
         self.sides().try_for_each(|(_, lab, _)| lab.place(placement))
     }
 
-    /// Lab and chain of one side.
+    /// Lab and servers of one side.
     pub(super) fn target(&self, side: Side) -> Result<(&Lab, &Chain)> {
         self.side(side).with_context(|| format!("no {side:?} in this bed"))
     }
@@ -138,7 +141,7 @@ impl Bed<'_> {
         self.load_with(side, Wrk::new(url).connections(connections).duration(time))
     }
 
-    /// Loads one side with `load`.
+    /// Loads one side with this run of wrk.
     pub(super) fn load_with(&self, side: Side, load: Wrk) -> Result<Cost> {
         let (lab, _) = self.target(side)?;
         Cost::of(lab, &load).map_err(|error| {
@@ -162,8 +165,8 @@ impl Bed<'_> {
         Cost::of(lab, &Wrk::new(chain.direct_url(&format!("/{}", size_name(size)))).duration(time))
     }
 
-    /// Sum of the counters of our agents; `None` if one does not answer. Without agents, as in a run of plain nginx
-    /// against itself, the sum is empty.
+    /// Sum of the counters of the agents (Shunt's daemons) of our side; `None` if one does not answer. Without agents,
+    /// as when plain nginx is compared with itself, the sum is empty.
     pub(super) fn stats(&self) -> Option<Stats> {
         self.ours.all_stats().ok()
     }

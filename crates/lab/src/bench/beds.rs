@@ -1,4 +1,4 @@
-//! Measures cases one after another, each in a bed (labs with all services) of the case's kind.
+//! Measures cases one after another. The cases of one kind are measured in the same bed (labs with all services).
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

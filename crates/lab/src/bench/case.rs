@@ -1,4 +1,5 @@
 //! Cases of `shunt-lab bench disc`, by names that never change. A *shortcut* is a response whose body bypasses tiers.
+//! The *physical limit* is what a response would cost if Shunt's own work cost nothing (limit.rs).
 
 use super::subject::Subject;
 use super::target::Target;
@@ -22,7 +23,7 @@ pub(super) enum Tier {
     Intermediate,
 }
 
-/// A download over a long path.
+/// A download at an RTT of 50 ms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Download {
     /// 64 KiB, after another 64 KiB on the same connection.
@@ -44,7 +45,7 @@ pub(super) enum Case {
         size: u64,
         wire: Wire,
     },
-    /// CPU of a shortcut above the physical limit, per response.
+    /// CPU per response that a shortcut costs more than the physical limit.
     Handoff,
     TierCpu {
         tier: Tier,
@@ -71,7 +72,7 @@ pub(super) enum Case {
     },
 }
 
-/// The hosts and links that a case needs.
+/// The hosts and links that a case needs: number of intermediates, and kind of links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) intermediates: u8,
@@ -183,8 +184,8 @@ impl Case {
         }
     }
 
-    /// Hosts and links that the case needs; cases of one shape share their labs. `None` for downloads over a long path
-    /// ([`super::wan`]).
+    /// Hosts and links that the case needs. Cases of the same shape are measured in the same labs. `None` for downloads
+    /// at an RTT of 50 ms, which have their own labs ([`super::wan`]).
     pub(super) fn shape(self) -> Option<Shape> {
         let (intermediates, wire) = match self {
             Self::Cpu { intermediates, wire, .. } => (intermediates, wire),

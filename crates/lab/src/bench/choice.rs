@@ -83,7 +83,7 @@ impl Choice {
         self.profile.as_ref().map(parse).transpose()
     }
 
-    /// Fails where a file cannot be written, so that this shows before minutes of measuring.
+    /// Fails if a file cannot be written, so that the user learns of it before minutes of measuring. Empties the files.
     pub(super) fn check_files(&self) -> Result<()> {
         [&self.json, &self.html].into_iter().flatten().try_for_each(|file| write(file, ""))
     }
@@ -129,7 +129,7 @@ pub(super) fn once<T: PartialEq>(list: impl Iterator<Item = T>) -> Vec<T> {
     seen
 }
 
-/// Fails where the service and its clients would share a core.
+/// Fails on a machine with one core, on which the service and its clients would share it.
 pub(super) fn ensure_two_cores() -> Result<()> {
     let cores = std::thread::available_parallelism()?.get();
     ensure!(cores > 1, "the benchmark needs two cores: one for the service, one for its clients");

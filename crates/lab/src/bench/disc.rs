@@ -1,4 +1,5 @@
-//! `shunt-lab bench disc`: builds a bed of labs for each shape (hosts and links), and measures the shape's cases in it.
+//! `shunt-lab bench disc`: builds a *bed* for each *shape*, and measures the shape's cases in it. A shape is a number
+//! of intermediates and a kind of links; a bed is the labs of all services that are compared.
 
 use std::collections::BTreeMap;
 
@@ -91,7 +92,7 @@ impl Disc {
     }
 }
 
-/// Shapes of the cases, each once, in the order of the cases.
+/// Shapes of the cases, each once, in the order of the cases. Cases without a shape are left out.
 fn shapes(cases: &[Case]) -> Vec<Shape> {
     once(cases.iter().filter_map(|case| case.shape()))
 }

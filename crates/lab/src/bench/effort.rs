@@ -1,4 +1,5 @@
-//! Number and duration of the measurements of each case.
+//! Number and duration of the measurements of each case. The baseline is nginx without Shunt, and "ours" is nginx with
+//! Shunt. A case with a *target* is judged: its ratio must keep a bound.
 
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ pub(super) enum Effort {
 impl Effort {
     /// Number of rounds, in each of which the baseline and ours are measured once.
     pub(super) fn rounds(self, case: Case) -> usize {
-        // The target of a tier's CPU is about the growth from the shorter to the longer body, so both cases are judged.
+        // The target of [`Case::TierCpu`] is about the growth of the tier's CPU from the shorter to the longer body. So
+        // the case of the shorter body, which has no target, is judged, too.
         let tier = matches!(case, Case::TierCpu { .. });
         let judged = tier || case.target().is_some();
         match self {
@@ -34,7 +36,7 @@ impl Effort {
         }
     }
 
-    /// Number of runs of a service that is only shown beside a case.
+    /// Number of runs of a service that is only shown for comparison.
     pub(super) fn side_rounds(self) -> usize {
         match self {
             Self::Quick => 1,
@@ -58,17 +60,17 @@ impl Effort {
         }
     }
 
-    /// Time for which the core is watched without a load.
+    /// Time for which the measured core is watched without a load.
     pub(super) fn background(self) -> Duration {
         self.load() / 2
     }
 
-    /// Whether nginx with a kept heap is measured beside this case.
+    /// Whether the baseline is also measured with an allocator that gives no memory back to the kernel.
     pub(super) fn kept_heap(self, case: Case) -> bool {
         self == Self::Full || case.target().is_some()
     }
 
-    /// Whether HAProxy is measured beside this case.
+    /// Whether HAProxy is measured for this case, too.
     pub(super) fn haproxy(self, case: Case) -> bool {
         self == Self::Full || case.size() == 64 << 10
     }

@@ -1,4 +1,5 @@
-//! Latency at a constant rate, the same for both sides, with the whole service on one core.
+//! Latency at a constant rate of requests, with the whole service on one core. The rate is the same for both sides: the
+//! baseline (nginx without Shunt), and ours (nginx with Shunt).
 
 use anyhow::{Context, Result};
 
@@ -19,7 +20,8 @@ fn rate(size: u64) -> f64 {
     }
 }
 
-/// Measures cases that ask for bodies of the same size, all with the same requests.
+/// Measures cases that ask for bodies of the same size. One run measures all of them, because they differ only in the
+/// quantile.
 pub(super) fn measure(bed: &Bed, cases: &[Case], effort: Effort) -> Result<Vec<CaseOutcome>> {
     let Some(&first) = cases.first() else { return Ok(Vec::new()) };
     let (mut baseline, mut ours) = (Vec::new(), Vec::new());

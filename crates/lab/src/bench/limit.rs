@@ -1,5 +1,5 @@
-//! The physical limit: the cost of a response whose header passes every tier and whose payload comes straight from the
-//! backend, as if the handoff were free.
+//! The physical limit: what a response would cost if its header passed every tier, its body came straight from the
+//! backend, and the handoff from one to the other cost nothing.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -24,8 +24,8 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// The limit for bodies of `size` bytes with the bed's tiers. The bed must be placed for the whole service: all
-    /// tiers on the measured core.
+    /// The limit for bodies of `size` bytes with the tiers of the bed (labs with all services), in microseconds of CPU
+    /// per response. All tiers of the bed must be on the measured core.
     pub(super) fn of(&mut self, bed: &Bed, size: u64, effort: Effort) -> Result<f64> {
         let shape = bed.shape();
         let key = (shape.intermediates, shape.wire);
@@ -46,12 +46,12 @@ fn known_or<K: Eq + Hash>(known: &mut HashMap<K, f64>, key: K, measure: impl FnO
     })
 }
 
-/// Cost of a header-only response through the tiers, from one run.
+/// Cost of a header-only response through the tiers, in microseconds of CPU, from one run.
 pub(super) fn chain_cost(bed: &Bed, effort: Effort) -> Result<f64> {
     Ok(bed.load(Side::KeptHeap, 0, CONNECTIONS, effort.load())?.microseconds(&bed.background()))
 }
 
-/// Cost of a response straight from the backend, from one run.
+/// Cost of a response straight from the backend, in microseconds of CPU, from one run.
 pub(super) fn direct_cost(bed: &Bed, size: u64, effort: Effort) -> Result<f64> {
     Ok(bed.load_direct(size, effort.load())?.microseconds(&bed.background()))
 }

@@ -1,4 +1,5 @@
-//! Figures of a run, and the file that they are written to.
+//! Figures of a run, and the file that they are written to. The *baseline* is nginx without Shunt, and "ours" is nginx
+//! with Shunt. In a round, both are measured once.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +21,8 @@ pub(super) struct CaseOutcome {
     pub(super) ours: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) baseline: Option<f64>,
-    /// Ratio of ours to the baseline, or `ours` where there is no baseline. It is the median of the rounds' ratios,
-    /// because changes of the machine from minute to minute affect both sides of a round alike.
+    /// Ratio of ours to the baseline, or `ours` if there is no baseline. It is the median of the rounds' ratios,
+    /// because changes of the machine from minute to minute affect ours and the baseline of one round alike.
     pub(super) ratio: f64,
     pub(super) runs: Runs,
     /// Values that are shown beside the figure: HAProxy, the physical limit, utilisation...
@@ -67,7 +68,8 @@ impl CaseOutcome {
         self
     }
 
-    /// Spread of the rounds' ratios or, if there is no baseline, of the runs with Shunt.
+    /// Spread (highest less lowest value, as a fraction of the median) of the rounds' ratios. Without a baseline, it is
+    /// the spread of the runs with Shunt.
     pub(super) fn spread(&self) -> f64 {
         match &self.runs.baseline {
             Some(baseline) => self.runs.ours.ratios_to(baseline).spread(),
@@ -111,7 +113,7 @@ impl Outcome {
     }
 }
 
-/// Compares each case with its target.
+/// Compares the cases that have a target with it.
 fn targets(cases: &[CaseOutcome]) -> Vec<TargetOutcome> {
     let judged = cases.iter().filter_map(|outcome| {
         let target = outcome.target?;

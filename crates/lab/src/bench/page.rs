@@ -85,7 +85,7 @@ fn find(outcome: &Outcome, case: Case) -> Option<&CaseOutcome> {
     outcome.cases.iter().find(|one| one.name == name)
 }
 
-/// Picture of the CPU cases, with a panel per kind of wire and a row per body size.
+/// Picture of the cases about the whole service's CPU, with a panel per kind of wire and a row per body size.
 fn cpu_picture(outcome: &Outcome, intermediates: u8) -> Option<Picture> {
     let panel = |wire: Wire| {
         let rows = CPU_SIZES.iter().filter_map(|&size| {
@@ -131,7 +131,7 @@ fn tier_panels(outcome: &Outcome) -> Vec<Panel> {
     panels.into_iter().filter(|panel| !panel.rows.is_empty()).collect()
 }
 
-/// Panels of every ratio that has a target, with the target marked.
+/// Panels of every ratio to the baseline that has a target, with the target marked.
 fn ratio_panels(outcome: &Outcome) -> Vec<Panel> {
     let row = |case: &CaseOutcome| {
         let target = case.target.filter(|target| target.figure == Figure::Ratio)?;

@@ -1,4 +1,4 @@
-//! `--profile CASE`: shows where the service with Shunt spends the measured core's time.
+//! `--profile CASE`: shows in which functions the service with Shunt spends the measured core's time.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,8 +18,8 @@ const LOAD_TIME: Duration = Duration::from_secs(5);
 /// Event that perf samples. Virtual machines often have no hardware counters; the clock works everywhere.
 const EVENT: &str = "cpu-clock";
 
-/// Calls `load` twice. `load` places the bed and loads a side: first for a second, so that the bed is placed, then
-/// under perf.
+/// Profiles a case. `load` puts the hosts on the cores that the case needs, and loads one side. It is called twice:
+/// first for a second, so that the hosts are on their cores before perf starts, then under perf.
 pub(super) fn run(
     case: impl Subject,
     plan: Plan,

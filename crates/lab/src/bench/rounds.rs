@@ -1,4 +1,4 @@
-//! Rounds of a measurement: the baseline and the service with Shunt ("ours") are loaded in turns.
+//! Rounds of a measurement: the baseline (nginx without Shunt) and the service with Shunt ("ours") are loaded in turns.
 
 use anyhow::Result;
 

@@ -1,4 +1,5 @@
-//! Measurement of each case. A *shortcut* is a response whose body bypasses tiers.
+//! Measurement of each case of `shunt-lab bench disc`. A *shortcut* is a response whose body bypasses tiers. The
+//! *physical limit* is what a response would cost if Shunt's own work cost nothing (limit.rs).
 
 use std::time::Duration;
 
@@ -21,19 +22,20 @@ use crate::wrk::Wrk;
 /// Number of connections that keeps the frontend's core busy all the time.
 const SATURATING_CONNECTIONS: u32 = 64;
 
-/// Size of a short body, in bytes. From this body to the case's longer one, a tier's CPU per response may grow by no
-/// more than the factor that is the case's target.
+/// Size of the short body, in bytes. From a response with this body to one with the case's longer body, a tier's CPU
+/// may grow by no more than the factor that is the case's target.
 const GROWTH_FROM: u64 = 64 << 10;
 /// Rate of requests when growth is measured at a constant rate, per second.
 const GROWTH_RATE: f64 = 500.0;
 
-/// State that a run keeps from one [`Bed`] (the labs of one shape) to the next.
+/// State that a run keeps from one [`Bed`] (the labs of all services, for one number of intermediates and one kind of
+/// links) to the next.
 pub(super) struct Runner {
     pub(super) effort: Effort,
     pub(super) limits: Limits,
 }
 
-/// Costs of the baseline and of the service with Shunt ("ours"), run by run.
+/// Costs of the runs of the baseline (nginx without Shunt) and of the service with Shunt ("ours").
 pub(super) struct Costs {
     baseline: Vec<Cost>,
     ours: Vec<Cost>,
@@ -75,7 +77,7 @@ fn median(costs: &[Cost], of: impl Fn(&Cost) -> f64) -> f64 {
 }
 
 impl Runner {
-    /// Placement of the hosts for a case.
+    /// Which host has the measured core in a case.
     pub(super) fn placement(bed: &Bed, case: Case) -> Result<Placement> {
         Ok(match case {
             Case::TierCpu { tier: Tier::Frontend, .. } | Case::Saturated { .. } => {
@@ -134,8 +136,8 @@ impl Runner {
         Ok(self.costs(bed, case, CONNECTIONS)?.compared(case, |cost| cost.microseconds(&background)))
     }
 
-    /// Measures how much more a response with Shunt costs than the physical limit. The limit's parts are measured
-    /// again, in turns with Shunt, because a difference of large numbers needs its own runs.
+    /// Measures how much more a response with Shunt costs than the physical limit. Each round measures the parts of the
+    /// limit anew, next to Shunt, because the result is a small difference of large numbers.
     fn handoff(&self, bed: &Bed) -> Result<CaseOutcome> {
         let (effort, background) = (self.effort, bed.background());
         let (mut above, mut limits) = (Sample::default(), Sample::default());
@@ -156,9 +158,9 @@ impl Runner {
         if case.size() == GROWTH_FROM { Ok(outcome) } else { self.growth(bed, case, outcome) }
     }
 
-    /// Adds Shunt's CPU per response for the short body and for the case's body, both at the same constant rate, to the
-    /// figures of the closed loop. A closed loop asks for fewer long bodies per second, and a core that is idle more
-    /// often pays more to wake up, whatever it serves.
+    /// Measures Shunt's CPU per response for the short body and for the case's body, both at the same constant rate,
+    /// and adds them to the outcome as further figures. The outcome itself is from a closed loop. That asks for fewer
+    /// long bodies per second than short ones, and a core that is idle more often spends more CPU on waking up.
     fn growth(&self, bed: &Bed, case: Case, outcome: CaseOutcome) -> Result<CaseOutcome> {
         let (mut short, mut long) = (Sample::default(), Sample::default());
         for _ in 0..self.effort.rounds(case) {
@@ -177,9 +179,9 @@ impl Runner {
         Ok(costs.compared(Case::IntermediateBytes, |cost| cost.tier_bytes(&tier)))
     }
 
-    /// Measures what the frontend's core would carry if it were busy all the time. The clients and the backend share
-    /// the other core, which may be busy all the time before the frontend's is. The measured rate of responses is
-    /// reported as well.
+    /// Measures how many responses per second the frontend's core would carry if it were busy all the time. The clients
+    /// and the backend share the other core, and this may become fully busy first. So the responses per second that
+    /// were really answered are reported as well.
     fn saturated(&self, bed: &Bed, case: Case) -> Result<CaseOutcome> {
         let background = bed.background();
         let costs = self.costs(bed, case, SATURATING_CONNECTIONS)?;
@@ -207,7 +209,7 @@ impl Runner {
     }
 }
 
-/// Loads one side as a case requires.
+/// Loads one side with the requests of a case.
 pub(super) fn load(bed: &Bed, case: Case, side: Side, connections: u32, time: Duration) -> Result<Cost> {
     let (_, chain) = bed.target(side)?;
     let wrk = Wrk::new(chain.url(&format!("/{}", size_name(case.size())))).connections(connections).duration(time);

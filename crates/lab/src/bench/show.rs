@@ -1,4 +1,4 @@
-//! Results as text in a terminal.
+//! Results as text in a terminal. "Ours" is nginx with Shunt.
 
 use super::outcome::{CaseOutcome, Outcome, TargetOutcome};
 use super::subject::Subject;

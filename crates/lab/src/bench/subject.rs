@@ -1,4 +1,4 @@
-//! A benchmark's cases, for the parts that are the same for all benchmarks.
+//! A benchmark's cases, for the code that is the same for all benchmarks.
 
 use super::target::Target;
 use crate::report::Unit;
@@ -16,7 +16,7 @@ pub(super) trait Subject: Copy {
     /// Target of the case, if it has one.
     fn target(self) -> Option<Target>;
 
-    /// Returns the case with a name.
+    /// Returns the case with this name.
     fn parse(name: &str) -> Option<Self> {
         Self::all().into_iter().find(|case| case.name() == name)
     }

@@ -1,4 +1,4 @@
-//! Targets: bounds for the figures of cases.
+//! Targets: bounds for the figures of cases. The *baseline* is the service without Shunt.
 
 use serde::Serialize;
 
@@ -8,7 +8,8 @@ use serde::Serialize;
 pub(super) enum Figure {
     /// Ratio of the figure with Shunt to the baseline's. Without a baseline, it is the figure with Shunt.
     Ratio,
-    /// Ratio of the figure with Shunt to that for bodies of 64 KiB: it shows whether the cost grows with the body.
+    /// Ratio of the case's figure with Shunt to the figure for bodies of 64 KiB. It shows whether the cost grows with
+    /// the body.
     Growth,
 }
 

@@ -1,10 +1,10 @@
-//! Downloads over a long path: a client's goodput with Shunt and with plain nginx. A *shortcut* is a response whose
+//! Downloads at an RTT of 50 ms: a client's goodput with Shunt and with plain nginx. A *shortcut* is a response whose
 //! body bypasses tiers.
 //!
-//! The two sides (Shunt and plain nginx) have links of the same kind. Before each download a link gets a seed, the same
-//! for both sides, so that the nth frame of a connection has the same fate. The remaining difference is due to the
-//! senders. Several clients download at the same time, because a download with losses takes long; each has its own
-//! link.
+//! The two sides (Shunt and plain nginx) have links of the same kind. Before each download, the client's link gets a
+//! random seed that is the same on both sides. So the nth frame of a connection is lost on both or on none, and the
+//! remaining difference is due to the senders. With losses a download takes long, so several clients download at the
+//! same time, each over its own link.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(60);
 /// Seed of the links until the first download; the lab prints it.
 const SEED: u64 = 1;
 
-/// Number of times that a case is measured.
+/// How often a case is measured.
 struct Repeat {
     rounds: usize,
     /// Number of downloads of each client in one round, one after another.
@@ -63,7 +63,7 @@ struct Way<'lab> {
     files: PathBuf,
 }
 
-/// Measures those of `cases` that download over a long path.
+/// Measures the cases of kind [`Case::Wan`] among `cases`.
 pub(super) fn measure(cases: &[Case], ours: Options, effort: Effort, progress: &Progress) -> Result<Vec<CaseOutcome>> {
     let mut outcomes = Vec::new();
     for lossy in [false, true] {
@@ -94,8 +94,8 @@ pub(super) fn measure(cases: &[Case], ours: Options, effort: Effort, progress: &
     Ok(outcomes)
 }
 
-/// Builds a lab on one core. Between cores a veth pair reorders packets, and TCP retransmits packets that were only
-/// late.
+/// Builds a lab whose hosts all run on one core. Between cores a veth pair reorders packets, and TCP retransmits
+/// packets that were only late.
 fn lab(lossy: bool) -> Result<Lab> {
     let link = Link::wan(DELAY).seed(SEED);
     let (link, clients) = if lossy { (link.loss(LOSS), LOSSY_CLIENTS) } else { (link, 1) };
@@ -133,8 +133,8 @@ impl<'lab> Way<'lab> {
         self.service.all_stats().map_or(0, |stats| stats.count("servers.shortcuts"))
     }
 
-    /// Has every client download `count` times, with the seeds from `first` on. Returns the mean goodput of a download
-    /// in KiB/s.
+    /// Lets every client download `count` times, with the seeds `first`, `first + 1` and so on. Returns the mean
+    /// goodput of a download in KiB/s.
     fn round(&self, download: Download, first: usize, count: usize) -> Result<f64> {
         let server = self.service.chain().server();
         let expected = file_sha256(self.files.join(size_name(size_of(download))))?;
@@ -169,7 +169,7 @@ fn responses(download: Download) -> usize {
     }
 }
 
-/// Downloads over a new connection. Returns the time of the last response, from its request to its last byte.
+/// Makes one download over a new connection. Returns the time of its last response, from the request to the last byte.
 fn one(
     host: &Host,
     cable: &Cable,

@@ -1,4 +1,5 @@
-//! Fetches every body by curl over one connection, and compares each with its file.
+//! Fetches every body by curl over one connection, and compares each with its file. A backend *offers* a long body, so
+//! that it may go straight to the client, past the other tiers.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

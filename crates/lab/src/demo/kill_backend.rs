@@ -15,7 +15,7 @@ use crate::wire::Wire;
 const AT: u64 = BODY_BYTES * 2 / 5;
 const EVERY: Duration = Duration::from_millis(100);
 
-/// Shows a download whose backend is lost. Returns what was wrong, one sentence each.
+/// Shows a download during which the backend is lost. Returns what was wrong, one sentence each.
 ///
 /// # Errors
 /// When something cannot be started.

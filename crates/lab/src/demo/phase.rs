@@ -1,4 +1,5 @@
-//! One half of the demo: the service without Shunt, or with it. A *shortcut* is a response whose body bypasses tiers.
+//! One half of the demo: the service without Shunt, or with it. A *shortcut* is a response whose body bypasses tiers. A
+//! body without a shortcut is *relayed* through the tiers as without Shunt, or *fetched* through Shunt's daemons.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +21,7 @@ pub(super) const LOADS: [(&str, u64); 2] = [("64k", 64 << 10), ("1m", 1 << 20)];
 /// Duration of each load. Each tier is loaded separately.
 const LOAD_TIME: Duration = Duration::from_secs(2);
 
-/// Bytes and CPU that a tier used per response.
+/// Bytes at the ports of a tier, and CPU of the tier, per response.
 #[derive(Debug, Clone)]
 pub(super) struct TierUse {
     pub(super) tier: String,
@@ -105,8 +106,8 @@ fn shunt_stats(service: &Service, options: Options) -> Result<Option<Stats>> {
     options.shunt.then(|| service.all_stats()).transpose()
 }
 
-/// Waits until all shortcuts are counted. A shortcut is counted when the frontend has seen the client's last
-/// acknowledgment, which is soon after curl ends. Returns what was wrong.
+/// Waits until as many shortcuts are counted as are wanted, 2 s at most. A shortcut is counted when the frontend has
+/// seen the client's last acknowledgment, which is soon after curl ends. Returns what was wrong.
 fn wait_for_shortcuts(service: &Service, start: &Stats, wanted: u64) -> Result<Vec<String>> {
     let deadline = Instant::now() + Duration::from_secs(2);
     loop {
@@ -123,7 +124,8 @@ fn wait_for_shortcuts(service: &Service, start: &Stats, wanted: u64) -> Result<V
     }
 }
 
-/// Numbers of long bodies that were relayed or fetched, or failed, by the counter that says why.
+/// Counters of long bodies that were relayed or fetched, or whose shortcut was refused: each counter's name says the
+/// reason, and its value is the growth from `start` to `end`.
 fn long_ways(end: &Stats, start: &Stats) -> BTreeMap<String, u64> {
     let counts = |name: &str| {
         name != "relayed_too_small"
@@ -132,15 +134,16 @@ fn long_ways(end: &Stats, start: &Stats) -> BTreeMap<String, u64> {
     end.grown(start, "servers.").into_iter().filter(|(name, _)| counts(name)).collect()
 }
 
-/// The same as text for people; `None` where all long bodies took the shortcut.
+/// Text for people with the counters of [`long_ways`]; `None` if all long bodies took the shortcut.
 fn long_way(end: &Stats, start: &Stats) -> Option<String> {
     let ways = long_ways(end, start).into_iter();
     let reasons: Vec<String> = ways.map(|(name, count)| format!("{name} {}", number::count(count))).collect();
     (!reasons.is_empty()).then(|| reasons.join(", "))
 }
 
-/// Returns whether at most one body in a thousand was fetched, each because its header could not leave at once: its
-/// client's window was full (`fetched_unsent`). Under load that is to be expected.
+/// Returns whether every long body without a shortcut was fetched for one reason (`fetched_unsent`): its header could
+/// not leave at once, because the client's window was full. Under load this is to be expected of at most one body for
+/// each 1,000 shortcuts; more give `false`.
 fn is_a_full_window_now_and_then(end: &Stats, start: &Stats) -> bool {
     let of = |counts: &BTreeMap<String, u64>, name: &str| counts.get(name).copied().unwrap_or(0);
     let (ways, all) = (long_ways(end, start), end.grown(start, "servers."));

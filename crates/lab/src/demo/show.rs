@@ -1,11 +1,12 @@
-//! The demo's table, its summary in one line, and its picture.
+//! The demo's table, its summary in one line, and its picture. A *phase* is one half of the demo: plain nginx, or
+//! Shunt.
 
 use super::phase::{LOADS, LoadUse, Phase};
 use crate::report::chart::{self, Panel, Picture, Row, Scale, Series};
 use crate::report::{Align, Paint, Table, number};
 use crate::wire::Wire;
 
-/// One of the two values that are shown for a tier.
+/// Function that returns one of the two values that are shown for a tier.
 type Of = fn(&super::phase::TierUse) -> f64;
 
 const BYTES: Of = |tier| tier.bytes;

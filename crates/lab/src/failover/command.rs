@@ -44,7 +44,7 @@ enum Hows {
 }
 
 impl FailoverBench {
-    /// Runs the downloads and prints the results. Returns whether all is as it should be.
+    /// Runs the downloads and prints the results. Returns `false` if one was not whole or took too long.
     ///
     /// # Errors
     /// When something cannot be started.
@@ -69,7 +69,7 @@ impl FailoverBench {
     }
 }
 
-/// Median and maximum of a time of the whole downloads, in seconds.
+/// Median and maximum of one time (`of`) over the downloads that are whole, in seconds.
 fn spread(rounds: &Rounds, of: fn(&Whole) -> Duration) -> (f64, f64) {
     let mut all: Vec<f64> = rounds.whole().map(|whole| of(&whole).as_secs_f64()).collect();
     all.sort_by(f64::total_cmp);

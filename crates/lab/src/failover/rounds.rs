@@ -1,4 +1,4 @@
-//! Many downloads, each with a loss at a random byte.
+//! Many downloads, during each of which a backend is lost at a random byte.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ pub const BOUND: Duration = Duration::from_secs(2);
 
 /// Number of downloads that give the time without a loss.
 const UNDISTURBED: u32 = 3;
-/// On average, one in this many downloads loses its backend as soon as it begins, at byte 0.
+/// On average, one in this many downloads loses its backend at byte 0, as soon as the download begins.
 const BEFORE_HEADER: u64 = 10;
 
-/// One download.
+/// One download, during which a backend is lost.
 #[derive(Debug)]
 pub struct Round {
     pub loss: Loss,
@@ -30,8 +30,8 @@ pub struct Round {
 pub struct Whole {
     pub elapsed: Duration,
     pub longest_pause: Duration,
-    /// Number of times that another backend continued. It is 0 if the lost backend's kernel had the rest of the body,
-    /// or if the lost backend had not begun to send it.
+    /// Number of times that another backend continued. It is 0 if the lost backend's kernel had all the rest of the
+    /// body to send, or if the lost backend had not begun to send the body.
     pub failovers: u64,
 }
 
@@ -45,8 +45,8 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// Runs `count` downloads, each with a loss. The kinds of loss in `hows` take turns. Brings back the lost backend
-    /// after each download.
+    /// Runs `count` downloads, during each of which a backend is lost. The kinds of loss in `hows` take turns. Brings
+    /// the lost backend back after each download.
     ///
     /// # Errors
     /// When the service cannot be brought back. A download that is not whole is no error.

@@ -1,6 +1,9 @@
 //! The service that faults are injected into: two backends behind one frontend, and paths to each of them. Its timeouts
-//! are so short that a cell of the table ends in seconds. A *shortcut* is a response whose body bypasses tiers. A
-//! *sender* is the kernel socket from which a backend sends such a body.
+//! are so short that a cell of the table (one fault at one step of a response) ends in seconds. A *shortcut* is a
+//! response whose body bypasses tiers. A *sender* is the kernel socket from which a backend sends such a body. An
+//! *agent* is Shunt's daemon on a machine. Under `shunt run`, a *store* on each machine has the bodies that its
+//! programs have written, and *references* to them go through the tiers. A body arrives as *absent* memory, which gets
+//! its bytes when somebody touches it.
 //!
 //! ```text
 //!  client --- frontend --- intermediate1 --- backend1      /t/...      the path that meets the fault
@@ -24,7 +27,7 @@ use crate::lab::Lab;
 use crate::nginx::PROXY_SETTINGS;
 use crate::service::{ALONE_LENGTH, Options, Service, Settings};
 
-/// nginx's `send_timeout` and `proxy_read_timeout`, and the agents' `progress`.
+/// nginx's `send_timeout` and `proxy_read_timeout`, and the `progress` timeout of the backends' agents.
 pub const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Files of the service: name, and size in bytes.
@@ -57,8 +60,9 @@ pub(crate) fn files() -> Vec<(String, u64)> {
 const SHORTCUTS: &str = "servers.shortcuts";
 const RECEIVED_ABSENT: &str = "store.by_program.nginx.received_absent";
 
-/// Time after a repair in which responses may still be cut short. A process that has lost a store tries again a second
-/// after its last attempt. Until then, bodies that arrive as references to that store are cut short.
+/// Time after a repair in which responses may still be cut short. A process that has lost its connection to a store
+/// tries again one second after its last attempt. Until then, bodies that arrive as references to that store are cut
+/// short.
 const STORE_SETTLES: Duration = Duration::from_secs(3);
 /// Longest wait until the service works, at its start and after a repair.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(20);
@@ -83,7 +87,8 @@ fn way(path: &str, to: Ipv4Addr, more: &str) -> String {
     format!("        location {path} {{\n            proxy_pass http://{to}:80/;\n{PROXY_SETTINGS}{more}        }}\n")
 }
 
-/// Path of a bystander, which downloads while a fault lasts: it says how far the bystander is from the fault.
+/// Path on which a bystander downloads while a fault lasts. Each path keeps the bystander away from other parts of the
+/// service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
     /// A shortcut through the same frontend, from the other backend.
@@ -113,11 +118,11 @@ pub struct Bed<'lab> {
     /// Files of the service: name, and size in bytes.
     files: Vec<(String, u64)>,
     directory: PathBuf,
-    /// Name of the counter of the frontend's agent that grows only if everything works.
+    /// Name of a counter of the frontend's agent. It grows by a response only if everything works.
     counter: &'static str,
     /// Time after a repair in which a response may still be cut short.
     settles: Duration,
-    /// Disk with the same files that may fail, mounted at [`DISK`] once it is needed.
+    /// Disk that may fail, with the same files. It is mounted at [`DISK`] when it is first needed.
     disk: Option<Disk>,
     /// Listeners that use up ports, as long as the fault `no-ports` lasts.
     pub(super) taken_ports: Vec<TcpListener>,
@@ -140,7 +145,8 @@ impl<'lab> Bed<'lab> {
         Self::start_with(lab, files(), Options { settings: settings(), ..Options::shunt() })
     }
 
-    /// Starts a service with other files and options. The options must keep [`Self::locations`].
+    /// Starts a service with other files and options. The nginx locations of the options must include
+    /// [`Self::locations`].
     ///
     /// # Errors
     /// When a part does not start, or the service does not work.
@@ -172,7 +178,7 @@ impl<'lab> Bed<'lab> {
         &self.service
     }
 
-    /// The backend that meets the fault.
+    /// The first backend, whose path meets the fault.
     pub(crate) fn backend(&self) -> &'lab Host {
         self.lab.backend()
     }
@@ -212,8 +218,8 @@ impl<'lab> Bed<'lab> {
         }
     }
 
-    /// Fetches every file on the paths to both backends, so that caches are as full before a cell of the table as after
-    /// it. All bytes are compared.
+    /// Fetches every file on the paths to both backends, and compares all bytes. So caches are as full before a cell of
+    /// the table as after it.
     pub(crate) fn warm(&self) -> Result<()> {
         let disk = self.disk.as_ref().map(|_| format!("/t/{DISK}/"));
         for way in ["/t/", "/other/"].into_iter().chain(disk.as_deref()) {
@@ -227,7 +233,7 @@ impl<'lab> Bed<'lab> {
         Ok(())
     }
 
-    /// Waits until the service works as before a fault. Returns how long that took.
+    /// Waits until the service works as before a fault. Returns how long this took.
     ///
     /// # Errors
     /// When a part has ended or does not find the others, or when a response on a new connection is not whole.

@@ -1,5 +1,6 @@
-//! One cell of the table: takes a response to a step, injects the fault, and checks everything that may or may not
-//! follow. A *shortcut* is a response whose body bypasses tiers.
+//! One cell of the table: takes a response to a step (a state in its course), injects the fault, and checks everything
+//! that may or may not follow. A *shortcut* is a response whose body bypasses tiers. A *bystander* is a client that
+//! must not notice the fault.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(40);
 const AGAIN_BOUND: Duration = Duration::from_secs(8);
 /// A bystander that gets no byte for this time has noticed the fault.
 const BYSTANDER_PATIENCE: Duration = Duration::from_secs(3);
-/// Pause of a bystander after each read of 16 KiB, so that 24 MiB last longer than a cell.
+/// Pause of a bystander after each read of at most 16 KiB. So a body of 24 MiB takes at least 15 seconds.
 const BYSTANDER_PAUSE: Duration = Duration::from_millis(10);
 
 /// Result of a cell.
@@ -41,7 +42,7 @@ pub struct Outcome {
     pub again_seconds: f64,
     /// Things that the service held after the repair and not before the fault, with the number of each.
     pub leaks: BTreeMap<String, u64>,
-    /// Everything that was wrong; empty where all was right.
+    /// Everything that was wrong; empty if nothing was.
     pub faults_found: Vec<String>,
 }
 
@@ -60,7 +61,7 @@ impl Outcome {
         }
     }
 
-    /// Ending without its numbers, for a narrow column.
+    /// Ending without the number of bytes, for a narrow column.
     pub(super) fn short_ending(&self) -> &str {
         self.ending.split(" after").next().unwrap_or_default()
     }
@@ -139,7 +140,7 @@ fn response(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<(Ending, f64)
     Ok((ending, seconds))
 }
 
-/// Downloads slowly until the cell is over, then reads the rest at once. Each response must be whole.
+/// Downloads slowly until the cell is over, then reads the rest of the response at once. Each response must be whole.
 fn stand_by(client: &mut Client, path: &str, over: &AtomicBool, patience: Duration) -> Result<()> {
     let (file, size) = LONG_FILE;
     let over = || over.load(Ordering::Relaxed);

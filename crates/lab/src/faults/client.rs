@@ -48,18 +48,19 @@ impl Client {
         Ok(Self { stream, server, answer: None, refused: false, buffer: vec![0; 128 << 10] })
     }
 
-    /// Asks for `path`, whose body is the file of this name and length. A broken connection shows only when it is read.
+    /// Sends a request for `path`, whose body is the file of this name and length. If the connection is broken, this
+    /// shows only in the next read.
     pub fn ask(&mut self, path: &str, file: &str, length: u64) {
         self.ask_with(&[], path, file, length);
     }
 
-    /// Asks like [`Self::ask`], with more header fields.
+    /// Sends a request like [`Self::ask`], with further header fields.
     pub fn ask_with(&mut self, fields: &[String], path: &str, file: &str, length: u64) {
         self.answer = Some(Answer::of(file, length));
         self.refused = self.stream.write_all(get_request(self.server, path, fields).as_bytes()).is_err();
     }
 
-    /// Number of bytes of the present body that have been read.
+    /// Number of bytes of the present response's body that have been read.
     pub fn body_bytes(&self) -> u64 {
         self.answer.as_ref().map_or(0, Answer::body_bytes)
     }
@@ -67,7 +68,7 @@ impl Client {
     /// Reads until the header and this many bytes of the body have arrived.
     ///
     /// # Errors
-    /// When the response ends earlier, or they do not arrive within `limit`.
+    /// When the response ends earlier, has another status than 200, or does not come so far within `limit`.
     pub fn read_until(&mut self, body_bytes: u64, limit: Duration) -> Result<()> {
         let deadline = Instant::now() + limit;
         while self.status() == 0 || self.body_bytes() < body_bytes {
@@ -82,7 +83,7 @@ impl Client {
         Ok(())
     }
 
-    /// Reads the rest of the response. Returns how it ended.
+    /// Reads the rest of the response. Returns how it ended: as [`Ending::Hang`], if it takes longer than `limit`.
     ///
     /// # Errors
     /// When the bytes are no HTTP.
@@ -97,7 +98,8 @@ impl Client {
         }
     }
 
-    /// Reads once. Returns how the response ended, if it did.
+    /// Reads once. Returns how the response ended, or `None` if more is to come. If nothing comes within `limit`, it
+    /// ended as [`Ending::Hang`].
     ///
     /// # Errors
     /// As [`Self::finish`].
@@ -109,7 +111,8 @@ impl Client {
         }
     }
 
-    /// Reads 16 KiB at a time with a pause after each, until `stop` is true. Returns how the response ended, if it did.
+    /// Reads 16 KiB at a time with a pause after each, until `stop` is true: then returns `None`. If the response ends
+    /// earlier, returns how. It also ends if nothing comes for `limit`.
     ///
     /// # Errors
     /// As [`Self::finish`].

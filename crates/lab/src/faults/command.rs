@@ -36,7 +36,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Runs the cells and prints the table. Returns whether all was well.
+    /// Runs the cells and prints the table. Returns `false` if anything was wrong.
     ///
     /// # Errors
     /// When no cell matches, or the lab cannot be built.
@@ -91,7 +91,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// Runs cells one after another, each on a service that works.
+/// Runs cells one after another. Each begins on a service that works.
 ///
 /// # Errors
 /// When the lab cannot be built.
@@ -142,7 +142,7 @@ fn show(outcomes: &[Outcome], paint: Paint) -> String {
     format!("{}\n{good} of {} cells are as expected.\n", table.show(paint), outcomes.len())
 }
 
-/// Cells whose names match one of the globs; all cells where there is no glob.
+/// Cells whose names match one of the globs; all cells if there is no glob.
 fn choose(globs: &[String]) -> Result<Vec<(Step, Fault)>> {
     let all: Vec<(Step, Fault)> =
         Fault::ALL.into_iter().flat_map(|fault| Step::ALL.map(move |step| (step, fault))).collect();

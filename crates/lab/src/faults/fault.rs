@@ -1,4 +1,5 @@
-//! The faults: how each is injected, and how an operator or a supervisor repairs the damage.
+//! The faults: how each is injected, and how an operator or a supervisor repairs the damage. An *agent* is Shunt's
+//! daemon on a machine. A *bystander* is a client that must not notice the fault.
 
 use std::process::Command;
 use std::time::Duration;
@@ -114,7 +115,7 @@ impl Fault {
         }
     }
 
-    /// Path of the bystander, which must be far enough from the fault.
+    /// Path of the bystander, on which there is nothing that the fault breaks.
     pub(super) fn bystander(self) -> Way {
         match self {
             Self::FrontendWorkerKilled | Self::FrontendServerKilled | Self::FrontendCut | Self::FrontendCutBriefly => {
@@ -128,7 +129,8 @@ impl Fault {
         }
     }
 
-    /// Duration of a fault that is repaired before the response's end is known; `None` if it is repaired after that.
+    /// Duration of a fault that is repaired although the response may not have ended. `None` for a fault that is
+    /// repaired after the response has ended.
     pub(crate) fn lasts(self) -> Option<Duration> {
         match self {
             Self::BackendAgentStopped | Self::FrontendAgentStopped => Some(WHILE),
@@ -232,7 +234,7 @@ fn kill_workers(host: &Host) -> Result<()> {
     upgrade::signal_servers(host, "worker", Signal::KILL)
 }
 
-/// Destroys the connection between the agents of two hosts (sock_diag), as the kernel does after a timeout.
+/// Destroys the TCP connection between the agents of two hosts (by sock_diag), as the kernel does after a timeout.
 fn lose_session(one: &Host, other: &Host) -> Result<()> {
     let other = other.service_address().context("the backend is on the service network")?.to_string();
     let mut ss = Command::new("ss");

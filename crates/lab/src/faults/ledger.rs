@@ -12,11 +12,12 @@ use crate::host::{Host, Role};
 use crate::service::Service;
 use crate::sockets::TcpSocket;
 
-/// Longest time until everything that a response used is given back: parked sockets, quiet flows, unclaimed offers, and
-/// connections that ended in the middle.
+/// Longest wait until everything that a response used is given back: parked sockets, flows without packets, offers that
+/// nobody asked for, and connections that ended in mid-response.
 const SETTLING: Duration = Duration::from_secs(15);
 
-/// Agents' counters of things that exist only while a response is under way, or that wait to be given back.
+/// Counters of the agents (Shunt's daemons): things that exist only while a response is under way, or that will soon be
+/// given back.
 const PASSING: [&str; 4] = ["frontend.flows", "agent.senders.now", "agent.offers_open", "backend.senders"];
 
 /// Counts, by the name of what is counted.
@@ -71,7 +72,7 @@ impl Ledger {
         *self.0.entry(format!("{} {what}", host.name())).or_default() += count;
     }
 
-    /// Whether nothing is under way or waits to be given back.
+    /// Whether nothing is under way, and nothing is still to be given back.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.0.iter().all(|(name, count)| *count == 0 || !PASSING.iter().any(|what| name.ends_with(what)))

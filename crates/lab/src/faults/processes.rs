@@ -18,7 +18,8 @@ pub struct ProcessUse {
     pub pid: i32,
     /// Resident memory without mapped files, in KiB (RssAnon of proc_pid_status(5)).
     pub memory_kib: u64,
-    /// Number of descriptors, without connections between tiers: these come and go with nginx's pools.
+    /// Number of descriptors, without those of connections between tiers: nginx keeps a pool of such connections, whose
+    /// size changes.
     pub descriptors: u64,
 }
 
@@ -51,7 +52,7 @@ pub(super) fn is_between_tiers(socket: &TcpSocket) -> bool {
     ends.iter().all(is_tier) && ends.iter().any(|end| end.port() == 80)
 }
 
-/// Kind of a process; `None` for one that is no part of the service, or has ended.
+/// Kind of a process; `None` if it is no part of the service, or has ended.
 fn kind_of(process: &Path) -> Option<&'static str> {
     let command = std::fs::read(process.join("cmdline")).ok()?;
     let command = String::from_utf8_lossy(&command);

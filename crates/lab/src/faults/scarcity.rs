@@ -1,4 +1,5 @@
-//! Resources that a machine can run out of: descriptors and memory of an agent, local ports, room in the flow table.
+//! Resources that a machine can run out of: descriptors and memory of an *agent* (Shunt's daemon), local ports, and
+//! room in the *flow table* (a BPF map with the frontend's client connections).
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::Command;
@@ -29,11 +30,11 @@ pub(super) fn take_memory(bed: &mut Bed<'_>, host: &Host) -> Result<()> {
     limit(pid, &format!("--data={}:", kib << 10))
 }
 
-/// Removes the limits of an agent. Starts an agent that has ended, as a supervisor would.
+/// Removes the limits of an agent. If the agent has ended, starts it, as a supervisor would.
 pub(super) fn give_back(bed: &mut Bed<'_>, host: &Host) -> Result<()> {
     match agent_pid(bed, host)? {
         Some(pid) => {
-            // The hard limits have not been changed, so they say what the soft limits may be again.
+            // Only soft limits were changed. The hard limit says how far the soft one can be raised again.
             let limits = std::fs::read_to_string(format!("/proc/{pid}/limits"))?;
             let open_files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).context("no limit")?;
             let most = open_files.split_whitespace().nth(1).context("no hard limit")?;
@@ -44,7 +45,7 @@ pub(super) fn give_back(bed: &mut Bed<'_>, host: &Host) -> Result<()> {
     }
 }
 
-/// Process ID of a host's agent; `None` where the agent has ended.
+/// Process ID of a host's agent; `None` if the agent has ended.
 fn agent_pid(bed: &mut Bed<'_>, host: &Host) -> Result<Option<u32>> {
     let Some(process) = bed.service.agent_process(host)? else { return Ok(None) };
     Ok(process.try_wait()?.is_none().then(|| process.pid()))
@@ -68,7 +69,7 @@ pub(super) fn give_ports(host: &Host) -> Result<()> {
     host.sysctls(&[("ipv4/ip_local_port_range", PORTS)])
 }
 
-/// Fills the frontend's flow table with flows that never get too old.
+/// Fills the frontend's flow table with entries that are never removed for their age.
 pub(super) fn fill_flow_table(bed: &Bed<'_>) -> Result<()> {
     FlowTable::of(bed.lab())?.fill()
 }

@@ -42,13 +42,13 @@ pub(super) enum Part {
     Intermediate,
 }
 
-/// A response that waits at a step.
+/// A response that is held at a step.
 pub(super) struct Held {
     pub(super) client: Client,
     pub(super) stopped: Stopped,
 }
 
-/// Part that was stopped for a step, if any.
+/// Part of the service that was stopped to hold the response, if any.
 pub(super) struct Stopped(Option<Part>);
 
 impl Step {
@@ -88,13 +88,13 @@ impl Step {
         if self == Self::Queued { QUEUED_FILE } else { LONG_FILE }
     }
 
-    /// Whether the frontend's agent is stopped while a response is held at the step. Meanwhile, other clients'
-    /// shortcuts do not continue either.
+    /// Whether the frontend's agent is stopped to hold a response at this step. Then other clients' shortcuts do not
+    /// continue either.
     pub(super) fn stops_frontend_agent(self) -> bool {
         self == Self::Begun
     }
 
-    /// Asks for the step's file below `prefix`, and takes the response to this step.
+    /// Asks for the step's file, whose path begins with `prefix`, and takes the response to this step.
     pub(super) fn reach(self, bed: &mut Bed<'_>, prefix: &str) -> Result<Held> {
         let mut client = Client::connect(bed.lab.client(), bed.server(), Some(RECEIVE_BUFFER))?;
         let stopped =
@@ -155,7 +155,7 @@ impl Step {
     }
 }
 
-/// Fetches a whole response on the client's connection, before the response that will be held.
+/// Fetches a whole response on the client's connection, before the request whose response will be held.
 fn one_before(client: &mut Client, prefix: &str) -> Result<()> {
     let (file, size) = QUEUED_FILE;
     client.ask(&format!("{prefix}{file}"), file, size);
@@ -178,7 +178,7 @@ impl Part {
         }
     }
 
-    /// Sends a signal to the part's process. Does nothing where the part does not run.
+    /// Sends a signal to the part's process. Does nothing if the part does not run.
     pub(super) fn signal(self, bed: &mut Bed<'_>, signal: Signal) -> Result<()> {
         let host = self.host(bed);
         let process = match self {

@@ -1,5 +1,5 @@
-//! The table: how a response ends after each fault at each step, and within what time. A *session* is the use of a
-//! connection between two agents.
+//! The table: how a response ends after each fault at each step, and within what time. An *agent* is Shunt's daemon on
+//! a machine, and a *session* is the use of a connection between two agents.
 
 use std::time::Duration;
 
@@ -18,7 +18,8 @@ pub enum End {
     Error,
     /// A reset, or a connection closed before the length that the header named.
     Broken,
-    /// No response, on a connection that ends, as an idle one may.
+    /// The connection ended before the header of a response was complete. This is allowed: a server may close an idle
+    /// connection just when a request comes, and clients then ask again.
     Unanswered,
 }
 
@@ -56,8 +57,8 @@ pub struct Expected {
 /// fault, and the time until the server asks for the rest again (2.5 s). The bound adds time for a machine that does
 /// other work.
 const SOON: Duration = Duration::from_secs(4);
-/// Bound for endings that come with a timeout. It allows 1.25 times [`super::bed::TIMEOUT`] (docs/nginx.md,
-/// `send_timeout`) after the waits that [`SOON`] allows for.
+/// Bound for endings that come with a timeout: 1.25 times [`super::bed::TIMEOUT`] (docs/nginx.md, `send_timeout`),
+/// after waits like those that [`SOON`] allows for.
 const LATE: Duration = Duration::from_secs(7);
 
 const fn soon(ends: &'static [End]) -> Expected {
@@ -86,9 +87,11 @@ const LB: Expected = late(&[End::Broken]);
 /// back.
 const WE: Expected = late(&[End::Whole, End::Error]);
 const WB: Expected = late(&[End::Whole, End::Broken]);
-/// Queued payload may have reached the client before the reset.
+/// The connection is broken, or the body is whole: the queued rest of the body may have reached the client before the
+/// reset.
 const BW: Expected = soon(&[End::Broken, End::Whole]);
-/// nginx closes idle connections when it is told to end. At that moment the request may be on its way.
+/// The body is whole, or there is no answer: nginx closes idle connections when it is told to end, and the request may
+/// be on its way at that moment.
 const WN: Expected = soon(&[End::Whole, End::Unanswered]);
 /// Any of three endings: it is not known which allocation fails, and whether the agent ends because of that.
 const WEB: Expected = late(&[End::Whole, End::Error, End::Broken]);

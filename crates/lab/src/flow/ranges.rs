@@ -1,8 +1,8 @@
-//! Ranges of a stream that have arrived.
+//! Ranges of a stream's bytes that have arrived.
 
 use std::collections::BTreeMap;
 
-/// Disjoint ranges of offsets: the end of each, by its start. Adjacent ranges are joined.
+/// Disjoint ranges of offsets: a map from the start of each to its end. Adjacent ranges are joined.
 #[derive(Debug, Default)]
 pub(super) struct Ranges(BTreeMap<u64, u64>);
 

@@ -1,4 +1,4 @@
-//! Report about one connection.
+//! Report about one connection in a capture.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,10 +8,10 @@ use std::time::Duration;
 /// Reason for which a client ignores a segment of the server's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ignored {
-    /// All its data had been acknowledged before it arrived: a needless retransmission.
+    /// All its data had been acknowledged before it arrived: it is a needless retransmission.
     OldDuplicate,
-    /// It has no data, and a sequence number below what the client has acknowledged (RFC 9293, 3.10.7.4): its
-    /// acknowledgment is lost.
+    /// It has no data, and its sequence number is below what the client has acknowledged (RFC 9293, 3.10.7.4). So the
+    /// client does not see its acknowledgment number.
     StaleSequence,
     /// It ends beyond every window that the client advertised.
     BeyondWindow,
@@ -46,20 +46,20 @@ pub struct FlowReport {
     pub client_bytes: u64,
     /// Number of the server's segments with data that had arrived before.
     pub retransmissions: u64,
-    /// Number of the server's segments that filled a hole for the first time.
+    /// Number of the server's segments whose bytes were all new, although later bytes had already arrived.
     pub out_of_order: u64,
     pub client_retransmissions: u64,
     /// Number of the client's segments with SACK blocks.
     pub sacks: u64,
     /// Number of the client's segments whose first SACK block reports a duplicate (RFC 2883).
     pub duplicate_sacks: u64,
-    /// Number of times that the server's acknowledgment number went back. This is harmless, but may show a second
-    /// sender.
+    /// Number of times that the server's acknowledgment number went back. This is harmless, but may show that a second
+    /// machine sends for the server.
     pub acks_gone_back: u64,
     pub zero_windows: u64,
     pub resets: u64,
     pub ignored: BTreeMap<Ignored, u64>,
-    /// Longest time between two segments.
+    /// Longest time between two successive segments.
     pub longest_silence: Duration,
     /// Everything that no connection may show, in words. Resets and duplicates are not listed here: the caller decides
     /// whether they are allowed.

@@ -14,8 +14,8 @@ const MIB: u64 = 1 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Case {
-    /// Fraction of a body that an intermediate's ports never see. The bytes that they do see are those received for a
-    /// response with the body, less those for a response without one.
+    /// Fraction of a body's bytes that never reach an intermediate's ports. The bytes that do reach them are those
+    /// received for a response with the body, less those for a response without one.
     Bypass { unaligned: bool },
     /// One tier's CPU per response.
     Tier { tier: Tier, size: u64, wire: Wire },
@@ -25,7 +25,7 @@ pub(super) enum Case {
     Handshake,
     /// The whole service's CPU per response, with two intermediates.
     Service,
-    /// Throughput of bodies that are too short to be left in the store.
+    /// Throughput of bodies that are too short for the store, so that they go through all tiers.
     Small,
     /// Throughput of bodies that the intermediate reads to the last byte.
     Touched,
@@ -38,7 +38,7 @@ pub(super) enum Tier {
     Backend,
 }
 
-/// The hosts, links and programs that a case needs: cases of one kind share their labs.
+/// The hosts, links and programs that a case needs. Cases of the same kind are measured in the same labs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Kind {
     pub(super) shape: Shape,

@@ -1,5 +1,6 @@
 //! Frames on connections between programs under `shunt run`, and their lengths, read from a capture. A frame is a run
-//! of real bytes, or a reference to bytes in a store.
+//! of real bytes (bytes that the program wrote), or a *reference*, which goes in place of bytes that stay in a store.
+//! The connection begins with a preamble if it has frames.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,7 +15,7 @@ use shunt_odb::reference::PayloadId;
 use crate::pcap::Pcap;
 use crate::segment::{Segment, flag};
 
-/// A frame of one direction, with its length in bytes.
+/// A frame, with its length: the number of real bytes, or of the bytes that the reference stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Frame {
     Real(u64),
@@ -76,7 +77,7 @@ fn joined(pieces: BTreeMap<u32, Vec<u8>>) -> Vec<u8> {
     stream
 }
 
-/// Returns the frames of a stream; none where the stream is not framed.
+/// Returns the frames of a stream; an empty list if the stream has no frames.
 fn frames(mut bytes: &[u8]) -> Result<Vec<Frame>> {
     let (mut receiving, mut frames) = (Receiving::default(), Vec::new());
     while !bytes.is_empty() {

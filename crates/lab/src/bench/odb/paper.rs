@@ -1,7 +1,7 @@
 //! `shunt-lab bench odb --paper`: measures Tables 4.1, 4.2 and 4.3 of the paper on on-demand buffers, and prints them
 //! beside the paper's numbers. The paper's chain is nginx, nginx, PHP (its sections 4.4.4 and 4.4.5): the intermediate
-//! speaks FastCGI, and a body has a multiple of 4 KiB. A *reference* names bytes in a store, and goes into a connection
-//! in their place.
+//! speaks FastCGI, and the length of a body is a multiple of 4 KiB. A *payload* is a body that stays in a store of the
+//! machine where it was written. A *reference* names bytes of a payload, and goes into a connection in their place.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -68,7 +68,7 @@ pub(super) fn run() -> Result<()> {
     Ok(())
 }
 
-/// The running chain.
+/// The running chain of nginx, nginx and PHP.
 struct Site<'lab> {
     lab: &'lab Lab,
     service: Service<'lab>,
@@ -174,7 +174,7 @@ impl<'lab> Site<'lab> {
     }
 }
 
-/// For each payload, the number of its bytes in references that others than its writer have sent.
+/// For each payload, the number of its bytes in references that programs other than its writer have sent.
 fn forwarded(directions: &[Direction], writer: SocketAddr) -> HashMap<PayloadId, u64> {
     let mut bytes = HashMap::new();
     for frame in directions.iter().filter(|one| one.source != writer).flat_map(|one| &one.frames) {
@@ -185,8 +185,8 @@ fn forwarded(directions: &[Direction], writer: SocketAddr) -> HashMap<PayloadId,
     bytes
 }
 
-/// Number of bytes that were written by reference, and not passed on by reference because the intermediate has read
-/// their pages.
+/// Number of bytes that the writer sent by reference in this direction, less those that the intermediate passed on by
+/// reference. The rest are bytes whose pages the intermediate has read.
 fn touched(direction: &Direction, forwarded: &HashMap<PayloadId, u64>) -> u64 {
     let of = |frame: &Frame| match frame {
         Frame::Reference(payload, length) => length.saturating_sub(forwarded.get(payload).copied().unwrap_or(0)),
@@ -199,7 +199,7 @@ fn fastcgi_address(lab: &Lab) -> Result<SocketAddr> {
     Ok(SocketAddr::new(lab.backend().service_address_of(Family::V4)?, FASTCGI_PORT))
 }
 
-/// nginx location, for the intermediate, that passes requests to PHP.
+/// nginx location that passes requests to PHP; empty for every host but the intermediate.
 fn fastcgi(lab: &Lab, host: &Host) -> String {
     let Ok(address) = fastcgi_address(lab) else { return String::new() };
     if host.role() != Role::Intermediate {

@@ -1,4 +1,4 @@
-//! Measurement of each case.
+//! Measurement of each case of `shunt-lab bench odb`. A *bed* is the labs of all services that are compared.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub(super) fn measure(bed: &Bed<'_>, case: Case, effort: Effort) -> Result<CaseO
     Ok(costs.compared(case, microseconds).with("kept_heap", microseconds(&kept_heap)))
 }
 
-/// Loads one side as a case requires; the bed must be placed already.
+/// Loads one side of the bed with the requests of a case. The hosts must already be on the cores that the case needs.
 pub(super) fn load(bed: &Bed<'_>, case: Case, side: Side, time: Duration) -> Result<Cost> {
     let directory = if case == Case::Touched { TOUCHING } else { "" };
     let path = format!("{directory}/{}", size_name(case.size()));

@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Case {
-    /// The frontend's CPU per response of 1 MiB.
+    /// The frontend's CPU per response with a body of 1 MiB.
     Frontend,
     /// The whole service's CPU per response, with two intermediates.
     Service { size: u64, wire: Wire },
@@ -23,7 +23,7 @@ pub(super) enum Case {
     /// Ours counts all that a shortcut adds to a backend, not only the cipher.
     Encryption,
     /// New connections per second, each with one response of 1 KiB, that one core of the frontend carries. wrk resumes
-    /// its sessions: a full handshake would cost more with Shunt and without, and Shunt would add nothing to that.
+    /// its TLS sessions. A full handshake would cost more, but by the same amount with Shunt and without it.
     Handshake,
 }
 
@@ -78,7 +78,7 @@ impl Case {
         let (intermediates, wire) = match self {
             Self::Frontend => (2, Wire::Tso),
             Self::Service { wire, .. } => (2, wire),
-            // No other tier lies between the two tiers that are compared.
+            // These cases are only about the frontend and the backend.
             Self::Encryption | Self::Handshake => (0, Wire::Tso),
         };
         Shape { intermediates, wire }

@@ -1,4 +1,4 @@
-//! Measurement of each case.
+//! Measurement of each case of `shunt-lab bench tls`. A *bed* is the labs of all services that are compared.
 
 use std::time::Duration;
 
@@ -31,13 +31,13 @@ pub(super) fn measure(bed: &Bed, case: Case, effort: Effort) -> Result<CaseOutco
     Ok(costs.compared(case, microseconds).with("kept_heap", microseconds(&kept_heap)))
 }
 
-/// Places the bed for a case, and loads one side.
+/// Puts the hosts on the cores that a case needs, and loads one side of the bed.
 pub(super) fn load_placed(bed: &Bed, case: Case, side: Side, time: Duration) -> Result<Cost> {
     bed.place(&placement(case))?;
     load(bed, case, side, time)
 }
 
-/// Placement of the hosts for a case. For encryption, the backend has the measured core, because Shunt encrypts there.
+/// Which host has the measured core in a case. For encryption it is the backend, because Shunt encrypts there.
 fn placement(case: Case) -> Placement {
     match case {
         Case::Service { .. } => Placement::WholeService,
@@ -52,7 +52,7 @@ fn load(bed: &Bed, case: Case, side: Side, time: Duration) -> Result<Cost> {
     bed.load_with(side, if case == Case::Handshake { load.new_connections() } else { load })
 }
 
-/// Loads one side with the same bodies, without TLS.
+/// Loads one side with the requests of a case, without TLS.
 fn load_plain(bed: &Bed, case: Case, side: Side, time: Duration) -> Result<Cost> {
     let (_, chain) = bed.target(side)?;
     bed.load_with(side, wrk(chain.url(&path(case)), time))
@@ -66,7 +66,8 @@ fn wrk(url: String, time: Duration) -> Wrk {
     Wrk::new(url).connections(CONNECTIONS).duration(time)
 }
 
-/// Measures [`Case::Encryption`], with five loads per round on two placements.
+/// Measures [`Case::Encryption`]. A round has five loads: three with the backend on the measured core, two with the
+/// frontend.
 fn encryption(bed: &Bed, effort: Effort) -> Result<CaseOutcome> {
     let (case, background, time) = (Case::Encryption, bed.background(), effort.load());
     let microseconds = |cost: Cost| cost.microseconds(&background);
