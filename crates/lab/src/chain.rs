@@ -62,7 +62,7 @@ pub struct ShuntPart {
 
 impl ShuntPart {
     /// Shunt's usual part of a tier's configuration: Shunt is on, with the agent at [`Self::agent_socket`]. A backend
-    /// also offers bodies.
+    /// also offers its bodies to clients, past the other tiers.
     #[must_use]
     pub fn of(host: &Host, module: impl Into<PathBuf>) -> Self {
         let socket = Self::agent_socket(host);
@@ -73,7 +73,7 @@ impl ShuntPart {
         Self { module: module.into(), http, location }
     }
 
-    /// Says that the tier before this one does not know Shunt, and that bodies may bypass it.
+    /// Adds `plain` to `shunt_trust`: the previous tier does not know Shunt, and bodies may bypass that tier.
     pub fn trust_plain(&mut self) {
         let trust = self.http.iter_mut().filter(|directive| directive.starts_with("shunt_trust "));
         trust.for_each(|directive| directive.push_str(" plain"));

@@ -1,4 +1,5 @@
-//! A host of the lab: one network namespace, and one control group for its servers.
+//! A host of the lab: one network namespace, and one control group for its servers. An *agent* is Shunt's daemon on a
+//! host.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -83,7 +84,8 @@ pub struct Host {
     netns: Netns,
     /// Sysfs as seen from inside the namespace, for the devices' queues and counters.
     sysfs: OwnedFd,
-    /// Control group of the host's servers. Programs that the host's agent attaches there run for these servers only.
+    /// Control group of the host's servers. BPF programs that the host's agent attaches there run for these servers
+    /// only.
     cgroup: PathBuf,
     ports: Vec<Port>,
     dir: PathBuf,
@@ -178,7 +180,7 @@ impl Host {
         found.with_context(|| format!("{} has no such {family:?} address", self.name))
     }
 
-    /// The core that the placement gave this host.
+    /// Core on which the host's processes run; `None`: they may run on all cores.
     #[must_use]
     pub fn core(&self) -> Option<usize> {
         *self.core.lock().unwrap_or_else(PoisonError::into_inner)
@@ -201,7 +203,7 @@ impl Host {
     /// [`Self::dir`].
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// When the command cannot be started.
     pub fn spawn(&self, mut command: Command) -> Result<Process> {
         let program = Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
         let number = self.logs.fetch_add(1, Ordering::Relaxed);
@@ -271,7 +273,7 @@ impl Host {
     /// Waits until something in the namespace listens at `address`, without connecting to it.
     ///
     /// # Errors
-    /// When nothing does within 30 seconds.
+    /// When nothing listens there within 30 seconds.
     pub fn wait_listening(&self, address: SocketAddr) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
@@ -299,7 +301,7 @@ impl Host {
         Ok(File::from(file.with_context(|| format!("opening sysfs {path} of {}", self.name))?))
     }
 
-    /// Pins the host's processes and its receive work to `core`. `None`: they may run on all cores.
+    /// Pins the host's processes and its reception of packets to `core`. `None`: they may run on all cores.
     pub(crate) fn place(&self, core: Option<usize>) -> Result<()> {
         *self.core.lock().unwrap_or_else(PoisonError::into_inner) = core;
         let mask = core.map_or("0".to_owned(), |core| format!("{:x}", 1_u64 << core));

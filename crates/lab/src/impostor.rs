@@ -1,6 +1,6 @@
-//! A hostile program that speaks the agents' protocol by hand. It has a certificate of the lab's authority (stolen, or
-//! with another name), a certificate of its own authority, or none. A *session* is the use of a connection between two
-//! agents.
+//! A hostile program that speaks the protocol of the agents (Shunt's daemons) by hand. It has a certificate of the
+//! lab's authority (stolen, or with another name), a certificate of its own authority, or none. A *session* is the use
+//! of a connection between two agents.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -42,8 +42,8 @@ pub fn agents_address(host: &Host) -> Result<SocketAddr> {
 }
 
 impl Impostor {
-    /// Uses a certificate of this name from the lab's authority: that of an agent of the lab, as if it were stolen, or,
-    /// if no agent has this name, a separate one.
+    /// Uses a certificate of this name from the lab's authority. If an agent of the lab has this name, it is that
+    /// agent's certificate, as if it were stolen. If none has, the authority issues a new one.
     pub fn with_certificate_of(lab: &Lab, name: &str) -> Result<Self> {
         let directory = lab.dir().join("ca");
         let authority = Authority::open(&directory);
@@ -73,7 +73,8 @@ impl Impostor {
         Ok(Self { config: speaking(builder(ca)?.with_client_auth_cert(vec![certificate], key)?) })
     }
 
-    /// Connects from one host to another host's agent. A refusal by the agent shows only when the connection is read.
+    /// Connects from one host to another host's agent. If the agent refuses the connection, this shows only in the next
+    /// read.
     pub fn connect(&self, from: &Host, to: &Host) -> Result<Connection> {
         let address = agents_address(to)?;
         let stream = from.run(|| TcpStream::connect_timeout(&address, PATIENCE))??;
@@ -129,8 +130,8 @@ impl Connection {
         }
     }
 
-    /// Sends bytes. Returns everything that comes back until the agent closes: nothing if it had refused the
-    /// connection.
+    /// Sends bytes, and returns everything that comes back until the agent closes the connection. If the agent had
+    /// refused the connection, nothing comes back.
     pub fn ask(mut self, bytes: &[u8]) -> Result<Vec<u8>> {
         self.send(bytes)?;
         if bytes.is_empty() {
@@ -150,21 +151,21 @@ impl Connection {
     }
 }
 
-/// A listener in place of an agent that has ended: other agents dial it.
+/// A listener in place of an agent that has ended: other agents connect to it.
 pub struct Listening {
     listener: TcpListener,
     config: Arc<ServerConfig>,
 }
 
 impl Listening {
-    /// Listens at the agent's own address, with the agent's own key.
+    /// Listens at the address of the host's agent, with that agent's certificate and key.
     pub fn at(lab: &Lab, host: &Host) -> Result<Self> {
         let files = Authority::open(&lab.dir().join("ca")).files_of(host.name());
         let chain = vec![CertificateDer::from_pem_file(&files.certificate)?];
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder =
             ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13])?;
-        // Every agent that dials is accepted without a certificate: the checks in question are those of that agent.
+        // Agents that connect need no certificate. The tests are about what these agents check.
         let mut config =
             builder.with_no_client_auth().with_single_cert(chain, PrivateKeyDer::from_pem_file(&files.key)?)?;
         config.alpn_protocols = vec![b"shunt/1".to_vec()];
@@ -172,7 +173,7 @@ impl Listening {
         Ok(Self { listener: host.run(|| TcpListener::bind(address))??, config: Arc::new(config) })
     }
 
-    /// Accepts the next agent that dials.
+    /// Accepts the connection of the next agent.
     pub fn accept(&self) -> Result<Connection> {
         let stream = self.listener.accept()?.0;
         stream.set_read_timeout(Some(PATIENCE))?;

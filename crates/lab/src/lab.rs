@@ -16,15 +16,16 @@ use shunt_testbed::{LabId, Watchdog};
 /// A set of hosts that runs until it is dropped.
 #[derive(Debug)]
 pub struct Lab {
-    /// Links with properties of their own. The first field, so that their threads end before the hosts are dropped.
+    /// Links that are no veth pairs. This is the first field, so that the links' threads end before the hosts are
+    /// dropped.
     pub(crate) cables: Vec<Cable>,
     pub(crate) hosts: Vec<Host>,
     pub(crate) switch: Host,
     pub(crate) wire: Wire,
     pub(crate) cores: Cores,
     pub(crate) id: LabId,
-    /// Watchdog that removes what the lab leaves. The last field, so that it works after the hosts' descriptors are
-    /// closed.
+    /// Watchdog that removes what the lab leaves. This is the last field, so that the watchdog works after the hosts'
+    /// descriptors are closed.
     pub(crate) _watchdog: Watchdog,
 }
 
@@ -61,7 +62,7 @@ impl Lab {
         &self.switch
     }
 
-    /// The links that have properties of their own, in the order of their hosts.
+    /// The links that are no veth pairs, in the order of their hosts.
     #[must_use]
     pub fn cables(&self) -> &[Cable] {
         &self.cables
@@ -118,8 +119,8 @@ impl Lab {
         found.with_context(|| format!("the lab has no host {name:?}"))
     }
 
-    /// Moves every host's processes and receive work to the cores of `placement`. Processes started later run there,
-    /// too.
+    /// Moves every host's processes and its reception of packets to the cores of `placement`. Processes that start
+    /// later run there, too.
     ///
     /// # Errors
     /// When the placement names no host of this lab, or the kernel refuses a step.
@@ -131,7 +132,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Unplugs a host's cable at the switch. The host notices that its port has no carrier, and keeps its addresses.
+    /// Unplugs the cable of a host's port at the switch. The host notices that the port has no carrier, and keeps its
+    /// addresses.
     ///
     /// # Errors
     /// When the host has no such device, or the kernel refuses.
@@ -153,7 +155,8 @@ impl Lab {
         self.switch.check(ip).map(drop)
     }
 
-    /// Makes the switch drop all frames of a host's port, or carry them again. Neither end of the cable notices.
+    /// Makes the switch drop all frames from and to a host's port, or carry them again. Neither end of the cable
+    /// notices.
     ///
     /// # Errors
     /// When the host has no such device, or the kernel refuses.
@@ -181,7 +184,7 @@ impl Lab {
         links::make(host, device, &self.switch, self.switch_device(host, device)?)
     }
 
-    /// Name of the switch's device at the other end of a host's cable.
+    /// Name of the switch's device at the other end of the cable of a host's port.
     pub(crate) fn switch_device(&self, host: &Host, device: &str) -> Result<&str> {
         // The switch's ports are in the order of the hosts' ports (topology.rs).
         let mut ports = self.hosts.iter().flat_map(|host| host.ports().iter().map(move |port| (host.name(), port)));

@@ -1,8 +1,8 @@
 //! Links with the properties of real networks: delay, loss, reordering, rate. [`Link`] holds them as a plain value.
 //!
-//! Cubic and the rest of TCP are the kernel's own. The network between the hosts is a queue in user space: it needs no
-//! netem, and a seed decides what becomes of each frame. [`line::Line`] is one direction, without I/O. [`cable::Cable`]
-//! is the thread that moves frames between two TAP devices through two lines.
+//! TCP, with its congestion control, is the kernel's own. The network between the hosts is a queue in user space: it
+//! needs no netem, and a seed decides what becomes of each frame. [`line::Line`] is one direction, without I/O.
+//! [`cable::Cable`] is the thread that moves frames between two TAP devices through two lines.
 
 pub(crate) mod cable;
 mod frame;
@@ -23,14 +23,14 @@ pub use line::{Counts, Line};
 pub struct Link {
     /// Delay from end to end, one way: a round trip takes twice as long.
     pub delay: Duration,
-    /// Largest additional delay of a frame; each frame's is drawn evenly. Jitter alone reorders nothing: a frame waits
-    /// for the one before it.
+    /// Largest additional delay of a frame. The delay of each frame is drawn at random, evenly from 0 to this. Jitter
+    /// alone reorders nothing: a frame waits for the one before it.
     pub jitter: Duration,
     /// Fraction of the frames that get lost, each independently of the others.
     pub loss: f64,
     /// Losses that come together, besides the independent ones.
     pub burst: Option<Burst>,
-    /// Fraction of the frames that are late by [`Self::lateness`], so that others overtake them.
+    /// Fraction of the frames that arrive later than their turn, by [`Self::lateness`]. Others overtake them.
     pub reorder: f64,
     pub lateness: Duration,
     /// Fraction of the frames that arrive twice.
@@ -41,17 +41,17 @@ pub struct Link {
     /// Interval at which pure ACKs leave, all together, as from modems and radios that wait for their turn. A pure ACK
     /// is left out where the next one of its connection acknowledges more. Zero: ACKs leave as they come.
     pub ack_slot: Duration,
-    /// Rate in bits per second; `None`: as fast as the machine is.
+    /// Rate in bits per second; `None`: no limit.
     pub rate: Option<u64>,
     /// Size of the queue in front of [`Self::rate`], in bytes; a frame that does not fit is lost (tail drop).
     pub queue: usize,
     /// MTU of both devices, in bytes.
     pub mtu: u16,
-    /// Seed of the frames' fates; `None`: the environment's `SHUNT_SEED`, or a random one.
+    /// Seed that decides what becomes of each frame; `None`: the environment's `SHUNT_SEED`, or a random one.
     pub seed: Option<u64>,
 }
 
-/// Selector of the hosts whose ports have a link.
+/// Names the hosts whose ports have a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Whose {
     /// All hosts of a role.
@@ -69,7 +69,7 @@ impl Whose {
     }
 }
 
-/// Losses that come together: Gilbert's model, in which a bad line loses every frame (Elliott: most of them).
+/// Losses that come together. In Gilbert's model a bad line loses every frame, in Elliott's a fraction of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Burst {
     /// Probability that a good line turns bad at a frame.

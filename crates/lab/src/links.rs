@@ -16,8 +16,8 @@ use crate::topology::HostPlan;
 use crate::wire::Wire;
 use shunt_testbed::LabId;
 
-/// Network sysctls of every host. Hosts use cubic, because a machine's default congestion control may be BBR, which
-/// paces. Both of the frontend's ports are on one bridge, so each must answer ARP for its own address only.
+/// Network sysctls of every host. Hosts use cubic, because the machine's default congestion control may be BBR, which
+/// paces packets. Both of the frontend's ports are on one bridge, so each must answer ARP for its own address only.
 const HOST_SYSCTLS: &[(&str, &str)] = &[
     ("ipv4/tcp_congestion_control", "cubic"),
     ("ipv4/conf/all/rp_filter", "0"),
@@ -192,8 +192,8 @@ pub(crate) fn make(host: &Host, device: &str, switch: &Host, switch_device: &str
     ip_batch(Some(host), &(port_links(port, None) + &host_routes(host)))
 }
 
-/// Returns the commands for a route to the lab's other network. A host with one port has no address in that network,
-/// but the network is on the host's link all the same.
+/// Returns the commands for a route to the lab's other network. A host with one port has an address in one of the lab's
+/// two networks only, but both networks are on the same link.
 fn host_routes(host: &Host) -> String {
     let [Port { device, address: Some(address), ipv6 }] = host.ports() else { return String::new() };
     let other = 1 - address.octets()[2];
@@ -220,7 +220,8 @@ fn known_neighbours(host: &Host, neighbours: &[Host]) -> String {
 /// `tcp_set_default_congestion_control`). This is the only trace that a lab leaves: cubic stays allowed.
 fn allow_cubic() -> Result<()> {
     const ALLOWED: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
-    // Only the machine's first network namespace has this file. In another one, nothing can be changed from here.
+    // Only the machine's first network namespace has this file. If the lab was started in another namespace, it cannot
+    // change the file.
     let Ok(allowed) = std::fs::read_to_string(ALLOWED) else { return Ok(()) };
     if allowed.split_whitespace().all(|name| name != "cubic") {
         std::fs::write(ALLOWED, format!("{} cubic", allowed.trim())).context("allowing cubic to namespaces")?;

@@ -1,4 +1,4 @@
-//! A load, and what it cost.
+//! A load, and what it cost. The measured core is the one on which the hosts in question run.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -105,7 +105,7 @@ impl Background {
     }
 
     /// Waits until the core is quiet, for about `limit` at most. Each measurement takes `time`. Returns the last
-    /// measured background. Other work that competes with a load cannot be subtracted, only avoided.
+    /// measured background. The caller cannot subtract other work that competes with a load, but only wait for its end.
     ///
     /// # Errors
     /// When /proc does not show the times.
@@ -121,7 +121,7 @@ impl Background {
 
     /// Microseconds of a core's work during a load, less its work without one.
     fn without(self, cpu: &CpuUse) -> f64 {
-        // QUIET is subtracted at most. More background is another load, which would get less of the core beside ours.
+        // At most QUIET is subtracted. Work beyond it is another load, which gets less of the core while ours runs.
         let idle_work = cpu.wall.mul_f64(self.0.min(QUIET));
         cpu.busy.saturating_sub(idle_work).as_secs_f64() * 1e6
     }

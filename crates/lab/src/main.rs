@@ -47,7 +47,7 @@ enum Command {
     Lab(LabCommand),
 }
 
-/// Ending of a command that could do its work.
+/// Ending of a command that could do its work. Other commands end with an error.
 enum Outcome {
     Good,
     /// The command has printed what it found wrong.

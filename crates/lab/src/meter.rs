@@ -8,7 +8,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::host::Host;
 
-/// Busy time of a core within a span of time.
+/// Busy time of a core during a span of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuUse {
     pub wall: Duration,

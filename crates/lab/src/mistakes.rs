@@ -1,9 +1,10 @@
 //! The table of mistakes: wrong configurations and environments, each with the message that tells the operator. Every
-//! response must be whole in spite of them. A *shortcut* is a response whose body bypasses tiers.
+//! response must be whole in spite of the mistake. A *shortcut* is a response whose body bypasses tiers. An *agent* is
+//! Shunt's daemon on a machine.
 //!
-//! A mistake is data: what is changed before the service starts or while it runs, which part tells the operator, and
-//! what becomes of bodies. [`run`] makes the mistake in a separate lab, has clients download, and compares each byte.
-//! docs/mistakes.md is the operator's page.
+//! A mistake is data: what is changed before the service starts or while it runs, which part of the service tells the
+//! operator, and what becomes of bodies. [`run`] makes the mistake in a separate lab, lets clients download, and
+//! compares each byte. docs/mistakes.md is the operator's page.
 
 mod certificates;
 mod command;
@@ -34,7 +35,7 @@ pub use run::{Outcome, Running, run};
 /// Effect of a mistake on bodies that are long enough for a shortcut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bodies {
-    /// None takes the shortcut.
+    /// None takes the shortcut: they go through the tiers, as without Shunt.
     Relayed,
     /// At least one takes the shortcut: the mistake does not prevent shortcuts.
     Shortcut,
@@ -47,11 +48,11 @@ pub enum Bodies {
 pub enum Teller {
     /// The agent of the frontend or of the backend, on standard error, at the default level.
     Agent(Role),
-    /// Either agent, the frontend's or the backend's, as for `Agent`.
+    /// The agent of the frontend or that of the backend; the log is the same as for `Agent`.
     Agents,
     /// nginx of the frontend or of the backend, in its error log, at Debian's default level (`error`).
     Server(Role),
-    /// Nobody: it is no mistake after all, or no part of the service can see it.
+    /// Nobody: it turned out to be no mistake, or no part of the service can see it.
     Nobody,
 }
 
@@ -117,12 +118,12 @@ impl Mistake {
         Self { before, ..self }
     }
 
-    /// Sets the processes that run beside the service, from before its start.
+    /// Sets the processes that run beside the service. They start before it.
     fn beside(self, beside: fn(&Lab) -> Result<Vec<Process>>) -> Self {
         Self { beside, ..self }
     }
 
-    /// Sets what is done to a service that works.
+    /// Sets what is done to the service after it has started and works.
     fn after(mut self, after: fn(&mut Running<'_>) -> Result<()>) -> Self {
         self.settings.apart = false;
         Self { after, ..self }
@@ -133,7 +134,7 @@ impl Mistake {
         Self { during, ..self }
     }
 
-    /// Has clients ask an address other than the frontend's own.
+    /// Sets an address to which clients send their requests, other than the frontend's own.
     fn asked(self, asked: fn(&Lab) -> Option<std::net::Ipv4Addr>) -> Self {
         Self { asked, ..self }
     }

@@ -1,10 +1,10 @@
-//! Link addresses of ports, which every host can work out.
+//! Link (Ethernet) addresses of ports. Each follows from the port's IPv4 address, so every host can work it out.
 
 use std::net::Ipv4Addr;
 
 use crate::host::{Family, Port};
 
-/// Returns the commands that say which link address a port's IP addresses have.
+/// Returns the `ip` commands that tell a host the link address of a port, for each of the port's IP addresses.
 pub(crate) fn known_neighbour(port: &Port, link_address: &str, device: &str) -> String {
     let addresses = [Family::V4, Family::V6].into_iter().filter_map(|family| port.address_of(family));
     let known = |address| format!("neigh replace {address} lladdr {link_address} dev {device} nud permanent\n");

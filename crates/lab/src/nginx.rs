@@ -1,5 +1,5 @@
-//! Real nginx: a single server, or a chain of servers through all tiers, with Shunt's module or, as the baseline,
-//! without.
+//! Real nginx: a single server, or a chain of servers through all tiers. It has Shunt's module or, as the baseline,
+//! does not.
 
 use std::fmt;
 use std::net::{Ipv6Addr, SocketAddr};
@@ -23,7 +23,7 @@ pub const NGINX: &str = "/usr/sbin/nginx";
 const KEPT_HEAP: [(&str, &str); 2] = [("MALLOC_TRIM_THRESHOLD_", "67108864"), ("MALLOC_TOP_PAD_", "67108864")];
 
 /// Starts nginx on `host` with the configuration `text`, and waits until it listens at `address`. Relative file names
-/// in the text are in a new directory. `daemon off`, the `pid` file and the log are set on the command line.
+/// in the text are below a new directory. `daemon off`, the `pid` file and the log are set on the command line.
 ///
 /// # Errors
 /// When nginx refuses the configuration, ends, or does not listen.
@@ -31,7 +31,7 @@ pub fn nginx(host: &Host, text: &str, address: SocketAddr) -> Result<Process> {
     nginx_by(Command::new(NGINX), host, text, address)
 }
 
-/// Starts nginx by a command that ends with nginx's name; nginx's arguments are appended.
+/// Starts nginx by `command`, whose last words are nginx's path. nginx's arguments are appended.
 fn nginx_by(mut command: Command, host: &Host, text: &str, address: SocketAddr) -> Result<Process> {
     let prefix = tempfile::Builder::new().prefix("nginx-").tempdir_in(host.dir())?.keep();
     let file = prefix.join("nginx.conf");

@@ -1,5 +1,5 @@
-//! Pace of a machine, for bounds of time. Bounds are written for a machine that does nothing else, as in a benchmark.
-//! Beside other work everything may take longer, but nothing else may differ.
+//! Pace of a machine, for bounds of time. The bounds are written for a machine that does nothing else, as in a
+//! benchmark. Beside other work everything may take longer, but nothing else may differ.
 
 use std::time::Duration;
 

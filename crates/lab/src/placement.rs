@@ -1,7 +1,8 @@
 //! Placement of the hosts' work on cores.
 //!
-//! The work of a host is that of its processes (placed by affinity) and that of receiving its packets. The latter is
-//! placed by RPS, because a veth otherwise receives on the sender's core. Sending runs on the core of the sender.
+//! The work of a host is that of its processes, which affinity places, and the reception of its packets, which RPS
+//! places. Without RPS, a veth device receives on the sender's core. Sending runs on the core of the process that
+//! sends.
 
 use std::collections::BTreeMap;
 
@@ -21,15 +22,15 @@ pub enum Placement {
     Tier(String),
 }
 
-/// Numbers of the cores of a measurement.
+/// Numbers of the cores that a measurement uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cores {
     /// The core whose busy time is read.
     pub measured: usize,
-    /// The core of everything else: of hosts that are not measured.
+    /// The core of the hosts that are not measured.
     pub rest: usize,
-    /// The core of the switch. `None` leaves its work on the sender's core, as a bare veth pair does. A service then
-    /// also pays for the link, but not for interrupts from it.
+    /// The core of the switch. With `None`, the switch's work is done on the core of the host that sends, as with a
+    /// bare veth pair. A measured service then also pays for the link, but not for interrupts from it.
     pub link: Option<usize>,
 }
 

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 /// Number of lines that are shown of a log's end: enough for a panic with its place, or an error with its causes.
 const LOG_END_LINES: usize = 12;
 
-/// A child in a separate process group. Dropping it kills the whole group.
+/// A child process in its own process group. Dropping it kills the whole group.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -30,8 +30,8 @@ impl Process {
         spawn: impl FnOnce(&mut Command) -> Result<std::io::Result<Child>>,
         mut command: Command,
     ) -> Result<Self> {
-        // The child gets a separate group, so that Ctrl-C at a terminal reaches only the lab. The lab ends its children
-        // in order.
+        // The child gets its own group, so that Ctrl-C at a terminal reaches only the lab. The lab ends its children in
+        // order.
         command.process_group(0);
         let child = spawn(&mut command)?.with_context(|| format!("starting {command:?} as {name}"))?;
         Ok(Self { name, command, child, log, ended: None })
@@ -56,26 +56,26 @@ impl Process {
         self.child.id()
     }
 
-    /// File that its output goes to.
+    /// File to which the process writes its output.
     #[must_use]
     pub fn log_path(&self) -> &Path {
         &self.log
     }
 
-    /// Everything that the program has written to its output so far.
+    /// Everything that the process has written to its output so far.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
-    /// Last lines of its log, indented.
+    /// Last lines of the process's log, indented.
     pub(crate) fn log_end(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(LOG_END_LINES)..].iter().map(|line| format!("  {line}\n")).collect()
     }
 
-    /// The exit status, once it has ended.
+    /// Exit status of the process; `None` while it runs.
     ///
     /// # Errors
     /// Returns the error of waitpid(2).
@@ -86,10 +86,10 @@ impl Process {
         Ok(self.ended)
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until the process ends by itself.
     ///
     /// # Errors
-    /// When it does not end within `limit`.
+    /// When the process does not end within `limit`.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + limit;
         loop {
@@ -103,10 +103,10 @@ impl Process {
         }
     }
 
-    /// Fails with the end of its log if it has ended.
+    /// Fails with the end of the log if the process has ended.
     ///
     /// # Errors
-    /// When it has ended.
+    /// When the process has ended.
     pub fn check_running(&mut self) -> Result<()> {
         if let Some(status) = self.try_wait()? {
             bail!("{} ended ({status}); its log ends:\n{}", self.name, self.log_end());
@@ -114,7 +114,7 @@ impl Process {
         Ok(())
     }
 
-    /// Sends a signal to its process group. After SIGSTOP, waits until the whole group has stopped.
+    /// Sends a signal to the process group. After SIGSTOP, waits until the whole group has stopped.
     ///
     /// # Errors
     /// When the group does not stop.
@@ -131,7 +131,7 @@ impl Process {
         Ok(())
     }
 
-    /// Kills what is left of it and starts it again. Its log continues.
+    /// Kills the process if it has not ended, and starts it again. Its log continues.
     pub(crate) fn start_again(
         &mut self,
         spawn: impl FnOnce(&mut Command) -> Result<std::io::Result<Child>>,
@@ -152,8 +152,8 @@ impl Process {
         self.stop_with(Signal::TERM)
     }
 
-    /// Stops it like [`Self::stop`], with another signal: nginx finishes its requests on SIGQUIT, tcpdump its file on
-    /// SIGINT.
+    /// Stops the process like [`Self::stop`], with another signal: on SIGQUIT nginx finishes its requests, on SIGINT
+    /// tcpdump finishes its file.
     ///
     /// # Errors
     /// Returns the error of waitpid(2).

@@ -1,7 +1,7 @@
 //! The open-loop load: requests at a constant rate, however long the answers take.
 //!
-//! A request that finds no idle connection waits for one. Its latency counts from the time when it was due, so that a
-//! slow server cannot slow down its own measurement.
+//! A request that finds no idle connection waits for one. Its latency counts from the time when it was due. So a slow
+//! server cannot improve its figures by delaying requests.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -219,7 +219,8 @@ impl<'a> Run<'a> {
         connection.reader = ResponseReader::default();
         match connection.stream.write(&self.request) {
             Ok(written) if written == self.request.len() => Ok(()),
-            // A request is small and the connection is idle, so its send buffer has room, unless it is broken.
+            // A request is small and the connection is idle, so its send buffer has room, unless the connection is
+            // broken.
             Ok(_) => bail!("a connection accepted only a part of a request"),
             Err(_) => self.on_broken(number),
         }

@@ -1,10 +1,10 @@
-//! A router in place of the switch. Each host is alone on its links and reaches all others through the router, as
-//! servers in different racks do. The router's kernel forwards packets: it counts down their hop limits, and reports
+//! A router in place of the switch's bridge. Each host is alone on its links and reaches all others through the router,
+//! as servers in different racks do. The router's kernel forwards packets: it counts down their hop limits, and reports
 //! packets that are too long.
 //!
-//! Hosts keep the addresses that they have on one bridge, with the prefix lengths of their networks. Routes for these
-//! networks lead to the router, and the router has a route for each address. A backend's packets with the frontend's
-//! address come in on a device that the router would not choose for the answer. So the router must not check sources
+//! Hosts keep the addresses and prefix lengths that they have on a bridge. Their routes to the lab's networks lead to
+//! the router, and the router has a route for each address. A backend sends packets with the frontend's address. They
+//! come in on a device by which the router would not reach this address, so the router must not check sources
 //! (rp_filter).
 
 use std::fmt::Write as _;
@@ -27,8 +27,8 @@ const GATEWAY: &str = "10.77.254.1";
 const GATEWAY_IPV6: &str = "fe80::1";
 const LINK_ADDRESS: &str = "02:00:0a:4d:fe:01";
 
-/// Returns the commands that set up the router's device for a host's port. With `known`, the host's link address is
-/// fixed, so nobody asks for it.
+/// Returns the commands that set up the router's device for a host's port. With `known`, the port's link address is
+/// entered as well, so that the router does not have to ask for it.
 pub(crate) fn device(device: &str, port: &Port, known: bool) -> String {
     let mut batch = format!("link set {device} address {LINK_ADDRESS}\naddr add {GATEWAY}/32 dev {device}\n");
     if port.ipv6.is_some() {

@@ -1,5 +1,5 @@
-//! TCP segments as a capture holds them: Ethernet, IP, TCP with its options, possibly cut short. The lab has its own
-//! parser, because the check of Shunt's packets must not share Shunt's code.
+//! TCP segments in a capture: Ethernet, IP, TCP with its options, possibly cut short. The lab has its own parser,
+//! because the check of Shunt's packets must not share Shunt's code.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;

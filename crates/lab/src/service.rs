@@ -1,6 +1,8 @@
-//! A whole service in a lab: nginx on every tier and, where wanted, an agent on the frontend and on each backend. An
-//! agent's *peers* are the other agents of the service, and a *session* is the use of a connection with one of them. An
-//! *offer* is a body that a backend holds ready.
+//! A whole service in a lab: nginx on every tier and, if the options say so, an *agent* (Shunt's daemon) on the
+//! frontend and on each backend. An agent's *peers* are the other agents of the service, and a *session* is the use of
+//! a connection with one of them. An *offer* is a body that a backend holds ready. Under `shunt run`, each tier's agent
+//! has a *store* with the bodies that programs of its machine have written, and *references* name them on the
+//! connections between tiers.
 
 mod agent;
 mod built;
@@ -29,8 +31,8 @@ pub use store::OnDemand;
 
 /// The module's default for `shunt_offer_min_length`, in bytes.
 pub const OFFER_MIN_LENGTH: u64 = 32 << 10;
-/// The module's default for `shunt_alone_length`, in bytes: a body at least that long is handed off even if it is alone
-/// on its connection.
+/// The module's default for `shunt_alone_length`, in bytes. A body of at least this length goes straight from the
+/// backend to the client even if it is the only one on its connection.
 pub const ALONE_LENGTH: u64 = 256 << 10;
 
 /// Options of a service.
@@ -38,9 +40,10 @@ pub const ALONE_LENGTH: u64 = 256 << 10;
 pub struct Options {
     /// Whether the service has agents and nginx's module. Without them it is the plain baseline.
     pub shunt: bool,
-    /// Shortest offer in bytes, in place of the module's default. If it is set, frontends always consent.
+    /// Shortest body that backends offer, in bytes, in place of the module's default. If it is set, frontends let every
+    /// body bypass them.
     pub offer_min: Option<u64>,
-    /// Options of `shunt run`, if every tier is an unmodified nginx under it.
+    /// Options of `shunt run`. If they are set, every tier is an unmodified nginx under `shunt run`.
     pub on_demand: Option<OnDemand>,
     /// Whether nginx keeps the memory that it has once used ([`NginxChain::keep_heap`]).
     pub keep_heap: bool,
@@ -63,8 +66,8 @@ pub struct Settings {
     pub agent_frontend: &'static str,
     /// Lines of `[backend]` in the configuration of the backends' agents.
     pub agent_backend: &'static str,
-    /// Contents of the brackets of `speaks_for`: addresses in whose name an agent sends for its peers. `None`: the
-    /// peers' own addresses.
+    /// Contents of the brackets of `speaks_for`: the addresses as which an agent may send on behalf of its peers.
+    /// `None`: the peers' own addresses.
     pub speaks_for: Option<&'static str>,
     /// Directives for every nginx's `http`, without semicolons.
     pub http: &'static [&'static str],
@@ -76,15 +79,15 @@ pub struct Settings {
     pub agent_text: Option<Rewrite>,
     /// Function that rewrites each nginx's configuration.
     pub nginx_text: Option<Rewrite>,
-    /// Whether agents may fail to start or to find each other. If so, servers start once the agents have found each
-    /// other, or after [`APART_WAIT`].
+    /// Whether agents may fail to start or to find each other. If so, the servers start when the agents have found each
+    /// other, after [`APART_WAIT`] at the latest.
     pub apart: bool,
 }
 
 /// Function that changes a configuration of a host.
 pub type Rewrite = fn(&Host, String) -> String;
 
-/// Time that agents have to find each other, where they may fail to do so.
+/// Longest wait for agents to find each other, if they may fail to do so.
 const APART_WAIT: Duration = Duration::from_secs(2);
 
 impl Options {
@@ -151,7 +154,8 @@ impl<'lab> Service<'lab> {
         Ok(service)
     }
 
-    /// Starts an agent with a store on every tier. Each agent knows all others, because a reference passes all tiers.
+    /// Starts an agent with a store on every tier. Each agent has all others as peers, because a reference passes all
+    /// tiers.
     fn start_stores(&mut self, options: &Options) -> Result<()> {
         let tiers: Vec<&Host> = self.lab.tiers().collect();
         for host in &tiers {
@@ -260,10 +264,10 @@ impl<'lab> Service<'lab> {
         Ok(())
     }
 
-    /// Waits until every agent has its sessions.
+    /// Waits until every agent has a session with each of its peers.
     ///
     /// # Errors
-    /// When an agent lacks a session, or has ended.
+    /// When an agent does not get a session, or has ended.
     pub fn wait_for_agents(&mut self) -> Result<()> {
         self.agents.iter_mut().try_for_each(Agent::wait_for_peers)
     }

@@ -1,9 +1,9 @@
-//! The table of silence: each part of the service stops, is cut off without notice, or gets slow, while responses for
-//! other clients continue.
+//! The table of silence: each part of the service stops, is cut off without notice, or gets slow. Meanwhile responses
+//! for other clients must continue.
 //!
-//! A row holds a client in mid-payload on the path that goes silent, and has another client ask there afterwards. It
-//! also watches bystanders, who use another connection and another path, and notes each one's longest wait for its next
-//! byte. docs/silence.md is the operator's page.
+//! In a row, one client is in mid-payload on the path that goes silent, and another client sends its request there
+//! during the silence. *Bystanders* are clients with other connections and other paths. The row notes each bystander's
+//! longest wait for its next byte. docs/silence.md is the operator's page.
 
 mod bystander;
 mod command;

@@ -1,5 +1,6 @@
-//! `shunt-lab simulate`: runs histories of crates/simulator, one seed after the other on all processors, until the time
-//! is over. A history is a run of a whole service on a virtual clock; its seed decides everything that happens.
+//! `shunt-lab simulate`: runs *histories* until the time is over, on all processors. A history is a run of a whole
+//! service on a virtual clock (crates/simulator), and its seed decides everything that happens. Each history has the
+//! next seed.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -42,7 +43,7 @@ pub struct Simulate {
 }
 
 impl Simulate {
-    /// Runs histories until the time is over, and prints the results. Returns whether there was no violation.
+    /// Runs histories until the time is over, and prints the results. Returns `false` if there was a violation.
     ///
     /// # Errors
     /// When the number of seconds is 0, or the file cannot be written.
@@ -81,19 +82,19 @@ fn simulate(seed: u64, time: Duration, progress: &Progress) -> Report {
     Report::of(seed, seconds, run.counts.into_inner().expect("no thread panics while it counts"))
 }
 
-/// A run that several threads share.
+/// State of a simulation, which several threads share.
 struct Run {
     seed: u64,
     time: Duration,
     begin: Instant,
-    /// Number of histories that threads have taken to run. It is also the number of the next history.
+    /// Number of histories that threads have begun. It is also the number of the next history.
     begun: AtomicU64,
     counts: Mutex<Counts>,
 }
 
 impl Run {
     /// Runs histories, one after the other, until the time is over. After each one, calls `look` with the time since
-    /// the run began.
+    /// the beginning of the simulation.
     fn histories(&self, mut look: impl FnMut(Duration)) {
         loop {
             let number = self.begun.fetch_add(1, Ordering::Relaxed);
@@ -131,7 +132,7 @@ struct Counts {
     /// Number of responses that clients got.
     responses: u64,
     events: u64,
-    /// What happened in the histories, and how often.
+    /// Names of things that happened in the histories, and how often each happened.
     covered: BTreeMap<&'static str, u64>,
     violations: Vec<Violation>,
 }
@@ -171,7 +172,7 @@ struct Report {
     seed: u64,
     seconds: f64,
     cases: Vec<Case>,
-    /// What happened in the histories, and how often.
+    /// Names of things that happened in the histories, and how often each happened.
     covered: BTreeMap<&'static str, u64>,
     violations: Vec<Violation>,
     #[serde(skip)]

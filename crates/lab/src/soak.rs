@@ -42,9 +42,9 @@ use outcome::Outcome;
 use shunt_sys::output;
 use tally::{Counts, Tally};
 
-/// Names of the times at which the memory and descriptors of processes are recorded.
+/// Names of the moments at which the memory and descriptors of processes are recorded.
 const TIMES: [&str; 5] = ["start", "warm", "disturbed", "middle", "end"];
-/// Parts of the run: fraction of its time, and what is disturbed.
+/// Parts of the run: for each, its fraction of the run's time, and what is disturbed.
 const PARTS: [(f64, Reach); 4] = [(0.1, Reach::None), (0.3, Reach::All), (0.3, Reach::First), (0.3, Reach::First)];
 /// Shortest pause between two disturbances; the longest is twice that.
 const CALM: Duration = Duration::from_secs(5);
@@ -70,7 +70,7 @@ pub struct Soak {
 }
 
 impl Soak {
-    /// Runs the soak and prints the results. Returns whether all was well.
+    /// Runs the soak and prints the results. Returns `false` if anything was wrong.
     ///
     /// # Errors
     /// When the service cannot be started or repaired, or the file cannot be written.
@@ -133,7 +133,8 @@ impl Run {
             let before = (bed.shortcuts()?, self.tally.now().long);
             disturbances.extend(self.part(bed, number as u64, self.whole.mul_f64(part), reach)?);
             if reach != Reach::All {
-                // In these parts, the frontend's agent is not restarted, so its counter of shortcuts continues.
+                // In these parts the frontend's agent (Shunt's daemon) is not restarted, so its counter of shortcuts
+                // continues.
                 shares.push((bed.shortcuts()?.saturating_sub(before.0), self.tally.now().long - before.1));
             }
             bed.recover().with_context(|| format!("after part {}", number + 1))?;
@@ -171,7 +172,7 @@ impl Run {
         })
     }
 
-    /// Loads the service for `time`, disturbs it meanwhile, and lets all connections end.
+    /// Loads the service for `time`, disturbs it meanwhile, and then lets all connections end.
     fn part(&self, bed: &mut Bed<'_>, number: u64, time: Duration, reach: Reach) -> Result<Vec<Disturbance>> {
         let until = Instant::now() + time;
         let (server, client) = (bed.server(), bed.lab().client());
@@ -215,7 +216,7 @@ impl Run {
         Ok(made)
     }
 
-    /// Prints the progress, about every 10 seconds. Is called every second.
+    /// Prints the progress about every 10 seconds. The load calls it every second.
     fn say(&self, open: usize) {
         let seconds = self.progress.seconds();
         if !(seconds as u64).is_multiple_of(10) {

@@ -18,7 +18,7 @@ pub struct TcpSocket {
     pub unacknowledged_bytes: u64,
     /// Bytes that the program has not read. For a listener: number of connections that the program has not accepted.
     pub unread_bytes: u64,
-    /// Inode of the socket; 0 where no program has it open.
+    /// Inode of the socket; 0 if no program has the socket open.
     pub inode: u64,
 }
 
@@ -41,8 +41,8 @@ impl TcpSocket {
     }
 }
 
-/// Parses an address. The IP address is printed as 32-bit words in the machine's byte order, the port as a plain
-/// number.
+/// Parses an address and a port. The table has the IP address as words of 32 bits, each in the machine's byte order,
+/// and the port as a plain number.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let word = |at: usize| Some(u32::from_str_radix(ip.get(at..at + 8)?, 16).ok()?.to_ne_bytes());

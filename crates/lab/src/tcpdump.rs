@@ -19,8 +19,8 @@ pub struct Tcpdump {
 }
 
 impl Tcpdump {
-    /// Captures packets that cross `device` of `host` and match `filter` (pcap-filter(7)): the first 128 bytes of each,
-    /// for the headers. Returns once the capture has begun.
+    /// Captures packets that cross `device` of `host` and match `filter` (pcap-filter(7)). It keeps the first 128 bytes
+    /// of each, which have the headers. Returns when the capture has begun.
     ///
     /// # Errors
     /// When tcpdump does not start to listen.
@@ -40,8 +40,8 @@ impl Tcpdump {
         let file = tempfile::Builder::new().prefix("capture-").suffix(".pcap").tempfile_in(host.dir())?;
         let file = file.into_temp_path().keep().context("keeping the capture's file")?;
         let mut tcpdump = Command::new("tcpdump");
-        // The buffer has 64 MiB. The kernel delivers each packet when it arrives, so that none is left in a block of
-        // the buffer at the end.
+        // The buffer has 64 MiB. `--immediate-mode` lets the kernel deliver each packet when it arrives, so that no
+        // packet is left in a block of the buffer at the end.
         tcpdump.args(["-i", device, "-s", snap_bytes, "-B", "65536", "--immediate-mode", "-n", "-Z", "root", "-w"]);
         tcpdump.arg(&file).arg(filter);
         let mut process = host.spawn(tcpdump)?;
@@ -56,7 +56,7 @@ impl Tcpdump {
         Ok(Self { process, file })
     }
 
-    /// Ends the capture once all packets so far are in its file. Returns the file.
+    /// Ends the capture when all packets so far are in its file. Returns the file's path.
     ///
     /// # Errors
     /// When packets were lost, or tcpdump failed.
@@ -72,15 +72,15 @@ impl Tcpdump {
         Ok(self.file)
     }
 
-    /// File that the packets are written to.
+    /// Path of the file to which the packets are written.
     #[must_use]
     pub fn file(&self) -> &Path {
         &self.file
     }
 }
 
-/// Waits until a process has slept for 60 ms without a break, which shows that tcpdump has caught up. A process that
-/// waits for a core does not sleep: it may use no CPU for that time, and still have packets to read.
+/// Waits until a process has slept for 60 ms without a break, which shows that tcpdump has caught up. Without use of
+/// CPU time alone this would not show: a process that waits for a core uses none, and may still have packets to read.
 fn wait_until_idle(pid: u32) -> Result<()> {
     let path = format!("/proc/{pid}/schedstat");
     let used = || std::fs::read_to_string(&path).with_context(|| format!("reading {path}"));

@@ -1,4 +1,5 @@
-//! A frontend that also speaks TLS, with a certificate from an authority other than that of the agents.
+//! A frontend that also speaks TLS. Its certificate is from another authority than those of the agents (Shunt's
+//! daemons).
 
 use std::path::PathBuf;
 

@@ -8,9 +8,10 @@
 //!  ===+======================+=====+===============+=================+========  one bridge, in the switch
 //! ```
 //!
-//! One bridge carries both networks, and every host has both on its links. So a backend can send directly to a client
-//! with the frontend's source address, and nothing on the path drops that. In a routed lab the switch is a router
-//! instead: each host shares a network with the router only, and no two hosts share a link. Addresses are the same.
+//! One bridge carries both networks, and every host reaches both on each of its links. So a backend can send directly
+//! to a client with the frontend's source address, and nothing on the path drops these packets. In a routed lab the
+//! switch is a router instead: no two hosts share a link, and each reaches the others through the router only.
+//! Addresses are the same.
 //!
 //! With IPv6, the host 10.77.N.H also has the address fd77:0:0:N::H.
 

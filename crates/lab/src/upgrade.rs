@@ -1,4 +1,4 @@
-//! nginx's own procedure to upgrade its program, and with it its modules, on a host of the lab.
+//! nginx's own procedure to replace its running program, and with it its modules, on a host of the lab.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use shunt_testbed::{PATIENCE, wait_or_fail};
 use crate::chain::Chain;
 use crate::host::Host;
 
-/// nginx's processes on a host, of one kind: master or worker. An empty `kind` means all.
+/// nginx's processes on a host, of one kind: `master` or `worker`. An empty `kind` means both.
 fn servers(host: &Host, kind: &str) -> Result<Vec<Pid>> {
     let of_kind = |pid: &i32| {
         std::fs::read(format!("/proc/{pid}/cmdline"))
@@ -30,7 +30,7 @@ pub(crate) fn signal_servers(host: &Host, kind: &str, signal: Signal) -> Result<
     Ok(())
 }
 
-/// Restarts a host's nginx as a daemon, because an nginx that still has the parent which started it ignores SIGUSR2
+/// Restarts a host's nginx as a daemon. nginx ignores SIGUSR2 as long as its parent is the process that started it
 /// (ngx_signal_handler).
 ///
 /// # Errors
@@ -48,7 +48,7 @@ pub fn daemonize(chain: &mut Chain, host: &Host) -> Result<()> {
 }
 
 /// Upgrades nginx as nginx.org describes it ("Upgrading Executable on the Fly"): the old master starts a new one, and
-/// ends with its last request.
+/// is then told to end when its last request has ended.
 ///
 /// # Errors
 /// When the new nginx does not start.
@@ -62,10 +62,10 @@ pub fn upgrade(host: &Host) -> Result<()> {
     kill_process(old[0], Signal::QUIT).context("telling the old nginx to end")
 }
 
-/// Waits until one nginx is left on a host: the old one has ended with its last request.
+/// Waits until only one nginx is left on a host, because the old one has ended after its last request.
 ///
 /// # Errors
-/// When the old one does not end.
+/// When the old nginx does not end.
 pub fn until_upgraded(host: &Host) -> Result<()> {
     wait_or_fail("the old nginx has ended", || Ok(servers(host, "master")?.len() == 1))
 }

@@ -20,8 +20,9 @@ use crate::pace::Pace;
 
 /// Longest wait for a response, longer than any bound of the table: a response that has not ended by then hangs.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// Longest time from the repair until new connections have shortcuts again: the 5 seconds that workers and agents wait
-/// at most before they try again (docs/nginx.md, `shunt_agent`), and 3 seconds for a machine that does other work.
+/// Longest time from the repair until new connections have shortcuts again. nginx's workers and the agents (Shunt's
+/// daemons) wait 5 seconds at most before they try again (docs/nginx.md, `shunt_agent`). The other 3 seconds are for a
+/// machine that does other work.
 const AGAIN_BOUND: Duration = Duration::from_secs(8);
 /// A bystander that gets no byte for this time has noticed the fault.
 const BYSTANDER_PATIENCE: Duration = Duration::from_secs(3);

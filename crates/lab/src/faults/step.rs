@@ -1,5 +1,7 @@
-//! Steps of a handoff at which faults are injected. A response is held at a step from outside: the process that would
-//! continue is stopped (SIGSTOP), or the client does not read. A *shortcut* is a response whose body bypasses tiers.
+//! Steps of a handoff at which faults are injected. In a *handoff*, a backend sends the body (the *payload*) of a
+//! response on the frontend's connection with the client. A response is held at a step from outside: the process that
+//! would continue is stopped (SIGSTOP), or the client does not read. A *shortcut* is a response whose body bypasses
+//! tiers in this way. An *agent* is Shunt's daemon on a machine.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Thread that carries frames over a link, between the host's TAP device and the switch's.
+//! Thread that carries frames over a link, between the host's TAP device and the switch's. A *line* is one direction of
+//! a link.
 
 use std::io::PipeWriter;
 use std::os::fd::AsFd;
@@ -49,7 +50,7 @@ impl Cable {
         let (stop, running) = std::io::pipe().context("making a pipe")?;
         let shared = Arc::clone(&lines);
         let thread = std::thread::Builder::new().name(format!("link-{host}")).spawn(move || {
-            // If pinning fails, the thread is slower or reorders frames; tests of what it carries notice that.
+            // If pinning fails, the thread is slower or reorders frames. Tests that look at the frames notice this.
             let _ = pin(None, Some(core));
             carry(&ends, &shared, stop);
         });
@@ -68,13 +69,14 @@ impl Cable {
         &self.link
     }
 
-    /// Seed of the frames' fates. The same seed in `SHUNT_SEED` repeats them.
+    /// Seed that decides what becomes of each frame. With the same seed in `SHUNT_SEED`, the same becomes of the nth
+    /// frame.
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Restarts the random numbers: later frames have the fates of a new link with this seed.
+    /// Restarts the random numbers. For later frames they are those of a new link with this seed.
     pub fn reseed(&self, seed: u64) {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         for (line, direction) in lines.iter_mut().zip(0..) {
@@ -132,7 +134,8 @@ fn carry(ends: &[Tap; 2], lines: &Lines, stop: impl AsFd) {
     }
 }
 
-/// Sends frames that have arrived to the devices at their ends. Returns when the next frame arrives.
+/// Takes the frames that have arrived from the lines, and writes them to the devices at the lines' ends. Returns when
+/// the next frame arrives.
 fn deliver(ends: &[Tap; 2], lines: &Lines) -> Option<Instant> {
     let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
     let now = Instant::now();

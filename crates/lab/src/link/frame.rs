@@ -1,5 +1,5 @@
-//! Parts of a frame that some links look at: pure ACKs, and the field for congestion marks. A pure ACK is recognised
-//! only in IPv4 without options, and in IPv6 without extension headers. Frames of other protocols are only carried.
+//! Parts of a frame that some links look at: pure ACKs, and the field for congestion marks (ECN). A pure ACK is
+//! recognised only in IPv4 without options, and in IPv6 without extension headers. All other frames are carried unread.
 
 use std::ops::Range;
 
@@ -16,7 +16,8 @@ pub(super) struct PureAck<'a> {
 }
 
 impl PureAck<'_> {
-    /// Returns whether `older` is of the same connection and acknowledges less, so that this ACK says all that it says.
+    /// Returns whether `older` is of the same connection and acknowledges less. Then this ACK says all that `older`
+    /// says.
     pub(super) fn covers(&self, older: &Self) -> bool {
         self.connection == older.connection && (self.number.wrapping_sub(older.number) as i32) > 0
     }
@@ -59,15 +60,16 @@ fn has_sack(mut options: &[u8]) -> bool {
     false
 }
 
-/// Marks a packet as one that met congestion (CE), where its sender accepts marks (ECT; RFC 3168, 5). Returns whether
-/// it did.
+/// Marks a packet as one that met congestion (CE), if its sender accepts marks (ECT; RFC 3168, 5). Returns whether it
+/// is marked now.
 pub(super) fn mark_congestion(frame: &mut [u8]) -> bool {
     const CE: u8 = 3;
     match frame {
         [_, _, _, _, _, _, _, _, _, _, _, _, 0x08, 0x00, ip @ ..] if ip.len() >= 20 && ip[1] & CE != 0 => {
             let change = u16::from(CE - (ip[1] & CE));
             ip[1] |= CE;
-            // The checksum is the complement of a sum that grows by `change`, so it shrinks by that (RFC 1624).
+            // The checksum is the complement of a sum. The sum grows by `change`, so the checksum shrinks by `change`
+            // (RFC 1624).
             let sum = u16::from_be_bytes([ip[10], ip[11]]);
             let sum = sum.checked_sub(change).unwrap_or_else(|| sum.wrapping_sub(change).wrapping_sub(1));
             ip[10..12].copy_from_slice(&sum.to_be_bytes());

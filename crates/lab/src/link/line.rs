@@ -6,9 +6,9 @@
 //!            full: dropped                                 late? twice?
 //! ```
 //!
-//! The fate of the nth frame depends on the seed and n alone: every frame draws the same number of random numbers,
-//! whatever becomes of it. (A burst also ends by time.) Real servers send at other times in each run, so the same fates
-//! may meet other segments.
+//! The fate of the nth frame (lost, late, twice...) depends on the seed and n alone: every frame draws the same number
+//! of random numbers, whatever becomes of it. (A burst of losses also ends by time.) Real servers send at other times
+//! in each run, so the same fates may meet other segments.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -23,11 +23,11 @@ use crate::random::Random;
 pub struct Line {
     link: Link,
     random: Random,
-    /// Time at which the present burst of losses began, if there is one.
+    /// Time at which the present burst of losses began; `None` if there is no burst.
     bad: Option<Instant>,
     /// Time at which the last frame in the queue will have left, at the link's rate.
     free: Option<Instant>,
-    /// Arrival of the last frame that was pushed, without the lateness of a late one.
+    /// Time of arrival of the last frame that was pushed. If the frame is late, its lateness is not included.
     last_due: Option<Instant>,
     /// Beginning of the first slot for pure ACKs.
     first_slot: Option<Instant>,
@@ -71,7 +71,7 @@ struct Fate {
 }
 
 impl Line {
-    /// An empty line. Another `stream` of the same seed has other fates.
+    /// An empty line. With another `stream`, the same seed gives frames other fates.
     #[must_use]
     pub fn new(link: Link, seed: u64, stream: u64) -> Self {
         Self {
@@ -126,7 +126,7 @@ impl Line {
         self.wait(due, frame);
     }
 
-    /// Returns the next frame that has arrived at the other end, if any.
+    /// Returns the next frame, if it has arrived at the other end by now.
     pub fn pop(&mut self, now: Instant) -> Option<Vec<u8>> {
         self.next_due().filter(|due| *due <= now)?;
         let mut next = self.waiting.pop()?.0;

@@ -101,7 +101,7 @@ fn keys() -> Vec<Mistake> {
     ]
 }
 
-/// The lab's authority, found by a configuration's `ca`.
+/// Certificate authority of the lab. The configuration's `ca` is a file in its directory.
 fn authority(text: &str) -> Authority {
     Authority::open(Path::new(value(text, "ca")).parent().expect("a directory"))
 }
@@ -115,8 +115,8 @@ fn with_files(text: &str, certificate: &Path, key: &Path) -> String {
     set(&set(text, "certificate", &quoted(certificate)), "key", &quoted(key))
 }
 
-/// Replaces the host's certificate by one of the lab's authority that is valid between two days, counted from now.
-/// Returns the text as it is.
+/// Replaces the host's certificate by one that is valid from the day `from` until the day `until`, counted from now. It
+/// is of the lab's authority. Returns the text unchanged.
 fn dated(text: &str, host: &Host, from: i64, until: i64) -> String {
     let now = SystemTime::now();
     let day = |days: i64| {

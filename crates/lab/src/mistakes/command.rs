@@ -34,7 +34,7 @@ pub struct Mistakes {
 }
 
 impl Mistakes {
-    /// Makes the mistakes and prints what each did. Returns whether all was as it should be.
+    /// Makes the mistakes and prints the effect of each. Returns `false` if one was not as expected.
     ///
     /// # Errors
     /// When no row matches, or the file cannot be written.
@@ -61,7 +61,7 @@ struct Report<'a> {
     rows: &'a [Outcome],
 }
 
-/// Makes mistakes, a few at the same time, each in a separate lab. The outcomes are in the order of the rows.
+/// Makes mistakes, [`AT_ONCE`] at the same time, each in a separate lab. The outcomes are in the order of the rows.
 #[must_use]
 pub fn run_all(rows: &[Mistake], progress: &Progress) -> Vec<Outcome> {
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));

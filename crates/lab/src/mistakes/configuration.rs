@@ -1,4 +1,4 @@
-//! Mistakes in the configuration of an agent or of nginx.
+//! Mistakes in the configuration of an agent (Shunt's daemon on a machine) or of nginx.
 
 use super::text::{at, set, swap, value, without};
 use super::{Bodies, Mistake, Teller};
@@ -11,7 +11,8 @@ pub(super) fn rows() -> Vec<Mistake> {
     [kernel(), agents(), peers(), servers(), intermediates()].concat()
 }
 
-/// Mistakes in what an agent's configuration says about its machine's kernel: interfaces, pins, control groups.
+/// Mistakes in what an agent's configuration says about the kernel of its machine: interfaces, directories of pinned
+/// BPF maps, control groups.
 fn kernel() -> Vec<Mistake> {
     vec![
         Mistake::new("interface-missing", "the frontend's `interfaces` names one that does not exist")
@@ -192,8 +193,8 @@ fn servers() -> Vec<Mistake> {
     ]
 }
 
-/// Mistakes in the configuration of an intermediate's nginx, or in what the backend's nginx is told about
-/// intermediates.
+/// Mistakes in the configuration of an intermediate's nginx, or in what the backend's nginx is told about an
+/// intermediate.
 fn intermediates() -> Vec<Mistake> {
     vec![
         Mistake::new("intermediate-filters", "an intermediate with the module has filters that touch bodies")
@@ -244,7 +245,7 @@ fn with_module(text: &str) -> String {
     format!("load_module {};\n{text}", module.display())
 }
 
-/// Adds a filter to the configuration of an nginx: every body passes through it unchanged.
+/// Adds a filter to the configuration of an nginx. Every body passes through the filter, which changes nothing.
 fn filtering(text: &str) -> String {
     let lines =
         "    sub_filter_types *;\n    sub_filter 'no file has these words in it' 'nor these';\n    gunzip on;\n";

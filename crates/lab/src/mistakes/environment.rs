@@ -1,4 +1,5 @@
-//! Mistakes with processes and files: agents that do not run or run twice, sockets, ports, limits of the system.
+//! Mistakes with processes and files: agents (Shunt's daemons) that do not run or run twice, sockets, ports, limits of
+//! the system.
 
 use std::ops::RangeInclusive;
 use std::os::unix::fs::PermissionsExt;
@@ -12,15 +13,15 @@ use crate::host::Role::{Backend, Frontend};
 use crate::lab::Lab;
 use crate::process::Process;
 
-/// Ports of a backend's senders, by shuntd's default for `ports`. Which of them is used for a frontend depends on the
-/// frontend's name.
+/// Ports from which a backend sends bodies to clients: the default of `ports` in shuntd's configuration. The name of a
+/// frontend decides which of them is used for its clients.
 const SENDER_PORTS: RangeInclusive<u16> = 61000..=61063;
 
 pub(super) fn rows() -> Vec<Mistake> {
     [agents(), files()].concat()
 }
 
-/// Mistakes with the agent's process: it does not run, or runs twice.
+/// Mistakes with an agent's process: it does not run, or runs twice.
 fn agents() -> Vec<Mistake> {
     vec![
         Mistake::new("agent-ended", "the frontend's agent does not run")
@@ -67,7 +68,8 @@ fn files() -> Vec<Mistake> {
             .after(|running| {
                 let backend = running.lab.backend();
                 running.service.kill_agent(backend)?;
-                // The symbolic link has the name `shuntd`, so that the program's log counts as an agent's log.
+                // prlimit is started by a symbolic link `shuntd`, so that the log of the program counts as an agent's
+                // log.
                 let program = backend.dir().join("shuntd");
                 std::os::unix::fs::symlink("/usr/bin/prlimit", &program).context("naming prlimit")?;
                 let mut command = Command::new(program);

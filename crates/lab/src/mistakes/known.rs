@@ -1,6 +1,6 @@
 //! Rows of the table of mistakes that are known to fail.
 
-/// A row that fails, and how.
+/// A row that fails, with the outcome that it has.
 #[derive(Debug, Clone, Copy)]
 pub struct Known {
     pub name: &'static str,

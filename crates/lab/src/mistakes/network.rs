@@ -10,7 +10,7 @@ use crate::host::Host;
 use crate::host::Role::{Backend, Frontend};
 use crate::lab::Lab;
 
-/// Address by which clients know the service, in the rows where it is not the address of the frontend's own port.
+/// Address by which clients know the service, in the rows in which it is not the address of the frontend's port.
 const PUBLIC: [u8; 4] = [10, 77, 200, 1];
 
 pub(super) fn rows() -> Vec<Mistake> {
@@ -73,7 +73,8 @@ fn ways() -> Vec<Mistake> {
                 commands.into_iter().try_for_each(|command| run(lab.backend(), "nft", &[command]))
             })
             .told(Teller::Agent(Backend), &["of [backend]", "10.77.0.1:80"])
-            // A body that fits into one window arrives, and its client acknowledges it to the frontend.
+            // A body that fits into one window arrives all the same. Its client acknowledges it, and the frontend sees
+            // that.
             .bodies(Bodies::Either),
         Mistake::new("backend-checks-sources", "the backend drops clients' ACKs, which come in on another port than its route to clients leaves by (rp_filter = 1)")
             .before(|lab| {
@@ -155,7 +156,7 @@ fn nat(host: &Host, rule: &[&str]) -> Result<()> {
     run(host, "nft", &[&["add", "rule", "ip", "lab", "in"], rule].concat())
 }
 
-/// Gives the frontend the public address on a device, and clients a route to it.
+/// Gives the frontend the public address, on this device, and gives the client a route to it.
 fn public_on(lab: &Lab, device: &str) -> Result<()> {
     ip(lab.frontend(), &format!("addr add 10.77.200.1/32 dev {device}"))?;
     ip(lab.client(), "route add 10.77.200.1/32 via 10.77.0.1")

@@ -1,5 +1,6 @@
-//! Makes one mistake, in a separate lab with a service. Clients download, and the logs are searched for the mistake's
-//! message. A *shortcut* is a response whose body bypasses tiers.
+//! Makes one mistake, in a separate lab with a service. Clients download, and the logs are searched for the message
+//! that tells the operator of the mistake. A *shortcut* is a response whose body bypasses tiers. An *agent* is Shunt's
+//! daemon on a machine.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -22,13 +23,13 @@ const FILES: &[(&str, u64)] =
     &[("1k", 1 << 10), ("64k", 64 << 10), ("1m", 1 << 20), ("3m", 3 << 20), ("80k", 80 << 10)];
 /// Number of clients at the same time.
 const CLIENTS: usize = 4;
-/// Longest wait for a response, whatever is wrong. Agents that say nothing delay a download by 5 s at most, and the
-/// machine may also do other work.
+/// Longest wait for a response, whatever the mistake is. Agents that say nothing delay a download by 5 s at most, and
+/// the machine may also do other work.
 const PATIENCE: Duration = Duration::from_secs(12);
-/// Longest wait for a message after the responses.
+/// Longest wait for the message after the last response.
 const MESSAGE_LIMIT: Duration = Duration::from_secs(20);
-/// Longest time for further downloads until one takes the shortcut, if one should, and otherwise until the mistake is
-/// reported.
+/// Longest time for further downloads. If bodies should take the shortcut, they are made until one does, and otherwise
+/// until the mistake is reported.
 const SHORTCUT_LIMIT: Duration = Duration::from_secs(60);
 /// Levels of nginx's error log that Debian's default (`error`) shows, as they stand in a line.
 const SHOWN_LEVELS: [&str; 4] = ["[error]", "[crit]", "[alert]", "[emerg]"];
@@ -37,7 +38,7 @@ const SHOWN_LEVELS: [&str; 4] = ["[error]", "[crit]", "[alert]", "[emerg]"];
 pub struct Running<'lab> {
     pub lab: &'lab Lab,
     pub service: Service<'lab>,
-    /// Processes beside the service.
+    /// Processes that the mistake has started beside the service.
     pub others: Vec<Process>,
 }
 
@@ -70,7 +71,7 @@ impl Outcome {
     }
 }
 
-/// Makes the mistake. Returns what it did.
+/// Makes the mistake. Returns its effects.
 #[must_use]
 pub fn run(mistake: &Mistake) -> Outcome {
     in_a_lab(mistake).unwrap_or_else(|error| Outcome::broken(mistake.name, &error))
@@ -115,7 +116,7 @@ fn in_a_lab(mistake: &Mistake) -> Result<Outcome> {
 type Response = (&'static str, Ending, Duration);
 
 impl Running<'_> {
-    /// Has clients download, several at the same time and, if all responses were whole, one more. Returns how each
+    /// Lets clients download, several at the same time and, if all responses were whole, one more. Returns how each
     /// response ended.
     fn load(&self, server: SocketAddr, mistake: &Mistake) -> Result<Vec<Response>> {
         let client = self.lab.client();
@@ -137,8 +138,8 @@ impl Running<'_> {
         Ok(all)
     }
 
-    /// Asks again until a body has taken the shortcut, if bodies should, and otherwise until the mistake is reported.
-    /// Servers and agents that have just started may not have found each other.
+    /// Makes further downloads. If bodies should take the shortcut, they are made until one does, and otherwise until
+    /// the mistake is reported. Servers and agents that have just started may not have found each other.
     fn ask_on(&self, server: SocketAddr, mistake: &Mistake, responses: &mut Vec<Response>) -> Result<()> {
         let deadline = Instant::now() + SHORTCUT_LIMIT;
         let is_over = || match mistake.bodies {
@@ -154,20 +155,21 @@ impl Running<'_> {
             };
             responses.extend(more?);
         }
-        // A part that has reported the mistake may behave otherwise from then on, so one more download follows.
+        // A part of the service that has reported the mistake may behave otherwise from then on, so one more download
+        // follows.
         if mistake.bodies == Bodies::Relayed && whole(responses) {
             responses.extend(download(self.lab.client(), server)?);
         }
         Ok(())
     }
 
-    /// Number of shortcuts that the frontend's agent has counted; 0 where it does not run.
+    /// Number of shortcuts that the frontend's agent has counted; 0 if the agent does not run.
     fn shortcuts(&self) -> u64 {
         let stats = self.service.stats(self.lab.frontend());
         stats.map(|stats| stats.count("servers.shortcuts")).unwrap_or(0)
     }
 
-    /// Counters that say what the servers did instead of shortcuts.
+    /// Counters of the servers: they say why bodies took no shortcut.
     fn counted(&self) -> String {
         let counts =
             self.service.all_stats().map(|stats| stats.grown(&Stats::default(), "servers.")).unwrap_or_default();

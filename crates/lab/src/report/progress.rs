@@ -1,4 +1,4 @@
-//! Progress on standard error: one line that is rewritten in place at a terminal, or else one line per step.
+//! Progress on standard error. At a terminal one line is rewritten in place; otherwise each step has a line.
 
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
@@ -26,7 +26,7 @@ impl Progress {
         self.begin.elapsed().as_secs_f64()
     }
 
-    /// Prints what begins now.
+    /// Prints the step that begins now.
     pub fn step(&self, what: &str) {
         let (before, after) = if self.terminal { ("\r\x1b[2K", "") } else { ("", "\n") };
         let time = self.paint.dim(&format!("{:5.1} s", self.seconds()));

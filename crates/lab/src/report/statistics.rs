@@ -24,7 +24,7 @@ impl Sample {
         }
     }
 
-    /// Ratio of each value to the value of `others` from the same round.
+    /// Ratio of each value to the value at the same place in `others`, which is from the same round.
     #[must_use]
     pub fn ratios_to(&self, others: &Self) -> Self {
         self.0.iter().zip(&others.0).map(|(own, other)| own / other).collect()

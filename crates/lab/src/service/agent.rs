@@ -1,5 +1,5 @@
-//! The `shuntd` of one host. Its *peers* are the agents of other hosts, and a *session* is the use of a connection with
-//! one of them.
+//! The agent (`shuntd`, Shunt's daemon) of one host. Its *peers* are the agents of other hosts, and a *session* is the
+//! use of a connection with one of them.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -20,7 +20,8 @@ use shunt_testbed::LabId;
 /// Port at which agents listen for other agents.
 const PORT: u16 = 7440;
 
-/// Longest wait for sessions: a dialer that was faster than its peer's listener has time to try again.
+/// Longest wait for sessions. Of two agents, one connects to the other, and tries again later if the other does not
+/// listen yet.
 const PEERS_LIMIT: Duration = Duration::from_secs(60);
 /// Longest wait for an agent's answer, on a machine that also does other work.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -30,7 +31,7 @@ pub(super) struct Agent<'lab> {
     host: &'lab Host,
     program: PathBuf,
     config: PathBuf,
-    /// `None` after the agent was killed, and while it ends.
+    /// `None` after the agent was killed, and while it is being ended.
     process: Option<Process>,
     debug: bool,
 }
@@ -132,8 +133,8 @@ impl Drop for Agent<'_> {
         if let Some(process) = self.process.take() {
             let _ = process.stop();
         }
-        // The agent's BPF programs and maps outlive it by design. `shuntd --detach` removes them. If that fails, the
-        // lab's watchdog removes the pins.
+        // The agent's BPF programs and maps stay when the agent ends, so that connections continue. `shuntd --detach`
+        // removes them. If that fails, the lab's watchdog removes the pins.
         let mut detach = self.command();
         detach.arg("--detach");
         let _ = self.host.output(detach);
@@ -174,7 +175,8 @@ fn configuration(lab: &LabId, host: &Host, peers: &[&Host], options: &Options) -
     Ok(text)
 }
 
-/// Issues a certificate of the lab's authority. Returns the `[tls]` section by which an agent finds it.
+/// Issues a certificate of the lab's authority, unless there is one of this name. Returns the `[tls]` section with its
+/// files.
 fn credentials(lab: &LabId, name: &str) -> Result<String> {
     let directory = lab.dir().join("ca");
     let authority = match Authority::create(&directory) {

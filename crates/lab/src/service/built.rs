@@ -1,10 +1,11 @@
-//! Paths of the programs and the module that a service needs, where the build has left them.
+//! Paths of the programs and of nginx's module that a service needs, at the places where the build leaves them.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-/// The agent's program: `$SHUNTD`, or else beside this program, or else in the workspace's target directory.
+/// Path of the agent's program (`shuntd`): `$SHUNTD`, or else beside this program, or else in the workspace's target
+/// directory.
 ///
 /// # Errors
 /// When it is at none of these places.
@@ -13,7 +14,7 @@ pub fn shuntd_program() -> Result<PathBuf> {
     find("SHUNTD", built("shuntd"), hint)
 }
 
-/// The command line's program, `shunt`: `$SHUNT`, or else in the same places as [`shuntd_program`].
+/// Path of the program `shunt`: `$SHUNT`, or else in the same places as [`shuntd_program`].
 ///
 /// # Errors
 /// When it is at none of these places.
@@ -27,7 +28,7 @@ fn built(program: &str) -> impl Iterator<Item = PathBuf> {
     beside.into_iter().chain(targets)
 }
 
-/// nginx's module: `$SHUNT_NGINX_MODULE`, or else where `make -C nginx` leaves it.
+/// Path of nginx's module: `$SHUNT_NGINX_MODULE`, or else where `make -C nginx` leaves it.
 ///
 /// # Errors
 /// When it is at neither place.

@@ -1,5 +1,5 @@
-//! Versions of Shunt in a lab: this one, and the one before it, which scripts/build-older has built. Each machine may
-//! have either.
+//! Versions of Shunt in a lab: the version of this source, and the one before it, which scripts/build-older has built.
+//! Each machine may have either version.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,8 @@ pub enum Release {
     This,
     /// The version before it, [`OLDER`].
     Older,
-    /// The version before it. Its agent is built with another layout of the pinned maps than any version has.
+    /// The version before it, but its agent takes its pinned BPF maps for maps of another *layout* (version of their
+    /// contents) than those of both versions.
     OtherLayout,
 }
 
@@ -44,7 +45,7 @@ impl Releases {
 }
 
 impl Release {
-    /// The agent's program.
+    /// Path of the agent's program, `shuntd`.
     ///
     /// # Errors
     /// When that version is not built.
@@ -52,7 +53,7 @@ impl Release {
         self.find(if self == Self::OtherLayout { "shuntd-other-layout" } else { "shuntd" }, shuntd_program)
     }
 
-    /// The command line's program, with its library beside it.
+    /// Path of the program `shunt`. The library that `shunt run` preloads is in the same directory.
     ///
     /// # Errors
     /// When that version is not built.
@@ -60,7 +61,7 @@ impl Release {
         self.find("shunt", shunt_program)
     }
 
-    /// nginx's module.
+    /// Path of nginx's module.
     ///
     /// # Errors
     /// When that version is not built.
@@ -76,12 +77,12 @@ impl Release {
     }
 }
 
-/// The file of a host's nginx that has the module.
+/// File on a host from which the host's nginx loads the module.
 pub(super) fn module_of(host: &Host) -> PathBuf {
     host.dir().join("ngx_http_shunt_module.so")
 }
 
-/// Installs a version of the module on a host, as an operator does: an nginx that runs keeps the file that it has
+/// Installs a version of the module on a host, as an operator does. An nginx that runs keeps the file that it has
 /// loaded.
 ///
 /// # Errors
@@ -93,7 +94,8 @@ pub fn install_module(host: &Host, release: Release) -> Result<()> {
         .with_context(|| format!("installing {}", file.display()))
 }
 
-/// Directory of the older version: `$SHUNT_OLDER`, or else in the target directory of this program or of the workspace.
+/// Directory of the version before this one: `$SHUNT_OLDER`, or else in the target directory of this program or of the
+/// workspace.
 fn older() -> Result<PathBuf> {
     let hint =
         "the version before this one is not built: run scripts/build-older, or name its directory in SHUNT_OLDER";

@@ -1,4 +1,5 @@
-//! On-demand buffers in a lab: the agent of each host has a store, and programs run under `shunt run`.
+//! On-demand buffers in a lab. Each host's agent (Shunt's daemon) has a *store*, and the host's programs run under
+//! `shunt run`, which leaves the bodies that they write in the store.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,9 +12,9 @@ use crate::host::Host;
 /// Options of `shunt run`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OnDemand {
-    /// The programs' buffers begin elsewhere than at a page.
+    /// Whether the programs' buffers begin inside a page, and not at its start.
     pub unaligned: bool,
-    /// A program that takes the library's locks out of order is ended.
+    /// Whether a program is ended if it takes the preloaded library's locks out of order.
     pub checks_locks: bool,
 }
 

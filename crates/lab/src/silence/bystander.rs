@@ -1,4 +1,5 @@
-//! A client that the silence does not concern: it asks again and again, and notes its longest wait.
+//! A bystander: a client that does not need the part of the service that is silent. It sends requests again and again,
+//! and notes its longest wait.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,11 +11,11 @@ use crate::answer::Ending;
 use crate::faults::{Client, QUEUED_FILE};
 use crate::host::Host;
 
-/// Longest wait that is measured.
+/// Longest wait for more bytes of a response.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Pause between two responses, so that bystanders are no load.
+/// Pause after each response, so that bystanders are no load.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Number of responses on one connection. After them, the bystander makes another connection, as a new client does.
+/// Number of responses on one connection. Then the bystander makes another connection, as a new client does.
 const RESPONSES_EACH: usize = 5;
 
 /// Results of a bystander.
@@ -25,7 +26,7 @@ pub(super) struct Seen {
     pub(super) worst: Duration,
 }
 
-/// Downloads below `prefix` until `over`. Each response must be whole.
+/// Downloads a file, whose path begins with `prefix`, again and again until `over` is set. Each response must be whole.
 pub(super) fn stand_by(client: &Host, server: SocketAddr, prefix: &str, over: &AtomicBool) -> Result<Seen> {
     let mut seen = Seen::default();
     let (file, size) = QUEUED_FILE;

@@ -39,7 +39,7 @@ struct Report<'a> {
 }
 
 impl Silence {
-    /// Runs the rows and prints the table. Returns whether all was well.
+    /// Runs the rows and prints the table. Returns `false` if anything was wrong.
     ///
     /// # Errors
     /// When no row matches, or the lab cannot be built.
@@ -59,7 +59,7 @@ impl Silence {
     }
 }
 
-/// Runs rows one after another, each on a service that works.
+/// Runs rows one after another. Each begins on a service that works.
 ///
 /// # Errors
 /// When the lab cannot be built.
@@ -112,7 +112,7 @@ fn show(outcomes: &[Outcome], paint: Paint) -> String {
     format!("{}\n{good} of {} rows are as expected.\n", table.show(paint), outcomes.len())
 }
 
-/// Rows whose names match one of the globs; all rows where there is no glob.
+/// Rows whose names match one of the globs; all rows if there is no glob.
 fn choose(globs: &[String]) -> Result<Vec<(Part, Manner)>> {
     let all: Vec<_> = Part::ALL.into_iter().flat_map(|part| Manner::ALL.map(move |manner| (part, manner))).collect();
     if globs.is_empty() {

@@ -1,5 +1,7 @@
-//! The parts of a service, and how each goes silent and comes back. The *holder* is the machine whose store has a body
-//! (on-demand buffers). A program *fetches* bytes from there. A *reference* names them in a connection.
+//! The parts of a service, and how each goes silent and comes back. An *agent* is Shunt's daemon on a machine. With
+//! on-demand buffers (`shunt run`), it has a *store* with the bodies that programs of its machine have written. The
+//! *holder* is the machine whose store has a body. A *reference* names bytes of the body in a connection, and the last
+//! machine *fetches* the bytes from the holder.
 
 use std::process::Command;
 
@@ -20,14 +22,14 @@ pub enum Part {
     FrontendAgent,
     /// The disk with the file that is sent.
     Disk,
-    /// The link between the backend and all other hosts.
+    /// The links between the backend and all other hosts.
     Link,
     Intermediate,
     /// With on-demand buffers: the program that has produced the body.
     Holder,
     /// The agent of the holder's machine, whose store has the body.
     HolderStore,
-    /// The link between the holder's machine and all other hosts.
+    /// The links between the holder's machine and all other hosts.
     HolderMachine,
     /// The agent of a machine whose programs only pass references on.
     MiddleStore,
@@ -43,7 +45,7 @@ pub enum Manner {
     Stopped,
     /// Everything that is sent to it or by it is lost.
     Blackholed,
-    /// It works only for short moments, or, if it is a disk, each read takes long.
+    /// It works only for short moments. If it is a disk, each read takes long.
     Slow,
 }
 
@@ -103,18 +105,18 @@ impl Part {
         }
     }
 
-    /// Prefix of the paths that clients ask for whom the silence concerns.
+    /// Beginning of the paths for clients that need the silent part.
     pub(super) fn prefix(self) -> String {
         if self == Self::Disk { format!("/t/{DISK}/") } else { "/t/".to_owned() }
     }
 
-    /// Prefixes of the paths that bystanders ask for.
+    /// Beginnings of the paths for bystanders, the clients that do not need the silent part.
     pub(super) fn bystanders(self, manner: Manner) -> &'static [&'static str] {
         match (self, manner) {
             // Bystanders also ask for `/t/`, from the worker that the disk concerns: a file that cannot be read does
             // not stop nginx's worker. A file that cannot be opened does, with Shunt and without.
             (Self::Disk, Manner::Stopped | Manner::Slow) => &["/t/", "/other/", "/plain/"],
-            // Everything that this frontend hands off goes through its agent.
+            // Everything that this frontend hands off to backends goes through its agent.
             (Self::FrontendAgent, _) => &["/plain/"],
             // Bodies that this frontend fetches come through its agent.
             (Self::ReaderStore, _) => &["/own/"],
@@ -137,12 +139,12 @@ impl Manner {
     }
 }
 
-/// A host's port on the service network. Backends have no other.
+/// Device of a host's port on the network of the tiers. Backends have no other port.
 const PORT: &str = "service0";
 const AGENTS_PORT: u16 = 7440;
 const SERVERS_PORT: u16 = 80;
 
-/// Means of making a part silent in one manner.
+/// Way in which a part is made silent.
 pub(super) enum Switch<'a> {
     /// Every process of a group is stopped.
     Group(Pid),

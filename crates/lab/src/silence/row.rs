@@ -1,5 +1,5 @@
-//! One row: clients that the silence concerns, bystanders that it does not concern, and the silence. A *payload* is the
-//! body of a response.
+//! One row: two clients that need the part of the service that falls silent, *bystanders* (clients that do not need
+//! it), and the silence. A *payload* is the body of a response.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,18 +14,20 @@ use crate::answer::Ending;
 use crate::faults::{Bed, Client, LONG_FILE, QUEUED_FILE};
 use crate::pace::Pace;
 
-/// Duration of the silence: longer than the table's bound for each client that must not wait for its end.
+/// Duration of the silence. It is longer than the table's bound for each client that must not wait for the silence's
+/// end.
 pub(super) const SILENCE: Duration = Duration::from_secs(8);
 /// Times for which a slow part is silent and then works, again and again.
 const TURNS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(20));
 /// Time from the beginning of the silence to the request of the second client.
 const ASKS_AFTER: Duration = Duration::from_millis(300);
-/// Number of further clients that ask during the silence, if a part of a service under `shunt run` is slow. A program
-/// that waited for each of them would serve nobody else.
+/// Number of further clients that send requests during the silence, if a part of a service under `shunt run` is slow. A
+/// program that waited for each of them would serve nobody else.
 const CROWD: usize = 8;
-/// Longest wait for a response.
+/// Longest wait for the end of a response.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// Receive buffer in bytes: small, so that most of the payload is not sent when the silence begins.
+/// Receive buffer of the client in mid-payload, in bytes. It is small, so that most of the payload is not sent when the
+/// silence begins.
 const RECEIVE_BUFFER: usize = 32 << 10;
 const READ_BYTES: u64 = 256 << 10;
 
@@ -34,9 +36,10 @@ const READ_BYTES: u64 = 256 << 10;
 pub struct Outcome {
     pub part: &'static str,
     pub manner: &'static str,
-    /// Ending of the response in mid-payload, and the seconds to it from the beginning of the silence.
+    /// Ending of the response that was in mid-payload, and the seconds from the beginning of the silence to this
+    /// ending.
     pub under_way: (String, f64),
-    /// Ending of the response that was asked for during the silence, and the seconds to it from its request.
+    /// Ending of the response that was asked for during the silence, and the seconds from its request to this ending.
     pub asks: (String, f64),
     /// Longest wait of a bystander for its next byte, in seconds.
     pub bystander_seconds: f64,
@@ -65,7 +68,7 @@ impl Outcome {
     }
 }
 
-/// Runs a row on a service that works, and waits until it works again.
+/// Runs a row on a service that works. Afterwards, waits until the service works again.
 pub(super) fn run(bed: &mut Bed<'_>, part: Part, manner: Manner, pace: Pace) -> Result<Outcome> {
     let (client, server, prefix) = (bed.lab().client(), bed.server(), part.prefix());
     if part == Part::Disk {
@@ -123,7 +126,8 @@ pub(super) fn run(bed: &mut Bed<'_>, part: Part, manner: Manner, pace: Pace) -> 
 
 type End = (Ending, f64);
 
-/// Takes the two clients that the silence concerns through it, and `crowd` others. The others' responses may end in any
+/// Makes the part silent while one client (`under_way`) is in mid-payload. A second client sends its request during the
+/// silence, and so do `crowd` others. Returns how the first two responses ended. The others' responses may end in any
 /// way, but not with a wrong byte, and they may not hang.
 fn concerned(
     switch: &Switch<'_>,
@@ -179,8 +183,8 @@ fn keep_silent(switch: &Switch<'_>, manner: Manner) -> Result<()> {
             switch.silence(false)?;
             std::thread::sleep(TURNS.1);
         }
-        // The part is made silent once more, because the silence is ended below. Some means fail if there is no silence
-        // to end.
+        // The part is made silent once more, because the last statement of this function ends the silence, and some
+        // means of ending it fail if there is none.
         switch.silence(true)
     };
     let quiet = quiet();

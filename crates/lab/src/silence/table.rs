@@ -1,5 +1,7 @@
-//! The table: bounds for the response of each concerned client, and for the wait of bystanders. A *store* has the
-//! bodies that programs under `shunt run` have written. A *reference* names bytes of one.
+//! The table of what is expected when a part of the service falls silent (stopped, cut off, or slow): bounds for the
+//! responses of clients that need this part, and for the wait of *bystanders*, clients that do not need it. A *payload*
+//! is the body of a response. A *store* has the bodies that programs under `shunt run` have written, and a *reference*
+//! names bytes of such a body.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -11,16 +13,16 @@ use crate::pace::Pace;
 /// Longest allowed wait of a bystander, in every row.
 pub const BYSTANDER_BOUND: Duration = Duration::from_secs(1);
 
-/// Allowed endings of a concerned client's response.
+/// Allowed endings of the response of a client that needs the silent part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ends {
     /// Whole, with every byte.
     Whole,
-    /// Whole, or visibly not whole: an error, a reset.
+    /// Whole, or visibly not whole: an error status, a reset, or a connection that is closed too early.
     WholeOrVisiblyNot,
 }
 
-/// Bound for the response of one client.
+/// Bound for the response of one client that needs the silent part.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bound {
     pub(super) ends: Ends,
@@ -30,20 +32,20 @@ pub(super) struct Bound {
 /// Expectations of a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Expected {
-    /// Bound for the client in mid-payload when the silence begins.
+    /// Bound for the client that is in mid-payload when the silence begins.
     pub(super) under_way: Bound,
-    /// Bound for the client that asks afterwards.
+    /// Bound for the client that sends its request during the silence.
     pub(super) asks: Bound,
 }
 
 /// Bound for a response that waits for nothing, on a machine that also does other work.
 const SOON: Duration = Duration::from_secs(4);
-/// Bound for a response when the frontend's agent is stopped or dead. That costs a download 5 s at most; the rest is
-/// for the download itself.
+/// Bound for a response if the frontend's agent (Shunt's daemon) is stopped or dead. This delays a download by 5 s at
+/// most; the other 2 s are for the download itself.
 const AGENT: Duration = Duration::from_secs(7);
 /// Bound for a response that a timeout ends. The timeouts of the service are 3 s (`proxy_read_timeout`, `progress`,
-/// `send_timeout`), and a quarter is added to them. They begin after four heartbeats, or after a connection that is not
-/// accepted (2 s).
+/// `send_timeout`), and a quarter is added to them. They begin when a silent agent counts as lost (after four
+/// heartbeats), or when an attempt to connect is given up (after 2 s).
 const TIMEOUT: Duration = Duration::from_secs(7);
 /// Bound for a response that may end only after the silence ([`super::row::SILENCE`]). During the silence, a slow part
 /// continues the response slowly.
@@ -59,7 +61,7 @@ const fn ended(within: Duration) -> Bound {
 
 pub(super) fn expected(part: Part, manner: Manner) -> Expected {
     let (under_way, asks) = match (part, manner) {
-        // A payload under way does not need servers.
+        // A payload under way is sent by agents and kernels. It does not need nginx.
         (Part::Backend | Part::Intermediate, Manner::Slow) => (whole(SOON), ended(AFTERWARDS)),
         (Part::Backend | Part::Intermediate, _) => (whole(SOON), ended(TIMEOUT)),
         (Part::BackendAgent, Manner::Slow) => (ended(AFTERWARDS), ended(AFTERWARDS)),
@@ -67,17 +69,17 @@ pub(super) fn expected(part: Part, manner: Manner) -> Expected {
         (Part::FrontendAgent, _) => (whole(AGENT), whole(AGENT)),
         (Part::Disk | Part::Link, Manner::Slow) => (ended(AFTERWARDS), ended(AFTERWARDS)),
         (Part::Disk | Part::Link, _) => (ended(TIMEOUT), ended(TIMEOUT)),
-        // References bypass this store.
+        // References to bodies do not pass this store.
         (Part::MiddleStore, _) => (whole(TIMEOUT), whole(TIMEOUT)),
         (_, Manner::Slow) => (ended(AFTERWARDS), ended(AFTERWARDS)),
-        // A response waits for a second at each process that needs the silent part, or until a timeout.
+        // A response waits for a second at each process that needs the silent part, or it waits until a timeout.
         _ => (ended(TIMEOUT), ended(TIMEOUT)),
     };
     Expected { under_way, asks }
 }
 
 impl Bound {
-    /// Says what is wrong with a response that ended like this after this many seconds. `None` if it is as expected.
+    /// Says what is wrong with a response that ended in this way after this many seconds. `None` if it is as expected.
     pub(super) fn objection(&self, who: &str, ending: Ending, seconds: f64, pace: Pace) -> Option<String> {
         let good = match ending {
             Ending::Whole => true,

@@ -1,5 +1,5 @@
-//! One connection of the load: asks for one body after another, reads them as its [`Life`] says, and compares each
-//! byte.
+//! One connection of the load. It asks for one body after another, reads them as its [`Life`] (the client's behaviour)
+//! says, and compares each byte.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -16,25 +16,25 @@ use crate::http::get_request;
 
 /// Size of a slow reader's reads, in bytes.
 const SLOW_PIECE: usize = 16 << 10;
-/// Number of a fast reader's reads before other connections have their turn.
+/// Number of reads that a fast reader makes before other connections have their turn.
 const FAST_PIECES: usize = 8;
 
-/// Next event that a connection waits for.
+/// What a connection waits for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Wants {
     /// Data to read.
     Read,
-    /// The given time. Until then the connection is left alone.
+    /// The end of a pause. Until this time the connection is left alone.
     Sleep(Instant),
-    /// Nothing: the connection is to be closed.
+    /// Nothing: the caller has to close the connection.
     End,
 }
 
-/// Results of a step of a connection.
+/// What has ended in one step of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Step {
     pub(super) done: Vec<Response>,
-    /// Length of the body in bytes, if the client left before the body's end.
+    /// Length in bytes of a body that the client did not read to its end, because it left.
     pub(super) aborted: Option<u64>,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Connection {
     opened: Instant,
     asked: Instant,
     before: Option<(Way, Instant)>,
-    /// Time when the last byte came, or when the request was written.
+    /// Time when the last byte came. Before the first byte, it is the time when the request was written.
     pub(super) heard: Instant,
     paused: bool,
 }
@@ -79,7 +79,7 @@ impl Connection {
         Ok(Self { stream, server, life, state, request: 0, opened: now, asked: now, before, heard: now, paused: false })
     }
 
-    /// Continues after the connection was made, became readable, or has slept.
+    /// Continues: the connection has been made, has become readable, or has paused long enough.
     pub(super) fn step(&mut self, files: &[File], buffer: &mut [u8], step: &mut Step) -> Result<Wants> {
         match &self.state {
             State::Connecting => {
@@ -98,7 +98,7 @@ impl Connection {
         matches!(self.state, State::Thinking)
     }
 
-    /// Ends a connection on which nothing came for too long.
+    /// Ends the present response as [`Ending::Hang`], because nothing came for too long.
     pub(super) fn give_up(&mut self, files: &[File], step: &mut Step) {
         let bytes = match &self.state {
             State::Reading(answer) => answer.body_bytes(),
@@ -152,8 +152,8 @@ impl Connection {
         Ok(Wants::Read)
     }
 
-    /// Whether the client leaves now. If it is to leave by a reset, sets SO_LINGER, so that closing resets the
-    /// connection.
+    /// Whether the client leaves now. If it is to leave by a reset, sets SO_LINGER, so that the reset is sent when the
+    /// socket is closed.
     fn aborts(&self, files: &[File]) -> bool {
         let (Some((request, part, kind)), State::Reading(answer)) = (self.life.abort, &self.state) else {
             return false;
@@ -166,7 +166,7 @@ impl Connection {
         leaves
     }
 
-    /// Time until which the reader pauses, if it does.
+    /// Time until which the reader pauses; `None` if it does not pause.
     fn rests(&mut self) -> Option<Instant> {
         match self.life.reader {
             Reader::Fast => None,

@@ -1,4 +1,4 @@
-//! Disturbances of the service under load, and the broken responses that each explains.
+//! Disturbances of the service under load. A disturbance explains responses that break while it lasts or soon after it.
 
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,8 @@ use crate::answer::Ending;
 use crate::faults::{Bed, Fault};
 use crate::random::Random;
 
-/// Time after a disturbance until the service works again: workers and agents try to reach each other after at most 5
-/// seconds.
+/// Time after a disturbance until the service works again. nginx's workers and the agents (Shunt's daemons) wait 5
+/// seconds at most before they try to reach each other again.
 const RECOVERY: Duration = Duration::from_secs(6);
 
 /// Part of the service that is disturbed.
@@ -69,7 +69,7 @@ impl Disturbance {
         Ok(Self { fault, begin, end: Instant::now() })
     }
 
-    /// Whether responses on this path may break.
+    /// Whether responses on this path through the service may break.
     fn breaks(&self, way: Way) -> bool {
         match self.fault {
             // On a reload, nginx lets its requests finish.
@@ -79,7 +79,7 @@ impl Disturbance {
         }
     }
 
-    /// Whether clients' idle connections may be closed.
+    /// Whether the frontend may close clients' idle connections.
     fn closes_idle(&self) -> bool {
         matches!(self.fault, Fault::FrontendServerReloaded | Fault::FrontendWorkerKilled)
     }

@@ -6,12 +6,12 @@ use serde::Serialize;
 use crate::faults::ProcessUse;
 use crate::lab::Lab;
 
-/// Allowed growth of a process's memory, as a difference and as a factor: the growth may exceed one of these limits,
-/// but not both. Allocators keep what they once had, and a process of 10 MiB may have a few pages more later.
+/// Allowed growth of a process's memory, as a difference in KiB and as a factor: the growth may exceed one of these
+/// limits, but not both. Allocators keep what they once had, and a process of 10 MiB may have a few more pages later.
 const MEMORY_GROWTH_KIB: u64 = 4 << 10;
 const MEMORY_GROWTH: f64 = 1.25;
 
-/// All processes of the service, at one time.
+/// All processes of the service, at one moment.
 #[derive(Debug, Clone, Serialize)]
 #[serde(transparent)]
 pub(super) struct Health(pub(super) Vec<ProcessUse>);
@@ -22,13 +22,13 @@ impl Health {
         Ok(Self(of_hosts.into_iter().flatten().collect()))
     }
 
-    /// Describes the growth of processes that have lived since `before`.
+    /// Describes the growth of the processes that existed at `before` and still exist.
     pub(super) fn growth_since(&self, before: &Self) -> Vec<String> {
         let pairs = self.0.iter().filter_map(|now| Some((before.0.iter().find(|then| then.pid == now.pid)?, now)));
         pairs.filter_map(|(then, now)| grown(then, now)).collect()
     }
 
-    /// Number of processes that have lived since `before`.
+    /// Number of processes that existed at `before` and still exist.
     pub(super) fn survivors(&self, before: &Self) -> usize {
         self.0.iter().filter(|now| before.0.iter().any(|then| then.pid == now.pid)).count()
     }

@@ -1,4 +1,4 @@
-//! The load: many connections on one thread, up to a given number at the same time. A new one follows each that ends.
+//! The load: many connections on one thread, up to a given number at the same time. When one ends, a new one is opened.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -15,9 +15,9 @@ use super::mix::{File, Life};
 use super::tally::Tally;
 use crate::random::Random;
 
-/// Time without a byte after which a connection counts as dead: longer than every timeout of the service.
+/// Time without a byte after which a connection counts as hanging. It is longer than every timeout of the service.
 pub(super) const HANG: Duration = Duration::from_secs(45);
-/// Interval of the checks for silent connections, and of the reports.
+/// Interval at which silent connections are looked for, and at which the load reports.
 const LOOK: Duration = Duration::from_secs(1);
 const BUFFER_BYTES: usize = 128 << 10;
 
@@ -28,7 +28,7 @@ pub(super) struct Load<'a> {
     epoll: OwnedFd,
     connections: HashMap<u64, Connection>,
     next: u64,
-    /// Whether connections make no new requests.
+    /// Whether the load ends: connections that pause before their next request are then closed.
     ending: bool,
     sleepers: BinaryHeap<Reverse<(Instant, u64)>>,
     buffer: Vec<u8>,
@@ -49,7 +49,8 @@ impl<'a> Load<'a> {
         })
     }
 
-    /// Keeps `at_once` connections busy until `until`, then lets all responses end. Calls `report` once a second.
+    /// Keeps `at_once` connections busy until `until`, then lets the present responses end. About once a second, calls
+    /// `report` with the number of open connections.
     ///
     /// Must be called on a thread in the client host's namespace.
     pub(super) fn run(
@@ -64,7 +65,7 @@ impl<'a> Load<'a> {
             let now = Instant::now();
             self.ending = now >= until;
             let mut opened = 0;
-            // Opens a few in each turn: connections that all begin at the same time would be no mix.
+            // Opens only a few in each pass of the loop: connections that all begin at the same time would be no mix.
             while now < until && self.connections.len() < at_once && opened < 8 {
                 self.open(tally)?;
                 opened += 1;

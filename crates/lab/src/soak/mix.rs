@@ -7,8 +7,8 @@ use crate::random::Random;
 /// Number of files. There is one for each power of two from 1 KiB to 16 MiB. All but the first are a little longer than
 /// their power of two.
 const POWERS: u32 = 15;
-/// Factor by which bodies of twice the length are rarer. P(size > x) falls as 1 / sqrt(x), so a few bodies have most of
-/// the bytes.
+/// Factor by which bodies become rarer when their length doubles. P(size > x) falls as 1 / sqrt(x), so a few bodies
+/// have most of the bytes.
 const RARER: f64 = std::f64::consts::FRAC_1_SQRT_2;
 /// Largest number of responses on one connection.
 const LONGEST_LIFE: u64 = 300;
@@ -38,7 +38,7 @@ pub enum Reader {
     Pausing(Duration),
 }
 
-/// Manner in which a client leaves before the end.
+/// Manner in which a client leaves before the end of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Abort {
     /// It closes the connection: its kernel answers later data with resets.
@@ -50,12 +50,13 @@ pub enum Abort {
 /// Behaviour of one connection.
 #[derive(Debug, Clone)]
 pub struct Life {
-    /// Requests in their order: for each, whether the second backend is asked, and an index of [`files`].
+    /// The requests in their order. Each has a flag (ask the second backend, not the first), and an index of [`files`].
     pub requests: Vec<(bool, usize)>,
     pub reader: Reader,
-    /// Size of the receive buffer in bytes, where it is small.
+    /// Size of the receive buffer in bytes, if it is to be small. `None`: the kernel's default.
     pub receive_buffer: Option<usize>,
-    /// Request in which the client leaves, fraction of the body after which it leaves, and manner.
+    /// How the client leaves early, if it does: the index of the request, the fraction of its body that is read before
+    /// that, and the manner.
     pub abort: Option<(usize, f64, Abort)>,
     /// Pause between an answer and the next request.
     pub think: Duration,
@@ -72,7 +73,8 @@ impl Life {
             _ => Reader::Pausing(Duration::from_secs_f64(1.0 + 5.0 * random.part())),
         };
         let receive_buffer = (random.part() < 0.2).then(|| (16 << 10) << (random.next() % 3));
-        // Slow readers get no long bodies. Otherwise, in the end only slow readers of long bodies would be left.
+        // Slow readers get no long bodies. Otherwise, after some time nearly all connections would be slow readers of
+        // long bodies.
         let largest = match (reader, receive_buffer) {
             (Reader::Slow(rate), _) => largest_below(rate * 10),
             (_, Some(_)) => largest_below(4 << 20),

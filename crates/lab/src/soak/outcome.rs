@@ -44,7 +44,7 @@ pub(super) struct Outcome {
     pub(super) wrong: Vec<String>,
 }
 
-/// Largest number of lines that are printed about what is wrong.
+/// Largest number of faults that are printed, one a line.
 const WORDS_SHOWN: usize = 20;
 
 impl Outcome {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::answer::Ending;
 
-/// Path of a response: its backend, and the tiers before it.
+/// Path of a response through the service: its backend, and the tiers before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     /// The first backend, through the intermediate.
@@ -18,7 +18,7 @@ impl Way {
         if second { Self::Second } else { Self::First }
     }
 
-    /// Path prefix that leads to this backend, see [`crate::faults::Bed`].
+    /// Beginning of the URL paths that lead to this backend, see [`crate::faults::Bed`].
     pub(super) fn prefix(self) -> &'static str {
         match self {
             Self::First => "/t/",
@@ -38,7 +38,7 @@ pub(super) struct Response {
     /// Time when the response's connection was opened.
     pub(super) opened: Instant,
     pub(super) body_bytes: u64,
-    /// Previous response on the same connection: its path, and the time of its request. The frontend may not have seen
-    /// yet that the client has all of the previous response.
+    /// Previous response on the same connection: its path, and the time of its request. When the present request comes,
+    /// the frontend may not know yet that the client has received all of the previous response.
     pub(super) before: Option<(Way, Instant)>,
 }

@@ -18,7 +18,7 @@ pub(super) struct Counts {
     pub(super) responses: u64,
     pub(super) whole: u64,
     pub(super) bytes: u64,
-    /// Number of responses whose body is long enough for a shortcut, whichever way they ended.
+    /// Number of responses whose body is long enough for a shortcut, however they ended. Aborted ones are included.
     pub(super) long: u64,
     pub(super) wrong: u64,
     pub(super) hangs: u64,
