@@ -38,8 +38,9 @@ pub struct Link {
     /// Fraction of the frames that a router marks as having met congestion, among those whose senders accept marks
     /// (RFC 3168).
     pub mark: f64,
-    /// Interval at which pure ACKs leave, all together, as from modems and radios that wait for their turn. A pure ACK
-    /// is left out where the next one of its connection acknowledges more. Zero: ACKs leave as they come.
+    /// Interval at which pure ACKs (segments without data, with no other flag) leave, all together, as from modems and
+    /// radios that wait for their turn. A pure ACK is left out if the next one of its connection acknowledges more.
+    /// Zero: ACKs leave as they come.
     pub ack_slot: Duration,
     /// Rate in bits per second; `None`: no limit.
     pub rate: Option<u64>,
@@ -78,8 +79,9 @@ pub struct Burst {
     pub end: f64,
     /// Fraction of the frames that a bad line loses.
     pub loss: f64,
-    /// Longest time that a line stays bad, because a burst models a short moment. Without this limit, a TCP that waits
-    /// for its timer, twice as long each time, would meet the same burst again and again.
+    /// Longest time that a line stays bad, because a burst models a short moment. Otherwise a bad line turns good only
+    /// when frames come. A TCP that only retransmits at its timer, after twice the time each time, would then meet the
+    /// same burst again and again.
     pub longest: Duration,
 }
 

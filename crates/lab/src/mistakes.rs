@@ -108,7 +108,7 @@ impl Mistake {
         self
     }
 
-    /// Sets a change to the lab's builder, for more hosts or other ones.
+    /// Sets what is changed in the lab before it is built, such as the number of hosts.
     fn lab(self, lab: fn(LabBuilder) -> LabBuilder) -> Self {
         Self { lab, ..self }
     }

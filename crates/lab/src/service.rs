@@ -360,8 +360,9 @@ fn launchers<'lab>(lab: &'lab Lab, options: &Options) -> Result<BTreeMap<&'lab s
     lab.tiers().map(|host| Ok((host.name(), options.releases(host).server.shunt()?))).collect()
 }
 
-/// Shunt's part of a tier's nginx configuration. Intermediates stay plain nginx: it passes on header fields that it
-/// does not know. With `plain`, backends are told that bodies may bypass the tier before them although it is plain.
+/// Shunt's part of a tier's nginx configuration. Intermediates stay plain nginx, which passes on header fields that it
+/// does not know. With `plain`, backends are told that the previous tier does not know Shunt, and that bodies may
+/// bypass it.
 fn shunt_part(host: &Host, offer_min: Option<u64>, plain: bool) -> Option<ShuntPart> {
     if host.role() == Role::Intermediate {
         return None;

@@ -19,8 +19,8 @@ pub enum Release {
     This,
     /// The version before it, [`OLDER`].
     Older,
-    /// The version before it, but its agent takes its pinned BPF maps for maps of another *layout* (version of their
-    /// contents) than those of both versions.
+    /// The version before it, but its agent has a *layout* (version of the pinned BPF maps' contents) that no version
+    /// of Shunt has.
     OtherLayout,
 }
 

@@ -113,8 +113,8 @@ impl Part {
     /// Beginnings of the paths for bystanders, the clients that do not need the silent part.
     pub(super) fn bystanders(self, manner: Manner) -> &'static [&'static str] {
         match (self, manner) {
-            // Bystanders also ask for `/t/`, from the worker that the disk concerns: a file that cannot be read does
-            // not stop nginx's worker. A file that cannot be opened does, with Shunt and without.
+            // Bystanders also ask for `/t/`, which the worker with the silent disk serves: a file that cannot be read
+            // does not stop nginx's worker. A file that cannot be opened does, with Shunt and without.
             (Self::Disk, Manner::Stopped | Manner::Slow) => &["/t/", "/other/", "/plain/"],
             // Everything that this frontend hands off to backends goes through its agent.
             (Self::FrontendAgent, _) => &["/plain/"],

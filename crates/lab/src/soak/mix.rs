@@ -63,7 +63,7 @@ pub struct Life {
 }
 
 impl Life {
-    /// Draws a random life.
+    /// Draws a random behaviour.
     pub fn draw(random: &mut Random) -> Self {
         // P(at least n) = 1 / n: half of all connections have one request, some have hundreds.
         let count = (1.0 / (1.0 - random.part())).min(LONGEST_LIFE as f64) as usize;

@@ -39,7 +39,7 @@ pub(super) struct Outcome {
     pub(super) disturbances: BTreeMap<&'static str, u64>,
     /// Processes at each of [`super::TIMES`].
     pub(super) health: BTreeMap<&'static str, Health>,
-    /// Everything that the service holds at the end, with counts.
+    /// Everything that the service held at the end: the number of each kind of thing.
     pub(super) held: BTreeMap<String, u64>,
     pub(super) wrong: Vec<String>,
 }
