@@ -1,4 +1,4 @@
-//! A response whose body is compared with its file while it arrives.
+//! A response that is compared with a file while it arrives: the body must have the file's bytes.
 
 use std::fmt;
 

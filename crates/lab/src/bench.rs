@@ -163,7 +163,7 @@ impl Bench {
         }
     }
 
-    /// Runs the benchmark and prints its table. Returns `false` where a result is not as it must be.
+    /// Runs the benchmark and prints its table. Returns `false` if a result is not as it must be.
     ///
     /// # Errors
     /// When something cannot be started, an answer was wrong, or a file cannot be written.

@@ -31,7 +31,7 @@ pub struct LabBuilder {
 }
 
 impl Lab {
-    /// Builder with the defaults: one client, a frontend, no intermediate, one backend, a [`Wire::Tso`].
+    /// Builder with the defaults: one client, a frontend, no intermediate, one backend, links of kind [`Wire::Tso`].
     #[must_use]
     pub fn builder() -> LabBuilder {
         LabBuilder::default()
@@ -167,7 +167,7 @@ impl LabBuilder {
 }
 
 impl Default for LabBuilder {
-    /// One client, a frontend, no intermediate, one backend, a [`Wire::Tso`].
+    /// One client, a frontend, no intermediate, one backend, links of kind [`Wire::Tso`].
     fn default() -> Self {
         let (wire, placement, cores) = (Wire::default(), Placement::default(), Cores::default());
         Self {

@@ -167,7 +167,7 @@ impl Chain {
         self.tier(host).map(|tier| &mut tier.process)
     }
 
-    /// Kills what is left of a tier's server, and starts it again.
+    /// Kills a tier's server if it still runs, and starts it again.
     ///
     /// # Errors
     /// When the tier has no server, or the server does not start.

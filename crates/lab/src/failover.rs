@@ -78,7 +78,7 @@ pub struct Download {
     pub failovers: u64,
 }
 
-/// A service with several backends, and its file.
+/// A service with several backends, and the file that they serve.
 #[derive(Debug)]
 pub struct Failover<'lab> {
     pub service: Service<'lab>,

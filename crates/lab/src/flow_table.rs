@@ -39,7 +39,7 @@ impl FlowTable {
         }
     }
 
-    /// Adds `count` flows of connections that both ends closed before now, by the time `ago`.
+    /// Adds `count` flows of connections that both ends closed some time (`ago`) before now.
     ///
     /// # Errors
     /// When the table has no room for them.

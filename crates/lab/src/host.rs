@@ -52,7 +52,7 @@ pub struct Port {
     pub device: String,
     /// `None` for the switch's ports.
     pub address: Option<Ipv4Addr>,
-    /// `None` where the lab has no IPv6.
+    /// `None` if the lab has no IPv6.
     pub ipv6: Option<Ipv6Addr>,
 }
 
@@ -116,7 +116,7 @@ impl Host {
         self.role
     }
 
-    /// The name that iproute2 knows the namespace by.
+    /// Name of the network namespace, by which iproute2 knows it.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
@@ -153,7 +153,7 @@ impl Host {
         self.ports.iter().find_map(|port| port.address).expect("the switch has no address")
     }
 
-    /// The address on the service network, if the host is on it.
+    /// The address on the network of the tiers (the service network), if the host is on it.
     #[must_use]
     pub fn service_address(&self) -> Option<Ipv4Addr> {
         self.ports.iter().find(|port| port.device == "service0").and_then(|port| port.address)
@@ -189,7 +189,7 @@ impl Host {
     /// Runs `work` on a thread inside the namespace, on the host's core.
     ///
     /// # Errors
-    /// When the thread cannot start or cannot enter.
+    /// When the thread cannot start, or cannot enter the namespace.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         let core = self.core();
         let run = self.netns.run(|| {
@@ -217,21 +217,21 @@ impl Host {
     /// Starts a server and waits until it listens at `address`.
     ///
     /// # Errors
-    /// When it cannot be started, ends, or does not listen.
+    /// When the server cannot be started, ends, or does not listen.
     pub fn serve(&self, command: Command, address: SocketAddr) -> Result<Process> {
         let mut process = self.spawn(command)?;
         let listening = self.wait_listening(address);
-        // If the server has ended, this error says so and has the server's log. So it comes before the error of the
-        // wait.
+        // This check comes before the result of the wait: if the server has ended, the error of the check has the
+        // server's log.
         process.check_running()?;
         listening?;
         Ok(process)
     }
 
-    /// Kills what is left of a server of this host, starts it again, and waits until it listens at `address`.
+    /// Kills a server of this host if it still runs, starts it again, and waits until it listens at `address`.
     ///
     /// # Errors
-    /// When it cannot be started, ends, or does not listen.
+    /// When the server cannot be started, ends, or does not listen.
     pub fn serve_again(&self, process: &mut Process, address: SocketAddr) -> Result<()> {
         process.start_again(|command| self.run(|| command.spawn()))?;
         let listening = self.wait_listening(address);
@@ -242,7 +242,7 @@ impl Host {
     /// Runs `command` to its end in the namespace and returns what it wrote.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// When the command cannot be started.
     pub fn output(&self, mut command: Command) -> Result<Output> {
         self.run(|| command.output())?.with_context(|| format!("running {command:?} on {}", self.name))
     }
@@ -250,7 +250,7 @@ impl Host {
     /// Like [`Self::output`], and fails unless the command succeeds; returns its standard output.
     ///
     /// # Errors
-    /// When it cannot be started or fails; the error contains its standard error.
+    /// When the command cannot be started or fails; the error contains its standard error.
     pub fn check(&self, command: Command) -> Result<String> {
         let shown = format!("{command:?}");
         let output = self.output(command)?;

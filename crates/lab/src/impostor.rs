@@ -54,7 +54,7 @@ impl Impostor {
         Self::with(&files, &authority.certificate())
     }
 
-    /// Uses a certificate in an agent's name that a different authority has signed.
+    /// Uses a certificate with an agent's name that another authority than the lab's has signed.
     pub fn with_own_authority(lab: &Lab, name: &str) -> Result<Self> {
         let directory = lab.dir().join(format!("ca-of-another-than-{name}"));
         let files = Authority::create(&directory)?.issue(&request(name))?;
@@ -108,7 +108,8 @@ impl Connection {
         Ok(self.tls.flush()?)
     }
 
-    /// Returns the next frame as it is on the wire; `None` where the agent has closed the connection.
+    /// Returns the next frame (message of the agents' protocol), with its header; `None` if the agent has closed the
+    /// connection.
     pub fn frame(&mut self) -> Result<Option<Vec<u8>>> {
         let mut frame = vec![0; 8];
         if self.tls.read_exact(&mut frame).is_err() {

@@ -23,8 +23,8 @@ pub use line::{Counts, Line};
 pub struct Link {
     /// Delay from end to end, one way: a round trip takes twice as long.
     pub delay: Duration,
-    /// Largest additional delay of a frame. The delay of each frame is drawn at random, evenly from 0 to this. Jitter
-    /// alone reorders nothing: a frame waits for the one before it.
+    /// Largest additional delay of a frame. The additional delay of each frame is drawn at random, evenly from 0 to
+    /// this. Jitter alone reorders nothing: a frame waits for the one before it.
     pub jitter: Duration,
     /// Fraction of the frames that get lost, each independently of the others.
     pub loss: f64,
@@ -38,9 +38,9 @@ pub struct Link {
     /// Fraction of the frames that a router marks as having met congestion, among those whose senders accept marks
     /// (RFC 3168).
     pub mark: f64,
-    /// Interval at which pure ACKs (segments without data, with no other flag) leave, all together, as from modems and
-    /// radios that wait for their turn. A pure ACK is left out if the next one of its connection acknowledges more.
-    /// Zero: ACKs leave as they come.
+    /// Interval at which pure ACKs (segments that have only the ACK flag, no data and no SACK blocks) leave, all
+    /// together, as from modems and radios that wait for their turn. A pure ACK is left out if the next one of its
+    /// connection acknowledges more. Zero: ACKs leave as they come.
     pub ack_slot: Duration,
     /// Rate in bits per second; `None`: no limit.
     pub rate: Option<u64>,

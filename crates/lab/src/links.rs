@@ -70,7 +70,7 @@ pub(crate) struct Joins<'a> {
     /// Links of some hosts; all other hosts have veth pairs.
     pub(crate) links: &'a [(Whose, Link)],
     pub(crate) ipv6: bool,
-    /// The switch is a router instead of a bridge.
+    /// Whether the switch is a router instead of a bridge.
     pub(crate) routed: bool,
 }
 
@@ -183,7 +183,7 @@ pub(crate) fn delete(host: &Host, device: &str) -> Result<()> {
     ip_batch(Some(host), &format!("link del {device}\n"))
 }
 
-/// Makes a port again that was deleted.
+/// Makes a deleted port again.
 pub(crate) fn make(host: &Host, device: &str, switch: &Host, switch_device: &str) -> Result<()> {
     let namespace = host.namespace();
     let pair = format!("link add {switch_device} type veth peer name {device} netns {namespace}\n");

@@ -10,7 +10,8 @@ use crate::meter::{ByteMeter, Bytes, CpuMeter, CpuUse};
 use crate::rate::Rate;
 use crate::wrk::{Wrk, WrkReport};
 
-/// Cost of a closed-loop load: time of the measured core, and bytes on every tier's ports.
+/// Cost of a closed-loop load (each connection waits for an answer before it asks again): time of the measured core,
+/// and bytes on every tier's ports.
 #[derive(Debug, Clone)]
 pub struct Cost {
     pub report: WrkReport,

@@ -64,7 +64,7 @@ pub struct Mistake {
     /// Description of the mistake.
     pub what: &'static str,
     pub teller: Teller,
-    /// Texts that the operator's log line contains, in this order.
+    /// Texts that the log line for the operator contains, in this order.
     pub says: &'static [&'static str],
     pub bodies: Bodies,
     settings: Settings,

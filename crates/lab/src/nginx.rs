@@ -1,5 +1,5 @@
-//! Real nginx: a single server, or a chain of servers through all tiers. It has Shunt's module or, as the baseline,
-//! does not.
+//! Real nginx: a single server, or a chain of servers through all tiers. Each has Shunt's module or, as the baseline,
+//! is without it.
 
 use std::fmt;
 use std::net::{Ipv6Addr, SocketAddr};
@@ -31,7 +31,7 @@ pub fn nginx(host: &Host, text: &str, address: SocketAddr) -> Result<Process> {
     nginx_by(Command::new(NGINX), host, text, address)
 }
 
-/// Starts nginx by `command`, whose last words are nginx's path. nginx's arguments are appended.
+/// Starts nginx by `command`, which ends with nginx's path. nginx's arguments are appended.
 fn nginx_by(mut command: Command, host: &Host, text: &str, address: SocketAddr) -> Result<Process> {
     let prefix = tempfile::Builder::new().prefix("nginx-").tempdir_in(host.dir())?.keep();
     let file = prefix.join("nginx.conf");

@@ -49,7 +49,7 @@ pub struct Options {
     pub keep_heap: bool,
     /// IP versions of the servers. Agents use the version of the tiers.
     pub families: Families,
-    /// Versions of each machine's parts. `None`: the version of this source everywhere.
+    /// Function that returns the versions of each machine's parts. `None`: the version of this source everywhere.
     pub releases: Option<ReleasesOf>,
     /// Additions to the configurations.
     pub settings: Settings,
@@ -272,7 +272,7 @@ impl<'lab> Service<'lab> {
         self.agents.iter_mut().try_for_each(Agent::wait_for_peers)
     }
 
-    /// The process of a host's agent, unless it was killed.
+    /// The process of a host's agent; `None` if it was killed.
     ///
     /// # Errors
     /// When the host has no agent.

@@ -79,8 +79,9 @@ impl Tcpdump {
     }
 }
 
-/// Waits until a process has slept for 60 ms without a break, which shows that tcpdump has caught up. Without use of
-/// CPU time alone this would not show: a process that waits for a core uses none, and may still have packets to read.
+/// Waits until a process has slept for 60 ms without a break, which shows that tcpdump has caught up. It is not enough
+/// that the process uses no CPU time: a process that waits for a core uses none either, and may still have packets to
+/// read.
 fn wait_until_idle(pid: u32) -> Result<()> {
     let path = format!("/proc/{pid}/schedstat");
     let used = || std::fs::read_to_string(&path).with_context(|| format!("reading {path}"));

@@ -9,7 +9,7 @@ use shunt_testbed::{PATIENCE, wait_or_fail};
 use crate::chain::Chain;
 use crate::host::Host;
 
-/// nginx's processes on a host, of one kind: `master` or `worker`. An empty `kind` means both.
+/// nginx's processes on a host, of one kind, such as `master` or `worker`. An empty `kind` means every kind.
 fn servers(host: &Host, kind: &str) -> Result<Vec<Pid>> {
     let of_kind = |pid: &i32| {
         std::fs::read(format!("/proc/{pid}/cmdline"))

@@ -34,7 +34,7 @@ pub(super) struct Forged {
 }
 
 impl Forged {
-    /// An empty segment.
+    /// A segment without data and options, and with sequence and acknowledgment number 0.
     pub(super) fn new(source: SocketAddrV4, destination: SocketAddrV4, flags: u8) -> Self {
         let (options, data) = (Vec::new(), Vec::new());
         Self { source, destination, sequence: 0, ack: 0, flags, window: 0x7fff, options, data }
@@ -119,7 +119,7 @@ fn checksum(bytes: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// Options of a SYN that no client sends: wrong lengths, values out of range, unknown kinds.
+/// Random options for a SYN, such as no client sends: wrong lengths, values out of range, unknown kinds.
 pub(super) fn syn_options(random: &mut Random) -> Vec<u8> {
     let mut options = Vec::new();
     for _ in 0..1 + random.below(5) {

@@ -18,7 +18,8 @@ use crate::http::get_request;
 use crate::random::Random;
 use crate::segment::flag::{ACK, FIN, RST};
 
-/// Longest time that a connection is used. After that a new one replaces it, because it may hang.
+/// Longest time that a connection is used. Then a new one replaces it, because the forged segments may have made it
+/// hang.
 const LIFE: Duration = Duration::from_secs(4);
 /// Pause between two forged segments on a connection.
 const PAUSE: Duration = Duration::from_millis(2);

@@ -26,7 +26,7 @@ const DIALS: usize = 12;
 const KINDS: usize = 32;
 const BODY_BYTES: usize = 600;
 
-/// Entry for the hostile peer in the agents' configuration: it may speak for its own address only.
+/// Entry for the hostile peer in the agents' configuration. It may send in the name of its own address only.
 pub(super) const CONFIGURED: &str =
     "[[peer]]\nname = \"adversary\"\naddress = \"10.77.1.11:7440\"\nspeaks_for = [\"10.77.1.11\"]\n";
 
@@ -39,7 +39,7 @@ pub(super) fn attack(lab: &Lab, from: &Host, targets: &[&Host], mut random: Rand
         match random.below(4) {
             // Several connections at once, which are closed without a message.
             0 => drop((0..DIALS).map(|_| own.connect(from, target)).collect::<Vec<_>>()),
-            // A connection that does not begin with HELLO.
+            // A connection that does not begin with HELLO, the first message of the agents' protocol.
             1 => {
                 if let Ok(mut connection) = own.connect(from, target) {
                     let _ = connection.send(&flood);

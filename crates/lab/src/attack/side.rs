@@ -17,7 +17,7 @@ use crate::link::Link;
 use crate::random::Random;
 use crate::service::{Options, Service, Settings};
 
-/// Names of the clients: the honest one, the stranger and the greedy one.
+/// Hosts of the clients: the honest ones, the stranger and the greedy one.
 const HONEST: &str = "client1";
 const STRANGER: &str = "client2";
 const GREEDY: &str = "client3";
@@ -78,7 +78,8 @@ impl<'lab> Side<'lab> {
             agent_frontend: peer::CONFIGURED,
             agent_backend: peer::CONFIGURED,
             tls: Some(""),
-            // The hostile peer is configured as a peer but runs no agent, so the agents never find it.
+            // With `apart` the service starts although the agents never find all of their peers: the hostile peer is
+            // configured as a peer, but runs no agent.
             apart: true,
             ..Settings::default()
         };

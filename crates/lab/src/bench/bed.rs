@@ -28,7 +28,7 @@ const SIZES: [u64; 8] = [0, 1 << 10, 3 << 10, 16 << 10, 32 << 10, 64 << 10, 256 
 /// Longest time for a busy core to settle, in multiples of [`Plan::background`].
 const PATIENCE: u32 = 6;
 
-/// Service that is loaded.
+/// Service that is loaded: one of those that are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Baseline,
@@ -55,8 +55,8 @@ pub(super) struct Plan {
     pub(super) shape: Shape,
     pub(super) ours: Options,
     pub(super) haproxy: bool,
-    /// Time for which the measured core is watched without load. If it is busy, it is watched for up to [`PATIENCE`]
-    /// times as long.
+    /// Time for which the measured core (which runs the hosts whose CPU is measured) is watched without load. If it is
+    /// busy, it is watched for up to [`PATIENCE`] times as long.
     pub(super) background: Duration,
 }
 
@@ -159,7 +159,7 @@ impl Bed<'_> {
         Ok(cost.microseconds(&self.background))
     }
 
-    /// Loads the backend of the kept-heap side directly, without its proxies.
+    /// Loads the backend of [`Side::KeptHeap`] directly, not through the proxies before it.
     pub(super) fn load_direct(&self, size: u64, time: Duration) -> Result<Cost> {
         let (lab, chain) = self.target(Side::KeptHeap)?;
         Cost::of(lab, &Wrk::new(chain.direct_url(&format!("/{}", size_name(size)))).duration(time))

@@ -61,7 +61,7 @@ impl Choice {
         if self.quick { Effort::Quick } else { Effort::Full }
     }
 
-    /// Cases that match one of the globs; all cases where there is no glob.
+    /// Cases that match one of the globs; all cases if there is no glob.
     pub(super) fn cases<C: Subject>(&self) -> Result<Vec<C>> {
         let matchers = self.case.iter().map(|glob| {
             let matcher =

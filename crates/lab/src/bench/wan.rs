@@ -30,7 +30,7 @@ use crate::wire::Wire;
 /// Delay in one direction; both directions make the 50 ms of the cases' names.
 const DELAY: Duration = Duration::from_millis(25);
 const LOSS: f64 = 0.01;
-/// Number of clients that download at the same time where there is loss.
+/// Number of clients that download at the same time if frames get lost.
 const LOSSY_CLIENTS: u8 = 8;
 /// Longest silence of a download. Lost retransmissions are found by timeouts, which double each time.
 const SILENCE_LIMIT: Duration = Duration::from_secs(60);

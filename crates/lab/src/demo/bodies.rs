@@ -12,7 +12,7 @@ use crate::lab::Lab;
 use crate::report::number::size_name;
 use crate::service::OFFER_MIN_LENGTH;
 
-/// Exponents of the bodies' sizes, which are powers of four: 1 KiB to 64 MiB.
+/// Exponents of the bodies' sizes: each size is a power of four, from 1 KiB to 64 MiB.
 const SIZES: std::ops::RangeInclusive<u32> = 5..=13;
 
 /// A file, and the hash of its contents.
@@ -40,8 +40,8 @@ pub(super) fn make(lab: &Lab) -> Result<(PathBuf, Vec<Body>)> {
     Ok((files, bodies))
 }
 
-/// Fetches all bodies over one keepalive connection, up to the longest and back to the shortest. Returns what was
-/// wrong.
+/// Fetches all bodies over one keepalive connection, from the shortest to the longest and back to the shortest. Returns
+/// what was wrong.
 pub(super) fn fetch_and_compare(lab: &Lab, chain: &Chain, bodies: &[Body]) -> Result<Vec<String>> {
     let got = tempfile::tempdir_in(lab.dir())?;
     let order = || bodies.iter().chain(bodies.iter().rev().skip(1));

@@ -72,7 +72,7 @@ fn watch(got: &AtomicU64, done: &AtomicBool) {
     while !done.load(Ordering::Relaxed) {
         let bytes = got.load(Ordering::Relaxed);
         let bar = "#".repeat((bytes * 40 / BODY_BYTES) as usize);
-        // If nothing can be written, the next line outside this loop reports it.
+        // If nothing can be written, the next output after this loop fails, and reports it.
         let _ = say!("  {:4.1} s  {bar:40}  {}", seconds(begin.elapsed()), number::bytes(bytes as f64));
         std::thread::sleep(EVERY);
     }

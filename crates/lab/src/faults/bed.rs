@@ -87,13 +87,14 @@ fn way(path: &str, to: Ipv4Addr, more: &str) -> String {
     format!("        location {path} {{\n            proxy_pass http://{to}:80/;\n{PROXY_SETTINGS}{more}        }}\n")
 }
 
-/// Path on which a bystander downloads while a fault lasts. Each path keeps the bystander away from other parts of the
-/// service.
+/// Path on which a bystander downloads while a fault lasts. Which path it is depends on the part of the service that
+/// has the fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
     /// A shortcut through the same frontend, from the other backend.
     Other,
-    /// Relayed by the same frontend, from the other backend: for faults of the frontend's agent.
+    /// A response without a shortcut, through the same frontend, from the other backend: for faults of the frontend's
+    /// agent.
     Plain,
     /// Straight from the other backend: for faults of the frontend.
     Straight,
@@ -118,7 +119,7 @@ pub struct Bed<'lab> {
     /// Files of the service: name, and size in bytes.
     files: Vec<(String, u64)>,
     directory: PathBuf,
-    /// Name of a counter of the frontend's agent. It grows by a response only if everything works.
+    /// Name of a counter of the frontend's agent. A response raises it only if everything works.
     counter: &'static str,
     /// Time after a repair in which a response may still be cut short.
     settles: Duration,

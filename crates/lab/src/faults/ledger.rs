@@ -1,6 +1,6 @@
-//! Counts of what a service holds, taken before and after a fault to find leaks. A *flow* is a frontend's record of a
-//! client connection. A socket of a backend is *parked* while it waits for its client's next payload. An *offer* is a
-//! payload that a backend holds ready.
+//! Counts of what a service holds, taken before and after a fault to find leaks. A *payload* is the body of a response
+//! that bypasses tiers. A *flow* is a frontend's record of a client connection. A socket of a backend is *parked* while
+//! it waits for its client's next payload. An *offer* is a payload that a backend holds ready.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -53,9 +53,9 @@ pub struct Expected {
     pub within: Duration,
 }
 
-/// Bound for endings that do not depend on a timeout. The longest waits are four heartbeats, the duration of a passing
-/// fault, and the time until the server asks for the rest again (2.5 s). The bound adds time for a machine that does
-/// other work.
+/// Bound for endings that do not depend on a timeout. The longest waits are: until a silent agent counts as lost (four
+/// heartbeats, 1 s), until a passing fault is over (1 s), and until the frontend's nginx asks for the rest of a body
+/// for the last time (2.5 s). The bound adds time for a machine that does other work.
 const SOON: Duration = Duration::from_secs(4);
 /// Bound for endings that come with a timeout: 1.25 times [`super::bed::TIMEOUT`] (docs/nginx.md, `send_timeout`),
 /// after waits like those that [`SOON`] allows for.
@@ -82,9 +82,9 @@ const LE: Expected = late(&[End::Error]);
 /// A broken connection after a timeout.
 const LB: Expected = late(&[End::Broken]);
 /// One of two endings, as the timing decides. A brief cut lasts a second, which is four heartbeats, so the agents may
-/// or may not lose each other. That decides whether the server can ask for the rest again in time. The timing also
-/// decides after a restart of the frontend's agent: the server may ask before the session with the backend's agent is
-/// back.
+/// lose each other or not. This decides whether the frontend's nginx can ask for the rest of the body in time. The
+/// timing also decides after a restart of the frontend's agent: nginx may ask before the session with the backend's
+/// agent is back.
 const WE: Expected = late(&[End::Whole, End::Error]);
 const WB: Expected = late(&[End::Whole, End::Broken]);
 /// The connection is broken, or the body is whole: the queued rest of the body may have reached the client before the

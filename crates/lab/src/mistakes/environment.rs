@@ -94,7 +94,8 @@ fn files() -> Vec<Mistake> {
     ]
 }
 
-/// Configuration of a second agent beside the first, with another socket, address and directory of pins.
+/// Configuration of a second agent beside the first, with another socket, another address, and another directory of
+/// pinned BPF maps.
 fn another(text: &str) -> String {
     let text = swap(text, "agent.sock", "another.sock");
     let text = swap(&text, "10.77.1.1:7440", "10.77.1.1:7450");
@@ -103,8 +104,8 @@ fn another(text: &str) -> String {
 }
 
 impl super::Running<'_> {
-    /// Waits until each process beside the service has ended. Fails where one continues, because it should have been
-    /// refused.
+    /// Waits until each process beside the service has ended. Fails if one still runs after 60 seconds, because it
+    /// should have been refused.
     fn wait_for_others(&mut self) -> Result<()> {
         for other in &mut self.others {
             let ended = other.wait(std::time::Duration::from_secs(60));
@@ -125,7 +126,7 @@ pub(super) fn open_way(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Starts a program on the backend that listens at the ports from which payloads are sent.
+/// Starts a program on the backend that listens at the ports from which the backend sends bodies to clients.
 pub(super) fn take_sender_ports(lab: &Lab) -> Result<Vec<Process>> {
     let (first, last) = (SENDER_PORTS.start(), SENDER_PORTS.end());
     let script = format!(

@@ -10,5 +10,6 @@ pub struct Known {
     pub always: bool,
 }
 
-/// Rows that fail. One that passes must be removed from this list: a test says so.
+/// Rows that fail. A row that is listed as failing each time, and passes, must be removed from this list: a test says
+/// so.
 pub const KNOWN: &[Known] = &[];

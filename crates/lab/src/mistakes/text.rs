@@ -17,7 +17,7 @@ pub(super) fn set(text: &str, key: &str, value: &str) -> String {
     text.lines().map(|line| if is(&line) { format!("{key} = {value}\n") } else { format!("{line}\n") }).collect()
 }
 
-/// Returns the text without the lines that begin with a word.
+/// Returns the text without the lines that begin with `word`.
 ///
 /// # Panics
 /// When the text does not contain the word.

@@ -32,8 +32,8 @@ impl OnDemand {
     /// Options for tests: the order of locks is checked.
     pub const CHECKED: Self = Self { unaligned: false, checks_locks: true };
 
-    /// Command that starts a program on a host under the `shunt run` that was built. The program's name and arguments
-    /// follow.
+    /// Command that starts a program on a host under `shunt run` as it was built here. The program's name and arguments
+    /// have to be appended.
     ///
     /// # Errors
     /// When `shunt` was not built.
@@ -41,7 +41,8 @@ impl OnDemand {
         Ok(self.launcher(host, &shunt_program()?))
     }
 
-    /// Command that starts a program on a host under `shunt run`. The program's name and arguments follow.
+    /// Command that starts a program on a host under `shunt run` (`program`). The started program's name and arguments
+    /// have to be appended.
     pub(super) fn launcher(self, host: &Host, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.arg("run").arg("--store").arg(socket(host));

@@ -68,7 +68,7 @@ impl Subject for Case {
         match self {
             Self::Bypass { unaligned: false } => "bypass/64k".to_owned(),
             Self::Bypass { unaligned: true } => "bypass/64k/unaligned".to_owned(),
-            // The backend has only one case, so the name does not say the wire.
+            // The backend has only one case, so the name does not say the kind of link.
             Self::Tier { tier: Tier::Backend, size, .. } => format!("be-cpu/{}", size_name(size)),
             Self::Tier { tier: Tier::Intermediate, size, wire } => format!("is-cpu/{}/{wire}", size_name(size)),
             Self::Tier { tier: Tier::Frontend, size, wire } => format!("fe-cpu/{}/{wire}", size_name(size)),
@@ -130,7 +130,7 @@ impl Case {
         }
     }
 
-    /// Placement of the hosts for this case.
+    /// Which host has the measured core in this case.
     pub(super) fn placement(self) -> Placement {
         match self {
             Self::Tier { tier, .. } => Placement::Tier(
