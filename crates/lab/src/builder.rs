@@ -1,4 +1,5 @@
-//! Builder of labs: the description of a lab, and the steps that make running hosts from it.
+//! Builder of labs: the description of a lab (test hosts on one machine), and the steps that make running hosts from
+//! it.
 
 use anyhow::{Context, Result, ensure};
 

@@ -1,4 +1,5 @@
-//! `shunt-lab lab`: builds a lab, enters its hosts, and removes what is left of labs whose process has ended.
+//! `shunt-lab lab`: builds a lab (test hosts as network namespaces), enters its hosts, and removes what is left of labs
+//! whose process has ended.
 
 use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;

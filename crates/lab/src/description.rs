@@ -1,4 +1,4 @@
-//! Description of a lab for other processes: a file in the lab's directory.
+//! Description of a lab (test hosts as network namespaces) for other processes: a file in the lab's directory.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};

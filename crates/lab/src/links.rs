@@ -1,4 +1,4 @@
-//! Joins the hosts of a lab: namespaces, links, addresses, and the kernel's settings for them.
+//! Joins the hosts of a lab: network namespaces, links, addresses, and the kernel's settings for them.
 
 use std::fmt::Write as _;
 use std::io::Write as _;

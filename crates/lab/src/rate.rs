@@ -35,7 +35,7 @@ pub struct RateReport {
     pub due: u64,
     /// Number of these requests that were answered in full.
     pub answered: u64,
-    /// Number of answers with a status other than 2xx.
+    /// Number of these answers whose status was not 2xx.
     pub status_errors: u64,
     /// Number of connections that failed during a request.
     pub connection_errors: u64,

@@ -1,6 +1,6 @@
 //! `shunt-lab simulate`: runs *histories* until the time is over, on all processors. A history is a run of a whole
-//! service on a virtual clock (crates/simulator), and its seed decides everything that happens. Each history has the
-//! next seed.
+//! service on a virtual clock (crates/simulator), and its seed decides everything that happens. The next history has
+//! the next seed.
 
 use std::any::Any;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! The hosts of a lab, their names, ports and addresses.
+//! The hosts of a lab (test hosts as network namespaces), their names, ports and addresses.
 //!
 //! ```text
 //!  client                 frontend           intermediateN        backend

@@ -1,4 +1,4 @@
-//! The closed-loop load: wrk.
+//! The closed-loop load: wrk. Each of its connections waits for an answer before it asks again.
 
 use std::process::Command;
 use std::time::Duration;

@@ -16,10 +16,10 @@ use crate::wire::Wire;
 /// Costs that several cases share, in microseconds of the service's core per response.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
-    /// Cost of a header-only response through the tiers, by the number of intermediates and the kind of wire.
+    /// Cost of a header-only response through the tiers, by the number of intermediates and the kind of links.
     chain: HashMap<(u8, Wire), f64>,
-    /// Cost of a response straight from the backend, by the body's size and the kind of wire. It does not depend on the
-    /// number of tiers before the backend.
+    /// Cost of a response straight from the backend, by the body's size and the kind of links. It does not depend on
+    /// the number of tiers before the backend.
     direct: HashMap<(u64, Wire), f64>,
 }
 

@@ -85,7 +85,7 @@ fn find(outcome: &Outcome, case: Case) -> Option<&CaseOutcome> {
     outcome.cases.iter().find(|one| one.name == name)
 }
 
-/// Picture of the cases about the whole service's CPU, with a panel per kind of wire and a row per body size.
+/// Picture of the cases about the whole service's CPU, with a panel per kind of links and a row per body size.
 fn cpu_picture(outcome: &Outcome, intermediates: u8) -> Option<Picture> {
     let panel = |wire: Wire| {
         let rows = CPU_SIZES.iter().filter_map(|&size| {

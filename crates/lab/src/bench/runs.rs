@@ -1,5 +1,6 @@
 //! Measurement of each case of `shunt-lab bench disc`. A *shortcut* is a response whose body bypasses tiers. The
-//! *physical limit* is what a response would cost if Shunt's own work cost nothing (limit.rs).
+//! *physical limit* is what a response would cost if Shunt's own work cost nothing (limit.rs). A *side* is one of the
+//! services that are compared.
 
 use std::time::Duration;
 

@@ -105,16 +105,16 @@ impl Part {
         }
     }
 
-    /// Beginning of the paths for clients that need the silent part.
+    /// Beginning of the URL paths that clients ask for if they need the silent part.
     pub(super) fn prefix(self) -> String {
         if self == Self::Disk { format!("/t/{DISK}/") } else { "/t/".to_owned() }
     }
 
-    /// Beginnings of the paths for bystanders, the clients that do not need the silent part.
+    /// Beginnings of the URL paths that bystanders (clients that do not need the silent part) ask for.
     pub(super) fn bystanders(self, manner: Manner) -> &'static [&'static str] {
         match (self, manner) {
-            // Bystanders also ask for `/t/`, which the worker with the silent disk serves: a file that cannot be read
-            // does not stop nginx's worker. A file that cannot be opened does, with Shunt and without.
+            // Bystanders also ask for `/t/`, whose nginx worker reads from the silent disk: a file that cannot be read
+            // does not stop the worker. A file that cannot be opened does, with Shunt and without.
             (Self::Disk, Manner::Stopped | Manner::Slow) => &["/t/", "/other/", "/plain/"],
             // Everything that this frontend hands off to backends goes through its agent.
             (Self::FrontendAgent, _) => &["/plain/"],

@@ -72,7 +72,7 @@ impl Disturbance {
     /// Whether responses on this path through the service may break.
     fn breaks(&self, way: Way) -> bool {
         match self.fault {
-            // On a reload, nginx lets its requests finish.
+            // On a reload, nginx lets its present requests finish.
             Fault::BackendServerReloaded | Fault::FrontendServerReloaded => false,
             fault if FRONTEND.contains(&fault) => true,
             _ => way == Way::First,
@@ -84,7 +84,7 @@ impl Disturbance {
         matches!(self.fault, Fault::FrontendServerReloaded | Fault::FrontendWorkerKilled)
     }
 
-    /// Whether this disturbance explains a response that ended like this at `ended`.
+    /// Whether this disturbance explains the ending of `response`. `ended` is the time of the ending.
     pub(super) fn explains(&self, response: &Response, ended: Instant) -> bool {
         let until = self.end + RECOVERY;
         let breaks = self.breaks(response.way) && response.asked <= until && self.begin <= ended;

@@ -1,4 +1,5 @@
-//! Measurement of each case of `shunt-lab bench odb`. A *bed* is the labs of all services that are compared.
+//! Measurement of each case of `shunt-lab bench odb`. A *bed* is the labs of all services that are compared, and a
+//! *side* is one of these services.
 
 use std::time::Duration;
 
