@@ -107,9 +107,9 @@ pub enum Bench {
     Attack(Attack),
     /// The table of silence: each part stopped, cut off, or slow, and how long others wait
     ///
-    /// In a row, one client is in mid-payload when the part falls silent, another sends its request afterwards, and
-    /// bystanders download without that part. docs/silence.md says what each row is. Exit code 1 if a byte is wrong, a
-    /// time limit is exceeded, or a bystander waits longer than 1 second.
+    /// In a row, one client is in mid-payload when the part falls silent, another sends its request during the silence,
+    /// and bystanders download without that part. docs/silence.md says what each row is. Exit code 1 if a byte is
+    /// wrong, a time limit is exceeded, or a bystander waits longer than 1 second.
     ///
     /// Needs root.
     Silence(Silence),

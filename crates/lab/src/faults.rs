@@ -3,9 +3,9 @@
 //!
 //! A cell of the table is one fault at one step. It takes a response to the step and holds it there. It injects the
 //! fault, and compares each byte until the client's response ends. Meanwhile a bystander, another client, downloads a
-//! body that the fault does not concern. Afterwards the cell repairs the service as an operator would do it. The
-//! service must work as before, and hold no more than before: sockets, entries of BPF maps, bodies that backends hold
-//! ready (offers), descriptors, processes. docs/faults.md is the operator's page.
+//! body on a path that the fault does not break. Afterwards the cell repairs the service as an operator would do it.
+//! The service must work as before, and hold no more than before: sockets, entries of BPF maps, bodies that backends
+//! hold ready (offers), descriptors, processes. docs/faults.md is the operator's page.
 
 mod bed;
 mod cell;

@@ -1,9 +1,9 @@
 //! The table of silence: each part of the service stops, is cut off without notice, or gets slow. Meanwhile responses
 //! for other clients must continue.
 //!
-//! In a row, one client is in mid-payload on the path that goes silent, and another client sends its request there
-//! during the silence. *Bystanders* are clients with other connections and other paths. The row notes each bystander's
-//! longest wait for its next byte. docs/silence.md is the operator's page.
+//! In a row, one client has read a part of its body when the path to that body goes silent. Another client sends its
+//! request on this path during the silence. *Bystanders* are clients with other connections and other paths. The row
+//! notes each bystander's longest wait for its next byte. docs/silence.md is the operator's page.
 
 mod bystander;
 mod command;

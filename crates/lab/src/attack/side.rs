@@ -78,8 +78,8 @@ impl<'lab> Side<'lab> {
             agent_frontend: peer::CONFIGURED,
             agent_backend: peer::CONFIGURED,
             tls: Some(""),
-            // With `apart` the service starts although the agents never find all of their peers: the hostile peer is
-            // configured as a peer, but runs no agent.
+            // With `apart` the service starts although the agents never find all of their peers (the agents of other
+            // machines): the hostile peer is configured as a peer, but runs no agent.
             apart: true,
             ..Settings::default()
         };

@@ -1,4 +1,4 @@
-//! Changes to the texts of agents' and nginx's configurations.
+//! Changes to the texts of the configurations of agents (Shunt's daemons) and of nginx.
 
 use crate::host::{Host, Role};
 

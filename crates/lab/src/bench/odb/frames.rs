@@ -1,6 +1,6 @@
 //! Frames on connections between programs under `shunt run`, and their lengths, read from a capture. A frame is a run
-//! of real bytes (bytes that the program wrote), or a *reference*, which goes in place of bytes that stay in a store.
-//! The connection begins with a preamble if it has frames.
+//! of real bytes (bytes that the program wrote), or a *reference*, which goes in place of bytes that stay in the
+//! *store* of the writer's machine. The connection begins with a preamble if it has frames.
 
 use std::collections::BTreeMap;
 use std::fs::File;

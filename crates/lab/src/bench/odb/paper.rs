@@ -1,7 +1,7 @@
 //! `shunt-lab bench odb --paper`: measures Tables 4.1, 4.2 and 4.3 of the paper on on-demand buffers, and prints them
 //! beside the paper's numbers. The paper's chain is nginx, nginx, PHP (its sections 4.4.4 and 4.4.5): the intermediate
-//! speaks FastCGI, and the length of a body is a multiple of 4 KiB. A *payload* is a body that stays in a store of the
-//! machine where it was written. A *reference* names bytes of a payload, and goes into a connection in their place.
+//! speaks FastCGI, and the length of a body is a multiple of 4 KiB. A *payload* is a body that stays in the *store* of
+//! the machine where it was written. A *reference* names bytes of a payload, and goes into a connection in their place.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
