@@ -1,8 +1,8 @@
 //! Links with the properties of real networks: delay, loss, reordering, rate. [`Link`] holds them as a plain value.
 //!
-//! TCP, with its congestion control, is the kernel's own. The network between the hosts is a queue in user space: it
-//! needs no netem, and a seed decides what becomes of each frame. [`line::Line`] is one direction, without I/O.
-//! [`cable::Cable`] is the thread that moves frames between two TAP devices through two lines.
+//! TCP, with its congestion control (cubic), is the kernel's own. The network between the hosts is a queue in user
+//! space: it needs no netem, and a seed decides what becomes of each frame. [`line::Line`] is one direction, without
+//! I/O. [`cable::Cable`] is the thread that moves frames between two TAP devices through two lines.
 
 pub(crate) mod cable;
 mod frame;

@@ -27,7 +27,8 @@ const HOST_SYSCTLS: &[(&str, &str)] = &[
     ("ipv4/ip_local_port_range", "20000 60999"),
 ];
 
-/// Network sysctls of the switch, and of hosts without IPv6: the kernel sends no IPv6 packet of its own accord.
+/// Network sysctls of hosts without IPv6, and of a switch that is a bridge: the kernel sends no IPv6 packet of its own
+/// accord.
 const WITHOUT_IPV6: &[(&str, &str)] = &[("ipv6/conf/all/disable_ipv6", "1"), ("ipv6/conf/default/disable_ipv6", "1")];
 
 /// Network sysctls of hosts with IPv6. The lab's addresses are used at once, without a check for duplicates, and router

@@ -65,8 +65,7 @@ fn attack(minutes: f64, seed: u64, progress: &Progress) -> Result<Outcome> {
     }
     progress.clear();
     let ended = [ours.ended()?, plain.ended()?];
-    // The counters of the frontend's agent (Shunt's daemon) are lost if it has ended. The number of shortcuts is then
-    // 0.
+    // If the frontend's agent (Shunt's daemon) has ended, its counters are lost. The number of shortcuts is then 0.
     let shortcuts = ours.shortcuts().unwrap_or(shortcuts).saturating_sub(shortcuts);
     let mut outcome = Outcome::of(seed, minutes, &turns, &ended, shortcuts);
     if !outcome.wrong.is_empty() {

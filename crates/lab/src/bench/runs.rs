@@ -161,7 +161,8 @@ impl Runner {
 
     /// Measures Shunt's CPU per response for the short body and for the case's body, both at the same constant rate,
     /// and adds them to the outcome as further figures. The outcome itself is from a closed loop. That asks for fewer
-    /// long bodies per second than short ones, and a core that is idle more often spends more CPU on waking up.
+    /// long bodies per second than short ones, and a core that is idle more often spends more CPU on waking up,
+    /// whatever it serves.
     fn growth(&self, bed: &Bed, case: Case, outcome: CaseOutcome) -> Result<CaseOutcome> {
         let (mut short, mut long) = (Sample::default(), Sample::default());
         for _ in 0..self.effort.rounds(case) {

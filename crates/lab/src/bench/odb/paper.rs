@@ -141,8 +141,9 @@ impl<'lab> Site<'lab> {
         Ok(table)
     }
 
-    /// Measures Table 4.2 or 4.3. All bytes that reach the intermediate count as not bypassed: frames,
-    /// acknowledgements, and fetched bytes. The bytes that it receives for empty bodies are subtracted.
+    /// Measures Table 4.2 or 4.3. All bytes that reach the intermediate count as not bypassed: real bytes and
+    /// references in connections, acknowledgements, and bytes that it fetches from a store. The bytes that it receives
+    /// for empty bodies are subtracted.
     fn bypassed(&self, unaligned: bool) -> Result<Table> {
         let received = |pages: usize| -> Result<u64> {
             let meter = ByteMeter::start(self.intermediate()?)?;
