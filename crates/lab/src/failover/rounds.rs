@@ -30,8 +30,8 @@ pub struct Round {
 pub struct Whole {
     pub elapsed: Duration,
     pub longest_pause: Duration,
-    /// Number of times that another backend continued. It is 0 if the lost backend's kernel had all the rest of the
-    /// body to send, or if the lost backend had not begun to send the body.
+    /// Number of times that another backend continued. It is 0 if the lost backend's kernel already had the rest of the
+    /// body and sent it, or if the lost backend had not begun to send the body.
     pub failovers: u64,
 }
 

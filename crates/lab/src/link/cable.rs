@@ -69,8 +69,8 @@ impl Cable {
         &self.link
     }
 
-    /// Seed that decides what becomes of each frame. With the same seed in `SHUNT_SEED`, the nth frame is again lost or
-    /// late, or neither.
+    /// Seed that decides what becomes of each frame. With the same seed in `SHUNT_SEED`, another run loses and delays
+    /// the same frames, by their number.
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.seed

@@ -75,7 +75,8 @@ pub(super) fn mark_congestion(frame: &mut [u8]) -> bool {
             ip[10..12].copy_from_slice(&sum.to_be_bytes());
             true
         }
-        // The ECN field is the last two bits of the traffic class, which begins in the middle of the first byte.
+        // The ECN field is the last two bits of the traffic class, which begins in the middle of the IPv6 header's
+        // first byte.
         [_, _, _, _, _, _, _, _, _, _, _, _, 0x86, 0xdd, _, class, ..] if *class & CE << 4 != 0 => {
             *class |= CE << 4;
             true

@@ -1,4 +1,5 @@
-//! Cases of `shunt-lab bench odb`, by names that never change. A *store* has the bodies that programs have written.
+//! Cases of `shunt-lab bench odb`, by names that never change. A *store* has the bodies that programs under `shunt run`
+//! have written.
 
 use std::fmt;
 
