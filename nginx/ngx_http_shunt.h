@@ -451,6 +451,7 @@ ngx_int_t ngx_http_shunt_agent_ready(void);
 ngx_int_t ngx_http_shunt_agent_connected(void);
 ngx_int_t ngx_http_shunt_agent_takes_offers(void);
 ngx_http_shunt_ring_t *ngx_http_shunt_agent_ring(void);
+ngx_http_shunt_ring_t *ngx_http_shunt_newest_ring(void);
 uint64_t ngx_http_shunt_agent_offer_number(void);
 ngx_int_t ngx_http_shunt_agent_offer(struct shunt_offer *offer, int fd);
 ngx_int_t ngx_http_shunt_agent_post(const void *message, size_t size);
@@ -495,6 +496,7 @@ void ngx_http_shunt_ring_hold(ngx_http_shunt_ring_t *ring);
 void ngx_http_shunt_ring_release(ngx_http_shunt_ring_t *ring);
 ngx_uint_t ngx_http_shunt_ring_drain(ngx_http_shunt_ring_t *ring);
 ngx_int_t ngx_http_shunt_ring_ask(ngx_http_shunt_ring_t *ring);
+ngx_uint_t ngx_http_shunt_ring_answered(void);
 const struct shunt_state *ngx_http_shunt_ring_answer(ngx_http_shunt_ring_t *ring, uint64_t handoff);
 uint32_t ngx_http_shunt_ring_index(const ngx_http_shunt_ring_t *ring);
 

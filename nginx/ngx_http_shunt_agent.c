@@ -87,6 +87,11 @@ void ngx_http_shunt_agent_exit(void)
     ngx_http_shunt_forget_messages(ngx_http_shunt_nmessages);
     ngx_http_shunt_channel_close(&ngx_http_shunt_control);
     ngx_http_shunt_channel_close(&ngx_http_shunt_offers);
+
+    if (ngx_http_shunt_control.newest) {
+        ngx_http_shunt_ring_release(ngx_http_shunt_control.newest);
+        ngx_http_shunt_control.newest = NULL;
+    }
 }
 
 /* ---- state of the connections ---- */
@@ -111,9 +116,17 @@ ngx_int_t ngx_http_shunt_agent_takes_offers(void)
            !ngx_http_shunt_pulse_is_gone();
 }
 
+/* Ring for new handoffs. NULL: there is no agent, or it has given this worker no ring. */
 ngx_http_shunt_ring_t *ngx_http_shunt_agent_ring(void)
 {
     return ngx_http_shunt_control.ring;
+}
+
+/* Ring for questions about handoffs in progress, whether there is an agent or not. Rings of earlier
+ * agents do not do: the newest agent may have given their numbers to other rings. */
+ngx_http_shunt_ring_t *ngx_http_shunt_newest_ring(void)
+{
+    return ngx_http_shunt_control.newest;
 }
 
 /* ---- offers ---- */

@@ -96,6 +96,21 @@ static ngx_int_t ngx_http_shunt_receive_message(int fd, ngx_http_shunt_received_
     return NGX_OK;
 }
 
+/* Keeps the channel's ring until a welcome brings another, also after the connection is lost. */
+static void ngx_http_shunt_keep_newest(ngx_http_shunt_channel_t *ch)
+{
+    if (ch->ring == NULL) {
+        return;
+    }
+
+    if (ch->newest) {
+        ngx_http_shunt_ring_release(ch->newest);
+    }
+
+    ngx_http_shunt_ring_hold(ch->ring);
+    ch->newest = ch->ring;
+}
+
 static ngx_int_t ngx_http_shunt_welcomed(ngx_http_shunt_channel_t *ch,
                                          ngx_http_shunt_received_t *in, ngx_log_t *log)
 {
@@ -120,6 +135,7 @@ static ngx_int_t ngx_http_shunt_welcomed(ngx_http_shunt_channel_t *ch,
     if (ch->kind == SHUNT_CHANNEL_CONTROL && in->fds[2] != -1) {
         ch->ring = ngx_http_shunt_ring_open(in->fds[2], in->body.welcome.ring, log);
         in->fds[2] = -1;
+        ngx_http_shunt_keep_newest(ch);
         ngx_http_shunt_watch_again((ngx_cycle_t *) ngx_cycle);
     }
 
@@ -314,7 +330,7 @@ void ngx_http_shunt_channel_close(ngx_http_shunt_channel_t *ch)
     }
 
     if (ch->ring) {
-        ngx_http_shunt_ring_release(ch->ring); /* handoffs in progress keep it */
+        ngx_http_shunt_ring_release(ch->ring); /* `newest` and handoffs in progress keep it */
         ch->ring = NULL;
     }
 }

@@ -37,7 +37,8 @@ typedef struct {
     uint32_t offers; /* count of the offers under this `worker`, the lower half of their numbers */
     ngx_http_shunt_ring_t *ring;
 
-    ngx_connection_t *connection; /* NULL: waiting to try again */
+    ngx_http_shunt_ring_t *newest; /* ring of the last welcome that brought one; NULL: none did */
+    ngx_connection_t *connection;  /* NULL: waiting to try again */
     ngx_str_t path;
     ngx_event_t retry;
     ngx_msec_t backoff; /* pause before the next attempt; 0: no attempt yet */

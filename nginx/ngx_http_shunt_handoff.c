@@ -79,18 +79,11 @@ void ngx_http_shunt_leave_reading(ngx_http_shunt_ctx_t *ctx)
 
 /* ---- in progress ---- */
 
-/*
- * Returns the kernel's state of a handoff, or NULL. May handle the handoff's completion, if its
- * event is in the ring. Uses the newest ring: after the agent has come back, this worker has a new
- * one, and the old ring's number may belong to another process.
- */
+/* Returns the kernel's state of a handoff, or NULL. May handle the handoff's completion, if its
+ * event is in the ring. */
 const struct shunt_state *ngx_http_shunt_state(ngx_http_shunt_ctx_t *ctx)
 {
-    ngx_http_shunt_ring_t *ring = ngx_http_shunt_agent_ring();
-
-    if (ring == NULL) {
-        ring = ctx->ring;
-    }
+    ngx_http_shunt_ring_t *ring = ngx_http_shunt_newest_ring();
 
     if (ngx_http_shunt_ring_ask(ring) != NGX_OK ||
         ngx_http_shunt_kernel_state(ctx->request->connection->fd,

@@ -269,8 +269,16 @@ ngx_int_t ngx_http_shunt_ring_ask(ngx_http_shunt_ring_t *ring)
     ngx_int_t rc = ngx_http_shunt_ring_read(ring);
 
     ngx_http_shunt_answer.handoff = 0;
+    ngx_http_shunt_answer.kind = 0;
 
     return rc;
+}
+
+/* Returns 1 if the kernel has answered in the ring since ngx_http_shunt_ring_ask(), and the answer
+ * was read, whichever handoff it is about. */
+ngx_uint_t ngx_http_shunt_ring_answered(void)
+{
+    return ngx_http_shunt_answer.kind == SHUNT_EVENT_STATE;
 }
 
 /*

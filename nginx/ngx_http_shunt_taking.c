@@ -48,24 +48,26 @@ static void ngx_http_shunt_forget(ngx_http_shunt_ctx_t *ctx)
 
 /* Ends the region. `when`: one of SHUNT_TAKE_*. NGX_OK: the region has ended; `state`, if not NULL,
  * gets the kernel's answer, or NULL where the ring had no room for it. NGX_DECLINED: the region had
- * ended already, or what the client has is not what `when` requires. NGX_AGAIN: the ring cannot be
- * read now, so the kernel was not asked. */
+ * ended already, or what the client has is not what `when` requires. NGX_AGAIN: the kernel's answer
+ * could not be read now, so the region stays. */
 ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t when,
                                     const struct shunt_state **state)
 {
     struct shunt_take take;
-    ngx_http_shunt_ring_t *ring = ngx_http_shunt_agent_ring();
-
-    if (ring == NULL) {
-        ring = ctx->ring;
-    }
+    ngx_http_shunt_ring_t *ring = ngx_http_shunt_newest_ring();
 
     take.ring = ngx_http_shunt_ring_index(ring);
     take.when = when;
     take.handoff = ctx->id;
 
-    if (state && ngx_http_shunt_ring_ask(ring) != NGX_OK) {
-        return NGX_AGAIN;
+    /* Without an answer, nobody knows what the client has of a region that has ended. The ring may
+     * be another process's by now, if its agent is gone. So a harmless question comes first. */
+    if (state) {
+        (void) ngx_http_shunt_state(ctx);
+
+        if (!ngx_http_shunt_ring_answered() || ngx_http_shunt_ring_ask(ring) != NGX_OK) {
+            return NGX_AGAIN;
+        }
     }
 
     if (ngx_http_shunt_kernel_take(ctx->request->connection->fd, &take) == -1) {

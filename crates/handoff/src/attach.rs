@@ -15,7 +15,7 @@ use std::path::Path;
 use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::{Link, PrintLevel, Program, ProgramMut, TC_EGRESS, TC_INGRESS, TcAttachPoint, TcHook};
 use libbpf_rs::{TcHookBuilder, set_print};
-use rustix::net::{AddressFamily, SocketType, netdevice, socket};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
 
 use crate::bpf::STEERING_LAYOUT;
 use crate::error::SteeringError;
@@ -203,7 +203,7 @@ pub(crate) fn filter_at(ifindex: u32, place: TcPlace) -> Option<u32> {
 fn filter_of(ifindex: u32, place: TcPlace, handle: u32) -> Option<u32> {
     log_libbpf();
     // A look-up needs no program, but the hook cannot be made without some descriptor.
-    let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None).ok()?;
+    let any = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
     hook(&any, ifindex, place, handle).query().ok()
 }
 
@@ -258,7 +258,7 @@ fn take_off_or_say(ifindex: u32, place: TcPlace, handle: u32) {
 /// Takes the program at a place off, even if it belongs to another agent.
 pub(crate) fn take_off(ifindex: u32, place: TcPlace, handle: u32) -> Result<(), SteeringError> {
     let failed = |source| SteeringError::Detach { program: place.program, interface: interface_name(ifindex), source };
-    let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None)
+    let any = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
         .map_err(|errno| failed(std::io::Error::from(errno).into()))?;
     hook(&any, ifindex, place, handle).detach().map_err(failed)
 }
@@ -291,7 +291,7 @@ pub fn attached(ifindex: u32, is_frontend: bool, pin_dir: &Path) -> Attached {
 
 /// Name of an interface for messages to an operator. An interface that no longer exists is named by its index.
 fn interface_name(ifindex: u32) -> String {
-    let any = socket(AddressFamily::INET, SocketType::DGRAM, None);
+    let any = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
     let name = any.and_then(|any| netdevice::index_to_name(&any, ifindex));
     name.map_or_else(|_| format!("number {ifindex}"), |name| name.to_string())
 }
@@ -301,7 +301,8 @@ fn all_interfaces() -> Result<Vec<u32>, SteeringError> {
     let path = Path::new("/proc/thread-self/net/dev");
     let failed = |call| move |source| SteeringError::Path { call, path: path.into(), source };
     let table = fs::read_to_string(path).map_err(failed("read"))?;
-    let any = socket(AddressFamily::INET, SocketType::DGRAM, None).map_err(|e| failed("socket for")(e.into()))?;
+    let any = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+        .map_err(|e| failed("socket for")(e.into()))?;
     let names = table.lines().skip(2).filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
     Ok(names.filter_map(|name| netdevice::name_to_index(&any, name).ok()).collect())
 }

@@ -335,6 +335,15 @@ impl Frontend {
         ring.as_fd().try_clone_to_owned().map_err(|source| SteeringError::map("dup", "ring")(source.into()))
     }
 
+    /// Returns the numbers of the rings that an earlier agent has left. Its servers may still name them in calls, until
+    /// they have rings of this agent. To be called before [`create_ring`](Self::create_ring).
+    pub fn left_rings(&self) -> Vec<u32> {
+        let maps = || std::iter::once(&self.rings).chain(self.older.iter().map(|older| &older.rings));
+        let is_there =
+            |index: &u32| maps().any(|rings| matches!(rings.lookup(&index.to_ne_bytes(), MapFlags::ANY), Ok(Some(_))));
+        (0..MAX_RINGS).filter(is_there).collect()
+    }
+
     /// Removes a ring. From here on handoffs that name it are refused, and completions on their way to it are counted
     /// as lost. It is no error if there is no such ring.
     ///

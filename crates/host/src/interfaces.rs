@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use shunt_sys::netns::detached_sysfs;
 
 /// Type of an Ethernet interface, ARPHRD_ETHER (include/uapi/linux/if_arp.h). Loopback and tunnels of IP packets have
@@ -54,13 +54,13 @@ pub enum InterfaceError {
 /// # Errors
 /// Returns the kernel's error of socket(2) or ioctl(2): there is no such interface.
 pub fn interface_index(name: &str) -> io::Result<u32> {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     Ok(rustix::net::netdevice::name_to_index(&socket, name)?)
 }
 
 /// Returns the name of a network interface, for logs. Where it no longer exists, returns "number" and its index.
 pub fn interface_name(index: u32) -> String {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None);
+    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
     let name = socket.and_then(|socket| rustix::net::netdevice::index_to_name(&socket, index));
     name.map_or_else(|_| format!("number {index}"), |name| name.to_string())
 }

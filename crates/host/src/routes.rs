@@ -14,7 +14,7 @@ use netlink_packet_core::{NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkP
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
-use rustix::net::SocketType;
+use rustix::net::{SocketFlags, SocketType};
 use shunt_sys::sockopt;
 
 /// Size of the buffer for an answer, which is one route, in bytes.
@@ -70,7 +70,8 @@ impl Routes {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
         socket.set_non_blocking(true)?;
-        let any = rustix::net::socket(rustix::net::AddressFamily::INET, SocketType::DGRAM, None)?;
+        let any =
+            rustix::net::socket_with(rustix::net::AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
         Ok(Self { socket, sequence: 0, domain: sockopt::bound_interface(&any)? })
     }
 

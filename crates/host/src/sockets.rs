@@ -5,7 +5,7 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 
 use procfs::net::TcpState;
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 /// Number of pages that is assumed where tcp_mem cannot be read or has a smaller number.
 const LEAST_TCP_PAGES: u64 = 16384;
@@ -15,7 +15,7 @@ const LEAST_TCP_PAGES: u64 = 16384;
 /// # Errors
 /// Returns the kernel's error of socket(2) or getsockopt(2).
 pub fn netns_cookie() -> io::Result<u64> {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     shunt_sys::sockopt::netns_cookie(&socket)
 }
 

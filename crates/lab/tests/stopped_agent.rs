@@ -90,6 +90,27 @@ fn a_handoff_of_an_agent_that_is_killed_goes_on_without_it() -> Result<()> {
     })
 }
 
+/// The agent that comes after the one of the handoff is killed, too. Its rings have taken the place of the earlier
+/// agent's, and the worker has to ask the kernel by the newest one.
+#[test]
+fn a_handoff_of_an_agent_whose_successor_is_killed_goes_on_without_it() -> Result<()> {
+    needs_root();
+    start(0, |service| {
+        let frontend = service.lab.frontend();
+        service.still_good()?;
+        let held = ask(service)?;
+        let flows = FlowTable::of(service.lab)?;
+        wait_for("a handoff is under way", || flows.active() == 1)?;
+        service.service.kill_agent(frontend)?;
+        service.service.restart_agent(frontend)?;
+        recovers(service)?;
+        service.service.kill_agent(frontend)?;
+        held.finish(service)?;
+        service.service.restart_agent(frontend)?;
+        recovers(service)
+    })
+}
+
 /// Name and length of a file that is longer than the client has room for, but fits into the sender's socket.
 const QUEUED: (&str, u64) = ("500k", 500 << 10);
 const QUEUED_BYTES: &str = "agent.senders.queued_bytes";

@@ -125,6 +125,12 @@ impl Servers {
         Self { all: Slab::new(), next_worker: 1, free_rings, limit }
     }
 
+    /// Gives free rings out after all others, because servers of an earlier agent may still name them in calls.
+    pub fn give_last(&mut self, rings: &[u32]) {
+        self.free_rings.retain(|ring| !rings.contains(ring));
+        self.free_rings.extend(rings);
+    }
+
     /// Changes the limit. Connections beyond it stay.
     pub fn set_limit(&mut self, limit: usize) {
         self.limit = limit;
@@ -294,6 +300,23 @@ mod tests {
             given.push(ring);
         }
         assert!(given.iter().copied().eq((0..RINGS).chain([0])), "{given:?}");
+    }
+
+    #[test]
+    fn rings_that_an_earlier_agent_has_left_are_given_last() {
+        let (mut servers, now) = (Servers::new(4096, true), Instant::now());
+        servers.give_last(&[0, 2]);
+        let mut given = || {
+            let server = servers.add(caller(1), now).unwrap();
+            servers.welcome(server, Channel::Control)
+        };
+        assert_eq!((given(), given()), (Some(1), Some(3)));
+        let others: Vec<u32> = (0..600).filter_map(|_| given()).collect();
+        assert!(!others.contains(&0) && !others.contains(&2), "one user got more than half of the rings");
+        servers.give_last(&[]);
+        let server = servers.add(caller(2), now).unwrap();
+        assert!(servers.welcome(server, Channel::Control).is_some_and(|ring| ring > 3));
+        assert_eq!(servers.free_rings.iter().rev().take(2).collect::<Vec<_>>(), [&2, &0]);
     }
 
     #[test]

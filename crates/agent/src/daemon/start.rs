@@ -149,8 +149,9 @@ impl Daemon {
         kernel.store = store.as_ref().map(|store| (store.holder, store.shelf.clone()));
         let signals = Signals::watch(&poll)?;
         listeners.watch(&poll)?;
-        let logic =
+        let mut logic =
             Logic::new(config.settings(&config.sender_ports(&[])), sockets::netns_cookie().unwrap_or(0), of_store, now);
+        logic.shared.servers.give_last(kernel.frontend.as_ref().map_or(&[], |frontend| frontend.left_rings()));
         let board = BoardMemory::new(&logic.shared.board)?;
         beginning.has_worked();
         let seen = views::unseen(config.peers.len());

@@ -36,6 +36,9 @@ const GARBAGE_EVERY: Duration = Duration::from_secs(10);
 const CROWDED: u64 = MAX_FLOWS as u64 / 2;
 const CROWDED_QUIET: Duration = Duration::from_secs(2);
 const CROWDED_EVERY: Duration = Duration::from_secs(1);
+/// Time after the agent's start in which servers of an earlier agent get new rings: they try to connect every 5 s at
+/// least (NGX_HTTP_SHUNT_BACKOFF_MAX).
+const LEFT_RINGS_STAY: Duration = Duration::from_secs(15);
 /// Time between two checks whether the kernel has refused handoffs because the table is full.
 const FULL_EVERY: Duration = Duration::from_secs(1);
 
@@ -51,6 +54,8 @@ pub struct FrontendSteering {
     /// Time that a flow stays after its last packet, because both ends may still retransmit (RFC 9293, 3.6.1).
     quiet: Duration,
     full: Full,
+    /// Rings that an earlier agent has left, and that no server of this agent has got, and the time to remove them.
+    left_rings: (Vec<u32>, Instant),
     /// Channel to the thread that takes programs off the interfaces. It gets layouts that have no connection left.
     done: Sender<Older>,
     taken_out: Option<Receiver<Older>>,
@@ -75,8 +80,9 @@ impl FrontendSteering {
         let programs = Frontend::load(&FrontendConfig { pin_dir, netns_cookie, cgroup, interfaces })?;
         let (census, next_census, quiet) = (Census::new(), Instant::now(), frontend.flow_quiet);
         let (full, (done, taken_out)) = (Full::default(), channel());
-        let steering =
-            Self { programs, looked: None, census, next_census, quiet, full, done, taken_out: Some(taken_out) };
+        let left_rings = (programs.left_rings(), next_census + LEFT_RINGS_STAY);
+        let taken_out = Some(taken_out);
+        let steering = Self { programs, looked: None, census, next_census, quiet, full, left_rings, done, taken_out };
         steering.give_older_to(config);
         Ok(steering)
     }
@@ -110,8 +116,14 @@ impl FrontendSteering {
         self.programs.tc_programs()
     }
 
+    /// Returns the numbers of the rings that an earlier agent has left.
+    pub fn left_rings(&self) -> &[u32] {
+        &self.left_rings.0
+    }
+
     /// Makes a ring for a worker of the user `owner`. Returns `None` after an error, which is in the log.
     pub fn make_ring(&mut self, number: u32, owner: u32) -> Option<OwnedFd> {
+        self.left_rings.0.retain(|left| *left != number);
         let made = self.programs.create_ring(number, owner);
         made.map_err(|error| tracing::error!(error = chain(&error), "cannot make a completion ring")).ok()
     }
@@ -215,9 +227,13 @@ impl FrontendSteering {
     }
 
     /// Forgets flows whose connections are gone. Looks for them at least every GARBAGE_EVERY, and more often if there
-    /// are many flows. `handoffs` is the number of handoffs that have begun, each of which may have made a flow.
+    /// are many flows. `handoffs` is the number of handoffs that have begun, each of which may have made a flow. Removes
+    /// the rings of an earlier agent, once its servers have had time to get others.
     pub fn tend(&mut self, now: Instant, handoffs: u64) {
         self.tell_full(now);
+        if now >= self.left_rings.1 {
+            std::mem::take(&mut self.left_rings.0).into_iter().for_each(|left| self.remove_ring(left));
+        }
         let is_crowded = self.looked.is_some_and(|(_, flows, then)| flows + handoffs.saturating_sub(then) > CROWDED);
         let every = if is_crowded { CROWDED_EVERY } else { GARBAGE_EVERY.min(self.quiet) };
         let list = self.census.take();

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST};
 use netlink_sys::{Socket, protocols::NETLINK_SOCK_DIAG};
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use shunt_sys::sockopt;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -78,7 +78,7 @@ impl Closer {
     pub(crate) fn open() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
         socket.bind_auto()?;
-        let any = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+        let any = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
         Ok(Self { socket, sequence: 0, domain: sockopt::bound_interface(&any)? })
     }
 

@@ -134,11 +134,11 @@ impl World {
 
     /// Resets the connection between two agents. One of them sees it now, the other one when the reset arrives.
     fn reset(&mut self, one: usize, other: usize) {
-        if self.machines[one].agent.is_none() {
+        let peer = self.machines[one].peer(other);
+        if self.machines[one].agent.as_ref().is_none_or(|agent| agent.links[peer].is_none()) {
             return;
         }
         self.cover("reset");
-        let peer = self.machines[one].peer(other);
         self.lose_peer(one, peer, "reset");
         self.end_turn(one);
     }
@@ -151,7 +151,7 @@ impl World {
         let long = self.random.time(Duration::from_millis(100), Duration::from_secs(4));
         let pause = if self.random.below(3) == 0 { short } else { long };
         let other = (machine + 1 + self.random.below(machines - 1) as usize) % machines as usize;
-        let kinds = if self.variety.has_all_faults { 14 } else { 4 };
+        let kinds = if self.variety.has_all_faults { 15 } else { 4 };
         let fault = match self.random.below(kinds) {
             0 => Fault::Kill { machine, pause },
             1 => Fault::Stop { machine, pause },
@@ -165,6 +165,7 @@ impl World {
             11 => Fault::Renumber { machine },
             12 => Fault::Reach { machine, other },
             13 => Fault::WorkerEnds { machine },
+            14 => Fault::Reset { one: machine, other },
             _ => Fault::Cut { one: machine, other, pause },
         };
         self.fail(fault);
