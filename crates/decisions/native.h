@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
  * The decisions of the steering programs as ordinary functions, from which build.rs generates the
- * Rust declarations. Each does what its program does with the flow (or the sender's slot), and
- * nothing else.
+ * Rust declarations. Each does what its program does with the flow (the record of a client
+ * connection) or with the slot (the record of a backend's socket), and nothing else. At the
+ * frontend, fe_in and fe_out run on ingress and egress, and fe_setsockopt answers servers. At the
+ * backend, be_in and be_out run on ingress and egress.
  */
 #ifndef NATIVE_H
 #define NATIVE_H
@@ -58,7 +60,7 @@ bool native_is_made_up(const struct sender_slot *slot, const struct packet *p, _
 bool native_acknowledges_unsent(const struct sender_slot *slot, const struct packet *p);
 __u32 native_take_ack(struct sender_slot *slot, __u32 ack, bool *ahead);
 
-/* Sequence spaces. */
+/* Translation between the numbers of the frontend's kernel (local) and the client's. */
 __u32 native_to_local(const struct spaces *s, __u32 seq);
 bool native_to_client(const struct spaces *s, __u32 seq, __u32 end, __u32 *client);
 

@@ -1,5 +1,5 @@
-//! Compiles the steering programs and generates, into OUT_DIR, what Rust shares with them by maps. So these
-//! declarations are not written twice:
+//! Compiles the steering programs. Generates, into OUT_DIR, the Rust declarations of the contents of their maps, so
+//! that these are not written twice:
 //!
 //! * `frontend.skel.rs`, `backend.skel.rs`: the objects and how to load them;
 //! * `types.rs`: the structs of bpf/steering.h, from the objects' BTF, as plain bytes (zerocopy);
@@ -37,7 +37,8 @@ fn main() {
     println!("cargo::rerun-if-env-changed=CLANG");
 }
 
-/// Number of the layout of the feature `test-layout`, whose `struct flow` differs (bpf/steering.h).
+/// Number of the layout (version of the maps' contents) of the feature `test-layout`. Its `struct flow` differs
+/// (bpf/steering.h).
 const TEST_LAYOUT: &str = "32";
 
 fn is_test_layout() -> bool {

@@ -1,10 +1,11 @@
-//! The decisions of the steering programs, as Rust functions: which packet goes where, what is believed of it, and how
+//! The decisions of the steering programs, as Rust functions: which packet goes where, how far it is believed, and how
 //! a flow changes. They call the C code of crates/handoff/bpf/decisions, which documents each decision. This crate
 //! compiles that code for this machine, so that it can be tested without a kernel, a million times a second. The rest
 //! of the programs is not here: reading and rewriting packets, and the maps. A *flow* is the record of a client
 //! connection at its frontend. A *region* is a range of the connection's sequence numbers that a *peer*, a backend's
 //! agent, sends: one payload. A *break* is the flow's record of one region. A *copy* is a client's packet, rewritten
-//! for a backend. A *sender* is a backend's socket for a client.
+//! for a backend. A *sender* is a backend's socket for a client, and a *slot* its record. The programs are fe_in and
+//! fe_out at the frontend, and be_in and be_out at the backend, on ingress and egress.
 //!
 //! Sequence numbers and counts are in host order. Times are in nanoseconds of any clock that does not go back. Nothing
 //! here allocates or panics.
@@ -40,7 +41,8 @@ pub struct Asked<'a> {
     pub socket: &'a Socket,
     /// The connection, as read from the kernel's own structures.
     pub connection: &'a Connection,
-    /// Whether its flow is new and its handshake is proof ([`is_handshake_of`]).
+    /// Whether the connection's flow is new, and its handshake proves ([`is_handshake_of`]) that its packets pass fe_in
+    /// and fe_out with the socket's numbers.
     pub seen_to_begin: bool,
 }
 
@@ -49,7 +51,7 @@ impl Asked<'_> {
         native::asked {
             key: FlowKey::default(),
             ring: ptr::null_mut(),
-            // The C code only reads it, but declares no pointer to a kernel's struct `const`.
+            // The C code only reads the socket, though the field in `struct asked` is no pointer to `const`.
             tcp: ptr::from_ref(self.socket).cast_mut(),
             connection: *self.connection,
             seen_to_begin: self.seen_to_begin,
@@ -108,7 +110,8 @@ pub fn is_handshake_of(seen: &Handshake, socket: &Socket, now: u64) -> bool {
     unsafe { native::native_is_handshake_of(seen, socket, now) }
 }
 
-/// Makes the flow of a connection that has had no region yet. `token` is random.
+/// Makes the flow of a connection that has had no region yet. `token` is a random number: each copy has half of it, so
+/// that be_in recognizes copies.
 pub fn new_flow(asked: &Asked<'_>, token: u32) -> Flow {
     let mut flow = Flow::default();
     // SAFETY: all pointers are to whole values that live as long as the call, the socket included.
@@ -124,16 +127,17 @@ pub fn begin(flow: &mut Flow, begin: &Begin, asked: &Asked<'_>) -> Counter {
     unsafe { native::native_begin(flow, begin, &asked.native()) }
 }
 
-/// Decides on a server's setsockopt(SHUNT_APPEND): as SHUNT_BEGIN, but the server may write behind the region, and the
-/// handoff's active region may grow instead. Returns FE_BEGUN or FE_APPENDED, or the counter of the reason for the
-/// refusal.
+/// Decides on a server's setsockopt(SHUNT_APPEND). It makes a region as SHUNT_BEGIN does, but the server may write
+/// behind the region; or it makes the handoff's active region longer. Returns FE_BEGUN or FE_APPENDED, or the counter
+/// of the reason for the refusal.
 pub fn append(flow: &mut Flow, begin: &Begin, asked: &Asked<'_>) -> Counter {
     // SAFETY: all pointers are to whole values that live as long as the call, the socket included.
     unsafe { native::native_append(flow, begin, &asked.native()) }
 }
 
-/// Decides on a server's setsockopt(SHUNT_UNDO), which removes the region that SHUNT_APPEND has made for a handoff.
-/// Returns FE_UNDONE, or the counter of the reason for the refusal.
+/// Decides on a server's setsockopt(SHUNT_UNDO), which removes the region that SHUNT_APPEND has made for a handoff. It
+/// is refused if the client has acknowledged some of the region, or the server has written behind it. Returns
+/// FE_UNDONE, or the counter of the reason for the refusal.
 pub fn undo(flow: &mut Flow, handoff: u64, connection: &Connection) -> Counter {
     // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_undo(flow, handoff, connection) }
@@ -154,7 +158,8 @@ pub fn take(flow: &mut Flow, handoff: u64, when: u32) -> Counter {
     unsafe { native::native_take(flow, handoff, when) }
 }
 
-/// Returns the answer to SHUNT_STATE, without the addresses and the kind of record.
+/// Returns the answer to SHUNT_STATE, by which a server asks for the state of its connection. The addresses and the
+/// kind of record are left out.
 pub fn describe(flow: &Flow) -> State {
     let mut state = State::default();
     // SAFETY: all pointers are to whole values that live as long as the call.
@@ -184,7 +189,7 @@ pub fn cancel(flow: &mut Flow, handoff: u64) -> bool {
     unsafe { native::native_cancel(flow, handoff) }
 }
 
-/// Notes a sender's segment at be_out, in its own sequence space.
+/// Notes a sender's segment at be_out. The segment has the numbers of the socket's own sequence space.
 pub fn note_sent(slot: &mut SenderSlot, packet: &Packet) {
     // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_note_sent(slot, packet) }

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Steering at a backend: segments of the agent's sockets leave as the frontend's, and the ACKs that
- * fe_in steers here arrive as their client's. Attached to the interfaces that lead to clients and
- * frontends (tc, be_in and be_out) and to a cgroup (be_connected). The state of a sender, which is
- * one such socket, is in its slot (struct sender_slot).
+ * Steering at a backend. Segments of the agent's sockets leave with the frontend's address. The
+ * client's ACKs come from fe_in, the frontend's program on ingress, and reach the sockets as from
+ * the client. Attached to the interfaces that lead to clients and frontends (tc, be_in and be_out)
+ * and to a cgroup (be_connected). A sender is one socket of the agent, for one client. Its state is
+ * in its slot (struct sender_slot).
  *
  * A range of ports is reserved for the agent's sockets. A packet with such a port and no live
  * sender is dropped in both directions: a kernel that has closed the socket would answer with a
  * reset, and the client would get it in the frontend's name.
  *
  * The sockets of an agent that has ended are closed by the kernel. The kernel would wait for
- * minutes for an ACK of their FIN, and let no other socket have their addresses meanwhile. So once
- * all bytes of such a socket are acknowledged, be_out turns its own segment into a reset for it.
+ * minutes for an ACK of their FIN, and let no other socket have their addresses meanwhile. So
+ * be_out turns a segment of such a socket into a reset that the socket itself gets: the FIN, once
+ * all bytes are acknowledged; or any segment with data or a FIN, once the slot is not live.
  */
 #include <linux/bpf.h>
 #include <linux/in.h>
@@ -225,8 +227,8 @@ static __noinline bool receive_as_sender(struct __sk_buff *skb, const struct pac
     return cut_payload(skb, p, &e) == 0;
 }
 
-/* Tells the agent that a payload's end is acknowledged. A repeated ACK is reported again; the agent
- * ignores it. */
+/* Tells the agent that a payload's end is acknowledged. A repeated ACK is reported again, and the
+ * agent ignores the second report. */
 static __noinline int tell_delivered(const struct packet *p)
 {
     struct sender_key key = {.client_port = p->source_port, .port = p->destination_port};
@@ -246,8 +248,8 @@ static __always_inline bool is_strange(struct __sk_buff *skb, const struct sende
     return !tcp || is_made_up(slot, p, bpf_ntohs(tcp->urg_ptr));
 }
 
-/* Puts a report of a smaller path MTU, which fe_in has passed on, into the socket's sequence
- * numbers. */
+/* Handles a report of a smaller path MTU, which fe_in has passed on. The sequence number that it
+ * cites becomes the socket's own. */
 static __noinline int receive_report(struct __sk_buff *skb)
 {
     struct too_big t = {};
@@ -319,7 +321,9 @@ int be_connected(struct bpf_sock_ops *ops)
     __u32 client[4] = {};
     if (ops->family == AF_INET) {
         __be32 ipv4 = ops->remote_ip4;
-        barrier_var(ipv4); /* the verifier refuses a single load that serves both branches */
+        /* Without this, the compiler may share one load between the two branches of this `if`. The
+         * verifier refuses such a load. */
+        barrier_var(ipv4);
         map_ipv4(client, ipv4);
     } else {
         client[0] = ops->remote_ip6[0];

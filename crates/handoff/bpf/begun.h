@@ -14,7 +14,7 @@
 #include "decisions/numbers.h"
 #include "steering.h"
 
-/* Not pinned: each agent has its own map. A new agent finds older handoffs among the flows. */
+/* Not pinned: each agent has its own map. A new agent finds older handoffs in the map `flows`. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, BEGUN);
@@ -30,8 +30,9 @@ static __always_inline struct begun *begun_at(__u64 handoff, __u32 ring)
     return bpf_map_lookup_elem(&begun, &index);
 }
 
-/* Notes a region for the agent. After this call, the server whose ring is `ring` tells the agent of
- * the handoff. An element that is half written has the handoff 0, which no region has. */
+/* Notes a region for the agent. When its setsockopt has returned, the server whose ring is `ring`
+ * tells the agent of the handoff. While an element is written, its handoff is 0, which no region
+ * has. */
 static __always_inline void note_begun(const struct flow_key *key, __u64 handoff, __u32 ring,
                                        __u32 peer, __u64 now)
 {

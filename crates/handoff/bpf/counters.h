@@ -19,7 +19,7 @@ struct {
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } counters SEC(".maps");
 
-/* STEERING_LAYOUT of the agent that made the pinned maps. */
+/* Version of the pinned maps' contents: STEERING_LAYOUT of the agent that made them. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, 1);

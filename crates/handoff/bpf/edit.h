@@ -26,7 +26,7 @@
 #include "decisions/numbers.h"
 #include "decisions/packet.h"
 
-/* Missing from the libc headers of some of the oldest supported kernels. */
+/* Missing from the libc headers of some systems with the oldest supported kernels. */
 #define ETH_P_IP       0x0800
 #define ETH_P_IPV6     0x86DD
 #define ETHERNET_BYTES 14
@@ -44,8 +44,8 @@
 #define TRANSPORT_MAX   127
 #define HEADERS_MAX     (TRANSPORT_MAX + TCP_HEADER_MAX)
 
-/* Sums of the changes that a packet's TCP checksum does not have yet, in the packet's byte order
- * (RFC 1624). */
+/* Sums of the changes that are not in a packet's TCP checksum yet, in the packet's byte order (RFC
+ * 1624). */
 struct edit {
     __u64 pseudo; /* changes of the pseudo header: addresses and length */
     __u64 plain;  /* changes of the TCP header */
@@ -206,8 +206,8 @@ static __always_inline void put_flags(struct edit *e, struct tcphdr *tcp, __u8 c
  * before we see it, and puts it back when the packet leaves by any port. The tag belongs to the
  * link on which the packet came in. On the link by which we send the packet, it means something
  * else, or nothing. Packets for this host's stack keep the tag, because the stack finds its
- * sub-interface by it. A second tag (802.1ad) stays in the frame, in the place of the IP protocol,
- * and parse() refuses such a packet.
+ * sub-interface by it. A second tag (802.1ad) stays in the frame, where the IP protocol would be,
+ * and parse() refuses a packet with one.
  */
 static __always_inline bool leaves_its_vlan(struct __sk_buff *skb)
 {

@@ -33,8 +33,9 @@ struct {
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } peers SEC(".maps");
 
-/* Connections in the flow tables of other layouts: their programs translate them, and ours begin
- * nothing on them. Written by the agent (crates/handoff/src/older.rs). */
+/* Connections that are in the flow tables of other layouts, versions of these maps. The programs of
+ * those layouts translate them, and ours begin no handoff on them. Written by the agent
+ * (crates/handoff/src/frontend.rs). */
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(max_entries, MAX_FLOWS);

@@ -29,7 +29,7 @@
 #define ICMP_FRAG_NEEDED  4
 #define ICMPV6_PKT_TOOBIG 2
 #define IP_OFFSET         0x1fff
-#define TOO_BIG_BYTES     (14 + 2 * 40 + 2 * 8) /* most bytes of a report's frame that are read */
+#define TOO_BIG_BYTES     (14 + 2 * 40 + 2 * 8) /* bytes of a report's frame that are read */
 #define IPV4_ICMP_AT      (14 + 20)
 #define IPV6_ICMP_AT      (14 + 40)
 
@@ -47,15 +47,16 @@ struct cited {
     __be32 seq;
 };
 
-/* A report, and the cited packet, which went from us to a client. */
+/* A report. Addresses, ports and `seq` are those of the cited packet, which this machine sent to a
+ * client. */
 struct too_big {
     __u32 source[4]; /* IPv4 mapped */
     __u32 destination[4];
     __be16 source_port;
     __be16 destination_port;
     __u32 seq;
-    __u32 icmp; /* offset of the ICMP header in the frame; then those of the cited headers */
-    __u32 ip;
+    __u32 icmp; /* offset of the ICMP header in the frame */
+    __u32 ip;   /* offsets of the cited headers in the frame */
     __u32 tcp;
 };
 
@@ -147,7 +148,8 @@ static __always_inline bool put_cited_source(struct __sk_buff *skb, const struct
         struct iphdr *ip = frame_field(skb, t->ip, sizeof(*ip));
         if (!ip)
             return false;
-        __u64 change = 0; /* of address and IPv4 checksum: they cancel out in the ICMP checksum */
+        /* The ICMP checksum stays: the cited IPv4 checksum makes up for the address. */
+        __u64 change = 0;
         put32(&change, &ip->saddr, address[3]);
         ipv4_sum_follows(ip, change);
     }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Client packets as they arrive at the frontend. decisions/arrivals.h decides who gets each; here
- * it is rewritten for its receiver. A flow is the record of a client connection, and a region a
- * range of its sequence numbers that a backend sends.
+ * Client packets as they arrive at the frontend. decisions/arrivals.h decides who gets each, and
+ * this file rewrites it for its receiver. A flow is the record of a client connection, and a region
+ * a range of its sequence numbers that a backend sends. A flow's token is a random number, by which
+ * be_in, the backend's program, recognizes copies.
  *
  * A packet for both the frontend's stack and a backend is cloned into this interface's ingress with
  * a mark. The clone passes fe_in a second time and becomes the backend's copy. So the original,
@@ -35,7 +36,8 @@
 #include "sack.h"
 #include "steering.h"
 
-/* skb->mark of a clone; its low bits are the index of the flow's break that the copy is for. */
+/* skb->mark of a clone. Its low bits are the index, in the flow's array `breaks`, of the region
+ * that the copy is for. */
 #define COPY_MARK MARK_OF(0)
 
 /* ---- to the frontend's stack ---- */
@@ -91,8 +93,8 @@ static __noinline int sack_to_region(struct __sk_buff *skb, const struct packet 
  * Turns the packet into the ACK that a backend gets: it is about the backend's region alone, and
  * without data. The sequence field has the frontend's newest ACK number, which be_in takes from
  * there. The urgent pointer, which no receiver reads without URG, has half of the flow's token.
- * This is always inlined: with one more function on the path to store_sack, their stacks would
- * exceed the verifier's 512 bytes.
+ * This is always inlined: with one more function on the path to store_sack, the stacks of all
+ * functions on that path would exceed the verifier's 512 bytes.
  */
 static __always_inline bool rewrite_copy(struct __sk_buff *skb, const struct packet *p,
                                          const struct steer_peer *peer, const struct copy *copy)
@@ -201,7 +203,8 @@ static __always_inline void send_copy(struct __sk_buff *skb, __u32 index)
  * Decides who gets a client's packet, and notes in the flow what the packet says. Neither this
  * function nor steer() is inlined, because of stack depth: the stacks of all active functions may
  * have 512 bytes together. Older kernels round each up to a multiple of 32 (kernel/bpf/verifier.c,
- * check_max_stack_depth). This function has returned when packets are rewritten.
+ * check_max_stack_depth). This function has returned, and its stack is free, when packets are
+ * rewritten.
  */
 static __noinline void choose_route(struct __sk_buff *skb, const struct packet *p,
                                     struct flow *flow, struct route *r)
@@ -265,8 +268,8 @@ static __always_inline void key_of_client(const struct packet *p, struct flow_ke
     key->server_port = p->destination_port;
 }
 
-/* Looks up the flow of a client's packet. Like the next two functions, it is not inlined, so that
- * the key is on its own stack and not on fe_in's. */
+/* Looks up the flow of a client's packet. This function and the next two are not inlined, so that
+ * the key is on their own stack and not on fe_in's. */
 static __noinline struct flow *flow_of_clients(const struct packet *p)
 {
     struct flow_key key = {};
@@ -276,7 +279,7 @@ static __noinline struct flow *flow_of_clients(const struct packet *p)
 }
 
 /* Forgets the flow of a client that opens a new connection, if the kernel has no socket of the old
- * one. Nothing else would end the old connection's region, so that is reported as reset. */
+ * one. Nothing else would end the old connection's region, so the region is reported as reset. */
 static __noinline void forget_flow(const struct packet *p, struct flow *flow)
 {
     struct route r = {};

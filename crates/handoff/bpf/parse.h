@@ -30,7 +30,7 @@
 
 enum parsed {
     PARSED_TCP,
-    PARSED_OTHER, /* not TCP, or not a whole segment: not for these programs */
+    PARSED_OTHER, /* not TCP, malformed, or a fragment behind the first: not for these programs */
     PARSED_SHORT, /* the headers are not all in the linear part of the skb */
 };
 
@@ -95,9 +95,9 @@ struct extension {
 };
 
 /*
- * Moves p->transport behind IPv6's extension headers. A client whose connection is handed off uses
- * no other headers than these, nor more than fit before TRANSPORT_MAX. Not static: see
- * scan_options.
+ * Moves p->transport, the offset of the TCP header, behind IPv6's extension headers. Refuses kinds
+ * of headers that clients do not use on their connections, and more headers than fit before
+ * TRANSPORT_MAX. Not static: see scan_options.
  */
 __noinline int skip_extensions(struct __sk_buff *skb, struct packet *p, __u32 next)
 {

@@ -51,8 +51,8 @@ static __always_inline int report_to_server(struct __sk_buff *skb, const struct 
     return PASS;
 }
 
-/* Handles a packet that is no whole TCP segment. It is passed on, unless it is a report about a
- * flow. */
+/* Handles a packet that parse() refuses. It is passed on, unless it is a report about a flow, the
+ * record of a client connection. */
 static __noinline int steer_report(struct __sk_buff *skb)
 {
     struct too_big t = {};

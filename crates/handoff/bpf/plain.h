@@ -53,9 +53,9 @@ static __always_inline bool store_plain_ipv6(struct __sk_buff *skb, __u32 extra)
 }
 
 /*
- * Removes what lies between the IP and the TCP header, and the flag that more fragments follow. It
- * leaves a first fragment's TCP checksum wrong. The caller cuts its data off, which computes the
- * checksum anew.
+ * Removes what lies between the IP and the TCP header, and the flag that more fragments follow. The
+ * TCP checksum of a first fragment is wrong afterwards. It is computed anew when the caller cuts
+ * the packet's data off (cut_payload).
  */
 static __noinline int make_plain(struct __sk_buff *skb, struct packet *p)
 {

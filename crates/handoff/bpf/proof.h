@@ -49,8 +49,8 @@ struct {
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } handshakes SEC(".maps");
 
-/* For each port, in the machine's order: 1 if handoffs are requested on it. Only a process with a
- * socket on a port can set its entry. */
+/* Ports on which handoffs are requested. The index is a port in the machine's byte order, and the
+ * value 1 if it is one of them. Only a process with a socket on a port can set its entry. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, PORTS);

@@ -4,6 +4,9 @@
  * `flows`. The programs get no packets: the agent runs them (BPF_PROG_TEST_RUN) with its request
  * behind an Ethernet header. The reason is that packets change flows at any time. User space can
  * neither change a single field of a flow, nor delete a flow on the condition that it is unchanged.
+ *
+ * A region is a range of a flow's sequence numbers that a backend sends, for one handoff. The
+ * requests are structs of steering.h.
  */
 #ifndef REQUESTS_H
 #define REQUESTS_H
@@ -22,7 +25,8 @@
 #include "ingress.h"
 #include "steering.h"
 
-/* Handles a struct spacing. */
+/* Sets how many payload bytes may lie between two ACKs that a flow's backend gets. Request: struct
+ * spacing. */
 SEC("tc")
 int fe_spacing(struct __sk_buff *skb)
 {
@@ -41,8 +45,8 @@ int fe_spacing(struct __sk_buff *skb)
     return its_own ? PASS : TC_ACT_SHOT;
 }
 
-/* Handles a struct delivery. The region is complete once the client has acknowledged its end, too.
- */
+/* Notes a backend's confirmation that the client has acknowledged a whole payload. Request: struct
+ * delivery. The region is complete once fe_in has seen the client's ACK of its end, too. */
 SEC("tc")
 int fe_delivered(struct __sk_buff *skb)
 {
@@ -67,7 +71,8 @@ int fe_delivered(struct __sk_buff *skb)
     return PASS;
 }
 
-/* Handles a struct cancelling. If a server still sends on that connection, fe_out resets it. */
+/* Cancels the region of a handoff. Request: struct cancelling. If a server still sends on that
+ * connection, fe_out resets it. */
 SEC("tc")
 int fe_cancel(struct __sk_buff *skb)
 {
@@ -87,7 +92,8 @@ int fe_cancel(struct __sk_buff *skb)
     return is_its_own ? PASS : TC_ACT_SHOT;
 }
 
-/* Handles a struct forgetting. A newer connection with the same addresses and ports stays. */
+/* Deletes a flow, if no packet has come since the agent read it. So the flow of a newer connection
+ * with the same addresses and ports stays. Request: struct forgetting. */
 SEC("tc")
 int fe_forget(struct __sk_buff *skb)
 {

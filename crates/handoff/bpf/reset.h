@@ -4,9 +4,9 @@
  *
  * A receiver accepts a reset at its next sequence number only (RFC 5961, 3.2). The frontend knows
  * that number from the client's ACKs. If the last ACK was lost, the client's next number is higher.
- * The client then drops the reset as an old segment, without an answer, and the sender repeats the
- * reset forever. But the client answers a reset elsewhere in its window, with an ACK of its next
- * number (challenge ACK). So a reset is sent three times, with these sequence numbers:
+ * The client then drops the reset as an old segment, without an answer, and the frontend's kernel
+ * repeats the reset forever. But the client answers a reset elsewhere in its window, with an ACK of
+ * its next number (challenge ACK). So a reset is sent three times, with these sequence numbers:
  *
  *   client_ack    the client's next number, if no ACK was lost
  *   edge - 1      the last byte that the client has room for: it lies in the window whatever the
@@ -14,7 +14,7 @@
  *   edge          the client's next number, if all of the window has arrived
  *
  * The client's answer is answered with a reset at exactly its number: by the frontend's kernel if
- * the socket is gone, by fe_in if the socket is closed and waits.
+ * the server's socket is gone, by fe_in if the server has ended but its socket is still there.
  */
 #ifndef RESET_H
 #define RESET_H

@@ -2,8 +2,8 @@
 /*
  * The blocks of a selective acknowledgement (RFC 2018, D-SACK RFC 2883). load_sack reads them, the
  * caller translates them to another sequence space, and store_sack writes them back in place.
- * Blocks that are empty in that space are removed. The others move up, so that a first block stays
- * first, and NOPs fill the end.
+ * Blocks that are empty in that space are removed. The others move up and keep their order, because
+ * a D-SACK block has to be the first. NOPs fill the end.
  */
 #ifndef SACK_H
 #define SACK_H

@@ -34,7 +34,7 @@
 
 #define REFUSED 0 /* EPERM */
 #define ALLOWED 1
-#define HANDLED 2 /* allowed, and nothing is left to do */
+#define HANDLED 2 /* allowed, and answered: the kernel has nothing left to do */
 
 /* Largest number of bytes of an option's value that the kernel shows to the program. For a longer
  * value, the program must set optlen to 0, which means unchanged, or the call fails
@@ -350,7 +350,8 @@ static __always_inline void cancel(struct bpf_sock *sk)
     }
 }
 
-/* Answers SHUNT_STATE. Returns false if there is no such ring, or the socket is no connection. */
+/* Answers SHUNT_STATE. Returns false if the caller has no ring of that number, the socket is no
+ * connection, or the value is too short. */
 static __always_inline bool tell_state(struct bpf_sockopt *ctx, struct bpf_sock *sk)
 {
     __u32 *value = ctx->optval;
@@ -387,7 +388,7 @@ static __always_inline int answer_for_older(struct bpf_sockopt *ctx)
     return REFUSED;
 }
 
-/* Returns REFUSED, ALLOWED (the kernel answers ENOPROTOOPT), or HANDLED. */
+/* Returns REFUSED, HANDLED, or, for an unknown option, ALLOWED (the kernel answers ENOPROTOOPT). */
 static __always_inline int answer(struct bpf_sockopt *ctx, struct bpf_sock *sk)
 {
     enum steer_counter result;

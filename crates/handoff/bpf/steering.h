@@ -7,7 +7,11 @@
  *
  * A flow is the record of a client connection at its frontend. A region is a range of its sequence
  * numbers that a backend sends, for one handoff of a server. A payload is the bytes of a region. A
- * ring is a BPF ring buffer by which the kernel tells one server what becomes of its regions.
+ * sender is a backend's socket that sends payloads to one client. A copy is a packet of the client
+ * that fe_in, the frontend's program on ingress, rewrites for a backend. A word is a backend's
+ * confirmation that the client has acknowledged a whole payload. A ring is a BPF ring buffer by
+ * which the kernel tells one server what becomes of its regions. The board is memory in which the
+ * agent shows its servers the state of the backends.
  *
  * Addresses are 16 bytes, IPv4 as ::ffff:a.b.c.d. Ports and addresses are in network order,
  * sequence numbers and counts in the machine's order.
@@ -24,7 +28,7 @@
  * Version of the pinned maps' contents, at most 32. Any change to the meaning of a field below
  * raises it. An agent takes over only maps of its own layout. Maps of another layout stay, with
  * their programs, until their connections have ended (crates/handoff/src/older.rs). The agent still
- * uses a part of them, so that this part never changes: struct flow_key, struct delivery, the keys
+ * uses a part of them. So this part must never change: struct flow_key, struct delivery, the keys
  * of the map `flows`, and the maps `layout`, `rings` and `ring_owners`.
  */
 #ifndef STEERING_LAYOUT
@@ -61,9 +65,9 @@ struct flow_key {
 };
 
 /*
- * One payload in the two sequence spaces of a flow. LOCAL is what the frontend's kernel counts.
- * CLIENT is what the client sees. The numbers of a byte in the two spaces differ by the payload
- * bytes that backends have sent before it:
+ * A break: one payload in the two sequence spaces of a flow. LOCAL is what the frontend's kernel
+ * counts. CLIENT is what the client sees. The numbers of a byte in the two spaces differ by the
+ * payload bytes that backends have sent before it:
  *
  *   LOCAL   header 1 |header 2 |
  *   CLIENT  header 1 |payload 1|header 2 |payload 2|
@@ -88,19 +92,19 @@ struct flow_break {
 struct spaces {
     __u32 made;   /* breaks made so far; breaks[(made - 1) & (BREAKS - 1)] is the newest */
     __u32 status; /* SHUNT_REGION_* of the newest break */
-    __u64 acked;  /* payload bytes of the newest region that the client's newest ACK claims */
+    __u64 acked;  /* number of the newest region's bytes that the client's newest ACK covers */
     struct flow_break breaks[BREAKS];
 };
 
 struct flow {
     struct bpf_spin_lock lock;
-    __u32 regions; /* handoffs that the flow has begun so far */
+    __u32 regions; /* number of regions that have begun so far */
 #if STEERING_LAYOUT == 32
-    __u64 unused; /* moves the fields below: tests upgrade between this layout and the other one */
+    __u64 unused; /* makes this layout differ: tests upgrade between it and the usual one */
 #endif
     struct spaces spaces;
     __u64 handoff;      /* number of the newest region's handoff, chosen by its server */
-    __u64 hold_until;   /* ACKs of fewer payload bytes of the newest region may be dropped */
+    __u64 hold_until;   /* ACKs of fewer bytes of the newest region than this may be dropped */
     __u64 passed_ns;    /* CLOCK_MONOTONIC (coarse) of the last ACK sent on to the backend */
     __u64 last_seen_ns; /* CLOCK_MONOTONIC (coarse) of the last packet of either side */
     __u32 ring;         /* number of the ring that gets the newest region's completion */
@@ -135,10 +139,10 @@ struct flow {
     __u16 asked;        /* number of probes that the frontend's kernel sent in active regions */
     __u16 answered;     /* value of `asked` when the client's newest packet was noted */
     __u32 furthest_ack; /* highest ACK number of the client since FLOW_SEEN_IN was set, CLIENT */
-    __u32 token;        /* random; half of it is in each steered copy, for the backend to check */
-    __u32 copied[2];    /* server_ack in the two newest copies; at first, when the region began */
+    __u32 token;        /* random number; half of it is in each copy, for the backend to check */
+    __u32 copied[2];    /* server_ack in the two newest copies, or when the region began */
     __u64 idle_acked;   /* value of spaces.acked at idle_ns (decisions/behind.h) */
-    __u64 idle_ns;      /* since when a client with room has acknowledged nothing; 0: not set */
+    __u64 idle_ns;      /* time since which a client with room has acknowledged nothing; 0: unset */
 };
 #define FLOW_CLIENT_FIN  1
 #define FLOW_SERVER_FIN  2
@@ -147,7 +151,7 @@ struct flow {
 #define FLOW_TIMESTAMPS  16 /* client_tsval and client_tsecr are valid */
 #define FLOW_QUEUES      32 /* the server may write behind the newest region (decisions/behind.h) */
 #define FLOW_SEEN_IN     64 /* client_ack and furthest_ack are from packets at fe_in (proof.h) */
-#define FLOW_SEEN_OUT    128 /* server_end is from a segment at fe_out */
+#define FLOW_SEEN_OUT    128 /* server_end is from a segment at fe_out, the program on egress */
 
 /* The handshake of a connection, as the programs have seen it (proof.h). Key: struct flow_key. */
 struct handshake {
@@ -174,7 +178,7 @@ struct steer_peer {
 /* Argument of fe_spacing: how far apart the ACKs of a flow may be that its backend gets. */
 struct spacing {
     struct flow_key flow;
-    __u32 peer;  /* the backend that asks for it; only the newest region's sender may */
+    __u32 peer;  /* the backend that asks for it; refused if it does not send the newest region */
     __u32 bytes; /* payload bytes from one ACK to the next */
 };
 
@@ -209,8 +213,8 @@ struct sender_key {
 /*
  * A region that a server has begun or moved: an element of the array `begun`. Each ring has
  * BEGUN_OF_A_RING elements, and the low bits of a handoff's number tell which one is its region's.
- * The agent maps the array. So it finds the region of a handoff that a server tells it of without a
- * system call, unless a newer region has overwritten the element.
+ * The agent maps the array. So when a server tells it of a handoff, the agent finds the region
+ * without a system call, unless a newer region has overwritten the element.
  */
 struct begun {
     __u64 handoff;  /* 0: no region, or the agent has found it */

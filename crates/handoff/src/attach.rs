@@ -33,12 +33,12 @@ const _: () = assert!(STEERING_LAYOUT <= LAST_LAYOUT);
 /// Names of the cgroup programs, and of the pins of their links.
 pub(crate) const FE_SETSOCKOPT: &str = "fe_setsockopt";
 pub(crate) const BE_CONNECTED: &str = "be_connected";
-/// Name of the program that notes a backend's word, and of its pin.
+/// Name of a program and of its pin. The program notes a backend's confirmation that all of a payload is acknowledged.
 pub(crate) const FE_DELIVERED: &str = "fe_delivered";
 
 /// Place of a tc program: hook and priority. Each program passes on packets that are not its own, so the order of
-/// programs does not matter. The priority tells the filters of the frontend, of the backend, and of other software
-/// apart.
+/// programs does not matter. Frontend and backend have different priorities, so that their filters can be told apart,
+/// and from those of other software.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TcPlace {
     pub program: &'static str,
@@ -95,7 +95,7 @@ pub(crate) struct TcProgram {
     place: TcPlace,
 }
 
-/// The tc programs of one role.
+/// The tc programs of one role: of the frontend or of the backend.
 #[derive(Debug)]
 pub struct TcPrograms(pub(crate) Vec<TcProgram>);
 
@@ -164,7 +164,8 @@ pub(crate) fn attach_tc(
             return Err(SteeringError::Taken { interface, program: other.name(), pins });
         }
     }
-    // The old program keeps its pin until it is on no interface any more. So both count as ours meanwhile.
+    // The old program keeps its pin until it is on no interface any more. So until then, both the old and the new
+    // program count as ours.
     let [pin, next] = pins_of(pin_dir, place.program);
     remove(&next)?;
     let failed = |source| SteeringError::Attach { program: place.program, target: next.display().to_string(), source };

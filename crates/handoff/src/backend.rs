@@ -1,6 +1,6 @@
 //! The backend's side of steering: loads bpf/backend.bpf.c, and writes and reads its maps. A *sender* is a kernel
-//! socket of this machine for a client of a frontend. Its record for the programs is its *slot*. A *layout* is a
-//! version of the maps' contents.
+//! socket of this machine that sends payloads to one client of a frontend. Its record in the programs' maps is its
+//! *slot*. A *layout* is a version of the maps' contents.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -67,8 +67,8 @@ impl Backend {
     /// sockets ended with that agent, and their late packets are dropped.
     ///
     /// # Errors
-    /// Returns an error if a part is missing, if the kernel refuses, or if the maps under `pin_dir` have a layout that
-    /// leaves no room for another.
+    /// Returns an error if something that the configuration names is missing, if the kernel refuses, if another agent
+    /// has one of the interfaces, or if the maps under `pin_dir` have a layout that leaves no room for another.
     pub fn load(config: &BackendConfig) -> Result<Self, SteeringError> {
         attach::log_libbpf();
         pins::prepare(&config.pin_dir)?;

@@ -22,7 +22,7 @@ impl Body {
     /// Makes the body that a claim describes.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] for impossible keys.
+    /// [`Reason::Malformed`] if the claim's keys, record numbers or sizes are none that TLS 1.3 allows.
     pub(crate) fn of(payload: Payload, claim: &Claim) -> Result<Self, Reason> {
         let generation = claim.generation();
         let Some((suite, _)) = generation.records(payload.remaining()) else {
@@ -47,7 +47,7 @@ impl Body {
     /// The payload as records of TLS 1.3.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] for impossible keys and sizes.
+    /// [`Reason::Malformed`] for keys, record numbers or sizes that TLS 1.3 does not allow.
     pub fn sealed(payload: Payload, generation: Generation<'_>) -> Result<Self, Reason> {
         let framing = Box::new(Sealed::new(payload.remaining(), generation)?);
         Ok(Self { payload, framing })
@@ -74,7 +74,7 @@ impl Body {
     }
 
     /// See [`Payload::set_told`]. Does nothing if the framing does not bind the content ([`Framing::binds_content`]).
-    /// Another backend may then go on with other bytes, so that nothing has to be withheld.
+    /// Without such a framing, another backend may continue with different bytes, so nothing has to be withheld.
     pub(crate) fn set_told(&self, told: bool) {
         if self.framing.binds_content() {
             self.payload.set_told(told);

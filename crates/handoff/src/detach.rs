@@ -13,9 +13,9 @@ use crate::pins::MAPS;
 
 const LINKS: [&str; 2] = [FE_SETSOCKOPT, BE_CONNECTED];
 
-/// Takes the programs of both sides that use the maps under `pin_dir` off this network namespace's interfaces. Removes
-/// these maps from the kernel. From then on the connections of [`crate::end_handoffs`] hang, unless they were closed.
-/// The clsact qdiscs and the programs of others stay.
+/// Takes all steering programs that use the maps under `pin_dir` off the interfaces of this network namespace, and
+/// removes these maps from the kernel. From then on the connections that [`crate::end_handoffs`] returns hang, unless
+/// they were closed. The clsact qdiscs and the programs of others stay.
 ///
 /// # Errors
 /// Returns an error if a pinned file cannot be removed.

@@ -1,6 +1,7 @@
-//! What sends on a client's connection that belongs to another machine, the frontend: a kernel socket that TCP_REPAIR
-//! has made to continue where the frontend's socket stopped. A TCP stack in user space would be another implementation
-//! of [`FlowSender`]. A *flow* is such a connection, and a *payload* is the body that is sent on it.
+//! The sending half of a client's connection that belongs to another machine, the frontend. It is a kernel socket,
+//! which TCP_REPAIR has made to continue where the frontend's socket stopped. A TCP stack in user space would be
+//! another implementation of [`FlowSender`]. A *flow* is such a connection, and a *payload* is the body that is sent on
+//! it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +17,7 @@ const BY_LOSS: [&str; 2] = ["cubic", "reno"];
 
 /// The sending half of a client's connection. No call waits.
 pub trait FlowSender: Send {
-    /// Takes some of the bytes, and returns how many. `more`: others follow at once, so that a short segment may wait
+    /// Takes some of the bytes, and returns how many. `more`: more bytes follow at once, so a short segment may wait
     /// for them.
     ///
     /// # Errors
@@ -57,7 +58,8 @@ pub trait FlowSender: Send {
     /// Limits the rate at which the sender sends, in bytes per second. `None`: no limit.
     fn pace(&self, rate: Option<u64>);
 
-    /// Tells the sender the client's window, in bytes, which may have changed without the sender's packets.
+    /// Tells the sender the client's window, in bytes. The window may have changed by packets that the sender has not
+    /// got.
     ///
     /// # Errors
     /// Returns an error if the sender cannot be told.
@@ -91,7 +93,7 @@ impl KernelSocket {
     }
 }
 
-/// A connected stream socket, for tests and measurements. It has no connection to be repaired.
+/// A connected stream socket, for tests and measurements. It was not made by TCP_REPAIR.
 impl From<OwnedFd> for KernelSocket {
     fn from(socket: OwnedFd) -> Self {
         Self { socket, rcv_nxt: 0, rcv_wnd: 0 }
@@ -120,7 +122,7 @@ impl FlowSender for KernelSocket {
         sockopt::congestion_window(&self.socket)
     }
 
-    /// The kernel's size of the buffer includes the overhead of segments: half of it holds payload.
+    /// The buffer's size, as the kernel tells it, includes the overhead of segments: half of it holds payload.
     fn buffer_bytes(&self) -> io::Result<usize> {
         Ok(socket_send_buffer_size(&self.socket)? / 2)
     }

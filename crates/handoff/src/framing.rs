@@ -17,7 +17,7 @@ pub trait Framing: Debug + Send {
 
     /// Gives a flow as many bytes as it takes. Returns `true` if it has all of them. Returns `false` if it takes no
     /// more now, or if the payload waits for a read. TLS records also return `false` after a limited number of bytes,
-    /// so that others have their turn.
+    /// so that other payloads have their turn.
     ///
     /// # Errors
     /// [`Reason::FileChanged`] if the file has changed ([`Payload::is_unchanged`]), else why the flow ended.

@@ -1,7 +1,8 @@
 //! The frontend's side of steering: loads bpf/frontend.bpf.c, and writes and reads its maps. A *flow* is the record of
 //! a client connection in one of these maps. A *region* is a range of the connection's sequence numbers that a *peer*,
 //! a backend's agent, sends: one payload, for one *handoff* of a server. A *ring* is a BPF ring buffer by which the
-//! kernel tells one server what becomes of its regions. A *layout* is a version of the maps' contents.
+//! kernel tells one server what becomes of its regions. A peer's *word* confirms that the client has acknowledged a
+//! whole payload. A *layout* is a version of the maps' contents.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -42,7 +43,7 @@ const ETHERNET_BYTES: usize = 14;
 pub struct Spacing {
     /// The flow's key.
     pub flow: FlowKey,
-    /// Number of the peer that says so. Only the newest region's sender may.
+    /// Number of the peer that says so. Only the message of the peer that sends the newest region counts.
     pub peer: u32,
     /// Number of payload bytes between two ACKs that the backend needs.
     pub bytes: u32,
@@ -54,9 +55,9 @@ pub struct Spacing {
 pub struct Delivery {
     /// The flow's key.
     pub flow: FlowKey,
-    /// Number of the peer whose word it is. Only the word of the newest region's sender counts.
+    /// Number of the peer whose word it is. Only the word of the peer that sends the newest region counts.
     pub peer: u32,
-    /// Number of that region's handoff.
+    /// Number of the handoff that the payload is for.
     pub handoff: u64,
 }
 
@@ -69,9 +70,9 @@ pub struct Collected {
     pub left: usize,
 }
 
-/// Time for which a region that has begun is taken to be still active. If its server tells of the handoff later, the
-/// region is looked up among the flows. Servers wait longer than that before they do without their agent
-/// (NGX_HTTP_SHUNT_PULSE_GONE).
+/// Time for which a region that has begun is taken to be still active. If its server tells the agent of the handoff
+/// only after this time, the agent looks the region up among the flows. A server does without its agent only if the
+/// agent has been stopped or gone for longer than this time (NGX_HTTP_SHUNT_PULSE_GONE).
 const FRESH: Duration = Duration::from_secs(1);
 
 /// Status of a region that is active (SHUNT_REGION_ACTIVE).
@@ -154,7 +155,7 @@ pub struct Frontend {
     tc: Arc<TcPrograms>,
     older: Vec<Older>,
     older_flows: MapHandle,
-    /// Connections of other layouts that seem to have ended, and when that was first seen.
+    /// Keys of connections of other layouts that seem to have ended, and when that was first seen.
     ended: HashMap<Vec<u8>, Instant>,
 }
 
@@ -171,8 +172,8 @@ impl Frontend {
     /// layout stay with their programs (older.rs).
     ///
     /// # Errors
-    /// Returns an error if a part is missing, if the kernel refuses, or if the maps under `pin_dir` have a layout that
-    /// leaves no room for another.
+    /// Returns an error if something that the configuration names is missing, if the kernel refuses, if another agent
+    /// has the interfaces or the servers, or if the maps under `pin_dir` have a layout that leaves no room for another.
     pub fn load(config: &FrontendConfig) -> Result<Self, SteeringError> {
         attach::log_libbpf();
         pins::prepare(&config.pin_dir)?;
@@ -240,8 +241,8 @@ impl Frontend {
             attach::attach_tc(&mut loaded.progs.fe_in, FE_IN, &config.interfaces, &config.pin_dir)?,
             attach::attach_tc(&mut loaded.progs.fe_out, FE_OUT, &config.interfaces, &config.pin_dir)?,
         ]));
-        // Every call is answered at any time. Until our program replaces the older one in its link, the older program
-        // may run twice for one call.
+        // At any time there is a program that answers calls. Until our program replaces the older one in its link, the
+        // older program may run twice for one call.
         older::answer_calls(&config.pin_dir, &config.cgroup)?;
         attach::attach_cgroup(&loaded.progs.fe_setsockopt, FE_SETSOCKOPT, &config.cgroup, &config.pin_dir)?;
         older::leave_place(&config.pin_dir)?;
@@ -257,7 +258,7 @@ impl Frontend {
     /// Sets what the programs know of a backend. With `up` 0, new handoffs to it are refused, and active ones stay.
     ///
     /// # Errors
-    /// Returns an error for an index past the board's end, or the kernel's error of bpf(2).
+    /// Returns an error for an index that is not below MAX_PEERS, or the kernel's error of bpf(2).
     pub fn set_peer(&self, index: u32, peer: &SteerPeer) -> Result<(), SteeringError> {
         check_index("peer", index, MAX_PEERS)?;
         self.peers
@@ -301,7 +302,7 @@ impl Frontend {
     }
 
     /// Makes completion ring `index`, in place of an older one, and returns its descriptor for a worker to map. Only
-    /// processes of the user `owner` (a uid) can name the ring.
+    /// processes of the user `owner` (a uid) can name the ring in their handoffs.
     ///
     /// # Errors
     /// Returns an error for an index past the end, or the kernel's error of bpf(2).
@@ -314,7 +315,7 @@ impl Frontend {
         let ring = MapHandle::create(MapType::RingBuf, Some("shunt_ring"), 0, 0, RING_BYTES, &options)
             .map_err(SteeringError::map("create", "ring"))?;
         let descriptor = ring.as_fd().as_raw_fd() as u32;
-        // The agent must not find regions of the ring's last server when the next one tells it of a handoff.
+        // The agent must not find regions of the ring's last server when the ring's next server tells it of a handoff.
         for row in 0..BEGUN_OF_A_RING {
             self.begun.write_field((index * BEGUN_OF_A_RING + row) as usize, offset_of!(Begun, handoff), 0u64);
         }
@@ -384,8 +385,8 @@ impl Frontend {
     }
 
     /// Whether the server that owns `ring` has just begun this handoff on this connection, or moved it to this peer.
-    /// `true` means that the region is active, as [`Self::active_region`] would find with a system call. Also `false`
-    /// if that is not known, or if this call has returned `true` for the handoff before.
+    /// `true` means that the region is active, as [`Self::active_region`] would find with a system call. `false` can
+    /// also mean that this is not known, or that an earlier call has returned `true` for the handoff.
     pub fn take_begun(&mut self, ring: u32, handoff: u64, peer: u32, key: &FlowKey) -> bool {
         if ring >= MAX_RINGS || handoff == 0 {
             return false;
@@ -403,8 +404,8 @@ impl Frontend {
         self.flows().filter_map(|(key, flow)| ActiveRegion::of(key, &flow))
     }
 
-    /// Forgets connections that have ended and that had no packet for `quiet`. They have ended by a reset, by both
-    /// FINs, or because `is_alive` does not know them.
+    /// Forgets connections that have had no packet for `quiet` and have ended. A connection has ended if a reset or the
+    /// FINs of both sides were seen, or if `is_alive` does not know it.
     ///
     /// # Errors
     /// Returns the kernel's error of bpf(2).
@@ -424,7 +425,7 @@ impl Frontend {
             .collect();
         let mut forgotten = 0;
         for (key, flow) in &dead {
-            // A new connection may have the same addresses and ports by now: the program compares `last_seen_ns`.
+            // A new connection may have the same addresses and ports by now. So fe_forget compares `last_seen_ns`.
             let forgetting = [&flow.last_seen_ns.to_ne_bytes(), key.as_bytes()].concat();
             let asked = ask(&self.fe_forget, &forgetting);
             if asked.map_err(|error| SteeringError::map("delete", "flows")(error.into()))? {
@@ -434,7 +435,7 @@ impl Frontend {
         Ok(Collected { forgotten, left: flows - forgotten })
     }
 
-    /// Notes the connections of other layouts in a map of ours: our programs begin nothing on them.
+    /// Notes the connections of other layouts in a map of ours: our programs begin no handoff on them.
     fn note_older(&self) -> Result<(), SteeringError> {
         for (key, _) in self.older.iter().flat_map(|older| moved::entries(&older.flows)) {
             self.older_flows.update(&key, &[1], MapFlags::ANY).map_err(SteeringError::map("update", "older_flows"))?;

@@ -1,4 +1,4 @@
-//! Which bytes of a file are in memory (the page cache), asked without waiting for the disk: preadv2(2) with
+//! Finds out which bytes of a file are in memory (the page cache), without waiting for the disk, by preadv2(2) with
 //! RWF_NOWAIT.
 //!
 //! File systems whose readers may wait for a program or for another machine (fuse(8), NFS) do not tell. Neither do file
@@ -26,7 +26,8 @@ const MEMORY: [FsWord; 3] = [0x0102_1994, 0x8584_58f6, 0x958_458f6];
 /// read is among the last that the kernel takes back. So a file that many clients ask for is examined once in that
 /// time, and not once for each client.
 const FOUND_FOR: Duration = Duration::from_millis(10);
-/// Number of files that are remembered. The low bits of a file's inode number are its place. A power of two.
+/// Number of files that are remembered. The low bits of a file's inode number are its index in [`Found`]. A power of
+/// two.
 const FOUND: usize = 256;
 
 /// Ranges of files that were found in memory a moment ago.

@@ -4,7 +4,7 @@
 //!   agent that loaded them: a restarted agent takes them over.
 //! * [`sender`]: the backend's sockets for clients whose connections belong to frontends. Each sends a [`body`], which
 //!   is a [`payload`] in a framing, by a [`flow_sender`]. Three traits separate these parts: `Source` has a payload's
-//!   bytes, `Framing` what stands around them, and `FlowSender` sends.
+//!   bytes, `Framing` puts them into TLS records or leaves them as they are, and `FlowSender` sends.
 //! * [`reading`]: threads that read file bytes which are not in memory.
 //! * [`tls13`]: the framing of a TLS 1.3 connection.
 

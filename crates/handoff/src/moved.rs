@@ -32,8 +32,8 @@ fn moved_below(directory: &Path) -> Vec<FlowKey> {
     flows.map(|flows| moved(&flows, pins::is_our_layout(directory))).unwrap_or_default()
 }
 
-/// Returns the connections of a flow table that have had a handoff. A table of another layout cannot be read: then all
-/// its connections are returned.
+/// Returns the connections of a flow table that have had a handoff. The records of another layout cannot be read: then
+/// all connections of the table are returned.
 pub(crate) fn moved(flows: &MapHandle, is_our_layout: bool) -> Vec<FlowKey> {
     let is_moved =
         |flow: &[u8]| !is_our_layout || Flow::read_from_bytes(flow).map_or(true, |flow| flow.spaces.made > 0);
@@ -46,7 +46,8 @@ pub(crate) fn moved(flows: &MapHandle, is_our_layout: bool) -> Vec<FlowKey> {
 /// Returns all entries of a table, as bytes. An entry that comes or goes meanwhile may be missed.
 pub(crate) fn entries(flows: &MapHandle) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
     // All entries are read with one call. Read one by one, a full table would keep an agent busy for so long that its
-    // peers take it for dead. The batch has room for a full table. The kernel ends a batch early if the table's next
-    // bucket does not fit. libbpf-rs takes a batch that is not full for the last one.
+    // peers take it for dead. The batch has room for a full table, because smaller batches could lose entries: the
+    // kernel ends a batch early if the table's next bucket does not fit, and libbpf-rs takes a batch that is not full
+    // for the last one.
     flows.lookup_batch(MAX_FLOWS, MapFlags::LOCK, MapFlags::ANY).into_iter().flatten()
 }

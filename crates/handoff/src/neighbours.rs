@@ -1,6 +1,6 @@
-//! Another frontend agent with a control group that contains our servers, too. The programs of both agents would run
-//! for each handoff: one would begin it, and the other would refuse it. A layout is a version of the contents of an
-//! agent's pinned maps.
+//! The search for another frontend agent whose control group contains our servers, too. The programs of both agents
+//! would run for each handoff: one would begin it, and the other would refuse it. So this agent does not start then. A
+//! layout is a version of the contents of an agent's pinned maps.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,8 +15,8 @@ use crate::ownership::pinned_program;
 use crate::pins;
 
 /// Looks for an agent with programs on an interface of this thread's network namespace, and with a control group above
-/// or below ours. That agent may have ended. An agent with programs on one of our interfaces is not reported here, but
-/// when our programs are attached there.
+/// or below ours, or the same. That agent may have ended. An agent with programs on one of our interfaces is not
+/// reported by this call. That is found when our programs are attached.
 ///
 /// # Errors
 /// [`SteeringError::Neighbour`] if there is such an agent.

@@ -1,6 +1,6 @@
-//! A *layout* is a version of the pinned maps' contents. Here are programs and maps of another layout than ours, which
-//! an agent of another version has left. They stay until the connections in their flow table have ended: only these
-//! programs can read the table, and translate the connections.
+//! Programs and maps of another layout than ours. A *layout* is a version of the pinned maps' contents. An agent of
+//! another version has left these programs. They stay until the connections in their table of flows (records of client
+//! connections) have ended: only these programs can read the table, and translate the connections' numbers.
 //!
 //! ```text
 //!   pins/            maps, programs and links of this layout
@@ -13,13 +13,13 @@
 //!   passes on packets of connections that are not in its own table.
 //! * Calls: our fe_setsockopt runs first. It begins nothing on a connection of theirs (`older_flows`), and leaves it to
 //!   their fe_setsockopt to tell how far a payload is, and to end it.
-//! * Rings: servers name rings by their numbers, in calls that either fe_setsockopt may answer. So our rings are
-//!   entered in their maps, too, at the same numbers.
-//! * Words: a backend's word on a payload of theirs goes to their fe_delivered.
+//! * Rings (BPF ring buffers for the answers): servers name them by their numbers, in calls that either fe_setsockopt
+//!   may answer. So our rings are entered in their maps, too, at the same numbers.
+//! * Words: a backend's word on a payload of theirs, that it is acknowledged, goes to their fe_delivered.
 //!
 //! All this rests on what no version may change: `struct flow_key`, `struct delivery`, the keys of the map `flows`, and
-//! the maps `layout`, `rings` and `ring_owners` of bpf/. A backend's senders are no reason to stay: their sockets ended
-//! with their agent.
+//! the maps `layout`, `rings` and `ring_owners` of bpf/. A backend's programs of another layout do not stay: its
+//! senders (sockets that send payloads to clients) ended with the agent that had them.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -42,8 +42,8 @@ pub(crate) const FIRST: u32 = 13;
 const PREFIX: &str = "older_";
 /// Name of the pin that keeps the fe_setsockopt of an older layout loaded, until a new link has that program.
 const CALLS: &str = "fe_setsockopt_program";
-/// Name of the pin of the link that our layout had while it was put aside. The link stays until our new one has the
-/// program.
+/// Name of the pin of a former link of our own fe_setsockopt: the one that it had while our layout was put aside. That
+/// link stays until our new link has the program.
 const LEFT_LINK: &str = "fe_setsockopt_older";
 /// Names of the pins of a layout's programs.
 const PROGRAMS: [&str; 9] =
@@ -133,8 +133,8 @@ fn take_back(pin_dir: &Path) -> Result<(), SteeringError> {
     fs::remove_dir(&aside).map_err(at("rmdir", &aside))
 }
 
-/// Attaches the fe_setsockopt of each older layout by a new link. So it still answers calls on its connections when our
-/// program takes over the old link, which comes before the new one.
+/// Attaches the fe_setsockopt of each older layout by a new link. So that program still answers calls on its layout's
+/// connections when ours takes over the old link. The program of the old link runs before that of the new one.
 ///
 /// # Errors
 /// Returns the kernel's error.
@@ -179,7 +179,7 @@ fn pin_at(object: &OwnedFd, pin: &Path) -> Result<(), SteeringError> {
     if status == 0 { Ok(()) } else { Err(at("pin", pin)(io::Error::from_raw_os_error(-status))) }
 }
 
-/// Removes the backend's programs of older layouts. Their senders ended with their agent.
+/// Removes the backend's programs of older layouts. The sockets that they steered ended with their agent.
 ///
 /// # Errors
 /// Returns an error if a pinned file cannot be removed.

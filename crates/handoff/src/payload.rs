@@ -1,6 +1,6 @@
 //! The bytes of a handoff. An offer's payload is a range of a file, with the size and modification time that the file
-//! had when the response's header was made. The payload of a handoff without an offer is ranges of bytes that their
-//! keeper keeps until they are sent. Each range has its [`Source`]. A *flow* is the client connection that the bytes
+//! had when the response's header was made. The payload of a handoff without an offer is ranges of *kept* bytes, which
+//! stay in place until they are sent. Each range has its [`Source`]. A *flow* is the client connection that the bytes
 //! are sent on. The *claimant* is the frontend that asked for them. It may rely on the *digest* (SHA-256) of an offer's
 //! file, by which it has checked that another backend's file is the same.
 
@@ -26,7 +26,7 @@ use source::Range;
 
 pub use source::{Kept, Source};
 
-/// Most bytes that are copied at once, for a flow that is no kernel socket.
+/// Most bytes that are copied at once, for a flow that has no kernel socket to send from files.
 const COPIED_AT_ONCE: usize = 64 << 10;
 
 /// The part of a payload that is left to send.
@@ -121,7 +121,7 @@ impl Payload {
     /// A file that was replaced by another (rename) is the same file under this descriptor, and its bytes are right. If
     /// a header in front of the body, in the same file, may be rewritten ([`Offer::BODY`]), only the size is compared.
     /// A file that has grown counts as unchanged, because something was usually appended to it. But if the claimant
-    /// relies on its digest, it counts as changed.
+    /// relies on the file's digest, a file that has grown counts as changed.
     pub fn is_unchanged(&self) -> bool {
         self.ranges.iter().all(|range| range.source.is_unchanged())
     }
@@ -133,13 +133,14 @@ impl Payload {
         range.source.file()
     }
 
-    /// Notes whether others have been told the digest of [`Payload::file`], and so may seal the same records.
+    /// Notes whether the frontend has been told the digest of [`Payload::file`], so that another backend may seal the
+    /// same records.
     pub fn set_told(&self, told: bool) {
         self.ranges.iter().for_each(|range| range.source.set_told(told));
     }
 
-    /// Whether the file, when last examined, was no longer in the state whose digest others have been told. None of it
-    /// may be sealed until they know that.
+    /// Whether the file, when last examined, was no longer in the state whose digest the frontend has been told. None
+    /// of it may be sealed until the frontend knows that.
     pub fn is_withheld(&self) -> bool {
         self.ranges.iter().any(|range| range.source.is_withheld())
     }
@@ -299,7 +300,7 @@ impl Payload {
     }
 
     /// Returns `done` if the file is unchanged. Bytes that were queued from a file that has changed since may be
-    /// neither the old nor the new ones. Then the client's connection must not end as if it were complete.
+    /// neither the old nor the new ones. Then the client's connection must not end as if the body were complete.
     fn still_good(&self, done: bool) -> Result<bool, Reason> {
         if self.is_unchanged() { Ok(done) } else { Err(Reason::FileChanged) }
     }

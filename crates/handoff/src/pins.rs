@@ -58,7 +58,7 @@ pub(crate) fn check_layout<'obj>(
     let Some(found) = layout_of(directory)? else {
         return Ok(());
     };
-    // 0: the agent that made the maps ended before it could write the number. Then the maps are empty.
+    // 0: the agent that made the maps ended before it could write the layout's number. Then the maps are empty.
     if found != STEERING_LAYOUT && found != 0 {
         return Err(other_layout(directory, found));
     }
@@ -85,7 +85,7 @@ pub(crate) fn layout_of(directory: &Path) -> Result<Option<u32>, SteeringError> 
     Ok(Some(found.and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes)))
 }
 
-/// Whether the maps have this version's layout, so that it can read them.
+/// Whether the maps have our layout, so that this program can read them.
 pub(crate) fn is_our_layout(directory: &Path) -> bool {
     matches!(layout_of(directory), Ok(Some(STEERING_LAYOUT)))
 }

@@ -17,7 +17,8 @@ use crate::bpf::frontend::FrontendSkelBuilder;
 use crate::error::SteeringError;
 use crate::{backend, frontend};
 
-/// Helpers that appeared late, or that a kernel build may leave out, with the type of the program that calls them.
+/// BPF helpers that older kernels lack, or that a kernel build may leave out, with the type of the program that calls
+/// them.
 const HELPERS: &[(ProgramType, bpf_func_id, &str)] = &[
     (ProgramType::SchedCls, BPF_FUNC_redirect_neigh, "bpf_redirect_neigh (tc)"),
     (ProgramType::SchedCls, BPF_FUNC_fib_lookup, "bpf_fib_lookup (tc)"),

@@ -32,8 +32,8 @@ const THREADS_OF_A_FILE: usize = 2;
 /// others.
 const QUEUE: usize = 64 << 10;
 const QUEUE_OF_A_DEVICE: usize = QUEUE / 2;
-/// Time for which a device counts as memory once it was found to be. After that its number may belong to another
-/// device.
+/// Time for which a device counts as memory (as of tmpfs) once it was found to be so. After that its number may belong
+/// to another device.
 const KNOWN_FOR: Duration = Duration::from_secs(10);
 
 /// Party for which a read is made.
@@ -41,7 +41,7 @@ const KNOWN_FOR: Duration = Duration::from_secs(10);
 pub enum Owner {
     /// Sender with this index.
     Sender(usize),
-    /// Fetch with this index, which is being served.
+    /// Fetch with this index: a payload that is being sent to the frontend's agent.
     Fetch(usize),
 }
 
@@ -130,7 +130,7 @@ struct State {
     next: u64,
     idle: usize,
     done: Vec<Done>,
-    /// Devices that are memory, each with the time when that was found.
+    /// Numbers of devices whose file systems are in memory, each with the time when that was found.
     memory: HashMap<u64, Instant>,
     read: u64,
 }

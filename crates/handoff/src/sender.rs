@@ -5,7 +5,9 @@
 //! socket counts in its own sequence space, and the steering programs add `seq_delta` (crates/handoff/bpf/steering.h).
 //! A *peer* is a frontend's agent. A *claim* is its message that asks for a payload, and its server's *handoff* is what
 //! the claim is for. A handoff is named by the peer, the server's worker number there, and the handoff's number. A
-//! *slot* is a sender's place in the table of [`Senders`], and in that of the steering programs.
+//! claim's *claimant* is this peer and server, with the handoff's number. A *slot* is a sender's place in the table of
+//! [`Senders`], and in that of the steering programs. By the *digest* (SHA-256) of a payload's file, the frontend can
+//! check that another backend's file is the same. A digest is *withdrawn* when the file changes.
 //!
 //! ```text
 //!            start                      all queued              all acknowledged
@@ -90,8 +92,8 @@ pub enum Progress {
     Queued,
     /// The socket takes no more at present. Call [`Senders::resume`] with this index when it is writable.
     Blocked(usize),
-    /// The next bytes are being read because they are not in memory: [`Senders::take_read`] continues. Or they are
-    /// withheld until the frontend answers: [`Senders::go_on_unproven`] continues.
+    /// The next bytes are being read because they are not in memory: [`Senders::take_read`] continues. Or they must not
+    /// be sent before the frontend knows that a digest is withdrawn: [`Senders::go_on_unproven`] continues.
     Waiting,
 }
 
@@ -104,7 +106,7 @@ pub struct Senders<T> {
     counts: SenderCounts,
     advice: Vec<(u32, Spacing)>,
     words: Vec<(u32, Delivered)>,
-    /// Indices of senders whose frontends should be told which file they send.
+    /// Indices of senders with news for their frontends about the file that they send.
     news: Vec<usize>,
     answers: Vec<FirstAnswer>,
     unsent: Vec<Unsent>,
@@ -121,22 +123,23 @@ pub struct Senders<T> {
 
 /// Fewest slots that one sweep examines. A sweep examines a tenth of all slots if that is more.
 const SWEEP_AT_LEAST: usize = 256;
-/// Number of sweeps that examine all slots, if there are many.
+/// Number of sweeps that together examine all slots, if there are many slots.
 const SWEEPS_FOR_ALL: usize = 10;
-/// Number of parked senders that are closed together to make room. Finding the oldest ones takes a look at all senders,
-/// which is not worth it for one.
+/// Number of parked senders that are closed together to make room. To find the oldest ones, all senders are examined.
+/// That costs too much for a single one.
 pub const EVICTED_AT_ONCE: usize = 32;
-/// Smallest initial send buffer, however many senders there are.
+/// Smallest initial send buffer, however many senders there are, unless the limit `send_buffer_bytes` is smaller.
 const LEAST_SEND_BUFFER_BYTES: usize = 64 << 10;
 
-/// Numbers of what the senders have done since the agent started.
+/// Counts of what the senders have done since the agent started.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SenderCounts {
     /// Sockets made with TCP_REPAIR.
     pub restored: u64,
     /// Payloads sent by a socket that was parked.
     pub reused: u64,
-    /// Sockets that could not be used for their client's next payload: stale, or not yet fully acknowledged.
+    /// Sockets that could not be used for their client's next payload: they were of another connection, had too small
+    /// segments, or had unacknowledged bytes.
     pub discarded: u64,
     /// Parked sockets that were closed to make room.
     pub evicted: u64,
@@ -182,8 +185,9 @@ impl<T: SenderTable> Senders<T> {
         self.busy
     }
 
-    /// Initial send buffer of the next sender, in bytes. A buffer may take twice its size of `memory_bytes`, because
-    /// the kernel doubles the size for its own overhead. The kernel lets no buffer grow while TCP's memory is short.
+    /// Initial send buffer of the next sender, in bytes. Each buffer counts as twice its size in `memory_bytes`,
+    /// because the kernel doubles the size for its own overhead. The kernel lets no buffer grow while TCP's memory is
+    /// short.
     fn buffer_bytes(&self) -> usize {
         let share = usize::try_from(self.limits.memory_bytes / (self.busy as u64 + 1) / 2).unwrap_or(usize::MAX);
         share.max(LEAST_SEND_BUFFER_BYTES).min(self.limits.send_buffer_bytes)
@@ -291,8 +295,9 @@ impl<T: SenderTable> Senders<T> {
         }
     }
 
-    /// Ends handoffs that the frontend has given up, named by peer, worker and handoff. No more of their bytes reaches
-    /// a client. The call takes a whole set because many come together, and each call looks at all senders.
+    /// Ends handoffs that the frontend has given up, named by peer, worker and handoff. From here on none of their
+    /// bytes reaches a client. The call takes a whole set because many come together, and each call examines all
+    /// senders.
     pub fn abort(&mut self, given_up: &HashSet<(u32, u32, u64)>) {
         let is_given_up = |of: &Claimant| given_up.contains(&(of.peer, of.worker, of.handoff));
         let found = self.slots.iter().filter(|(_, sender)| !sender.is_parked() && is_given_up(&sender.claimant));
@@ -301,10 +306,11 @@ impl<T: SenderTable> Senders<T> {
         }
     }
 
-    /// Discards the senders of a peer whose session is lost, parked ones included, because its flows are no longer
-    /// known.
+    /// Discards the senders of a peer whose session is lost, parked ones included: this agent hears no more of the
+    /// peer's client connections.
     ///
-    /// Payloads that are wholly with the kernel are still sent: the frontend may well be there, and see them complete.
+    /// Payloads of which the kernel has all bytes are still sent: the frontend may still be there, and see the client
+    /// acknowledge them.
     pub fn forget_peer(&mut self, peer: u32) {
         let gone: Vec<usize> = self
             .slots
@@ -315,17 +321,17 @@ impl<T: SenderTable> Senders<T> {
         gone.into_iter().for_each(|index| self.discard(index));
     }
 
-    /// Ends every payload that is not wholly with the kernel. Returns the failures, so that each claimant can be told
-    /// that its sender is gone.
+    /// Ends every payload of which the kernel does not have all bytes. Returns the failures, so that each claimant can
+    /// be told that its sender is gone.
     pub fn give_up(&mut self) -> Vec<Failure> {
         let is_left = |sender: &Sender| matches!(sender.state, State::Sending(_));
         let left = self.slots.iter().filter(|(_, sender)| is_left(sender)).map(|(index, _)| index).collect::<Vec<_>>();
         left.into_iter().map(|index| self.fail(index, Reason::PeerLost)).collect()
     }
 
-    /// Parks senders whose payload is acknowledged, and closes those that waited too long. To be called about ten times
-    /// a second. Each call examines a part of the senders, so that it stays short with very many: each sender is
-    /// examined about once a second.
+    /// Parks senders whose payload is acknowledged, and closes parked ones that have waited too long. Returns the
+    /// handoffs that have failed. To be called about ten times a second. Each call examines a part of the senders, so
+    /// that it stays short with very many: each sender is examined about once a second.
     pub fn sweep(&mut self, now: Instant) -> Vec<Failure> {
         let slots = self.slots.capacity();
         self.look_at(slots.min(SWEEP_AT_LEAST.max(slots.div_ceil(SWEEPS_FOR_ALL))), now)
@@ -367,7 +373,8 @@ impl<T: SenderTable> Senders<T> {
         failures
     }
 
-    /// Whether the claim's connection already has a sender at our port `port`.
+    /// Whether the claim's connection already has a sender at our port `port`. If the claim is for the first payload of
+    /// a connection, it has none: a sender that is there belongs to an older connection.
     ///
     /// # Errors
     /// [`Reason::Busy`] if the sender found there is sending on the client's connection with another server. A client
@@ -492,7 +499,7 @@ impl<T: SenderTable> Senders<T> {
     }
 
     /// Notes that frontends know that the digests of these handoffs are withdrawn. Handoffs are named by peer, worker
-    /// and handoff. Returns the indices of the senders that can continue. Takes a whole set, because each call looks at
+    /// and handoff. Returns the indices of the senders that can continue. Takes a whole set, because each call examines
     /// all senders.
     pub fn go_on_unproven(&mut self, withdrawn: &HashSet<(u32, u32, u64)>) -> Vec<usize> {
         let is_meant = |of: &Claimant| withdrawn.contains(&(of.peer, of.worker, of.handoff));
@@ -526,8 +533,8 @@ impl<T: SenderTable> Senders<T> {
         drop(self.withdraw(index));
     }
 
-    /// Removes a sender and returns what it was sending. Steering ends first, so that nothing of the socket's end
-    /// reaches the client.
+    /// Removes a sender and returns what it was sending. Steering ends first, so that no segment that the socket sends
+    /// when it is closed reaches the client.
     fn withdraw(&mut self, index: usize) -> State {
         let sender = self.slots.remove(index);
         self.busy -= usize::from(!sender.is_parked());
@@ -539,8 +546,8 @@ impl<T: SenderTable> Senders<T> {
 }
 
 impl<T> Drop for Senders<T> {
-    /// Closes all sockets. Payloads that are wholly with the kernel are still delivered: their sockets are closed in
-    /// the normal manner, and be_out drops their FIN. All other sockets are closed silently.
+    /// Closes all sockets. Payloads of which the kernel has all bytes are still delivered: their sockets are closed in
+    /// the normal manner, and be_out, the program on egress, drops their FIN. All other sockets are closed silently.
     fn drop(&mut self) {
         for sender in self.slots.drain() {
             match sender.state {
@@ -556,7 +563,7 @@ mod tests {
     use super::*;
     use zerocopy::FromZeros;
 
-    /// Calls that changed the programs' tables, in order.
+    /// A stand-in for the programs' tables. It notes the calls that change them, in order.
     #[derive(Default)]
     struct Told(Vec<&'static str>);
 

@@ -1,5 +1,5 @@
-//! Spacing of ACKs: how many payload bytes may lie between two of its client's ACKs that a sender gets. This distance
-//! is the *spacing*.
+//! Spacing of ACKs. A *sender* is a backend's socket that sends payloads to one client. The *spacing* is the number of
+//! payload bytes that may lie between two of the client's ACKs that the frontend passes on to the sender.
 //!
 //! By itself a frontend passes on each ACK of a payload, and each costs the frontend and us more than the segment that
 //! it acknowledges. A sender that may have far more bytes outstanding than lie between two ACKs never waits for the
@@ -12,10 +12,10 @@ use shunt_sys::sockopt::CongestionWindow;
 
 use crate::flow_sender::FlowSender;
 
-/// Divisor: the spacing is this fraction, a quarter, of the bytes that may be outstanding.
+/// Divisor: the spacing is a quarter of the bytes that may be outstanding.
 const PARTS: u64 = 4;
-/// Largest spacing, in bytes. A sender sends as much at once when an ACK comes. Segmentation offload makes a burst of
-/// this size anyway.
+/// Largest spacing, in bytes. When an ACK comes, a sender sends as many bytes at once as the spacing has. Segmentation
+/// offload makes bursts of this size anyway.
 const MOST: u64 = 65536;
 /// Smallest useful spacing, in segments. Clients acknowledge every second segment by themselves (RFC 9293, 3.8.6.3), so
 /// a smaller spacing would save nothing.

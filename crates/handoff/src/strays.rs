@@ -63,7 +63,7 @@ impl Stray {
     }
 
     /// Returns the connections that have had a handoff, as [`crate::end_handoffs`] does. No handoff can begin any more,
-    /// because the socket option ended with its pin.
+    /// because the program that begins them (fe_setsockopt) ended with its pin.
     pub fn moved(&self) -> Vec<FlowKey> {
         let maps = self.program.maps().into_iter().filter_map(|map| MapHandle::from_map_id(map).ok());
         let flows = maps.filter(|map| map.name() == "flows");

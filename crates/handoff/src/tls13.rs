@@ -1,6 +1,7 @@
-//! Payloads on TLS 1.3 connections (RFC 8446). The backend's sender encrypts the payload under one generation of the
-//! connection's write keys. The frontend hands these keys over. Before it sends anything else, it ends the generation
-//! with a KeyUpdate.
+//! Payloads on TLS 1.3 connections (RFC 8446). A *generation* is the write keys of a connection between two KeyUpdates.
+//! The backend's socket for the client (the sender) sends the payload encrypted under one generation. The frontend
+//! hands these keys over. Before it sends anything else, it ends the generation with a KeyUpdate. The *region* is what
+//! the backend sends.
 //!
 //! ```text
 //!   frontend's records, generation g        the backend's, the same generation     frontend's again

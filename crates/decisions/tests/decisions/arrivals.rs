@@ -1,4 +1,6 @@
-//! Tests of who gets which client packet: the table of decisions/arrivals.h, row by row.
+//! Tests of who gets which client packet: the table of crates/handoff/bpf/decisions/arrivals.h, row by row. A *region*
+//! is a range of the client's sequence numbers that a backend sends: one payload. A *copy* is a client's packet,
+//! rewritten for the backend.
 
 use shunt_decisions::*;
 

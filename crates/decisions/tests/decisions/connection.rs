@@ -1,4 +1,5 @@
-//! One client connection of a frontend: its socket as the kernel would describe it, and its flow.
+//! One client connection of a frontend: its socket as the kernel would describe it, and its *flow*, the record that the
+//! steering programs have of it. A *region* is a range of its sequence numbers that a backend sends.
 
 use shunt_decisions::*;
 

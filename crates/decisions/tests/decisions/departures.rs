@@ -1,4 +1,5 @@
-//! Tests of what becomes of segments from a frontend's kernel.
+//! Tests of what becomes of segments from a frontend's kernel, before, in and behind a region. A *region* is a range of
+//! the client's sequence numbers that a backend sends: one payload.
 
 use shunt_decisions::*;
 

@@ -1,5 +1,7 @@
 //! Tests with long histories of one connection. An honest client, a stranger, and a server that hands off one payload
-//! after another take part. The stranger knows the connection's addresses, and guesses numbers near the true ones.
+//! after another take part. The stranger knows the connection's addresses, and guesses numbers near the true ones. The
+//! *stream* is all bytes that the client gets. The backend's *word* confirms that its socket has got the ACK of a
+//! payload's end.
 
 use std::collections::VecDeque;
 
@@ -14,7 +16,7 @@ const ROOM: u32 = 1 << 18;
 enum Step {
     /// The server writes a header and hands off a payload, if it may.
     Respond { header: u32, payload: u64 },
-    /// The owner of the send side sends this many bytes, if there is room.
+    /// The backend sends up to this many bytes of the newest payload, as far as the client has room.
     Send(u32),
     /// The client takes the bytes that have come, and sends an ACK.
     Acknowledge,
@@ -50,7 +52,7 @@ struct History {
     taken: u64,
     /// For each of the client's packets that are on their way: number of bytes of the stream that it acknowledges.
     on_their_way: VecDeque<u64>,
-    /// Highest number of bytes of the stream that a packet that has arrived acknowledges.
+    /// Largest number of bytes of the stream that the packets that have arrived acknowledge.
     heard: u64,
     /// Stream offset and length of each payload.
     payloads: Vec<(u64, u64)>,

@@ -1,4 +1,5 @@
-//! Tests of the requests that a server may make, and of its flow afterwards.
+//! Tests of the requests that a server may make, and of its flow afterwards, the record of its client's connection. A
+//! *region* is a range of the client's sequence numbers that a backend sends: one payload.
 
 use shunt_decisions::*;
 
@@ -118,7 +119,7 @@ fn a_server_may_take_the_rest_upon_itself() {
     assert_eq!(route.ack, START + 10, "all that its kernel has sent");
 }
 
-/// SHUNT_UNDO takes a region back while nobody has sent any of it.
+/// SHUNT_UNDO takes a region back of which the client has acknowledged nothing.
 #[test]
 fn a_growing_payload_is_taken_back_where_the_client_has_nothing_of_it() {
     let mut server = Server::new(START - 100, ROOM);
@@ -138,7 +139,8 @@ fn a_growing_payload_is_taken_back_where_the_client_has_nothing_of_it() {
     assert_eq!(undo(&mut flow, HANDOFF, &server.connection), Counter::FE_REFUSED_ENDED);
 }
 
-/// If no payload has come for 1 GiB, the client's numbers are compared with an anchor instead of the last region.
+/// When the server has sent 1 GiB since the last payload, the client's numbers are no longer compared with that
+/// payload's end, but with a later point (an anchor).
 #[test]
 fn sequence_spaces_hold_behind_many_bytes_of_the_servers_own() {
     let mut server = active();

@@ -1,11 +1,14 @@
-//! Tests of what a backend's sender believes of the copies that it gets.
+//! Tests of how far a sender, a backend's socket for a client, believes the copies that it gets. A *copy* is a client's
+//! packet as the frontend has rewritten it. It has half of the connection's *token*, a random number, which the
+//! sender's slot (its record) has, too.
 
 use proptest::prelude::*;
 use shunt_decisions::*;
 
 const TOKEN: u32 = 0xabcd_1234;
 
-/// Slot of a socket whose next byte is `sent`, for a region at `start` in the client's numbers.
+/// Slot of a socket whose next byte has the number `sent`, for a payload that begins at `start` in the client's
+/// numbers.
 fn slot(start: u32, sent: u32) -> SenderSlot {
     SenderSlot {
         live: SENDER_LIVE as u16,
@@ -65,7 +68,7 @@ fn an_ack_of_what_another_has_sent_is_one_of_all_that_this_one_has() {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Send(u32),
-    /// An ACK at this distance from the bytes that are acknowledged.
+    /// An ACK whose number is higher than the end of the acknowledged bytes by this much, or lower, if negative.
     Ack(i64),
 }
 

@@ -1,4 +1,6 @@
-//! Tests of the sequence spaces against a model in 64-bit offsets.
+//! Tests of the translation between two sequence spaces: the server's kernel counts only its own bytes, and the client
+//! counts payloads, too. The model is the stream that the client gets, with 64-bit offsets. A *break* is the record of
+//! one payload.
 
 use proptest::prelude::*;
 use shunt_decisions::*;
@@ -86,8 +88,8 @@ fn streams() -> impl Strategy<Value = Stream> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(20_000))]
 
-    /// A client's number, at most 1 GiB before or behind the newest, becomes the number of the server's own bytes
-    /// before it.
+    /// A client's number, at most 1 GiB before or behind the newest one, becomes the number that counts only the
+    /// server's own bytes before it.
     #[test]
     fn a_clients_number_is_the_count_of_the_servers_bytes(stream in streams(), back in -(1i64 << 30)..1i64 << 30) {
         let offset = stream.newest().saturating_add_signed(back).max(stream.oldest());

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
  * Client packets as they arrive at the frontend: who gets which. A flow is a client connection, and
- * a region a range of its sequence numbers that a backend sends. A copy is a packet as fe_in
- * rewrites it for the backend. While a region is active:
+ * a region a range of its sequence numbers that a backend sends. A break is the record of a region.
+ * A copy is a packet as fe_in rewrites it for the backend. LOCAL are the sequence numbers of the
+ * frontend's kernel. While a region is active:
  *
  *   packet                                   frontend's stack           the region's backend
  *   ACK at or below the region's start       yes                        only if its SACK blocks
@@ -25,11 +26,12 @@
  * sent nothing behind that.
  *
  * If no region is active, all packets go to the frontend, translated. A report of duplicates in an
- * older region (RFC 2883) goes to that region's backend, too, which has missed the client's last
- * ACK. If the server has ended in the middle of a response, each packet is answered by a reset
- * (../reset.h).
+ * older region (RFC 2883) goes to that region's backend, too: the backend has sent bytes again,
+ * because the client's last ACK was lost. If the server has ended in the middle of a response, each
+ * packet is answered by a reset (../reset.h).
  *
- * A backend with a large window needs few ACKs, and says so. fe_in drops the others (ack_may_wait).
+ * A backend with a large window needs few ACKs, and tells the frontend so. fe_in, the frontend's
+ * program on ingress, then drops the others (ack_may_wait).
  *
  * Packets with IP options or extension headers, and first fragments, are routed like all others
  * (../plain.h). All fragments behind the first go to the stack unchanged.
@@ -45,10 +47,10 @@
 #include "packet.h"
 #include "spaces.h"
 
-/* Silence between two ACKs, beyond a round trip and in nanoseconds, in which no sender has timed
- * out: a timeout takes a round trip and at least 200 ms (RTO_MIN). The round trip is added because
- * a silence of that length is normal on a long path: a sender sends its whole window at once, and
- * the ACKs of the window come together. */
+/* Time in nanoseconds. If two ACKs are apart by no more than this time and a round trip, no sender
+ * has timed out in between: a timeout takes a round trip and at least 200 ms (RTO_MIN). The round
+ * trip is added because a silence of that length is normal on a long path: a sender sends its whole
+ * window at once, and the ACKs of the window come together. */
 #define SILENCE_NS 100000000
 
 struct route {
@@ -60,11 +62,11 @@ struct route {
     bool strange;   /* outside the window: the frontend's stack gets it, and drops it */
     bool ended;     /* drop, and answer by a reset: the server has ended inside a response */
     bool untouched; /* the stack gets it unchanged, and answers with numbers from the packet */
-    bool behind;    /* a reset at an older number; the stack gets it with the next number */
+    bool behind;    /* a reset at an older number; the stack gets it with the number it expects */
     int copy;       /* index of the break whose backend gets a copy, or NO_BREAK */
     __u32 ack;      /* ACK number for the frontend, LOCAL space */
     __u16 window;   /* window field for the frontend */
-    __u32 ring;     /* number of the ring that gets `event` */
+    __u32 ring;     /* number of the server's ring (BPF ring buffer), which gets `event` */
     struct shunt_event event; /* kind 0: no event */
 };
 
@@ -123,16 +125,16 @@ static __always_inline bool reaches_region(const struct spaces *s, const struct 
 }
 
 /*
- * Whether a backend can do without an ACK. An ACK that only advances tells a sender to continue. A
- * sender whose window is many times the distance of two ACKs need not wait for each. ack_spacing is
- * at most a quarter of its congestion window. note_passed also bounds the distance by a quarter of
- * the client's window.
+ * Whether a backend can do without an ACK. An ACK that only advances tells the backend's socket
+ * (the sender) to continue. A sender whose window is many times the distance of two ACKs need not
+ * wait for each. The distance is ack_spacing payload bytes, at most a quarter of the sender's
+ * congestion window. note_passed also bounds it by a quarter of the client's window.
  *
  * Signs of loss or congestion shrink a congestion window, so from the first sign on every ACK goes
  * to the backend. At least one ACK goes to it in each jiffy, the tick of the coarse clock: the
- * timers of a paced sender are longer. If a sender pauses, for its disk, the last ACK before the
- * pause may be missing. The sender then probes with a segment that was not needed (RFC 8985, 7).
- * The client's report of that duplicate is a sign of loss, too.
+ * timers of a paced sender are longer. If a sender pauses to wait for its disk, the last ACK before
+ * the pause may have been dropped. The sender then repeats a segment as a probe (RFC 8985, 7). The
+ * client has that segment, and its report of the duplicate counts as a sign of loss, too.
  */
 static __always_inline bool ack_may_wait(struct flow *flow, const struct packet *p,
                                          const struct sack *sack, __u64 at, __u64 now)
@@ -247,11 +249,11 @@ static __always_inline void route_ack(struct flow *flow, const struct packet *p,
 }
 
 /*
- * Returns the LOCAL ACK number for the frontend's kernel. After SHUNT_TAKE the client may already
- * have bytes of the lost sender behind a hole. Once the kernel has filled the hole, the client's
- * ACK is ahead of what the kernel has sent, and the kernel would drop it (RFC 9293, 3.10.7.4). So
- * its number is lowered to the end of what the kernel has sent. be_in does the same for a backend
- * that continues another backend's payload.
+ * Returns the LOCAL ACK number for the frontend's kernel. After SHUNT_TAKE the server itself sends
+ * the rest of a lost backend's payload. The client may already have bytes of that backend behind a
+ * hole. Once the kernel has filled the hole, the client's ACK is ahead of what the kernel has sent,
+ * and the kernel would drop it (RFC 9293, 3.10.7.4). So its number is lowered to the end of what
+ * the kernel has sent. be_in does the same for a backend that continues another one's payload.
  */
 static __always_inline __u32 known_to_server(const struct flow *flow, __u32 ack)
 {

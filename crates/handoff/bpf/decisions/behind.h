@@ -5,16 +5,18 @@
  * a process work as without Shunt, and no other queue is needed for these bytes. The region is the
  * range of sequence numbers that the other machine sends.
  *
- * Two things keep the kernel from sending. First, fe_out refuses segments that lie behind the
- * region. The kernel takes that for congestion on its own machine, keeps them in its queue, and
- * tries again when an ACK comes, or twice a second. Second, fe_in changes the client's ACKs for the
- * kernel: they say that there is no window behind the region. The kernel then only probes, less and
- * less often. The ACK of the region's end comes with the client's real window.
+ * Two things keep the kernel from sending. First, fe_out (the program on egress) refuses segments
+ * that lie behind the region. The kernel takes that for congestion on its own machine, keeps them
+ * in its queue, and tries again when an ACK comes, or twice a second. Second, fe_in (on ingress)
+ * changes the client's ACKs for the kernel: they say that there is no window behind the region. The
+ * kernel then only probes, less and less often. The ACK of the region's end comes with the client's
+ * real window.
  *
  * The client may be silent, because its last ACK came earlier and no backend sends yet. Then fe_out
- * sends it a probe in place of a refused segment, and its answer goes to the kernel. A kernel that
- * hears nothing gives up a closed connection after eight tries. Linux before 6.6 accepts a window
- * of 0 only from an ACK of new data. So it tries again, and fe_out probes, twice a second.
+ * sends it a probe in place of a refused segment, and the client's answer goes to the kernel. A
+ * kernel that hears nothing gives up a closed connection after eight tries. Linux before 6.6
+ * accepts a window of 0 only from an ACK of new data. So such a kernel tries again, and fe_out
+ * probes, twice a second.
  *
  * The backend may be lost while this machine's agent, which would act on that, is gone. The kernel
  * would then wait for ever, because the client answers each probe. So the connection of a client
@@ -31,8 +33,8 @@
 
 /* Silence of both sides, in nanoseconds, after which the client is sent a probe. */
 #define UNHEARD_NS 100000000
-/* Time, in nanoseconds, after which a client is given up that has room but acknowledges nothing. It
- * is the default of `progress`, after which the agent of a backend gives such a client up. */
+/* Time, in nanoseconds, after which a client is given up that has room but acknowledges nothing. A
+ * backend's agent gives up such a client after `progress` (configuration), by default as long. */
 #define IDLE_NS    60000000000ll
 
 static __always_inline bool is_queueing(const struct flow *flow)
@@ -40,9 +42,9 @@ static __always_inline bool is_queueing(const struct flow *flow)
     return flow->flags & FLOW_QUEUES && flow->spaces.status == SHUNT_REGION_ACTIVE;
 }
 
-/* Returns the window field of an ACK with the number `ack` (LOCAL) for the server's kernel. The
- * window ends at the region's start. It is rounded up: otherwise the last bytes before the region
- * might not fit, and would wait for ever. */
+/* Returns the window field for an ACK that the server's kernel gets. `ack`: its ACK number, as that
+ * kernel counts. The window ends at the region's start. It is rounded up: otherwise the last bytes
+ * before the region might not fit, and would wait for ever. */
 static __always_inline __u16 window_before(const struct flow *flow, __u32 ack, __u16 window)
 {
     __u32 room = nth_break(&flow->spaces, 0)->local - ack;
@@ -71,7 +73,8 @@ static __always_inline bool is_given_up(struct flow *flow, __u64 now)
         flow->idle_acked = flow->spaces.acked;
         flow->idle_ns = now;
     }
-    /* `now` was read before the lock was taken. Another core may have stored a later time since. */
+    /* Signed: `now` was read before the lock was taken, and another core may have stored a later
+     * time since. */
     return (__s64) (now - flow->idle_ns) > IDLE_NS;
 }
 

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * How far a client's claims are believed: what its packets say by ACK number and SACK blocks that
- * it has received. A flow is a client connection's record, and a region a range of its sequence
- * numbers that a backend sends: one payload. A stranger has to guess as much as with plain Linux
- * (RFC 9293, 3.10.7.4; RFC 5961, 5):
+ * How far a client's claims are believed. With the ACK number and the SACK blocks of its packets, a
+ * client claims that it has received bytes. A flow is a client connection's record, and a region a
+ * range of its sequence numbers that a backend sends: one payload. A stranger has to guess as much
+ * as with plain Linux (RFC 9293, 3.10.7.4; RFC 5961, 5):
  *
  *   sequence number    in the window that the frontend's kernel has offered, or the byte before it
  *   ACK, SACK blocks   not past the window that the client had offered before this packet
  *
  * A frontend can check no more than that. Only the backend knows how much of the window has been
- * sent, and drops packets that acknowledge more (be_in). So a flow's fields hold claims. The newest
- * claim counts, not the highest: a stranger's claim may lie ahead of the client's, but the client
- * sends more packets than the stranger, and answers probes.
+ * sent, and its program be_in drops packets that acknowledge more. So a flow's fields hold claims.
+ * The newest claim counts, not the highest: a stranger's claim may lie ahead of the client's, but
+ * the client sends more packets than the stranger, and answers probes. CLIENT are the sequence
+ * numbers that the client sees.
  *
  * A forger can move claims forward by a window at a time. So a claim alone completes only a payload
  * of at most 1 MiB that fitted the client's window when it began. For a longer payload the
@@ -31,8 +32,8 @@
  * frontend's kernel. */
 #define SENDER_WINDOW 65535
 
-/* Largest distance of a flow's `rcv_nxt` behind its `server_ack` while no region is open. Sequence
- * numbers can be compared only if they are less than 2^31 apart. */
+/* Largest distance of a flow's `rcv_nxt` behind its `server_ack`, in bytes, while no region is open
+ * (active or cancelled). Sequence numbers can be compared only if they are less than 2^31 apart. */
 #define UPLOADED_MAX (1U << 30)
 
 /* Right edge of the client's window, CLIENT space: the first byte that it has no room for. */
@@ -112,7 +113,7 @@ static __always_inline bool is_delivered(const struct flow_break *b)
     return b->end & END_CLAIMED && (!(b->end & END_WORD) || b->end & END_DELIVERED);
 }
 
-/* Notes that a packet acknowledges all of a region. Returns whether that completes it. */
+/* Notes that a packet acknowledges all of a region. Returns whether that completes the region. */
 static __always_inline bool claims_end(struct flow *flow)
 {
     struct flow_break *b = newest_break(&flow->spaces);
@@ -122,10 +123,10 @@ static __always_inline bool claims_end(struct flow *flow)
     return is_delivered(b);
 }
 
-/* Largest lead of a backend's timestamp clock over the frontend's that is made up for, in ticks of
- * 1 ms. The two clocks are equal when a region begins, and drift apart by the error of their
- * machines' clocks. With a larger lead, the client drops the frontend's next segments until the
- * frontend's clock has caught up. */
+/* Most ticks of 1 ms by which a timestamp of the frontend is raised, because a backend's timestamp
+ * clock is ahead of the frontend's. The two clocks are equal when a region begins, and drift apart
+ * by the error of their machines' clocks. If a backend's clock is further ahead, the client drops
+ * the frontend's next segments until the frontend's clock has caught up. */
 #define CLOCK_APART 8192
 
 /* Returns a timestamp of the frontend, raised to the newest timestamp that the client has echoed,

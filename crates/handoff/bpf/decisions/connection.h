@@ -31,7 +31,8 @@ struct asked {
     void *ring; /* the caller's completion ring */
     struct bpf_tcp_sock *tcp;
     struct connection connection;
-    bool seen_to_begin; /* the flow is new, and the connection's handshake is proof (proof.h) */
+    /* The flow, the connection's record, is new, and the handshake is proof (proof.h). */
+    bool seen_to_begin;
 };
 
 #endif

@@ -20,7 +20,7 @@
 /* Outcomes for a segment. */
 enum fate {
     TRANSLATED,
-    ACK_MOVED,  /* a pure ACK, numbered with the right edge of the window: neither old nor data */
+    ACK_MOVED,  /* a pure ACK; its sequence number becomes the right edge of the client's window */
     RST_MOVED,  /* a reset, moved to the number where the client accepts it (reset.h) */
     FIN_TO_RST, /* turned into a reset: the server has ended inside a response */
     ACK_HELD,   /* dropped, see may_acknowledge */
@@ -29,8 +29,8 @@ enum fate {
     WAITS, /* kept in the server's queue (behind.h) */
 };
 
-/* Number of bytes by which the frontend's ACKs may be ahead of its ACK number when the region began
- * (may_acknowledge). */
+/* Number of bytes by which the frontend's ACKs may exceed the ACK number that it had when the
+ * region began (may_acknowledge). */
 #define ACK_AHEAD_BYTES 16384
 
 struct departure {
@@ -90,8 +90,8 @@ static __always_inline void depart_queueing(struct flow *flow, const struct pack
  * Decides on a segment while the newest region is open. A FIN becomes a reset, because it ends the
  * response early. The kernel repeats its FIN only if the client has acknowledged all before it, and
  * has room. Otherwise it repeats the header, or probes the window. After a cancel, these segments
- * become resets, too. Pure ACKs never do: a client that opens a new connection from the same port
- * takes an ACK for a sign of the old connection, and resets that one (RFC 9293, 3.5.2).
+ * become resets, too. Pure ACKs never become resets: a client that opens a new connection from the
+ * same port takes an ACK for a sign of the old connection, and resets that one (RFC 9293, 3.5.2).
  */
 static __always_inline void depart_open(struct flow *flow, const struct packet *p, __u32 end,
                                         struct departure *d)

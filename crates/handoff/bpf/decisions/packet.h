@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * A parsed TCP packet, as the decisions need it. parse.h fills it in; edit.h changes the packet
- * itself.
+ * A parsed TCP packet, with the fields that the other files of this directory need. ../parse.h
+ * fills it in; ../edit.h changes the packet itself.
  */
 #ifndef PACKET_H
 #define PACKET_H
@@ -46,7 +46,8 @@ struct packet {
 struct sack {
     __u32 blocks;
     __u32 left[SACK_BLOCKS_MAX];
-    __u32 right[SACK_BLOCKS_MAX]; /* first byte behind the block; not after `left`: it is empty */
+    /* First byte behind the block. If it does not lie after `left`, the block is empty. */
+    __u32 right[SACK_BLOCKS_MAX];
 };
 
 #endif

@@ -68,13 +68,14 @@ static __always_inline void note_socket(struct flow *flow, const struct bpf_tcp_
     flow->snd_cwnd = tcp->snd_cwnd;
     flow->snd_ssthresh = tcp->snd_ssthresh;
     flow->srtt_us = tcp->srtt_us >> 3;
-    /* Bounded by the path MTU. Routers have reported that to this socket, not to the backend. */
+    /* The path MTU bounds the MSS. Routers report it to this socket, not to the backend. */
     flow->mss = tcp->mss_cache;
 }
 
 /* Notes the ACK number and the window that the socket knows of its client, if the flow knows older
- * ones. The flow may know newer ones, because packets pass fe_in first. It may lack some that came
- * in fragments. `start`: CLIENT number of the server's next byte. */
+ * ones. The flow may know newer ones, because packets pass fe_in (on ingress) first. It may lack
+ * those of packets that came in fragments. `start`: sequence number of the server's next byte, as
+ * the client sees it. */
 static __always_inline void note_client_of(struct flow *flow, const struct asked *a, __u32 start)
 {
     const struct connection *c = &a->connection;
@@ -119,14 +120,14 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
         return FE_REFUSED_ACTIVE;
     if (s->status == SHUNT_REGION_CANCELLED || flow->flags & FLOW_RESET)
         return FE_REFUSED_ENDED;
-    /* The server's bytes must all have been sent: then the kernel repeats those that are lost.
-     * Bytes that still wait for the client's window might wait for ever: a payload that comes first
-     * may fill the client's memory, and leave no window for the bytes before it. */
+    /* The kernel must have sent all bytes that the server has written: it repeats those that are
+     * lost. Bytes that still wait for the client's window might wait for ever: the payload would
+     * overtake them, and might fill the client's memory. Then no window is left for them. */
     if (local != tcp->snd_nxt)
         return FE_REFUSED_UNSENT;
 
     to_client(s, local, local, &start);
-    /* The packets that the flow has noted may be forged, so they have to match the socket. */
+    /* What the flow has noted may be from forged packets, so it has to match the socket. */
     if (!a->seen_to_begin && !is_proven(flow, tcp, start)) {
         begin_proof(flow, tcp);
         flow->edge =
@@ -150,8 +151,8 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
     flow->ahead = 0;
     flow->flags &= ~(FLOW_START_ACKED | FLOW_QUEUES);
     /* A server that writes behind the region waits for the ACK of the region's end, which opens the
-     * window (behind.h). A client that forges that ACK loses its own bytes, and nobody records how
-     * many it got. So no confirmation is needed. */
+     * window (behind.h). A client that forges that ACK harms only itself: it loses its own bytes.
+     * Nor does anybody record how many bytes it got. So no confirmation is needed. */
     if (is_appended)
         flow->flags |= FLOW_QUEUES;
     else
@@ -201,13 +202,14 @@ static __always_inline enum steer_counter undo_region(struct flow *flow, __u64 h
     return FE_UNDONE;
 }
 
-/* Notes up to where the client may have bytes of a lost sender: the right edge of its window. */
+/* Notes up to where the client may have bytes of the backend that sent so far: the right edge of
+ * the client's window. */
 static __always_inline void note_ahead(struct flow *flow)
 {
     flow->ahead = is_before(flow->start, flow->edge) ? flow->edge - flow->start : 0;
 }
 
-/* Changes the sender of the active region. Under the flow's lock. */
+/* Notes that another backend sends the rest of the active region. Under the flow's lock. */
 static __always_inline enum steer_counter
 move_region(struct flow *flow, const struct shunt_move *move, const struct asked *a)
 {
@@ -278,8 +280,9 @@ static __always_inline void describe_flow(const struct flow *flow, struct shunt_
                   (__u32) flow->client_window << flow->snd_wscale < flow->mss;
 }
 
-/* Returns the status for a refused SHUNT_BEGIN. SHUNT_REGION_NONE: later ones on that connection
- * would be refused, too. */
+/* Returns the status that tells the server of a refused SHUNT_BEGIN where a later one may succeed
+ * (include/shunt.h). Returns SHUNT_REGION_NONE for all other refusals, which get no record in the
+ * ring. */
 static __always_inline __u32 status_of(enum steer_counter refusal)
 {
     if (refusal == FE_REFUSED_UNPROVEN)

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Reports of a smaller path MTU (../icmp.h) as they arrive at the frontend:
+ * Reports of a smaller path MTU (../icmp.h) as they arrive at the frontend. A report cites the
+ * packet that was too long:
  *
  *   the first byte of the cited packet lies       the report goes
  *   in the active region, and is outstanding      to the region's backend
  *   in the newest payload, not outstanding        nowhere: it is late, or made up
- *   elsewhere, as among the frontend's bytes      to the frontend's stack, in LOCAL numbers
+ *   elsewhere, for instance in the header         to the frontend's stack, in LOCAL numbers
  *
  * A byte is outstanding if the client has not acknowledged it, and has room for it. A stranger who
- * knows a flow's addresses has to guess the number of such a byte, as on a connection without a
- * shortcut. A flow is a client connection. A region is a range of its sequence numbers that a
- * backend sends; it is active until the client has acknowledged all of it. LOCAL numbers are those
- * of the frontend's kernel.
+ * knows a flow's addresses has to guess the number of such a byte, as on any connection. A flow is
+ * a client connection. A region is a range of its sequence numbers that a backend sends; it is
+ * active until the client has acknowledged all of it. LOCAL numbers are those of the frontend's
+ * kernel.
  */
 #ifndef REPORTS_H
 #define REPORTS_H

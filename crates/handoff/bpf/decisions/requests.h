@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Changes to a flow that an agent asks for (../requests.h). Under the flow's lock. A flow is the
- * record of a client connection in the map `flows`. A region is a range of its sequence numbers
- * that a backend sends, for one handoff.
+ * Changes to a flow that an agent asks for (../requests.h). All run under the flow's lock. A flow
+ * is the record of a client connection in the map `flows`. A region is a range of its sequence
+ * numbers that a backend sends, for one handoff.
  */
 #ifndef DECISIONS_REQUESTS_H
 #define DECISIONS_REQUESTS_H

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Decisions on the packets of a backend's sender: translation to and from the socket's own sequence
- * numbers, and what of a client's ACKs is believed. The state is in the sender's slot (struct
- * sender_slot), which the agent writes between two payloads. A sender is parked while it waits for
- * its connection's next payload.
+ * Decisions on the packets of a sender, a backend's socket that sends payloads to one client:
+ * translation to and from the socket's own sequence numbers, and how far a client's ACKs are
+ * believed. The ACKs come as copies, which the frontend's programs have rewritten for the backend.
+ * The state is in the sender's slot (struct sender_slot), which the agent writes between two
+ * payloads. A sender is parked while it waits for its connection's next payload.
  */
 #ifndef SENDER_H
 #define SENDER_H
@@ -77,8 +78,8 @@ static __always_inline __u32 ack_for_sender(const struct sender_slot *slot, __u3
     return *ahead ? slot->sent : own;
 }
 
-/* Largest distance of a late ACK behind the newest one, in bytes: the largest window (RFC 7323,
- * 2.3). */
+/* Largest distance of `start` behind the newest ACK number, in bytes. It is the largest window (RFC
+ * 7323, 2.3), so no late ACK of the same payload lies before `start`. */
 #define OLD_MAX (1u << 30)
 
 /* Notes an ACK number of the socket's own space. Moves `start` so that it stays within OLD_MAX. */
@@ -93,11 +94,11 @@ static __always_inline void note_acked(struct sender_slot *slot, __u32 own)
 }
 
 /*
- * Checks of a steered packet. The frontend puts its newest ACK number into the sequence field. That
+ * Checks of a copy. The frontend puts its newest ACK number into the copy's sequence field. That
  * number grows with what the client sends meanwhile, by little from one copy to the next. The
- * urgent pointer has half of the flow's token. A forger has to guess both numbers. Without these
- * checks the socket would accept any packet, because be_in gives each packet the sequence number
- * that the socket expects.
+ * urgent pointer has half of the connection's token, a random number. A forger has to guess both
+ * numbers. Without these checks the socket would accept any packet, because be_in gives each packet
+ * the sequence number that the socket expects.
  */
 #define STEP_MAX       (1u << 24) /* largest difference between two copies, in either direction */
 #define STEP_MAX_RESET (1u << 20) /* largest growth from the last copy to a reset */

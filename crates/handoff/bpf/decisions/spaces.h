@@ -2,7 +2,8 @@
 /*
  * Translation of sequence numbers between the LOCAL space of a flow (the frontend's kernel counts
  * these numbers) and its CLIENT space (the client sees these). A flow is a client connection, and a
- * region a range of its CLIENT numbers that a backend sends (steering.h).
+ * region a range of its CLIENT numbers that a backend sends: one payload. A break is the record of
+ * one region: where it begins in each space, and its length (struct flow_break of steering.h).
  *
  * Serial arithmetic (RFC 1982) tells before from after only within 2^31, and a region may be longer
  * than that. So a CLIENT number is compared with a point of the region that is known to be near.
@@ -101,8 +102,8 @@ static __always_inline bool to_client(const struct spaces *s, __u32 seq, __u32 e
     return true;
 }
 
-/* A region, and the position in it that a copy's numbers are compared with (`reached` of
- * position()). */
+/* A region, and the position in it that the numbers of a packet for its backend are compared with
+ * (`reached` of position()). */
 struct region {
     struct flow_break payload;
     __u64 reached;
@@ -141,8 +142,8 @@ static __always_inline int region_of(const struct spaces *s, __u32 left, __u32 r
 }
 
 /*
- * Makes an anchor if the flow has moved far behind its last region (see the head of this file).
- * Only the frontend's own segments lead to a call: a stranger could make up a client's ACKs.
+ * Makes an anchor if the flow has continued far behind its last region (see the head of this file).
+ * Called only for the frontend's own segments: a stranger could make up a client's ACKs.
  */
 static __always_inline void move_anchor(struct spaces *s, __u32 local, __u32 client)
 {

@@ -1,5 +1,6 @@
-//! The file of an offer, as a source of a payload's bytes. The *digest* of a file is its SHA-256. Another backend with
-//! a file of the same digest may send other parts of the payload.
+//! The file of an offer, as a source of a payload's bytes. An *offer* is a range of a file that a server holds ready as
+//! a payload. The *claimant* is the frontend that asked for the payload. The *digest* of a file is its SHA-256. Another
+//! backend with a file of the same digest may send other parts of the payload.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -16,8 +17,8 @@ use crate::identity::FileIdentity;
 use crate::in_memory::{self, Untold};
 use crate::reading::{Reads, Wanted};
 
-/// File of an offer, with the modification time and size that the response's header told the client. Without
-/// `mtime_ns`, bytes before the range may be written to.
+/// File of an offer, with the modification time and size that the response's header told the client. If `mtime_ns` is
+/// `None`, bytes before the offer's range may be written to, and only the size is compared.
 #[derive(Debug)]
 pub(super) struct Offered {
     file: Arc<OwnedFd>,
@@ -25,14 +26,14 @@ pub(super) struct Offered {
     size: u64,
     /// The file's identity when it was first examined.
     first: Cell<Option<FileIdentity>>,
-    /// Whether a later look found another identity. As a rule, another file has got this file's name, which changes
-    /// this file's ctime.
+    /// Whether the file had another identity when it was examined later. The usual reason: another file has taken its
+    /// name (rename(2)), which changes the ctime.
     has_changed: Cell<bool>,
     /// Identity that the file must have, if the claimant relies on its digest.
     proven: Option<FileIdentity>,
-    /// Whether the digest of the first identity has been told, and has not been withdrawn.
+    /// Whether the claimant has been told the digest of the first identity, and it has not been withdrawn.
     is_told: Cell<bool>,
-    /// Whether calls to the file's file system may wait for something else than a disk.
+    /// Whether calls to the file's file system may wait for a program or another machine (fuse(8), NFS).
     may_wait: Cell<bool>,
 }
 

@@ -1,5 +1,5 @@
-//! Sources of a payload's bytes. A source is a file or other bytes that stay in place until they are sent (*kept*
-//! bytes). The *digest* of a file is its SHA-256.
+//! Sources of a payload's bytes. A source is the file of an *offer*, which a server holds ready as a payload, or other
+//! bytes that stay in place until they are sent (*kept* bytes). The *digest* of a file is its SHA-256.
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -58,10 +58,10 @@ pub trait Source: Debug + Send {
         None
     }
 
-    /// Notes whether others have been told the digest of the file that [`Source::file`] returned.
+    /// Notes whether the frontend has been told the digest of the file that [`Source::file`] returned.
     fn set_told(&self, _: bool) {}
 
-    /// Whether others have been told the digest of the file, and the file has changed since.
+    /// Whether the frontend has been told the digest of the file, and the file has changed since.
     fn is_withheld(&self) -> bool {
         false
     }
@@ -79,9 +79,9 @@ pub trait Source: Debug + Send {
 pub trait Kept: AsFd + Debug + Send {
     /// Gives a socket up to `bytes` bytes from `offset` on. Returns how many it took. 0: there are no more bytes.
     ///
-    /// Must send a copy if the memory of the bytes may be used again. Pages that `sendfile` gives away may still be in
-    /// the receive buffer of a client on the same machine (veth, loopback) when all bytes have been acknowledged and
-    /// their keeper uses the pages again.
+    /// Must send a copy if the memory of the bytes may be used again. If the client is on the same machine (veth,
+    /// loopback), pages that `sendfile` gives away may still be in its receive buffer when all bytes have been
+    /// acknowledged. The next use of the memory would change the bytes that the client reads.
     ///
     /// # Errors
     /// Returns the kernel's error of the send: `WouldBlock` if the socket takes nothing.
@@ -102,7 +102,8 @@ impl Kept for SharedMemory {
     }
 }
 
-/// If kept bytes are in a file, its file system tells what is in memory. If they are memory, it does not tell.
+/// If kept bytes are in a file, its file system tells which of them are in memory. If it does not tell, they count as
+/// memory, and all of them are at hand.
 impl<K: Kept> Source for K {
     fn at_hand(&self, at: u64, most: usize, _: &Reads) -> usize {
         in_memory::bytes_from(self, at, most).unwrap_or(most)

@@ -87,7 +87,7 @@ fn sent_bytes_do_not_change_when_their_memory_is_used_again() {
     assert_same_bytes(&got, &[b'a'; 40_000], "what was sent");
 }
 
-/// Bytes kept in a file. They count as unchanged as long as the file has this size.
+/// Bytes kept in a file. They count as unchanged as long as the file has the size of the second field.
 #[derive(Debug)]
 struct InFile(File, u64);
 
@@ -204,8 +204,8 @@ fn a_body_behind_a_header_that_is_rewritten_is_whole() {
     assert_eq!(body().read(&mut buffer), Err(Reason::FileChanged));
 }
 
-/// Makes a file in memory (tmpfs). Its file system does not tell what is in memory, so that a thread reads its first
-/// bytes. Returns `None`, and reports that `test` is skipped, if this kernel's tmpfs does tell.
+/// Makes a file in tmpfs. That file system does not tell which bytes are in memory, so a reader thread has to read the
+/// first ones. Returns `None`, and reports that `test` is skipped, if this kernel's tmpfs does tell.
 fn untold(test: &str, bytes: &[u8]) -> Option<File> {
     let mut file = tempfile::tempfile_in("/dev/shm").unwrap();
     file.write_all(bytes).unwrap();
@@ -285,8 +285,8 @@ fn a_peer_that_is_gone_is_told_from_a_bad_file() {
     assert_eq!(payload(&file, 0, 10).send_to(&ours), Err(Reason::ClientGone));
 }
 
-/// A flow that is no kernel socket, so that bytes are copied for it. It takes 1,000 bytes at a time, at most 5,000 in
-/// all, and notes whether it was told that more come.
+/// A [`FlowSender`] that is no kernel socket, so that bytes are copied for it. It takes 1,000 bytes at a time, at most
+/// 5,000 in all, and notes whether it was told that more come.
 #[derive(Default)]
 struct Collects(RefCell<(Vec<u8>, bool)>);
 

@@ -1,6 +1,7 @@
-//! Whether the client of a new socket acknowledges anything. The agent learns from this which clients it can reach. An
-//! offer whose client acknowledges nothing is given back. A *payload* is the body that a socket sends to its client, as
-//! a peer (a frontend's agent) has claimed it.
+//! Whether the client of a new socket acknowledges anything. The agent learns from this which clients it can reach. A
+//! *payload* is the body that a socket sends to its client, as a peer (a frontend's agent, the *claimant*) has claimed
+//! it. An *offer* is a range of a file that a server holds ready as a payload. If the client acknowledges nothing, the
+//! offer is given back.
 
 use std::fs::File;
 use std::time::Instant;
@@ -15,7 +16,7 @@ use crate::identity::FileIdentity;
 /// Answer of a client to the first payload of a new socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FirstAnswer {
-    /// Number of the session's peer.
+    /// Number of the peer that claimed the payload.
     pub peer: u32,
     /// The client.
     pub client: Endpoint,
@@ -25,14 +26,14 @@ pub struct FirstAnswer {
     pub acknowledges: bool,
 }
 
-/// An offer that was claimed, but of which nothing has reached the client.
+/// An offer that was claimed, but of which the client has acknowledged nothing.
 #[derive(Debug)]
 pub struct Unsent {
     /// The offer as it was made.
     pub offer: Offer,
     /// The offer's file.
     pub file: File,
-    /// Identity that the file must have, if the claimant relies on its digest.
+    /// Identity that the file must have, if the claimant relies on the file's digest (SHA-256).
     pub proven: Option<FileIdentity>,
 }
 
@@ -64,8 +65,8 @@ impl<T: SenderTable> Senders<T> {
         std::mem::take(&mut self.answers)
     }
 
-    /// Takes the offers of failures with [`Reason::Unreachable`]. Their claimants may get these payloads by other
-    /// means.
+    /// Takes the offers that were given back since the last call. Their handoffs have failed with
+    /// [`Reason::Unreachable`]. The claimants may get these payloads by other means.
     pub fn take_unsent(&mut self) -> Vec<Unsent> {
         std::mem::take(&mut self.unsent)
     }

@@ -1,6 +1,7 @@
 //! One sender: its socket, the socket's sequence numbers, and the state of its payload. A *claim* is the message by
-//! which a frontend's agent asks for a payload. The *digest* of the payload's file lets another backend prove that its
-//! file is the same. The *word* tells the frontend that the end of the payload is acknowledged.
+//! which a frontend's agent asks for a payload; an *offer* is the file range that the claim names, if it names one. The
+//! *digest* of the payload's file lets another backend prove that its file is the same. The *word* tells the frontend
+//! that the end of the payload is acknowledged. A socket is *parked* while it waits for its connection's next payload.
 //!
 //! The socket counts on in its own sequence space from payload to payload. A [`Slot`] says where a payload lies in the
 //! client's sequence space. When the next payload begins, the socket is told the client's window if that matters, and
@@ -23,7 +24,7 @@ use crate::reading::Done;
 use crate::spacing;
 use crate::tls13::workbench::Workbench;
 
-/// State of the word to a payload's frontend that the payload's end is acknowledged.
+/// State of the word by which a frontend learns that the end of a payload is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Word {
     /// The frontend needs no word: the client's ACK is enough.
@@ -42,8 +43,8 @@ const LOOK_EVERY: u32 = 16;
 /// Time after which a payload's frontend is told the digest of the payload's file. For a shorter payload a digest is
 /// not worth computing.
 const DIGEST_AFTER: Duration = Duration::from_secs(1);
-/// Pause after which a frontend that has not answered is told again that a digest is withdrawn. Its server may not have
-/// taken the message. The pause doubles each time.
+/// Pause after which a frontend that has not answered is told again that a digest is withdrawn. The frontend's server
+/// may not have taken the first message. The pause doubles each time.
 const WITHDRAW_AGAIN: Duration = Duration::from_secs(1);
 /// Time, in addition to four round trips, that a client may take to acknowledge anything from a new socket. A tail
 /// probe is sent after one second, and the first retransmission after three.
@@ -68,7 +69,7 @@ pub(super) enum Digest {
     /// The frontend has been told.
     Told,
     /// The frontend was told, at the time `told`, that the digest does not hold any more. It is told again after
-    /// `again`. Nothing is sealed until it answers.
+    /// `again`. No TLS record is sealed until it answers.
     Withdrawn { told: Instant, again: Duration },
 }
 
@@ -88,7 +89,7 @@ pub(super) struct Sender {
     /// Next sequence number of the socket, in its own sequence space (the kernel's `write_seq`).
     pub(super) write_seq: u32,
     /// Next sequence number that the socket expects. It is constant, because the socket never receives data. Its value
-    /// is the token of the client's connection, which steered packets carry.
+    /// is the token of the client's connection: a random number, of which each packet from the frontend carries half.
     rcv_nxt: u32,
     /// Offset of the socket's timestamp clock from [`clock_ms`].
     ts_offset: u32,
@@ -106,7 +107,7 @@ pub(super) struct Sender {
     pub(super) word: Word,
     /// Number of payloads so far.
     payloads: u32,
-    /// Spacing of the client's ACKs that reach this sender.
+    /// Spacing: number of payload bytes between two of the client's ACKs that the frontend passes on to this sender.
     spacing: spacing::Spacing,
     /// Number of unacknowledged bytes, and when it last changed or bytes were queued.
     progress: (u32, Instant),
@@ -120,7 +121,8 @@ struct Unheard {
     first: u32,
     /// Time by which something must have been acknowledged.
     due: Instant,
-    /// Number and tag of the offer that the socket began with. `None` if the offer cannot be given back, as on TLS.
+    /// Number and tag of the offer that the socket began with. `None` if there is none, or if it cannot be given back
+    /// because the connection is one of TLS.
     offer: Option<(u64, Tag)>,
 }
 
@@ -218,8 +220,9 @@ impl Sender {
             && claim.flow.token.get() == self.rcv_nxt
             && self.is_with_server_of(claim)
             && self.mss >= claim.flow.mss.get();
-        // Bytes that the socket takes for outstanding were acknowledged to the frontend, but the copy of that ACK was
-        // lost. If the socket repeated them, they would leave with numbers that are right for the next payload only.
+        // The claim means that the client has acknowledged the last payload. If the socket still has outstanding bytes,
+        // the frontend's copy of that ACK was lost. If the socket repeated them, they would leave with numbers that are
+        // right for the next payload only.
         let settled =
             !matches!(self.state, State::Sending(_)) && self.flow.unacknowledged().is_ok_and(|bytes| bytes == 0);
         same_flow && settled

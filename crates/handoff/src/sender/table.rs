@@ -1,5 +1,5 @@
 //! Records of senders, as the steering programs need them. A *slot* is the record of one sender (a backend's socket for
-//! a client), by its index.
+//! a client). Slots have indices.
 
 use std::io;
 
@@ -39,7 +39,7 @@ pub trait SenderTable {
     /// Window field of the newest ACK that the sender of a slot got. The sender's socket takes it for the client's
     /// window.
     fn window(&self, index: u32) -> u32;
-    /// Lets packets of `key` find the slot.
+    /// Enters a key: from here on the slot `index` is used for packets of `key`.
     ///
     /// # Errors
     /// Returns the kernel's error of bpf(2), for example if the map is full.
@@ -48,7 +48,7 @@ pub trait SenderTable {
     fn remove(&mut self, key: &SenderKey);
     /// Asks the programs to report, from here on, an ACK up to `end`, in the socket's own sequence space.
     fn await_end(&mut self, index: u32, end: u32);
-    /// Newest sequence number that a slot's client has acknowledged to its socket, in the socket's own sequence space.
+    /// Highest ACK number that a slot's socket has got from its client, in the socket's own sequence space.
     fn acked(&self, index: u32) -> u32;
     /// Takes the senders whose awaited end has been acknowledged since the last call. A sender may be listed more than
     /// once.

@@ -1,9 +1,9 @@
-//! The word to a frontend that the end of a payload is acknowledged. A payload needs it if it is longer than 1 MiB, or
-//! than its client had room for.
+//! The *word*: the message to a frontend that the end of a payload is acknowledged. A payload needs it if it is longer
+//! than 1 MiB, or than its client had room for.
 //!
 //! A frontend sees what the client acknowledges, but not what has been sent. So it waits for this word, and a client
-//! that waits for its next response waits too. be_in reports the ACK of the end as it passes. If that report is lost,
-//! the next sweep finds the ACK.
+//! that waits for its next response waits too. be_in, the steering program on ingress, reports the ACK of the end as it
+//! passes. If that report is lost, the next [`Senders::sweep`] finds the ACK.
 
 use shunt_wire::Endpoint;
 use shunt_wire::peer::Delivered;
@@ -30,7 +30,7 @@ impl<T: SenderTable> Senders<T> {
         }
     }
 
-    /// Takes the programs' reports. The payloads of these senders may be acknowledged up to their ends.
+    /// Handles the programs' reports: the payloads of these senders may have been acknowledged up to their ends.
     pub fn on_reports(&mut self, reports: &[SenderKey]) {
         for key in reports {
             if let Some(&index) = self.by_key.get(key) {

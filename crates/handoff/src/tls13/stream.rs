@@ -1,6 +1,7 @@
 //! A payload as a stream of sealed records, sealed only as fast as the flow takes them. A *flow* is the client
-//! connection that the records are sent on, and the *sender* its socket on this machine. A *generation* is the write
-//! keys between two KeyUpdates.
+//! connection that the records are sent on, and the *sender* its socket on this machine. A *claim* is the frontend's
+//! message that asks for the payload. A *generation* is the write keys between two KeyUpdates. A file's *digest* is its
+//! SHA-256. A digest that the frontend has been told is *withdrawn* when the file changes.
 //!
 //! The contents of a few records are read from the file with one call, to the place where they are sealed. Another call
 //! gives the records to the socket. The part that the socket does not take is kept as ciphertext.
@@ -35,7 +36,8 @@ pub struct Generation<'a> {
     /// Most content of a record, in bytes: the limit that the client has asked for (RFC 8449, RFC 6066), or
     /// [`MAX_CONTENT_BYTES`](shunt_wire::tls::MAX_CONTENT_BYTES).
     pub content_bytes: u16,
-    /// Number of bytes on the wire, at the front of the first record, that are not to be sent.
+    /// Number of bytes on the wire, at the front of the first record, that are not to be sent: the client has them from
+    /// another sender.
     pub skip: u16,
 }
 
@@ -60,7 +62,7 @@ impl Sealed {
     /// has these bytes of the first record from another sender.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] for impossible keys and sizes.
+    /// [`Reason::Malformed`] for keys, record numbers or sizes that TLS 1.3 does not allow.
     pub fn new(length: u64, generation: Generation<'_>) -> Result<Self, Reason> {
         let Generation { suite, key, iv, first_record, content_bytes, skip } = generation;
         let records = Records::of(length, content_bytes).ok_or(Reason::Malformed)?;
@@ -161,7 +163,7 @@ impl Framing for Sealed {
                 return Ok(false);
             }
             let Some(sealed) = self.seal_some(payload, &mut workbench.0)? else {
-                return Ok(false); // a read has to end first, or a digest has to be withdrawn
+                return Ok(false); // a read has to end first, or the frontend has to know that a digest is withdrawn
             };
             let skip = std::mem::take(&mut self.skip);
             let sealed = &workbench.0[skip..sealed];

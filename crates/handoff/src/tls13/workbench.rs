@@ -1,4 +1,4 @@
-//! The buffer in which records are sealed.
+//! The buffer in which records of TLS 1.3 are sealed, that is, encrypted.
 
 use shunt_wire::tls::{MAX_CONTENT_BYTES, OVERHEAD_BYTES};
 

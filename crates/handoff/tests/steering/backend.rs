@@ -1,4 +1,6 @@
-//! Tests of be_out and be_in: a sender's segments leave as the frontend's, and its client's ACKs come in.
+//! Tests of be_out and be_in. A *sender* is a backend's socket for a client. be_out gives its segments the frontend's
+//! address. be_in gives it the *copies* of its client's ACKs, which fe_in has sent on from the frontend. Each copy has
+//! half of the connection's *token*, a random number.
 
 use super::programs::*;
 use super::segment::*;
@@ -245,8 +247,8 @@ fn the_ack_of_an_awaited_end_is_reported() {
     assert!(be.reports().is_empty(), "nobody waits for it");
 }
 
-/// This also covers payloads longer than half of the sequence space, where the region's start first compares as before
-/// an ACK's number, and later as after it.
+/// This also covers payloads longer than half of the sequence space. There, the payload's start first compares as
+/// before an ACK's number, and later as after it.
 #[test]
 fn acks_are_judged_over_the_whole_sequence_space() {
     let be = with_sender();

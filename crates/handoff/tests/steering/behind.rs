@@ -1,5 +1,6 @@
-//! Tests of a server that writes on, and closes, while another machine sends. The server's own kernel keeps these bytes
-//! back until the payload is through.
+//! Tests of a server that writes on, and closes, while another machine sends a payload. The server's own kernel keeps
+//! back what the server writes until the payload is complete. A *region* is the range of sequence numbers that the
+//! payload takes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;

@@ -1,4 +1,7 @@
-//! Tests of which claims of a client's packet are believed (bpf/decisions/claims.h).
+//! Tests of how far fe_in believes a client's *claims*: what its packets say, by ACK number and SACK blocks, that it
+//! has received (bpf/decisions/claims.h). A *flow* is the record of a client connection. A *region* is a range of its
+//! sequence numbers that a backend sends: one payload. The backend's *word* confirms that its socket has got the ACK of
+//! the payload's end.
 
 use super::programs::*;
 use super::segment::*;
@@ -330,7 +333,7 @@ fn a_stranger_has_to_guess_as_many_numbers_as_with_plain_linux() {
     assert!(acks <= 2 * u64::from(ROOM) + 1, "{acks} ACK numbers");
 }
 
-/// The server has taken its region back, and sends the rest itself.
+/// The server has ended its region early (SHUNT_TAKE), and sends the rest of the payload itself.
 #[test]
 fn an_ack_of_what_a_server_has_not_sent_again_is_one_of_all_that_it_has() {
     let mut flow = under_way();

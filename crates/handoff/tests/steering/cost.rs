@@ -1,5 +1,6 @@
-//! Cost of one packet, with all data in the cache: `cargo test -p shunt-handoff --test steering -- --ignored
-//! --nocapture`.
+//! Cost of one packet in each steering program, with all data in the cache: `cargo test -p shunt-handoff --test
+//! steering -- --ignored --nocapture`. A *flow* is the frontend's record of a client connection. A *sender* is a
+//! backend's socket for a client.
 
 use libbpf_rs::{ProgramInput, ProgramMut};
 use shunt_handoff::bpf::*;

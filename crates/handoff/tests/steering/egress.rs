@@ -1,5 +1,6 @@
-//! Tests of fe_out: the frontend's own segments, moved from the sequence numbers of its kernel (LOCAL) to those that
-//! the client sees (CLIENT).
+//! Tests of fe_out, the frontend's program on egress: the frontend's own segments are moved from the sequence numbers
+//! of its kernel (LOCAL) to those that the client sees (CLIENT). A *flow* is the record of a client connection. A
+//! *region* is a range of its CLIENT numbers that a backend sends: one payload.
 
 use super::programs::*;
 use super::segment::*;
@@ -77,8 +78,8 @@ fn headers_sent_again_keep_the_delta_of_their_place() {
     }
 }
 
-/// The header's ACK passed fe_in and was lost behind it. Without another one the kernel would repeat the header, and
-/// give up in the end.
+/// The client's ACK of the header passed fe_in, and was lost before it reached the kernel. Without another ACK the
+/// kernel would repeat the header, and give up in the end.
 #[test]
 fn a_header_that_is_sent_again_opens_the_way_for_its_ack() {
     let fe = Frontend::with_flow(&Flow { flags: FLOW_START_ACKED as u8, ..active() });
@@ -275,8 +276,8 @@ fn a_client_that_gets_nothing_for_a_minute_is_reset_when_its_server_has_more_to_
         assert_eq!(fe.flow().spaces.status, CANCELLED);
     }
     fe.counted();
-    // The client is not reset if it has no room, if it got something since, or if that is not known yet. Nor is it
-    // reset because another core's clock is ahead.
+    // The client is not reset if it has no room, if it has acknowledged something since, or if the time of its last ACK
+    // is not known (0). Nor is it reset because another core's clock is ahead.
     let mut got = queues(long_ago);
     got.idle_acked = 1999;
     for flow in [Flow { client_window: 0, ..queues(long_ago) }, got, queues(0), queues(u64::MAX >> 1)] {

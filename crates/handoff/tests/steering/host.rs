@@ -65,7 +65,7 @@ impl Host {
         Self { name, number, client_port: ifindex("client0"), backend_port: ifindex("backend0"), wire: wire() }
     }
 
-    /// Path for a directory of the BPF file system, to pin these programs.
+    /// Path for a directory of the BPF file system, in which this test pins programs.
     pub fn pins(&self, what: &str) -> PathBuf {
         pins(self.number, what)
     }

@@ -1,5 +1,5 @@
 //! Tests of routers' reports of a smaller path MTU: who gets which (bpf/decisions/reports.h, bpf/icmp.h), and their
-//! contents.
+//! contents. A report cites the packet that was too big. A *flow* is the record of a client connection.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -133,7 +133,8 @@ fn an_mtu_report_about_outstanding_bytes_goes_to_the_backend() {
             fe.set_flow_of(client, server, &flow());
             let out = report_to_frontend(&fe, &Report::new(server, client, START + at));
             assert_eq!(out.verdict, REDIRECT, "{at}");
-            // The source is the frontend: a router between the two would accept no packet from its own address.
+            // The report's source is the frontend, not the router that made it. That router may lie between frontend
+            // and backend, and would drop a packet with its own address as source.
             let expected = Report { by: server.ip(), ..Report::new(peer, client, START + at) };
             assert_eq!(Report::from_frame(&out.frame), expected);
             assert_eq!(fe.counted(), once(&["fe_in_too_big"]));

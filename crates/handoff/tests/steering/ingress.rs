@@ -1,5 +1,7 @@
-//! Tests of fe_in: who gets which client packet (table in bpf/decisions/arrivals.h), and in whose sequence numbers: the
-//! frontend's kernel (LOCAL), the client (CLIENT) and the backend each have their own.
+//! Tests of fe_in, the frontend's program on ingress: who gets which client packet (table in bpf/decisions/arrivals.h),
+//! and in whose sequence numbers. The frontend's kernel (LOCAL), the client (CLIENT) and the backend each have their
+//! own. A *flow* is the record of a client connection. A *region* is a range of its CLIENT numbers that a backend
+//! sends: one payload. A *copy* is a client's packet as fe_in rewrites it for the backend.
 
 use super::programs::*;
 use super::segment::*;
@@ -41,7 +43,7 @@ fn finished() -> Flow {
     flow
 }
 
-/// A flow with two payloads, the second active. Bytes 5000..5400 in LOCAL numbers are the header between them.
+/// Start of the second payload, CLIENT. The 400 bytes between the two payloads are a header, LOCAL 5000..5400.
 const SECOND: u32 = END + 400;
 fn second() -> Flow {
     let mut flow = finished();
@@ -341,8 +343,9 @@ fn a_lost_header_is_the_frontends_and_the_blocks_behind_it_the_backends() {
     assert_eq!(fe.flow().spaces.acked, 0);
 }
 
-/// If the header is lost, the room that the backend sees must end where its client's room ends, and not a header later.
-/// Otherwise the client would take and acknowledge bytes beyond its room, and the frontend would not believe the ACKs.
+/// If the header is lost, the room that the backend sees must end where its client's room ends, and not later by the
+/// header's length. Otherwise the client would take and acknowledge bytes beyond its room, and the frontend would not
+/// believe the ACKs.
 #[test]
 fn a_raised_ack_number_makes_the_window_smaller() {
     for (scale, window, left) in [(0, 500, 300), (0, 200, 0), (0, 100, 0), (7, 500, 498), (7, 1, 0), (14, 84, 83)] {

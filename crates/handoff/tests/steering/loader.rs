@@ -1,5 +1,5 @@
 //! Tests of loading the steering programs, of taking over those that an earlier agent has left, and of taking them off
-//! interfaces.
+//! interfaces. A *flow* is the programs' record of a client connection. A *layout* is a version of the maps' contents.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ impl Loaded {
     }
 }
 
-/// Time since the machine started, in nanoseconds. On a machine that has just started it is short.
+/// Time since the machine started, in nanoseconds. It may be shorter than the times that tests go back.
 fn monotonic_ns() -> u64 {
     Duration::try_from(rustix::time::clock_gettime(rustix::time::ClockId::Monotonic)).expect("after 0").as_nanos()
         as u64
@@ -61,7 +61,7 @@ fn put(flows: &MapHandle, port: u16, flow: &Flow) {
     flows.update(key(at, server()).as_bytes(), flow.as_bytes(), MapFlags::ANY).expect("update");
 }
 
-/// Returns the interfaces that have a filter at this priority, and whether at ingress and at egress.
+/// Returns the interfaces that have a filter at this priority. For each: whether it has one at ingress, and at egress.
 fn attached(priority: u32) -> Vec<(u32, bool, bool)> {
     let any = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let found = |ifindex: u32, point| {
@@ -112,7 +112,7 @@ fn call_it(directory: &Path, number: u32) {
     layout.update(&0u32.to_ne_bytes(), &number.to_ne_bytes(), MapFlags::ANY).expect("update");
 }
 
-/// Another layout than that of these tests, whose programs leave room for others.
+/// Number of another layout than that of these tests. Like ours, its programs leave room for those of others.
 const OTHER_LAYOUT: u32 = STEERING_LAYOUT + 1;
 
 #[test]
@@ -253,7 +253,7 @@ fn garbage_is_what_has_ended_or_nobody_knows_and_is_quiet() {
 fn a_new_connection_from_the_port_of_an_ended_one_is_no_garbage() {
     let Loaded { host: _host, pins, frontend, flows } = Loaded::new();
     put(&flows, 1, &Flow { flags: FLOW_RESET as u8, last_seen_ns: 1, ..Default::default() });
-    put(&flows, 2, &Flow { last_seen_ns: 1, ..Default::default() }); // makes the closure below run
+    put(&flows, 2, &Flow { last_seen_ns: 1, ..Default::default() }); // not ended: the closure below is asked about it
     let collected = frontend.collect_garbage(Duration::from_nanos(monotonic_ns() / 2), |_| {
         // Runs after the table was read and before anything is deleted: the client connects again, and is handed off.
         put(&flows, 1, &Flow { last_seen_ns: 2, handoff: 7, ..Default::default() });

@@ -2,9 +2,10 @@
 //! senders. Places in the stream are 64-bit offsets. So the model has no arithmetic of sequence numbers, except for a
 //! cast at the end.
 //!
-//! The model knows which sender each byte comes from. From that alone it derives what each sender's kernel should see
-//! of a client's packet: which of that kernel's bytes the packet acknowledges, and which of them it reports in SACK
-//! blocks.
+//! The model knows which sender each byte comes from: the frontend, or the backend of a payload. From that alone it
+//! derives what each sender's kernel should see of a client's packet: which of that kernel's bytes the packet
+//! acknowledges, and which of them it reports in SACK blocks. The backend gets a *copy* of the packet, rewritten for
+//! it. Its *word* confirms that its socket has got the ACK of the payload's end.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -45,7 +46,8 @@ struct Model {
     responses: Vec<Response>,
     /// Stream offset of the newest ACK that was believed.
     acked: u64,
-    /// Number of bytes of the newest payload that this ACK acknowledges.
+    /// Number of bytes of the newest payload that are acknowledged, by the newest ACK that was believed or by the ACK
+    /// of the payload's end.
     position: u64,
     /// Window field of the newest ACK that was believed.
     window: u16,

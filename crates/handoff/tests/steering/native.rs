@@ -1,5 +1,6 @@
-//! Tests that the steering programs decide in a kernel as crates/decisions does, for any flow and any packet, in both
-//! directions.
+//! Tests that the steering programs decide in a kernel as crates/decisions does, for any flow (the record of a client
+//! connection) and any packet, in both directions. A *copy* is a client's packet as fe_in rewrites it for a backend. A
+//! *region* is a range of sequence numbers that a backend sends: one payload. A *break* is the record of a region.
 
 use proptest::prelude::*;
 use shunt_decisions as decisions;

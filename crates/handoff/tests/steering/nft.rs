@@ -1,5 +1,6 @@
-//! Tests of clients whose packets netfilter translates before they reach the server: there is no proof, and responses
-//! are relayed. The rules are written for nft(8).
+//! Tests of clients whose packets netfilter translates before they reach the server. So there is no proof that they
+//! pass the steering programs with the addresses and numbers of the server's socket, and responses are relayed. The
+//! rules are written for nft(8).
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -26,7 +27,8 @@ fn load(test: &str, rules: &str) -> bool {
     output.status.success()
 }
 
-/// Clients ask for another port than their server's. Each response is relayed, and none is lost.
+/// Loads `rules`, which translate a client's connection to port 80 into one to the server's address and port. Each
+/// response on it is relayed, and none is lost.
 fn translated(test: &str, steered: &Steered, listening: IpAddr, rules: impl Fn(SocketAddr) -> String) {
     let listener = TcpListener::bind((listening, 0)).expect("listen");
     odb::watch(&listener).expect("SHUNT_WATCH");

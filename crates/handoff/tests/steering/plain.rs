@@ -1,4 +1,5 @@
-//! Tests of client packets with IP options or extension headers, and of fragments (bpf/plain.h).
+//! Tests of client packets with IP options or extension headers, and of fragments (bpf/plain.h). A *sender* is a
+//! backend's socket for a client.
 
 use std::io::Write;
 

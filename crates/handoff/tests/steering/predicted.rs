@@ -1,6 +1,6 @@
-//! Tests of a sender's socket and its client's window. A kernel predicts the window field of the next ACK. An ACK with
-//! that field leaves the window that the kernel knows as it is. TCP_REPAIR_WINDOW changes the window that the kernel
-//! knows, but not the prediction.
+//! Tests of a sender, a backend's socket for a client, and its client's window. A kernel predicts the window field of
+//! the next ACK. An ACK with that field leaves the window that the kernel knows as it is. TCP_REPAIR_WINDOW changes the
+//! window that the kernel knows, but not the prediction.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -95,8 +95,8 @@ impl Bed {
         self.unsent()
     }
 
-    /// Delivers the client's ACK of the first `bytes` bytes, as fe_in passes it on. `left` is the number of bytes that
-    /// are then unacknowledged.
+    /// Delivers the client's ACK of the first `bytes` bytes, as a frontend passes it on. `left` is the number of bytes
+    /// that are then unacknowledged.
     fn acknowledge(&self, bytes: u32, window: u16, left: u32) {
         let ack = Segment::ack(client(), us(), 90_000, START + bytes).timestamps(60, clock_ms());
         let frame = Segment { window, urgent: TOKEN as u16, ..ack }.to_frame();
@@ -133,8 +133,8 @@ impl Drop for Bed {
     }
 }
 
-/// A window that was set on a parked socket is replaced by that of the next ACK, even if this ACK has the old window
-/// field.
+/// A window that was set on a socket between two payloads is replaced by that of the next ACK, even if this ACK has the
+/// old window field.
 #[test]
 fn an_ack_with_the_window_of_before_is_believed_after_another_was_set() {
     let bed = Bed::new();

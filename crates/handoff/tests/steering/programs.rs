@@ -1,5 +1,7 @@
 //! Loads the steering programs (BPF) in a new network namespace for each test, and runs them one packet at a time
-//! (BPF_PROG_TEST_RUN).
+//! (BPF_PROG_TEST_RUN). A *flow* is the frontend's record of a client connection, and a *copy* a client's packet as
+//! fe_in rewrites it for a backend. A *sender* is a backend's socket for a client. A peer's *word* confirms that the
+//! client has acknowledged a whole payload. A *ring* is a BPF ring buffer with the programs' records for a server.
 
 use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
@@ -203,7 +205,7 @@ impl Frontend {
         run(&self.skel.progs.fe_out, self.host.client_port, &segment.to_frame(), 0)
     }
 
-    /// Gives a peer's word that all of a handoff's payload is acknowledged. The flow is that of `client`.
+    /// Runs fe_delivered with a peer's word about a handoff on the connection of `client`. Returns the verdict.
     pub fn deliver(&self, client: SocketAddr, peer: u32, handoff: u64) -> i32 {
         let word = Delivery { flow: key(client, server()), peer, handoff };
         let frame = [&[0; 14], word.as_bytes()].concat();
@@ -319,7 +321,7 @@ impl Backend {
         self.skel.maps.sender_slots.update(&index.to_ne_bytes(), slot.as_bytes(), MapFlags::ANY).unwrap();
     }
 
-    /// Returns the senders whose acknowledged ends have been reported to the agent.
+    /// Returns the senders that be_in has reported to the agent: the end of their payload is acknowledged.
     pub fn reports(&self) -> Vec<SenderKey> {
         let reports = records(&self.skel.maps.words);
         reports.iter().map(|report| SenderKey::read_from_prefix(report).expect("a struct sender_key").0).collect()

@@ -1,5 +1,6 @@
 //! Tests of the proof that a handoff needs: a client's packets must pass the steering programs with the addresses and
-//! sequence numbers of its server's socket (bpf/proof.h).
+//! sequence numbers of its server's socket (bpf/proof.h). A *flow* is the programs' record of a client connection. A
+//! *region* is a range of its sequence numbers that a backend sends.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -106,7 +107,8 @@ pub fn exchange(server: &mut TcpStream, client: &mut TcpStream) {
     expect(client, b"header");
 }
 
-/// Checks that SHUNT_BEGIN is refused for want of proof, that the ring says so, and that the connection still works.
+/// Checks that SHUNT_BEGIN is refused for want of proof, that the record in the server's BPF ring buffer says so, and
+/// that the connection still works.
 pub fn refused(steered: &Steered, server: &mut TcpStream, client: &mut TcpStream) {
     let before = steered.count("fe_refused_unproven");
     let error = begin(server, 9, 100).expect_err("no proof");
@@ -235,7 +237,8 @@ fn noted(steered: &Steered, server: &TcpStream, client: &TcpStream) -> (MapHandl
     (map, key, noted)
 }
 
-/// A stranger who knows a connection's addresses and ports sends a SYN in its name, or in the name of its successor.
+/// The noted handshake has other numbers than the socket, for instance because it is of another connection with the
+/// same addresses and ports.
 #[test]
 fn a_handshake_of_other_numbers_is_no_proof() {
     let mut steered = Steered::new();
@@ -297,7 +300,8 @@ fn a_handshake_that_has_aged_proves_again_when_its_server_has_answered() {
     assert!(answered() >= then, "its server has answered it");
 }
 
-/// A flood of SYNs that pushes handshakes out of the map costs each of their connections one shortcut, and no response.
+/// A flood of SYNs pushes handshakes out of the map. The connection of such a handshake loses one shortcut, and no
+/// response.
 #[test]
 fn a_forgotten_handshake_costs_a_shortcut_and_a_flood_none_to_whom_comes_later() {
     let mut steered = Steered::new();

@@ -1,7 +1,9 @@
 //! The whole steering with real sockets: three hosts, each with its own kernel TCP, and one client connection.
 //!
-//! The frontend's server writes headers and footers. The payloads come from a socket that the backend restores from
-//! SHUNT_STATE, without any code of the agent. The client reads one stream and compares every byte.
+//! The frontend's server writes headers and footers. The payloads come from the backend's *sender*, a socket that is
+//! restored from the connection's state (`struct shunt_state`) without any code of the agent. The client reads one
+//! stream and compares every byte. A *region* is the range of sequence numbers that one payload takes. The backend's
+//! *word* confirms that the client has acknowledged a whole payload.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddrV6, TcpListener, TcpStream};
@@ -56,7 +58,7 @@ pub fn serve(steered: &mut Steered, lengths: &[usize]) {
 fn responses_of_all_sizes_arrive_whole_on_one_connection() {
     let mut steered = Steered::new();
     serve(&mut steered, &[1, 100, 1460, 65_536, 1_000_000, 1, 8_000_000, 4096]);
-    // A region that stalls costs each response a timeout. A busy machine causes one now and then.
+    // If a fault made regions stall, there would be a timeout in each response. A busy machine causes one now and then.
     let timeouts = steered.hosts.timeouts();
     assert!(timeouts < 8, "{timeouts} retransmission timeouts");
     assert_eq!(steered.count("fe_completed"), 8);
@@ -82,8 +84,8 @@ fn they_arrive_whole_over_ipv6_whoever_finishes_checksums() {
     }
 }
 
-/// Whether SHUNT_BEGIN accepts a connection to a server that listens at `listening`, made by a client that asks for
-/// `address`.
+/// Makes a connection: the server listens at `listening`, and the client connects to `address`. Returns whether
+/// SHUNT_BEGIN accepts the connection.
 fn takes(steered: &Steered, listening: &str, address: &str) -> bool {
     let (mut server, mut client) =
         steered.connect_to(listening.parse().expect("an address"), address.parse().expect("an address"));
@@ -386,8 +388,8 @@ fn another_sender_continues_from_the_very_first_byte() {
     move_in_the_middle(0, 0);
 }
 
-/// The sender is lost when the client has a part of its bytes behind a hole. Once the server has filled the hole, the
-/// client acknowledges bytes that the server's kernel has not sent.
+/// The sender is lost when the client has a part of the sender's bytes behind a hole. Once the server has filled the
+/// hole, the client acknowledges bytes that the server's kernel has not sent.
 #[test]
 fn a_server_continues_though_the_client_has_bytes_behind_a_hole() {
     const HOLE: usize = 3_000;
@@ -411,7 +413,8 @@ fn a_server_continues_though_the_client_has_bytes_behind_a_hole() {
     client_end.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
-/// A server may take a region back on condition that its client has all of it, or none.
+/// A server may end a region and send the rest itself (SHUNT_TAKE), on condition that its client has all of it, or
+/// none, or without a condition.
 #[test]
 fn a_region_is_taken_only_when_the_client_has_as_much_as_was_said() {
     const WHOLE: u32 = 1;

@@ -1,5 +1,6 @@
 //! Tests of which ACKs still go to a backend that has said how far apart its ACKs may be (`ack_may_wait` in
-//! bpf/decisions/arrivals.h).
+//! bpf/decisions/arrivals.h). This distance, in payload bytes, is the *spacing*. A *flow* is the record of a client
+//! connection.
 
 use rustix::time::{ClockId, clock_gettime};
 use shunt_handoff::bpf::*;

@@ -1,5 +1,7 @@
 //! The steering of both sides on three hosts, as two agents would set it up, and the socket options by which a server
-//! uses it.
+//! uses it. A *flow* is the programs' record of a client connection. A *region* is a range of its sequence numbers that
+//! the backend sends: one payload. The backend's *word* confirms that the client has acknowledged a whole payload. A
+//! *ring* is the BPF ring buffer by which the programs answer the server.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -91,7 +93,7 @@ impl Sending {
     }
 }
 
-/// Returns bytes that depend on their stream and on their place in it.
+/// Makes a payload whose bytes depend on the handoff and on their place.
 pub fn payload(handoff: u64, length: usize) -> Vec<u8> {
     (0..length as u64).map(|at| (at ^ at >> 8 ^ at >> 16).wrapping_add(handoff) as u8).collect()
 }
@@ -106,7 +108,8 @@ pub struct Steered {
     ring: OwnedFd,
     pub frontend_config: FrontendConfig,
     backend_config: BackendConfig,
-    /// Number of payload bytes between the ACKs that the backend asks for on each flow. `None`: it asks for nothing.
+    /// On each flow, the backend asks the frontend for ACKs that are this number of payload bytes apart. `None`: it
+    /// asks for nothing, and gets each ACK.
     pub spacing: Option<u32>,
 }
 
@@ -227,7 +230,7 @@ impl Steered {
             live: true,
             start: state.flow.start,
             seq_delta: 0,
-            // An odd timestamp would ask for a clock in microseconds.
+            // TCP_REPAIR takes an odd timestamp for the request for a clock in microseconds.
             ts_delta: state.flow.tsval & 1,
             rcv_nxt: state.flow.token,
             ack: state.flow.rcv_nxt,
@@ -249,7 +252,7 @@ impl Steered {
             sack: state.flow.options & 2 != 0,
             tsval: (state.flow.options & 1 != 0).then_some(state.flow.tsval & !1),
         };
-        // Another test's thread may be starting a program. Until the program runs, it holds our last socket open, too.
+        // Another test's thread may be starting a program. Between fork and exec, the child holds our last socket open.
         let make = || Ok(Some(self.hosts.backend.run(|| restore(&restored)).expect("netns")?));
         wait_for("the socket is restored", make).unwrap().0
     }

@@ -1,4 +1,5 @@
-//! A test with very many senders at once, whose clients never answer.
+//! A test with very many senders at once, whose clients never answer. A *sender* is a backend's socket for one client.
+//! A *sweep* examines a part of all senders.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -23,7 +24,7 @@ const SENDERS: u16 = 8000;
 const SWEEPS: u32 = 10;
 const PROGRESS: Duration = Duration::from_secs(60);
 
-/// Keys of the senders that packets would find.
+/// A stand-in for the steering programs' table: the keys of the senders in it.
 #[derive(Default)]
 struct Table(HashSet<SenderKey>);
 

@@ -1,4 +1,5 @@
-//! Tests with a rustls client on a connection whose server hands over its write keys, again and again.
+//! Tests with a rustls client on a connection whose server hands over its write keys, again and again. A *generation*
+//! is the write keys between two KeyUpdates.
 
 use std::io::Read;
 use std::process::Command;

@@ -1,4 +1,6 @@
-//! Tests of the stream's bytes: every record is opened again, for streams that are cut or begun anywhere.
+//! Tests of the bytes that a sender puts on a TLS 1.3 connection. They are a stream of records, which the tests open
+//! again (decrypt), for streams that end or begin at any byte. A file's *digest* is its SHA-256, by which other
+//! backends are known to have the same file.
 
 use std::io::{Read, Seek, Write};
 use std::os::unix::net::UnixStream;
@@ -153,8 +155,8 @@ fn sent_until_it_waits(stream: &mut Body, ours: &KernelSocket, theirs: &mut Unix
     }
 }
 
-/// Another backend may continue with the old file, under the same record numbers, until it is known that the file has
-/// changed.
+/// Another backend may continue with the old file, under the same record numbers, until the frontend knows that the
+/// digest is withdrawn because the file has changed.
 #[test]
 fn a_file_that_grows_after_its_digest_is_told_is_sealed_once_that_is_withdrawn() {
     let before = bytes(4 << 20);

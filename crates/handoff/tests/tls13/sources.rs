@@ -32,7 +32,8 @@ pub fn payload(file: &File, offset: u64) -> Payload {
     Payload::new(file.try_clone().unwrap(), &offer(file, offset))
 }
 
-/// Payload of a whole file. `proven` is the identity that the file must have, if others rely on its digest.
+/// Payload of a whole file. `proven` is the identity that the file must have, if the frontend relies on its digest
+/// (SHA-256).
 pub fn proven_payload(file: &File, proven: Option<FileIdentity>) -> Payload {
     Payload::proven(file.try_clone().unwrap(), &offer(file, 0), proven)
 }
@@ -45,7 +46,7 @@ fn offer(file: &File, offset: u64) -> Offer {
     offer
 }
 
-/// Keys as they come with a claim.
+/// Keys as they come with a claim, the frontend's message that asks for a payload.
 #[derive(Clone)]
 pub struct Keys {
     pub suite: Suite,
