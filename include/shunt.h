@@ -6,6 +6,17 @@
  * (options.rs, local.rs, flow.rs, reason.rs); crates/wire/tests/header.rs fails if a number, a
  * size, a field or an offset differs, or if only one of the two has it.
  *
+ * Words: a *peer* is another machine's agent. A *handoff* lets a peer send a payload, the body of
+ * one response, on a client's connection. A *region* is the range of the connection's sequence
+ * numbers that the payload takes. A *frontend* has the client's connection, a *backend* has the
+ * body. A *consent* is a request's header field by which the frontend says that it can hand off. An
+ * *offer* is a payload that a backend holds ready. Its *tag* proves for which request it was made.
+ * A *claim* is the frontend's message that asks the backend for it. A *fetch* brings a payload
+ * through both agents to the frontend's server, as a stream. To *relay* a body is to send it
+ * through all tiers, as without Shunt. A *session* is the use of a connection between two agents. A
+ * *store* has the payloads of a machine's programs under `shunt run`, and a *reference* names bytes
+ * of one of them.
+ *
  * Addresses are 16 bytes, IPv4 as ::ffff:a.b.c.d. Ports and addresses are in network order, struct
  * shunt_part is little-endian, and all else is in the order of the machine, because it stays there.
  */
@@ -36,9 +47,9 @@ typedef __s64 shunt_s64;
 /*
  * ---- the kernel: setsockopt on a client's connection ----
  *
- * The steering programs of crates/handoff answer these calls; no kernel protocol does. Only the
- * owner of a socket can make them, so only the owner of a connection can hand it off. They fail
- * with ENOPROTOOPT if the programs are not loaded.
+ * The steering programs (BPF, crates/handoff) answer these calls; no kernel protocol does. Only the
+ * owner of a socket can make them, so only the owner of a connection can hand it off. The calls
+ * fail with ENOPROTOOPT if the programs are not loaded.
  *
  * Answers longer than an errno are records in the caller's ring (below). They are there when the
  * call returns, and wake nobody. A getsockopt would be more natural. But a BPF program on it slows
@@ -51,10 +62,10 @@ typedef __s64 shunt_s64;
  * `peer`. The server writes nothing until the region is complete. A struct shunt_state is in the
  * ring afterwards.
  *
- * EPERM: no such peer or ring, a region still active, length 0, bytes of the server's own that
- * have not been sent yet, or another reason. The ring then has a struct shunt_state if a later
- * SHUNT_BEGIN may succeed. Only its `handoff`, `kind` and `status` are not zero. The status says
- * where a later one may succeed:
+ * EPERM: no such peer or ring, a region still active, length 0, bytes of the server's own that have
+ * not been sent yet, or another reason. The ring then has a struct shunt_state if a later
+ * SHUNT_BEGIN may succeed. Only the `handoff`, `kind` and `status` of this record are not zero. The
+ * status says where a later SHUNT_BEGIN may succeed:
  *
  *   SHUNT_REGION_UNPROVEN   on this connection: there is no proof that the client's packets pass
  *                           the steering programs as this socket numbers them
@@ -86,9 +97,9 @@ typedef __s64 shunt_s64;
 #define SHUNT_UNDO   6
 
 /* setsockopt(SHUNT_WATCH, any u32): connections to this socket's port may be handed off, so the
- * steering programs note their handshakes from now on. Best called on a listening socket before
- * its first client. Otherwise, noting begins with the first SHUNT_BEGIN on the port that is refused
- * for want of proof. EPERM: not TCP. */
+ * steering programs note their handshakes from now on. Best called on a listening socket before its
+ * first client. Otherwise, noting begins with the first SHUNT_BEGIN on the port that is refused
+ * because there is no proof (SHUNT_REGION_UNPROVEN). EPERM: not TCP. */
 #define SHUNT_WATCH 7
 /* setsockopt(SHUNT_TAKE, struct shunt_take): ends a handoff's active region, made by SHUNT_BEGIN,
  * at what the client has acknowledged; the server writes the rest itself. A struct shunt_state is
@@ -109,10 +120,11 @@ typedef __s64 shunt_s64;
  * handshake that they run under Shunt, else EPERM or ENOPROTOOPT. */
 #define SHUNT_SPEAKS    17
 /* setsockopt(SHUNT_ENDED, cookie: u64) on any TCP socket. The cookie (SO_COOKIE) is that of a
- * connection on which SHUNT_SPEAKS returned 0. An account of a connection is what a program knows
- * of its frames. Returns 0 if every descriptor of that connection is closed and the caller's user
- * has an account of it. It returns 0 once for each SHUNT_ADOPT that returned 0, and once for each
- * account that SHUNT_CARRY took. */
+ * connection on which SHUNT_SPEAKS returned 0. A frame is a run of bytes, or a reference that
+ * stands for bytes. An account of a connection is what a program knows of its frames. Returns 0 if
+ * every descriptor of that connection is closed and the caller's user has an account of it. It
+ * returns 0 once for each SHUNT_ADOPT that returned 0, and once for each account that SHUNT_CARRY
+ * took. */
 #define SHUNT_ENDED     18
 /* setsockopt(SHUNT_ADOPT, u32) on a connection on which SHUNT_SPEAKS returns 0: returns 0, once, to
  * the program that begins to keep account of the connection's frames. EPERM: a program keeps
@@ -122,8 +134,8 @@ typedef __s64 shunt_s64;
 #define SHUNT_ADOPT     19
 #define SHUNT_ADOPT_TOO 2
 /* setsockopt(SHUNT_CARRY, SHUNT_CARRIED_BYTES of the account) leaves the account with its
- * connection; getsockopt takes it away again, once. So it passes with the socket from one user's
- * programs to another's. EPERM, ENOPROTOOPT: SHUNT_SPEAKS would fail, too, or no account was
+ * connection; getsockopt takes it away again, once. So the account passes with the socket from one
+ * user's programs to another's. EPERM, ENOPROTOOPT: SHUNT_SPEAKS would fail, too, or no account was
  * left. */
 #define SHUNT_CARRY     20
 
@@ -171,7 +183,7 @@ struct shunt_flow {
     shunt_u8 server_address[16];
     shunt_u16 client_port; /* network order */
     shunt_u16 server_port; /* network order */
-    shunt_u32 start;     /* client-visible sequence number of the first byte that its peer sends */
+    shunt_u32 start;     /* client-visible sequence number of the first byte that the peer sends */
     shunt_u32 rcv_nxt;   /* acknowledgment number that the payload's segments carry */
     shunt_u32 tsval;     /* the frontend's timestamp clock, not behind what the client has echoed */
     shunt_u32 ts_recent; /* the client's newest timestamp */
@@ -201,7 +213,7 @@ struct shunt_state {
     shunt_u32 regions; /* number of regions that this connection has begun, this one included */
     struct shunt_flow flow;
     shunt_u8 answered; /* keepalive probes of the server that the client has answered, modulo 256 */
-    shunt_u8 shut; /* 1: the client does not have all, and its window has no room for a segment */
+    shunt_u8 shut;     /* 1: the client lacks bytes, and its window has no room for a segment */
     shunt_u8 pad[2];
 };
 
@@ -209,9 +221,9 @@ struct shunt_state {
 #define SHUNT_OPTION_TIMESTAMPS 1
 #define SHUNT_OPTION_SACK       2
 #define SHUNT_OPTION_WSCALE     4
-#define SHUNT_OPTION_DIGEST     8 /* set by a server for its agent: it wants the file's digest */
+#define SHUNT_OPTION_DIGEST     8 /* a server asks for the digest (SHA-256) of the file */
 /* The region is longer than the window that the client had for it, or than 1 MiB, and SHUNT_BEGIN
- * made it. Then the client's ACK of its end does not complete it alone: the agent of its peer must
+ * made it. Then the client's ACK of the region's end alone does not complete it: the peer must also
  * confirm that all of it was sent and acknowledged. */
 #define SHUNT_OPTION_WORD       16
 
@@ -285,7 +297,7 @@ struct shunt_board {
     shunt_u16 newest;
     shunt_u32 peers_at;   /* byte offset of `peer`; fields beyond it are not on this board */
     shunt_u32 peer_bytes; /* bytes from one entry of `peer` to the next */
-    shunt_u32 alive;      /* 1; an agent that ends without being killed sets 0 */
+    shunt_u32 alive;      /* 1; the agent sets 0 when it ends, unless it is killed */
     shunt_u32 frontend;   /* 1: the steering programs are loaded, and SHUNT_BEGIN works */
     shunt_u32 backend;    /* 1: the agent accepts offers */
     shunt_u32 offer_lifetime_ms;
@@ -405,14 +417,16 @@ struct shunt_counters {
 #define SHUNT_MSG_ASK           13
 /* Answer to ASK; or, without a question: a handoff waits until the peer can send more. */
 #define SHUNT_MSG_ANSWER        14
-/* Control connection: asks which file is behind an offer, before it is claimed. */
+/* Control connection: asks for the digest (SHA-256) of the file behind an offer, before the offer
+ * is claimed. */
 #define SHUNT_MSG_PROVE         15
-/* Answer to PROVE; or, without a question: news of the file that is sent for a handoff with
- * SHUNT_OPTION_DIGEST. */
+/* Answer to PROVE. Or, without a question: the digest of the file that is sent for a handoff with
+ * SHUNT_OPTION_DIGEST, or the news that this digest is no longer true. */
 #define SHUNT_MSG_DIGEST        16
 /* Control connection: the server has forgotten a handoff's digest, as DIGEST told it to. */
 #define SHUNT_MSG_WITHDRAWN     17
 
+/* Purposes of a server's connection with its agent: handoffs and fetches (control), or offers. */
 #define SHUNT_CHANNEL_CONTROL 1
 #define SHUNT_CHANNEL_OFFERS  2
 
@@ -447,7 +461,7 @@ struct shunt_hello {
     shunt_u16 oldest;
     shunt_u16 newest;
     shunt_u32 channel;  /* SHUNT_CHANNEL_* */
-    shunt_u64 features; /* one bit for each feature that the agent must know, too; none yet */
+    shunt_u64 features; /* one bit for each feature that needs the agent's help; none yet */
 };
 
 struct shunt_welcome {
@@ -473,7 +487,7 @@ struct shunt_offer {
     shunt_u8 tag[16];
     shunt_u8 trace[SHUNT_TRACE_BYTES];
     shunt_s64 mtime_ns; /* st_mtim of the file when the response's header was made */
-    shunt_u64 size;     /* size of the file then, bytes */
+    shunt_u64 size;     /* size of the file at that time, bytes */
 };
 
 /*
@@ -505,12 +519,13 @@ struct shunt_handoff {
     shunt_u8 tag[16];
     shunt_u8 trace[SHUNT_TRACE_BYTES];
     struct shunt_flow flow; /* from the kernel's answer to the setsockopt: struct shunt_state */
-    struct shunt_tls tls; /* on TLS, `length` is the payload's here, its records' in shunt_begin */
+    struct shunt_tls tls;   /* on TLS, `length` is of the payload; shunt_begin has the records' */
 };
 
 #define SHUNT_PARTS_MAX 32
 
-/* Some bytes of a payload in the peer's store (a reference of crates/odb); little-endian. */
+/* Some bytes of a payload in the peer's store: `length` bytes from `offset` on. Segment and slot
+ * say which payload, and the secret is that of the reference (crates/odb). Little-endian. */
 struct shunt_part {
     shunt_u32 segment;
     shunt_u32 slot;
@@ -574,8 +589,8 @@ struct shunt_abort {
     shunt_u64 handoff;
 };
 
-/* Value of shunt_ended.peer that stands for this machine's agent. A server accepts ENDED only from
- * its own agent or from the agent of the handoff's backend. */
+/* Value of shunt_ended.peer: this machine's own agent. A server accepts ENDED only from its own
+ * agent or from the agent of the handoff's backend. */
 #define SHUNT_NO_PEER 0xffffffffu
 
 struct shunt_ended {

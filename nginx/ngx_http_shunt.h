@@ -5,11 +5,15 @@
  * | again | probe, stall, recovery | proof | taking, rest | part | fetch, trust | hop | header,
  * agent, pulse, speaks, board | pending | ring, trace, address | field | siphash | kernel.
  *
- * A consent is a header field of a request, by which each tier says that it may be bypassed. An
- * offer is a body that a backend holds ready, and that its response's header names. The body is
- * then a payload. A handoff lets the backend send it on the client's own connection, as a shortcut.
- * A region is the range of the client connection's sequence numbers that a payload takes. A peer is
- * another machine's agent.
+ * A tier is a server on a request's path: a frontend, which the client is connected to,
+ * intermediates, and a backend, which has the body. A consent is a header field of a request, by
+ * which each tier says that it may be bypassed. An offer is a body that a backend holds ready, and
+ * that its response's header names. The body is then a payload. A handoff lets the backend send it
+ * on the client's own connection, as a shortcut. A region is the range of the client connection's
+ * sequence numbers that a payload takes. A peer is another machine's agent (shuntd), and the board
+ * is memory by which this machine's agent tells what it knows of peers. To fetch a payload is to
+ * get it through both agents instead. To relay a body is to send it through all tiers, as without
+ * Shunt.
  */
 #ifndef NGX_HTTP_SHUNT_H
 #define NGX_HTTP_SHUNT_H
@@ -29,8 +33,8 @@
 #define SHUNT_TIERS_MAX 255
 #define SHUNT_TO_BYTES  8
 
-/* Room for a response's header, in bytes, at a tier that does not say how much it has: nginx's
- * default. */
+/* Room for a response's header, in bytes, that is assumed at a tier whose consent does not say it:
+ * nginx's default buffer. */
 #define SHUNT_HEADER_BYTES 4096
 
 #define SHUNT_CONSENT_BYTES                                                                   \
@@ -61,7 +65,7 @@ typedef struct {
 
 typedef struct {
     ngx_flag_t shunt;
-    size_t mean_length;   /* consents from this mean on: bytes of long bodies per response */
+    size_t mean_length;   /* least mean for consents: bytes of long bodies per response */
     uint64_t long_bytes;  /* running sum of bytes in long bodies at this worker: worth.c */
     size_t alone_length;  /* shortest body worth a shortcut if it is alone on its connection */
     uint32_t alone_share; /* share of long bodies that were their connection's first, in 1/65536:
@@ -78,7 +82,7 @@ typedef struct {
     ngx_uint_t recover; /* one of NGX_HTTP_SHUNT_NOBODY, _ETAG, _DIGEST */
 } ngx_http_shunt_loc_conf_t;
 
-/* Values of shunt_recover: which backend may continue for a lost one. */
+/* Values of shunt_recover: which backend may send the rest of a payload if its backend is lost. */
 #define NGX_HTTP_SHUNT_NOBODY 0
 #define NGX_HTTP_SHUNT_ETAG   1 /* one with the same strong ETag; over TLS as _DIGEST */
 #define NGX_HTTP_SHUNT_DIGEST 2 /* one with the same strong ETag and the same file digest */
@@ -86,8 +90,8 @@ typedef struct {
 typedef struct {
     ngx_str_t frontend;
     u_char nonce[16];
-    u_char to[SHUNT_TO_BYTES]; /* hash of the receiver's address, as received; hop.c writes the one
-                                * that is sent */
+    u_char to[SHUNT_TO_BYTES]; /* `to` of the received consent: hash of the address that it is meant
+                                * for; hop.c writes the `to` of a consent that is sent */
     ngx_uint_t tiers;          /* number of tiers with Shunt so far */
     ngx_uint_t rest; /* 1: asks for the rest of a payload, which is offered even if it is short */
     uint64_t from;   /* length of the shortest payload to offer, bytes; 0: the backend decides */
@@ -112,7 +116,8 @@ typedef struct {
 } ngx_http_shunt_peer_t;
 
 /*
- * State of a request. NONE: Shunt has no part in its response, or none any more.
+ * State of a request. NONE: its response has nothing to do with Shunt, or no longer. DONE: the
+ * payload is over for this module.
  *
  *   backend
  *     NONE --> HELD --> NONE                    the header is held back until the body comes
@@ -170,7 +175,7 @@ typedef struct {
 
     ngx_http_shunt_consent_t consent;
     /* Address of the tier that sent the consent, if the consent was meant for another server and
-     * its sender is not trusted as "plain"; else empty. */
+     * that tier is not configured as "plain"; else empty. */
     ngx_str_t plain;
     ngx_http_handler_pt content_handler; /* the location's own, while hop.c's is in its place */
     ngx_msec_t given_at;                 /* when this tier gave a consent */
@@ -185,14 +190,14 @@ typedef struct {
     unsigned deaf : 1;        /* a FIN of the client is ignored while a payload is in progress */
     unsigned relayable : 1;   /* a failure first tries to relay the rest of the payload: rest.c */
     unsigned relayed : 1;     /* the rest is relayed, which has been counted */
-    unsigned claimed : 1; /* the client has acknowledged all; its backend has not confirmed it */
-    unsigned probed : 1;  /* a probe has asked the client what it has, since its backend was lost */
+    unsigned claimed : 1; /* the client has acknowledged all; the backend has not confirmed it */
+    unsigned probed : 1;  /* a probe has asked the client what it has, after the loss */
 
     ngx_http_shunt_payload_t payload;
     ngx_http_shunt_peer_t peer;
 
-    /* For another backend that may continue: the representation (RFC 9110, 3.2) that the payload is
-     * part of. */
+    /* The representation (RFC 9110, 3.2) that the payload is part of, for a request for its rest to
+     * another backend. */
     ngx_str_t etag; /* strong ETag; empty: no other backend can continue */
     off_t first;    /* offset of the payload's first byte in the representation */
     off_t complete; /* length of the representation, bytes */

@@ -31,8 +31,8 @@ ngx_int_t ngx_http_shunt_address_of(const struct sockaddr *sa, ngx_http_shunt_ad
     }
 }
 
-/* Returns the connection's own address, as the other end knows it. Asks the kernel, once for each
- * connection, if the socket listens at any address. */
+/* Returns the connection's own address, as the other end knows it. If the socket listens at a
+ * wildcard address, asks the kernel for the local one, once for each connection. */
 ngx_int_t ngx_http_shunt_local_address(ngx_connection_t *c, ngx_http_shunt_address_t *address)
 {
     if (ngx_connection_local_sockaddr(c, NULL, 0) != NGX_OK) {

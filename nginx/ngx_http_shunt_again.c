@@ -10,7 +10,8 @@
  *
  *   AGAIN --posted event--> the upstream is ended --> content handler
  *
- * The body behind the first header is not awaited, because it may be long, or never come.
+ * The body that belongs to the first answer is not waited for, because it may be long, or never
+ * come.
  */
 #include "ngx_http_shunt.h"
 
@@ -102,7 +103,7 @@ static void ngx_http_shunt_forget_response(ngx_http_request_t *r, ngx_http_shunt
     ctx->filtered = 0;
     ngx_memzero(&ctx->fetch, sizeof(ctx->fetch));
 
-    /* set by filters for the body that does not come */
+    /* filters have set these for a body that does not come */
     r->chunked = 0;
     r->allow_ranges = 0;
     r->single_range = 0;
@@ -117,8 +118,8 @@ static void ngx_http_shunt_forget_response(ngx_http_request_t *r, ngx_http_shunt
     }
 }
 
-/* Sends an error page as ngx_http_filter_finalize_request() does, but with the request reset here,
- * so that the connection survives. */
+/* Sends an error page as ngx_http_filter_finalize_request() does. But this file resets the
+ * request's state first, so that the connection can still be used. */
 static void ngx_http_shunt_bad_gateway(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     ctx->filtered = 1;
@@ -127,7 +128,7 @@ static void ngx_http_shunt_bad_gateway(ngx_http_request_t *r, ngx_http_shunt_ctx
 }
 
 /* Runs the request once more, or answers 502. Called from an event, when nothing of the response
- * has left and all that was begun is released. */
+ * has left, and its upstream, fetch and timers have been released. */
 void ngx_http_shunt_start_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     if (!ngx_http_shunt_may_ask_again(r, ctx) ||

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Sends what the other files ask of shuntd. A worker has two connections to it (channel.c): CONTROL
- * for handoffs and fetches, and OFFERS for descriptors of files, so that many offers never delay a
- * handoff. Control messages that one pass of the event loop makes leave together. An offer is a
- * body that a backend holds ready, and that its response's header names. A handoff lets a backend
- * send a payload, such a body, on the client's own connection. A fetch brings one through both
- * agents to this nginx.
+ * Sends the other files' messages to shuntd, the agent of this machine. A worker has two
+ * connections to it (channel.c): CONTROL for handoffs and fetches, and OFFERS for descriptors of
+ * files, so that many offers never delay a handoff. All control messages of one pass of the event
+ * loop leave together. An offer is a body that a backend holds ready, and that its response's
+ * header names. A handoff lets a backend send a payload, such a body, on the client's own
+ * connection. A fetch brings a payload through both agents to this nginx.
  *
  * While a connection is lost, new responses are relayed. Handoffs in progress continue, because the
  * kernel reports their completion.
  */
 #include "ngx_http_shunt_channel.h"
 
-#define NGX_HTTP_SHUNT_MESSAGES_MAX 1024 /* waiting messages, above which no handoff begins */
+#define NGX_HTTP_SHUNT_MESSAGES_MAX 1024 /* if so many messages wait, no handoff begins */
 #define NGX_HTTP_SHUNT_BATCH        64   /* messages in one packet, at most */
 
 /* A message that waits for the socket, copied. */
@@ -181,7 +181,8 @@ ngx_int_t ngx_http_shunt_agent_offer(struct shunt_offer *offer, int fd)
     return NGX_DECLINED;
 }
 
-/* Does nothing: an offer that finds no room in the socket is not made, so no offer waits. */
+/* Does nothing, because no offer waits for room in the socket: an offer that finds none is not
+ * made. */
 static void ngx_http_shunt_offers_writable(ngx_event_t *wev)
 {
 }
@@ -344,7 +345,7 @@ static ngx_int_t ngx_http_shunt_received(ngx_http_shunt_received_t *in)
 
 /* ---- CONTROL is lost ---- */
 
-/* Ends a request's fetch whose socket has not come: the answer cannot come any more. */
+/* Ends a request's fetch whose answer has not come, because the connection to the agent is lost. */
 static void ngx_http_shunt_orphan(ngx_http_shunt_ctx_t *ctx)
 {
     if (ctx->mode != SHUNT_MODE_ACTIVE && ctx->mode != SHUNT_MODE_COMPLETE &&

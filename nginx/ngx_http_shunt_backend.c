@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The backend's side. A response to a request with a trusted consent is offered to the agent if it
- * is one range of a file. Then only its header leaves. Whether the body is a file is known only
- * when it arrives. So the header of a response that might be offered, a candidate, is held back
- * until then. A response that is not offered leaves exactly as it came. A consent is a header field
+ * The backend's side. A response to a request with a consent from a trusted address is offered to
+ * the agent if it is one range of a file. Then only its header leaves. Whether the body is a file
+ * is known only when it arrives. So the header of a response that might be offered, a candidate, is
+ * held back until then. A response that is not offered is not changed. A consent is a header field
  * of a request, by which each tier says that it may be bypassed. An offer is a body that a backend
  * holds ready, and that its response's header names.
  */
@@ -19,8 +19,7 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_no_consent;
     }
 
-    /* these limits are for bytes that this tier sends to the tier before, which an offer does not
-     * send */
+    /* these limits are for bytes that this tier sends to the tier before it; an offer sends none */
     if (clcf->limit_rate || r->limit_rate_set || r->main->limit_conn_status) {
         return SHUNT_COUNT_relayed_limit_rate;
     }
@@ -51,7 +50,8 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_header;
     }
 
-    /* several ranges of a file: multipart/byteranges, without a Content-Range in the header */
+    /* several ranges of a file come as multipart/byteranges, without a Content-Range in the
+     * header */
     if (r->headers_out.status == NGX_HTTP_PARTIAL_CONTENT && r->headers_out.content_range == NULL) {
         return SHUNT_COUNT_relayed_not_file;
     }
@@ -60,7 +60,7 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_no_peer;
     }
 
-    board = ngx_http_shunt_board(); /* may become NULL between any two calls */
+    board = ngx_http_shunt_board(); /* the agent may have ended since the last call */
 
     if (board == NULL) {
         return SHUNT_COUNT_relayed_no_agent;
@@ -244,7 +244,7 @@ ngx_int_t ngx_http_shunt_backend_offer(ngx_http_request_t *r, ngx_http_shunt_ctx
     ngx_http_clear_content_length(r);
     r->headers_out.content_length_n = 0;
 
-    b->file_pos = b->file_last; /* earlier filters then take the buf for sent */
+    b->file_pos = b->file_last; /* tells the filters before this one that the buf was sent */
 
     ngx_http_shunt_outcome(r, SHUNT_COUNT_offers);
     ngx_http_shunt_count(SHUNT_COUNT_offered_bytes, ctx->payload.length);

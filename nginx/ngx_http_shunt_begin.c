@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The beginning of a handoff, in three steps. The header is sent, and must have left nginx
- * entirely. The kernel is told that the peer sends the next bytes (SHUNT_BEGIN). This machine's
- * agent is told what the peer has to know. If a step is not possible, the payload is fetched.
- * handoff.c has what follows. A peer is another machine's agent. A region is the range of the
+ * The beginning of a handoff, in three steps. First, the header is sent, and must have left nginx
+ * entirely. Then the kernel is told that the peer sends the next bytes (SHUNT_BEGIN). Last, this
+ * machine's agent is told what the peer has to know. If a step is not possible, the payload is
+ * fetched. handoff.c has the rest. A handoff lets a backend send a payload, the body of a response,
+ * on the client's own connection. A peer is another machine's agent. A region is the range of the
  * client connection's sequence numbers that a payload takes.
  */
 #include "ngx_http_shunt.h"
@@ -168,7 +169,7 @@ static ngx_int_t ngx_http_shunt_claim(ngx_http_shunt_ctx_t *ctx, const struct sh
 
     msg.tls = *keys;
     rc = ngx_http_shunt_agent_post(&msg, sizeof(msg));
-    explicit_bzero(&msg, sizeof(msg)); /* erases the keys, and the fields that lead to them */
+    explicit_bzero(&msg, sizeof(msg)); /* erases the keys, with all other fields */
 
     return rc;
 }
@@ -202,7 +203,7 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
 
     ngx_http_shunt_ssl_forget(&keys);
 
-    /* the client has gone meanwhile: nothing needs to be fetched */
+    /* the client has reset the connection by now, so nothing needs to be fetched */
     if (reason && ngx_http_shunt_kernel_error(r->connection->fd)) {
         r->connection->error = 1;
         return NGX_ERROR;

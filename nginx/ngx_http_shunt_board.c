@@ -15,7 +15,8 @@
 static struct shunt_board *ngx_http_shunt_board_memory;
 static size_t ngx_http_shunt_board_bytes;
 
-/* Counters until the first agent is connected. They are then added to those in shared memory. */
+/* Counters that are used until the first agent is connected. Then they are added to the counters in
+ * shared memory. */
 static struct shunt_counters ngx_http_shunt_counters_early;
 static struct shunt_counters *ngx_http_shunt_counters = &ngx_http_shunt_counters_early;
 static size_t ngx_http_shunt_counters_bytes;
@@ -44,8 +45,8 @@ static void *ngx_http_shunt_map(int fd, size_t least, size_t *size, int protecti
     return p;
 }
 
-/* Moves the numbers of handoffs to new counters, which come with each new connection to an agent.
- * So each handoff is counted only once. */
+/* Moves the numbers of handoffs (by peer) to new counters, which come with each new connection to
+ * an agent. So each handoff is counted only once. */
 static void ngx_http_shunt_move_handoffs(struct shunt_counters *from, struct shunt_counters *to)
 {
     ngx_uint_t i;
@@ -62,8 +63,8 @@ static ngx_uint_t ngx_http_shunt_board_peers(const struct shunt_board *board)
     return ngx_min(board->peers, SHUNT_BOARD_PEERS);
 }
 
-/* Checks a board, perhaps of an agent of another version. It must have all fields that this module
- * knows; its entries may be longer. */
+/* Checks a board, perhaps of an agent of another version. The board must have all fields that this
+ * module knows; its entries may be longer. */
 static ngx_int_t ngx_http_shunt_board_check(const struct shunt_board *board, size_t size,
                                             ngx_log_t *log)
 {
@@ -200,7 +201,7 @@ static ngx_int_t ngx_http_shunt_board_copy(const struct shunt_board_peer *entry,
     ngx_memcpy(peer->their_key, entry->their_key, 16);
     peer->epoch = epoch;
 
-    /* orders the copies before the second read of the epoch */
+    /* makes sure that the copies were read before the epoch is read again */
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
 
     if (__atomic_load_n(&entry->epoch, __ATOMIC_RELAXED) != epoch) {
@@ -264,8 +265,8 @@ ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer
     return NGX_DECLINED;
 }
 
-/* Adds to a counter. The agent reads while this worker, the only writer, writes whole words: no
- * lock is needed. */
+/* Adds to a counter. No lock is needed: this worker is the only writer, and each write is one whole
+ * word. */
 void ngx_http_shunt_count(ngx_uint_t counter, uint64_t n)
 {
     uint64_t *value = &ngx_http_shunt_counters->value[counter];

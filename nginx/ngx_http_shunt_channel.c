@@ -10,7 +10,7 @@
 
 #define NGX_HTTP_SHUNT_BACKOFF_MIN 100  /* ms */
 #define NGX_HTTP_SHUNT_BACKOFF_MAX 5000 /* ms */
-#define NGX_HTTP_SHUNT_START_WAIT  1    /* s, for the welcome at a worker's start */
+#define NGX_HTTP_SHUNT_START_WAIT  1    /* s, longest wait for the welcome at a worker's start */
 
 static const char *ngx_http_shunt_channel_name(const ngx_http_shunt_channel_t *ch)
 {
@@ -118,8 +118,8 @@ static ngx_int_t ngx_http_shunt_welcomed(ngx_http_shunt_channel_t *ch,
         return NGX_ERROR;
     }
 
-    /* Board and counters. The welcome of an OFFERS connection may lack them, because that of
-     * CONTROL brings them, too. */
+    /* Board (memory in which the agent lists its peers) and counters. The welcome of an OFFERS
+     * connection may lack them, because the welcome of CONTROL brings them, too. */
     if (in->fds[0] != -1 && in->fds[1] != -1) {
         if (ngx_http_shunt_board_map(in->fds[0], in->fds[1], log) != NGX_OK) {
             return NGX_ERROR;
@@ -204,7 +204,7 @@ static int ngx_http_shunt_connect_socket(ngx_http_shunt_channel_t *ch)
     address.sun_family = AF_UNIX;
     ngx_memcpy(address.sun_path, ch->path.data, ch->path.len);
 
-    /* these limit the wait for the welcome, and that of connect() if the agent's backlog is full */
+    /* these limit the wait for the welcome, and connect()'s wait if the agent's backlog is full */
     (void) setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof(wait));
     (void) setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait));
 
@@ -356,7 +356,7 @@ void ngx_http_shunt_channel_lost(ngx_http_shunt_channel_t *ch)
     ch->retry.data = ch;
     ch->retry.handler = ngx_http_shunt_retry_handler;
     ch->retry.log = ngx_cycle->log;
-    ch->retry.cancelable = 1; /* must not keep an exiting worker alive */
+    ch->retry.cancelable = 1; /* the timer must not keep an exiting worker alive */
 
     ngx_add_timer(&ch->retry, ch->backoff);
 }

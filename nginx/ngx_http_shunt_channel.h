@@ -11,7 +11,7 @@
 
 typedef struct {
     size_t size;
-    int fds[NGX_HTTP_SHUNT_FDS_MAX]; /* -1: none came, or another function owns it now */
+    int fds[NGX_HTTP_SHUNT_FDS_MAX]; /* -1: none, or another function owns it now */
     ngx_uint_t cut;                  /* 1: this process had no room for some descriptors */
     union {
         struct shunt_header header;
@@ -41,7 +41,7 @@ typedef struct {
     ngx_connection_t *connection;  /* NULL: waiting to try again */
     ngx_str_t path;
     ngx_event_t retry;
-    ngx_msec_t backoff; /* pause before the next attempt; 0: no attempt yet */
+    ngx_msec_t backoff; /* pause before the next attempt, ms; 0: none made yet */
     ngx_err_t said;     /* errno that was logged when there was no agent; 0: there is one */
 } ngx_http_shunt_channel_t;
 

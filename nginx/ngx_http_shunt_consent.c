@@ -2,9 +2,10 @@
 /*
  * The request side. A trusted tier's consent is kept, and every Shunt-* field is removed from the
  * request, whoever sent it, before it can be passed on. Just before the content phase, when the
- * location is known, a consent is added: this tier's own, or the received one with this tier
- * counted. A consent is a header field of a request, by which each tier says that it may be
- * bypassed.
+ * location is known, a consent is added: a new one of this tier, or the received one with its
+ * number of tiers increased by one. A consent is a header field of a request, by which each tier
+ * (server on the request's path) says that it may be bypassed. A backend answers it with an offer,
+ * a body that it holds ready for the frontend's agent.
  */
 #include <sys/random.h>
 
@@ -37,7 +38,8 @@ ngx_int_t ngx_http_shunt_nonce(u_char nonce[16])
     ssize_t n;
 
     if (ngx_http_shunt_nonces_left == 0) {
-        /* Above 256 bytes, a signal may make getrandom() return fewer: only whole nonces count. */
+        /* A signal may make getrandom() return fewer bytes, if more than 256 were asked for. Only
+         * whole nonces count. */
         n = getrandom(ngx_http_shunt_nonces, sizeof(ngx_http_shunt_nonces), 0);
 
         if (n < 16) {
@@ -75,8 +77,8 @@ ngx_table_elt_t *ngx_http_shunt_find_field(ngx_list_t *list)
 /*
  * Removes the fields for which strips() returns true from a request. nginx's lists cannot drop an
  * element, and pointers such as headers_in.host lead into the old list. So this function makes a
- * new list, and leaves the old one unchanged. A subrequest shares the old list with its parent, so
- * its own fields can be stripped like this, too.
+ * new list, and leaves the old one unchanged. A subrequest shares the old list with its parent. So
+ * a subrequest's fields can be removed without changing its parent's.
  */
 ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r, ngx_int_t (*strips)(ngx_table_elt_t *h))
 {
@@ -110,9 +112,9 @@ ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r, ngx_int_t (*strips)(ngx_ta
     return NGX_OK;
 }
 
-/* Handles a consent that was meant for another server: a tier without Shunt is in between. Nobody
- * knows how long a header that tier accepts. Notes the address of the tier that sent the consent,
- * unless it is trusted as "plain". */
+/* Handles a consent that was meant for another server: a tier without Shunt is in between. It is
+ * not known how long a header the tier in between accepts. Notes the address of the tier that sent
+ * the consent, unless it is trusted as "plain". */
 static ngx_int_t ngx_http_shunt_note_hop(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf,
                                          ngx_http_shunt_ctx_t *ctx)
 {
@@ -230,8 +232,8 @@ ngx_int_t ngx_http_shunt_add_consent(ngx_http_request_t *r, ngx_http_shunt_conse
     return ngx_http_shunt_add_request_field(r, "Shunt-Consent", "shunt-consent", &value);
 }
 
-/* Returns the configuration, in this location, of the next module that asks upstreams, or NULL
- * after the last. Skips modules that are not built in. `i`: 0 at the first call. */
+/* Iterates over the modules that ask upstreams, without those that are not built in: returns the
+ * next one's configuration in this location, or NULL after the last. `i`: 0 at the first call. */
 static ngx_http_upstream_conf_t *ngx_http_shunt_next_upstream(ngx_http_request_t *r, ngx_uint_t *i)
 {
     ngx_module_t *module, *modules[] = {&ngx_http_proxy_module, &ngx_http_fastcgi_module,
@@ -278,7 +280,7 @@ static ngx_uint_t ngx_http_shunt_body_needed(ngx_http_request_t *r)
     ngx_uint_t i = 0;
     ngx_http_upstream_conf_t *ucf;
 
-    /* the slice filter assembles bodies by requests of its own, which carry no consent */
+    /* the slice filter assembles bodies from subrequests, which carry no consent */
     if (&ngx_http_slice_filter_module &&
         *(size_t *) ngx_http_get_module_loc_conf(r, ngx_http_slice_filter_module)) {
         return SHUNT_COUNT_relayed_filter;
@@ -311,12 +313,13 @@ static ngx_uint_t ngx_http_shunt_family_served(ngx_connection_t *c, uint32_t fam
     struct sockaddr_in6 *sin6;
     uint32_t family = SHUNT_FAMILY_IPV4;
 
-    /* 0: no backend is connected, which a later check finds and counts */
+    /* `families` is 0 if no backend is connected; a later check finds and counts that */
     if (families == 0 || families == (SHUNT_FAMILY_IPV4 | SHUNT_FAMILY_IPV6)) {
         return 1;
     }
 
-    /* asks the kernel, once for each connection, if the socket listens at any address */
+    /* if the socket listens at a wildcard address, this asks the kernel for the local one, once for
+     * each connection */
     if (ngx_connection_local_sockaddr(c, NULL, 0) != NGX_OK) {
         return 0;
     }

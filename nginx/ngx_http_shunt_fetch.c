@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A payload that has to pass through this nginx after all. The agent fetches it, and passes a
- * socket that yields its bytes. Two buffers, filled from this socket and emptied by the filters,
- * take the place of an upstream's pipe. So the socket is read as fast as the client takes bytes.
+ * Fetches a payload: a body that the backend has offered, but that has to pass through this nginx
+ * after all. The agent gets it from the backend's agent, and passes this worker a socket that
+ * yields its bytes. Two buffers, filled from this socket and emptied by the filters, take the place
+ * of an upstream's pipe. So the socket is read as fast as the client takes bytes.
  */
 #include "ngx_http_shunt.h"
 
@@ -132,7 +133,7 @@ void ngx_http_shunt_fetch_connected(ngx_http_shunt_ctx_t *ctx, int fd, uint64_t 
     ctx->fetch.stream = stream;
 
     /* From now on the socket tells how the fetch ends, as long as this machine's agent runs. So the
-     * socket's timer replaces the first one. */
+     * socket's timer replaces ctx->progress. */
     ngx_del_timer(&ctx->progress);
     ngx_add_timer(stream->read,
                   ngx_http_shunt_fetch_patience(ctx, ngx_current_msec - ctx->progress_at));
@@ -256,7 +257,7 @@ static ngx_int_t ngx_http_shunt_fetch_step(ngx_http_shunt_ctx_t *ctx)
         return NGX_OK;
     }
 
-    b->recycled = f->left > 0; /* keeps the write filter from waiting for more bytes */
+    b->recycled = f->left > 0; /* the write filter then does not wait for more */
     b->last_buf = f->left == 0;
     b->last_in_chain = f->left == 0;
 

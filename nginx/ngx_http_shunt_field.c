@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Parses and formats the header fields Shunt-Consent and Shunt-Payload (docs/protocols.md). Parsing
- * is strict: it accepts only what this file would write, so that two tiers can never read one field
- * differently. Also parses the field "traceparent", which is not Shunt's. Shunt-Consent is a
- * consent: by it each tier says that it may be bypassed. Shunt-Payload names an offer: a body that
- * a backend holds ready.
+ * is strict: it accepts only what this file would write, so that two tiers (servers on a request's
+ * path) can never read one field differently. Also parses the field "traceparent", which is not
+ * Shunt's. Shunt-Consent is a consent: by it each tier says that it may be bypassed. Shunt-Payload
+ * names an offer: a body that a backend holds ready.
  */
 #include "ngx_http_shunt.h"
 

@@ -5,12 +5,13 @@
  *   upstream -> early -> slice, range, copy, ... gzip, chunked -> late -> write
  *
  * Only the early filter sees an offer. It checks the offer and gives the response its real length,
- * so that every other filter works as if the body were about to come. The late filter sees what the
- * filters have made of the header. If no filter needs the body, the body bypasses this nginx
- * (handoff.c). Else it is fetched, and enters the chain where the upstream's body would have
- * entered it (fetch.c). The late filter also serves the backend. An offer is a body that a backend
- * holds ready, and that its response's header names. The body is then a payload. A consent is a
- * header field of a request, by which each tier says that it may be bypassed.
+ * so that every other filter works as if the body were about to come. The late filter sees what all
+ * filters between the two have made of the header. If no filter needs the body, the body bypasses
+ * this nginx (handoff.c). Else it is fetched, and enters the chain where the upstream's body would
+ * have entered it (fetch.c). The late filter also does a backend's work: it holds a header back
+ * until the body comes and is offered. An offer is a body that a backend holds ready, and that its
+ * response's header names. The body is then a payload. A consent is a header field of a request, by
+ * which each tier says that it may be bypassed.
  */
 #include "ngx_http_shunt.h"
 
@@ -68,7 +69,7 @@ static ngx_int_t ngx_http_shunt_upstream_trusted(ngx_http_request_t *r)
     return lcf->trust && u->peer.sockaddr && ngx_cidr_match(u->peer.sockaddr, lcf->trust) == NGX_OK;
 }
 
-/* Returns 0, or the counter of the fault in the offer. */
+/* Returns 0 if the offer can be used, else the counter of the fault in it. */
 ngx_uint_t ngx_http_shunt_refused(ngx_http_request_t *r, ngx_table_elt_t *field,
                                   ngx_http_shunt_consent_t *consent,
                                   ngx_http_shunt_payload_t *payload, ngx_http_shunt_peer_t *peer)
@@ -101,9 +102,9 @@ ngx_uint_t ngx_http_shunt_refused(ngx_http_request_t *r, ngx_table_elt_t *field,
 }
 
 /*
- * Handles an offer that is refused. Its field is not logged, because anybody who read the tag in
- * the log could claim the payload. If the offer answers a consent, the body is asked for once more,
- * without a consent.
+ * Handles an offer that is refused. The offer's field is not logged, because anybody who read the
+ * tag in the log could claim the payload. If the offer answers a consent, the body is asked for
+ * once more, without a consent.
  */
 static ngx_int_t ngx_http_shunt_refuse(ngx_http_request_t *r, ngx_table_elt_t *field,
                                        ngx_uint_t counter)
@@ -138,7 +139,8 @@ static ngx_int_t ngx_http_shunt_refuse(ngx_http_request_t *r, ngx_table_elt_t *f
     return NGX_HTTP_BAD_GATEWAY;
 }
 
-/* Decides that the body is fetched, and passes through the filters here. `counter`: the reason. */
+/* Decides that the body is fetched (through the agents), and then passes through this nginx's
+ * filters. `counter`: the reason. */
 static void ngx_http_shunt_fetch_early(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_uint_t counter)
 {
@@ -178,7 +180,7 @@ static ngx_int_t ngx_http_shunt_try_filters(ngx_http_request_t *r, ngx_http_shun
 static ngx_int_t ngx_http_shunt_pass_on(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                         ngx_table_elt_t *field, ngx_uint_t status)
 {
-    /* adds X-Accel-Expires anew: the upstream module does not forward it */
+    /* adds X-Accel-Expires again, because nginx's upstream module does not forward this field */
     if (ngx_http_shunt_forbid_cache(r) != NGX_OK) {
         return NGX_ERROR;
     }
@@ -205,7 +207,7 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
 
     ngx_http_shunt_part_note(r, ctx);
 
-    ctx->given = 0; /* a consent is good for one payload */
+    ctx->given = 0; /* a consent may be used for one payload only */
     ctx->mode = SHUNT_MODE_ACCEPTED;
 
     if (ctx->peer.lost) {
@@ -214,7 +216,8 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
         ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_no_session);
 
     } else if (board == NULL || ngx_current_msec - ctx->given_at >= board->offer_lifetime_ms / 2) {
-        /* The offer is younger than the request, but the agents need time for the claim, too. */
+        /* More than half of the offer's lifetime may be over, and the agents need time for the
+         * claim. */
         ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_expired);
 
     } else if (!ngx_http_shunt_backend_speaks(r->connection, ctx->peer.index)) {
@@ -299,7 +302,7 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
 
     if (status != NGX_HTTP_OK && status != NGX_HTTP_PARTIAL_CONTENT) {
         /* An error or a redirect is complete without a body. A successful answer needs its body,
-         * and an offer only stands for that of a 200 or a 206. */
+         * and an offer can only stand for the body of a 200 or a 206. */
         return status >= NGX_HTTP_OK && status < NGX_HTTP_SPECIAL_RESPONSE
                    ? ngx_http_shunt_refuse(r, field, SHUNT_COUNT_refused_malformed)
                    : ngx_http_shunt_next_early_header(r);
@@ -344,7 +347,7 @@ static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_cha
         return ngx_http_shunt_again_body(r, ctx, in);
     }
 
-    /* bufs of a filter that appends to the body (addition, slice): the payload has passed */
+    /* the whole payload has passed here, and a filter (addition, slice) appends bufs to the body */
     if (ctx->mode == SHUNT_MODE_FETCH_EARLY && ctx->fetch.output && ctx->fetch.left == 0) {
         return ngx_http_shunt_next_early_body(r, in);
     }
@@ -361,7 +364,7 @@ static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_cha
 
     if (ctx->mode == SHUNT_MODE_ACCEPTED) {
         if (!last) {
-            return NGX_OK; /* a flush: there is nothing to flush yet */
+            return NGX_OK; /* a flush; no byte of the body has come yet */
         }
 
         /* The header has not reached the late filter, because a filter holds it until the body

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A handoff of a client's connection for one payload, after its beginning (begin.c). This nginx
- * writes nothing until it ends. The request stays open, as if its body waited in a full socket
- * buffer, until the kernel reports that the client has acknowledged everything. A handoff that ends
- * otherwise, and that no other backend continues (recovery.c), ends in a reset: a client must never
- * take a part of a body for the whole. A region is the range of the client connection's sequence
- * numbers that a payload takes. A ring is a BPF ring buffer by which the kernel tells this worker
- * what becomes of its handoffs.
+ * writes nothing to the connection until the handoff ends. The request stays open, as if its body
+ * waited in a full socket buffer, until the kernel reports that the client has acknowledged
+ * everything. A handoff that ends otherwise, and that no other backend continues (recovery.c), ends
+ * in a reset: a client must never take a part of a body for the whole. In a handoff, a backend
+ * sends a payload, the body of a response, on the client's own connection. A region is the range of
+ * the client connection's sequence numbers that a payload takes. A ring is a BPF ring buffer by
+ * which the kernel tells this worker what becomes of its handoffs.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
@@ -19,9 +20,10 @@ static void ngx_http_shunt_failure_handler(ngx_event_t *ev);
 /*
  * Replaces nginx's read handler while a payload is in progress. A client that has everything may
  * close at once, and its FIN then carries its last acknowledgement. The kernel has noted the
- * acknowledgement by now. This handler asks for it before nginx sees the FIN, in whatever order the
- * two events come. After completion, a FIN is no reason to give up the request. A connection that
- * nginx wants to close (worker_shutdown_timeout) goes to nginx's handler.
+ * acknowledgement by now. This handler asks the kernel for it before nginx sees the FIN, whether
+ * the kernel's event of completion comes before or after the FIN. After completion, a FIN is no
+ * reason to give up the request. A connection that nginx wants to close (worker_shutdown_timeout)
+ * goes to nginx's handler.
  */
 static void ngx_http_shunt_reading_handler(ngx_event_t *rev)
 {
@@ -53,7 +55,7 @@ static void ngx_http_shunt_reading_handler(ngx_event_t *rev)
  * Installs the handler above. While nginx reads from an upstream, proxy_ignore_client_abort and its
  * equivalents make it continue to send to a client that has closed its half of the connection. An
  * upstream that answers with an offer is done at once. Then nginx would react to a FIN as soon as
- * the filters have returned, even to one among the events that it is just handling.
+ * the filters have returned, even to a FIN that is reported together with the answer.
  */
 void ngx_http_shunt_watch_reading(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
@@ -105,7 +107,7 @@ void ngx_http_shunt_watch_progress(ngx_http_request_t *r, ngx_http_shunt_ctx_t *
     ctx->progress.log = r->connection->log;
 
     /* A quarter of send_timeout: the handler then extends the connection's own timer before that
-     * one fires. */
+     * timer fires. */
     ngx_add_timer(&ctx->progress, clcf->send_timeout / 4 + 1);
 }
 
@@ -148,15 +150,15 @@ void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx)
     }
 
     /* Lets ngx_http_writer() find nothing buffered any more, and finish the request. The late
-     * filter has kept the response's last buf, which is not missed: it has no bytes, and no buf
-     * follows it. */
+     * filter has not passed on the response's last buf. That does no harm: it has no bytes, and no
+     * buf follows it. */
     r->buffered &= ~NGX_HTTP_SHUNT_BUFFERED;
     ngx_post_event(r->connection->write, &ngx_posted_events);
 }
 
 /* Asks the kernel for a handoff's progress. Returns 1 if what the client acknowledges has changed
- * since the last call. Completes the handoff if its region is complete, even if the event of that
- * found no room in the ring. */
+ * since the last call. Completes the handoff if its region is complete, even if the event of the
+ * completion found no room in the ring. */
 ngx_uint_t ngx_http_shunt_follow(ngx_http_shunt_ctx_t *ctx)
 {
     const struct shunt_state *state;
@@ -242,7 +244,7 @@ void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         (void) ngx_http_shunt_follow(ctx); /* the payload may be complete by now */
     }
 
-    /* the agent repeats the message, and the rest is on its way already */
+    /* the agent repeats its message of a loss; the rest has been asked for already */
     if (ctx->mode == SHUNT_MODE_ACTIVE && ngx_http_shunt_is_loss(reason) &&
         ngx_http_shunt_rest_is_on(ctx)) {
         return;
@@ -336,7 +338,8 @@ static void ngx_http_shunt_give_up_active(ngx_http_shunt_ctx_t *ctx)
     (void) ngx_http_shunt_agent_post(&msg, sizeof(msg));
 }
 
-/* Releases all that refers to a request, in any state of it. May be called again. */
+/* Releases timers, events and other things that refer to a request, in any state of the request.
+ * May be called more than once. */
 void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_connection_t *c = ctx->request->connection;

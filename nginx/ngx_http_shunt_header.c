@@ -2,9 +2,9 @@
 /*
  * Length of a response's header, as ngx_http_header_filter() will write it. A tier reads a whole
  * header into one buffer (proxy_buffer_size), and answers 502 if the header does not fit. A header
- * that fits alone may not fit with an offer, so a consent says how much room there is. An offer is
- * a body that a backend holds ready, and that its response's header names. A consent is a header
- * field of a request, by which each tier says that it may be bypassed.
+ * that fits may not fit any more with an offer's fields, so a consent says how much room there is.
+ * An offer is a body that a backend holds ready, and that its response's header names. A consent is
+ * a header field of a request, by which each tier says that it may be bypassed.
  */
 #include "ngx_http_shunt.h"
 

@@ -4,7 +4,8 @@
  * like any other, and its filters and caches would see no bodies. So a consent's `to` says which
  * server it goes to: a hash of the upstream's address and port, keyed with the nonce. A server that
  * finds another hash there knows that the consent came through a tier without Shunt. A consent is a
- * header field of a request, by which each tier says that it may be bypassed.
+ * header field of a request, by which each tier (server on the request's path) says that it may be
+ * bypassed. The nonce is 16 random bytes of the consent.
  *
  * nginx chooses the upstream when the request's bytes exist already, and again for each further
  * try:
@@ -12,13 +13,13 @@
  *   create_request --> peer.init --> peer.get, connect --> output filter --> the connection
  *                      installs                            writes `to` into the bytes
  *
- * This is a sign, not a proof: a tier believes a consent because of the address that it comes from,
- * and every tier that may send one knows the nonce. If nothing writes `to`, it stays zeros, which
- * match no server.
+ * The hash is a sign, not a proof: a tier believes a consent because of the address that it comes
+ * from, and every tier that may send one knows the nonce. If nothing writes `to`, it stays zeros,
+ * which match no server.
  */
 #include "ngx_http_shunt.h"
 
-#define NGX_HTTP_SHUNT_SAID 8 /* largest number of addresses that are logged */
+#define NGX_HTTP_SHUNT_SAID 8 /* number of addresses that are logged, at most */
 
 /* State of the output filter for one upstream. */
 typedef struct {
@@ -121,8 +122,8 @@ static ngx_int_t ngx_http_shunt_hop_output(void *data, ngx_chain_t *in)
 }
 
 /* Installs the output filter in an upstream whose request exists, but of which nothing was sent
- * yet. An upstream with an output filter of its own, like gRPC's, is left alone; the consent then
- * matches no server. */
+ * yet. An upstream that has an output filter already, like gRPC's, is left alone; then `to` stays
+ * zeros. */
 static void ngx_http_shunt_hop_install(ngx_http_request_t *r)
 {
     size_t to_at;
@@ -179,8 +180,8 @@ static ngx_int_t ngx_http_shunt_hop_init_peer(ngx_http_request_t *r,
     return balancer ? balancer->init(r, us) : NGX_ERROR;
 }
 
-/* Content handler, around the location's own. Serves upstreams that only variables name, which have
- * no balancer to wrap. Their connections are new, and send nothing before the content handler has
+/* Content handler, around the location's own. Needed for upstreams that only variables name: they
+ * have no balancer. Their connections are new, and send nothing before the content handler has
  * returned. */
 static ngx_int_t ngx_http_shunt_hop_content(ngx_http_request_t *r)
 {
@@ -210,7 +211,8 @@ void ngx_http_shunt_hop_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* Wraps the balancers of all upstreams. Called when all of them have been set up. */
+/* Puts the function above in front of the init handler of each upstream's balancer. Called when all
+ * upstreams have been set up. */
 ngx_int_t ngx_http_shunt_hop_init(ngx_conf_t *cf)
 {
     ngx_uint_t i;
@@ -247,7 +249,8 @@ ngx_uint_t ngx_http_shunt_hop_is_ours(ngx_connection_t *c, const ngx_http_shunt_
 {
     u_char to[SHUNT_TO_BYTES];
 
-    /* asks the kernel, once for each connection, if the socket listens at any address */
+    /* if the socket listens at a wildcard address, this asks the kernel for the local one, once for
+     * each connection */
     return ngx_connection_local_sockaddr(c, NULL, 0) == NGX_OK &&
            ngx_http_shunt_hop_hash(c->local_sockaddr, consent->nonce, to) == NGX_OK &&
            ngx_memcmp(to, consent->to, SHUNT_TO_BYTES) == 0;

@@ -33,8 +33,9 @@ int ngx_http_shunt_kernel_state(int fd, uint32_t ring)
 
 static int kernel_set_keepalive(int fd, const ngx_http_shunt_keepalive_t *to)
 {
-    /* TCP_KEEPIDLE is last: it counts the time for which the client has been silent already, while
-     * SO_KEEPALIVE starts that time anew (tcp_sock_set_keepidle_locked, tcp_set_keepalive). */
+    /* TCP_KEEPIDLE is last: its timer includes the time for which the client has been silent
+     * already, while SO_KEEPALIVE's timer starts at 0 (tcp_sock_set_keepidle_locked,
+     * tcp_set_keepalive). */
     if (setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &to->on, sizeof(int)) == -1 ||
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &to->interval, sizeof(int)) == -1 ||
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &to->count, sizeof(int)) == -1) {
@@ -95,10 +96,10 @@ int ngx_http_shunt_kernel_reset_on_close(int fd)
 }
 
 /*
- * Limits for how long the kernel repeats a FIN. To be called after SHUNT_CANCEL, when the steering
- * programs turn every FIN of the connection into a reset. The kernel repeats it, because a client
- * that only reads would wait forever if the only reset got lost. The client answers no reset, so
- * without a limit the kernel would go on.
+ * Limits the time for which the kernel repeats a FIN. To be called after SHUNT_CANCEL: from then
+ * on, the steering programs turn every FIN of the connection into a reset. One reset is not enough,
+ * because a client that only reads would wait forever if it got lost. But a client does not answer
+ * a reset, so without this limit the kernel would repeat the FIN for a long time.
  */
 int ngx_http_shunt_kernel_give_up_soon(int fd)
 {

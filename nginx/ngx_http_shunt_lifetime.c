@@ -4,7 +4,7 @@
  * than later ones: the backend makes a socket, which begins with a small window and is sent every
  * ACK. A shortcut for the only body of a connection (the cases "alone" of shunt-lab bench disc)
  * pays from about 64 KiB on if the network's packets are small. In a network that passes segments
- * of 64 KiB whole, it does not pay yet at 256 KiB, the default of shunt_alone_length. So the
+ * of 64 KiB whole, it does not even pay at 256 KiB, the default of shunt_alone_length. So the
  * consent to a connection's first shortcut says how long a body has to be:
  *
  *   shunt_alone_length   if the connection ends with this response
@@ -20,10 +20,10 @@
 
 #define NGX_HTTP_SHUNT_WHOLE  65536 /* alone_share if each long body is its connection's first */
 #define NGX_HTTP_SHUNT_HOPED  8     /* long bodies per connection, as assumed at first */
-#define NGX_HTTP_SHUNT_RECENT 8     /* log2 of the number of long bodies that the share is over */
+#define NGX_HTTP_SHUNT_RECENT 8     /* log2 of the number of long bodies in alone_share */
 
 /* History of a client's connection. It is kept as the data of a cleanup handler of the connection's
- * pool, which does nothing. */
+ * pool. The handler does nothing. */
 typedef struct {
     unsigned long_body : 1;
     unsigned shortcut : 1;
@@ -116,8 +116,8 @@ void ngx_http_shunt_lifetime_shortcut(ngx_connection_t *c)
     }
 }
 
-/* Returns the counts of this connection's consents in vain, or NULL. `create`: makes them, if there
- * are none yet. */
+/* Returns the counts of this connection's consents that led to no shortcut, or NULL. `create`:
+ * makes them, if there are none yet. */
 ngx_http_shunt_vain_t *ngx_http_shunt_lifetime_vain(ngx_connection_t *c, ngx_uint_t create)
 {
     ngx_http_shunt_past_t *past;

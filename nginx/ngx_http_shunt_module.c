@@ -7,7 +7,7 @@
 
 #include "ngx_http_shunt.h"
 
-#define NGX_HTTP_SHUNT_HEAP_KEPT (4 * 1024 * 1024) /* bytes, per worker */
+#define NGX_HTTP_SHUNT_HEAP_KEPT (4 * 1024 * 1024) /* bytes of free heap that a worker keeps */
 
 static ngx_int_t ngx_http_shunt_postconfiguration(ngx_conf_t *cf);
 static ngx_int_t ngx_http_shunt_init_module(ngx_cycle_t *cycle);
@@ -136,8 +136,8 @@ static ngx_http_shunt_ctx_t *ngx_http_shunt_ctx_lost(ngx_http_request_t *r)
     return NULL;
 }
 
-/* The request's context. NULL for subrequests, because a shortcut is the whole body of a
- * response. */
+/* The request's context. NULL for subrequests: their bodies are only parts of a response, and a
+ * body is handed off as a whole. */
 ngx_http_shunt_ctx_t *ngx_http_shunt_ctx(ngx_http_request_t *r)
 {
     ngx_http_shunt_ctx_t *ctx;
@@ -192,7 +192,7 @@ static void ngx_http_shunt_cleanup(void *data)
     ngx_http_shunt_release(data);
 }
 
-/* Counts an outcome, and keeps it for the variable $shunt. */
+/* Counts what became of a response, and keeps it for the variable $shunt. */
 void ngx_http_shunt_outcome(ngx_http_request_t *r, ngx_uint_t counter)
 {
     ngx_http_shunt_ctx_t *ctx;
@@ -216,8 +216,9 @@ ngx_uint_t ngx_http_shunt_level(ngx_uint_t level)
     return ngx_worker == 0 ? NGX_LOG_ERR : level;
 }
 
-/* Whether to log something that others can cause at any rate. Returns 1 at the first call in each
- * second. Nothing is lost, because each case is counted anyway. `said`: time of the last call. */
+/* Limits log lines that clients or other machines could cause without end: returns 1 at the first
+ * call in each second. Cases that are not logged are counted all the same. `said`: time of the last
+ * call. */
 ngx_uint_t ngx_http_shunt_may_say(time_t *said)
 {
     ngx_uint_t may = *said != ngx_time();
@@ -263,9 +264,9 @@ static ngx_int_t ngx_http_shunt_postconfiguration(ngx_conf_t *cf)
 
     cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
 
-    /* This module is the last one, and nginx runs a phase's handlers in reverse order. So the
-     * handler below judges fields by the client's address before realip changes that address, and
-     * the consent is given before mirror and try_files run. */
+    /* This module is the last one, and nginx runs a phase's handlers in reverse order. So the first
+     * handler below judges Shunt-* fields by the client's address before realip changes that
+     * address, and the second one adds a consent before mirror and try_files run. */
     h = ngx_array_push(&cmcf->phases[NGX_HTTP_POST_READ_PHASE].handlers);
     if (h == NULL) {
         return NGX_ERROR;
@@ -290,8 +291,8 @@ static ngx_int_t ngx_http_shunt_postconfiguration(ngx_conf_t *cf)
     return ngx_http_shunt_early_init(cf);
 }
 
-/* Logs that responses are relayed for want of "shunt_trust". Called when the workers' error log is
- * open. */
+/* Logs that responses are relayed because "shunt_trust" is missing. Called when the workers' error
+ * log is open. */
 static void ngx_http_shunt_say_mistrust(ngx_cycle_t *cycle, ngx_http_shunt_main_conf_t *mcf)
 {
     if (mcf->untrusting) {
@@ -343,7 +344,8 @@ static ngx_int_t ngx_http_shunt_init_process(ngx_cycle_t *cycle)
 #if defined(M_TRIM_THRESHOLD)
     if (!ngx_http_shunt_heap_is_set) {
         (void) mallopt(M_TRIM_THRESHOLD, NGX_HTTP_SHUNT_HEAP_KEPT);
-        /* glibc no longer adapts this threshold once one of the two is set (mallopt(3)). */
+        /* Once one of the two thresholds is set, glibc adapts neither any more (mallopt(3)), so
+         * both are set. */
         (void) mallopt(M_MMAP_THRESHOLD, NGX_HTTP_SHUNT_HEAP_KEPT / 4);
     }
 #endif

@@ -91,8 +91,8 @@ static ngx_int_t ngx_http_shunt_is_replaced(ngx_table_elt_t *h)
            (h->key.len > 3 && ngx_strncasecmp(h->key.data, (u_char *) "If-", 3) == 0);
 }
 
-/* Makes the fields of the clone: the client's, but only for the payload from byte `from` on, and
- * only of the same representation (If-Match). No consent is among them. */
+/* Makes the header fields of the clone: the client's fields, with the range of the payload from
+ * byte `from` on, and only of the same representation (If-Match). They have no consent. */
 ngx_int_t ngx_http_shunt_part_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
                                      uint64_t from)
 {
@@ -117,9 +117,10 @@ ngx_int_t ngx_http_shunt_part_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_
 
 /*
  * Shortens the timeouts of a request to `connect` and `answer` milliseconds. Returns the location's
- * own configuration, or NULL if no upstream is asked or there is no memory. The location's timeouts
- * are for clients that have got nothing yet. A server that cannot be reached does not even
- * acknowledge: after `unacknowledged` milliseconds, nginx tries the next server.
+ * own configuration, or NULL if no upstream is asked or there is no memory. The location's own
+ * timeouts suit clients that have got nothing yet, and would be too long. If a server has
+ * acknowledged nothing for `unacknowledged` milliseconds, it cannot be reached, and nginx tries the
+ * next one.
  */
 ngx_http_upstream_conf_t *ngx_http_shunt_part_impatiently(ngx_http_request_t *sr,
                                                           ngx_msec_t connect, ngx_msec_t answer,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Requests that wait for the kernel or the agent, by the number of their handoff or fetch. A number
+ * Requests that wait for the kernel or the agent, by the number of their handoff (a backend sends
+ * the body on the client's connection) or fetch (the body comes through both agents). A number
  * consists of a slot's index and the slot's generation, which grows with each use. So a late
  * message for a request that has ended finds no request. Generations begin at random values, so a
  * message that went to the wrong worker finds none either.

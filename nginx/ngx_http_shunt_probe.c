@@ -2,12 +2,12 @@
 /*
  * Asks a client what it has of a payload. The client's newest packet tells this already, but a
  * stranger may have forged that packet, or the client may have lied. So when a payload's backend is
- * lost, the client's own TCP is asked first. Its answer decides which bytes are asked for again,
- * where a reset goes, and what a log says. A keepalive probe (RFC 9293, 3.8.4) has a sequence
- * number that the client has had already. Any TCP answers such a segment with the number that it
- * expects next. Without an answer, the newest packet counts. A payload is a body that a backend
- * sends on the client's own connection. A region is the range of the client connection's sequence
- * numbers that a payload takes.
+ * lost, the client's own TCP is asked first. Its answer decides which bytes are asked for again, at
+ * which sequence number a reset is sent, and what a log says. A keepalive probe (RFC 9293, 3.8.4)
+ * has a sequence number that the client has had already. Any TCP answers such a segment with the
+ * number that it expects next. Without an answer, the newest packet counts. A payload is a body
+ * that a backend sends on the client's own connection. A region is the range of the client
+ * connection's sequence numbers that a payload takes.
  *
  * If a payload has SHUNT_OPTION_WORD and the client claims to have all of it, it is complete only
  * when its backend confirms that. If the backend or the agent of this machine is lost, no
@@ -17,7 +17,8 @@
 #include "ngx_http_shunt_kernel.h"
 
 #define NGX_HTTP_SHUNT_PROBE_LOOK         20  /* ms between two checks for the answer */
-#define NGX_HTTP_SHUNT_PROBE_LOOK_STALLED 100 /* ms between two, if the reason is a stall */
+#define NGX_HTTP_SHUNT_PROBE_LOOK_STALLED 100 /* ms between two checks, if the reason is a stall \
+                                               */
 /*
  * Longest waits for an answer, in ms. The kernel sends probes to a client that has been silent for
  * a second; the answer then takes a round trip. A client that needs another backend does not wait
@@ -136,7 +137,7 @@ ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         return NGX_AGAIN;
     }
 
-    /* a client that has acknowledged nothing makes no claim that could be false */
+    /* a client that has acknowledged nothing has not claimed to have any byte */
     if (ctx->probed || ctx->acked == 0) {
         ngx_http_shunt_probe_end(ctx);
         return NGX_DECLINED;
@@ -147,8 +148,8 @@ ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
                                                    : NGX_HTTP_SHUNT_PROBE_WAIT);
 }
 
-/* Asks whether the client is there, and has got nothing more. ngx_http_shunt_stall_answered() is
- * called if it answers. */
+/* Asks the client, which may be gone, what it has of a payload that has stalled.
+ * ngx_http_shunt_stall_answered() is called if it answers. */
 void ngx_http_shunt_probe_stalled(ngx_http_shunt_ctx_t *ctx)
 {
     (void) ngx_http_shunt_probe_begin(ctx, NGX_HTTP_SHUNT_ASKED_STALLED,

@@ -3,10 +3,10 @@
  * Proves that another backend has the same bytes. Over TLS this must be certain. A new backend
  * seals records under the key and the numbers that the lost backend may have used already, and two
  * plaintexts sealed under one nonce can both be read. nginx's ETag is a time and a length, which
- * different files can share. So the sending backend's agent tells its file's digest while it can
- * (SHUNT_OPTION_DIGEST). The agent of the new backend is asked for the digest of its own file
- * before the offer is claimed (SHUNT_MSG_PROVE). An offer is a body that a backend holds ready, and
- * that its response's header names.
+ * different files can share. So the sending backend's agent tells its file's digest (SHA-256) while
+ * it can (SHUNT_OPTION_DIGEST). The agent of the new backend is asked for the digest of its own
+ * file before the offer is claimed (SHUNT_MSG_PROVE). An offer is a body that a backend holds
+ * ready, and that its response's header names.
  */
 #include "ngx_http_shunt.h"
 
@@ -22,7 +22,7 @@ ngx_uint_t ngx_http_shunt_proof_needed(ngx_http_shunt_ctx_t *ctx)
 }
 
 /* Asks the agent of the backend that has offered the rest for its file's digest. `id`: number of
- * the question. NGX_ERROR: it cannot be asked. */
+ * the question. NGX_ERROR: the question cannot be sent. */
 ngx_int_t ngx_http_shunt_prove(ngx_http_shunt_ctx_t *ctx, uint64_t id,
                                const ngx_http_shunt_peer_t *peer,
                                const ngx_http_shunt_payload_t *rest)
@@ -51,9 +51,10 @@ ngx_uint_t ngx_http_shunt_is_same_file(ngx_http_shunt_ctx_t *ctx, const struct s
            ngx_memcmp(msg->sha256, ctx->file.sha256, sizeof(msg->sha256)) == 0;
 }
 
-/* Forgets the file's digest, and tells the agents. The sending backend seals nothing more until it
- * hears of it. Otherwise a new backend could seal bytes of the old file under record numbers that
- * the sending one has used for the changed file. */
+/* Forgets the digest of a file that has changed, and tells this to the agents. Until the sending
+ * backend hears that it is forgotten, it seals nothing more. Otherwise a new backend could seal
+ * bytes of the unchanged file under record numbers that the sending one has used for the changed
+ * file. */
 static void ngx_http_shunt_forget_file(ngx_http_shunt_ctx_t *ctx)
 {
     struct shunt_withdrawn msg;
@@ -68,7 +69,7 @@ static void ngx_http_shunt_forget_file(ngx_http_shunt_ctx_t *ctx)
     msg.handoff = ctx->id;
 
     (void) ngx_http_shunt_agent_post(&msg,
-                                     sizeof(msg)); /* if it is lost, the agent repeats DIGEST */
+                                     sizeof(msg)); /* the agent repeats DIGEST if this is lost */
 }
 
 /* Handles the digest of the file behind a handoff in progress, or behind an offer. */

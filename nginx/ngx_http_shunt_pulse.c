@@ -19,9 +19,9 @@ static uint32_t ngx_http_shunt_beat;      /* value of the board's word that was 
 static ngx_msec_t ngx_http_shunt_beat_at; /* time when this value was seen first */
 static ngx_event_t ngx_http_shunt_pulse;
 
-/* Returns 1 if the agent has been stopped or gone for PULSE_GONE. After a time without checks, a
- * changed value counts as a sign of the agent, even if the agent changed it long ago; a later check
- * then finds the truth. */
+/* Returns 1 if the agent has been stopped or gone for PULSE_GONE. If there was no check for some
+ * time, a changed value counts as a sign of life, even if the agent changed it long ago. A later
+ * check then finds out whether the agent still runs. */
 ngx_uint_t ngx_http_shunt_pulse_is_gone(void)
 {
     uint32_t beat;
@@ -63,8 +63,9 @@ static void ngx_http_shunt_pulse_visit(ngx_http_shunt_ctx_t *ctx)
 
     (void) ngx_http_shunt_follow(ctx); /* may complete the handoff */
 
-    /* A new agent has taken the old one's place. A handoff needs no agent, except for the
-     * backend's confirmation, which the old agent may have got. */
+    /* A new agent has taken the old one's place. A handoff needs no agent to go on. The exception
+     * is a payload that waits for the backend's confirmation, because the old agent may have got
+     * it. */
     if (!gone && !ctx->claimed) {
         ngx_http_shunt_stall_look(ctx);
         return;

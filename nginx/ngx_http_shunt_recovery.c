@@ -5,7 +5,8 @@
  * same bytes can send the rest of them. So the rest is asked for (part.c) with a consent: the load
  * balancer chooses a backend, and every tier may refuse. The answer must be the rest, and an offer.
  * Then the region moves to the new peer (SHUNT_MOVE), whose agent is told as at a handoff's
- * beginning. Nothing of the answer reaches the client. A consent is a header field of a request, by
+ * beginning. Nothing of the answer reaches the client. A handoff lets a backend send a payload, a
+ * response's body, on the client's own connection. A consent is a header field of a request, by
  * which each tier says that it may be bypassed. An offer is a body that a backend holds ready, and
  * that its response's header names. A region is the range of the client connection's sequence
  * numbers that a payload takes.
@@ -20,8 +21,9 @@
 #include "ngx_http_shunt_kernel.h"
 
 /*
- * Limits of the requests for the rest. While the client gets nothing, they are made for a time in
- * which two agents that have lost each other may connect again. At least ASK_TIMES are made.
+ * Limits of the requests for the rest of a payload. If their answers are errors or without an
+ * offer, they are repeated: at least ASK_TIMES in all, and for a time in which two agents that have
+ * lost each other may connect again.
  */
 #define NGX_HTTP_SHUNT_ASK_TIMES   3
 #define NGX_HTTP_SHUNT_ASK_LONG    2500  /* ms from the first request to the end of asking */
@@ -30,8 +32,8 @@
 #define NGX_HTTP_SHUNT_ASK_IN_ALL  16    /* requests for one response, at most */
 #define NGX_HTTP_SHUNT_ASK_CONNECT 500   /* ms for a server to accept connection and request */
 #define NGX_HTTP_SHUNT_ASK_ANSWER  10000 /* ms for the server's answer */
-/* ms without progress before a handoff is given up that no other backend can continue: the kernel
- * of the lost agent may still send. */
+/* ms that a handoff may make no progress after its backend's agent is lost, if no other backend can
+ * continue. It gets this time because the backend's kernel may still send. */
 #define NGX_HTTP_SHUNT_STALLED     3000
 #define NGX_HTTP_SHUNT_PROOF       5000 /* ms for a backend to read its file */
 
@@ -55,7 +57,8 @@ struct ngx_http_shunt_recovery_s {
 
 /* ---- asking ---- */
 
-/* Makes the request's fields: the client's, but for the rest alone, and with a consent. */
+/* Makes the header fields of the request for the rest: the client's, with the range of the rest and
+ * a consent. */
 static ngx_int_t ngx_http_shunt_ask_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
@@ -219,8 +222,8 @@ ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_
     const char *why;
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
-    /* This request is one for relaying (rest.c), and is not needed any more. An error ends it
-     * before its body is read. */
+    /* Without header_only, this is a request of rest.c that is not needed any more. An error ends
+     * it before its body is read. */
     if (!sr->header_only) {
         return NGX_ERROR;
     }
@@ -302,7 +305,8 @@ static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
         return ctx->mode == SHUNT_MODE_ACTIVE ? NGX_AGAIN : NGX_OK;
     }
 
-    /* Frees the old number: neither the kernel nor an agent that reports a loss can use it now. */
+    /* Frees the handoff's old number: from now on, the kernel's and the agents' messages about this
+     * handoff have the new one. */
     ngx_http_shunt_pending_remove(ctx->id);
     ctx->id = id;
     ctx->probed = 0;
@@ -382,8 +386,8 @@ static void ngx_http_shunt_settle(ngx_http_shunt_ctx_t *ctx, ngx_int_t verdict)
 
 /* ---- proving ---- */
 
-/* Gives up for want of proof. No further backend is asked: it would have to read its file first,
- * which takes as long as it took this one. */
+/* Gives up, because nothing proves that the new backend has the same bytes. No further backend is
+ * asked: it would have to read its file first, which takes as long as for this one. */
 static void ngx_http_shunt_unproven(ngx_http_shunt_ctx_t *ctx, const char *why)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
@@ -416,7 +420,7 @@ static ngx_int_t ngx_http_shunt_ask_for_proof(ngx_http_shunt_ctx_t *ctx)
     return NGX_DONE;
 }
 
-/* Handles the digest of the file behind the new offer, which the new backend's agent tells. */
+/* Handles the digest (SHA-256) of the file behind the new offer, from the new backend's agent. */
 void ngx_http_shunt_recovery_proof(ngx_http_shunt_ctx_t *ctx, const struct shunt_digest *msg)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
@@ -485,7 +489,7 @@ ngx_uint_t ngx_http_shunt_is_loss(ngx_uint_t reason)
 /*
  * Called when an active handoff has ended without success. NGX_OK: the response may still succeed.
  * If the backend's agent is lost and no other backend can continue, the response gets some time,
- * because the lost agent's kernel may still send.
+ * because the kernel of the backend's machine may still send.
  */
 ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Relays the rest of a payload. The response's header has left, and agents bring no more of the
- * payload, for one of these reasons:
+ * Relays the rest of a payload. The response's header has left, but neither handoff nor fetch
+ * brings more of the body, for one of these reasons:
  *
  *   handoff   the agent of this machine is stopped or gone (pulse.c), no backend offers the rest
  *             (recovery.c), or something drops the packets of backend and client (stall.c)
@@ -85,7 +85,8 @@ void ngx_http_shunt_rest_drop(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* Drops a rest that was asked for because of a stall, when something worse has happened. */
+/* Drops a rest that was asked for because of a stall. Called when a loss is noticed, which needs
+ * other steps. */
 void ngx_http_shunt_rest_drop_stalled(ngx_http_shunt_ctx_t *ctx)
 {
     if (ctx->rest && ctx->rest->stalled && ctx->mode != SHUNT_MODE_REST) {
@@ -173,8 +174,8 @@ void ngx_http_shunt_rest_gone(ngx_http_shunt_ctx_t *ctx)
     ngx_http_run_posted_requests(c);
 }
 
-/* Called when the handoff makes no progress, but its client answers and has room, and no agent is
- * lost. The handoff may still continue. */
+/* Called when the handoff makes no progress, although its client answers and has room in its
+ * window, and no agent is lost. The handoff may still continue. */
 void ngx_http_shunt_rest_stalled(ngx_http_shunt_ctx_t *ctx)
 {
     static time_t said;
@@ -201,8 +202,8 @@ void ngx_http_shunt_rest_stalled(ngx_http_shunt_ctx_t *ctx)
 }
 
 /*
- * Asks for the rest of a payload whose header has left. The payload's handoff is still active, or
- * it was being fetched, or neither could begin. NGX_OK: the rest is asked for, or not needed.
+ * Asks for the rest of a payload whose header has left. The payload's handoff is still active, or a
+ * fetch of it has failed, or neither could begin. NGX_OK: the rest is asked for, or not needed.
  * NGX_DECLINED: nothing would prove that the rest is of the same representation, or the rest was
  * asked for already.
  */
@@ -291,9 +292,9 @@ static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shu
 
     ctx->mode = SHUNT_MODE_REST;
 
-    /* `acked` is what the client's newest packet acknowledges. That may be less than what an
-     * earlier packet did, which rest->from was taken from. Then the client also lacks bytes before
-     * rest->from, and the rest is asked for again. */
+    /* `acked` is what the client's newest packet acknowledges. That may be less than an earlier
+     * packet acknowledged, and rest->from is from that packet. Then the client also lacks bytes
+     * before rest->from, and the rest is asked for again. */
     if (acked < rest->from) {
         rest->from = acked;
         return NGX_ERROR;
@@ -323,8 +324,9 @@ static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shu
 }
 
 /* Runs in place of all other header filters. From here on this nginx writes to the connection
- * again, unless the handoff has just completed. Completion drops an open request for the rest. It
- * must not drop this request, whose filters run now, so the request is hidden from it. */
+ * again, unless the handoff has just completed. A handoff that completes drops an open request for
+ * the rest. This request must not be dropped while its filters run, so rest->request is NULL
+ * meanwhile. */
 ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
 {
     ngx_int_t rc;

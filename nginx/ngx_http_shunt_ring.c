@@ -7,9 +7,9 @@
  *   from 2      the records, mapped twice in a row, so that none ever wraps
  *
  * A record is a 32-bit length (bit 31: still being written, bit 30: discarded), a 32-bit page
- * offset, then the data, padded to 8 bytes. The kernel wakes us only for a record at the consumer's
- * position, so the ring is read until it is empty. By this ring the kernel tells this worker what
- * becomes of its handoffs, and answers its calls.
+ * offset, then the data, padded to 8 bytes. The kernel wakes a reader only for a record at the
+ * consumer's position, so the ring is read until it is empty. By this ring the kernel tells this
+ * worker what becomes of its handoffs, and answers its calls.
  */
 #include <sched.h>
 #include <sys/mman.h>
@@ -20,9 +20,9 @@
 #define NGX_HTTP_SHUNT_RING_DISCARD 0x40000000u
 #define NGX_HTTP_SHUNT_RING_HEADER  8
 
-/* Longest wait for an answer behind a record that another processor still writes, in nanoseconds. A
- * write takes about 100 ns, unless an interrupt stops the processor, or a hypervisor stops the
- * machine. */
+/* Longest wait, in nanoseconds, for a record that another processor still writes: an answer may
+ * come after it in the ring. A write takes about 100 ns, unless an interrupt stops the processor,
+ * or a hypervisor stops the machine. */
 #define NGX_HTTP_SHUNT_RING_WAIT 20000000
 
 struct ngx_http_shunt_ring_s {
@@ -32,17 +32,17 @@ struct ngx_http_shunt_ring_s {
     u_char *records;
     size_t size;
     uint32_t index;        /* number of the ring, for struct shunt_begin */
-    ngx_uint_t stuck;      /* 1: a record was waited for in vain, and nothing was read since */
+    ngx_uint_t stuck;      /* 1: the wait for a record took too long, and nothing was read since */
     ngx_uint_t references; /* number of users: the connection to the agent, and each handoff */
 };
 
 static void ngx_http_shunt_ring_handler(ngx_event_t *rev);
 
-/* Newest answer of the kernel. It is read right after the call that it answers. */
+/* The kernel's newest answer to a call. It is taken from the ring right after the call. */
 static struct shunt_state ngx_http_shunt_answer;
 
-/* Size of the ring in bytes: max_entries of the map, or 0. /proc tells it, also to a process that
- * may not use bpf(2). */
+/* Size of the ring in bytes (max_entries of the BPF map), or 0 if it is not known. It is read from
+ * /proc, because this process may not be allowed to use bpf(2). */
 static size_t ngx_http_shunt_ring_size(int fd)
 {
     FILE *file;
@@ -195,8 +195,8 @@ static void ngx_http_shunt_ring_record(const u_char *record, uint32_t length)
     }
 }
 
-/* Handles the records in the ring, without waiting. Returns 1 if there are no more, 0 if one is
- * still being written, which holds up those behind it. */
+/* Handles the records in the ring, without waiting. Returns 1 if all were handled, 0 if a record is
+ * still being written: the records after it have to wait. */
 ngx_uint_t ngx_http_shunt_ring_drain(ngx_http_shunt_ring_t *ring)
 {
     u_char *record;
@@ -283,8 +283,8 @@ ngx_uint_t ngx_http_shunt_ring_answered(void)
 
 /*
  * Returns the kernel's answer about a handoff since ngx_http_shunt_ring_ask(). Handles earlier
- * events in the ring first, perhaps this handoff's completion. NULL: the ring had no room, or a
- * record before the answer takes too long to be written.
+ * events in the ring first, perhaps this handoff's completion. NULL: the ring had no room for the
+ * answer, or a record before it takes too long to be written.
  */
 const struct shunt_state *ngx_http_shunt_ring_answer(ngx_http_shunt_ring_t *ring, uint64_t handoff)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * SipHash-2-4 with 128-bit output (Aumasson and Bernstein 2012; the reference code's outlen == 16).
- * Used for the tag of an offer, over exactly SHUNT_TAG_INPUT_BYTES, and for the `to` of a consent
- * (hop.c).
+ * Used for the tag of an offer (proof for which request it was made), over exactly
+ * SHUNT_TAG_INPUT_BYTES, and for the `to` of a consent (the server that it is meant for, hop.c).
  */
 #include "ngx_http_shunt.h"
 

@@ -12,7 +12,7 @@
 
 #define NGX_HTTP_SHUNT_MAPPED_BITS 96 /* length of the prefix ::ffff:0:0/96 */
 #define NGX_HTTP_SHUNT_SAID        32 /* addresses with ports that are logged once each */
-#define NGX_HTTP_SHUNT_SAID_AGAIN  60 /* s between the log lines of all others */
+#define NGX_HTTP_SHUNT_SAID_AGAIN  60 /* s between two log lines about further ones */
 
 static ngx_uint_t ngx_http_shunt_covers(const struct shunt_prefix *prefix,
                                         const ngx_http_shunt_address_t *server)
@@ -28,8 +28,8 @@ static ngx_uint_t ngx_http_shunt_covers(const struct shunt_prefix *prefix,
     return rest == 0 || ((prefix->address[bytes] ^ server->bytes[bytes]) >> (8 - rest)) == 0;
 }
 
-/* Whether a backend may use a server's address. Reads the board's entry without a look at its
- * epoch. An entry that is being changed does no harm: the response is relayed, or its claim is
+/* Whether a backend may use a server's address. Reads the board's entry without its sequence lock
+ * (`epoch`). An entry that is being changed does no harm: the response is relayed, or its claim is
  * refused and the body is fetched. */
 static ngx_uint_t ngx_http_shunt_peer_speaks(const struct shunt_board_peer *peer,
                                              const ngx_http_shunt_address_t *server)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * TLS connections of nginx: wraps openssl/shunt_tls.h in terms of requests and counters. While a
- * payload is in progress, this file reads what the client sends, up to the first byte of a request
- * or up to a KeyUpdate, which wait. So a fatal alert before them ends the handoff (RFC 8446, 6.2).
- * A payload is a body that a backend sends on the client's connection. A region is the range of the
+ * payload is in progress, this file reads what the client sends, but leaves requests and KeyUpdates
+ * for later. So a fatal alert that comes before any of these ends the handoff (RFC 8446, 6.2). A
+ * payload is a body that a backend sends on the client's connection. A region is the range of the
  * client connection's sequence numbers that a payload takes.
  */
 #include "ngx_http_shunt.h"
@@ -102,7 +102,7 @@ ngx_uint_t ngx_http_shunt_ssl_hand_over(ngx_http_request_t *r, ngx_http_shunt_ct
     return ctx->region ? 0 : SHUNT_COUNT_fetched_tls;
 }
 
-/* Called when the region has begun: nothing that OpenSSL writes may leave any more. */
+/* Called when the region has begun: from now on, nothing that OpenSSL writes may leave. */
 ngx_int_t ngx_http_shunt_ssl_freeze(ngx_http_shunt_ctx_t *ctx, const struct shunt_tls *keys)
 {
     ngx_connection_t *c = ctx->request->connection;
@@ -136,7 +136,8 @@ static void ngx_http_shunt_ssl_reading(ngx_http_request_t *r)
         return;
     }
 
-    /* Marks the connection as readable: OpenSSL may hold bytes by now, which no event reports. */
+    /* Marks the connection as readable: OpenSSL may hold bytes of the client, for which no event
+     * comes any more. */
     ngx_http_test_reading(r);
     c->read->ready = 1;
 }
@@ -181,9 +182,9 @@ ngx_int_t ngx_http_shunt_ssl_reclaim(ngx_http_request_t *r)
 }
 
 /*
- * Finds where another backend continues, after `acked` bytes of the region. Returns in `from` the
- * payload byte at which it begins, the first of a record, and in `keys` the keys for the remaining
- * records.
+ * Finds out where another backend has to continue when the client has `acked` bytes of the region.
+ * Returns in `from` the payload byte at which it begins, the first of a record, and in `keys` the
+ * keys for the remaining records.
  */
 ngx_int_t ngx_http_shunt_ssl_rest(ngx_http_shunt_ctx_t *ctx, uint64_t acked, uint64_t *from,
                                   struct shunt_tls *keys)
@@ -208,7 +209,8 @@ void ngx_http_shunt_ssl_give_up(ngx_connection_t *c)
     }
 }
 
-/* Number of payload bytes in the first `acked` bytes of the region. On TLS, whole records count. */
+/* Number of payload bytes in the first `acked` bytes of the region. On TLS, only whole records
+ * count. */
 uint64_t ngx_http_shunt_ssl_payload_bytes(ngx_http_shunt_ctx_t *ctx, uint64_t acked)
 {
     return ctx->content_bytes

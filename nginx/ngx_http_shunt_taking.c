@@ -4,8 +4,9 @@
  * has acknowledged (SHUNT_TAKE), and this nginx writes what follows as if nothing had been handed
  * off. A backend that still sends puts the same bytes at the same sequence numbers, and the client
  * takes whichever come first. A handoff lets a backend send a payload, the body of a response, on
- * the client's own connection. A ring is a BPF ring buffer by which the kernel tells this worker
- * what becomes of its handoffs.
+ * the client's own connection. A region is the range of the connection's sequence numbers that the
+ * payload takes. A ring is a BPF ring buffer by which the kernel tells this worker what becomes of
+ * its handoffs.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
@@ -25,7 +26,8 @@ static void ngx_http_shunt_say_refused(ngx_http_shunt_ctx_t *ctx, ngx_uint_t rea
                   ngx_http_shunt_trace_text(ctx->request));
 }
 
-/* Ends all waiting for this handoff: events of the kernel, timers, other backends. */
+/* Stops waiting for anything about this handoff: events of the kernel, timers, requests to other
+ * backends. */
 static void ngx_http_shunt_forget(ngx_http_shunt_ctx_t *ctx)
 {
     struct shunt_abort msg = {{SHUNT_MSG_ABORT, sizeof(struct shunt_abort)}, ctx->id};
@@ -78,7 +80,8 @@ ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t when,
         *state = ngx_http_shunt_ring_answer(ring, ctx->id);
 
     } else {
-        /* the kernel has put its answer into the ring, and wakes nobody for events behind it */
+        /* the kernel has put its answer into the ring, and wakes nobody for records after the
+         * answer */
         (void) ngx_http_shunt_ring_drain(ring);
     }
 
@@ -188,7 +191,7 @@ ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         return rc == NGX_DECLINED ? rc : NGX_OK;
     }
 
-    /* a client that acknowledges bytes that nobody has sent loses its response */
+    /* if the client acknowledges bytes that nobody has sent, the response fails */
     if ((acked && (reason != SHUNT_REASON_UNREACHABLE || ctx->content_bytes)) ||
         ngx_http_shunt_ssl_reclaim(r) != NGX_OK) {
         ctx->mode = SHUNT_MODE_DONE;

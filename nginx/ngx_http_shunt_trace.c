@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The trace that a request belongs to (W3C Trace Context). The trace's id goes to the agents with
- * offers, handoffs and fetches. It is in their logs and in nginx's, so that one response can be
- * followed through all tiers. A client may have chosen the id, so no decision depends on it.
+ * The trace that a request belongs to (W3C Trace Context). The trace's id goes to the agents in
+ * messages about offers, handoffs and fetches. It is in their logs and in nginx's, so that one
+ * response can be followed through all tiers. A client may have chosen the id, so no decision
+ * depends on it.
  */
 #include "ngx_http_shunt.h"
 

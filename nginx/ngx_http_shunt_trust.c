@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The directive shunt_trust: addresses of the tiers next to this one. A consent from a "plain"
- * address is accepted even if it was meant for another server, because the tier at the address, or
- * one before it, has no Shunt. A consent is a header field of a request, by which each tier says
- * that it may be bypassed.
+ * The directive shunt_trust: addresses of the tiers next to this one (the servers before and after
+ * it on the path of requests). A consent from a "plain" address is accepted even if it was meant
+ * for another server, because the tier at the address, or one before it, has no Shunt. A consent is
+ * a header field of a request, by which each tier says that it may be bypassed.
  */
 #include "ngx_http_shunt.h"
 

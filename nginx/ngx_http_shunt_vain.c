@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Consents that are in vain: their offers are refused, or the bodies have to come here after all.
- * Each costs more than a relayed response. The cause says whether the next consent will be in vain,
- * too:
+ * Consents that are in vain: the offers that answer them are refused, or the bodies have to come
+ * through this nginx after all. Each costs more than a relayed response. The cause says whether the
+ * next consent will be in vain, too:
  *
  *   the location     a filter here needs its bodies, its upstreams are not trusted, a backend does
  *                    not send to its clients: the location gives no consents for a while
@@ -15,17 +15,18 @@
  *
  * A location gives no consents after a few in a row were in vain. It gives one again after a pause
  * of one response. Each further consent in vain makes the pause about twice as long: 3 responses,
- * then 7. A complete shortcut ends this. A connection counts only once for its location. So one
- * connection stops no location, but a location whose connections cannot be handed off stops. A
- * consent is a header field of a request, by which each tier says that it may be bypassed. An offer
- * is a body that a backend holds ready, and that its response's header names.
+ * then 7. A complete shortcut ends the pauses. A connection's consents in vain count only once for
+ * its location. So one connection stops no location, but a location whose connections cannot be
+ * handed off stops. A consent is a header field of a request, by which each tier says that it may
+ * be bypassed. An offer is a body that a backend holds ready, and that its response's header names.
+ * Proof is the kernel's knowledge that a client's packets pass the steering programs.
  *
  * Each worker counts for itself. With shunt_mean_length 0, consents are always given.
  */
 #include "ngx_http_shunt.h"
 
 #define NGX_HTTP_SHUNT_VAIN_ROW  4 /* consents in vain before a location gives no more */
-/* Further ones that prolong the pause, which grows to 2^11 - 1 responses. */
+/* Number of further consents in vain that prolong the pause. It grows to 2^11 - 1 responses. */
 #define NGX_HTTP_SHUNT_VAIN_MOST 10
 
 typedef enum {
@@ -52,7 +53,7 @@ static ngx_http_shunt_cause_t ngx_http_shunt_cause(ngx_uint_t counter)
     case SHUNT_COUNT_fetched_no_session:
         return SHUNT_VAIN_MOMENT;
 
-    default: /* due to a filter here, or to the offer, senders or configuration of a backend */
+    default: /* the reason is a filter here, or a backend's offer, senders or configuration */
         return SHUNT_VAIN_LOCATION;
     }
 }

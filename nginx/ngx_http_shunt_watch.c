@@ -3,14 +3,14 @@
  * Names the ports whose handshakes the kernel should note. The kernel hands a connection off only
  * with proof that its client's packets pass the steering programs (include/shunt.h, SHUNT_BEGIN).
  * For a connection's first response, the proof is the handshake. The kernel notes handshakes only
- * for ports that a server has named before; this file names all that HTTP clients connect to. A
- * handoff lets a backend send a response's body on the client's connection.
+ * for ports that a server has named before; this file names all ports that HTTP clients connect to.
+ * A handoff lets a backend send a response's body on the client's connection.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
 
 /* Number of connections without proof, one after the other, at which this is logged. A higher
- * number might never be reached: a location stops giving consents at this one
+ * number might never be reached: a location stops giving consents after this number
  * (ngx_http_shunt_vain.c). */
 #define NGX_HTTP_SHUNT_UNPROVEN_LOGGED 4
 #define NGX_HTTP_SHUNT_UNPROVEN_AGAIN  2 /* weight of a connection that lacks proof once more */
@@ -21,7 +21,7 @@
  * crates/handoff/bpf/steering.h). */
 #define NGX_HTTP_SHUNT_HANDSHAKE_MS 50000
 
-static ngx_uint_t ngx_http_shunt_unproven; /* connections without proof since one had proof */
+static ngx_uint_t ngx_http_shunt_unproven; /* connections in a row that had no proof */
 
 /* The kernel has noted the handshakes of connections that were accepted after this time. */
 static ngx_msec_t ngx_http_shunt_watched;
@@ -112,8 +112,9 @@ static ngx_uint_t ngx_http_shunt_handshake_is_noted(ngx_connection_t *c)
            ngx_current_msec - c->start_time < NGX_HTTP_SHUNT_HANDSHAKE_MS;
 }
 
-/* Counts a connection without proof. The first time does not count if the kernel could not have the
- * handshake: it came before the steering programs, or too long ago. */
+/* Counts a connection without proof. The connection's first time does not count if the kernel
+ * cannot know the handshake, because it came before the steering programs were there, or too long
+ * ago. */
 static void ngx_http_shunt_note_unproven(ngx_connection_t *c)
 {
     ngx_uint_t before = ngx_http_shunt_unproven;

@@ -4,9 +4,9 @@
  * request, to write, read and judge it. A shortcut saves about 0.5 us for each KiB of a long body.
  * So a location with short responses gives no consents. The criterion is the mean, over its latest
  * responses, of the bytes that came in long bodies, relayed or not. One download among a thousand
- * answers of an API is enough, one picture of 64 KiB among a thousand is not. A consent is a header
- * field of a request, by which each tier says that it may be bypassed. A shortcut is a response
- * whose body bypasses this nginx.
+ * answers of an API is enough for consents; one picture of 64 KiB among a thousand is not. A
+ * consent is a header field of a request, by which each tier says that it may be bypassed. A
+ * shortcut is a response whose body bypasses this nginx.
  *
  * Each worker measures for itself, and begins as if bodies were long.
  */
@@ -14,7 +14,7 @@
 
 #define NGX_HTTP_SHUNT_LONGEST (16 * 1024 * 1024) /* bytes; longer bodies count as this */
 #define NGX_HTTP_SHUNT_HOPE    (64 * 1024)        /* bytes, the mean that a worker begins with */
-#define NGX_HTTP_SHUNT_LATEST  12 /* log2 of the number of responses that the mean is over */
+#define NGX_HTTP_SHUNT_LATEST  12                 /* log2 of the number of responses in the mean */
 
 void ngx_http_shunt_worth_init(ngx_http_shunt_loc_conf_t *lcf)
 {

@@ -22,7 +22,7 @@ my %fronted;
 open(my $there, '<', $from) or die "$from: $!";
 open(my $here, '<', '/proc/self/ns/net') or die "/proc/self/ns/net: $!";
 
-# The configuration, with what its servers listen on besides.
+# Returns the configuration, in which each such server also listens on IN_FRONT_LISTEN.
 sub in_front {
 	my ($text) = @_;
 	my ($depth, $http, %plain, %other) = (0, 0);
@@ -65,7 +65,8 @@ my $connect_socket = \&IO::Socket::connect;
 	return $connect_socket->($socket, $address);
 };
 
-# Where a connection goes that has tiers in front, with the socket made anew on the client's host.
+# For a connection to a server that has tiers in front: makes the socket again, on the client's host, and returns the
+# address to connect to. Returns nothing for all other connections.
 sub tiers_address {
 	my ($socket, $address) = @_;
 

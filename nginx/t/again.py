@@ -1,5 +1,6 @@
-"""Responses whose offer cannot be used: they are asked for once more, without consent, before anything has left. Also
-consents that are not given because the last ones were in vain. run.py runs these tests."""
+"""Responses whose offer (a body that a backend holds ready) cannot be used: they are asked for once more, without
+consent (the request's header field that permits an offer), before anything has left. Also consents that are not given
+because the last ones led to no shortcut. run.py runs these tests."""
 import gzip, os, socket, struct, subprocess, sys, threading, unittest
 
 import agent as agents
@@ -11,7 +12,8 @@ from wait import wait_for
 SSI = b"<p>" + b"x" * 40000 + b'<!--#echo var="uri" --></p>\n'
 SHOWN = lambda uri: b"<p>" + b"x" * 40000 + uri + b"</p>\n"
 
-# Writes the epoch of the first peer again and again: odd, as while its entry changes, and then the same even value.
+# Program that writes the first peer's epoch (sequence lock) on the board again and again: an odd value, as while the
+# entry changes, and then always the same even value.
 WRITER = "import mmap, struct, sys\nboard = mmap.mmap(int(sys.argv[1]), 4096)\nwhile True:\n" \
     f"    board[{agents.HEAD_BYTES}] = 3\n    board[{agents.HEAD_BYTES}] = 2\n"
 
@@ -53,8 +55,8 @@ class Asked(Base):
         self.assertEqual((r.status, r.body, len(raw.requests)), (502, b"oops page", 2))
 
     def refused_once(self, status, more):
-        """Sends a request with `more` in a field, to an upstream that answers requests with a consent by `status`.
-        Returns the client's status and body, and for each request of the upstream whether it had a consent."""
+        """Sends a request with `more` in a field. The upstream answers requests that have a consent with `status`.
+        Returns the client's status and body, and for each request that the upstream got whether it had a consent."""
         def answer(q):
             if field(q, "Shunt-Consent"):
                 return f"HTTP/1.1 {status}\r\nContent-Length: 4\r\n\r\nmuch".encode()
@@ -84,7 +86,7 @@ class Asked(Base):
         counts = self.agent.counters()
         self.assertEqual(counts["refused_untrusted"], counts["asked_again"])
         self.assertEqual(counts["relayed_vain"], n - counts["asked_again"])
-        self.assertEqual(counts["asked_again"], 4 + 4)  # with pauses of 1, 3, 7 and 15 responses in between
+        self.assertEqual(counts["asked_again"], 4 + 4)  # the later ones after pauses of 1, 3, 7 and 15 responses
 
     conf = Base.conf.replace("location /raw/ {{", """
         location /strange-backend/ {{ proxy_pass http://127.0.0.7:8083/; }}
@@ -92,7 +94,8 @@ class Asked(Base):
 
 
 class Silent(Base):
-    """Answers that do not come. The worker does not wait 60 s as for an upstream: the request is run once more."""
+    """Answers of the agent that do not come. The worker does not wait 60 s as for an upstream: it runs the request once
+    more."""
     PATIENCE = 30  # seconds
 
     def whole(self, uri, body, outcome, asked=1):
@@ -149,7 +152,7 @@ class Silent(Base):
         for c, uri in zip(waiting, ("/nobody/big", "/big")):
             c.send(uri)
             c.head()
-        early = Client(timeout=self.PATIENCE)  # its fetch begins later, but is given up, because no header has left
+        early = Client(timeout=self.PATIENCE)  # its fetch begins later, but is given up sooner: no header has left
         early.send("/sub/text.html")
         wait_for(lambda: self.agent.counters()["fetch_failed"])
         late.set()
@@ -165,8 +168,8 @@ class Silent(Base):
 
 
 class Held(Raw):
-    """An upstream that gives this answer to a request with a consent, and then keeps the connection open. To a request
-    without a consent it answers "whole"."""
+    """An upstream that gives `answer` to a request with a consent, and then keeps the connection open. It answers
+    "whole" to a request without a consent."""
 
     def __init__(self, answer):
         self.held = []
@@ -198,7 +201,7 @@ class NoTrust(Base):
 
 
 class Filtering(Base):
-    """Filters of an intermediate."""
+    """Filters of an intermediate, which may need the body."""
     images = os.path.exists(IMAGE_FILTER)
     module = f"{IMAGE_FILTER}; load_module {Base.module}" if images else Base.module
     conf = Base.conf.replace("location /no/ {{", """
@@ -260,8 +263,8 @@ class Filtering(Base):
         self.assertEqual((n["relayed_limit_rate"], n["asked_again"], n["shortcuts"]), (1, 1, 0))
 
     def test_x_accel_limit_rate_that_limits_nothing_here_costs_no_shortcut(self):
-        """X-Accel-Limit-Rate has the same effect as in nginx itself. It limits nothing for bodies that nginx does not
-        buffer, with 0, or where nginx is told to ignore it."""
+        """X-Accel-Limit-Rate has the same effect as in nginx itself. It limits nothing if nginx does not buffer the
+        body, if its value is 0, or if nginx is told to ignore it."""
         for n, uri in enumerate(("/unlimited/big", "/unbuffered/limited/big", "/ignoring/limited/big")):
             self.body(uri, BIG)
             self.assertEqual(self.outcome(n=n + 1), "shortcut", uri)
@@ -299,13 +302,14 @@ class Filtering(Base):
 
 
 class Fetched(Base):
-    """Consents that are in vain, because the bodies have to be fetched."""
+    """Consents that lead to no shortcut, because the bodies have to be fetched through the agent."""
     conf = Base.conf.replace("location /raw/ {{", """
         location /always/ {{ shunt_mean_length 0; proxy_pass http://backend/; }}
         location /raw/ {{""")
 
     def outcomes(self, requests, client=None, uri="/big"):
-        """Makes requests on this connection, or each on a new one. Returns what became of them, by the log."""
+        """Makes requests on this connection, or each on a new one. Returns what became of them, as the access log
+        says."""
         before = len([l for l in read(self.dir + "/access.log").splitlines() if l.startswith("8081")])
         for _ in range(requests):
             c = client or Client()
@@ -376,7 +380,8 @@ class Fetched(Base):
         self.assertEqual(self.outcome(n=6), "shortcut")
 
     def test_a_refused_connection_stops_at_once_and_others_go_on(self):
-        """For example a connection of this machine, or one for which the flow table has no room."""
+        """The kernel refuses a connection, for example one of this machine, or one for which its flow table has no
+        room."""
         refused = lambda: [self.outcome(n=n) for n in range(1, 7)]
         with open(self.dir + "/refuse", "w"):
             c = Client()

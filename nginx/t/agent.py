@@ -1,9 +1,11 @@
 """A small agent for the module's tests: the local protocol of include/shunt.h, without a network.
 
-It is the agent of both ends ("self"), so one nginx can claim what it offers itself. It serves a handoff by writing into
-the client's own socket, which kernel_shim.c passes to it. Completion goes through a real BPF ring buffer.
+It is the agent of both frontend and backend ("self"), so one nginx can claim a body that it has offered itself. It
+serves a handoff (a backend's sending of a body on the client's connection) by writing into the client's own socket,
+which kernel_shim.c passes to it. Completion goes through a real BPF ring buffer.
 
-Each worker numbers its own handoffs, so two workers may use the same number. In this file and in the tests, a handoff's
+A claim is the message that asks for an offered body. The board is memory that the agent writes and nginx reads. Each
+worker numbers its own handoffs, so two workers may use the same number. In this file and in the tests, a handoff's
 number is therefore the number of its worker's ring times 2^64, plus the worker's own number. The first ring is 0, so
 with one worker this is the worker's own number.
 """
@@ -157,8 +159,8 @@ class Agent:
         self.ring_of = {}                     # number of each control connection's ring
         self.workers, self.numbers = 0, itertools.count(1)
         self.counter_maps, self.connections, self.offering = [], [], set()
-        # Versions that the agent speaks, and number of bytes by which its board is longer than this version's: once
-        # before the entries, and in each entry.
+        # Versions that the agent speaks, and number of bytes by which two things on its board are longer than in this
+        # version: the part before the entries, and each entry.
         self.versions, self.wider = versions, wider
         board = os.memfd_create("board")
         peer = lambda name: struct.pack("=IIII64s16s16s", 2, PEER_UP, 0, families, name, key, key)
@@ -193,7 +195,7 @@ class Agent:
             os.unlink(self.path)
 
     def vanish(self):
-        """Ends like an agent that is killed: the board says that it is alive."""
+        """Ends like an agent that is killed: the board still says that it is alive."""
         self.beats.clear()
         # shutdown() wakes the threads that wait in accept() and recv(); close() alone would not.
         for s in [self.listener] + self.connections:
@@ -220,7 +222,7 @@ class Agent:
         self.beats.clear()
 
     def set_prefixes(self, prefixes, port=0, peer=0):
-        """Sets the server addresses that a peer may use in place of its own."""
+        """Sets the server addresses that a peer may use as its source addresses."""
         def packed(text):
             net = ipaddress.ip_network(text)
             mapped = b"\0" * 10 + b"\xff\xff" if net.version == 4 else b""
@@ -326,7 +328,7 @@ class Agent:
             fds.append(self.ring.rings[ring].map)
         socket.send_fds(s, [struct.pack("=IIIIIIQ", WELCOME, 32 + self.wider, number, ring, VERSION, 0, 0) + b"\xff" * self.wider], fds)
         os.close(counters)
-        with self.changed:  # several threads count workers, each after it has sent the welcome
+        with self.changed:  # several threads change this number
             self.workers += 1
 
     def counters(self):
@@ -370,13 +372,13 @@ class Agent:
                     self.changed.notify_all()
             else:
                 os.close(fds[0])
-                if handoff in self.sockets:  # an open copy would keep nginx's reset from leaving
+                if handoff in self.sockets:  # with an open copy, nginx's close sends no reset
                     os.close(self.sockets.pop(handoff))
                 self.note("cancel", handoff)
 
     def close_copies(self, fd):
-        """Closes copies of a client's socket that came with earlier handoffs: an open copy would keep nginx's reset
-        from leaving."""
+        """Closes the copies of a client's socket that came with earlier handoffs: as long as a copy is open, nginx's
+        close sends no reset."""
         def ends(fd):
             with socket.socket(fileno=os.dup(fd)) as s:
                 try:
@@ -393,7 +395,7 @@ class Agent:
             return socket.socket(fileno=self.sockets.pop(handoff))
 
     def payload(self, number, part=1.0):
-        with self.changed:  # HANDOFF, on another connection, may be read before the offer
+        with self.changed:  # HANDOFF comes by another connection, perhaps before the offer
             self.changed.wait_for(lambda: number in self.offers, 5)
             fd, offset, length, tag = self.offers[number]
         return os.pread(fd, int(length * part), offset)

@@ -1,5 +1,5 @@
-"""What a worker reads of the agent's peers in the memory that the two share (the board), also while an entry changes.
-run.py runs these tests."""
+"""What a worker of nginx reads on the board, also while an entry of it changes. The board is memory in which the agent
+lists its peers (other machines' agents). run.py runs these tests."""
 import os, re, struct, threading, time
 
 import agent as agents
@@ -7,7 +7,8 @@ from run import BIG, Base, Client, read
 
 
 class Newer(Base):
-    """An agent of the next release: it has more fields, and all those that this module knows."""
+    """An agent of the next release. Its board has more fields than this module knows, besides all those that it
+    knows."""
     agent_options = {"versions": (agents.VERSION, agents.VERSION + 1), "wider": 16}
 
     def test_what_this_module_knows_of_is_found(self):
@@ -18,7 +19,7 @@ class Newer(Base):
 
 
 class Strange(Base):
-    """An agent of a release that is too new, or with an invalid board: all is relayed, and the log says why."""
+    """An agent of a release that is too new, or with an invalid board: all bodies are relayed, and the log says why."""
     def relayed(self, why):
         self.assertEqual(Client().get("/big").body == BIG, True)
         self.assertEqual(self.outcome(), "relayed:no_agent")
@@ -33,7 +34,7 @@ class TooNew(Strange):
 
 
 class TooLarge(Strange):
-    """Entries beyond the end of the board."""
+    """A board whose last entries are beyond its end."""
     agent_options = {"wider": 16}
 
     def setUp(self):
@@ -84,9 +85,9 @@ class SpeaksFor(Base):
 
 class Torn(Base):
     def test_an_entry_that_changes_is_waited_for(self):
-        """A session begins and ends again and again while offers of its peer are checked. A worker waits for some
-        milliseconds while an entry changes. It relays a response only if a change takes longer, because the thread that
-        writes has lost its core."""
+        """The session with a peer begins and ends again and again while offers of this peer are checked. If the entry
+        is just changing, a worker waits for some milliseconds. It relays a response only if the change takes longer,
+        because the writing thread has lost its core."""
         epoch, stop, late = [2], threading.Event(), []
 
         def write(at, *words):

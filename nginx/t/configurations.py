@@ -1,7 +1,8 @@
 """The module together with other parts of nginx: other upstreams, other methods to send a file, several workers, error
 pages, redirects by header field. run.py runs these tests, with its tiers and its client.
 
-Applications, which are no nginx: 127.0.0.5, which the frontend trusts, and 127.0.0.6, which no tier trusts.
+Addresses of the tests' own applications (upstreams without nginx): 127.0.0.5, which the frontend trusts, and 127.0.0.6,
+which no tier trusts.
 """
 import os, re, socket, struct, subprocess, threading, unittest, zlib
 
@@ -153,7 +154,7 @@ class Upstreams(Configured):
         for _ in range(3):
             self.body("/fastcgi-cached/x")
         self.assertEqual(len(app.requests), 1)
-        self.assertNotIn(b"SHUNT", app.requests[0])  # no consent: a body that is stored has to come to the cache
+        self.assertNotIn(b"SHUNT", app.requests[0])  # no consent: the body is stored here, so it has to come
         self.assertEqual([self.outcomes(n)[0] for n in (1, 2, 3)], ["-", "shortcut", "shortcut"])
 
     def test_application_gets_the_consent_and_no_more(self):
@@ -199,7 +200,7 @@ class Files(Configured):
             self.assertEqual(self.outcomes(n), ("shortcut", "offered"))
 
     def test_threads_without_sendfile(self):
-        """The header waits for a body that comes from another thread, in parts."""
+        """The header is held back until the body comes, in parts, from another thread."""
         self.body("/threads-memory/big")
         self.assertEqual(self.outcomes(), ("-", "relayed:not_file"))
 
@@ -263,7 +264,7 @@ class Busy(Configured):
             offered += 1
             self.assertLess(offered, 5000, "the socket does not become full")
         self.assertGreater(offered, 0)
-        for n in range(3):  # the worker serves other requests meanwhile
+        for n in range(3):  # the worker still serves other requests
             self.assertEqual(self.request().body, TEXT)
             self.assertEqual(Client("127.0.0.2", 8083).get("/small").body, b"s" * 100)
         self.assertEqual(self.outcome(8083, offered + 1), "relayed:agent_busy")
@@ -286,7 +287,7 @@ class Busy(Configured):
 
 
 class Pages(Configured):
-    """Error pages that are long files, and files that an application names."""
+    """Error pages that are long files, and files that an application names in a header field."""
 
     def test_error_page_of_the_backend(self):
         self.body("/page/x", status=404)
@@ -409,7 +410,7 @@ class ReplacedImages(Images):
         location /resized/""")
 
     def test_no_image(self):
-        # The image filter refuses the first by its length in the header, and the second by its contents.
+        # The image filter refuses the first response by the length in its header, and the second one by its contents.
         for uri in "/tested/big", "/tested/text.html":
             self.assertEqual(Client().get(uri).status, 415)
 

@@ -1,4 +1,4 @@
-"""Test files of other projects: they are fetched, and run isolated from everything else on this machine."""
+"""Runs test files of other projects isolated from everything else on this machine, and fetches these files."""
 import ctypes, os, signal, subprocess
 
 FETCH_COMMIT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts/fetch-commit")

@@ -1,5 +1,5 @@
-"""Consents as a frontend writes them, made by hand. Each names the server that it is meant for
-(ngx_http_shunt_hop.c)."""
+"""Consents as a frontend writes them, made by a test. A consent is a header field of a request, by which each tier
+(server on its path) says that it may be bypassed. Each names the server that it is meant for (ngx_http_shunt_hop.c)."""
 import ipaddress, struct
 
 import agent as agents

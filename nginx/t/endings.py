@@ -29,7 +29,8 @@ class Completion(Base):
         return [l for l in read(self.dir + "/ends.log").splitlines() if l.startswith("/")]
 
     def closes_with_its_last_acknowledgement(self, uri, n):
-        """The client has the whole payload, and has closed, before the worker handles either event."""
+        """The client has acknowledged the whole payload and has closed before the worker handles either of these
+        events."""
         worker, served, closed = worker_of(self.nginx), threading.Event(), threading.Event()
 
         def serve(s, h):
@@ -102,7 +103,7 @@ class Shutdown(Tls):
         self.ends(Client, "/sub/text.html", "fetch")
 
 
-# The tests that Tls itself has are run by tls.py.
+# tls.py runs the tests that Shutdown inherits from Tls.
 for name in [name for name in dir(Tls) if name.startswith("test_")]:
     setattr(Shutdown, name, None)
 

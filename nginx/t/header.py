@@ -1,5 +1,5 @@
-"""Responses whose header fits into the buffer that a tier reads it into, but would not fit with an offer in it: they
-are relayed. run.py runs these tests."""
+"""Responses that are relayed because of their headers' length. Such a header fits into the buffer that a tier (server
+on the path) reads it into, but would not fit with an offer's fields. run.py runs these tests."""
 from consents import consent
 from run import TEXT, Base, Client, Raw, field
 
@@ -29,8 +29,8 @@ class Header(Base):
     server {{ # intermediate""").replace("client_body_temp_path", "shunt_mean_length 0; client_body_temp_path")
 
     def compared(self, plain, shunt, lengths):
-        """Checks that each response of `shunt` is like that of `plain`, for fields of these lengths. Some bodies must
-        have taken the shortcut, and some must have been relayed for want of room."""
+        """Checks that the server `shunt` gives the same responses as `plain`, for fields of these lengths. Some bodies
+        must have taken the shortcut, and some must have been relayed because the offer found no room in the header."""
         found = set()
         for n in lengths:
             there, here = (Client().get(uri % ("x" * n)) for uri in (plain, shunt))
@@ -86,7 +86,8 @@ class Header(Base):
         self.assertEqual([self.offered(1000, more) for more in ("", "; header=1024", "; header=1")], [True, False, False])
 
     def test_nobody_knows_what_a_plain_tier_takes(self):
-        """A consent may say more than nginx's default, but if it was meant for another tier, that is not believed."""
+        """A consent may say that there is more room than nginx's default. If the consent was meant for another server,
+        this is not believed."""
         other = {"address": ("127.0.0.7", 8088), "meant": ("127.0.0.8", 8088)}
         self.assertEqual([self.offered(n, "; header=16384", **other) for n in (1000, 5000)], [True, False])
         self.assertEqual(self.offered(5000, "; header=16384", address=("127.0.0.7", 8088), meant=("127.0.0.7", 8088)), True)

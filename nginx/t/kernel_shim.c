@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Stands in for the steering programs, so that the module's shortcut can be tested without them.
- * Preloaded into nginx, it answers the options of SHUNT_SOL itself. At SHUNT_BEGIN, it passes the
- * client's socket to the test's agent, which writes the payload into the socket, as a backend
- * would. Only a BPF program can write into the ring, and the agent has one. So this library sends
- * the kernel's answers to the agent, and waits until they are in the ring.
+ * Stands in for the steering programs (BPF), so that the module's shortcut (a body that bypasses
+ * nginx) can be tested without them. Preloaded into nginx, it answers the options of SHUNT_SOL
+ * itself. At SHUNT_BEGIN, it passes the client's socket to the test's agent, which writes the
+ * payload into the socket, as a backend would. Only a BPF program can write into the ring, and the
+ * agent has one. So this library sends the kernel's answers to the agent, and waits until they are
+ * in the ring.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -28,7 +29,7 @@ static struct region {
     struct shunt_begin begin;
     uint64_t
         base; /* value of tcpi_bytes_acked when all bytes before the payload are acknowledged */
-    uint32_t port; /* of the client; another one means a later connection with this descriptor */
+    uint32_t port; /* the client's; if it differs, the descriptor has a later connection */
 } regions[FDS];
 
 static char path[108];
@@ -86,7 +87,7 @@ static int tell(int what, int fd)
     memcpy(CMSG_DATA(c), &fd, sizeof(int));
 
     s = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    rc = bind(s, (struct sockaddr *) &sa, sizeof(sa.sun_family)); /* any name, to be answered at */
+    rc = bind(s, (struct sockaddr *) &sa, sizeof(sa.sun_family)); /* a free name, for the answer */
     strcpy(sa.sun_path, path);
     if (rc == 0) {
         rc = connect(s, (struct sockaddr *) &sa, sizeof(sa));

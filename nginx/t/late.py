@@ -1,5 +1,5 @@
 """Fetches (bodies that come through both agents) that fail after the response's header was sent: the rest of the body
-is relayed, or a reset tells the client that it is missing. run.py runs these tests."""
+is relayed through all tiers, or a reset tells the client that it is missing. run.py runs these tests."""
 import os, resource, socket, ssl, struct, threading
 
 import agent as agents
@@ -94,7 +94,7 @@ class Late(Base):
                 wait_for(lambda: self.agent.workers >= 2)
 
     def test_an_agent_that_is_stopped(self):
-        """Before the agent answers, and in the middle of its answer."""
+        """The agent stops before it answers, or in the middle of its answer."""
         for bytes in None, 100_000:
             with self.subTest(bytes):
                 held = []
@@ -145,10 +145,11 @@ class Late(Base):
 
 class LateDescriptors(Base):
     shim, is_whole = False, Late.is_whole
-    meant = "Too many open files"  # the worker logs this as the backend, which it is, too
+    meant = "Too many open files"  # the worker is also the backend, and logs this as the backend
 
     def test_a_worker_without_a_descriptor_for_it(self):
-        """The kernel drops the descriptor that comes with FETCHED. A moment later the worker has room again."""
+        """The worker may open no more descriptors, so the kernel drops the one that comes with FETCHED. A moment later
+        it may open descriptors again."""
         worker = worker_of(self.nginx)
         before = resource.prlimit(worker, resource.RLIMIT_NOFILE)
 

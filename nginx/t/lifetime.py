@@ -8,7 +8,8 @@ CLOSE = "Connection: close\r\n"
 
 class Lifetime(Base):
     def came(self, n, outcome, least):
-        """Checks the n-th request: what became of it, and the least length in the frontend's consent."""
+        """Checks the n-th request: what became of it, and the least length of a body to offer, which is in the
+        frontend's consent."""
         self.assertEqual(self.outcome(n=n), "shortcut" if outcome == "offered" else "-")
         self.assertEqual(self.outcome(8083, n), outcome)
         consent = self.consent(8083, n)
@@ -34,7 +35,7 @@ class Lifetime(Base):
         c = Client()
         self.assertEqual(c.get("/text.html").body, TEXT)
         self.came(1, "offered", None)
-        # The backend has its socket now: the last body may be short.
+        # The backend has a socket for this client now, so the last body may be short.
         self.assertEqual(c.get("/text.html", fields=CLOSE).body, TEXT)
         self.came(2, "offered", None)
 
@@ -60,7 +61,7 @@ class Lifetime(Base):
         self.assertEqual((found, found[0]), (sorted(found), 0))
         self.assertTrue(100000 < found[-1] < ALONE, found[-1])
         self.came(120, "relayed:short_lived", found[-1])
-        # This connection continues, as its second long body shows.
+        # This connection has a second long body, so connections are seen to continue after a long body.
         c = Client()
         part(c)
         part(c)

@@ -48,7 +48,7 @@ class Limits(Base):
         self.agent.on_handoff = self.agent.serve
         self.assertEqual(Client().get("/big").body, BIG)
         wait_for(lambda: self.agent.handoffs() == 2)
-        # The two that are not over are also in the sum of the next agent.
+        # The two handoffs that are not over are counted for the next agent, too.
         self.agent.close()
         old, self.agent = self.agent, agents.Agent(self.dir)
         wait_for(lambda: self.agent.workers >= 2)
@@ -67,7 +67,7 @@ class Traces(Base):
         self.assertEqual(c.get("/big", fields=f"traceparent: 00-{ID}-{PARENT}-01\r\n").body, BIG)
         self.assertEqual((offered, self.agent.wait("handoff")["trace"].hex()), ([ID], ID))
         wait_for(lambda: f"handoff complete, {len(BIG)} payload bytes" in read(self.dir + "/error.log"))
-        # No backend continues for a client that is gone.
+        # Reason 14 says that the client is gone, so no backend continues.
         self.agent.on_handoff = lambda s, h: self.agent.end(s, h["handoff"], 14)
         with self.assertRaises(ConnectionResetError):
             c.get("/big", fields=f"traceparent: 00-{ID}-{PARENT}-01\r\n")

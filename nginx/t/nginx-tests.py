@@ -30,7 +30,7 @@ from confined import Missing, finished, own_network, started
 from tap import Result, differences
 
 TIMEOUT = 180  # seconds for one test file
-# The variant that each variant is compared with.
+# For each variant: the variant that it is compared with.
 COMPARED = {"loaded": "plain", "relaying": "plain", "tiers": "plain", "shortcuts": "tiers", "fetching": "tiers"}
 VARIANTS = ["plain", *COMPARED]
 WITH_AGENTS = {"shortcuts", "fetching"}
@@ -69,7 +69,7 @@ RELAYING = """
 shunt_agent {dir}/shuntd.sock;
 shunt on; shunt_trust all; shunt_offer on; shunt_offer_min_length 1;
 """
-# The suite's server is the intermediate's backend. Where it proxies to itself, it is an intermediate, too.
+# The suite's server is the backend behind the intermediate. If it proxies to itself, it is an intermediate, too.
 BACKEND = """
 shunt_agent {tiers.backend.directory}/agent.sock;
 shunt_trust {trusted} 127.0.0.1 ::1 unix:;

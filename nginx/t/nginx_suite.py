@@ -40,8 +40,8 @@ def version(modules=None):
 
 
 def wrapper(path, before, version_text):
-    """Writes the program that the suite takes for nginx. It runs the real nginx with the command `before` in front, and
-    -V does not name modules that are not installed."""
+    """Writes the program that the suite runs as nginx. It runs the real nginx with the command `before` in front of it.
+    For -V it prints a text that does not name modules that are not installed."""
     with open(path + ".version", "w") as f:
         f.write(version_text)
     with open(path, "w") as f:

@@ -1,7 +1,8 @@
-"""Tiers without Shunt, and the server that a consent is meant for.
+"""Tiers (servers on a request's path) without Shunt, and the server that a consent is meant for. A consent is the
+header field by which tiers with Shunt say that they may be bypassed.
 
-The plain tier is an nginx without the module: 127.0.0.7:8087, which calls the next from 127.0.0.8. Two backends trust
-that address: 127.0.0.2:8083 as an ordinary tier, 127.0.0.2:8088 as "plain".
+The plain tier is an nginx without the module: 127.0.0.7:8087, which connects to the next tier from 127.0.0.8. Two
+backends trust that address: 127.0.0.2:8083 as an ordinary tier, 127.0.0.2:8088 as "plain".
 """
 import gzip, os, re, socket, struct, subprocess, threading
 
@@ -172,7 +173,7 @@ class PlainTiers(Plain):
 
 
 class Meant(Plain):
-    """The consent is meant for the next server, in whatever way nginx finds that one."""
+    """The consent is meant for the next server, in whatever way nginx chooses that server."""
 
     def test_intermediates_renew_it(self):
         self.whole("/inter/big")
@@ -180,7 +181,7 @@ class Meant(Plain):
 
     def test_every_balancer_has_its_say(self):
         for name in BALANCERS:
-            for n in range(3):  # later requests on kept connections are sent as soon as the connection is chosen
+            for n in range(3):  # later requests are sent on a kept connection, at once
                 self.whole(f"/{name}/big")
         self.assertEqual(self.agent.counters()["shortcuts"], 3 * len(BALANCERS))
 

@@ -16,7 +16,8 @@ ETAG = '"the-same"'
 
 class Lost(Base):
     def lose(self, *parts, reason=PEER_LOST):
-        """Has each handoff end after as many acknowledged bytes as the next of `parts` says. Later ones are served."""
+        """Has each of the next handoffs end without success: `parts` says after how many acknowledged bytes. All later
+        handoffs are served."""
         left = list(parts)
 
         def some(s, h):
@@ -138,14 +139,15 @@ class Recovery(Lost):
 
 
 class Proof(Lost):
-    """`shunt_recover digest`: a backend continues only if it is known to have the same file."""
+    """`shunt_recover digest`: a backend continues only if its file's digest (SHA-256) proves that it has the same
+    file."""
 
     def asked(self):
         return [m[1] for m in self.agent.messages if m[0] == "prove"]
 
     def digests(self, *told):
-        """Sets what the agent tells for the handoff, and then for each offer of the rest: arguments of tell_digest, or
-        None for no answer. After these, it tells the right digest."""
+        """Sets which digests the agent tells: first for the handoff, and then for each offer of the rest. Each item has
+        arguments of tell_digest, or is None for no answer. After the last item, the agent tells the right digest."""
         left = list(told)
 
         def tell(s, id, number):
@@ -263,7 +265,7 @@ class Application(Lost):
             s, handoff = told[0]
             for _ in range(3):
                 self.agent.end(s, handoff, PEER_LOST)
-            # When the worker answers this, it has read the three messages, because it reads from its agent first.
+            # When the worker answers this request, it has read the agent's three messages, which came before it.
             Client().get("/small")
             return self.answer(q, offered=False).replace(b"Length: 0", b"Length: %d" % (len(BIG) - 1000)) + BIG[1000:]
 
@@ -405,7 +407,7 @@ class Application(Lost):
         self.assertEqual(Client(timeout=30).get("/raw/x").body == BIG, True)
         consents = [bool(field(q, "Shunt-Consent")) for q in self.raw.requests]
         self.assertEqual(consents, [True] * (len(consents) - 1) + [False])
-        self.assertIn(len(consents), range(5, 8)) # fewer on a slow machine, because there is a time limit, too
+        self.assertIn(len(consents), range(5, 8)) # fewer on a slow machine: their time is limited, too
 
     def test_forged_offer(self):
         self.refused(lambda q: self.answer(q, key=b"X" * 16))

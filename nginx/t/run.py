@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Tests of the nginx module against a small agent (agent.py), as root, in one network namespace.
+"""Tests of the nginx module against a small agent (agent.py), as root, in one network namespace. A handoff lets a
+backend send a body on the client's own connection; an offer is a body that a backend holds ready. A fetch brings it
+through the agents instead.
 
 agent.py stands in for shuntd: it speaks the protocol between the agent and nginx. More tests are in other files:
 
@@ -36,7 +38,7 @@ BIG = os.urandom(3 * 1024 * 1024 + 17)
 TEXT = (b"<p>needle in a haystack</p>\n" * 8000)
 RST = struct.pack("ii", 1, 0)
 
-# Beginning of every configuration in these tests.
+# Beginning of every nginx configuration in these tests.
 HEAD = """
 load_module {module};
 user root; worker_processes {workers}; pid {dir}/pid; error_log {dir}/error.log {level};
@@ -180,7 +182,7 @@ class Base(unittest.TestCase):
     send_timeout = "60s"
     start_agent = True
     conf, workers, module = CONF, 1, MODULE
-    meant = "\n"  # text in serious log lines that a test expects; the default is in none
+    meant = "\n"  # text of the serious log lines that a test expects; "\n" is in no line
 
     def setUp(self):
         self.dir = tempfile.mkdtemp(prefix="shunt-nginx-")
@@ -247,7 +249,7 @@ class Base(unittest.TestCase):
         return self.log(port, n)[3]
 
     def consent(self, port=8083, n=1):
-        """Returns the consent that came with the n-th request to a port, by the access log."""
+        """Returns the consent that came with the n-th request to a port, as the access log has it."""
         return " ".join(self.log(port, n)[6:]).strip('"')
 
     def assertClean(self, r):
@@ -446,7 +448,8 @@ class Shortcut(SeveralRequests, Base):
         self.assertEqual(self.outcome(n=3), "shortcut")
         self.assertEqual(c.get("/cachehit/big", fields="Range: bytes=5-200004\r\n").body, BIG[5:200005])
         self.assertEqual(self.outcome(n=4), "shortcut")
-        # The first offers are bodies in cache files, whose headers nginx may rewrite. The last is an ordinary file.
+        # The first offers are bodies in files of the cache, in which nginx may rewrite the header before the body. The
+        # last offer is an ordinary file.
         self.assertEqual(c.get("/big").body, BIG)
         wait_for(lambda: len(self.agent.flags) >= 3)
         self.assertEqual(set(self.agent.flags[:-1]) | {self.agent.flags[-1] + 2}, {agents.OFFER_BODY, 2})
@@ -618,7 +621,7 @@ class Trouble(Base):
             h = self.agent.wait("handoff")
             end(c)
             self.assertEqual(self.agent.wait("abort"), h["handoff"])
-            self.agent.ring.post(h["handoff"], len(BIG), agents.COMPLETE)  # comes too late, and finds no handoff
+            self.agent.ring.post(h["handoff"], len(BIG), agents.COMPLETE)  # too late: there is no handoff now
         self.assertEqual(self.agent.counters()["aborted"], 2)
 
     def test_client_closes_its_half(self):
@@ -793,7 +796,8 @@ class Refuse(Base):
         return raw
 
     def logged(self):
-        """Returns the log's line about the last refused offer. It must not have the tag, which a reader could use."""
+        """Returns the log's line about the last refused offer. The line must not have the offer's tag, because a reader
+        of the log could claim the body with it."""
         lines = [l for l in read(self.dir + "/error.log").splitlines() if "shunt: upstream's" in l]
         self.assertNotRegex("".join(lines), "(?i)tag=|[0-9a-f]{17}")
         return lines[-1]
@@ -825,7 +829,7 @@ class Refuse(Base):
             self.refused(lambda q: self.answer(edit(self.offer(q))), "refused_malformed", count=n + 1)
             n += 1
             self.assertIn("is no offer, refused_malformed", self.logged())
-            raw = Raw(self.good_offer)  # so that the location continues to give consents
+            raw = Raw(self.good_offer)  # this good offer keeps the location giving consents
             self.assertEqual(Client().get("/raw/x").body, BIG[:50000])
             raw.close()
 

@@ -121,8 +121,8 @@ class StalledApplication(Application):
         self.agent.on_handoff = lambda s, h: Stalled.some(self, s, h)
 
     def hanging(self):
-        """Returns a client that has the header and no byte of the body, and an event. The request for the rest is made,
-        and gets no answer until the event is set."""
+        """Returns a client that has the header and no byte of the body, and an event. By then the request for the rest
+        was made; it gets no answer until the event is set."""
         answered, left = threading.Event(), [self.whole, lambda q: answered.wait(60) and b"", self.rest, self.whole]
         self.raw = Concurrent(lambda q: left.pop(0)(q))
         self.addCleanup(self.raw.close)
@@ -173,7 +173,8 @@ class StalledApplication(Application):
         self.assertEqual(c.head()[0], 200)
         wait_for(lambda: len(self.raw.requests) >= 2)
         self.assertIsNone(field(self.raw.requests[1], "Shunt-Consent"))
-        # The cause may have been a disk: the backend continues, and the client gets the whole body from it.
+        # The stall may have been due to a slow disk: now the backend continues, and the client gets the whole body from
+        # it.
         h, client = self.stalled
         self.agent.write(client, self.agent.payload(h["offer"])[PART:])
         agents.wait_acked(client.fileno())

@@ -12,7 +12,8 @@ LIMIT, BUSY, NOT_ALLOWED, UNREACHABLE = 9, 13, 15, 16
 
 
 def alone(cls):
-    """Class decorator: removes the inherited tests from a class that inherits another one for its methods."""
+    """Class decorator: removes inherited tests from a class that inherits from another test class only to use its
+    methods."""
     for name in dir(cls):
         if name.startswith("test") and name not in vars(cls):
             setattr(cls, name, None)
@@ -20,7 +21,8 @@ def alone(cls):
 
 
 class Stopped(Base):
-    """The agent's word on the board does not change, and its handoffs are unread or half done."""
+    """The board's word, which a running agent changes all the time, does not change any more. Handoffs are unread or
+    half done."""
 
     def part(self, bytes):
         """Has each handoff stop after this many bytes, together with the agent."""
@@ -103,7 +105,7 @@ class Stopped(Base):
         c = Client(timeout=30)
         c.send("/big")
         self.assertEqual(c.head()[0], 200)
-        time.sleep(4) # time in which clients with room would get their rest
+        time.sleep(4) # time in which a client whose window has room would get the rest
         self.assertEqual(self.agent.counters()["relayed_stopped"], 0)
         os.unlink(shut)
         self.assertEqual(c.f.read(len(BIG)) == BIG, True)
@@ -151,7 +153,7 @@ class StoppedApplication(Application):
         with open(self.agent.shim_path + ".ahead", "w"):
             pass
         self.assertEqual(Client(timeout=30).get("/raw/x").body == BIG, True)
-        asked = [field(q, "Range").split("-")[0] for q in self.raw.requests[1:]] # more than two on a slow machine
+        asked = [field(q, "Range").split("-")[0] for q in self.raw.requests[1:]] # more requests on a slow machine
         self.assertEqual((asked[0], asked[-1], len(set(asked))), ("bytes=6000", "bytes=5000", 2))
         n = self.agent.counters()
         self.assertEqual((n["relayed_stopped"], n["aborted"], self.agent.handoffs()), (1, 0, 0))
@@ -311,8 +313,8 @@ class Unanswered(Base):
         wait_for(lambda: self.agent.handoffs() == 0)
 
     def test_a_payload_that_is_complete_before_its_beginning_is_answered(self):
-        """The event of completion comes before the answer in the ring, or there is no answer. No backend is told to
-        send the payload again."""
+        """The event of completion is in the ring before the kernel's answer, or there is no answer. No backend is told
+        to send the payload again."""
         def all_of_it(handoff, client):
             with socket.socket(fileno=os.dup(client)) as s:
                 self.agent.write(s, BIG)
@@ -333,7 +335,7 @@ class Unanswered(Base):
         wait_for(lambda: self.agent.handoffs() == 0)
 
     def test_what_lies_behind_an_answer_that_nobody_needs_is_heard(self):
-        """The kernel wakes a worker only for a record that is the next to be read."""
+        """The kernel wakes a worker only for a record that is the next one to be read, not for one behind an answer."""
         done = threading.Event()
         def all_but_the_event(s, h):
             c = self.agent.client_socket(h["handoff"])
@@ -352,11 +354,11 @@ class Unanswered(Base):
         waits = Client(timeout=30)
         self.assertEqual(waits.get("/etagless/big").body == BIG, True)
         wait_for(lambda: not first)
-        # This handoff has no event of completion. Its worker asks the kernel, and finds that the client has all.
+        # This handoff has no event of completion. Its worker asks the kernel, and learns that the client has all bytes.
         self.assertEqual(Client(timeout=30).get("/etagless/big").body == BIG, True)
         wait_for(lambda: self.agent.handoffs() == 1)
         done.set()
-        wait_for(lambda: self.agent.handoffs() == 0)  # the event does it; the worker itself checks only after 15 s
+        wait_for(lambda: self.agent.handoffs() == 0)  # due to the event: the worker itself checks only after 15 s
 
     def test_an_older_answer_is_not_taken_for_it(self):
         """An older answer of the kernel says that the client has less than it really has. If nginx used it, the client
@@ -388,8 +390,8 @@ class Unanswered(Base):
 
 @alone
 class RefusedTls(Tls):
-    """A handoff on TLS that is refused: OpenSSL continues with record numbers that nobody has used, in a generation
-    that the backend does not have."""
+    """A handoff on TLS that is refused: OpenSSL continues with record numbers that nobody has used, under keys that the
+    backend does not have."""
 
     def test_a_handoff_that_nobody_is_told_of_is_fetched(self):
         self.agent.is_answer_lost = lambda: True
@@ -412,7 +414,8 @@ class RefusedTls(Tls):
         self.assertEqual(self.outcome(4), "shortcut")
 
     def test_nothing_is_sealed_here_when_a_second_backend_refuses(self):
-        """The first backend may have sealed records that the client has not acknowledged yet."""
+        """The first backend may have sealed records that the client has not acknowledged yet, so nginx must not use
+        their numbers."""
         def refuse(s, h):
             self.agent.on_handoff = self.serve
             self.agent.client_socket(h["handoff"]).close()

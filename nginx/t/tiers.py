@@ -1,4 +1,5 @@
-"""A frontend and an intermediate in front of the suite's servers: hosts of a lab, real agents, real kernels.
+"""A frontend and an intermediate in front of the servers of nginx's test suite. They are hosts of a lab (network
+namespaces made by shunt-lab), with real agents and the real kernel.
 
 The suite (perl, its daemons, its nginx) runs on the lab's backend host, on that host's loopback. InFront.pm has its
 servers listen on the service network, too. Its connections to them begin on the client host, and go to the frontend.
@@ -126,7 +127,8 @@ class Tiers:
         for name in "shunt", "shunt-lab", "shuntd":
             if not os.path.exists(f"{BUILT}/{name}"):
                 raise Missing(f"target/release/{name} is missing; make build builds it")
-        # The lab starts in the first network namespace, which decides for all which congestion control they may use.
+        # The lab starts in the first network namespace, whose settings say which congestion control all namespaces may
+        # use.
         self.lab = subprocess.Popen([f"{BUILT}/shunt-lab", "lab", "up", "--tiers", "1", "--wire", "mtu"], text=True,
                                     stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=in_first_network)
         self.hosts = self._described()

@@ -14,7 +14,8 @@ crypto.EVP_CIPHER_CTX_new.restype = ctypes.c_void_p
 for name, _ in SUITES.values():
     getattr(crypto, name).restype = ctypes.c_void_p
 
-# The frontend of Base.conf listens for TLS, too: with one server by default, and another that a client names (SNI).
+# Lines by which the frontend of Base.conf also listens for TLS: with one server by default, and another for clients
+# that name it (SNI).
 TLS = """
         listen 127.0.0.4:8443 ssl; ssl_certificate {dir}/a.pem; ssl_certificate_key {dir}/a.key;
         ssl_protocols TLSv1.2 TLSv1.3; server_name a;
@@ -99,7 +100,7 @@ class Tls(SeveralRequests, Base):
             self.assertEqual(c.get("/text.html").body, TEXT)
         self.assertEqual(self.log(8443, 10)[2:6], ["200", "shortcut", str(len(TEXT)), str(len(TEXT))])
         keys = self.handoffs(10)
-        # Tickets were sent under the first key. Each later generation has its response's header and nothing else.
+        # Tickets were sent under the first key. Under each later key, only the header of its response was sent.
         self.assertEqual([h["tls_record"] for h in keys], [0] + [1] * 9)
         self.assertEqual(len({(h["tls_key"], h["tls_iv"]) for h in keys}), 10)
         self.assertEqual({(h["tls_content_bytes"], h["tls_skip"]) for h in keys}, {(16384, 0)})
@@ -138,8 +139,8 @@ class Tls(SeveralRequests, Base):
         self.assertEqual(self.outcome(2), "shortcut")
 
     def ended(self, part, then=None):
-        """Has the backend send a part of the records and give up. `then` serves the next handoff; without it, the next
-        handoff is given up likewise."""
+        """Has the backend send `part` of the records and then give up. `then` serves the next handoff; without it, the
+        next handoff is given up likewise."""
         def serve(s, h):
             self.agent.on_handoff = then or serve
             c = self.agent.client_socket(h["handoff"])

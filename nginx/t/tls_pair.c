@@ -20,7 +20,7 @@ SSL_CTX *server_ctx(void)
     X509_set_pubkey(cert, key);
     CHECK(X509_sign(cert, key, EVP_sha256()) > 0);
     CHECK(SSL_CTX_use_certificate(ctx, cert) == 1 && SSL_CTX_use_PrivateKey(ctx, key) == 1);
-    /* nginx sets these, too */
+    /* nginx sets the same modes */
     SSL_CTX_set_mode(ctx, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_NO_AUTO_CHAIN);
     SSL_CTX_set_read_ahead(ctx, 1);
     CHECK(shunt_tls_watch(ctx) == 0);

@@ -41,7 +41,7 @@ pair_t connected(SSL_CTX *server, SSL_CTX *client, SSL_SESSION *session);
 void closed(pair_t p);
 void on_a_connection(void (*test)(pair_t *));
 
-/* What a backend does. `seal` encrypts `content` as one record with this number, into `out`.
+/* The part of a backend. `seal` encrypts `content` as one record with this number, into `out`.
  * `sealed` encrypts it into `records`, as one record or several. Both return the number of bytes
  * that they have written. */
 size_t seal(unsigned char *out, const struct shunt_tls *keys, uint64_t number, int type,
@@ -52,8 +52,8 @@ size_t sealed(const struct shunt_tls *keys, const unsigned char *content, size_t
 void client_reads(SSL *client, const void *expected, size_t n);
 void client_sees_nothing(SSL *client);
 
-/* Hands over the keys for `n` bytes of payload, and closes the gate. From here on, nothing that the
- * server writes leaves. */
+/* Hands over the keys for `n` bytes of payload, and freezes the server's TLS connection: nothing
+ * that it writes leaves from then on. */
 struct shunt_tls frozen(pair_t *p, int fresh, size_t n);
 
 /* Makes one response whose payload, `n` bytes, comes from the backend. `meanwhile` runs before the

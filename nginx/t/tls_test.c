@@ -103,7 +103,8 @@ static void however_often_it_asks_one_update_is_the_answer(pair_t *p)
     handed_off(p, 50000, NULL);
 }
 
-/* The gate drops what OpenSSL writes while a backend has the keys, so the client would miss it. */
+/* While a backend has the keys, all bytes that OpenSSL writes are dropped. The client would miss
+ * them, so this is noticed. */
 static void what_is_written_meanwhile_is_noticed(void)
 {
     SSL_CTX *server = server_ctx(), *client = client_ctx(NULL);
@@ -134,7 +135,7 @@ static void a_fatal_alert_is_told_from_all_else(pair_t *p)
     frozen(p, 0, 100);
     CHECK(!shunt_tls_is_broken(p->server));
     CHECK(SSL_write(p->client, "GET", 3) == 3);
-    CHECK(!shunt_tls_is_broken(p->server)); /* it sees the client's next request */
+    CHECK(!shunt_tls_is_broken(p->server)); /* the server sees the client's next request */
     CHECK(!shunt_tls_is_broken(p->server));
     client_sees_nothing(p->client);
 
@@ -169,7 +170,8 @@ static void nothing_leaves_while_it_is_frozen(pair_t *p)
     p->server = NULL;
 }
 
-/* As when the kernel refuses the region: OpenSSL continues in the header's generation. */
+/* The keys are handed over and not used, as when the kernel refuses the region: OpenSSL continues
+ * under the header's keys. */
 static void a_connection_of_whose_handoff_nothing_comes_goes_on(pair_t *p)
 {
     struct shunt_tls keys, next;
@@ -259,7 +261,8 @@ static void a_client_that_counts_updates_by_the_clock_is_spared(void)
     CHECK(SSL_CTX_add_custom_ext(client, 28, SSL_EXT_CLIENT_HELLO, adds_limit, NULL, NULL, NULL,
                                  NULL) == 1);
     p = connected(server, client, NULL);
-    /* There are pauses, in which the last response's KeyUpdate has yet to leave. */
+    /* Some responses come after a pause, while the KeyUpdate of the response before has not
+     * left. */
     for (i = 0; i < 2000 && updates < 90; i++, p.now_ms += i % 9 ? 7 : 700) {
         if (shunt_tls_state(p.server)->waiting) {
             sent[updates++] = p.now_ms;
@@ -285,7 +288,7 @@ static void a_client_that_counts_updates_by_the_clock_is_spared(void)
     closed(p);
     SSL_CTX_free(client);
 
-    /* a client that does not count by the clock is not limited */
+    /* a client that does not limit KeyUpdates per time gets as many as responses need */
     client = client_ctx(NULL);
     p = connected(server, client, NULL);
     for (i = 0; i < 100; i++) {
@@ -323,10 +326,11 @@ static void another_backend_goes_on_in_mid_record(pair_t *p)
     }
 
     relayed(p);
-    CHECK(shunt_tls_rest(p->server, 0, &rest, &from) == -1); /* nobody may have keys now */
+    CHECK(shunt_tls_rest(p->server, 0, &rest, &from) == -1); /* no payload is in progress */
 }
 
-/* The socket accepts few bytes at a time, and a KeyUpdate is the first of them. */
+/* The socket accepts few bytes at a time, and the KeyUpdate is the first record that is written to
+ * it. */
 static void a_key_update_that_leaves_in_pieces_is_whole(pair_t *p)
 {
     int least = 1, n, times;

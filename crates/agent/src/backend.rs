@@ -1,4 +1,4 @@
-//! This machine as a backend: its steering programs, the files that it sends, and the routes to clients.
+//! This machine as a backend: its steering programs (BPF), the files that it sends, and the routes to clients.
 
 pub(crate) mod digests;
 pub(crate) mod paths;

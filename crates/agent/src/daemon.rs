@@ -4,7 +4,8 @@
 //! No step of a handoff blocks the loop. Frames for a peer are collected, and leave together at the end of a turn. A
 //! *server* is a program of this machine that is connected to the agent, and a *peer* another machine's agent. An
 //! *offer* is a payload that a server holds ready. A *sender* is this machine's kernel socket for a client of a peer. A
-//! *store* has the payloads of programs under `shunt run`.
+//! *store* has the payloads of programs under `shunt run`. A *fetch* brings a payload through both agents to the
+//! frontend's server. A *turn* is one pass of the event loop.
 
 mod act;
 mod connections;
@@ -70,7 +71,7 @@ const WARN_EVERY: Duration = Duration::from_secs(3600);
 struct Drain {
     /// Time at which the drain ends, whatever is left.
     until: Instant,
-    /// Last time at which something was still under way.
+    /// Last time at which a handoff, an offer or another piece of work was under way.
     busy: Instant,
 }
 
@@ -112,7 +113,7 @@ pub struct Daemon {
     pub(crate) board: BoardMemory,
     /// Connections of servers.
     pub(crate) connections: Slots<Connection>,
-    /// Summed counters of servers that are gone.
+    /// Sums of the counters of servers that are gone.
     pub(crate) gone: Gone,
     pub(crate) callers: Callers,
     /// Connections with peers.
@@ -129,14 +130,14 @@ pub struct Daemon {
     pub(crate) reaching: Slots<Transport>,
     /// The thread that looks up routes. `None` until it starts, and on a machine that is no frontend.
     pub(crate) uplinks: Option<Uplinks>,
-    /// Present until the thread starts that keeps the steering programs on their interfaces (`ports`).
+    /// For the thread that keeps the steering programs (BPF) on their interfaces (`ports`). `None` once it has started.
     pub(crate) sysfs: Option<Sysfs>,
     pub(crate) ports: Arc<Ports>,
     pub(crate) seen: Seen,
     /// Buffer for a server's packet; `None` while a packet is being processed.
     pub(crate) packet: Option<Box<[u8; MAX_PACKET_BYTES]>>,
     listeners: Listeners,
-    /// Present until the thread starts that serves the counters.
+    /// For the threads that serve the counters. `None` once they have started.
     metrics: Option<Endpoint>,
     signals: Signals,
     drain: Option<Drain>,
@@ -171,7 +172,8 @@ impl Daemon {
     /// # Errors
     /// Returns the kernel's error of epoll_wait(2). A session or handoff that fails does not stop the loop.
     pub fn run(&mut self) -> Result<(), LoopError> {
-        // An earlier agent may have left regions. The agents that send their payloads have lost the session with it.
+        // Payloads may be under way that backends send for handoffs from before this start. The backends' agents have
+        // lost the session with the earlier agent.
         self.event(|logic, call| logic.watch_regions(call));
         tracing::info!(name = self.config.name, socket = ?self.config.socket, listen = %self.config.listen, "ready");
         let mut ready = Vec::with_capacity(EVENTS_AT_ONCE);
@@ -266,7 +268,7 @@ impl Daemon {
         self.event(|logic, call| logic.look_at_limits(&usage, call));
     }
 
-    /// Updates the number of descriptors that are not senders' (`Kernel::other_descriptors`).
+    /// Updates the number of descriptors that do not belong to senders (`Kernel::other_descriptors`).
     pub(crate) fn note_descriptors(&mut self) {
         let logic = &self.logic;
         let few = 32 + self.config.peers.len() + logic.incoming.len();

@@ -1,4 +1,4 @@
-//! `shuntd --detach`: removes the programs and maps that an agent leaves in the kernel. Those are BPF programs: the
+//! `shuntd --detach`: removes the programs and maps that an agent leaves in the kernel. They are BPF programs: the
 //! *steering programs*, which translate connections that have had a handoff, and the programs that find connections
 //! between programs under `shunt run`.
 
@@ -43,7 +43,7 @@ pub(crate) struct Beginning<'config> {
 }
 
 impl<'config> Beginning<'config> {
-    /// Begins the start of an agent, which holds the lock on its pins.
+    /// Makes the guard, at the beginning of the start. The agent holds the lock on its pins (files in bpffs).
     pub(crate) fn of(config: &'config Config) -> Self {
         let is_first = std::fs::read_dir(&config.pins).is_ok_and(|mut pinned| pinned.next().is_none());
         Self { config, takes_back: is_first }
@@ -86,7 +86,8 @@ fn take_strays_off(interface: &str, is_frontend: bool, force: bool) -> Result<()
         }
     }
     if force {
-        // Both programs of a role use one table, so the first program finds all connections.
+        // Both programs of a role (frontend or backend) use one table of connections, so the first program finds all of
+        // them.
         strays.first().into_iter().for_each(|stray| close(&stray.moved()));
         for stray in &strays {
             stray.take_off()?;
@@ -96,8 +97,8 @@ fn take_strays_off(interface: &str, is_frontend: bool, force: bool) -> Result<()
     Ok(())
 }
 
-/// Closes connections that would hang without the steering programs. The programs still run now, and translate the
-/// resets into the clients' sequence numbers.
+/// Closes connections that would hang without the steering programs. To be called while the programs still run: they
+/// translate the resets into the clients' sequence numbers.
 fn close(connections: &[FlowKey]) {
     if connections.is_empty() {
         return;

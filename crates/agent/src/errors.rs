@@ -30,7 +30,7 @@ pub enum StartError {
         /// The kernel's answer.
         error: io::Error,
     },
-    /// The steering programs cannot be loaded.
+    /// The steering programs (BPF) cannot be loaded.
     #[error(transparent)]
     Steer(#[from] SteerError),
     /// A user or group that the configuration names in `users`, `groups` or `observers` does not exist on this machine.
@@ -47,7 +47,7 @@ pub enum StartError {
     /// The certificates cannot be used.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
-    /// The store cannot start.
+    /// The store, which has the payloads of programs under `shunt run`, cannot start.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// Another system call has failed.

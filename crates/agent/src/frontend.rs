@@ -1,4 +1,4 @@
-//! This machine as a frontend: its steering programs, the routes to backends, and fetches from them.
+//! This machine as a frontend: its steering programs (BPF), the routes to backends, and fetches from them.
 
 pub(crate) mod census;
 pub(crate) mod fetching;

@@ -1,6 +1,7 @@
 //! Answers of this machine to the logic's questions ([`Machine`]): flow table, senders, routes to clients, files,
 //! store. A *sender* is this machine's kernel socket for a client of a frontend; it is *parked* while it waits for the
-//! next payload.
+//! next payload. A *flow* is the steering programs' (BPF) record of a client connection, and a *region* a range of its
+//! sequence numbers that a backend sends.
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
@@ -24,8 +25,8 @@ use crate::backend::paths::Paths;
 use crate::backend::steering::BackendSteering;
 use crate::frontend::steering::FrontendSteering;
 
-/// Divisor: parked senders leave one FREE_PART-th of all descriptors free, for new files and connections until the next
-/// tick.
+/// Parked senders are closed until one FREE_PART-th of all descriptors is free, for the new files and connections until
+/// the next tick (100 ms).
 const FREE_PART: u64 = 8;
 
 /// The parts of this machine from which the logic's questions are answered.
@@ -44,7 +45,8 @@ pub(crate) struct Kernel {
     pub(crate) other_descriptors: u64,
     /// Most descriptors of the process (RLIMIT_NOFILE).
     pub(crate) descriptor_limit: u64,
-    /// All senders have been swept since the last check of the limits, because descriptors were short.
+    /// Since the last check of the limits, descriptors were short, and all senders were examined for payloads that are
+    /// acknowledged.
     has_swept: bool,
     /// Senders that have failed while a question was answered.
     pub(crate) failures: Vec<Failure>,

@@ -1,5 +1,5 @@
-//! Code that the frontend's and the backend's steering programs share, and the errors of loading them. A *flow* is the
-//! record of a client connection in these programs' maps.
+//! Code for the steering programs (BPF) of both roles, frontend and backend, and the errors of loading them. A *flow*
+//! is the record of a client connection in these programs' maps.
 
 use std::io;
 use std::net::SocketAddr;
@@ -31,7 +31,7 @@ pub enum SteerError {
         /// The kernel's answer.
         error: io::Error,
     },
-    /// Another agent uses the pins.
+    /// Another agent uses the pins (files in bpffs) of the programs.
     #[error(
         "an agent{} uses the programs pinned in {}: stop it first (systemctl stop shuntd)",
         holder::by(*.by), .pins.display()
@@ -50,7 +50,7 @@ pub enum SteerError {
         /// Directory with the other agent's pins.
         pins: Option<PathBuf>,
     },
-    /// An agent works with programs whose pins are gone.
+    /// An agent still uses programs whose pins (files in bpffs) are gone.
     #[error(
         "process {process} uses the program {program} on interface \"{interface}\", whose pins are gone: stop it \
          first (systemctl stop shuntd)"

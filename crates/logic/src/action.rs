@@ -1,7 +1,10 @@
 //! Actions: steps that the logic asks the daemon to carry out. They are done in their order, before the next event. No
 //! action holds keys of clients' TLS connections or of offers. A *peer* is another machine's agent. A *server* is a
 //! program of this machine that is connected to the agent. A *sender* is this machine's kernel socket for a client of a
-//! peer. A *ring* is a BPF ring buffer by which the kernel tells one server what becomes of its handoffs.
+//! peer. A *ring* is a BPF ring buffer by which the kernel tells one server what becomes of its handoffs. A *handoff*
+//! lets a backend send a payload on the connection of a frontend's client, and a *region* is the range of sequence
+//! numbers that the payload takes there. A *fetch* brings a payload through both agents instead. The *board* is memory
+//! that the agent writes and servers read. The *digest* of a file is its SHA-256.
 
 use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
@@ -101,14 +104,14 @@ pub enum Action<M: Machine> {
     /// Remove a ring from the kernel.
     CloseRing(u32),
 
-    /// Steer clients' ACKs to a peer's senders as the peer's entry says now
+    /// Have the BPF programs steer clients' ACKs to a peer's senders, as the peer's entry says now
     /// ([`Steered`](crate::frontend::steered::Steered)).
     Steer(usize),
     /// Watch the routes to a peer's senders from now on, and report the interfaces that they lead to.
     WatchRoutes(usize, Hello),
-    /// Note in the flow table which ACKs a peer needs.
+    /// Note in the kernel's table of client connections which ACKs a peer needs.
     SetSpacing(usize, peer::Spacing),
-    /// Note in the flow table that a client has acknowledged all of a payload.
+    /// Note in the kernel's table of client connections that a client has acknowledged all of a payload.
     SetDelivered(usize, peer::Delivered),
     /// Mark a region, so that the next packet that this machine sends on its connection resets the client.
     Cancel(ActiveRegion),
@@ -117,7 +120,7 @@ pub enum Action<M: Machine> {
     Abort(Given),
     /// Continue the senders of these handoffs: the frontends' servers have forgotten the digests of their files.
     GoOn(Given),
-    /// Discard the senders of a lost peer, except those whose payload is wholly in the kernel.
+    /// Discard the senders of a lost peer, except those whose whole payload is already in their send buffers.
     ForgetPeer(u32),
     /// Close files whose offers have expired.
     CloseFiles(Vec<M::File>),

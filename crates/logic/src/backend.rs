@@ -1,6 +1,8 @@
 //! This machine as a backend: it sends payloads to the clients of its peers. A *claim* (CLAIM) is a frontend's message
 //! that asks for one of them. An *offer* is a payload, a range of a file, that a server of this machine holds ready for
-//! a claim. A *sender* is this machine's kernel socket for a client. A *turn* is one pass of the daemon's event loop.
+//! a claim. A *sender* is this machine's kernel socket for a client. The *store* has the payloads of this machine's
+//! programs under `shunt run`. A *fetch* brings a payload through both agents to the frontend's server. The *digest* of
+//! a file is its SHA-256. A *turn* is one pass of the daemon's event loop.
 //!
 //! ```text
 //!   server --OFFER--> offers --+
@@ -33,7 +35,7 @@ use waiting::{Waiting, Waits};
 pub struct Start<M: Machine> {
     /// Address and port of the sender.
     pub local: SocketAddr,
-    /// The offer, which is used up now. `None` if the claim is of ranges of the store.
+    /// The offer, which is used up now. `None` if the claim asks for ranges of the store.
     pub offered: Option<Offered<M>>,
 }
 
@@ -47,10 +49,10 @@ pub struct Backend<M: Machine> {
     pub waiting: Waiting,
     /// Questions that wait for a file's digest.
     pub questions: Questions<M>,
-    /// Fetches of peers.
+    /// Fetches that peers have asked for.
     pub served: Served,
     /// Handoffs that frontends have given up and that are still to be aborted here: before the next claim, or at the
-    /// end of the turn (one pass of the agent's event loop).
+    /// end of the turn.
     given_up: Given,
     /// Claims whose frontends have said, in this turn, that their servers have forgotten the digest of the claim's
     /// file.
@@ -95,8 +97,8 @@ impl<M: Machine> Backend<M> {
         }
     }
 
-    /// Refuses a claim for `reason`, or lets it wait if a sender or a port may become free. No byte of its payload has
-    /// left.
+    /// Refuses a claim for `reason`, or lets it wait if a sender or a port may become free. To be called only if no
+    /// byte of its payload has left.
     pub fn refuse(
         &mut self,
         claim: &Claim,
@@ -146,9 +148,9 @@ impl<M: Machine> Backend<M> {
         Ok(Start { local, offered })
     }
 
-    /// Examines the next waiting claim. Returns it to be sent if there is a place for it now. Otherwise it goes on
-    /// waiting, or fails if it has waited too long, and `Some(None)` is returned. Returns `None` when all claims of the
-    /// round have been examined ([`Waiting::begin_round`]).
+    /// Examines the next waiting claim. Returns it to be sent if there is a place for it now. Returns `Some(None)` if
+    /// there is none: the claim goes on waiting, or fails if it has waited too long. Returns `None` when all claims of
+    /// the round have been examined ([`Waiting::begin_round`]).
     pub fn next_waiting(&mut self, turn: &mut Turn<'_, M>) -> Option<Option<(Box<Waits>, Start<M>)>> {
         let waits = self.waiting.next_of_round()?;
         let Waits { claim, parts, claimant, until } = &*waits;
@@ -240,8 +242,8 @@ impl<M: Machine> Backend<M> {
         self.withdrawn.insert((peer as u32, withdrawn.worker.get(), withdrawn.handoff.get()));
     }
 
-    /// Ends the handoffs that frontends have given up: at the end of a turn, and before another payload begins. They
-    /// are collected, because many come together, and each would cost a scan of all senders.
+    /// Ends the handoffs that frontends have given up: at the end of a turn, and before the next claim. They are
+    /// collected, because many are given up at the same time, and each would cost a scan of all senders.
     pub fn abort_given_up(&mut self, turn: &mut Turn<'_, M>) {
         if self.given_up.is_empty() {
             return;

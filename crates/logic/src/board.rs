@@ -100,7 +100,7 @@ impl Board {
         self.change(peer, |entry| (entry.state, entry.our_key, entry.their_key) = (BoardPeer::UP, our_key, their_key))
     }
 
-    /// Notes that the session with a peer has ended. Its offers can still be fetched, so its keys stay.
+    /// Notes that the session with a peer has ended. The peer's offers can still be fetched, so its keys stay.
     pub fn lost(&mut self, peer: usize) -> Change {
         self.change(peer, |entry| entry.state = BoardPeer::LOST)
     }
@@ -126,8 +126,8 @@ impl Board {
         Change::Peer(peer)
     }
 
-    /// Sets which shortcuts are closed ([`closed`](shunt_wire::local::closed)), for one peer or for all. Returns `None`
-    /// if nothing changes.
+    /// Sets which new work servers must not begin ([`closed`](shunt_wire::local::closed)), for one peer or for all.
+    /// Returns `None` if nothing changes.
     pub fn close(&mut self, peer: Option<usize>, bits: u32) -> Option<Change> {
         let (word, change) = match peer {
             None => (&mut self.head.closed, Change::Closed),

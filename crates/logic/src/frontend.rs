@@ -2,9 +2,12 @@
 //!
 //! The kernel has begun the region already (SHUNT_BEGIN). When the region is complete, the kernel tells the server
 //! directly. The agent only passes the claim on to the backend's agent, and failures back to the server. A *peer* is
-//! another machine's agent. A *sender* is a backend's kernel socket for a client of a frontend. A *turn* is one pass of
-//! the daemon's event loop. A *region* is a range of sequence numbers of a client's connection, which one payload
-//! takes. A *ring* is a BPF ring buffer.
+//! another machine's agent. A *handoff* is a server's grant of a client connection's send side for one payload, and a
+//! *claim* is the message that asks the backend for this payload. A *fetch* brings a payload through both agents
+//! instead, and a *store* has the payloads of a machine's programs under `shunt run`. A *sender* is a backend's kernel
+//! socket for a client of a frontend. A *turn* is one pass of the daemon's event loop. A *region* is a range of
+//! sequence numbers of a client's connection, which one payload takes. A *ring* is a BPF ring buffer by which the
+//! kernel tells one server what becomes of its handoffs.
 
 pub mod asking;
 pub mod fetches;
@@ -34,7 +37,7 @@ pub enum Canceller {
     Peer(u32),
     /// The server that learns of the handoff's completion by this ring.
     Ring(u32),
-    /// Any server, if no server has the handoff's ring. An earlier agent gave that ring out.
+    /// Any server: allowed only if no server has the handoff's ring, because an earlier agent gave that ring out.
     Anybody,
 }
 
@@ -82,8 +85,8 @@ impl Frontend {
             return turn.end(server, handoff.handoff, Reason::NotAllowed);
         }
         let peer = handoff.peer as usize;
-        // If the handoff belongs to an earlier session, its region was given up with that session. The server asks for
-        // the rest again.
+        // If the handoff belongs to an earlier session with the peer, its region was given up with that session. The
+        // server then hands the rest off again.
         let is_current = turn.shared.board.epoch(peer) == Some(handoff.epoch);
         if !is_current || !turn.shared.peers.is_up(peer) {
             turn.log_failed_handoff(Reason::UnknownOffer, handoff.handoff, client, handoff.trace);

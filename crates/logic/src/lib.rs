@@ -13,8 +13,9 @@
 //! runs many agents on a virtual clock.
 //!
 //! Each module below is for one role: `peers` for other agents, `servers` for the programs of this machine that connect
-//! to the agent, `frontend` and `backend` for the two ends of a handoff, `store` for programs under `shunt run`. A
-//! state machine gets the state that it shares with others as a [`Turn`].
+//! to the agent, `frontend` and `backend` for the two ends of a handoff (the frontend lets the backend send a body on a
+//! client's connection), `store` for programs under `shunt run`. A state machine gets the state that it shares with
+//! others as a [`Turn`].
 #![forbid(unsafe_code)]
 
 pub mod action;

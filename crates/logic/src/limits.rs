@@ -1,15 +1,18 @@
-//! Limits. When one is reached, new responses are relayed. A server learns this from the board without a message, so a
-//! limit costs a response nothing. A *handoff* lets another machine send a payload on a client's connection. An *offer*
-//! is a payload that this machine holds ready. A *sender* is this machine's kernel socket for a client of a peer. A
-//! *turn* is one pass of the daemon's event loop. A limit's state is its *gate*, which is open or closed.
+//! Limits on the work of an agent. When one is reached, new responses are *relayed*: their bodies come through all
+//! tiers, as without Shunt. A server learns this from the board, memory that the agent writes, so a limit costs a
+//! response nothing. A *handoff* lets another machine send a payload on a client's connection. A *consent* is a
+//! request's header field that permits this. An *offer* is a payload that this machine holds ready. A *fetch* brings a
+//! payload through both agents to the frontend's server. A *sender* is this machine's kernel socket for a client of a
+//! *peer*, another machine's agent. A *turn* is one pass of the daemon's event loop. A limit's state is its *gate*,
+//! which is open or closed.
 //!
-//! Limits are soft where a response could break otherwise. Responses with a consent or an offer at the moment when a
-//! limit is reached still get their shortcut. So each limit may be exceeded by what is under way at that moment.
-//! Descriptors are the exception: the last ones are kept for work that has already begun.
+//! Limits are soft where a response could break otherwise. A response that has a consent or an offer when a limit is
+//! reached is still handed off. So each limit may be exceeded by what is under way at that moment. Descriptors are the
+//! exception: the last ones are kept for work that has already begun.
 //!
 //! Any consent may lead to a fetch. So a limit of fetches that is reached closes consents (at the frontend, for all
-//! peers) and offers (at the backend, for one peer or all). A peer that delays fetches costs others their shortcuts,
-//! but no response.
+//! peers) and offers (at the backend, for one peer or all). A peer that delays fetches can so keep other peers'
+//! payloads from being handed off, but no response fails.
 
 use std::ops::{AddAssign, SubAssign};
 use std::time::Instant;
@@ -31,22 +34,22 @@ const SLACK: u64 = 32;
 pub struct Limits {
     /// Most handoffs of this machine's servers that are not over.
     pub handoffs: u64,
-    /// Most of these handoffs to one peer.
+    /// Most handoffs to one peer that are not over.
     pub handoffs_per_peer: u64,
     /// Most payloads that are offered or being sent by this machine.
     pub offers: u64,
-    /// Most of these payloads for one peer.
+    /// Most payloads for one peer that are offered or being sent.
     pub offers_per_peer: u64,
     /// Most bytes of all payloads that are offered or being sent by this machine.
     pub bytes: u64,
-    /// Most of these bytes for one peer.
+    /// Most bytes, for one peer, of payloads that are offered or being sent.
     pub bytes_per_peer: u64,
-    /// Most fetches under way, in each direction.
+    /// Most fetches under way in each direction: those of this machine's servers, and those that peers ask for.
     pub fetches: usize,
     /// Most fetches under way with one peer, in each direction.
     pub fetches_per_peer: usize,
     /// Most connections of this machine's servers, two for each worker. A user gets no more connections than are left
-    /// for others, so at most half of them, but four in any case.
+    /// for others, so at most half of this limit, but four in any case.
     pub servers: usize,
 }
 
@@ -100,7 +103,7 @@ pub struct Load {
     pub payloads: u64,
     /// Sum of the payloads' lengths, in bytes.
     pub bytes: u64,
-    /// Number of the payloads that have a sender.
+    /// Number of those payloads that have a sender.
     pub senders: u64,
 }
 
@@ -190,8 +193,8 @@ struct Gate {
 }
 
 impl Gate {
-    /// Compares the use with the limit. Returns whether the gate is closed now. Counts each closing, and logs it at
-    /// most once per [`SELDOM`](crate::rate::SELDOM).
+    /// Compares the use with the limit. Returns whether the gate is closed now. Counts each closing in `closings`, and
+    /// logs it at most once per [`SELDOM`](crate::rate::SELDOM).
     fn look(&mut self, bound: &Bound<'_>, closings: &mut u64, now: Instant) -> bool {
         let Bound { name, peer, used, limit } = *bound;
         let least = if self.is_closed { limit - limit / 10 } else { limit };
@@ -251,7 +254,8 @@ pub struct Gates {
     pub closings: Closings,
     /// Use at the last check.
     pub total: Use,
-    /// The limits are to be checked at the end of the turn, because a peer has sent CLOSED or there is other news.
+    /// The limits are to be checked at the end of the turn: something has happened that this table has not counted, for
+    /// example a peer's CLOSED.
     is_news: bool,
     handoffs_left: u64,
     offers_left: u64,
@@ -294,20 +298,20 @@ impl Gates {
         self.peers.push(PeerGates::default());
     }
 
-    /// Counts a handoff against the work that may come before the next check.
+    /// Subtracts a handoff from the new work that may come before the next check.
     pub fn note_handoff(&mut self) {
         self.handoffs_left = self.handoffs_left.saturating_sub(1);
     }
 
-    /// Counts an offer against the work that may come before the next check.
+    /// Subtracts an offer from the new work that may come before the next check.
     pub fn note_offer(&mut self, length: u64) {
         self.offers_left = self.offers_left.saturating_sub(1);
         self.bytes_left = self.bytes_left.saturating_sub(length);
     }
 
     /// Returns whether the limits are to be checked at the end of this turn: there is news, or enough new work has come
-    /// that a limit may be reached. If a limit for all peers is already reached, new work waits for the check of the
-    /// next tick.
+    /// that a limit may be reached. If a limit for all peers is already reached, new work alone causes no check before
+    /// the next tick (10 a second).
     pub fn is_look_due(&self) -> bool {
         let closed = self.handoffs.is_closed || self.offers.is_closed || self.bytes.is_closed;
         self.is_news || !closed && (self.handoffs_left == 0 || self.offers_left == 0 || self.bytes_left == 0)
@@ -379,8 +383,8 @@ impl Gates {
         Looked { closed: bits(false, offers), is_full }
     }
 
-    /// Returns whether this machine has reached a limit that concerns a peer, so that the peer has to stop making
-    /// offers.
+    /// Returns whether this machine has reached its limit of handoffs to a peer, or of fetches from it. The peer then
+    /// has to stop making offers.
     pub fn is_full_of(&self, peer: usize) -> bool {
         self.peers[peer].handoffs.is_closed || self.peers[peer].fetches_out.is_closed
     }
@@ -396,7 +400,7 @@ impl Gates {
     }
 
     /// Logs that all senders were in use when a claim came. A check of the limits may miss that, because a sender may
-    /// be free again when it comes.
+    /// be free again when the check comes.
     pub fn say_senders(&mut self, limit: usize, now: Instant) {
         if self.senders.said.allows(now) {
             tracing::warn!(limit, "limit reached: no sender was free for a claim; raise `senders` in [backend]");

@@ -1,7 +1,10 @@
-//! One agent: its state machines, and the dispatch of events to them. A *peer* is another machine's agent. A *claim* is
-//! its message that asks this machine for a payload: an *offer* of a server, or bytes of the *store* (payloads of
-//! programs under `shunt run`). A *source* is a store that a machine's programs can fetch from. A *turn* is one pass of
-//! the daemon's event loop.
+//! One agent: its state machines, and the dispatch of events to them. A *peer* is another machine's agent, and a
+//! *session* the use of the connection with it. A *server* is a program of this machine that is connected to the agent.
+//! A *handoff* lets a backend send a payload on the connection of a frontend's client. A *claim* is a frontend's
+//! message that asks this machine for a payload: an *offer* of a server, or bytes of the *store* (payloads of programs
+//! under `shunt run`). A *waiting* claim is one for which no sender (kernel socket for the client) is free. A *fetch*
+//! brings a payload through both agents instead. A *source* is a store that a machine's programs can fetch from. A
+//! *turn* is one pass of the daemon's event loop.
 
 mod connections;
 mod fetches;
@@ -50,7 +53,7 @@ pub struct Call<'a, M: Machine> {
 
 /// State for programs under `shunt run` that concerns other agents.
 pub struct Store {
-    /// Machines that the addresses of programs belong to.
+    /// Machine that each known address of programs belongs to.
     pub ends: Ends,
     /// Stores that programs can fetch from.
     pub sources: SourcesOfPeers,
@@ -158,7 +161,7 @@ impl<M: Machine> Logic<M> {
         Ok(())
     }
 
-    /// Calls `do_it` with the state machines and a turn.
+    /// Calls `do_it` with both roles' state, and with the context of this event.
     fn with<R>(
         &mut self,
         call: &mut Call<'_, M>,
@@ -189,7 +192,8 @@ impl<M: Machine> Logic<M> {
     /// Handles a server's message. `was_cut` says that descriptors of its packet were lost.
     ///
     /// # Errors
-    /// Returns the server's fault, which ends its connection. A handoff that fails is no such fault, and is answered.
+    /// Returns the server's fault, which ends its connection. A handoff that fails is no fault of the server, and is
+    /// answered.
     pub fn request(
         &mut self,
         server: usize,
@@ -275,7 +279,7 @@ impl<M: Machine> Logic<M> {
         self.with_gates(call, |backend, gates, turn| backend.refuse(claim, parts, claimant, reason, gates, turn));
     }
 
-    /// Begins a round of the waiting claims.
+    /// Begins a round, in which each claim that waits now is examined once.
     pub fn begin_waiting_round(&mut self) {
         self.backend.waiting.begin_round();
     }
@@ -301,8 +305,9 @@ impl<M: Machine> Logic<M> {
         self.with(call, |_, _, turn| turn.fail_claim(claimant, reason));
     }
 
-    /// Tells frontends which spacing of ACKs senders need, and which payloads are acknowledged. Peers without a session
-    /// are not told: a frontend that has lost this agent watches its payloads itself.
+    /// Tells frontends which ACKs each sender needs (`advice`: payload bytes between two of them), and which payloads
+    /// clients have acknowledged wholly (`words`). Peers without a session are not told: a frontend that has lost this
+    /// agent watches its payloads itself.
     pub fn tell_frontends(&mut self, advice: &[(u32, Spacing)], words: &[(u32, Delivered)], call: &mut Call<'_, M>) {
         self.with(call, |_, _, turn| {
             for (peer, spacing) in advice {
@@ -320,8 +325,8 @@ impl<M: Machine> Logic<M> {
         self.with(call, |_, backend, turn| backend.tell_file(of, offset, sha256, turn));
     }
 
-    /// Watches all active regions, because an earlier agent of this machine has left them. The agents that send their
-    /// payloads have lost their sessions with it.
+    /// Watches all payloads on their way to clients of this machine, because they are from before this agent's start.
+    /// The backends' agents have lost their sessions with the earlier agent.
     pub fn watch_regions(&mut self, call: &mut Call<'_, M>) {
         self.with(call, |frontend, _, turn| frontend.watch_regions(None, turn));
     }
@@ -383,8 +388,8 @@ impl<M: Machine> Logic<M> {
     }
 
     /// Handles a peer's ADDRESSES: the addresses of its programs. A peer sends them only to machines that may read its
-    /// store, so its store is a source here from now on. All peers whose stores are sources are told of the new list of
-    /// sources.
+    /// store, so its store is a source here from now on. Then all peers whose stores are sources here are told this
+    /// machine's new list of sources.
     fn name_addresses(&mut self, peer: usize, addresses: &shunt_wire::addresses::Addresses, call: &mut Call<'_, M>) {
         let may_read = self.shared.settings.peers[peer].may_read_store;
         let Some(store) = &mut self.store else { return };
@@ -424,7 +429,8 @@ impl<M: Machine> Logic<M> {
         }
     }
 
-    /// Takes this machine's changed addresses: updates the kernel's keys and the programs' sources, and tells peers.
+    /// Handles a change of this machine's addresses: updates the kernel's keys and the programs' sources, and tells
+    /// peers.
     pub fn set_own_addresses(&mut self, addresses: &[IpAddr], call: &mut Call<'_, M>) {
         let Some(store) = &mut self.store else { return };
         let changes = store.ends.set_own(addresses);

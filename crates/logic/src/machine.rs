@@ -1,8 +1,9 @@
 //! Questions that the logic asks its machine. They are answered at once, without blocking: by the daemon from the
 //! kernel's tables, by the simulator from its models. A *region* is a range of sequence numbers of a client's
-//! connection, which another machine (a *peer*) sends for one *handoff* of a server. A *sender* is this machine's
-//! kernel socket for a client of a peer; it is *parked* while it waits for the next payload. The *digest* of a file is
-//! its SHA-256.
+//! connection, which another machine (a *peer*) sends for one *handoff* of a server. The *flow table* is the BPF
+//! programs' table of client connections. An *offer* is a payload, a range of a file, that a server holds ready, and a
+//! *claim* is a peer's message that asks for it. A *sender* is this machine's kernel socket for a client of a peer; it
+//! is *parked* while it waits for the next payload. The *digest* of a file is its SHA-256.
 
 use std::fmt::Debug;
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +19,7 @@ pub type Sha256 = [u8; 32];
 /// Knowledge of a file's digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
-    /// The digest of the file in the state that was asked about.
+    /// The digest. The file was in the state that was asked about when it was read.
     Digest(Sha256),
     /// The file waits to be read, or is being read.
     NotYet,
@@ -68,7 +69,7 @@ pub struct ActiveRegion {
     pub quiet: Duration,
     /// The server may write bytes after the payload while the region is active (SHUNT_APPEND).
     pub queues: bool,
-    /// Number of the ring that is told of the region's completion.
+    /// Number of the ring (a BPF ring buffer) by which the server learns that the region is complete.
     pub ring: u32,
 }
 
@@ -107,7 +108,8 @@ pub trait Machine {
     /// Returns the state of a file, if the kernel knows it without asking a program or another machine.
     fn state(&self, file: &Self::File) -> Option<Self::State>;
 
-    /// Returns whether the file is as its offer says, and in the state `proven` if that is given.
+    /// Returns whether the file is still as its offer says (its size and, without [`Offer::BODY`], its time), and in
+    /// the state `proven` if that is given.
     fn is_unchanged(&self, file: &Self::File, offer: &Offer, proven: Option<Self::State>) -> bool;
 
     /// Looks up the digest of a file in a state. A file that has not been read in this state is queued for reading, if

@@ -1,8 +1,9 @@
 //! Sessions with other agents. Each pair of agents has one connection, made by the agent whose name sorts first. It
 //! stays open between payloads. An agent closes it only if the peer is silent, breaks the protocol, begins a new
-//! session, or has another configuration or certificate now. A *session* lasts from the second HELLO until the
-//! connection is lost. A *sender* is a backend's kernel socket for a client. An *offer* is a payload that a backend
-//! holds ready. A *turn* is one pass of the daemon's event loop.
+//! session, or has another configuration or certificate now. A *peer* is another machine's agent. A *session* lasts
+//! from the second HELLO until the connection is lost. A *sender* is a backend's kernel socket for a client. An *offer*
+//! is a payload that a backend holds ready, and its *tag* proves for which request it was made. A *turn* is one pass of
+//! the daemon's event loop.
 //!
 //! ```text
 //!              dialled, or admitted            HELLO of the peer
@@ -25,16 +26,17 @@ use shunt_wire::prefixes::Prefixes;
 use crate::settings::{PeerSettings, Settings};
 use hearing::Hearing;
 
-/// Shortest and longest pause before the next attempt to connect. It doubles with each failure.
+/// Shortest and longest pause before the next attempt to connect to a peer. The pause doubles with each failure.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// Time that a new connection may take until its session begins.
+/// Time that a new connection may take until its session begins. A peer that dials this agent may stay away for the
+/// same time before that is logged.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// Number of heartbeat intervals without any frame after which a peer is lost.
 pub const SILENT_HEARTBEATS: u32 = 4;
-/// Shortest heartbeat: with less, machines that are only busy would be taken for lost.
+/// Shortest heartbeat that a configuration may have. With a shorter one, machines that are only busy would count as
+/// lost.
 pub const HEARTBEAT_MIN: Duration = Duration::from_millis(50);
-/// Features of this agent that it uses with peers that have them, too ([`Hello::features`]), one per bit. There are
-/// none yet.
+/// Optional features of the protocol that this agent has, one per bit ([`Hello::features`]). There are none yet.
 const FEATURES: u64 = 0;
 
 /// Addresses of this machine's senders for the clients of one peer, one of each IP version at most.
@@ -66,7 +68,7 @@ impl SenderAddresses {
 /// Data of a new connection with a peer, from the daemon.
 #[derive(Clone, Copy, Debug)]
 pub struct Opened {
-    /// Addresses of this machine's senders, chosen by the connection's local address.
+    /// Addresses of this machine's senders for the peer's clients, chosen by the connection's local address.
     pub senders: SenderAddresses,
     /// A new random key for the tags of offers to the peer, used if the peer has no key yet.
     pub key: [u8; 16],
@@ -80,12 +82,13 @@ enum Link {
     Up(Session),
 }
 
-/// A session: both agents have sent HELLO.
+/// A session's state.
 #[derive(Clone, Copy, Debug)]
 struct Session {
     /// The peer has sent SPEAKS_FOR: the server addresses in whose name it sends payloads for this machine.
     has_spoken: bool,
-    /// Time of the last frame from the peer (`heard`), and to the peer (`told`).
+    /// Time at which the last frame from the peer came (`heard`), and at which the last frame to the peer was sent
+    /// (`told`).
     heard: Instant,
     told: Instant,
     /// Longest time that this agent sends nothing to the peer: then it sends PING. The peer's heartbeat or this
@@ -101,11 +104,12 @@ pub struct Peer {
     is_dialled: bool,
     link: Link,
     backoff: Duration,
-    /// Key of the tags of offers to the peer; zeros before the first session. It outlives sessions, as offers do.
+    /// Key of the tags of offers to the peer; zeros before the first session. It stays when a session ends, because
+    /// offers do.
     offer_key: [u8; 16],
     /// Addresses of this machine's senders for the peer's clients, as the newest HELLO to the peer has them.
     pub senders: SenderAddresses,
-    /// Bound on the peer's messages to servers.
+    /// Bound on the number of the peer's messages that servers have to read.
     pub hearing: Hearing,
     /// Frames that wait for the end of the turn.
     outbox: Vec<u8>,
@@ -289,9 +293,9 @@ impl Peers {
         matches!(self.all[peer].link, Link::Up(session) if now.duration_since(session.heard) > heartbeat * SILENT_HEARTBEATS)
     }
 
-    /// Notes that a turn came late. If that is by more than a heartbeat, the time does not count as silence of peers.
-    /// Peers may have stood still together with this agent, as virtual machines of one host do, or processes on one
-    /// core.
+    /// Notes that a turn came late. If it came late by more than a heartbeat, the delay does not count as silence of
+    /// peers: they may have stood still together with this agent, as virtual machines of one host do, or processes on
+    /// one core.
     pub fn excuse(&mut self, late: Duration, heartbeat: Duration, now: Instant) {
         if late > heartbeat {
             for session in self.all.iter_mut().filter_map(Peer::session) {

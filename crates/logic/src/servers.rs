@@ -1,6 +1,8 @@
 //! Connections of this machine's servers: nginx workers, and programs under `shunt run` that hand off their own
-//! connections. The *worker* number is the agent's number of one such connection. A *ring* is a BPF ring buffer by
-//! which the kernel tells one server what becomes of its handoffs.
+//! connections. The *worker* number is the agent's number of one such connection. A *handoff* lets another machine send
+//! a payload on the connection of a server's client, a *fetch* brings a payload through both agents instead, and an
+//! *offer* is a payload that a server holds ready for a *claim*, another agent's message that asks for it. A *ring* is
+//! a BPF ring buffer by which the kernel tells one server what becomes of its handoffs.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -15,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Number of connections that each user gets, even if fewer are left for others.
 const LEAST_OF_A_USER: usize = 4;
 
-/// Permissions of a process, by its user and groups.
+/// Permissions of a process, which follow from its user and groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum May {
     /// Everything that a server does.
@@ -96,7 +98,7 @@ pub enum Refusal {
     NotAllowed,
     /// The process's user has as many connections as are left for others.
     Share {
-        /// Number of its user's connections.
+        /// Number of connections that the process's user has.
         own: usize,
     },
 }
@@ -106,8 +108,8 @@ pub enum Refusal {
 pub struct Servers {
     all: Slab<Server>,
     next_worker: u32,
-    /// Free rings in the order in which they are given. A freed ring goes to the end: regions of its process may outlive
-    /// the process, and would pass for regions of the next process with that ring.
+    /// Free rings in the order in which they are given. A freed ring goes to the end: payloads that its process has
+    /// handed off may still be under way, and would pass for payloads of the next process with that ring.
     free_rings: VecDeque<u32>,
     limit: usize,
 }
@@ -247,7 +249,7 @@ mod tests {
         Caller { pid: 1, uid, gid: 0, may: May::Serve }
     }
 
-    /// Returns how many connections one user gets by asking again and again, if all others together have `others`.
+    /// Returns how many connections one user gets by asking again and again, if all other users together have `others`.
     fn taken(others: usize, limit: usize) -> usize {
         (0..).find(|own| !may_have_one_more(*own, others + own, limit)).expect("an end")
     }

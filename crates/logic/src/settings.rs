@@ -1,5 +1,6 @@
 //! Settings of the operator that the logic uses. A *peer* is another machine's agent. A *sender* is this machine's
-//! kernel socket for a client of a peer.
+//! kernel socket for a client of a peer. An *offer* is a payload that a server holds ready, and a *claim* is a peer's
+//! message that asks for it. A *store* has the payloads of programs under `shunt run`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -47,9 +48,10 @@ pub struct PeerSettings {
     pub is_dialled: bool,
     /// TCP port of this machine's senders for the peer's clients, if this machine is a backend.
     pub port: u16,
-    /// Server addresses in whose name this machine may send to the peer's clients.
+    /// Addresses of servers of the peer's machine that this machine may use as its source address towards their
+    /// clients.
     pub speaks_for: Vec<Prefix>,
-    /// Programs of the peer may read from this machine's store.
+    /// Programs of the peer's machine may read from this machine's store.
     pub may_read_store: bool,
     /// The configuration no longer names the peer. Its number is not given to another peer.
     pub is_gone: bool,

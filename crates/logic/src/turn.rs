@@ -1,6 +1,7 @@
 //! State that the state machines share, passed to them for one event. In comments, a *turn* of the agent is one pass of
 //! the daemon's event loop, which may handle many events. A *handoff* lets another machine send a payload on a client's
-//! connection. A *fetch* brings a payload through two agents to the frontend's server.
+//! connection. A *fetch* brings a payload through two agents to the frontend's server. A *claim* is a frontend's
+//! message that asks for a payload.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -59,7 +60,8 @@ impl<M: Machine> Turn<'_, M> {
         self.actions.push(action);
     }
 
-    /// Appends a frame for a peer. Does nothing if there is no session with it.
+    /// Appends a frame for a peer, to be sent at the end of the turn. Does nothing if there is no session with the
+    /// peer.
     pub fn tell_peer(&mut self, peer: usize, emit: impl FnOnce(&mut Vec<u8>)) {
         if let Some(outbox) = self.shared.peers.outbox(peer) {
             emit(outbox);

@@ -1,7 +1,7 @@
 //! State of a client's connection that another machine needs in order to send on it. The kernel reports it (`struct
-//! shunt_flow`). A server passes it on to its agent, and that agent to the backend's. A *payload* is the body that this
-//! machine sends, and a *region* the range of sequence numbers that the payload takes. A *peer* is another machine's
-//! agent.
+//! shunt_flow`). A server passes it on to its agent, and that agent to the backend's. A *payload* is the body that the
+//! other machine sends on the connection, and a *region* is the range of sequence numbers that the payload takes. A
+//! *peer* is another machine's agent.
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -12,7 +12,8 @@ use crate::address::{Address, with_ends};
 /// agents.
 macro_rules! in_both_orders {
     ($($(#[$doc:meta])* $field:ident: $native:ty, $wire:ty;)*) => {
-        /// State of a connection when a region began, or moved to another peer, on this machine (`struct shunt_flow`).
+        /// State of a connection when a region began, or moved to another peer, in this machine's byte order (`struct
+        /// shunt_flow`).
         #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
         #[repr(C)]
         pub struct FlowState {
@@ -59,7 +60,7 @@ in_both_orders! {
     snd_ssthresh: u32, U32;
     /// Smoothed RTT in microseconds; 0: no sample yet.
     srtt_us: u32, U32;
-    /// Payload bytes between two ACKs that the frontend passes on to the backend, as set for this flow now; 0: it
+    /// Payload bytes between two ACKs that the frontend passes on to the backend, as now set for this connection; 0: it
     /// passes every ACK on.
     ack_spacing: u32, U32;
     /// Bytes from `start` on that the client may already have from a backend that was lost.
@@ -92,7 +93,8 @@ impl FlowState {
     pub const WSCALE: u8 = 4;
     /// The frontend asks for the digest of the payload's file (`SHUNT_OPTION_DIGEST`).
     pub const DIGEST: u8 = 8;
-    /// The region completes only after DELIVERED from the backend's agent (`SHUNT_OPTION_WORD`).
+    /// The region completes only after the backend's agent has said (DELIVERED) that the client has all of it
+    /// (`SHUNT_OPTION_WORD`).
     pub const WORD: u8 = 16;
 
     /// Whether a connection can have this state.

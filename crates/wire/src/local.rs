@@ -4,9 +4,11 @@
 //!
 //! A *peer* is another machine's agent. A *handoff* lets a peer send a *payload*, the body of one response, on a
 //! client's connection; a *region* is the range of sequence numbers that it takes there. An *offer* is a payload that a
-//! backend's server holds ready. A *fetch* brings a payload through both agents to the frontend's server. The *board*
-//! is memory that the agent writes and servers read. A *ring* is a BPF ring buffer by which the kernel tells one server
-//! what becomes of its handoffs. A *session* is the use of a connection between two agents.
+//! backend's server holds ready, and a *claim* is the message by which the frontend's agent asks for it. The *digest*
+//! of a file is its SHA-256. A *store* has the payloads of a machine's programs under `shunt run`. A *fetch* brings a
+//! payload through both agents to the frontend's server. The *board* is memory that the agent writes and servers read.
+//! A *ring* is a BPF ring buffer by which the kernel tells one server what becomes of its handoffs. A *session* is the
+//! use of a connection between two agents.
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -427,15 +429,15 @@ impl State {
     pub const ACTIVE: u32 = 1;
     /// The client has the whole region.
     pub const COMPLETE: u32 = 2;
-    /// The region was ended before the client had it.
+    /// The region was ended before the client had all of it.
     pub const CANCELLED: u32 = 3;
-    /// The region was refused: nothing proves that the client's packets pass the steering programs.
+    /// The region was refused: nothing proves that the client's packets pass the steering programs (BPF).
     pub const UNPROVEN: u32 = 4;
-    /// Refused: not all of the server's own bytes have been sent.
+    /// The region was refused: not all of the server's own bytes have been sent.
     pub const UNSENT: u32 = 5;
-    /// Refused: the peer is not connected now.
+    /// The region was refused: the peer is not connected now.
     pub const NO_PEER: u32 = 6;
-    /// Refused: the peer does not send in the client's IP version.
+    /// The region was refused: the peer does not send in the client's IP version.
     pub const FAMILY: u32 = 7;
 }
 
@@ -457,7 +459,8 @@ impl Handoff {
     }
 }
 
-/// Counters of a server's worker (`struct shunt_counters`).
+/// Memory that one worker writes and the agent reads: the worker's counters, and its handoffs that are not over, by
+/// peer (`struct shunt_counters`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 #[allow(missing_docs)]

@@ -1,6 +1,7 @@
 //! Socket options by which a server, or a program under `shunt run`, speaks to the kernel about its own connections
 //! (`include/shunt.h`: setsockopt(2) with [`SOL`]). BPF programs answer them. A *region* is a range of a connection's
-//! sequence numbers that another machine sends.
+//! sequence numbers that another machine sends. A *frame* is a run of bytes, or a reference that stands for bytes, in a
+//! connection between two programs. An *account* of a connection is what a program knows of its frames.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -11,7 +12,7 @@ pub const SOL: i32 = 0x5348_5554;
 pub const BEGIN: i32 = 1;
 /// Ends the active region. After that, only a reset may follow on the connection.
 pub const CANCEL: i32 = 2;
-/// Asks for the state of the connection's newest region.
+/// Asks for the state of the connection's newest region. The answer is a record in the caller's BPF ring buffer.
 pub const STATE: i32 = 3;
 /// Has another peer continue the active region ([`Move`]).
 pub const MOVE: i32 = 4;

@@ -1,6 +1,7 @@
 //! Payload of a handoff without an offer: an ordered list of ranges of bytes in the store of the backend's machine. In
-//! a message, the list follows the other fields, and the message's length tells how many parts it has. A *peer* is that
-//! machine's agent. A *reference* names bytes in a store.
+//! a message, the list follows the other fields, and the message's length tells how many parts it has. A *store* has
+//! the payloads of a machine's programs under `shunt run`. A *peer* is the agent of the backend's machine. A
+//! *reference* names bytes in a store.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -13,7 +14,8 @@ pub const PARTS_MAX: usize = 32;
 pub const PART_BYTES: usize = size_of::<Part>();
 
 /// A range of bytes in the peer's store (`struct shunt_part`). It is a reference (crates/odb) without two fields: the
-/// store's name, because the store is the peer's, and the weight, which the program with the reference keeps.
+/// store's name, because the store is the peer's, and the weight (the size of the reader's share of the payload), which
+/// the program with the reference keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 #[allow(missing_docs)]

@@ -8,10 +8,13 @@
 //!  +------+------+------+----------------+
 //! ```
 //!
-//! A *claim* is a frontend's message that asks for a payload on its client's connection, its *flow*. An *offer* is a
-//! payload that a backend holds ready. A *handoff* is what a claim is for, at the frontend's server. A *worker* number
-//! is an agent's number of one connection with a server. A *sender* is a backend's kernel socket for a client. A
-//! *session* is the use of the persistent connection. The *digest* of a file is its SHA-256.
+//! The *frontend* has the client's connection, its *flow*; the *backend* has the *payload*, the body of one response. A
+//! *claim* is a frontend's message that asks the backend to send a payload on a flow. An *offer* is a payload that a
+//! backend holds ready. A *handoff* is the frontend's grant of a flow's send side for one payload; each claim is for
+//! one. A *fetch* brings a payload to the frontend through both agents instead. A *store* has the payloads of a
+//! machine's programs under `shunt run`. A *worker* number is an agent's number of one connection with a server. A
+//! *sender* is a backend's kernel socket for a client. A *session* is the use of the persistent connection. The
+//! *digest* of a file is its SHA-256.
 //!
 //! A fetch has its own connection: FETCH, then FETCHED or REFUSED. After FETCHED come the payload and the end of the
 //! stream. A program that reads from another machine's store has its own connection, too: STORE, then STORED or
@@ -98,8 +101,8 @@ body!(
     Hello, kind::HELLO, {
         /// Protocol versions that the sender speaks.
         protocol: Protocol,
-        /// Optional features that the sender has, one bit each. None is defined yet. A feature is used where both
-        /// agents have it.
+        /// Optional features that the sender has, one bit each. A feature is used where both agents have it. None is
+        /// defined yet.
         features: U64,
         /// Port from which the sender of this message sends payload to the receiver's clients; 0: it sends none.
         sender_port: U16,
@@ -365,7 +368,7 @@ body!(
 pub enum Frame {
     Hello(Hello),
     Claim(Claim),
-    /// A claim of bytes in the backend's store, in place of an offer.
+    /// A claim of ranges of bytes (parts) in the backend's store, in place of an offer.
     ClaimParts(Claim, Parts),
     Ask(Ask),
     Answer(Answer),

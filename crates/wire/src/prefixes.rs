@@ -1,6 +1,7 @@
-//! Server addresses as prefixes. A backend sends payloads only in the name of certain server addresses. Its agent tells
-//! the frontend's agent which ones. The frontend's agent puts them on the board, memory that it shares with its
-//! servers. A *peer* is another machine's agent.
+//! Addresses of servers, as prefixes (ranges of addresses). A backend sends payloads, which are bodies of responses,
+//! only with certain server addresses as source. The backend's agent tells the frontend's agent which ones. The
+//! frontend's agent puts them on the board, memory that it shares with its servers. A *peer* is another machine's
+//! agent.
 
 use std::net::SocketAddr;
 

@@ -1,5 +1,6 @@
-//! Reasons why a handoff, a fetch or a session has ended. The protocol between server and agent and the protocol
-//! between agents have the same ones.
+//! Reasons why a handoff (a peer sends a body on a client's connection), a fetch (a body comes through both agents), or
+//! a session between two agents has ended. The protocol between server and agent and the protocol between agents use
+//! the same numbers.
 
 /// Why a handoff or fetch ended, or a session was closed (`SHUNT_REASON_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]

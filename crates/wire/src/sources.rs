@@ -1,6 +1,6 @@
 //! Sources of a machine: the stores that its programs can fetch from. Each agent tells its peers its machine's sources.
-//! So a program on a peer's machine sends a reference only to programs that can fetch the bytes that it stands for
-//! (crates/odb, sources.rs).
+//! A *reference* names bytes of a store, and is sent in their place. A program on a peer's machine looks at the sources
+//! of a receiver's machine: it sends references only to programs that can fetch those bytes (crates/odb, sources.rs).
 
 use zerocopy::IntoBytes;
 

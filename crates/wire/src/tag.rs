@@ -1,9 +1,9 @@
 //! Tag of an offer: proof that the backend made the offer for this request.
 //!
 //! A tag is SipHash-2-4 with 128-bit output (Aumasson and Bernstein 2012), keyed with the backend's key for one
-//! frontend. Its input is the request's nonce, the offer's number and the payload's length. A frontend checks the tag
-//! before it sends the header. So the client gets status 502 and no payload where an offer is forged, replayed, or made
-//! for another frontend or length.
+//! frontend. Its input is the request's nonce (16 random bytes), the offer's number and the payload's length. A
+//! frontend checks the tag before it sends the header. So the client gets status 502 and no payload where an offer is
+//! forged, replayed, or made for another frontend or length.
 
 use std::hash::Hasher;
 

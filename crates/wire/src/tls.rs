@@ -1,7 +1,7 @@
 //! Parameters of TLS 1.3 that two tiers have to agree on: the cipher suites, and the number of bytes that a payload
 //! takes on the wire (RFC 8446, 5.2). The frontend needs this number before the first record exists, because it is the
-//! length of the region that the frontend hands off. A *generation* is the write keys of a connection between two
-//! KeyUpdates.
+//! length of the region (range of the connection's sequence numbers) that the frontend hands off to a backend. A
+//! *generation* is the write keys of a connection between two KeyUpdates.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
 //! Choice of the version that two parties speak. Each party sends the oldest and the newest version that it knows, and
-//! both take the newest that both know. Within a version a message may grow at its end. An older reader skips the
+//! they speak the newest one that both know. Within a version a message may grow at its end. An older reader skips the
 //! fields that it does not know, and fields that an older writer leaves out read as zero. A feature that needs the
 //! other party's help has its own bit in the first message.
 

@@ -1,9 +1,10 @@
 //! SHA-256 of files, read by separate threads: a disk that is slow, or hangs, delays only them.
 //!
 //! A digest belongs to one state of a file ([`FileIdentity`]), so it stays valid, and is kept for as long as there is
-//! room. Digests are asked for in two ways. `Want::Ahead`: for payloads under way, in case their backend is lost; the
-//! threads for these have the lowest priority. `Want::Now`: for clients that wait. Each kind has two threads, which
-//! read one file of a device at a time. So a file system that hangs takes one thread of each kind.
+//! room. There are two kinds of requests for digests. `Want::Ahead`: for payloads under way, in case this machine is
+//! lost and another one continues them; the threads for these have the lowest priority. `Want::Now`: for clients that
+//! wait. Each kind has two threads, which read one file of a device at a time. So a file system that hangs takes one
+//! thread of each kind.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
@@ -22,8 +23,8 @@ use crate::os::threads;
 
 /// Largest file that has a digest. Larger ones take too long to read.
 pub(crate) const MOST_BYTES: u64 = 1 << 30;
-/// Least age of a file's last change for its digest to be made. A file that has changed later may still be written to,
-/// and its file system's clock may be coarse.
+/// Time that must have passed since a file's last change before its digest is made. A file that has changed more
+/// recently may still be written to, and its file system's clock may be coarse.
 const QUIET: Duration = Duration::from_secs(3);
 const THREADS_OF_A_KIND: usize = 2;
 /// Most files of each kind that wait to be read.
@@ -61,7 +62,8 @@ impl Queue {
     }
 }
 
-/// Digests that were made. The oldest ones make room for new ones.
+/// Digests that were made. The oldest ones are dropped to make room for new ones. The value `None` means that the file
+/// has no digest.
 #[derive(Default)]
 struct Cache {
     known: HashMap<FileIdentity, Option<Sha256>>,
@@ -133,7 +135,7 @@ impl Shared {
 /// Computes the digest of a job's file.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read, or does not have the job's identity before and after.
+/// Returns an error if the file cannot be read, or does not have the job's identity before the read and after it.
 fn digest_of(job: &Job, buffer: &mut [u8]) -> io::Result<Sha256> {
     let (mut context, mut at) = (Context::new(&SHA256), 0);
     let is_same = || job.file.metadata().is_ok_and(|meta| FileIdentity::of(&meta) == job.identity);
@@ -158,9 +160,9 @@ fn digest_of(job: &Job, buffer: &mut [u8]) -> io::Result<Sha256> {
     context.finish().as_ref().try_into().map_err(io::Error::other)
 }
 
-/// Returns whether, at the time `ago` before now, a file had not been written to for 3 s, and it has not changed since.
-/// `identity` is its present state. Otherwise, bytes that were read at that time may belong to an earlier state with
-/// the same times.
+/// Returns whether, at the time `ago` before now, a file had been unchanged for 3 s, and has not changed since.
+/// `identity` is its present state. If the answer is false, bytes that were read at that time may belong to an earlier
+/// state of the file with the same times.
 pub(crate) fn was_quiet(identity: &FileIdentity, ago: Duration) -> bool {
     identity.is_older_than(QUIET + ago, SystemTime::now())
 }

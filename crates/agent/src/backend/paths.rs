@@ -1,6 +1,7 @@
 //! Checks whether payload of this machine reaches a client, and the client's ACKs come back. The check is made before a
 //! connection gets its first sender here, and when a frontend asks (ASK). If it refuses an offer's payload, the
-//! frontend fetches that payload. A *peer* is a frontend's agent, for whose clients this machine sends.
+//! frontend fetches that payload. A *peer* is a frontend's agent, for whose clients this machine sends. A *sender* is
+//! this machine's kernel socket for one client.
 //!
 //! This machine knows its routes, `interfaces` and rp_filter. It does not know whether a router further on drops
 //! packets with a frontend's address as their source: that shows only in clients that acknowledge nothing (`silences`).
@@ -36,8 +37,8 @@ const NETWORK_SILENT: &str = "clients of this network (/24, /64) acknowledge no 
                               answers to `ports` of [backend]";
 /// Time that an answer holds. It is short because no notification reports changes of rp_filter.
 const HOLDS: Duration = Duration::from_secs(5);
-/// Most answers that are kept: with one more, all are forgotten. Most refusals that are remembered as logged: one more
-/// replaces the newest of them.
+/// Number of answers that are kept: with one more, all are forgotten. Number of refusals that are remembered as logged:
+/// one more replaces the newest of them.
 const MOST_KEPT: usize = 8192;
 const MOST_SAID: usize = 64;
 /// Stands for a first hop about which the kernel could not be asked.
@@ -69,8 +70,8 @@ pub(crate) enum Obstacle {
 pub(crate) struct Paths {
     routes: Routes,
     changes: Changes,
-    /// Whether the programs see the packets that leave by an interface, by the interface's index. It has only
-    /// interfaces that existed when this `Paths` was made.
+    /// Whether the steering programs (BPF) see the packets that leave by an interface, by the interface's index. It has
+    /// only interfaces that existed when this `Paths` was made.
     covered: BTreeMap<u32, bool>,
     /// Index of the interface that has each address of this machine.
     addresses: HashMap<IpAddr, u32>,
@@ -82,8 +83,8 @@ pub(crate) struct Paths {
 }
 
 impl Paths {
-    /// Opens the sockets for routes and their changes. `named` has the interfaces of the configuration, which the
-    /// programs are on.
+    /// Opens the sockets that ask the kernel about routes and hear of their changes. `named` has the interfaces of the
+    /// configuration: the steering programs (BPF) are attached to them.
     ///
     /// # Errors
     /// Returns the kernel's error of socket(2) or bind(2).
@@ -166,8 +167,9 @@ impl Paths {
     }
 }
 
-/// Returns whether packets of IPv4 that come in by `interface` are dropped unless the route to their source leaves by
-/// it. The greater one of two settings counts, `all` and the interface's own (Documentation/networking/ip-sysctl.rst).
+/// Returns whether IPv4 packets that come in by `interface` are dropped unless the route to their source leaves by the
+/// same interface (a strict rp_filter). The greater of two settings counts, `all` and the interface's own
+/// (Documentation/networking/ip-sysctl.rst).
 fn is_strict(interface: &str) -> bool {
     let setting = |of: &str| -> Option<u8> {
         fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter")).ok()?.trim().parse().ok()
@@ -190,7 +192,7 @@ impl Paths {
         now: Instant,
     ) -> Result<(), Reason> {
         let Err(why) = self.may_reach(peer, local, client, now) else { return Ok(()) };
-        // Silent clients are logged separately, in [`Paths::hear`].
+        // Clients that acknowledge nothing are logged in [`Paths::hear`].
         if why != Obstacle::Silent && self.is_news(peer, &why, now) {
             tracing::warn!(peer = name, %client, %why, "payload does not reach a client: bodies are relayed");
         }

@@ -20,7 +20,7 @@ pub(crate) struct Serving {
 /// Result of one turn.
 pub(crate) enum Turn {
     Done,
-    /// The reader takes no more now, or other connections are to have their turn.
+    /// The reader takes no more now, or [`CHUNKS`] chunks were sent and other connections are next.
     Later,
     /// The next bytes are not in memory, and a thread reads them.
     Reading,

@@ -1,6 +1,7 @@
 //! Connections of this machine's servers. A control connection is read when it is ready. An offers connection is read
 //! when a claim of one of its offers arrives, so that making an offer wakes nobody. A *ring* is a BPF ring buffer by
-//! which the kernel tells one server what becomes of its handoffs. A *turn* is one pass of the event loop.
+//! which the kernel tells one server what becomes of its handoffs. A *turn* is one pass of the event loop. An *offer*
+//! is a payload that a server holds ready, and a *claim* is another agent's message that asks for it.
 
 use std::fs::File;
 use std::io;
@@ -23,8 +24,7 @@ use shunt_host::packets::{self, Received};
 
 /// Value of `shunt_welcome.ring` for a connection without a ring.
 const NO_RING: u32 = u32::MAX;
-/// Features of this agent that it uses with servers that have them, too (`struct shunt_welcome`), one per bit. There
-/// are none yet.
+/// Optional features of the protocol that this agent has, one per bit (`struct shunt_welcome`). There are none yet.
 const FEATURES: u64 = 0;
 /// Most offers that are read from one connection before other connections have their turn. A socket holds fewer at a
 /// time.
@@ -91,8 +91,8 @@ impl Daemon {
         self.connections.insert(server, Connection { socket, counters: None });
     }
 
-    /// Reads one packet of a connection that is ready. More packets wake the loop again, because the poll is
-    /// level-triggered. A worker puts all messages of its turn into one packet.
+    /// Reads one packet of a connection that is ready. If there are more packets, the loop is woken again, because the
+    /// poll is level-triggered. A server puts all messages of one pass of its own event loop into one packet.
     pub(crate) fn on_server(&mut self, server: usize) {
         self.read_server(server);
     }

@@ -1,18 +1,19 @@
 //! The end of an agent: nothing new begins, and payloads under way have the time `drain` to end by themselves. An
-//! *offer* is a payload that a server holds ready for another machine's agent.
+//! *offer* is a payload that a server holds ready for another machine's agent. A *handoff* lets a backend send a
+//! payload on the connection of a frontend's client. The *store* has the payloads of programs under `shunt run`.
 //!
 //! ```text
 //!            SIGTERM              nothing under way, or `drain` is over, or a second SIGTERM
 //!   working ---------> draining ------------------------------------------------------------> ended
 //! ```
 //!
-//! The store takes no more payloads, and readers get the ones that it has. Servers and peers are told in the same
-//! manner as of a limit that is reached (crates/logic/src/limits.rs): by the board and by CLOSED. So no response waits
-//! or fails.
+//! The store takes no more payloads, and readers get the payloads that it has. Servers learn of the drain by the board
+//! (memory that the agent writes), and peers by a message (CLOSED), as when a limit is reached
+//! (crates/logic/src/limits.rs). So no response waits or fails.
 //!
-//! When the time is over, a backend's agent tells frontends that the payloads that are left are lost. Each frontend
-//! then has another backend send the rest at once. At a frontend, a handoff completes without the agent if all of its
-//! payload is in a sending kernel. For the other handoffs, servers ask for the rest.
+//! When the time is over, a backend's agent tells frontends which payloads it gives up. Each frontend then has another
+//! backend send the rest at once. If a frontend's agent ends, a handoff still completes if all of its payload is
+//! already in the backend's send buffer. For all other handoffs, the frontend's servers ask for the rest.
 
 use std::io::Read;
 use std::sync::atomic::Ordering;
@@ -22,8 +23,8 @@ use shunt_logic::Logic;
 
 use super::{Daemon, Drain};
 
-/// Time without anything under way after which the drain ends. An offer made before the drain may take a moment to
-/// become a handoff here.
+/// The drain ends when nothing was under way for this time. An offer that a backend made for this machine before the
+/// drain may become a handoff here a moment later.
 const QUIET: Duration = Duration::from_secs(1);
 
 impl Daemon {
@@ -83,7 +84,7 @@ impl Daemon {
         let sending = self.kernel.senders.as_ref().map_or(0, |senders| senders.busy());
         let left = sending as u64 + self.logic.under_way();
         // Handoffs of programs, and of servers that are gone, are found only by a scan of all flows. The scan is made
-        // only when nothing else is left.
+        // only when no other work is left.
         if left > 0 {
             left
         } else {

@@ -1,5 +1,5 @@
-//! Answers for `shunt doctor` at a peer: this machine's time, the server addresses in whose name this agent would send,
-//! and the faults that this machine sees on its paths to the peer and to clients.
+//! Answers for `shunt doctor` at a peer (another machine's agent): this machine's time, the server addresses that this
+//! agent would use as source, and the faults that this machine sees on its paths to the peer and to clients.
 
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;

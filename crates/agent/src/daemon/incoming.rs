@@ -1,4 +1,5 @@
-//! Connections that other agents make. The logic has a place for each one until its first frame says its purpose.
+//! Connections that other agents make, for sessions, fetches and reads from the store. Each has a place in the logic's
+//! table until its first frame says its purpose.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 

@@ -79,7 +79,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Sends the bytes that the peer did not take before, and TLS's own messages.
+    /// Sends the bytes that the peer's socket did not take before, and TLS's own messages.
     fn flush_rest(&mut self, peer: usize) -> Result<(), TransportError> {
         let Some(link) = self.links.get_mut(peer).filter(|link| link.is_up) else { return Ok(()) };
         let all = link.transport.flush()?;
@@ -140,7 +140,8 @@ impl Daemon {
         }
     }
 
-    /// Ends the sessions that could not begin with the present certificates. To be called when these have changed.
+    /// Ends each session that would be refused if it began now, with the present certificates. To be called when the
+    /// certificates have changed.
     pub(crate) fn recheck_sessions(&mut self) {
         for peer in 0..self.config.peers.len() {
             let name = &self.config.peers[peer].name;

@@ -19,7 +19,7 @@ use crate::store::programs::Wish;
 use shunt_transport::{Transport, TransportError};
 
 impl Daemon {
-    /// Handles the wishes of programs: connections to other stores, and handing off.
+    /// Handles the wishes of programs: a connection to another store, or the right to hand off connections.
     pub(crate) fn on_wishes(&mut self) {
         let wishes = self.store.as_ref().map(|store| store.wishes()).unwrap_or_default();
         for wish in wishes {
@@ -134,7 +134,7 @@ impl Daemon {
         }
     }
 
-    /// Lets a program of another machine read from the store here.
+    /// Lets a program of another machine read from this machine's store, on the connection that it has made.
     pub(crate) fn serve_reader(&mut self, arrived: Arrived) {
         let peer = self.config.peer_of(|name| arrived.transport.is_of(name));
         let peer = peer.map(|peer| (peer, &self.config.peers[peer]));
@@ -143,7 +143,8 @@ impl Daemon {
             self.logic.shared.counts.end(Reason::NotAllowed);
             return arrived.refuse(Reason::NotAllowed);
         };
-        // The program learns of the limit before it gives up memory whose bytes it would have to fetch from this store.
+        // The limit is checked here so that the program learns of it early: before it gives up memory whose bytes it
+        // would then have to fetch from this store.
         let Some(place) = orders.places().take(peer as u32) else {
             self.logic.shared.counts.end(Reason::Limit);
             if self.logic.shared.refusals.allows(self.now) {

@@ -22,7 +22,7 @@ impl Daemon {
     /// Takes over the keys of the configuration `newer` whose change needs no restart.
     ///
     /// # Errors
-    /// Returns a sentence that says why not. Nothing has changed then.
+    /// Returns a sentence that says why the new configuration cannot be used. Then nothing has changed.
     fn take(&mut self, newer: &Config) -> Result<(), String> {
         let merged = self.config.with(newer)?;
         for key in self.config.keys_for_a_restart(newer) {

@@ -1,4 +1,4 @@
-//! Routes to peers' senders, which a separate thread looks up.
+//! Routes to peers' senders (kernel sockets of backends for this machine's clients). A separate thread looks them up.
 
 use std::io;
 
@@ -24,7 +24,7 @@ impl Daemon {
         let all = self.uplinks.as_ref().map(Uplinks::take_news).unwrap_or_default();
         for news in all {
             let (peer, interface) = (news.peer as usize, news.now.as_ref().copied().unwrap_or(0));
-            // `false` means that the peer has announced another address since then.
+            // The event returns `false` if the peer has announced another address since the thread asked.
             if self.event(|logic, call| logic.set_interface(peer, news.address, interface, call)) {
                 self.say_route(&news);
             }

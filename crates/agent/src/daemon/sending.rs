@@ -55,7 +55,7 @@ impl Daemon {
         stored::payload(*holder, shelf, parts)
     }
 
-    /// Begins the waiting claims that have a sender and a port now.
+    /// Begins to send for the waiting claims that can have a sender and a port now.
     pub(crate) fn tend_waiting(&mut self) {
         self.logic.begin_waiting_round();
         while let Some(next) = self.event(|logic, call| logic.next_waiting(call)) {
@@ -67,7 +67,7 @@ impl Daemon {
         self.tell_frontends();
     }
 
-    /// Has epoll report once when a sender's socket takes bytes again, if it takes no more now.
+    /// If a sender's socket takes no more bytes now, has epoll report once when it takes bytes again.
     fn follow(&mut self, progress: Progress) {
         let (Progress::Blocked(index), Some(senders)) = (progress, &self.kernel.senders) else { return };
         let watched = self.poll.set(senders.socket(index), Source::Sender(index), Interest::WritableOnce);
@@ -115,7 +115,7 @@ impl Daemon {
         }
     }
 
-    /// Reads the reports of the steering programs.
+    /// Reads the reports of the steering programs (BPF): clients have acknowledged the ends of payloads.
     pub(crate) fn on_reports(&mut self) {
         if let Some(senders) = &mut self.kernel.senders {
             let reports = senders.take_reports();
@@ -133,8 +133,9 @@ impl Daemon {
         }
     }
 
-    /// Parks senders whose payloads are acknowledged, ends senders without progress, puts back offers of which the
-    /// client has received nothing, and notes which clients have answered. To be called ten times a second.
+    /// Parks senders whose payloads are acknowledged (they wait for the next payload), ends senders without progress,
+    /// puts back offers of which the client has received nothing, and notes which clients have answered. To be called
+    /// ten times a second.
     pub(crate) fn tend_senders(&mut self) {
         let now = self.now;
         let Some(senders) = &mut self.kernel.senders else { return };
@@ -153,7 +154,8 @@ impl Daemon {
         }
     }
 
-    /// Tells frontends the digests of the files whose payloads have been under way for a while.
+    /// Tells frontends the digests (SHA-256) of files whose payloads have been under way for a while, and which of
+    /// these files have changed since.
     pub(crate) fn tell_files(&mut self) {
         let Kernel { senders: Some(senders), digests, .. } = &mut self.kernel else { return };
         let mut told = Vec::new();
@@ -179,7 +181,8 @@ impl Daemon {
         }
     }
 
-    /// Gives up all senders because the agent ends. Frontends hear of each payload that is not wholly in the kernel.
+    /// Gives up all senders because the agent ends. Frontends are told of each payload that is not wholly in the
+    /// kernel's send buffer.
     pub(crate) fn give_up_senders(&mut self) {
         let failures = self.kernel.senders.as_mut().map(|senders| senders.give_up()).unwrap_or_default();
         failures.into_iter().for_each(|failure| self.fail(failure));

@@ -1,4 +1,4 @@
-//! Fetches that other agents ask for. Each has a connection that the other agent has made for it. A *fetch* brings a
+//! Fetches that other agents ask for, each on a separate connection that the other agent has made. A *fetch* brings a
 //! payload through both agents to the frontend's server.
 
 use std::fs::File;
@@ -43,7 +43,7 @@ impl Daemon {
                 self.fetches_in.remove(fetch);
                 self.event(|logic, call| logic.served_more(fetch, true, call));
             }
-            // The disk needs no deadline of its own: the fetch's deadline also ends a read that takes too long.
+            // A read from disk needs no separate deadline: the fetch's deadline also ends a read that takes too long.
             Ok(Turn::Reading) => {}
             Ok(Turn::Later) => {
                 let socket = serving.transport.descriptor();

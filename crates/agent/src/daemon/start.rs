@@ -1,6 +1,6 @@
 //! Start of the daemon: first the steps that need root's privileges, then the threads, then the event loop. The *store*
 //! has the payloads of programs under `shunt run`. The *steering programs* are the BPF programs of handoffs. A *layout*
-//! is a version of their maps' contents.
+//! is a version of these programs' maps. A *digest* is the SHA-256 of a file.
 
 use std::io;
 use std::net::TcpListener;
@@ -252,7 +252,7 @@ impl Daemon {
     }
 }
 
-/// Takes the programs of another layout out of the kernel, because all their connections have ended.
+/// Takes the programs of another layout out of the kernel. To be called when all their connections have ended.
 fn take_out(older: Older) {
     let layout = older.layout;
     match older.take_out() {

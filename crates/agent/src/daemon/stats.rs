@@ -18,8 +18,9 @@ use shunt_host::packets;
 /// Largest answer in bytes, so that it fits into one packet.
 const MAX_TEXT_BYTES: usize = 60_000;
 
-/// Returns how many percent of its absent bytes a program has sent on without fetching them. The whole is all absent
-/// bytes that it has sent on or had to fetch. Bytes that it sends many times (a cache) count each time.
+/// Returns which part of its absent bytes a program has sent on without fetching them, in percent of all absent bytes
+/// that it has sent on or had to fetch. *Absent* bytes are those that it has received as references, and that are not
+/// in its memory. Bytes that it sends many times (a cache) count each time.
 fn bypassed_percent(counts: &[u64; COUNTED.len()]) -> u64 {
     let of = |one: Counted| counts[one as usize];
     let passed_on = of(Counted::PassedOn).saturating_add(of(Counted::HandedOff)).saturating_sub(of(Counted::TakenBack));
@@ -148,7 +149,7 @@ impl Daemon {
         })
     }
 
-    /// Returns the limits of the values of [`Self::use_now`].
+    /// Returns the limit of each value of [`Self::use_now`].
     fn limits_now(&self) -> Value {
         let limits = &self.config.limits;
         json!({

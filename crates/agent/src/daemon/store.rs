@@ -1,6 +1,6 @@
 //! Information on other machines for the kernel and for programs under `shunt run`: keys of ends, and sources. An *end*
-//! is the address of a machine's programs, and a *source* a store that its programs can fetch from. A *reference* names
-//! bytes in a store.
+//! is the address of a machine's programs, and a *source* a store that its programs can fetch from. A *store* has the
+//! payloads of a machine's programs, and a *reference* names bytes in a store.
 
 use std::collections::HashSet;
 use std::net::IpAddr;

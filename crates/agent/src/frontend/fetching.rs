@@ -1,8 +1,8 @@
-//! Connections of this machine's fetches: the agent connects to the backend's agent, and passes on to its server what
-//! comes.
+//! Connections of this machine's fetches. For each *fetch*, the agent connects to the backend's agent, and passes the
+//! payload on to the server that asked for it.
 //!
 //! The server reads one end of a pair of sockets, and the agent decrypts into the other end. While the server takes
-//! nothing, nothing is read from the backend. So at most the bytes of one read wait here.
+//! nothing, the agent reads nothing from the backend. So at most the bytes of one read wait in the agent.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;

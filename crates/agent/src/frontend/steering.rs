@@ -30,9 +30,9 @@ use shunt_host::errors::chain;
 const _: () = assert!(RINGS == MAX_RINGS);
 /// Longest time between two searches for flows that have ended.
 const GARBAGE_EVERY: Duration = Duration::from_secs(10);
-/// Number of flows from which on the table counts as crowded. Then flows that have ended stay for CROWDED_QUIET at
-/// most, and are looked for every CROWDED_EVERY. Each short connection leaves a flow, and if the table is full, new
-/// payloads are fetched.
+/// Number of flows from which on the table counts as crowded. In a crowded table, flows that have ended stay for
+/// CROWDED_QUIET at most, and are looked for every CROWDED_EVERY. Each short connection leaves a flow, and if the table
+/// is full, new payloads are fetched.
 const CROWDED: u64 = MAX_FLOWS as u64 / 2;
 const CROWDED_QUIET: Duration = Duration::from_secs(2);
 const CROWDED_EVERY: Duration = Duration::from_secs(1);
@@ -45,10 +45,10 @@ const FULL_EVERY: Duration = Duration::from_secs(1);
 /// The loaded programs of the frontend, and the agent's upkeep of the flow table.
 pub struct FrontendSteering {
     programs: Frontend,
-    /// Time of the last search through all flows, number of flows that it left, and number of handoffs that had begun
-    /// then.
+    /// Time of the last search for flows that have ended, number of flows that it left, and number of handoffs that had
+    /// begun by that time.
     looked: Option<(Instant, u64, u64)>,
-    /// List of the open connections, and the time to ask for the next one.
+    /// The list of the open connections, and the time to ask for the next list.
     census: Census,
     next_census: Instant,
     /// Time that a flow stays after its last packet, because both ends may still retransmit (RFC 9293, 3.6.1).
@@ -87,7 +87,8 @@ impl FrontendSteering {
         Ok(steering)
     }
 
-    /// Lets the agent remove the pins of other layouts when it is not root any more.
+    /// Makes the pins (files in bpffs) of other layouts the agent's own, so that it can remove them when it is not root
+    /// any more.
     fn give_older_to(&self, config: &Config) {
         let Some(Ok(user)) = config.user.as_ref().map(Account::user) else { return };
         for older in self.programs.older() {
@@ -97,7 +98,7 @@ impl FrontendSteering {
         }
     }
 
-    /// Returns the end of the channel by which layouts without connections come. Returns `None` from the second call
+    /// Returns the receiving end of the channel for layouts without connections. Returns `None` from the second call
     /// on.
     pub fn take_out_older(&mut self) -> Option<Receiver<Older>> {
         self.taken_out.take()
@@ -153,8 +154,8 @@ impl FrontendSteering {
         self.programs.set_peer(peer, &entry).map_err(io::Error::other)
     }
 
-    /// Sets the spacing of the ACKs that the peer at `index` gets of a flow. Has no effect if that peer sends nothing
-    /// on the flow now.
+    /// Sets which ACKs of a flow the peer at `index` gets (its spacing: payload bytes between two of them). Has no
+    /// effect if that peer sends nothing on the flow now.
     pub fn set_spacing(&self, index: u32, wanted: &peer::Spacing) {
         let spacing =
             Spacing { flow: FlowKey::of(wanted.client(), wanted.server()), peer: index, bytes: wanted.bytes.get() };
@@ -167,7 +168,7 @@ impl FrontendSteering {
         }
     }
 
-    /// Notes the word of the peer at `index` that a client has acknowledged all of its payload.
+    /// Notes the statement (word) of the peer at `index` that a client has acknowledged all of the peer's payload.
     pub fn set_delivered(&self, index: u32, word: &peer::Delivered) {
         let flow = FlowKey::of(word.client(), word.server());
         match self.programs.set_delivered(&Delivery { flow, peer: index, handoff: word.handoff.get() }) {
@@ -198,7 +199,8 @@ impl FrontendSteering {
             .is_some_and(is_it)
     }
 
-    /// Returns why a handoff of the server that has `ring` is over already. `None` if the kernel knows of no such end.
+    /// Returns why a handoff of the server that has `ring` is over already. `None` if the kernel does not know the
+    /// handoff, or it is not over.
     pub fn end_of(&self, handoff: &Handoff, ring: u32) -> Option<Reason> {
         let flow = self.programs.flow(&FlowKey::of(handoff.flow.client(), handoff.flow.server())).ok()??;
         let is_it = flow.handoff == handoff.handoff && flow.ring == ring && flow.spaces.status != ACTIVE;
@@ -246,8 +248,8 @@ impl FrontendSteering {
             self.next_census = now + GARBAGE_EVERY.min(self.quiet);
             self.census.ask(now);
         }
-        // A list does not have the connections that began after it was asked for. Their flows are kept: only flows whose
-        // last packet came before that are forgotten.
+        // A list does not have the connections that began after it was asked for. Their flows are kept: only flows
+        // whose last packet came before the list was asked for are forgotten.
         let quiet = list.as_ref().map_or(quiet, |(_, asked)| quiet.max(now.duration_since(*asked)));
         if let Some((living, _)) = &list {
             self.tend_older(now, quiet, living);
@@ -284,7 +286,8 @@ impl FrontendSteering {
         }
     }
 
-    /// Logs that the table is full. Connections without a flow are relayed, and their servers cannot tell why.
+    /// Logs that the table is full. Responses on connections without a flow are relayed, and their servers cannot tell
+    /// why.
     fn tell_full(&mut self, now: Instant) {
         if self.full.looked.is_some_and(|(then, _)| now < then + FULL_EVERY) {
             return;

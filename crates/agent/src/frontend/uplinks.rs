@@ -1,6 +1,6 @@
 //! Keeps the interfaces ("ports") that clients' ACKs leave by, towards each backend, up to date with this machine's
-//! routes. They are asked for when a session begins, and whenever routes, rules, links or addresses have changed. A
-//! *sender* is a backend's kernel socket for a client, and a *peer* the backend's agent.
+//! routes. The kernel is asked for them when a session begins, and whenever routes, rules, links or addresses have
+//! changed. A *sender* is a backend's kernel socket for a client, and a *peer* the backend's agent.
 //!
 //! ```text
 //!   agent --watch--> thread "routes": RTM_GETROUTE, at each change, at most every SETTLE; or after EVERY
@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The kernel may wait for its lock on all network settings before it answers, and others may hold the lock for long.
-//! So a separate thread asks. Until it has an answer, clients of that IP version are relayed.
+//! So a separate thread asks. Until it has an answer for one IP version, responses to clients of this version are
+//! relayed, not handed off.
 
 use std::io;
 use std::net::IpAddr;
@@ -23,8 +24,8 @@ use crate::os::poll::{Interest, Poll, Source};
 use crate::os::threads;
 use shunt_host::routes::{Changes, NoRoute, Routes};
 
-/// Time between a change and the next question. Some changes are announced before they take effect, and many come
-/// together.
+/// Time between a change and the next question to the kernel. Some changes are announced before they take effect, and
+/// many come together.
 const SETTLE: Duration = Duration::from_millis(100);
 /// Time after which the thread asks without a change, because notifications may be lost.
 const EVERY: Duration = Duration::from_secs(5);
@@ -90,7 +91,7 @@ impl Uplinks {
         Ok(Self { watches, news, wake_thread, wake_agent })
     }
 
-    /// Asks for the interfaces towards a peer's senders from now on. The first answers count as news.
+    /// Asks for the interfaces towards a peer's senders from now on. The first answer for each address counts as news.
     pub(crate) fn watch(&self, peer: u32, addresses: Addresses) {
         let _ = self.watches.send(Watch { peer, addresses });
         wake(&self.wake_thread);

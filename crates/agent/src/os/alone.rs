@@ -1,5 +1,5 @@
-//! Lock on a directory of pinned maps (flock(2)), which an agent holds for as long as it lives: one agent at a time
-//! uses the directory.
+//! Lock on a directory of pins (BPF programs and maps, as files in bpffs; flock(2)), which an agent holds for as long
+//! as it lives: one agent at a time uses the directory.
 
 use std::fs::{File, Permissions};
 use std::io;

@@ -1,5 +1,5 @@
 //! Closes TCP connections of any process of this machine: sock_diag(7), SOCK_DESTROY. Their clients get a reset, and
-//! their servers ECONNABORTED. It takes CAP_NET_ADMIN and a kernel with CONFIG_INET_DIAG_DESTROY.
+//! their servers ECONNABORTED. This requires CAP_NET_ADMIN and a kernel with CONFIG_INET_DIAG_DESTROY.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -10,11 +10,11 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use shunt_sys::sockopt;
 use zerocopy::{Immutable, IntoBytes};
 
-/// linux/sock_diag.h
+/// Numbers from linux/sock_diag.h and linux/netlink.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 const NLMSG_ERROR: u16 = 2;
-/// include/net/tcp_states.h
+/// Numbers from include/net/tcp_states.h.
 const TCP_TIME_WAIT: u8 = 6;
 const TCP_LISTEN: u8 = 10;
 const ANY_COOKIE: [u8; 8] = [u8::MAX; 8];
@@ -49,7 +49,7 @@ struct Found {
 }
 
 impl Found {
-    /// Parses an answer. `None` if it is cut off.
+    /// Parses an answer. Returns `None` if it is cut off, and `Ok(None)` if it is an acknowledgement without a socket.
     fn read(answer: &[u8]) -> Option<io::Result<Option<Self>>> {
         let kind = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
         if kind != NLMSG_ERROR {
@@ -89,8 +89,8 @@ impl Closer {
     /// Returns ENOENT if there is no such connection, EOPNOTSUPP if the kernel lacks SOCK_DESTROY, or its error of
     /// send(2) or recv(2).
     pub(crate) fn close(&mut self, local: SocketAddr, remote: SocketAddr) -> io::Result<()> {
-        // If there is no such connection, the kernel would find the listening socket of that port in its place. So this
-        // asks first, and destroys the socket that has the cookie of the answer.
+        // If there is no such connection, the kernel would find the listening socket of that port in its place. So the
+        // kernel is asked first, and then the socket with the answer's cookie is destroyed.
         let found = self.ask(SOCK_DIAG_BY_FAMILY, local, remote, ANY_COOKIE)?;
         let found = found
             .filter(|found| ![TCP_LISTEN, TCP_TIME_WAIT].contains(&found.state))

@@ -1,4 +1,5 @@
-//! Process that uses a directory of pinned maps: the one that holds the lock on it (flock(2)).
+//! Process that uses a directory of pins (BPF programs and maps, as files in bpffs): the one that holds the lock on it
+//! (flock(2)).
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

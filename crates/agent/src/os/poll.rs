@@ -1,7 +1,8 @@
 //! The agent's epoll(7) instance, level-triggered: one `read` per wake-up is enough. An edge-triggered one would need a
 //! second `read`, which finds nothing. A *peer* is another machine's agent, and a *server* a program of this machine
 //! that is connected to the agent. A *fetch* brings a payload from a backend to a frontend's server. A *sender* is this
-//! machine's kernel socket for a client.
+//! machine's kernel socket for a client. A *store* has the payloads of a machine's programs under `shunt run`, and a
+//! *digest* is the SHA-256 of a file.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -52,7 +53,7 @@ pub enum Source {
     Routes,
     /// This machine's addresses have changed.
     Addresses,
-    /// Clients have acknowledged the ends of payloads.
+    /// The BPF programs report that clients have acknowledged the ends of payloads.
     Reports,
 }
 
@@ -111,7 +112,7 @@ impl Source {
 pub enum Interest {
     /// Bytes or connections to read, or the other end's close.
     Readable,
-    /// Readable, and room to write.
+    /// As `Readable`, and also room to write.
     Both,
     /// Room to write. The event is reported once.
     WritableOnce,

@@ -1,6 +1,7 @@
 //! Keeps the steering programs on the interfaces ("ports") that the configuration names. An interface may be deleted
 //! and made anew while the agent runs (a container's veth, a bond, a VPN, a VLAN at ifdown and ifup). It may come after
-//! the agent has started, or lose its programs to other software.
+//! the agent has started, or lose its programs to other software. The *steering programs* are the BPF programs of
+//! handoffs.
 //!
 //! A thread hears of each change of an interface (rtnetlink(7), RTNLGRP_LINK), and checks all interfaces once in EVERY.
 //! It is a thread because a question to the kernel may wait for its lock on all network settings. The programs are
@@ -20,7 +21,7 @@ use shunt_host::routes::Changes;
 /// Time between two checks of all interfaces, because other software may have taken programs off.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// The programs of one role, and the interfaces that they belong on.
+/// The programs of one role (frontend or backend), and the interfaces that they belong on.
 #[derive(Debug)]
 pub(crate) struct Role {
     pub(crate) programs: Arc<TcPrograms>,
@@ -32,7 +33,7 @@ pub(crate) struct Role {
 pub(crate) struct Ports {
     /// Number of times that programs were put on an interface since the start.
     pub(crate) attached: AtomicU64,
-    /// Whether every interface exists and has all its programs.
+    /// Every interface exists, and has all of its programs.
     pub(crate) are_whole: AtomicBool,
 }
 
@@ -103,8 +104,8 @@ impl Keeper {
         shared: Arc<Ports>,
         also: Box<dyn FnMut() + Send>,
     ) -> Self {
-        // The loader has put programs on the interfaces that exist. The others are "refused" without a reason, so that
-        // the first look logs them.
+        // The loader has put programs on the interfaces that exist. All other interfaces are noted as `Refused` without
+        // a reason, so that the first look logs them.
         let port = |role: usize, name: &String| {
             let index = shunt_host::interfaces::interface_index(name);
             Port { role, name: name.clone(), state: index.map_or(State::Refused(String::new()), State::On) }

@@ -1,8 +1,8 @@
 //! Privileges that the agent keeps once it has started (capabilities(7), credentials(7)).
 //!
-//! Loading and attaching programs, binding sockets to their addresses, and the directory of the Unix socket take root's
-//! privileges. The work after that takes two capabilities. All others are given up for good, also from the bounding
-//! set, and no program started from here could gain them again (no_new_privs).
+//! Loading and attaching programs, binding sockets to their addresses, and the directory of the Unix socket need root's
+//! privileges. The work after the start needs two capabilities. All others are given up until the process ends, also
+//! from the bounding set, and no program that this process executes could gain them again (no_new_privs).
 
 use std::io;
 

@@ -1,5 +1,6 @@
-//! The system calls that the agent may make once it has started (seccomp(2)). Any other fails with EPERM: the agent
-//! logs that an operation failed, and continues without it. So an attacker in the agent gains nothing by such a call.
+//! The system calls that the agent may make once it has started (seccomp(2)). Any other call fails with EPERM: the
+//! agent logs that an operation failed, and continues without it. So an attacker who controls the agent gains nothing
+//! by such a call.
 //!
 //! Among the calls that are not allowed: execve, ptrace, calls to open other processes' memory, loading BPF programs,
 //! raw and packet sockets, new executable memory.
@@ -126,7 +127,7 @@ pub enum SeccompError {
     Build(#[from] BackendError),
 }
 
-/// Restricts this process to the listed system calls, for good and in all its threads.
+/// Restricts this process to the listed system calls, until it ends and in all its threads.
 ///
 /// # Errors
 /// See [`SeccompError`].

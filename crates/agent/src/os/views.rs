@@ -1,5 +1,6 @@
-//! This machine's view of the routes to each peer and to clients, kept for `shunt doctor` at peers (EXAMINE). The
-//! kernel may take long over each question, so a thread asks (ports.rs), and an answer may be a few seconds old.
+//! This machine's view of the routes to each peer and to clients, kept for `shunt doctor` on peers' machines, which
+//! asks for it (EXAMINE). The kernel may take long over each question, so a thread asks (ports.rs), and an answer may
+//! be a few seconds old.
 
 use std::io;
 use std::net::IpAddr;

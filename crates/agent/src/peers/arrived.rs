@@ -14,8 +14,8 @@ pub(crate) struct Arrived {
 }
 
 impl Arrived {
-    /// Tells the other agent the reason, and closes the connection. A refusal need not be the other agent's fault: an
-    /// offer may have expired.
+    /// Tells the other agent the reason, and closes the connection. The reason need not be the other agent's fault: for
+    /// example, the offer that it wants to fetch has expired.
     pub(crate) fn refuse(mut self, reason: Reason) {
         Refused { reason: (reason as u32).into() }.emit(self.transport.output());
         let _ = self.transport.finish();

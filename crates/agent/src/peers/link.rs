@@ -1,4 +1,5 @@
-//! The daemon's part of a link: the TLS connection with a peer. A *turn* is one pass of the daemon's event loop.
+//! The daemon's part of a link: the TLS connection with a peer (another machine's agent). A *turn* is one pass of the
+//! daemon's event loop.
 
 use std::io;
 

@@ -43,7 +43,8 @@ impl BoardMemory {
         self.read_only.as_fd()
     }
 
-    /// Increments the beat, by which servers see that the agent is at work. They relay while it does not change.
+    /// Increments the beat, by which servers see that the agent is at work. While the beat does not change, they relay
+    /// bodies instead of handing off.
     ///
     /// # Errors
     /// Returns the kernel's error of pwrite(2).

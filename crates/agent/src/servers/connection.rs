@@ -1,4 +1,4 @@
-//! The agent's side of one connection with a server.
+//! The agent's side of one connection with a server (a program of this machine that hands off or offers bodies).
 
 use std::os::fd::OwnedFd;
 

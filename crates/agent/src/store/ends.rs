@@ -1,5 +1,6 @@
-//! Information for the kernel and for programs: keys that prove handshakes, and which stores can be reached from which
-//! addresses. A *source* is a store that programs can fetch from.
+//! Information for the kernel and for programs: keys that prove TCP handshakes between programs under `shunt run`, and
+//! which stores can be reached from which addresses. A *store* has the payloads of a machine's programs, and a *source*
+//! is a store that programs can fetch from.
 
 use std::io;
 use std::net::IpAddr;

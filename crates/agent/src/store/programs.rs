@@ -1,7 +1,8 @@
 //! The service for programs under `shunt run` on this machine (docs/odb.md; `[store]` in the configuration). The store
-//! runs in a separate thread (shunt_odb::store), so that copying and encrypting bodies delays no handoff. The daemon's
-//! thread does the handshakes with other agents (daemon/reaching.rs). It gets programs' wishes from the store's thread
-//! by a queue and an eventfd(2).
+//! runs in a separate thread (shunt_odb::store), so that copying and encrypting bodies delays no handoff. The *store*
+//! has the bodies (payloads) that this machine's programs have written, and a *holder* is a store by its name. The
+//! daemon's thread does the handshakes with other agents (daemon/reaching.rs). The store's thread passes programs'
+//! requests (wishes) to it by a queue and an eventfd(2).
 
 use std::io;
 use std::net::IpAddr;
@@ -41,7 +42,8 @@ pub enum StoreError {
     /// A user or group that `users` or `groups` of [store] names does not exist on this machine.
     #[error("{0} ([store] `users` and `groups` in the configuration)")]
     Account(String),
-    /// The negotiation, by which connections between two programs under `shunt run` are found, cannot be loaded.
+    /// The negotiation cannot be loaded: BPF programs that find out, in the TCP handshake, whether both ends run under
+    /// `shunt run`.
     #[error(transparent)]
     Negotiation(#[from] NegotiationError),
     /// Another system call has failed.
@@ -49,7 +51,7 @@ pub enum StoreError {
     Io(#[from] io::Error),
 }
 
-/// The store's access to the agent: it passes on programs' wishes.
+/// The store's access to the agent, by which it passes on programs' wishes.
 struct Link {
     callers: Callers,
     wishes: Sender<Wish>,
@@ -121,7 +123,8 @@ pub fn detach(config: &Config) -> io::Result<()> {
     shunt_negotiation::detach(&pins(config))
 }
 
-/// Returns the store's limits. Programs' files may take at most an eighth of this process's descriptors.
+/// Returns the store's limits. Files of programs may take at most an eighth of the descriptors that this process may
+/// have.
 fn limits(store: &StoreConfig) -> Limits {
     let most = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX) / 8;
     let limits = store.limits();

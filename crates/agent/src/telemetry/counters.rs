@@ -1,12 +1,12 @@
-//! Names of all counters, and what they count. The names of servers' and steering's counters come from the C headers
-//! that define them. `docs/counters.md` is written from here (see the test). The *store* has the payloads of programs
-//! under `shunt run`.
+//! Names of all counters, and what they count. The names of the counters of servers and of the steering programs (BPF)
+//! come from the C headers that define them. `docs/counters.md` is written from here (see the test). The *store* has
+//! the payloads of programs under `shunt run`.
 
 use serde_json::Value;
 use shunt_logic::counts::Counts;
 use shunt_odb::store::usage::COUNTED;
 
-/// (index, name, meaning) of the servers' counters, from `include/shunt.h` (build.rs).
+/// Counters of the servers, as (index, name, meaning), from `include/shunt.h` (build.rs).
 pub(crate) const SERVERS: &[(usize, &str, &str)] = include!(concat!(env!("OUT_DIR"), "/counters.rs"));
 
 /// Counters of the daemon, beside those of the logic ([`Counts`]). Each is declared once: field, name below `agent.`,
@@ -43,7 +43,7 @@ daemons! {
                                 was new or had lost them",
 }
 
-/// (path below `agent.`, meaning) of counters in groups. `ended`, `now`, `limit` and `limited` have an entry for each
+/// Counters in groups, as (path below `agent.`, meaning). `ended`, `now`, `limit` and `limited` have an entry for each
 /// reason or limit.
 const GROUPS: &[(&str, &str)] = &[
     ("senders.now", "sockets of senders at present, parked ones included"),
@@ -64,12 +64,12 @@ const GROUPS: &[(&str, &str)] = &[
     ("limit.WHAT", "limit of each limited thing"),
 ];
 
-/// (path below `agent.`, meaning) of everything that the agent counts itself.
+/// Returns all that the agent counts itself, as (path below `agent.`, meaning).
 fn agent() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
     Counts::MEANINGS.iter().chain(Daemons::MEANINGS).chain(GROUPS)
 }
 
-/// (name below `store.`, whether it is a gauge, meaning) of the store's counters.
+/// Counters of the store, as (name below `store.`, whether it is a gauge, meaning).
 pub(crate) const STORE: &[(&str, bool, &str)] = &[
     ("bytes", true, "bytes of memory that are leased to programs at present"),
     ("bytes_limit", true, "limit of `store.bytes`: `memory_bytes` of the configuration"),
@@ -120,7 +120,7 @@ pub(crate) fn agent_help(path: &str) -> String {
     sentence(found.map_or("meaning: docs/counters.md", |(_, help)| help))
 }
 
-/// (name below `store.by_program.NAME.`, meaning) of the programs' gauges. The other counters are [`COUNTED`].
+/// Gauges of the programs, as (name below `store.by_program.NAME.`, meaning). The other counters are [`COUNTED`].
 pub(crate) const PROGRAMS: [(&str, &str); 2] = [
     ("processes", "processes at present"),
     (

@@ -15,7 +15,8 @@ impl Default for Gone {
 }
 
 impl Gone {
-    /// Adds the counters of a server that is going away. `None` if it has none, because it never sent HELLO.
+    /// Adds the counters of a server that is going away. `counters` is `None` if the server has none, because it never
+    /// sent HELLO.
     pub(crate) fn keep(&mut self, counters: Option<&WorkerCounters>) {
         if let Some(counters) = counters {
             add(&mut self.0, &counters.read().value);

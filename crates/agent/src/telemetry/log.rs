@@ -124,7 +124,8 @@ mod tests {
 
     use shunt_testbed::wait_for;
 
-    /// Returns a log that writes to `output`. Its thread gives up only its own capabilities, and not the test's.
+    /// Returns a log that writes to `output`. The log's thread gives up only its own capabilities, not those of the
+    /// test's thread.
     fn log_to(output: impl Write + Send + 'static) -> &'static Log {
         let log: &'static Log = Box::leak(Box::new(Log::new()));
         log.start(output).unwrap();

@@ -1,6 +1,7 @@
 //! Offers: payloads that servers of this machine hold ready, until they are claimed or expire. An offer is a range of
-//! an open file, made for one peer (a frontend's agent). A *claim* asks for it to be sent to a client. The *digest* of
-//! a file is its SHA-256.
+//! an open file, made for one peer (a frontend's agent). A *claim* is the message by which this peer asks that the
+//! payload be sent to a client; a *fetch* asks for it through both agents. An offer's *tag* proves for which request it
+//! was made. The *digest* of a file is its SHA-256.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};

@@ -1,7 +1,8 @@
-//! Proof of which file a payload comes from, by its digest. Over TLS, another backend may continue a payload only if
-//! its file is the same, byte for byte. The reason is that its records have the same numbers and key as those that the
-//! lost backend may have sealed already. A *handoff* is named by its server's worker number and a number that the
-//! server chose.
+//! Proof, by the digest (SHA-256) of a file, that a payload comes from it. Over TLS, another backend may continue a
+//! payload only if its file is the same, byte for byte: its records have the numbers and the key of records that the
+//! lost backend may have sealed already. A *handoff* is named by its server's worker number (the agent's number of the
+//! server's connection) and a number that the server chose. A *claim* asks for a handoff's payload, and an *offer* is a
+//! payload that a backend holds ready.
 //!
 //! ```text
 //!   a claim under way for 1 s   backend's agent ==DIGEST==> frontend's agent --DIGEST--> its server
@@ -29,7 +30,7 @@ use crate::turn::Turn;
 
 /// Longest time that a question waits for its file to be read. A server gives up earlier.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Most questions that wait, in all and of one peer.
+/// Most questions that wait: of all peers together, and of one peer.
 const QUESTIONS: usize = 4096;
 const QUESTIONS_OF_A_PEER: usize = 1024;
 
@@ -85,7 +86,7 @@ impl<M: Machine> Questions<M> {
 }
 
 impl<M: Machine> Backend<M> {
-    /// Handles a peer's question (PROVE) which file is behind an offer.
+    /// Handles a peer's question (PROVE) for the digest of the file behind an offer.
     pub fn prove(&mut self, peer: usize, prove: &peer::Prove, turn: &mut Turn<'_, M>) {
         let (worker, handoff, number) = (prove.worker.get(), prove.handoff.get(), prove.offer.get());
         let until = turn.now + PATIENCE;

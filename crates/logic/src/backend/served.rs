@@ -1,5 +1,6 @@
 //! Fetches that peers ask for: the payload of an offer of this machine is sent, encrypted, on the connection by which
-//! the peer asked for it. Such a transfer is a *fetch*.
+//! the peer asked for it. Such a transfer is a *fetch*. A *peer* is another machine's agent, and an *offer* a payload
+//! that a server of this machine holds ready.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use crate::turn::Turn;
 
 /// Time in which a peer must take the first bytes of a fetch.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest time in which a peer takes nothing, or the disk gives nothing.
+/// Longest time without progress, because the peer takes no bytes or the disk gives none.
 const PROGRESS: Duration = Duration::from_secs(60);
 
 /// One fetch.
@@ -111,8 +112,8 @@ impl<M: Machine> Backend<M> {
     }
 }
 
-/// Checks whether another fetch may begin. Limits do not refuse fetches, because a response waits for each one. They
-/// close consents and offers instead (limits.rs).
+/// Checks whether another fetch may begin. A limit that is reached does not refuse a fetch, because a response waits
+/// for it. It stops new consents and offers instead (limits.rs).
 ///
 /// # Errors
 /// Returns [`Reason::Limit`] if there is no descriptor for the fetch.

@@ -2,8 +2,8 @@
 //! is reached, or the client uses one port for connections with two servers, and the only sender that it can have is
 //! busy on the other connection. A refusal would reset the client if the program has already written more bytes after
 //! the payload. So the claim waits, and the program is told to make no more claims for a while. A *claim* is a
-//! frontend's message that asks for a payload on its client's connection, and a *sender* is this machine's kernel
-//! socket for that client.
+//! frontend's message that asks for a payload on its client's connection, a *store* has the payloads of a machine's
+//! programs, and a *sender* is this machine's kernel socket for that client.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -75,7 +75,7 @@ impl Waiting {
         self.claims.push_back(waits);
     }
 
-    /// Removes the oldest claim. Returns for which handoff it was made.
+    /// Removes the oldest claim. Returns the handoff that it was made for.
     pub fn pop(&mut self) -> Option<Claimant> {
         self.claims.pop_front().map(|waits| waits.claimant)
     }

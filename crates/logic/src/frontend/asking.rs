@@ -1,5 +1,6 @@
 //! Questions of this machine's servers to other agents, and their answers. A *peer* is another machine's agent, and a
-//! *session* the use of its connection until that is lost.
+//! *session* the use of the connection with it. A *store* has the payloads of a machine's programs under `shunt run`.
+//! An *offer* is a payload that a backend holds ready, and the *digest* of its file is the SHA-256.
 //!
 //! ASK: would another machine send bytes of its store to a client of this machine? A program asks before its first
 //! handoff of such bytes. A refusal of the handoff itself would come too late, because the program may already have
@@ -10,7 +11,7 @@
 //!           <-ANSWER-                 <=ANSWER=
 //! ```
 //!
-//! PROVE: which file is behind an offer? See `backend::questions`.
+//! PROVE: what is the digest of the file behind an offer? See `backend::questions`.
 
 use shunt_wire::local;
 use shunt_wire::local::Reason;
@@ -24,15 +25,16 @@ use crate::peers::hearing::{News, Question};
 use crate::turn::Turn;
 
 impl<M: Machine> Turn<'_, M> {
-    /// Returns whether a peer's message answers a server's question, or is one that the peer may send unasked. Counts
-    /// all others.
+    /// Returns whether a peer's message answers a server's question, or is one that the peer may send unasked. All
+    /// other messages are counted and ignored.
     pub(crate) fn hear(&mut self, peer: usize, answer: Option<(Question, u32, u64)>, news: News) -> bool {
         let is_heard = self.shared.peers.peer(peer).hearing.hear(answer, news);
         self.shared.counts.unasked += u64::from(!is_heard);
         is_heard
     }
 
-    /// Returns a server's worker number, if `epoch` is that of the present session with the peer.
+    /// Returns a server's worker number (the agent's number of its connection), if `epoch` is that of the present
+    /// session with the peer.
     fn asker(&self, server: usize, peer: usize, epoch: u32) -> Option<u32> {
         let is_current = self.shared.board.epoch(peer) == Some(epoch) && self.shared.peers.is_up(peer);
         self.shared.servers.find(server).filter(|_| is_current).map(|server| server.worker)
@@ -40,8 +42,8 @@ impl<M: Machine> Turn<'_, M> {
 }
 
 impl Frontend {
-    /// Passes a program's ASK on to a peer. If the session that it names is gone, there is no answer, and the program
-    /// asks again in the next session.
+    /// Passes a program's ASK on to a peer. If the session that ASK names (by its epoch) is over, there is no answer,
+    /// and the program asks again in the next session.
     pub fn ask<M: Machine>(&mut self, server: usize, ask: &local::Ask, turn: &mut Turn<'_, M>) {
         let peer = ask.peer as usize;
         let Some(worker) = turn.asker(server, peer, ask.epoch) else { return };
@@ -60,7 +62,7 @@ impl Frontend {
         turn.tell_peer(peer, |out| question.emit(out));
     }
 
-    /// Passes a peer's ANSWER on to the program, if that is still connected. An ANSWER may also say unasked that a
+    /// Passes a peer's ANSWER on to the program, if that is still connected. An ANSWER without a question says that a
     /// claim waits.
     pub fn answered<M: Machine>(&mut self, peer: usize, answer: &peer::Answer, turn: &mut Turn<'_, M>) {
         let (worker, handoff, reason) = (answer.worker.get(), answer.handoff.get(), answer.reason.get());
@@ -73,7 +75,8 @@ impl Frontend {
         }
     }
 
-    /// Passes on a server's question (PROVE) which file is behind an offer. The server asks before it claims the offer.
+    /// Passes on a server's question (PROVE) for the digest of the file behind an offer. The server asks before it
+    /// claims the offer.
     pub fn prove<M: Machine>(&mut self, server: usize, prove: &local::Prove, turn: &mut Turn<'_, M>) {
         let peer = prove.peer as usize;
         let asker = turn.asker(server, peer, prove.epoch);
@@ -95,7 +98,7 @@ impl Frontend {
         turn.tell_peer(peer, |out| question.emit(out));
     }
 
-    /// Tells a peer that a server has forgotten a digest, as the peer had asked.
+    /// Tells a peer that a server has forgotten a digest, because the peer had taken this digest back.
     pub fn withdrawn<M: Machine>(&mut self, server: usize, withdrawn: &local::Withdrawn, turn: &mut Turn<'_, M>) {
         let peer = withdrawn.peer as usize;
         let Some(worker) = turn.asker(server, peer, withdrawn.epoch) else { return };

@@ -67,7 +67,7 @@ impl Fetches {
     pub fn ask<M: Machine>(&mut self, server: usize, asked: &local::Fetch, turn: &mut Turn<'_, M>) -> Option<usize> {
         turn.shared.counts.fetches_out += 1;
         let peer = asked.peer as usize;
-        // A peer without a session will do: offers outlive sessions, and a fetch has a connection of its own.
+        // The peer needs no session: offers outlive sessions, and each fetch has a separate connection.
         let known = if turn.shared.board.knows(peer) { Ok(()) } else { Err(Reason::PeerLost) };
         if let Err(reason) = known.and_then(|()| allow_fetch(turn)) {
             turn.log_failed_fetch(reason, asked.trace);
@@ -121,7 +121,7 @@ impl Fetches {
         self.fail(fetch, reason, turn);
     }
 
-    /// Notes that bytes of a fetch have been passed on. `is_done` says that these were the last ones.
+    /// Notes that bytes of a fetch have been passed on to the server. `is_done` says that these were the last ones.
     pub fn moved(&mut self, fetch: usize, is_done: bool, now: Instant) {
         if is_done {
             self.0.try_remove(fetch);
@@ -130,8 +130,8 @@ impl Fetches {
         }
     }
 
-    /// Fails a fetch. A server that already reads sees the end of the stream too early, and does not take the part for
-    /// the whole.
+    /// Fails a fetch. A server that already reads sees the stream end before the announced length, so it does not take
+    /// the part for the whole.
     pub fn fail<M: Machine>(&mut self, fetch: usize, reason: Reason, turn: &mut Turn<'_, M>) {
         let Some(found) = self.0.try_remove(fetch) else { return };
         turn.log_failed_fetch(reason, found.trace);
@@ -142,7 +142,7 @@ impl Fetches {
         }
     }
 
-    /// Drops the fetches that a server waits for, because it is gone.
+    /// Drops the fetches that a server waits for, because the server is gone.
     pub fn forget_server<M: Machine>(&mut self, gone: usize, turn: &mut Turn<'_, M>) {
         let is_its = |fetch: &Fetch| matches!(fetch.stage, Stage::Asked { server, .. } if server == gone);
         while let Some((fetch, _)) = self.0.iter().find(|(_, fetch)| is_its(fetch)) {

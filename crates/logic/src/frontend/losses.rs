@@ -4,12 +4,13 @@
 //! their buffers are empty. Or the whole machine is gone, and nothing more arrives. The frontend can tell these cases
 //! apart only by the client's ACKs. So each payload that was under way from a lost peer is watched, and left alone
 //! while the client acknowledges more. A *region* is a range of sequence numbers of a client's connection, which one
-//! payload takes.
+//! payload takes. A *handoff* is the server's grant of the connection's send side for this payload, and a *ring* is a
+//! BPF ring buffer by which the kernel tells the server what becomes of it.
 //!
 //! When a payload has made no progress for a while, its server is told. This is repeated until the region has ended or
 //! another backend sends it, because the server may have been busy, or not connected to this agent.
 //!
-//! The flow table has all data that this needs, so a handoff costs nothing more.
+//! The kernel's table of client connections has all data that this needs, so a handoff costs nothing more.
 
 use std::time::{Duration, Instant};
 
@@ -27,10 +28,11 @@ const GRACE_ROUND_TRIPS: u32 = 4;
 /// Time between two messages to a server about the same payload.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Time that a payload may make no progress if its server is gone. Perhaps its claim never reached the backend.
+/// Time that a payload may go without any ACK of the client if the server process that began the handoff is gone. Then
+/// it is cancelled: perhaps the message that asks the backend for it (CLAIM) never arrived, and nobody sends it.
 const LEFT: Duration = Duration::from_secs(10);
-/// Number of messages without effect after which a server counts as gone. After a restart of the agent, servers take
-/// some time to connect to it again.
+/// Number of messages about one payload, all without effect, after which its server counts as gone. After a restart of
+/// the agent, servers take some time to connect to it again.
 const TOLD_IN_VAIN: u32 = 10;
 
 struct Watched {
@@ -42,9 +44,9 @@ struct Watched {
 }
 
 impl Watched {
-    /// Begins to watch a region. Its time without progress counts from the connection's last packet: a machine that is
-    /// cut off was already silent before this agent noticed the loss. If the client's window is shut, the time counts
-    /// from now, because then the client is the reason for the silence.
+    /// Begins to watch a region. The time without progress counts from the connection's last packet, because a backend
+    /// that is cut off was already silent before this agent noticed the loss. If the client's window is shut, the time
+    /// counts from now, because then the client is the reason for the silence.
     fn new(region: ActiveRegion, now: Instant) -> Self {
         let silence = if region.is_shut { Duration::ZERO } else { region.quiet };
         let silent_since = now.checked_sub(silence).unwrap_or(now);
@@ -102,9 +104,9 @@ impl Frontend {
         self.losses.0.extend(new.into_iter().map(|region| Watched::new(region, turn.now)));
     }
 
-    /// Cancels or watches the regions of a process that is gone, because its connections may outlive it. Regions of
-    /// which the client has acknowledged bytes are left alone. `newest` is the last handoff that the process told this
-    /// agent of. Nobody sends the payloads of handoffs that it began after that one.
+    /// Cancels or watches the regions, made by SHUNT_APPEND, of a process that is gone, because its connections may
+    /// outlive it. Regions of which the client has acknowledged bytes are left alone. `newest` is the last handoff that
+    /// the process told this agent of. Handoffs that it began later are cancelled, because nobody sends their payloads.
     pub fn end_left_regions<M: Machine>(&mut self, ring: u32, newest: Option<u64>, turn: &mut Turn<'_, M>) {
         let left = |region: &ActiveRegion| region.queues && region.ring == ring && region.acked == 0;
         for region in turn.machine.active_regions(None).into_iter().filter(left) {

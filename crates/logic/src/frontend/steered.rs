@@ -58,10 +58,10 @@ impl SteeredPeers {
         &self.0[peer]
     }
 
-    /// Takes a peer's senders from its HELLO. Handoffs may begin as soon as the interface towards these senders is
-    /// known, for each IP version separately. An interface that is known for the same address stays. Returns whether to
-    /// tell the steering programs. Without a known interface they keep what they had, so that handoffs from before this
-    /// agent's start continue.
+    /// Takes a peer's senders from its HELLO. For each IP version, handoffs may begin as soon as the interface towards
+    /// the senders is known. An interface that is known for the same address stays. Returns whether to tell the
+    /// steering programs: only if an interface is known. Otherwise the programs keep their earlier entry, so that
+    /// handoffs from before this agent's start continue.
     pub fn begin(&mut self, peer: usize, hello: &Hello) -> bool {
         let before = self.0[peer];
         let senders = |address: Option<IpAddr>, before: Option<Senders>| {
@@ -78,8 +78,8 @@ impl SteeredPeers {
         self.0[peer].has_route()
     }
 
-    /// Sets the interface towards an address of a peer's senders, or 0 if there is no route. Packets leave by it from
-    /// now on, also those of handoffs under way. Returns whether the peer has this address.
+    /// Sets the interface towards an address of a peer's senders, or 0 if there is no route. Clients' ACKs leave by it
+    /// from now on, also those of handoffs under way. Returns whether the peer has this address.
     pub fn set_interface(&mut self, peer: usize, address: IpAddr, interface: u32) -> bool {
         let entry = &mut self.0[peer];
         entry.asked = entry.asked.map(|_| true);

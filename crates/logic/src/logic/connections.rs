@@ -1,5 +1,6 @@
-//! Connections of this machine's servers. An *offer* is a payload that a server holds ready. A *ring* is a BPF ring
-//! buffer by which the kernel tells one server what becomes of its handoffs.
+//! Connections of this machine's servers. An *offer* is a payload that a server holds ready. A *handoff* lets another
+//! machine send a payload on the connection of a server's client, and a *fetch* brings a payload through both agents
+//! instead. A *ring* is a BPF ring buffer by which the kernel tells one server what becomes of its handoffs.
 
 use shunt_wire::local::{Channel, Offer, Reason};
 
@@ -62,7 +63,8 @@ impl<M: Machine> Logic<M> {
         call.actions.push(Action::Welcome { server, channel, ring, user: caller.uid, worker, version });
     }
 
-    /// Notes that the kernel could not make a server's ring. The server has to fetch payloads then.
+    /// Notes that the kernel could not make a server's ring. Without a ring, the server cannot hand off, and fetches
+    /// payloads through the agents.
     pub fn ring_failed(&mut self, server: usize) {
         self.shared.servers.lose_ring(server);
         self.shared.counts.rings_exhausted += 1;

@@ -1,4 +1,5 @@
-//! Fetches: payloads that do not go straight to the client, but through both agents to the frontend's server.
+//! Fetches: payloads that do not go straight to the client, but through both agents to the frontend's server. A *peer*
+//! is another machine's agent.
 
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{Fetch, Frame};

@@ -1,5 +1,7 @@
 //! Check of all limits, and the messages to servers and peers about them. An *offer* is a payload that a machine holds
-//! ready until a frontend's agent claims it. A *turn* is one pass of the daemon's event loop.
+//! ready until a frontend's agent claims it. A *handoff* lets a backend send a payload on the connection of a
+//! frontend's client, a *consent* is a request's header field that permits this, and a *fetch* brings a payload through
+//! both agents instead. A *turn* is one pass of the daemon's event loop.
 
 use shunt_wire::local::closed;
 use shunt_wire::peer::Closed;
@@ -12,7 +14,7 @@ use crate::machine::Machine;
 /// Resources in use on this machine that only the daemon knows.
 #[derive(Clone, Debug)]
 pub struct Usage {
-    /// Handoffs of all servers to each peer, by the servers' counters.
+    /// Number of handoffs of all servers that are not over, for each peer, from the servers' counters.
     pub handoffs: Vec<u64>,
     /// Payloads that are being sent for each peer.
     pub sending: Vec<Load>,
@@ -21,8 +23,8 @@ pub struct Usage {
 }
 
 impl<M: Machine> Logic<M> {
-    /// Compares everything that has a limit with its limit. When a limit is reached, or free again, servers are told by
-    /// the board, and peers by a frame (CLOSED).
+    /// Compares everything that has a limit with its limit. When a limit is reached, or free again, servers learn it
+    /// from the board (memory that the agent writes), and peers from a frame (CLOSED).
     pub fn look_at_limits(&mut self, usage: &Usage, call: &mut Call<'_, M>) {
         let used = self.use_by_peer(usage);
         let limits = self.shared.settings.limits;
@@ -60,7 +62,7 @@ impl<M: Machine> Logic<M> {
     }
 
     /// Returns whether a peer is to make no offers, because this agent is draining or no route leads to the peer's
-    /// senders. Its offers would only be fetched.
+    /// senders. Its offers would only be fetched, through both agents.
     fn takes_none_of(&self, peer: usize) -> bool {
         self.shared.is_draining || self.frontend.steered.is_unreachable(peer)
     }

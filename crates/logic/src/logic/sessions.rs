@@ -23,7 +23,7 @@ pub struct Refused {
 }
 
 impl<M: Machine> Logic<M> {
-    /// Sends HELLO on a connection with a peer, which has been made or is being made.
+    /// Sends HELLO to a peer, on a connection that has been made or is being made.
     pub fn opened(&mut self, peer: usize, opened: &Opened, call: &mut Call<'_, M>) {
         let addresses = self.store.as_ref().map(|store| store.ends.own());
         let shared = &mut self.shared;
@@ -33,8 +33,8 @@ impl<M: Machine> Logic<M> {
         }
     }
 
-    /// Begins a session, because the peer has sent HELLO. `key` was exported from the TLS connection for the proof of
-    /// handshakes. Only the two agents have it.
+    /// Begins a session, because the peer has sent HELLO. `key` was exported from the TLS connection, so only the two
+    /// agents have it. With it the kernel proves handshakes of their machines' programs.
     ///
     /// # Errors
     /// Returns the peer's fault, which ends the connection.
@@ -61,8 +61,8 @@ impl<M: Machine> Logic<M> {
         Ok(())
     }
 
-    /// Handles the end of the connection with a peer, or the failure to make it. Flows without a handoff in progress
-    /// are not affected.
+    /// Handles the end of the connection with a peer, or the failure to make it. Client connections without a handoff
+    /// in progress are not affected.
     pub fn lose_peer(&mut self, peer: usize, why: &str, call: &mut Call<'_, M>) {
         call.actions.push(Action::HangUp(peer));
         if !self.shared.peers.lose(peer, why, call.now) {
@@ -99,8 +99,9 @@ impl<M: Machine> Logic<M> {
     }
 
     /// Checks an agent that has connected and sent HELLO. `is_of` says whether its certificate has a name, and `from`
-    /// is its address. `current` returns the address of the other end of a peer's present session. Returns the peer. An
-    /// earlier session with it is ended, because the peer would not connect if its side of that session still existed.
+    /// is its address. `current` returns the address of the other end of a peer's present session. Returns the peer. If
+    /// there is a session with this peer, it is ended: the peer would not connect if its side of that session still
+    /// existed.
     ///
     /// # Errors
     /// Returns why the agent is refused.

@@ -1,4 +1,6 @@
-//! Tests with a frontend's agent and a backend's agent. Their frames are carried from one agent to the other.
+//! Tests with a frontend's agent and a backend's agent. The tests carry the frames from one agent to the other. A
+//! *handoff* lets the backend send a payload on the connection of the frontend's client. An *offer* is a payload that a
+//! backend's server (here a *worker*) holds ready.
 
 mod fetches;
 mod questions;
@@ -95,7 +97,7 @@ impl Side {
         std::iter::from_fn(|| self.actions.pop()).collect()
     }
 
-    /// Takes the messages by which servers are told of an end, in order: server, handoff and reason.
+    /// Takes the messages that tell servers of the end of a handoff or fetch, in order: server, handoff and reason.
     fn ends(&mut self) -> Vec<(usize, u64, Reason)> {
         let ended = |action: Action<Model>| match action {
             Action::Tell(server, Told::Ended(local::Ended { handoff, reason, .. })) => {
@@ -357,7 +359,7 @@ fn a_cancelled_handoff_ends_before_another_begins() {
     service.hand_off(7, offer);
     let bytes = service.frontend.output();
     service.backend.input(&bytes);
-    // The daemon aborts the old handoff before it begins to send the new one's payload, and not when the turn ends.
+    // The daemon aborts the old handoff before it begins to send the new one's payload, not only when the turn ends.
     assert!(service.backend.take_actions().iter().any(|action| matches!(action, Action::Abort(_))));
     assert_eq!(service.sent(), [7]);
     service.backend.call(Logic::end_turn);
@@ -402,7 +404,7 @@ fn a_question_about_a_file_is_answered_when_it_has_been_read() {
     service.wait(Duration::from_millis(100));
     assert_eq!(digests(&mut service), [(7, 1, 8)]);
     assert_eq!(service.backend.logic.backend.offers.find(0, offer, 1000, Tag([3; 16])).unwrap().proven, Some(1));
-    // A question that has waited for 10 s is answered, too, without a digest.
+    // A question that has waited for 10 s is answered, too: the digest is not known.
     service.backend.machine.known = Known::NotYet;
     service.frontend.request(0, Request::Prove(local::Prove { handoff: 8, ..prove })).unwrap();
     service.carry();

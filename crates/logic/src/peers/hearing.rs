@@ -1,10 +1,10 @@
-//! Bound on the messages that this agent passes from a peer to its servers. A server's socket has little room. A peer
-//! that could fill it would block other peers' messages to that server. A *peer* is another machine's agent, and a
-//! *worker* number the agent's number of one server connection.
+//! Bound on the messages that this agent passes from a peer to this machine's servers. A server's socket has little
+//! room, and a peer that could fill it would block other peers' messages to that server. A *peer* is another machine's
+//! agent, and a *worker* number the agent's number of one server connection.
 //!
-//! A question (ASK, PROVE) is remembered, by worker and number, until it is answered. A message that comes unasked is
-//! about a handoff that the peer was given. An agent does not know when a handoff is over. So it only counts how many
-//! unasked messages a peer may still send.
+//! A question (ASK, PROVE) is remembered, by worker and number, until it is answered. An unasked message is about a
+//! handoff whose payload the peer was asked to send. An agent does not know when a handoff is over, so it only counts
+//! how many unasked messages a peer may still send.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,10 +15,10 @@ use shunt_wire::peer::Claim;
 /// left for other servers, and QUESTIONS_OF_ITS_OWN in any case.
 const QUESTIONS: usize = 4096;
 const QUESTIONS_OF_ITS_OWN: usize = 16;
-/// Most messages of one kind ([`News`]) that a peer may still send, even if it was given more handoffs.
+/// Most messages of one kind ([`News`]) that a peer may still send, however many handoffs it was given.
 const MOST: u32 = 1 << 16;
 /// Number of DIGEST messages that a peer may send for one handoff: one with the digest, one that withdraws it, and
-/// repetitions of the latter after 1, 2, 4... s for a minute, while no answer has come.
+/// repetitions of the second one after 1, 2, 4... s for a minute, while no answer has come.
 const DIGESTS: u32 = 8;
 
 /// Kind of a question.
@@ -37,7 +37,7 @@ pub enum News {
     End,
     /// DIGEST of a handoff that is under way.
     Digest,
-    /// ANSWER, which says that a handoff of stored bytes waits.
+    /// ANSWER: a handoff of bytes of the peer's store waits.
     Waits,
 }
 
@@ -74,7 +74,8 @@ impl Hearing {
         is_answer
     }
 
-    /// Notes that the peer is given a handoff. `has_parts` says that the payload is bytes of its store.
+    /// Notes that the peer is asked to send the payload of a handoff. `has_parts` says that the payload is bytes of the
+    /// peer's store.
     pub fn give(&mut self, claim: &Claim, has_parts: bool) {
         let more = |have: &mut u32, some: u32| *have = have.saturating_add(some).min(MOST);
         more(&mut self.ends, 1);
@@ -86,7 +87,7 @@ impl Hearing {
         }
     }
 
-    /// Counts an unasked message. Returns whether the handoffs that the peer was given allow it.
+    /// Counts an unasked message. Returns whether the peer may send it, by the handoffs that it was asked to send for.
     fn take(&mut self, news: News) -> bool {
         let left = match news {
             News::End => &mut self.ends,

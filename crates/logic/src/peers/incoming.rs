@@ -17,13 +17,13 @@ use crate::rate::{OncePerSecond, PerSecond};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Number of places, one for each connection.
 const PLACES: usize = 256;
-/// Most places for strangers: for all together, and for each address.
+/// Most places for strangers: for all of them, and for those at one address.
 const STRANGERS: usize = 64;
 const STRANGERS_AT_ONE_ADDRESS: usize = 8;
 /// Most handshakes per second with strangers.
 const STRANGERS_A_SECOND: u32 = 50;
-/// Most refusals that are remembered, and the time for which each of them is. A refusal that is remembered is not
-/// logged again.
+/// Number of refusals that are remembered, and time for which each is. A refusal that is remembered is not logged
+/// again.
 const REFUSALS: usize = 64;
 const REFUSED_AGAIN: Duration = Duration::from_secs(3600);
 

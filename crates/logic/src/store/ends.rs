@@ -1,10 +1,13 @@
-//! Ends: addresses of programs, on this machine and on peers. A connection of a program may carry references if the
-//! other end has an address of this machine, or one that a peer's agent has named.
+//! Ends: addresses of programs under `shunt run`, on this machine and on peers' machines. A *reference* is sent in
+//! place of bytes of a body, which the receiver fetches if it needs them. A connection of a program may carry
+//! references if the other end has an address of this machine, or one that a *peer*, another machine's agent, has
+//! named.
 //!
 //! Each agent tells its peers the addresses of its machine's programs (ADDRESSES). For an address that a peer has
 //! named, the kernel gets a key that only the two agents of that session have. The kernel proves handshakes by this key
-//! (crates/negotiation, bpf/token.h). Connections with all other machines carry the same bytes as without Shunt. So do
-//! connections with a machine that forges packets with a peer's address.
+//! (crates/negotiation, bpf/token.h). Connections with all other machines carry the same bytes as without Shunt. A
+//! machine that forges packets with a peer's address has no such key, so connections with it carry no references
+//! either.
 //!
 //! An address has one owner. This machine's own addresses cannot belong to a peer. If two peers name the same address,
 //! it belongs to the first, and to the second when the first no longer names it.
@@ -76,7 +79,8 @@ struct Session {
     addresses: Throttle<Addresses>,
 }
 
-/// An address, and the key that proves handshakes with it from now on. `None` if it no longer has an owner.
+/// An address, and the key that proves handshakes with it from now on. `None` instead of the key: the address no longer
+/// has an owner.
 pub type Change = (IpAddr, Option<Key>);
 
 /// Owners of addresses, and the keys of their sessions.
@@ -138,8 +142,8 @@ impl Ends {
         self.owners.named.insert(peer, named);
     }
 
-    /// Takes the ADDRESSES that were kept because they came too often, if their time has come. Returns the changes, or
-    /// `None` if there were none.
+    /// Takes the ADDRESSES messages that were kept because they came too often, if they are allowed now. Returns the
+    /// changes, or `None` if there were none.
     #[must_use]
     pub fn tend(&mut self, now: Instant) -> Option<Vec<Change>> {
         let due = |session: &mut Session| session.addresses.take_kept(now);

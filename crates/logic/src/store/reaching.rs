@@ -1,7 +1,6 @@
 //! Connections between programs and other machines' stores. The agents make them, and prove their identities by their
-//! certificates. Then the program uses the connection and its keys without its agent, and so does the store at the
-//! other end. A *store* has the payloads of a machine's programs under `shunt run`, and a *reference* names bytes of
-//! one of them.
+//! certificates. Then each agent gives the connection and its keys away: one to the program, the other to its store. A
+//! *store* has the payloads of a machine's programs under `shunt run`, and a *reference* names bytes of one of them.
 //!
 //! A program with such a connection can ask the store for bytes to which it has references, and for nothing else.
 

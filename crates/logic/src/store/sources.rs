@@ -1,10 +1,11 @@
-//! Sources of a machine: the stores that its programs can fetch from. Before a program passes a reference on, it checks
-//! whether the reader's machine has the reference's store among its sources. A *peer* is another machine's agent, and a
-//! *session* the use of a connection with it.
+//! Sources of a machine: the stores that its programs can fetch from. A *store* has the payloads of a machine's
+//! programs under `shunt run`, and a *reference* names bytes of one payload. Before a program passes a reference on, it
+//! checks whether the reader's machine has the reference's store among its sources. A *peer* is another machine's
+//! agent, and a *session* the use of a connection with it.
 //!
 //! A machine's sources are its own store, and the stores of the peers that have named their addresses to it. A peer
 //! names them only to machines that may read its store. The machine tells its sources to its peers (SOURCES): when a
-//! peer has named its addresses, and whenever the sources have changed. A peer that has sent no SOURCES has none.
+//! peer has named its addresses, and whenever the sources have changed. A peer that has sent no SOURCES has no sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -64,7 +65,8 @@ impl SourcesOfPeers {
         self.open.remove(&peer)
     }
 
-    /// Returns the peers whose stores are sources of this machine. They may be told this machine's sources.
+    /// Returns the peers whose stores are sources of this machine. These are the peers that are told this machine's
+    /// sources.
     pub fn opened(&self) -> impl Iterator<Item = usize> + '_ {
         self.open.iter().copied()
     }
@@ -79,15 +81,15 @@ impl SourcesOfPeers {
     }
 
     fn take(&mut self, peer: usize, sources: &Sources) {
-        // Other stores are left out: no program here has a reference to them. Besides, a made-up name could collide
-        // with another store's in the table that programs read.
+        // Stores that are neither this machine's nor a peer's are left out: no program here has a reference to them.
+        // Besides, a made-up name could collide with another store's in the table that programs read.
         let may_matter = |store: &Source| *store == self.store || self.stores.contains(store);
         let sources = sources.iter().filter(may_matter).collect();
         self.said.entry(peer).or_default().sources = sources;
     }
 
-    /// Takes the SOURCES that were kept because they came too often, if their time has come. Returns whether there were
-    /// any.
+    /// Takes the SOURCES messages that were kept because they came too often, if they are allowed now. Returns whether
+    /// there were any.
     #[must_use]
     pub fn tend(&mut self, now: Instant) -> bool {
         let due = |said: &mut Said| said.messages.take_kept(now);

@@ -1,5 +1,6 @@
 //! Paths on which clients acknowledge no payload: first hops behind which payload seems to vanish, and networks of
-//! clients that seem to be the cause themselves.
+//! clients that seem to be the cause themselves. *Payload* is the data that this machine sends to the clients of a
+//! *peer* (a frontend's agent), in the frontend's name.
 //!
 //! ```text
 //!   (none) --silent--> Counting --silent, ROW in a row--> Refusing --pause is over--> Trying
@@ -8,10 +9,10 @@
 //!      +------------------------------------ heard -----------------------------------------+
 //! ```
 //!
-//! One client may be gone. It may be hostile, too: to leave ACKs out costs it nothing. So after ROW silent connections
-//! of one network in a row, payload for that network alone stops. Clients of other networks behind the same hop still
-//! get payload. The hop itself is refused when ROW different networks in a row are silent and no client is heard in
-//! between. The trial after such a pause is one connection of each of ROW networks.
+//! One silent client may be gone, or hostile: to send no ACKs costs it nothing. So after ROW silent connections of one
+//! network in a row, payload for that network alone stops. Clients of other networks behind the same hop still get
+//! payload. The hop itself is refused when ROW different networks in a row are silent and no client is heard in
+//! between. After the pause of a hop, one connection of each of ROW networks is tried.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -20,13 +21,14 @@ use std::time::{Duration, Instant};
 
 use shunt_host::routes::Hop;
 
-/// Number in a row of silent connections of a network, or of silent networks of a path, after which no more payload is
-/// sent there.
+/// Number of silent connections in a row after which payload for their network stops. Also the number of silent
+/// networks in a row after which payload by their path stops.
 const ROW: usize = 3;
+/// Length of the first pause, and longest pause. It doubles after each silent trial.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
-/// Duration of a trial, after which other connections are tried.
+/// Duration of a trial. After it, other connections are tried.
 const TRIAL: Duration = Duration::from_secs(5);
-/// Most paths, and most networks, that are remembered. With one more, all of them are forgotten.
+/// Most paths, and most networks, that are remembered. With one more, all paths, or all networks, are forgotten.
 const MOST: usize = 1024;
 
 /// A path: the first hop of payload for a peer's clients.
@@ -36,7 +38,8 @@ pub(super) struct Path {
     pub(super) hop: Hop,
 }
 
-/// Network of a client, by the first address of its /24 (IPv4) or /64 (IPv6). One client may have all of its addresses.
+/// Network of a client, named by the first address of its /24 (IPv4) or /64 (IPv6). One client may have all addresses
+/// of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Network(IpAddr);
 
@@ -49,7 +52,7 @@ impl From<IpAddr> for Network {
     }
 }
 
-/// Unit that is counted in a row: connections, or networks.
+/// Kind of thing whose silence is counted: connections, or networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Row {
     /// Connections of one network. One connection is tried after a pause.
@@ -75,12 +78,12 @@ struct Trial {
     pause: Duration,
     /// Networks of which a connection has been tried in this trial.
     tried: Vec<Network>,
-    /// Networks that were silent in this trial and those before it.
+    /// Networks that were silent in this trial and in those before it, since the pause.
     silent: Vec<Network>,
 }
 
 impl Row {
-    /// Returns the number of silent trials that lead to the next pause.
+    /// Returns the number of tried connections whose silence leads to the next pause.
     fn trials(self) -> usize {
         match self {
             Self::Connections => 1,
@@ -99,7 +102,7 @@ impl Row {
         }
     }
 
-    /// Notes that a connection acknowledges nothing. Returns the length of the pause, if one begins now.
+    /// Notes that a connection of `network` acknowledges nothing. Returns the length of the pause, if one begins now.
     fn hear_silence(self, state: &mut State, network: Network, now: Instant) -> Option<Duration> {
         let pause = match state {
             State::Counting(row) => {
@@ -147,9 +150,9 @@ impl State {
 /// A change to report to the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// Nothing is sent by this path for that time.
+    /// Nothing is sent by this path for this time.
     Silent(Duration),
-    /// Nothing is sent to this client's network for that time.
+    /// Nothing is sent to this client's network for this time.
     NetworkSilent(Duration),
     /// Clients acknowledge payload again.
     Heard,
@@ -167,8 +170,8 @@ impl Silences {
         self.paths.is_empty() && self.networks.is_empty()
     }
 
-    /// Returns whether payload to this client by this path is refused now. After each pause, the next connections are
-    /// tried.
+    /// Returns whether payload to this client by this path is refused now. After a pause, the next connections are let
+    /// through as a trial.
     pub(super) fn refuses(&mut self, path: &Path, client: IpAddr, now: Instant) -> bool {
         let network = Network::from(client);
         let mut of_path = self.paths.get_mut(path);
@@ -203,7 +206,8 @@ impl Silences {
     }
 }
 
-/// Returns the state of a path or a network. If there would be too many, all earlier ones are forgotten.
+/// Returns the state of a path or a network. If there are [`MOST`] of them and this one is new, all others are
+/// forgotten.
 fn entry<K: Eq + Hash>(states: &mut HashMap<K, State>, key: K) -> &mut State {
     if states.len() >= MOST && !states.contains_key(&key) {
         states.clear();

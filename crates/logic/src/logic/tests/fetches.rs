@@ -1,4 +1,4 @@
-//! Fetches of a frontend's servers, and the same fetches at the backend.
+//! Fetches (payloads that come through both agents) of a frontend's servers, and the same fetches at the backend.
 
 use shunt_wire::peer::{self, Fetched, Protocol, Refused};
 

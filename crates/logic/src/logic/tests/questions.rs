@@ -1,4 +1,5 @@
-//! Questions of servers to other agents: ASK, PROVE, and the withdrawal of a digest.
+//! Questions of servers to other agents: ASK (would you send?), PROVE (which digest has your file?), and the withdrawal
+//! of a digest (SHA-256 of a file) that is no longer true.
 
 use shunt_wire::peer;
 

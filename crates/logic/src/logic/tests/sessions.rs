@@ -1,4 +1,4 @@
-//! State that outlives a session, and state that ends with it.
+//! State that outlives a session (the use of a connection between two agents), and state that ends with it.
 
 use shunt_wire::local::BoardPeer;
 use shunt_wire::peer::{Closed, Hello, padded_name};
@@ -68,7 +68,7 @@ fn a_limit_of_a_peer_is_forgotten_with_its_session() {
     let closed = Frame::Closed(Closed { offers: 1.into() });
     service.backend.call(|logic, call| logic.frame(0, &closed, call)).unwrap();
     assert_eq!(closed_offers(&mut service), closed::OFFERS);
-    // The frontend starts anew, and has forgotten what it has said.
+    // The frontend's agent starts anew, and has forgotten that it told the backend to make no offers.
     service.lose();
     service.connect();
     assert_eq!(closed_offers(&mut service), 0);

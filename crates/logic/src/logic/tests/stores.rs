@@ -1,4 +1,5 @@
-//! Addresses and sources, which agents tell each other for programs under `shunt run`.
+//! Addresses of programs under `shunt run`, and sources (stores that these programs can fetch from), which agents tell
+//! each other.
 
 use shunt_wire::addresses::Addresses;
 

@@ -1,4 +1,5 @@
-//! Messages of peers and servers about handoffs that are not theirs.
+//! Messages of peers (other agents) and servers about handoffs that are not theirs. A *handoff* lets a backend send a
+//! payload on the connection of a frontend's client.
 
 use shunt_wire::peer::Ended;
 
