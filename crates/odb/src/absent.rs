@@ -1,7 +1,8 @@
 //! Absent memory of a process: which addresses stand for which bytes of which payload (RZM in the paper on on-demand
-//! buffers, Figures 4.3, 4.7, 4.8). A *piece* is a range of such addresses.
+//! buffers, Figures 4.3, 4.7, 4.8). A *payload* is a body in a store, and a *piece* a range of such addresses.
 //!
-//! A fault in the middle of a piece divides it into two. Both parts keep the share of the payload that the piece had.
+//! A fault in the middle of a piece divides it into two. Both parts keep the piece's *hold*: the process's share of the
+//! payload, a part of the right to fetch it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -64,7 +65,8 @@ impl Absent {
         self.pieces.insert(piece.addresses.start, piece);
     }
 
-    /// Forgets that some addresses are absent. Returns the pieces that covered them, in order.
+    /// Forgets that some addresses are absent. Returns the pieces that covered them, cut to these addresses and in
+    /// order.
     pub fn remove(&mut self, addresses: &Range<usize>) -> Pieces {
         let met: SmallVec<[usize; 2]> = self.meeting(addresses).map(|piece| piece.addresses.start).collect();
         let mut removed = Pieces::new();
@@ -105,7 +107,8 @@ impl Absent {
         self.pieces.values()
     }
 
-    /// Moves what is absent in `bytes` bytes from address `from` to `to`, after mremap(2) has moved the memory.
+    /// Moves the pieces in the `bytes` bytes of memory at address `from` to address `to`, after mremap(2) has moved the
+    /// memory.
     pub fn moved(&mut self, from: usize, to: usize, bytes: usize) {
         let pieces = self.remove(&(from..from + bytes));
         self.remove(&(to..to + bytes));

@@ -1,5 +1,6 @@
-//! One end of a connection between a reader and a store, which carries bytes in order. Between machines they are in TLS
-//! records. On one machine they are plain, in a pair of Unix sockets that no other process has.
+//! One end of a connection between a store, which has the payloads of a machine's programs, and a reader, which fetches
+//! them. It carries bytes in order. Between machines they are in TLS records. On one machine they are plain, in a pair
+//! of Unix sockets that no other process has.
 
 use std::io;
 use std::ops::Range;
@@ -135,14 +136,14 @@ impl Channel {
         self.records.is_some()
     }
 
-    /// Puts content onto the bench, in records where the connection is encrypted. `fill` writes a part of the content,
+    /// Puts content onto the bench, in records if the connection is encrypted. `fill` writes a part of the content,
     /// from the offset that it is given.
     ///
     /// # Errors
     /// The keys have reached their limit.
     ///
     /// # Panics
-    /// Panics where the bench has no room: beyond [`CONTENT_AT_ONCE`].
+    /// Panics if the bench has no room. A default bench has room for [`CONTENT_AT_ONCE`] bytes.
     pub fn put(&mut self, bench: &mut Bench, bytes: usize, mut fill: impl FnMut(usize, &mut [u8])) -> io::Result<()> {
         let Some(records) = &mut self.records else {
             fill(0, &mut bench.place[bench.used..][..bytes]);
@@ -159,8 +160,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends the content of the bench. Returns false where the socket has not taken all of it; the channel keeps the
-    /// rest for [`Self::flush`].
+    /// Sends the content of the bench. Returns false if the socket has not taken all of it; the channel keeps the rest
+    /// for [`Self::flush`].
     ///
     /// # Errors
     /// Returns the kernel's error of send(2).
@@ -171,7 +172,7 @@ impl Channel {
         Ok(self.unsent.is_empty())
     }
 
-    /// Sends the bytes that the channel has kept. Returns false where the socket has not taken all of them.
+    /// Sends the bytes that the channel has kept. Returns false if the socket has not taken all of them.
     ///
     /// # Errors
     /// Returns the kernel's error of send(2).
@@ -204,11 +205,10 @@ impl Channel {
         Ok(sent)
     }
 
-    /// Takes content that the other end has sent. Returns 0 where the other end has closed the connection.
+    /// Takes content that the other end has sent. Returns 0 if the other end has closed the connection.
     ///
     /// # Errors
-    /// `WouldBlock` where nothing came in time, `InvalidData` where no valid record came, else the kernel's error of
-    /// recv(2).
+    /// `WouldBlock` if nothing came in time, `InvalidData` if no valid record came, else the kernel's error of recv(2).
     pub fn take(&mut self, into: &mut [u8]) -> io::Result<usize> {
         while self.content.is_empty() {
             if !self.open()? && self.receive()? == 0 {
@@ -221,7 +221,7 @@ impl Channel {
         Ok(now)
     }
 
-    /// Opens the next record, if all of it has come. Returns false where more bytes have to come first.
+    /// Opens the next record, if all of it has come. Returns false if more bytes have to come first.
     fn open(&mut self) -> io::Result<bool> {
         let there = &mut self.received[self.sealed.clone()];
         let Some(records) = &mut self.records else {

@@ -1,6 +1,6 @@
 //! Content type of a message, as far as its first bytes show it. HTTP/1 and FastCGI write the type in the same form.
-//! The type serves only to guess which payloads are alike ([`crate::learnt`]), so no other part of the message is
-//! parsed.
+//! The type serves only to guess which payloads (bodies that programs write) are alike ([`crate::learnt`]), so no other
+//! part of the message is parsed.
 
 /// Number of bytes at the start of a message that are searched for the type.
 pub const LOOK_BYTES: usize = 1024;

@@ -1,8 +1,10 @@
 //! Fetching of payload bytes from the stores that hold them, for one process. Payloads of this machine are copied from
-//! their segments, where the store lets this program map them. For other payloads this machine's agent makes one
-//! connection to each holder, which carries one batch of fetches at a time. A *reference* names bytes of a payload,
-//! with a *share* of the right to fetch them. The size of a share is its *weight*, a power of two. The *holder* is the
-//! store that has the payload, and its *lease* the time for which that keeps it.
+//! their segments (shared memory), if the store lets this program map them. For other payloads this machine's agent
+//! makes one connection to each holder, which carries one batch of fetches at a time. A *reference* names bytes of a
+//! payload, with a *share* of the right to fetch them. The size of a share is its *weight*, a power of two. The
+//! *holder* is the store that has the payload, and the payload's *lease* the time for which the holder keeps it. A
+//! *source* is a store that a machine's programs can fetch from. The *agent* is Shunt's daemon on each machine, and the
+//! store is a thread of it.
 //!
 //! A holder that says nothing costs the process a second in all. From then on it is lost, and fetches from it fail at
 //! once, until a thread of the library has had an answer from it ([`tender`]). No other thread waits for it meanwhile.
@@ -40,8 +42,8 @@ use tender::{Task, Tasks};
 use way::{Asks, Way};
 
 /// Number of times that a connection may break during one fetch before the fetch fails. An agent that reads its
-/// certificates again ends all connections, and may do so many times in a row. Each new connection within a second is a
-/// sign of life.
+/// certificates again ends all connections, and may do so many times in a row. A new connection that is made within a
+/// second shows each time that the holder is alive.
 const RETRIES: u32 = 20;
 /// Pause before each try of a fetch from the third on, times the number of the try; about a second in all.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -53,7 +55,7 @@ const ASK_AGAIN_MS: u64 = 1000;
 /// store for them, so that the store learns that they are still read, and keeps them.
 const READ_HERE_MS: u64 = 10_000;
 
-/// Access of a reader to all stores.
+/// Access of this process to all stores.
 #[derive(Debug)]
 pub struct Holders(Arc<Shared>);
 
@@ -132,7 +134,7 @@ impl Holders {
         }))
     }
 
-    /// Starts the thread that makes connections, before one is needed. Returns false where no thread can be started.
+    /// Starts the thread that makes connections, before one is needed. Returns false if no thread can be started.
     pub fn start(&self) -> bool {
         self.0.start_tender()
     }
@@ -144,7 +146,7 @@ impl Holders {
 
     /// Whether this process can fetch: it has all connections to its machine's store that a fetch takes. It keeps them,
     /// and so stays able to fetch, even if it becomes another user or changes its root directory. A process that is not
-    /// ready must not be sent references. Where the agent is stopped, this takes a second. After a failure it returns
+    /// ready must not be sent references. If the agent is stopped, this takes a second. After a failure it returns
     /// false at once for a second.
     #[must_use]
     pub fn is_ready(&self) -> bool {
@@ -169,8 +171,9 @@ impl Holders {
         self.0.reach_for(reference)
     }
 
-    /// Whether programs on the machine `end` can fetch from `store`. If not, they have to be sent the bytes themselves.
-    /// The first call asks this machine's store, and where the store has no answer, one call per second does so again.
+    /// Whether programs on the machine with the address `end` can fetch from `store`. If not, they have to be sent the
+    /// bytes themselves. The first call asks this machine's store for its table of sources. While there is no table,
+    /// one call per second asks again.
     #[must_use]
     pub fn is_source(&self, end: End, store: &Holder) -> bool {
         self.0.sources().is_some_and(|sources| sources.have(end, store))
@@ -185,7 +188,7 @@ impl Holders {
     }
 
     /// Fetches the first bytes of a reference, as a rule all of them, and returns how many. A call that has taken long
-    /// and may end gets fewer or none, and has to ask for the others again.
+    /// and may end gets only the bytes that have come, perhaps none. It has to ask for the rest again.
     ///
     /// # Errors
     /// The bytes cannot be fetched, now or later.
@@ -228,7 +231,7 @@ impl Holders {
     }
 
     /// Sends unused shares back to their holders, as far as that takes no waiting. Shares of lost holders are dropped;
-    /// their weight ends with the payload's lease. Returns true where some shares wait for a connection; the next call
+    /// their weight ends with the payload's lease. Returns true if some shares wait for a connection; the next call
     /// sends them.
     pub fn send_returns(&self, returns: &Returns) -> bool {
         self.0.send_returns(returns)
@@ -247,7 +250,7 @@ impl Drop for Holders {
 }
 
 impl Shared {
-    /// Copies bytes from a segment or a file of this machine. Returns `wanted` where its bytes have to be fetched from
+    /// Copies bytes from a segment or a file of this machine. Returns `wanted` if its bytes have to be fetched from
     /// their store.
     fn copy<'a, 'b>(self: &Arc<Self>, wanted: &'a mut Wanted<'b>) -> Result<Option<&'a mut Wanted<'b>>, FetchError> {
         debug_assert_eq!(wanted.into.len() as u64, wanted.reference.length);
@@ -259,7 +262,8 @@ impl Shared {
         // The payload may be in a file, and too old to be read here. Then the store is asked, so that it knows that the
         // file is still read.
         if !mapped.is_still_there(&wanted.reference) {
-            // The payload is gone, or the segment belongs to an earlier store. The store's answer tells.
+            // The payload is gone, or the segment belongs to an earlier store. The store is asked now, and its answer
+            // tells which.
             self.own.lock().mapped.remove(&segment);
         }
         Ok(Some(wanted))
@@ -319,7 +323,7 @@ impl Shared {
             let mut local = self.own.lock();
             match &local.sources {
                 Some(sources) if sources.are_kept() => return Some(Arc::clone(sources)),
-                // The store's agent is stopped. Its table becomes valid again when it continues.
+                // The store's agent is stopped. The table becomes valid again when the agent continues.
                 Some(_) if !local.is_cut_off() => return None,
                 _ => {}
             }
@@ -356,7 +360,8 @@ impl Shared {
         way.open(reference, make, &|| ()).map_err(|error| FetchError::Holder(holder, error))
     }
 
-    /// State of the connection to a holder that a thread needs now.
+    /// Returns the state of the connection to a holder, for a thread that needs it now. First notes in this state how
+    /// often the holder has become a source of this machine.
     fn way_to_ask(self: &Arc<Self>, holder: Holder) -> Arc<Way> {
         let way = self.way(holder);
         way.came(self.sources().map_or(0, |sources| sources.came(&holder)));
@@ -374,7 +379,7 @@ impl Shared {
         gone.map_or(Ok(()), |payload| Err(FetchError::Gone(payload)))
     }
 
-    /// Asks a holder, and repeats the question while the connection breaks. Returns `ended` where the program's call
+    /// Asks a holder, and repeats the question while the connection breaks. Returns `ended` if the program's call
     /// (`asks.call`) ends before there is a connection.
     fn by_way<T>(
         self: &Arc<Self>,

@@ -1,4 +1,5 @@
-//! Frames of one direction of a connection: real bytes and references. No I/O.
+//! Frames of one direction of a connection. *Real* bytes are sent as they are, and a *reference* is sent in place of
+//! bytes. A direction is *framed* if it carries frames. No I/O.
 //!
 //! ```text
 //!   preamble (16)   once, where a direction is framed
@@ -9,18 +10,18 @@
 //!
 //! A reference names bytes of a payload, and has a *share* of the right to fetch them from the *holder*, the store that
 //! has the payload. The size of the share is its *weight*, a power of two. The holder keeps the payload until the whole
-//! weight has come back, or its time is over.
+//! weight has come back, or the time for which it keeps payloads is over.
 //!
 //! The states of both ends are plain values without pointers, because processes share them
 //! (crates/process/src/connections/states.rs). Any bytes are a valid state.
 //!
-//! The length of a REAL frame promises a number of bytes, not a write. Where the kernel takes fewer bytes of a write,
+//! The length of a REAL frame promises a number of bytes, not a write. If the kernel takes fewer bytes of a write,
 //! later writes complete the frame, whatever they contain. So a direction that has carried only short writes for long
 //! promises more than the current write has ([`Sending::short`]). The next writes then need no header, and their
 //! receiver need not look for one.
 //!
-//! A REFERENCE frame is no such promise. Where the kernel takes only a part of one, the program is told that nothing
-//! was written, and may continue with other bytes or none. Then the frame's last byte says that the reference does not
+//! A REFERENCE frame is no such promise. If the kernel takes only a part of one, the program is told that nothing was
+//! written, and may continue with other bytes or none. Then the frame's last byte says that the reference does not
 //! count. So no write has to wait until a whole reference is in the socket.
 
 use std::mem::offset_of;
@@ -103,12 +104,12 @@ pub struct Receiving {
     /// Number of bytes in `header` so far.
     header_bytes: u32,
     header: [u8; HEADER_BYTES],
-    /// REAL frame: number of bytes that are still to come.
+    /// REAL frame: number of its bytes that the program has not got yet.
     left: u64,
     /// REFERENCE frame: number of its payload bytes that the program has got.
     taken: u64,
-    /// REFERENCE frame of which the program has got some bytes: what is left of its weight, in units. It need not be a
-    /// power of two.
+    /// REFERENCE frame of which the program has got some bytes: what is left of its weight, in units. This number need
+    /// not be a power of two.
     units: u64,
     /// Number of bytes in `reference` so far, or [`REFERENCE_KNOWN`]. The byte after them says whether the reference
     /// counts. It stays in the socket, and keeps it readable, until the program has got all bytes of the reference.
@@ -148,10 +149,10 @@ impl End for Sending {
 /// Result of a read of some of a reference's bytes ([`Receiving::took_reference`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Took {
-    /// Part of the reference's weight that the program keeps for the bytes that it has read. While it keeps it, the
-    /// holder keeps the payload. `None` from [`Receiving::took_reference`]: the weight that is left cannot be divided,
-    /// so the caller has to fetch these bytes at once. `None` from [`Receiving::took_more`]: the program has a share
-    /// already.
+    /// Part of the reference's weight that the program keeps for the bytes that it has read. While the program keeps
+    /// this share, the holder keeps the payload. `None` from [`Receiving::took_reference`]: the weight that is left
+    /// cannot be divided, so the caller has to fetch these bytes at once. `None` from [`Receiving::took_more`]: the
+    /// program has a share already.
     pub share: Option<Weight>,
     /// Units of weight that are left once the reference is used up. The caller gives them back to the holder.
     pub over: u64,
@@ -159,13 +160,15 @@ pub struct Took {
     pub used_up: bool,
 }
 
-/// Factor that tells short rests from long ones. If the rest of a reference is shorter than this many times the read,
-/// the read gets half of the weight that is left. The last read gets all of it, and nothing is left over.
+/// Number of reads of a reference from which they count as many. If what is left of a reference is shorter than this
+/// many times the read, the read gets half of the weight that is left. Halves of a power of two are powers of two, so
+/// the last read can get all that is left as one share.
 const FEW_READS: u64 = 16;
 
 /// Share of a reference's weight for a read of `bytes` bytes, when the reference has `of` bytes and `units` of weight
-/// left. In a long rest the share is at least a quarter of what is proportional to the bytes, so that even reads of one
-/// byte get some.
+/// left. If `of` is at least [`FEW_READS`] times `bytes`, the share is a quarter to a half of what is proportional to
+/// the bytes, and at least one unit: even reads of one byte get some. `None`: one unit is left, which cannot be
+/// divided.
 fn share(units: u64, bytes: u64, of: u64) -> Option<Weight> {
     let due = match of / bytes.max(1) {
         0..FEW_READS => units / 2,
@@ -218,7 +221,8 @@ impl Receiving {
         }
     }
 
-    /// Looks at the first bytes in the socket.
+    /// Takes in the first bytes of the direction, which the caller has looked at in the socket. Tells whether they are
+    /// the preamble.
     pub fn saw_preamble(&mut self, bytes: &[u8]) -> Beginning {
         let expected = &PREAMBLE[..bytes.len().min(PREAMBLE.len())];
         if !bytes.starts_with(expected) {
@@ -314,8 +318,8 @@ impl Receiving {
         }
     }
 
-    /// Returns what [`Self::saw_reference`] would return, without another look at the socket. `None` where no reference
-    /// is partly used.
+    /// Returns what [`Self::saw_reference`] would return, without another look at the socket. `None` if no reference is
+    /// partly used.
     ///
     /// # Errors
     /// The state is invalid; the direction is broken from now on.
@@ -394,11 +398,12 @@ pub struct Sending {
     /// Sum of the bytes of all short writes since the last long one.
     short_bytes: u32,
     zero: [u8; 4],
+    /// Bytes that have to go into the socket before any others: the preamble, frames' headers and references.
     owed: [u8; OWED_MAX],
 }
 
-/// Part of the bytes of the last short writes in a row that a frame promises ahead: one eighth. With less than
-/// [`AHEAD_MIN`] bytes nothing is promised ahead, and never more than [`AHEAD_MAX`] bytes.
+/// Divisor: a frame promises one eighth as many bytes ahead as the last short writes in a row had together. If that is
+/// less than [`AHEAD_MIN`], nothing is promised ahead. More than [`AHEAD_MAX`] is never promised ahead.
 const AHEAD_PART: u32 = 8;
 const AHEAD_MIN: u32 = 4 << 10;
 const AHEAD_MAX: u32 = 64 << 10;
@@ -417,7 +422,8 @@ impl Default for Sending {
 }
 
 impl Sending {
-    /// Prepares for `bytes` real bytes, at least 1. Returns how many of them may follow [`Self::owed`] in one write.
+    /// Prepares to send `bytes` real bytes, at least 1. Returns how many of them may follow [`Self::owed`] in one
+    /// write.
     #[inline]
     pub fn real(&mut self, bytes: usize) -> usize {
         self.promise(bytes, bytes)
@@ -466,7 +472,7 @@ impl Sending {
     /// Adds a REFERENCE frame to the bytes owed.
     ///
     /// # Panics
-    /// Panics where no reference may come ([`Self::takes_reference`]).
+    /// Panics if no reference may come ([`Self::takes_reference`]).
     pub fn reference(&mut self, reference: &Reference) {
         assert!(self.takes_reference(), "a reference inside a real frame");
         let mut frame = [COUNTS; HEADER_BYTES + REFERENCE_FRAME_BYTES];

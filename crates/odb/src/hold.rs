@@ -1,5 +1,7 @@
-//! Shares of payloads that a process has, and their return to the holders. A *share* is a part of the right to fetch a
-//! payload. It came with a *reference*, which names bytes of the payload. Its size is its *weight*, a power of two.
+//! Shares of payloads that a process has, and their return to the *holders*, the stores that have the payloads. A
+//! *share* is a part of the right to fetch a payload. It came with a *reference*, which names bytes of the payload. Its
+//! size is its *weight*, a power of two. Memory is *absent* while it only stands for bytes of a payload. *Real* bytes
+//! are sent as they are, without a reference.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -10,7 +12,7 @@ use crate::reference::{PayloadId, Reference, Weight};
 use crate::segment::now_ms;
 use crate::touched::{Touched, Touching};
 
-/// A share that goes back to its holder, and which bytes of the payload the process that had it needed.
+/// A share that goes back to its holder, with a record of the bytes that this process needed of the payload.
 #[derive(Clone, Copy, Debug)]
 pub struct Return {
     pub payload: PayloadId,
@@ -77,7 +79,7 @@ pub struct Hold {
     payload: PayloadId,
     /// Units of the weight that are left.
     units: AtomicU64,
-    /// How often some of the weight was passed on.
+    /// Number of references that were made for other programs.
     passed_on: AtomicU32,
     of_bytes: AtomicU64,
     since_ms: u64,
@@ -154,12 +156,12 @@ impl Hold {
         self.payload
     }
 
-    /// Makes a reference to some of the bytes for another program. It gets half of the weight that is left. After eight
-    /// references it gets only about a 64th. `None` where the weight cannot be divided any more.
+    /// Makes a reference to some of the bytes for another program. The first eight references each get about half of
+    /// the weight that is left, and later ones about a 64th. `None` if the weight cannot be divided any more.
     #[must_use]
     pub fn refer(&self, offset: u64, length: u64) -> Option<Reference> {
-        /// Number of references that get half of the weight. Halves are powers of two, so the rest goes back as one
-        /// share; after other parts it takes several.
+        /// Number of references that get half of the weight. Halves of a power of two are powers of two, so what is
+        /// left goes back as one share. After other parts it goes back as several.
         const HALVES: u32 = 8;
         let part = if self.passed_on.fetch_add(1, Ordering::Relaxed) < HALVES { 2 } else { 64 };
         let share = |units: u64| Weight::most_of((units / part).max(1)).filter(|_| units > 1);

@@ -1,6 +1,11 @@
 //! Knowledge of a writer about its receivers: how much they read of each kind of payload. Bytes that they read are sent
 //! as real bytes. If they read nearly all of a payload, all of it is sent so. No I/O: random numbers come as arguments.
 //!
+//! A *payload* is one large write of a program. Its *real* bytes are sent as they are. A payload that is sent by
+//! *reference* stays in the writer's store, and its receiver fetches the bytes that it touches; until then they are
+//! *absent* there. The store *reports* to the writer which bytes were fetched. A *kind* is a number that stands for all
+//! payloads that are likely read in the same way.
+//!
 //! ```text
 //!   plan    decides how the next payload of a kind is sent: real, or by reference between a real head and a real tail
 //!   learn   takes in what became of a payload that was sent by reference
@@ -27,9 +32,10 @@ const TAILS: [usize; 2] = [0, 4096];
 pub const REFERENCE_MIN: usize = 4096;
 
 /// Interval between probes. While a kind is sent as real bytes, one payload in this many is sent by reference, to see
-/// what becomes of it. Probes are more frequent where references nearly pay.
+/// what becomes of it. Probes are more frequent if references cost only a little more than they save.
 pub const PROBE_EVERY: u8 = 64;
-/// Values of [`Learnt::until_probe`] above this count down probes that follow each other directly.
+/// A value of [`Learnt::until_probe`] above this means that the next payloads are probes. The difference is their
+/// number.
 const IN_A_ROW: u8 = 0xf0;
 
 /// First guess of what a reference saves, in quarters of a microsecond. It is low: one payload that is read as a whole
@@ -38,8 +44,7 @@ const GUESS: i16 = 32;
 /// Largest divisor for the step by which a report moves the mean: one part in this many of the report's difference from
 /// the mean. The first reports move the mean further, the first of all by half.
 const MEMORY: u8 = 16;
-/// Number of reports in a row after which the head or tail grows. They are reports of touches only beside the head or
-/// tail.
+/// Number of reports in a row, all of touches only next to the head or tail, after which the head or tail grows.
 const MISSED: u8 = 2;
 /// Number of reports in a row without a touch, after which head and tail shrink.
 const CALM: u8 = 64;
@@ -58,7 +63,7 @@ pub enum Plan {
         head: usize,
         /// Length of the real tail, in bytes.
         tail: usize,
-        /// Head and tail, to be returned with the report.
+        /// Head and tail of this plan, which the writer gives back with the report.
         sent: Sent,
         /// Whether this is only a probe.
         probe: bool,
@@ -124,12 +129,12 @@ impl Learnt {
         }
         let every = self.probe_every(bytes);
         let left = self.until_probe.min(every).checked_sub(1);
-        // Varied at random, so that the interval does not coincide with a rhythm of the program's own.
+        // The count is varied at random, so that the interval does not coincide with a rhythm of the program's own.
         self.until_probe = left.unwrap_or(every - every / 4 + random % (every / 2));
         left.is_none()
     }
 
-    /// Interval between probes, in payloads. The closer references are to paying, the shorter it is.
+    /// Interval between probes, in payloads. It is short if references cost only a little more than they save.
     fn probe_every(&self, bytes: usize) -> u8 {
         const OFTEN: i64 = 4;
         if self.saved >= 0 {
@@ -151,14 +156,15 @@ impl Learnt {
         }
         self.weigh(bytes, &touched);
         if self.saved < 0 && touched.is_nothing() {
-            // The receiver may have changed: the next payloads are probes, and count more than the earlier ones.
+            // The receiver may have changed: the next three payloads are probes, and their reports count more than
+            // earlier ones.
             self.until_probe = IN_A_ROW + 3;
             self.reports = self.reports.min(3);
         }
     }
 
-    /// Whether only bytes beside the head or tail were touched, which a longer head or tail can avoid. Such a touch
-    /// does not count against references.
+    /// Whether only bytes next to the head or tail were touched, and a longer head or tail can avoid such touches. Then
+    /// they do not count against references.
     fn misses(&mut self, bytes: u32, sent: Sent, touched: &Touched) -> bool {
         let Touched { first, end, .. } = *touched;
         let (at_head, at_tail) = (first < END_BYTES / 2, end > bytes.saturating_sub(END_BYTES / 2));
@@ -187,8 +193,8 @@ impl Learnt {
         true
     }
 
-    /// If receivers read nothing but the real bytes for long, head and tail become shorter: perhaps even less of them
-    /// is read.
+    /// Counts a report without touches. After [`CALM`] of them in a row the head and tail become shorter, because the
+    /// receivers perhaps read even less of them.
     fn count_calm(&mut self, sent: Sent) {
         let is_less = sent.head < self.head || sent.tail < self.tail;
         self.calm = self.calm.saturating_add(if is_less { CALM / 4 } else { 1 });
@@ -239,15 +245,16 @@ const KINDS: usize = 1024;
 const ENTRY_BYTES: usize = 16;
 /// Size of a [`Table`], in bytes.
 pub const TABLE_BYTES: usize = KINDS * ENTRY_BYTES;
+/// Number of consecutive entries of a table among which a kind is looked for.
 const PROBES: usize = 8;
 
-/// Knowledge about all kinds, at the end of memory that processes share. Where there are too many kinds, a new one
+/// Knowledge about all kinds, at the end of memory that processes share. If there are too many kinds, a new one
 /// replaces an old one.
 #[derive(Debug)]
 pub struct Table(Arc<SharedMemory>);
 
 impl Table {
-    /// Uses the last [`TABLE_BYTES`] of this memory. `None` where it is too small, or its length is no multiple of 8.
+    /// Uses the last [`TABLE_BYTES`] of this memory. `None` if it is too small, or its length is no multiple of 8.
     #[must_use]
     pub fn new(memory: impl Into<Arc<SharedMemory>>) -> Option<Self> {
         let memory = memory.into();
@@ -287,7 +294,7 @@ impl Table {
         self.change(kind, begins, |learnt| learnt.plan(bytes, random))
     }
 
-    /// Takes in a report, unless its kind has been replaced.
+    /// Takes in a report, unless another kind has replaced its kind in the table.
     pub fn learn(&self, report: &Report) {
         let Report { note, bytes, touched } = report;
         if self.0.long(self.entry(note.kind.max(1))).load(Ordering::Acquire) == note.kind.max(1) {

@@ -2,9 +2,10 @@
 //! machines can send, what the kernel reports about a connection, and what agents report about handoffs.
 //!
 //! A *peer* is another machine's agent, and the *board* the memory in which this machine's agent lists its peers. A
-//! *region* is a range of a client connection's sequence numbers that a peer sends: the payload of one *handoff*. A
-//! *ring* is a BPF ring buffer by which the kernel tells this program what becomes of its regions. A *holder* is a
-//! store, by its name.
+//! *region* is a range of a client connection's sequence numbers that a peer sends: the payload of one *handoff*. The
+//! *steering programs* are the agent's BPF programs, without which nothing can be handed off. A *ring* is a BPF ring
+//! buffer by which the kernel tells this program what becomes of its regions. A *store* has the payloads of a machine's
+//! programs, and a payload's *holder* is the store that has it.
 
 mod standing;
 
@@ -40,9 +41,9 @@ use standing::Standings;
 
 /// Longest time that the agent may take to answer.
 const SILENCE: Duration = Duration::from_secs(2);
-/// Value of `shunt_board_peer.state` for a peer with a session.
+/// Value of `shunt_board_peer.state` for a peer with which this machine's agent has a session (a working connection).
 const UP: u32 = 1;
-/// Value of `shunt_welcome.ring` where the agent has no ring left.
+/// Value of `shunt_welcome.ring` if the agent has no ring left.
 const NO_RING: u32 = u32::MAX;
 
 /// Outcome of a handoff.
@@ -107,7 +108,7 @@ impl Link {
     /// Opens a link on a connection that the agent has given (`store::client::Connection::agent`).
     ///
     /// # Errors
-    /// Returns the kernel's error of a system call, or an error where the agent does not answer, or has no steering
+    /// Returns the kernel's error of a system call, or an error if the agent does not answer, or has no steering
     /// programs loaded.
     pub fn open(socket: OwnedFd) -> io::Result<Self> {
         let blocking = rustix::fs::fcntl_getfl(&socket)? - rustix::fs::OFlags::NONBLOCK;
@@ -120,8 +121,8 @@ impl Link {
         if welcome.ring == NO_RING {
             return Err(io::Error::other("the agent has no completion ring left"));
         }
-        // Counts from a random number: an agent that was started again numbers its servers anew, and names of handoffs
-        // that outlived the old agent must not be used again.
+        // The count of handoffs begins at a random number: an agent that was started again numbers its servers anew,
+        // and names of handoffs that outlived the old agent must not be used again.
         let mut first = [0; 4];
         rustix::rand::getrandom(&mut first, rustix::rand::GetRandomFlags::empty())?;
         let mut link = Self {
@@ -179,7 +180,8 @@ impl Link {
         self.word(offset_of!(BoardHead, alive)) == 1
     }
 
-    /// Machine of the store `holder`, if it can send its bytes to clients now. A machine may have a store and not send.
+    /// Returns the machine of the store `holder`, if it can send the store's bytes to clients now. Some machines have a
+    /// store and do not send.
     #[must_use]
     pub fn sender(&self, holder: Holder) -> Option<Sender> {
         let index = self.holders.iter().position(|known| *known == holder)?;
@@ -191,8 +193,8 @@ impl Link {
         (is_up && can_send && !is_closed && self.is_alive()).then_some(Sender { index: index as u32, epoch })
     }
 
-    /// Whether a machine sends to clients in the name of this connection's server. Asks the machine where its answer is
-    /// not known.
+    /// Whether a machine agrees to send to clients in the name of this connection's server (with its address as
+    /// source). Asks the machine if its answer is not known.
     ///
     /// # Errors
     /// Returns the kernel's error: `socket` is not connected, or the agent is gone.
@@ -276,7 +278,7 @@ impl Link {
         self.tell(Cancel { header: Cancel::HEADER, handoff }.as_bytes())
     }
 
-    /// Gives a handoff up: its machine need not send any more.
+    /// Gives a handoff up: the machine that sends its payload need not send any more.
     ///
     /// # Errors
     /// Returns the kernel's error of send(2).
@@ -299,7 +301,7 @@ impl Link {
         self.counters.word(at).fetch_add(by, Ordering::Relaxed);
     }
 
-    /// Reads the ring. Returns the state of `handoff`'s connection, if it is there.
+    /// Reads the ring. Returns the state of `handoff`'s connection, if the kernel has written it there.
     fn look(&mut self, handoff: u64) -> Option<State> {
         let (mut found, outcomes) = (None, &mut self.outcomes);
         self.ring.drain(|record| {

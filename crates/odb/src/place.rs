@@ -1,4 +1,6 @@
-//! Place of a reference's bytes: a range of a segment, or of a file that a program has sent (sendfile(2)).
+//! Place of a reference's bytes: a range of a segment (memory of the store into which one program writes), or of a file
+//! that a program has sent (sendfile(2)). A *reference* names bytes of a payload, a body. The *store* has the payloads
+//! of a machine's programs.
 //!
 //! A file is not copied. So after its bytes were read, and before they are used, the file is compared with its state at
 //! the time when the reference was made ([`Version`]). A body is therefore either whole, or visibly cut off.
@@ -104,12 +106,13 @@ impl SentFile {
     /// Takes an open file with its present state.
     ///
     /// # Errors
-    /// `Unsupported` where the descriptor is not read-only, the file cannot be kept ([`Version::of`]), or its file
-    /// system may make readers wait for a program (fuse(8)). Otherwise the kernel's error of fcntl(2) or fstat(2).
+    /// `Unsupported` if the descriptor is not read-only, the file cannot be kept ([`Version::of`]), or its file system
+    /// may make readers wait for a program (fuse(8)). Otherwise the kernel's error of fcntl(2) or fstat(2).
     pub fn new(descriptor: OwnedFd) -> io::Result<Self> {
         let flags = fcntl_getfl(&descriptor)?;
         let reads = flags & (OFlags::RWMODE | OFlags::PATH | OFlags::DIRECT) == OFlags::RDONLY;
-        // Checked first, because it asks the file system for nothing.
+        // Checked before the file's state is read: this check never waits for a program that serves the file system
+        // (fuse(8)), and fstat(2) may.
         if !reads || !answers_at_once(&descriptor) {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -138,7 +141,7 @@ impl SentFile {
     /// Fills `into` with the bytes from `from` on. They are valid if [`Self::is_unchanged`] returns true afterwards.
     ///
     /// # Errors
-    /// [`Changed`] where the file is shorter, or cannot be read.
+    /// [`Changed`] if the file is shorter, or cannot be read.
     pub fn read(&self, mut from: u64, mut into: &mut [u8]) -> Result<(), Changed> {
         while !into.is_empty() {
             match pread(&self.descriptor, &mut *into, from) {
@@ -214,11 +217,11 @@ impl Place {
     /// As for [`SentFile::read`].
     ///
     /// # Panics
-    /// Panics where the bytes are not inside the range.
+    /// Panics if the bytes are not inside the range.
     pub fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Changed> {
         assert!(at <= self.length && into.len() as u64 <= self.length - at);
         match &self.source {
-            // Inside the mapped memory, as `Reader::find` has checked.
+            // The range is inside the mapped memory, as `Reader::find` has checked.
             Source::Segment(memory) => memory.read((self.from + at) as usize, into),
             Source::File(file) => file.read(self.from + at, into)?,
         }
@@ -231,10 +234,10 @@ impl Place {
     /// afterwards.
     ///
     /// # Errors
-    /// Returns the kernel's error of send(2) or sendfile(2): `WouldBlock` where the socket takes nothing.
+    /// Returns the kernel's error of send(2) or sendfile(2): `WouldBlock` if the socket takes nothing.
     ///
     /// # Panics
-    /// Panics where the bytes are outside the segment.
+    /// Panics if the bytes are outside the segment.
     pub fn send(&self, mut from: u64, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize> {
         match &self.source {
             Source::Segment(memory) => memory.send(usize::try_from(from).map_err(io::Error::other)?, bytes, socket),

@@ -1,5 +1,6 @@
-//! A word of shared memory that tells programs whether a store is alive: the time at which the store was last there,
-//! written four times a second.
+//! A word of shared memory that tells programs whether their machine's store is alive. It has the time at which the
+//! store was last alive, and is written four times a second. The *store* is the part of the agent that has the
+//! programs' payloads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// Value of the word after the store has ended.
 const ENDED: u64 = 0;
-/// Age of the word after which a store is taken for lost, in milliseconds.
+/// Age of the word after which a store is considered lost, in milliseconds.
 const LOST_AFTER_MS: u64 = 2_000;
 
 /// Current time in milliseconds, of a clock that all processes of a machine share.
@@ -19,7 +20,7 @@ pub fn now_ms() -> u64 {
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Writes that the store is there at `now_ms`.
+/// Writes that the store was alive at `now_ms`.
 pub(crate) fn seen(word: &AtomicU64, now_ms: u64) {
     word.store(now_ms.max(1), Ordering::Relaxed);
 }
@@ -34,7 +35,7 @@ pub(crate) fn has_ended(word: &AtomicU64) -> bool {
     word.load(Ordering::Relaxed) == ENDED
 }
 
-/// Whether the store was there a moment ago.
+/// Whether the store has not ended, and was alive less than [`LOST_AFTER_MS`] ago.
 pub(crate) fn is_there(word: &AtomicU64) -> bool {
     !has_ended(word) && now_ms().saturating_sub(word.load(Ordering::Relaxed)) < LOST_AFTER_MS
 }

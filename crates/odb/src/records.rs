@@ -1,5 +1,6 @@
 //! TLS 1.3 records (RFC 8446, 5.2) between readers and stores on different machines, under keys that two agents have
-//! agreed on. The agents make the handshake; only application data follows here.
+//! agreed on. The agents make the handshake; only application data follows here. A *store* has the payloads of its
+//! machine's programs, and *readers* are the programs that fetch them.
 
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use shunt_wire::tls::{Keys, MAX_CONTENT_BYTES, OVERHEAD_BYTES, Suite};
@@ -30,7 +31,7 @@ pub struct Sealing {
     pub receive: Keys,
 }
 
-/// The connection cannot be used any more: something was received that is no record of it, or its keys have reached
+/// The connection cannot be used any more: something was received that is no valid record, or its keys have reached
 /// their limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the connection's records end here")]
@@ -76,7 +77,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// Makes both directions; `None` where the suite or the keys are invalid.
+    /// Makes both directions; `None` if the suite or the keys are invalid.
     #[must_use]
     pub fn new(sealing: &Sealing) -> Option<Self> {
         let suite = Suite::from_number(sealing.suite.get())?;
@@ -84,13 +85,14 @@ impl Records {
         Some(Self { send, receive: Direction::new(suite, &sealing.receive, sealing.receive_next.get())? })
     }
 
-    /// Seals a record in place: space for the header, the content, then space for the content type and the tag.
+    /// Seals a record in place. `record` has space for the header, then the content, then space for the content type
+    /// and the tag.
     ///
     /// # Errors
     /// The keys have reached their limit.
     ///
     /// # Panics
-    /// Panics where the record is longer than [`RECORD_BYTES`].
+    /// Panics if the record is longer than [`RECORD_BYTES`].
     pub fn seal(&mut self, record: &mut [u8]) -> Result<(), Broken> {
         assert!(record.len() <= RECORD_BYTES);
         let nonce = self.send.nonce()?;
@@ -114,7 +116,8 @@ impl Records {
         let (header, body) = record.split_at_mut_checked(HEADER_BYTES).ok_or(Broken)?;
         let nonce = self.receive.nonce()?;
         let inner = self.receive.key.open_in_place(nonce, Aad::from(&*header), body).map_err(|_| Broken)?;
-        // Alerts and handshake messages end the connection, too: nothing can be negotiated again here.
+        // Alerts and handshake messages end the connection, too: the agents have made the handshake, and nothing can be
+        // negotiated after it.
         let end = inner.iter().rposition(|byte| *byte != 0).ok_or(Broken)?;
         if inner[end] == APPLICATION_DATA { Ok(end) } else { Err(Broken) }
     }

@@ -1,10 +1,11 @@
-//! A reference: the place of some bytes of a payload, and a share of the right to fetch them.
+//! A reference: the place of some bytes of a payload, and a share of the right to fetch them. A *payload* is a body
+//! that a program has written.
 //!
 //! The share is a weight, a power of two. A new payload has one reference with [`Weight::WHOLE`]. To make two
 //! references of one, its weight is halved. The holder frees the payload when the whole weight has come back. So
-//! forwarding needs no message to the holder, and within its lease a payload is not freed while a reference to it
-//! exists. The holder is a store. It leases *segments* of memory to programs; a *slot* is a segment's entry for one
-//! payload.
+//! forwarding needs no message to the holder, and a payload is not freed while a reference to it exists, until its
+//! *lease* ends: the time for which the holder keeps it. The holder is a store. It leases *segments* of memory to
+//! programs; a *slot* is a segment's entry for one payload.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -21,7 +22,7 @@ impl Weight {
     /// Weight of a new payload.
     pub const WHOLE: Self = Self(62);
 
-    /// Returns the weight 2^`log2`; `None` where that is more than [`Self::WHOLE`].
+    /// Returns the weight 2^`log2`; `None` if that is more than [`Self::WHOLE`].
     #[must_use]
     pub const fn from_log2(log2: u8) -> Option<Self> {
         if log2 <= Self::WHOLE.0 { Some(Self(log2)) } else { None }
@@ -45,7 +46,7 @@ impl Weight {
         1 << self.0
     }
 
-    /// Half of the weight; `None` where it is the smallest.
+    /// Half of the weight; `None` if it is the smallest.
     #[must_use]
     pub fn half(self) -> Option<Self> {
         self.0.checked_sub(1).map(Self)
@@ -149,7 +150,7 @@ impl Reference {
         zerocopy::transmute!(layout)
     }
 
-    /// Parses the bytes of [`Self::emit`]; `None` where they are not such bytes.
+    /// Parses the bytes of [`Self::emit`]; `None`: the bytes are no reference.
     #[must_use]
     pub fn parse(bytes: &[u8; REFERENCE_BYTES]) -> Option<Self> {
         let layout: Layout = zerocopy::transmute!(*bytes);

@@ -1,10 +1,15 @@
-//! A segment: memory of the store into which one program writes payloads (odb_buff in the paper on on-demand buffers).
+//! A segment: memory of the store into which one program writes payloads, the bytes of its large writes (odb_buff in
+//! the paper on on-demand buffers).
 //!
 //! ```text
-//!   head      one page: whether the store that leased it is still there, and which files it has open
+//!   head      one page: whether the store is still there, and which of the program's files it has open
 //!   slots     SLOTS times 64 bytes: the payloads of the segment
 //!   data      their bytes; each payload begins at the start of a page
 //! ```
+//!
+//! The *store* is the part of the agent that has the payloads of a machine's programs. A *reader* is a program that
+//! fetches bytes of a payload, which a *reference* names. The payload's *lease* is the time for which the store keeps
+//! it.
 //!
 //! A slot belongs to the program while it is FREE, and to the store from USED on, until the store makes it RETURNED. So
 //! neither waits for the other, and neither has to tell the other anything. The store looks into a slot when a reader
@@ -52,7 +57,7 @@ const FILES_AT: usize = 64;
 /// Number of places for files in a segment. A file's place is its number modulo this. A number is never used for
 /// another file.
 pub const FILES: u32 = 256;
-/// Value of a place's word in that table: no file is open there, or the store has closed it.
+/// Value of a place's word in the table of files: no file is open there, or the store has closed it.
 const CLOSED: u32 = 0;
 /// Value of [`FILE`] in a slot whose payload is in the segment itself.
 const NO_FILE: u32 = 0;
@@ -61,6 +66,8 @@ fn file_at(file: u32) -> usize {
     FILES_AT + (file % FILES) as usize * 4
 }
 
+// Slot: offsets of its state (FREE, USED or RETURNED), of the number of the payload's file, and of the payload's
+// secret, its offset and length in bytes, and the time at which it was made.
 const STATE: usize = 0;
 const FILE: usize = 4;
 const SECRET: usize = 8;
@@ -71,8 +78,8 @@ const BORN_MS: usize = 32;
 /// RETURNED; [`UNKNOWN`]: nothing is known.
 const TOUCHED: [usize; 2] = [40, 48];
 const UNKNOWN: u64 = u64::MAX;
-/// Slot: offset of the number that the writer has given to the stream that the payload is a part of; 0: none. A slow
-/// reader of a stream shows that it is still there by reading other parts.
+/// Slot: offset of the number of the stream that the payload is a part of (all that its writer sends on one
+/// connection); 0: none. A slow reader of a stream shows that it is still there by reading other parts.
 const STREAM: usize = 56;
 
 const FREE: u32 = 0;
@@ -169,12 +176,13 @@ impl Reader {
         self.0.word(file_at(number)).store(number, Ordering::SeqCst);
     }
 
-    /// Closes a file to which no slot refers, and tells the program by the head. Returns false where a slot refers to
-    /// it meanwhile; then it stays open.
+    /// Closes a file to which no slot refers, and tells the program so in the segment's head. Returns false if a slot
+    /// refers to it meanwhile; then it stays open.
     pub fn close_file(&self, number: u32) -> bool {
         let word = self.0.word(file_at(number));
         word.store(CLOSED, Ordering::SeqCst);
-        // Detects a slot that the program filled before it could see the closed word (see `Writer::refer_to_file`).
+        // Now detects a slot that the program filled before it could see that the file is closed (see
+        // `Writer::refer_to_file`).
         fence(Ordering::SeqCst);
         let is_used = self.used().any(|used| used.file == Some(number));
         if is_used {
@@ -183,7 +191,7 @@ impl Reader {
         !is_used
     }
 
-    /// Tells the program that the store was there at `now_ms`, so that it may continue.
+    /// Tells the program that the store was there at `now_ms`, so that the program may go on writing payloads.
     pub fn seen(&self, now_ms: u64) {
         presence::seen(self.0.long(SEEN), now_ms);
     }
@@ -227,7 +235,7 @@ impl Mapped {
         Self(Reader::new(memory))
     }
 
-    /// Copies the bytes of a reference from the segment. Returns false where they are not there, or were replaced
+    /// Copies the bytes of a reference from the segment. Returns false if they are not there, or were replaced
     /// meanwhile; then `into` has unspecified contents.
     #[must_use]
     pub fn copy(&self, reference: &Reference, into: &mut [u8]) -> bool {

@@ -1,6 +1,7 @@
-//! Sources of a machine: the stores that its programs can fetch from. A program there that got a reference to any other
-//! store would have to break its connection in the middle of the body. So before a program sends a reference, it checks
-//! whether the store is a source of the receiver's machine. If not, it sends the bytes instead.
+//! Sources of a machine: the stores that its programs can fetch from. A *store* has the bodies that a machine's
+//! programs have written, and a *reference* names bytes of one. A program of the machine that got a reference to any
+//! other store would have to break its connection in the middle of the body. So before a program sends a reference, it
+//! checks whether the store is a source of the receiver's machine. If not, it sends the bytes instead.
 //!
 //! Each agent tells its peers its sources (SOURCES, shunt_wire::sources). It keeps the sources of all machines in
 //! memory that its own machine's programs read. So a check takes no message and no system call.
@@ -12,8 +13,9 @@
 //!  |         |    | machine: name, arrivals   | of an end and a store, or zeros |
 //!  +---------+----+---------------------------+---------------------------------+
 //! ```
-//! The lowest bits of a pair give its row. A pair for which its row has no room is not in the table. Then programs send
-//! bytes.
+//! An *end* is a machine, by one of its addresses. The lowest bits of a pair give its row. A pair for which its row has
+//! no room is not in the table. Then programs send bytes. *Arrivals* are how often a store has become a source of this
+//! machine.
 
 use std::collections::HashSet;
 use std::hash::Hasher;
@@ -159,8 +161,8 @@ impl Known {
             .for_each(|place| place.store(by, Ordering::Relaxed));
     }
 
-    /// Sets the stores that this machine's programs can fetch from. The number of arrivals of each new one grows. So
-    /// programs that had lost it try it again.
+    /// Sets the sources of this machine. The number of arrivals of each new one grows, so programs that had lost it try
+    /// it again.
     pub fn own_are(&mut self, stores: &HashSet<Holder>) {
         for store in stores.difference(&self.own) {
             let (name, _) = name(store);
@@ -202,7 +204,7 @@ impl Sources {
     /// Uses memory that the store has given for reading.
     ///
     /// # Errors
-    /// `InvalidData` where the memory has the size of another version.
+    /// `InvalidData` if the memory has the size of another version.
     pub fn new(memory: SharedMemory) -> io::Result<Self> {
         if memory.len() == BYTES { Ok(Self(memory)) } else { Err(io::ErrorKind::InvalidData.into()) }
     }

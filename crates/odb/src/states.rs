@@ -12,7 +12,7 @@ use crate::learnt::TABLE_BYTES;
 /// Size of a connection's state in bytes: its socket's cookie (8), two locks (4 each), and all the rest, which a
 /// process of another user gets when it takes over the connection ([`CARRIED_BYTES`]).
 pub const STATE_BYTES: usize = 16 + CARRIED_BYTES;
-/// Most connections that a program and its child processes may have with others under Shunt.
+/// Most connections that a program and its child processes may have with other programs under Shunt (`shunt run`).
 const STATES: usize = 65_536;
 /// Size of the memory in bytes. A library that lays out states differently uses another size.
 pub const BYTES: usize = STATES * STATE_BYTES + TABLE_BYTES;

@@ -1,10 +1,10 @@
 //! The buffer store (RAB in the paper on on-demand buffers): payloads that outlive the programs that wrote them, for
 //! programs that have references to them.
 //!
-//! The store is bounded. A program that asks for a segment when there is no room gets none, and sends real bytes
-//! instead. A *segment* is memory that the store leases to one program, and a *slot* its entry for one payload. A
+//! The store is bounded. A program that asks for a segment when there is no room gets none, and sends the bytes
+//! themselves. A *segment* is memory that the store leases to one program, and a *slot* its entry for one payload. A
 //! payload's *lease* is the time that it waits for its readers. A reference has a *share* of the payload, whose size is
-//! its *weight*.
+//! its *weight*. A *stream* is all that a program writes to one connection.
 
 pub mod caller;
 pub mod client;
@@ -45,8 +45,8 @@ pub struct Limits {
     pub lease_ms: u64,
     /// Most connections of readers. Each connection may have several answers under way.
     pub readers: usize,
-    /// Most connections of one user's programs. A program has two connections to fetch by, and one to lease segments
-    /// by.
+    /// Most connections of one user's programs. As a rule a program has two connections to fetch by, and one to lease
+    /// segments by.
     pub programs_of_a_user: usize,
     /// Most open files that programs have sent.
     pub files: usize,
@@ -89,7 +89,8 @@ const LEASES_OF_FILE: u64 = 60;
 const LEASES_OF_COPY: u64 = 15;
 
 impl Leased {
-    /// Notes that some bytes of a slot's payload were read at `now_ms`.
+    /// Notes that some bytes of a slot's payload were read at `now_ms`. This extends the leases of all payloads of its
+    /// stream.
     fn is_read(&mut self, slot: u32, now_ms: u64) {
         let stream = self.reader.stream(slot);
         if stream != 0 && (self.streams.len() < SLOTS || self.streams.contains_key(&stream)) {
@@ -97,9 +98,9 @@ impl Leased {
         }
     }
 
-    /// Time at which a payload's present lease began: when the payload was made, or, if that is later, when its file or
-    /// some payload of its stream (the bytes of one connection) was last read. It is at most [`LEASES_OF_FILE`] or
-    /// [`LEASES_OF_COPY`] leases after the payload was made.
+    /// Time at which a payload's present lease began: when the payload was made, or, if later, when its file or some
+    /// payload of its stream was last read. It is at most [`LEASES_OF_FILE`] or [`LEASES_OF_COPY`] leases after the
+    /// payload was made.
     fn last_of_use(&self, used: &Used, lease_ms: u64) -> u64 {
         let file_ms = used.file.and_then(|number| self.files.used_ms(number)).unwrap_or(0);
         let read_ms = self.streams.get(&used.stream).copied().unwrap_or(0);
@@ -117,7 +118,7 @@ struct Returned {
     touched: Touched,
 }
 
-/// All payloads of a machine. No I/O but on memory.
+/// All payloads of a machine. Does no I/O, except that it reads and writes the segments' memory.
 #[derive(Debug)]
 pub struct Store {
     limits: Limits,
@@ -172,7 +173,8 @@ impl Store {
         Ok(Some(id))
     }
 
-    /// Leases nothing more, so that the store runs empty. Programs learn that nothing they write could be fetched.
+    /// From now on leases no segment, so that the store becomes empty. Programs learn from their segments that nobody
+    /// could fetch what they write.
     pub fn close(&mut self) {
         self.is_closed = true;
         self.segments.values().for_each(|leased| leased.reader.end());
@@ -202,8 +204,9 @@ impl Store {
         self.segments.get(&segment).filter(|leased| leased.user == user || user == ROOT)
     }
 
-    /// Takes a file that a segment's program has sent, under a number that the program has chosen. The file that had
-    /// the same place before can no longer be fetched. `None`: there are too many files.
+    /// Takes a file that a segment's program has sent, under a number that the program has chosen. An earlier file in
+    /// the same place (number modulo [`crate::segment::FILES`]) can no longer be fetched. `None`: there are too many
+    /// files.
     pub fn open_file(&mut self, segment: u32, number: u32, file: SentFile) -> Option<Arc<SentFile>> {
         let user = self.segments.get(&segment)?.user;
         let of_user = self.segments.values().filter(|leased| leased.user == user).map(|leased| leased.files.len());
@@ -290,8 +293,8 @@ impl Store {
         self.sweep();
     }
 
-    /// Announces that the store is there, and frees payloads whose leases have ended, at `now_ms` of
-    /// [`crate::segment::now_ms`].
+    /// Writes into each segment that the store is alive, and frees payloads whose leases have ended. `now_ms` is the
+    /// time by [`crate::segment::now_ms`].
     pub fn expire(&mut self, now_ms: u64) {
         let lease_ms = self.limits.lease_ms;
         for leased in self.segments.values_mut() {
@@ -328,7 +331,7 @@ impl Store {
 }
 
 impl Drop for Store {
-    /// Tells programs that still write that nothing they write could be fetched.
+    /// Tells programs that still write that nobody could fetch what they write.
     fn drop(&mut self) {
         self.segments.values().for_each(|leased| leased.reader.end());
     }
@@ -370,7 +373,8 @@ mod tests {
         let (left, alone) = (put(&mut writer, 2), put(&mut writer, 0));
         let begun = now_ms();
         for (turn, reference) in slow.iter().enumerate() {
-            // Each payload is read within a lease of the one before, the last ones long after their own leases.
+            // Each payload is read less than a lease after the one before it. The last ones are read long after their
+            // own leases.
             let now = begun + turn as u64 * LEASE_MS * 9 / 10;
             store.expire(now);
             let is_in_time = now < begun + LEASES_OF_COPY * LEASE_MS;

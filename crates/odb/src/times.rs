@@ -14,7 +14,7 @@ use crate::reference::Holder;
 const PLACES: usize = 32;
 /// Mean of a holder before its first fetch, in quarters of a microsecond (15 us).
 const FIRST: u32 = 60;
-/// Divisor of the mean: the newest fetch counts for one part in this many, and the mean so far for the others.
+/// Divisor of the mean: the newest fetch counts for one eighth, and the mean so far for seven eighths.
 const OF: u32 = 8;
 /// Largest multiple of the mean that a fetch counts as. A thread that did not run for a while, or had to connect first,
 /// has not waited only for bytes.

@@ -1,18 +1,18 @@
 //! Bytes of a payload that its first receiver needed itself. The first receiver is the program that the payload's
 //! writer sent it to. It touched the bytes, or a call needed them, or their memory could not be absent. Each share that
 //! comes back reports such bytes. The store adds the reports up, and the writer reads the sum ([`crate::learnt`]). A
-//! *share* is a part of the right to fetch the payload.
+//! *share* is a part of the right to fetch the payload. Memory is *absent* while it only stands for bytes of a payload.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a payload that were needed. A peer that lies here can only cause bad guesses.
+/// Bytes of a payload that were needed. A reader that reports wrong bytes can only cause bad guesses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
-    /// Offsets in the payload: of the first byte that was touched, and behind the last one. Both are equal where none
-    /// was touched.
+    /// Offsets in the payload: of the first byte that was touched, and behind the last one. Both are equal if none was
+    /// touched.
     pub first: u32,
     pub end: u32,
     /// Number of bytes that were fetched.

@@ -1,6 +1,6 @@
 //! Roles of a few threads. One of them leads, and may be held up by a peer that is silent. Then another thread leads.
-//! Work for the silent peer is kept for the first thread, until that is done. So each silent peer holds up at most one
-//! thread.
+//! The first thread goes on waiting for the silent peer, and all further work for that peer is kept for it. So each
+//! silent peer holds up at most one thread.
 //!
 //! tests/turns.rs tests all orders of the threads' steps with loom (scripts/loom).
 
@@ -37,8 +37,8 @@ impl<K, V> Default for Turns<K, V> {
 }
 
 impl<K: Copy + Eq + Hash, V> Turns<K, V> {
-    /// Waits until no thread leads; from then on this thread does. Meanwhile one of the waiting threads calls `tend` at
-    /// the interval `every`.
+    /// Waits until no thread leads; from then on this thread does. Meanwhile one of the waiting threads calls `tend`,
+    /// periodic work of the caller's, at the interval `every`.
     pub fn wait_to_lead(&self, every: Duration, mut tend: impl FnMut()) {
         let mut roles = self.roles.lock();
         while roles.is_led {
@@ -61,8 +61,8 @@ impl<K: Copy + Eq + Hash, V> Turns<K, V> {
         self.changed.notify_all();
     }
 
-    /// Lets another thread lead. Work that arrives for `slow` is kept for this thread. It calls [`Self::kept`] until no
-    /// work is left.
+    /// Lets another thread lead. `slow` is the peer that this thread goes on waiting for, if any. Work that arrives for
+    /// that peer is kept for this thread, which calls [`Self::kept`] until no work is left.
     pub fn hand_over(&self, slow: Option<K>) {
         let mut roles = self.roles.lock();
         roles.is_led = false;
@@ -79,7 +79,7 @@ impl<K: Copy + Eq + Hash, V> Turns<K, V> {
         self.any_slow.load(Ordering::Acquire)
     }
 
-    /// Keeps the work `what` for the thread that waits for `slow`. Returns false where no thread does.
+    /// Keeps the work `what` for the thread that waits for `slow`. Returns false if no thread does.
     pub fn keep(&self, slow: K, what: V) -> bool {
         let mut roles = self.roles.lock();
         let Some(kept) = roles.slow.get_mut(&slow) else { return false };

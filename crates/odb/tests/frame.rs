@@ -1,4 +1,6 @@
-//! Any sequence of writes arrives as the same bytes, wherever the sending and the receiving kernel cut it.
+//! Any sequence of writes arrives as the same bytes, wherever the sending and the receiving kernel cut it. A
+//! *reference* is sent in place of bytes of a payload, and has a *share* of the payload. The share's size is its
+//! *weight*, a power of two.
 
 use std::collections::VecDeque;
 
@@ -64,8 +66,9 @@ fn reference(offset: u64, length: u64) -> Reference {
     Reference { payload, weight: SHARE, offset, length }
 }
 
-/// Sends as much of the writes as the socket takes at once. A reference's offset is its position in the stream. A
-/// reference of which the socket takes only a part does not count. Returns the number of references begun.
+/// Sends the first of the writes, or as much of it as the socket takes at once. A reference's offset is its position in
+/// the stream. If the socket takes only a part of a reference, the receiver is told that it does not count, and the
+/// write is sent again later. Returns the number of references that were sent whole: 0 or 1.
 fn send(socket: &mut Socket, sending: &mut Sending, writes: &mut VecDeque<Write>, position: &mut u64) -> u64 {
     let Some(write) = writes.front_mut() else {
         let owed = sending.owed().to_vec();
@@ -100,15 +103,15 @@ fn send(socket: &mut Socket, sending: &mut Sending, writes: &mut VecDeque<Write>
         }
         Write::Real(bytes) => {
             // At most 4096 bytes at once. A socket that takes one byte at a time would otherwise have all bytes of a
-            // long write generated again for each.
+            // long write generated again for each byte that it takes.
             let is_short = *bytes % 2 == 1;
             let now = if is_short { sending.short(*bytes) } else { sending.real(*bytes) }.min(4096);
             let mut all = sending.owed().to_vec();
             all.extend((0..now as u64).map(|at| byte(*position + at)));
             let sent = socket.send(&all);
             let real = sending.sent(sent);
-            // Counts each byte as a hundred, so that even a short stream has enough short writes for promises ahead.
-            // Only some of the long writes count as long.
+            // Counts each byte as a hundred, so that even a short stream has enough short writes for frames to promise
+            // bytes ahead. Only some of the long writes count as long.
             sending.wrote(real * 100, is_short || !position.is_multiple_of(7));
             *position += real as u64;
             *bytes -= real;

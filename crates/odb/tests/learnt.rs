@@ -1,5 +1,7 @@
-//! Tests of what writers learn about simulated receivers. Each payload is sent as the plan says, and the receiver's
-//! reads come back as a report.
+//! Tests of what writers learn about simulated receivers. A payload is sent as *real* bytes, or by *reference*: then it
+//! stays with its writer, and the receiver fetches what it reads. The real bytes before and after a reference are its
+//! *head* and *tail*. A *probe* is a payload that is sent by reference only to see whether it is still read. Each
+//! payload is sent as the plan says, and the receiver's reads come back as a report.
 
 use std::collections::VecDeque;
 
@@ -117,7 +119,7 @@ fn the_beginning_of_a_message_is_known_to_be_looked_at() {
     assert_eq!(send_all(&mut Learnt::new(true), Looks::Ends(200, 8), 12 << 10, 50), (50, 0));
     let Plan::Reference { head, tail, .. } = Learnt::new(true).plan(12 << 10, 0) else { panic!("by reference") };
     assert_eq!((head, tail), (512, 4096));
-    // Too little is left between head and tail of a shorter payload. It is sent as real bytes without a trial.
+    // In a shorter payload, too little is left between head and tail: it is sent as real bytes without a probe.
     assert_eq!(send_all(&mut Learnt::new(true), Looks::Ends(200, 8), 8 << 10, 1000), (0, 0));
 }
 
@@ -141,8 +143,8 @@ fn cost(bytes: usize, report: Option<&Touched>) -> f64 {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
-    /// Reports come some payloads late, and a part of the payloads is read. In the long run this costs little more than
-    /// the better of the two methods.
+    /// Reports come some payloads late, and a part of the payloads is read. In the long run the plans cost little more
+    /// than the better of two fixed methods: all payloads real, or all by reference.
     #[test]
     fn mixed_reading_settles_on_the_cheaper_way_of_sending(
         percent in 0u32..=100, bytes in 12usize..1000, late in 0usize..12, seed in any::<u64>(),

@@ -1,4 +1,6 @@
-//! Tests of the roles of a few threads in every order of their steps (loom). scripts/loom runs them.
+//! Tests of the roles of a few threads in every order of their steps (loom). One thread leads: it takes the events. If
+//! it has to wait for a silent peer, another thread leads. One of the other threads tends: it does regular work.
+//! scripts/loom runs the tests.
 #![cfg(loom)]
 
 use std::time::Duration;

@@ -13,8 +13,8 @@ use shunt_process::system::scarce;
 use shunt_sys::lock::{Mutex, MutexGuard};
 use shunt_sys::userfaultfd::PAGE_BYTES;
 
-/// Source of memory for the allocator: mmap(2) and its kin, called without libc. libc's functions are interposed, and
-/// would take locks of the library. A thread that has one of these locks may be allocating memory.
+/// Source of memory for the allocator: mmap(2) and similar calls, made without libc. libc's functions are interposed,
+/// and would take locks of the library. A thread that has one of these locks may be allocating memory.
 struct Kernel;
 
 impl Kernel {
@@ -102,22 +102,22 @@ fn patiently(ask: impl Fn() -> *mut u8) -> *mut u8 {
 // SAFETY: the memory is dlmalloc's, which is called under a lock.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promises are what dlmalloc needs.
+        // SAFETY: dlmalloc needs what GlobalAlloc's caller promises: a valid layout.
         patiently(|| unsafe { self.lock().malloc(layout.size(), layout.align()) })
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are what dlmalloc needs.
+        // SAFETY: dlmalloc needs what GlobalAlloc's caller promises: a valid layout, and for `at` a block of this heap.
         unsafe { self.lock().free(at, layout.size(), layout.align()) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promises are what dlmalloc needs.
+        // SAFETY: dlmalloc needs what GlobalAlloc's caller promises: a valid layout.
         patiently(|| unsafe { self.lock().calloc(layout.size(), layout.align()) })
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        // SAFETY: the caller's promises are what dlmalloc needs.
+        // SAFETY: dlmalloc needs what GlobalAlloc's caller promises: a valid layout, and for `at` a block of this heap.
         patiently(|| unsafe { self.lock().realloc(at, layout.size(), layout.align(), bytes) })
     }
 }

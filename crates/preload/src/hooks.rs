@@ -1,4 +1,4 @@
-//! The interposed symbols. Each only calls the function of the library that it stands for, or glibc's.
+//! The interposed symbols. Each only calls a function of crates/process, or glibc's function of the same name.
 
 /// Defines symbols that are other names of functions here.
 macro_rules! same {

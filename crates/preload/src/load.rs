@@ -1,5 +1,6 @@
 //! Sets up the process's state when the library is loaded, from the environment that `shunt run` has left. When the
-//! process ends, sends unused shares of payloads back to their holders.
+//! process ends, sends its unused *shares* of payloads (parts of the right to fetch them) back to the *holders*, the
+//! stores that have the payloads.
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -54,8 +55,8 @@ static AT_EXIT: extern "C" fn() = at_exit;
 
 /// Sends unused shares of payloads back to their holders when the process ends.
 extern "C" fn at_exit() {
-    // Does nothing in a child that is unknown to the library, or if a signal handler ends the process while this thread
-    // is inside the library.
+    // Does nothing in a child that is unknown to the library (made by _Fork(3)), or if a signal handler ends the
+    // process while this thread is inside the library.
     if process::is_own()
         && let Some(runtime) = runtime()
         && let Some(_inside) = Inside::enter()
@@ -115,8 +116,8 @@ fn from_environment(text: &str) -> Option<Runtime> {
 }
 
 /// Returns the inherited memory of the connections' states, or new memory in two cases. Either the inherited memory is
-/// another user's, because the program that started this one has become another user's unnoticed. Or another version of
-/// this library has made it.
+/// another user's, because the program that started this one has changed its user without the library's notice. Or
+/// another version of this library has made it.
 fn own_table(inherited: OwnedFd, number: RawFd) -> Option<SharedMemory> {
     let bytes = usize::try_from(rustix::fs::fstat(&inherited).ok()?.st_size).ok()?;
     if bytes == states::BYTES && !users::is_of_another(inherited.as_fd()) {

@@ -1,7 +1,9 @@
-//! Handoffs of absent bytes that a program writes to a client. The agent of the bytes' holder sends them on the
-//! client's own connection, so this machine never has them, only their references (ARCHITECTURE.md, "On-demand
-//! buffers"). The range of sequence numbers that the agent sends is a *region*. A *handoff* has one region, which the
-//! kernel begins only with *proof* that the client's packets pass the steering programs, which send its ACKs on.
+//! Handoffs of absent bytes that a program writes to a client. *Absent* bytes are those for which the program's memory
+//! only stands; their *holder* has them, a store on another machine. The holder's agent sends them on the client's own
+//! connection, so this machine never has them, only references to them (ARCHITECTURE.md, "On-demand buffers"). The
+//! range of sequence numbers that the agent sends is a *region*. A *handoff* has one region. The kernel begins it only
+//! with *proof* that the client's packets pass the steering programs: these BPF programs send the client's ACKs on to
+//! the holder's machine.
 //!
 //! The program's socket stays what it was. Bytes that are written behind absent ones wait in it, by the kernel's doing
 //! (SHUNT_APPEND). So nothing is queued here, and EAGAIN, poll, close and the end of the process are the kernel's.
@@ -12,8 +14,8 @@
 //!                   +-- refused: fetched and written (outside.rs)        +--> one message to the agent for each region
 //! ```
 //!
-//! [`handings`] keeps the handoffs under way. [`sealed`] begins those of TLS connections. [`rescue`] does what is left
-//! to do when one fails.
+//! [`handings`] keeps the handoffs under way. [`sealed`] begins those of TLS connections. [`rescue`] handles those that
+//! fail: it fetches and writes their bytes, or resets the connection.
 
 mod handing;
 mod handings;
@@ -59,10 +61,11 @@ const POSSIBLE: u8 = 1;
 const PREPARED: u8 = 2;
 /// Value for all else: no client's connection, or one on which no other machine can send.
 const NEVER: u8 = 3;
-/// Value after the first refusal of a handoff for want of proof that the client's packets pass the steering programs.
-/// Each further such refusal adds 1.
+/// Value after the first refusal of a handoff because there was no proof that the client's packets pass the steering
+/// programs. Each further such refusal adds 1.
 const UNPROVEN: u8 = 4;
-/// Last of these values. After one more refusal, no handoff is asked for again: the client's packets take another path.
+/// Last of the values that count these refusals. After one more refusal, no handoff is asked for again: the client's
+/// packets take a path past the steering programs.
 const UNPROVEN_LAST: u8 = UNPROVEN + 15;
 
 /// Number of regions that have begun and that no agent has been told of. It is nearly always 0.
@@ -71,7 +74,8 @@ static BEGUN: AtomicUsize = AtomicUsize::new(0);
 /// The handoffs under way.
 static HANDINGS: LazyLock<Lock<Handings>> = LazyLock::new(|| Lock::new(Rank::Handings, Handings::default()));
 
-/// A write, cut into three parts: its first run of absent bytes that one machine has, and what is before and behind it.
+/// A write, cut into three parts: its first run of absent bytes that one machine has, and the parts before and behind
+/// this run.
 struct Cut {
     before: Parts,
     run: SmallVec<[Piece; 8]>,
@@ -205,7 +209,7 @@ pub fn connecting(fd: RawFd) {
     }
 }
 
-/// Copies what is known of a descriptor, after dup(2) and its like.
+/// Copies what is known of a descriptor, after dup(2) and similar calls.
 pub fn duplicated(from: RawFd, to: RawFd) {
     if let (Some(from), Some(to)) = (client(from), client(to)) {
         to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -222,8 +226,8 @@ fn refuse(fd: RawFd) {
     }
 }
 
-/// Notes that the kernel has refused a handoff for want of proof ([`UNPROVEN`]). The packets that pass until the next
-/// write may be proof enough.
+/// Notes that the kernel has refused a handoff because there is no proof ([`UNPROVEN`]). The packets that pass until
+/// the next write may be proof enough.
 fn refuse_for_now(fd: RawFd) {
     if let Some(client) = client(fd) {
         let next = match client.load(Ordering::Relaxed) {

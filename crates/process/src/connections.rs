@@ -1,4 +1,4 @@
-//! Connections between programs under Shunt. From the lowest module up:
+//! Connections between programs under Shunt (started by `shunt run`). From the lowest module up:
 //!
 //! * [`entries`]: which descriptor is which; [`states`]: the state of each connection, which processes share;
 //!   [`runtime`]: state that all connections of a process have in common;

@@ -1,6 +1,6 @@
-//! Keeps account of the descriptors whose connections lie between two programs under Shunt, as both ends know. Such a
-//! connection is *framed*: it carries frames of real bytes and of *references* to bytes in a store. Connections with
-//! clients may have *handoffs*: another machine then sends bytes on them.
+//! Keeps account of the descriptors whose connections lie between two programs under Shunt (started by `shunt run`)
+//! that know this of each other. Such a connection is *framed*: it carries frames of real bytes and of *references* to
+//! bytes in a store. Connections with clients may have *handoffs*: another machine then sends bytes on them.
 
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
@@ -23,7 +23,7 @@ pub fn place(runtime: &Runtime, fd: RawFd) -> Option<u32> {
     match entry(fd)?.load(Ordering::Relaxed) {
         FOREIGN | LISTENING | KEPT => None,
         // A signal handler has interrupted the library in this thread, which may hold the locks that are needed here.
-        // The caller does not use the place in this case, but has the program try again (EAGAIN).
+        // The caller does not use the place in this case, but tells the program to try again (EAGAIN).
         CONNECTING if is_inside() => Some(u32::MAX),
         CONNECTING => {
             let before = errno();
@@ -58,19 +58,20 @@ fn settle(runtime: &Runtime, fd: RawFd) -> Option<u32> {
             return adopt(runtime, fd, true, true);
         }
         if connected {
-            // From here on all calls are the kernel's. [`crate::bypass`] still remembers that this end has connected.
+            // From now on all calls on the descriptor go to the kernel. [`crate::bypass`] still remembers that this end
+            // has connected.
             closing(fd);
             return None;
         }
         let mut ready = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
         let patience = Timespec { tv_sec: 0, tv_nsec: 0 };
         match poll(&mut ready, if waits { None } else { Some(&patience) }) {
-            // There is no connection, or none yet. The program's call, which the kernel then gets, says so and moves no
+            // There is no connection, or none yet. The kernel gets the program's call now, which says so and moves no
             // bytes.
             Ok(0) => return None,
             Ok(_) if ready[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) => return None,
             Ok(_) => {}
-            // A signal came. The program's call, which the kernel then gets, handles it.
+            // A signal came. The kernel gets the program's call now, and handles the signal in it.
             Err(_) => return None,
         }
     }
@@ -94,8 +95,8 @@ fn adopt(runtime: &Runtime, fd: RawFd, connected: bool, waits: bool) -> Option<u
     Some(place)
 }
 
-/// Shuts down a connection for whose state this process has no room. The other end will send frames, which the program
-/// would take for its own bytes.
+/// Shuts down a connection, because this process has no room for its state. The other end will send frames, which the
+/// program would take for its own bytes.
 fn refuse(fd: RawFd) {
     let _ = rustix::net::shutdown(kernel::borrow(fd), rustix::net::Shutdown::Both);
 }
@@ -127,7 +128,8 @@ fn writes_into_syn(fd: RawFd) -> bool {
 
 /// Marks a socket before listen(2), so that its handshakes say that this program is under Shunt.
 pub fn listening(fd: RawFd) {
-    // Has the kernel note the clients' handshakes. If no handoffs are possible now, the first handoff later does that.
+    // Makes the kernel note the clients' handshakes. If no handoffs are possible now, the first handoff later does
+    // that.
     let _ = odb::watch(kernel::borrow(fd));
     if let Some(entry) = entry(fd)
         && entry.load(Ordering::Relaxed) == FOREIGN
@@ -197,12 +199,12 @@ pub fn adopt_inherited(runtime: &Runtime) {
     let Ok(open) = std::fs::read_dir("/proc/self/fd") else { return };
     let numbers: Vec<RawFd> = open.filter_map(|file| file.ok()?.file_name().to_str()?.parse().ok()).collect();
     for fd in numbers {
-        // Without waiting: the program that has executed this one has left its states by now, or never will.
+        // Does not wait: the program that has executed this one has left its states by now, or never will.
         came(runtime, fd, false);
     }
 }
 
-/// Copies what is known of a descriptor, after dup(2) and its like.
+/// Copies what is known of a descriptor, after dup(2) and similar calls.
 pub fn duplicated(from: RawFd, to: RawFd) {
     if from == to {
         return;

@@ -33,7 +33,8 @@ thread_local! {
 pub fn before() {
     if let Some(runtime) = runtime() {
         let _inside = Inside::enter();
-        // Before the locks are taken: other threads may need them while this one waits for a holder.
+        // This comes before the locks are taken: other threads may need them while this thread waits for the store that
+        // has absent bytes.
         runtime.memory.fetch_for_fork();
         let _connections = runtime.connections.hold_still();
         let (_tls, bypass, store) = (tls::hold_still(), bypass::hold_still(), runtime.store.hold_still());

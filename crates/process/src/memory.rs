@@ -1,16 +1,18 @@
 //! Absent memory of the process. When a program reads a reference from a connection, its memory becomes absent: it
 //! *stands for* bytes of a payload (a body in a store), and does not contain them. The payload's *holder* has them: a
-//! store on this or another machine. A *share* of the payload, which came with the reference, keeps it there until the
-//! share is sent back or the payload's lease ends. The library fetches the bytes when a thread touches the memory, or
-//! when a call needs them. Bytes that are in memory are called *real*.
+//! store on this or another machine. A *share* of the payload, which came with the reference, keeps the payload in the
+//! store until the share is sent back or the payload's *lease* ends, a limited time. The library fetches the bytes when
+//! a thread touches the memory, or when a call needs them. Bytes that are in memory are called *real*. A *piece* is a
+//! range of addresses that stand for contiguous bytes.
 //!
 //! `State::absent` and the registration of memory with userfaultfd change together under one lock. That lock is never
 //! held while bytes are fetched, or while memory is touched that may be absent. Bytes are fetched into memory of the
 //! library's own. They are put into place afterwards, if the program's memory still stands for them.
 //!
 //! There are two kinds of absent memory. The library allocates large blocks of malloc itself ([`blocks`]), so it knows
-//! what the kernel has for each of their pages ([`block`]). In all other memory, only whole pages can be absent, and
-//! they are registered only as long as they stand for something ([`elsewhere`]).
+//! what the kernel has for each of their pages ([`block`]). A page of a block is *missing* if the kernel has no memory
+//! for it: a thread that touches it waits until the library fills it. In all other memory, only whole pages can be
+//! absent, and they are registered only as long as they stand for something ([`elsewhere`]).
 
 mod block;
 pub mod blocks;
@@ -50,8 +52,8 @@ const FETCH_BYTES: usize = 1 << 20;
 /// Cost of a touch of absent memory besides the fetch, in quarters of a microsecond: the kernel tells the thread that
 /// serves faults, and later wakes the thread that touched the memory.
 const FAULT_QUARTERS: u32 = 20;
-/// Number of unused shares of payloads at which the library has them sent back to the holders. It is small because each
-/// share keeps a payload in a store. The payload may be long, and the store small.
+/// Number of unused shares of payloads at which the library begins to send them back to the holders. It is small
+/// because each share keeps a payload in a store. The payload may be long, and the store small.
 const RETURNS_AT_ONCE: usize = 16;
 
 /// Number of absent bytes in the process, as `State::absent` has it, for readers without the lock. It is nearly always
@@ -92,14 +94,15 @@ pub struct Memory {
     times: Times,
     pub scratch: Scratch,
     pub returns: Arc<Returns>,
+    /// Share that this process got last.
     recent: Lock<Weak<Hold>>,
 }
 
 #[derive(Default)]
 struct State {
     absent: Absent,
-    /// By address of a missing page in a block: a copy of the page, with the real bytes that it has beside those that
-    /// it stands for.
+    /// By address of a missing page in a block: a copy of the page, in which its real bytes are right. Its other bytes
+    /// are absent.
     saved: BTreeMap<usize, Box<[u8; PAGE_BYTES]>>,
     touches: Touches,
     /// This process's userfaultfd. It is made when memory first becomes absent, with the threads that serve its faults.
@@ -113,6 +116,7 @@ struct State {
 struct Touches {
     /// Address behind the last page that was fetched for a touch.
     next: usize,
+    /// Number of bytes that were to be fetched for the last touch.
     window: usize,
 }
 
@@ -189,7 +193,7 @@ impl Memory {
     /// The share that this process got last, if it is of `payload` and not given up yet. So a body that is read in
     /// parts takes only one share.
     pub fn recent_hold(&self, payload: &PayloadId) -> Option<Arc<Hold>> {
-        // Without waiting: in the child of a fork, the thread that holds the lock may not exist.
+        // Does not wait for the lock: in the child of a fork, the thread that holds the lock may not exist.
         let hold = self.recent.try_lock()?.upgrade()?;
         (hold.payload() == *payload).then_some(hold)
     }
@@ -262,15 +266,15 @@ impl Memory {
 
     /// Calls `each` with memory that has the bytes of a range, in order. The caller knows that no byte of the range is
     /// absent. If a page of the range is missing, because it stands for other bytes, `each` gets a copy of its real
-    /// bytes: a touch would have the page fetched.
+    /// bytes: a touch would cause a fetch of the page.
     pub fn readable(&self, range: &Range<usize>, copies: &mut Copies, mut each: impl FnMut(Range<usize>)) {
         let mut at = range.start;
         if ANY_BLOCKS.load(Ordering::Relaxed)
             && blocks::contains(range.start)
             && blocks::any(&pages_around(range), blocks::PageState::Missing)
         {
-            // Not in the head of the loop: the lock would be held during the loop. There `each` may touch a missing
-            // page, and the thread that serves the fault needs the lock.
+            // The lock is not taken in the head of the loop, where it would be held during the loop. In the loop,
+            // `each` may touch a missing page, and the thread that serves the fault needs the lock.
             let saved = self.lock().saved_within(range);
             for (place, bytes) in saved {
                 each(at..place.start);
@@ -314,7 +318,7 @@ impl Memory {
     }
 
     /// Number of bytes from an address to the end of its page, if the page is missing and the address is not its start;
-    /// else 0. [`Self::write`] can write these bytes, but a touch would have the page fetched.
+    /// else 0. [`Self::write`] can write these bytes, but a touch would cause a fetch of the page.
     pub fn behind_absent(&self, address: usize) -> usize {
         let inside = address % PAGE_BYTES;
         let is_shared = inside > 0
@@ -338,7 +342,7 @@ impl Memory {
             drop(removed);
             for part in rest {
                 let from = bytes[part.start - at..part.end - at].as_ptr();
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller promises that these bytes may be written there.
                 unsafe { std::ptr::copy_nonoverlapping(from, part.start as *mut u8, part.len()) };
             }
             self.return_shares();
@@ -346,8 +350,8 @@ impl Memory {
             if !blocks::contains(at) {
                 self.forget(&range);
             }
-            // SAFETY: the caller's promise. A bad address causes a fault, as in memcpy, while a system call would
-            // return EFAULT.
+            // SAFETY: the caller promises that these bytes may be written there. A bad address causes a fault, as in
+            // memcpy, while a system call would return EFAULT.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at as *mut u8, bytes.len()) };
         }
     }
@@ -368,8 +372,8 @@ impl Memory {
         self.fetch_all(ranges, true)
     }
 
-    /// Fetches the absent bytes of a range into place. If `call`, the program's call, has taken long and may end early,
-    /// only the first of them. Returns whether all are in place.
+    /// Fetches the absent bytes of a range into place. If the program's call (`call`) has taken long and may end early,
+    /// fetches only the first of them. Returns whether all are in place.
     ///
     /// # Errors
     /// As [`Self::fetch_range`].
@@ -405,9 +409,10 @@ impl Memory {
         Ok(true)
     }
 
-    /// Continues a fetch outside blocks, where only whole pages can be put into place. `got`: number of bytes that it
-    /// has got, from the reference's beginning. It goes on to the end of the page in which these end. Returns the
-    /// number of bytes in complete pages. As long as no page is complete, the fetch may not end early.
+    /// Continues a fetch outside blocks, where only whole pages can be put into place. `got`: number of bytes that the
+    /// fetch has got, from the reference's beginning. The fetch goes on to the end of the page in which these bytes
+    /// end. Returns the number of bytes in complete pages. As long as no page is complete, the fetch must not end
+    /// early.
     fn fetch_page_end(&self, reference: &Reference, got: usize, bytes: &mut [u8]) -> Result<usize, FetchError> {
         let (whole, end) = (got / PAGE_BYTES * PAGE_BYTES, got.next_multiple_of(PAGE_BYTES).min(bytes.len()));
         if end == got {
@@ -491,7 +496,7 @@ impl Memory {
     }
 
     /// Fetches the bytes of a reference into memory of the library's own. Returns the mean time of fetches from the
-    /// holder, with this one, in quarters of a microsecond ([`Times`]).
+    /// holder, including this one, in quarters of a microsecond ([`Times`]).
     ///
     /// # Errors
     /// Returns an error if they cannot be fetched.
@@ -606,7 +611,8 @@ impl Memory {
                         // Registered memory that stands for nothing, or a page that was filled a moment ago.
                         let _ = filling::fill_zeros(faults, whole.clone());
                     }
-                    // The thread that waits touches the page once more, whatever state the page is in now.
+                    // The waiting thread is woken in any case: it touches the page once more, whatever state the page
+                    // is in now.
                     let _ = faults.wake(whole);
                     return Ok(());
                 };
@@ -622,7 +628,7 @@ impl Memory {
             let served = self.fetch_pieces(&pieces, tell);
             let served = served.map(|waited| pieces[0].hold.waited(waited + FAULT_QUARTERS));
             drop(pieces);
-            // Once the page is there, the thread that touched it continues. It may then unmap or move memory, and wait
+            // Once the page is filled, the thread that touched it continues. It may then unmap or move memory, and wait
             // until this thread reads the kernel's event about that. So this function ends here.
             if served.is_err() || !blocks::contains(page) || blocks::state(page) != blocks::PageState::Missing {
                 let _ = faults.wake(whole);
@@ -632,7 +638,8 @@ impl Memory {
         }
     }
 
-    /// Handles the kernel's event that memory was unmapped. Pieces that are absent there again by now are kept.
+    /// Handles the kernel's event that memory was unmapped. Pieces in the range that have become absent again since
+    /// then are kept.
     pub fn unmapped(&self, faults: &Userfaultfd, range: &Range<usize>) {
         let mut state = self.lock();
         let gone: Vec<Range<usize>> = (state.absent.within(range).into_iter())
@@ -652,8 +659,8 @@ impl Memory {
         state.publish();
     }
 
-    /// Prepares a fork, before locks are held for it: fetches everything, because a child would read zeros. From here
-    /// on nothing becomes absent, until [`Still`] is dropped. Bytes that cannot be fetched stay absent in this process.
+    /// Prepares a fork, before locks are held for it: fetches everything, because a child would read zeros. From now on
+    /// nothing becomes absent, until [`Still`] is dropped. Bytes that cannot be fetched stay absent in this process.
     pub fn fetch_for_fork(&self) {
         FORKING.fetch_add(1, Ordering::AcqRel);
         if self.fetch_range(&(0..usize::MAX - PAGE_BYTES)).is_err() {
@@ -694,7 +701,7 @@ impl Memory {
         }
     }
 
-    /// Has unused shares sent back, if there are many. It does not wait, because it is a part of free(3).
+    /// Starts the return of unused shares, if there are many. Does not wait, because this is a part of free(3).
     pub fn return_shares(&self) {
         if self.returns.waiting() >= RETURNS_AT_ONCE {
             self.holders.wake();
@@ -719,7 +726,7 @@ impl Still {
             // SAFETY: memory that the program has read into, and whose bytes are lost.
             let _ = unsafe { mprotect(pages.start as *mut _, pages.len(), MprotectFlags::empty()) };
         }
-        // Not dropped: the pieces' shares are the parent's, and would be given back.
+        // The parent's state is not dropped: its pieces have the parent's shares, which would be given back.
         let parents = std::mem::ManuallyDrop::new(std::mem::take(&mut *self.state));
         if let Some(faults) = &parents.faults {
             // SAFETY: only threads of the parent use it, and they do not exist in this process.
@@ -731,7 +738,7 @@ impl Still {
         ANY_BLOCKS.store(false, Ordering::Relaxed);
         THREADS.store(false, Ordering::Relaxed);
         blocks::after_fork();
-        // Only this fork is under way in the child, until this value is dropped. Forks of other threads are the
+        // In the child, only this fork is under way, until this value is dropped. Forks of other threads are the
         // parent's.
         FORKING.store(1, Ordering::Release);
     }

@@ -1,6 +1,6 @@
-//! The segment where this process leaves the bytes that it writes: memory of the machine's store. This process leases
-//! it from the store when it first needs it. What goes into a connection in place of the bytes is a *reference*. A
-//! *payload* is what one write has left in the store.
+//! The segment where this process leaves the bytes that it writes: memory of the machine's store, which is a thread of
+//! the agent (Shunt's daemon). This process leases it from the store when it first needs it. What goes into a
+//! connection in place of the bytes is a *reference*. A *payload* is what one write has left in the store.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -15,7 +15,7 @@ use shunt_odb::store::client::{Connection, QUICK};
 use crate::system::inside::{Held, Lock};
 use crate::system::ranks::Rank;
 
-/// Pause in milliseconds after a question to the store for a segment, before it is asked again.
+/// Time in milliseconds after which the store is asked for a segment again, if it gave none.
 const RETRY_MS: u64 = 1000;
 
 /// Most bytes that one reference to a copy in the segment stands for.
@@ -76,7 +76,7 @@ impl Store {
         Some(reference)
     }
 
-    /// Attaches a note to a payload: a later report says what has become of it.
+    /// Attaches a note to a payload. It is returned in a later report on what has become of the payload.
     pub fn note(&self, reference: &Reference, note: Note) {
         let mut leased = self.leased.lock();
         if let Some(writer) = &mut leased.writer {

@@ -48,7 +48,8 @@ const READY: c_int = 0;
 /// Number of times that a write waits for room in the socket and asks again for a handoff, before its bytes are
 /// fetched.
 const PATIENCE: u32 = 8;
-/// Number of a payload's bytes that are fetched together with those of a write, behind them, if no handoff is possible.
+/// Number of bytes of a payload that are fetched together with those of a write, and that lie behind them. Used if no
+/// handoff is possible.
 const AHEAD_BYTES: u64 = 256 << 10;
 /// Most functions of OpenSSL that the C files may call: the length of the table of their addresses.
 const FUNCTIONS_MAX: usize = 96;
@@ -103,12 +104,12 @@ pub fn watches() -> bool {
 /// Whether a connection may be a watched one. Connections of another OpenSSL never are.
 #[inline]
 fn is_watched(ssl: *mut Ssl) -> bool {
-    // SAFETY: the program's connection, or null.
+    // SAFETY: `ssl` is the program's connection, or null.
     watches() && unsafe { Of::Connection(ssl).is_known() }
 }
 
-/// Has a new context watched: the library counts what its connections write, so that they can be handed off. Only
-/// contexts of the adopted OpenSSL are. `method`: the SSL_METHOD that the program made the context with.
+/// Begins to watch a new context: the library counts what its connections write, so that they can be handed off. Only
+/// contexts of the adopted OpenSSL are watched. `method`: the SSL_METHOD that the program made the context with.
 ///
 /// # Safety
 /// `context` was made with `method`, and nobody else has it yet.
@@ -118,7 +119,7 @@ pub unsafe fn watch(context: *mut Context, method: *const c_void) {
         return;
     }
     let _locked = lock();
-    // SAFETY: the caller's promise; the context is of the OpenSSL that was adopted.
+    // SAFETY: the caller promises a new context; it belongs to the OpenSSL that was adopted.
     if unsafe { shunt_tls_watch(context) == 0 } {
         WATCHES.store(true, Ordering::Relaxed);
     }
@@ -134,9 +135,9 @@ fn adopt(method: *const c_void) -> bool {
     }
     let Some(mut candidate) = Candidate::of(method) else { return false };
     let mut found = [ptr::null_mut(); FUNCTIONS_MAX];
-    // Without the lock of this module, because the call takes the loader's lock. Another thread may have that one,
-    // since it loads a library. That library's initialization may come here, and wait for this module's lock.
-    // SAFETY: `found` has room for `found.len()` addresses, and the candidate lives during the call.
+    // Called without the lock of this module, because the call takes the loader's lock. Another thread may have the
+    // loader's lock, because it is loading a library. That library's initialization may come here, and wait for this
+    // module's lock. SAFETY: `found` has room for `found.len()` addresses, and the candidate lives during the call.
     let is_complete =
         unsafe { shunt_openssl_find(find, (&raw mut candidate).cast(), found.as_mut_ptr(), found.len()) == 1 };
     let functions = candidate.functions();
@@ -152,7 +153,7 @@ fn adopt(method: *const c_void) -> bool {
 /// `ssl` is the program's connection.
 pub unsafe fn unwatch(ssl: *mut Ssl) {
     if is_watched(ssl) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `ssl` is the program's connection.
         unsafe { shunt_openssl_unwatch(ssl) }
     }
 }
@@ -210,7 +211,7 @@ impl Progress {
     /// # Safety
     /// `ssl` is the program's connection.
     unsafe fn of(ssl: *mut Ssl) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `ssl` is the program's connection.
         Self::from_long(unsafe { shunt_openssl_progress(ssl) })
     }
 
@@ -219,7 +220,7 @@ impl Progress {
     /// # Safety
     /// `ssl` is the program's connection.
     unsafe fn keep(self, ssl: *mut Ssl) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `ssl` is the program's connection.
         unsafe { shunt_openssl_set_progress(ssl, self.to_long()) };
     }
 }
@@ -230,7 +231,7 @@ impl Progress {
 /// `ssl` is the program's connection.
 pub unsafe fn begin_again(ssl: *mut Ssl) {
     if is_watched(ssl) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `ssl` is the program's connection.
         unsafe { Progress::default().keep(ssl) };
     }
 }
@@ -244,7 +245,7 @@ pub unsafe fn is_full(ssl: *mut Ssl) -> Full {
     if !is_watched(ssl) {
         return Full::No;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `ssl` is the program's connection.
     unsafe {
         let progress = Progress::of(ssl);
         if progress.full == Full::Yes {
@@ -254,12 +255,12 @@ pub unsafe fn is_full(ssl: *mut Ssl) -> Full {
     }
 }
 
-/// Whether the TCP connection below is not over yet.
+/// Whether the TCP connection below the TLS connection is not over yet.
 ///
 /// # Safety
 /// `ssl` is the program's connection.
 pub unsafe fn goes_on(ssl: *mut Ssl) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `ssl` is the program's connection.
     !is_over(unsafe { shunt_openssl_socket(ssl) })
 }
 
@@ -271,13 +272,13 @@ pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usi
     if !is_watched(ssl) || memory.len() > c_int::MAX as usize {
         return None;
     }
-    // SAFETY: the program's connection.
+    // SAFETY: `ssl` is the program's connection.
     let Progress { mut done, mut begun, full } = unsafe { Progress::of(ssl) };
     let is_new = done == 0 && begun == 0 && full == Full::No;
     if is_new && !(any_absent() && runtime.memory.meets(memory)) || done >= memory.len() {
         return None;
     }
-    // SAFETY: the program's connection.
+    // SAFETY: `ssl` is the program's connection.
     let connection = Connection { runtime, ssl, client: Client::of(unsafe { shunt_openssl_socket(ssl) }) };
     let mut patience = PATIENCE;
     while done < memory.len() {
@@ -293,7 +294,7 @@ pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usi
                     continue;
                 }
                 Turn::Later if !connection.waits() => {
-                    // SAFETY: the program's connection.
+                    // SAFETY: `ssl` is the program's connection.
                     unsafe { Progress { done, begun: 0, full: Full::Yes }.keep(ssl) };
                     set_errno(libc::EAGAIN);
                     return Some(-1);
@@ -306,10 +307,10 @@ pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usi
             }
             begun = if before > 0 && connection.turn(&run) != Turn::Never { before } else { rest.len() };
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the rules of SSL_write(3).
         let wrote = unsafe { connection.write(&(rest.start..rest.start + begun.min(rest.len()))) };
         if wrote <= 0 {
-            // SAFETY: the program's connection.
+            // SAFETY: `ssl` is the program's connection.
             unsafe { Progress { done, begun, full: Full::No }.keep(ssl) };
             return Some(wrote);
         }
@@ -321,7 +322,7 @@ pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usi
         }
     }
     if !is_new {
-        // SAFETY: the program's connection.
+        // SAFETY: `ssl` is the program's connection.
         unsafe { Progress::default().keep(ssl) };
     }
     Some(done as c_int)
@@ -368,7 +369,7 @@ impl Connection {
     /// When a run of absent bytes may be handed off: by a new handoff, or by one that has begun and grows.
     fn turn(&self, run: &[Piece]) -> Turn {
         let (Some(_inside), Some(client)) = (Inside::enter(), self.client) else { return Turn::Never };
-        // SAFETY: the program's connection.
+        // SAFETY: `ssl` is the program's connection.
         if unsafe { shunt_tls_refused(self.ssl, now_ms()) } != READY {
             return Turn::Never;
         }
@@ -376,12 +377,12 @@ impl Connection {
     }
 
     /// Waits as the program's own write would, until the socket has room. Then all that was written before has left,
-    /// and a handoff may begin. The KeyUpdate of the last handoff goes into the socket first. As long as it waits
-    /// there, the socket has no room. Returns false if the program has to call again, once the kernel tells it that
-    /// there is room.
+    /// and a handoff may begin. The KeyUpdate of the last handoff goes into the socket first. As long as the KeyUpdate
+    /// waits in the socket, the socket has no room. Returns false if the program has to call again, once the kernel
+    /// tells it that there is room.
     fn waits(&self) -> bool {
         if let Some(_inside) = Inside::enter() {
-            // SAFETY: the program's connection.
+            // SAFETY: `ssl` is the program's connection.
             unsafe { shunt_openssl_flush(self.ssl) };
         }
         self.client.is_none_or(|client| has_room(client.fd) || waits_for_room(client.fd))
@@ -394,12 +395,12 @@ impl Connection {
         let Some(client) = self.client.filter(|_| matches!(turn, Turn::Now | Turn::Grows)) else { return turn };
         let Some(_inside) = Inside::enter() else { return Turn::Never };
         let _locked = lock();
-        // SAFETY: the program's connection; the keys live during the call.
+        // SAFETY: `ssl` is the program's connection; the keys live during the call.
         let go_on = |keys: &Tls, bytes| unsafe { shunt_tls_go_on(self.ssl, keys, bytes, now_ms()) == 0 };
         if turn == Turn::Grows {
             return bypass::seal(self.runtime, client, run, None, go_on);
         }
-        // SAFETY: the program's connection.
+        // SAFETY: `ssl` is the program's connection.
         unsafe { shunt_openssl_flush(self.ssl) };
         if !has_room(client.fd) {
             return Turn::Later;
@@ -408,7 +409,7 @@ impl Connection {
         // If anything has been written under the present keys, this sends a KeyUpdate first: the keys that are given
         // away are for the payload alone. Clients accept only a few KeyUpdates without data between them. So OpenSSL
         // writes the bytes if no handoff begins afterwards.
-        // SAFETY: the program's connection; the keys live during the call.
+        // SAFETY: `ssl` is the program's connection; the keys live during the call.
         let given = unsafe {
             let fresh = shunt_tls_is_fresh(self.ssl);
             shunt_tls_hand_over(self.ssl, fresh, now_ms(), &raw mut *keys)
@@ -418,7 +419,7 @@ impl Connection {
         turn
     }
 
-    /// Has OpenSSL write memory. Absent bytes in it are fetched first.
+    /// Lets OpenSSL write memory. Absent bytes in it are fetched first.
     ///
     /// # Safety
     /// As for SSL_write(3).
@@ -432,7 +433,7 @@ impl Connection {
                     return -1;
                 }
             } else if memory.meets(range) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller promises that the program may read this memory.
                 beside = Some(unsafe { memory.read(range) });
             }
         }
@@ -440,7 +441,8 @@ impl Connection {
             Some(bytes) => (bytes.as_ptr(), bytes.len()),
             None => (range.start as *const u8, range.len()),
         };
-        // SAFETY: the caller's promise. `from` is the program's memory, or a buffer that lives during the call.
+        // SAFETY: the caller keeps the rules of SSL_write(3). `from` is the program's memory, or a buffer that lives
+        // during the call.
         unsafe {
             if beside.is_some() {
                 shunt_openssl_let_memory_move(self.ssl);

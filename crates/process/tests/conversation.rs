@@ -1,6 +1,6 @@
-//! Two programs under Shunt exchange bytes over a connection, both in this process and with nothing preloaded. Whatever
-//! they do to the connection and to their memory, each gets the bytes that the other has sent, in order. The memory of
-//! each contains the bytes that were put there last.
+//! Two programs under Shunt (as if started by `shunt run`) exchange bytes over a connection, both in this process and
+//! with nothing preloaded. Whatever they do to the connection and to their memory, each gets the bytes that the other
+//! has sent, in order. The memory of each contains the bytes that were put there last.
 //!
 //! The kernel's part is real: the agreement in the handshake (shunt-negotiation), sockets, userfaultfd.
 
@@ -165,8 +165,8 @@ impl Conversation {
         let runtime = process().runtime;
         match step {
             Step::Writes(end, parts) => {
-                // A part may occur twice. Then `bytes` writes unknown bytes when it looks at the first, and the second
-                // has the same.
+                // A part may occur twice. Then the method `bytes` fills in its unknown bytes at the first occurrence,
+                // so the second occurrence has the same bytes.
                 let bytes: Vec<u8> = parts.iter().flat_map(|part| self.bytes(*part)).collect();
                 let memory = self.memory(parts);
                 self.ends[*end].write(&bytes, |fd, place| send::write(runtime, fd, place, &memory, libc::MSG_DONTWAIT));

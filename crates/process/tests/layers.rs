@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Modules from the lowest layer up. A module without a place in these lists counts as a part of the module around it.
+/// Modules from the lowest layer up. Each module at the top, in `system` and in `connections` must have a place in a
+/// list. All other modules count as parts of the module around them.
 const LAYERS: [&str; 8] = ["system", "memory", "store", "connections", "bypass", "tls", "descriptors", "forks"];
 const SYSTEM: [&str; 13] = [
     "kernel", "ending", "real", "parts", "stack", "process", "program", "scarce", "signals", "counts", "ranks",

@@ -1,5 +1,6 @@
-//! Absent memory as a program uses it. Whatever is done to it, in any order, it reads as if it had never been absent.
-//! The kernel's userfaultfd, the threads that serve its faults, the store and the forks are real.
+//! Absent memory as a program uses it: memory that only stands for bytes in a store. The bytes are fetched when
+//! something touches it. Whatever is done to such memory, in any order, it reads as if it had never been absent. The
+//! kernel's userfaultfd, the threads that serve its faults, the store and the forks are real.
 
 mod bed;
 
@@ -17,7 +18,7 @@ use shunt_testbed::needs_root;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// A reference is read into memory.
+    /// A reference, which names bytes in a store, is read into memory. The memory becomes absent.
     Receives(Part, u8),
     Loads(Part),
     Stores(Part, u8),
@@ -149,7 +150,7 @@ fn take(regions: &mut Vec<Region>, step: &Step) {
 /// # Safety
 /// The memory may be written.
 unsafe fn slice<'a>(range: &Range<usize>) -> &'a mut [u8] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that this memory may be written.
     unsafe { std::slice::from_raw_parts_mut(range.start as *mut u8, range.len()) }
 }
 

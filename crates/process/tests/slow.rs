@@ -1,5 +1,7 @@
-//! A holder that gives its bytes slowly, and a program with many clients, which waits in no call. The program writes
-//! the bytes that have come, and the rest when it is told that there is room.
+//! A holder (a store that has a body) that gives its bytes slowly, and a program with many clients, which waits in no
+//! call. The program writes the bytes that have come, and the rest when it is told that there is room. A *share* of a
+//! payload keeps it in the store; it goes back to the holder when the program does not need the payload any more. A
+//! *wish* is a program's request for a connection to a holder.
 
 mod bed;
 
@@ -97,7 +99,8 @@ fn absent(holder: &str, sent: &[u8], payloads: usize, kind: Kind) -> Range<usize
 /// for connections to holders in one queue.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Does something while a holder slowly gives the body that it is asked for.
+/// Calls `what` while a holder slowly gives the body that it is asked for. Returns what `what` returns, and what the
+/// holder has given.
 fn while_given<T>(holder: &str, sent: &[u8], what: impl FnOnce() -> T) -> (T, Given) {
     let _alone = ALONE.lock();
     std::thread::scope(|scope| {
@@ -162,7 +165,7 @@ fn a_client_gets_all_in_many_writes_whose_program_is_told_each_time() {
     is_written_in_parts("slow", 1, BYTES);
 }
 
-/// Each payload comes so fast that a call would not end early because of that one alone.
+/// Each payload comes so fast that a call would not end early because of that payload alone.
 #[test]
 fn a_write_of_many_payloads_ends_for_what_they_take_together() {
     needs_root();

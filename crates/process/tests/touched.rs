@@ -1,5 +1,6 @@
-//! Threads touch memory while another thread makes it absent again and again, each time for new bytes. Each touch finds
-//! the old bytes or the new ones, and no others. No thread waits for ever.
+//! Threads touch memory while another thread makes it absent again and again, each time for new bytes. *Absent* memory
+//! stands for bytes in a store, which are fetched when it is touched. Each touch finds the old bytes or the new ones,
+//! and no others. No thread waits for ever.
 
 mod bed;
 

@@ -1,5 +1,6 @@
-//! Connections to this machine's store by which other stores are reached. Each handles one question at a time. It is
-//! kept as long as the connections that were made through it, because these end with it.
+//! Connections to this machine's store by which other stores are reached. Each handles one question at a time.
+//! Afterwards it stays open, because the connections that were made through it end with it. A *store* has the payloads
+//! (bodies) of its machine's programs, and a payload's *holder* is the store that has it.
 
 use std::io;
 
@@ -18,7 +19,7 @@ pub(super) struct Introducers {
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     idle: Vec<Connection>,
-    /// Number of connections by which a thread is asking now.
+    /// Number of connections by which threads are asking questions.
     asked: usize,
 }
 
@@ -41,7 +42,7 @@ impl Introducers {
         self.pool.lock()
     }
 
-    /// Makes sure that there is a connection, idle or in use. Where there is none, `open` makes one.
+    /// Makes sure that there is a connection, idle or in use. If there is none, `open` makes one.
     ///
     /// # Errors
     /// Returns the error of `open`.
@@ -61,7 +62,7 @@ impl Introducers {
     /// one.
     ///
     /// # Errors
-    /// Returns the error of `open` where there is no connection to wait for.
+    /// Returns the error of `open` if there is no connection to wait for.
     pub(super) fn take(&self, open: impl FnOnce() -> io::Result<Connection>) -> io::Result<Introducer<'_>> {
         let taken = |connection| Introducer { introducers: self, connection: Some(connection) };
         let free = self.lock().next();

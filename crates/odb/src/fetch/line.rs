@@ -1,5 +1,7 @@
 //! A connection to a holder's store, with its requests and answers. A thread that has the connection waits as long as
-//! bytes move on it. A *share* is a program's part of the right to fetch a payload; unused ones go back to the holder.
+//! bytes move on it. A *reference* names bytes of a payload. A *share* is a program's part of the right to fetch a
+//! payload; unused ones go back to the holder, the store that has the payload. A *caller* is a program's call that
+//! needs payload bytes. A caller that is *sent away* ends without bytes, and the program tries again later.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -18,9 +20,9 @@ use crate::touched::Touched;
 /// A request, in its layout on the wire.
 pub(super) type Sent = [u8; size_of::<Request>()];
 
-/// Pause of a caller that is sent away, at most once per [`PAUSE_EVERY`], while nothing comes and no caller waits.
-/// Without it, a program whose many clients all come again at once would use a whole processor. It is short, so that
-/// the program has most of its time for other clients.
+/// Pause of a caller that is sent away and has not waited otherwise, at most once per [`PAUSE_EVERY`]. Without it, a
+/// program whose many clients all come again at once would use a whole processor. It is short, so that the program has
+/// most of its time for other clients.
 const PAUSE: Duration = Duration::from_millis(2);
 const PAUSE_EVERY: Duration = Duration::from_millis(20);
 
@@ -33,17 +35,17 @@ pub(super) struct Line {
     silence: Silence,
     /// Whether a caller was sent away while another one's answer was under way. The caller is to have its turn next.
     others_wait: bool,
-    /// Until this time, no call that may end waits on this connection, because one has just waited in vain for its full
-    /// time.
+    /// Until this time, no call that may end early waits on this connection, because such a call has just waited its
+    /// full time in vain.
     rests_until: Option<Instant>,
     paused: Instant,
-    /// Number of bytes that a call asks for at a time, if it can do with a part of what it wants.
+    /// Number of bytes that a call that may end early asks for at a time.
     some: usize,
 }
 
 impl Line {
     pub(super) fn new(channel: Channel) -> Self {
-        // Room for a batch of fetches, and for shares that go back before it.
+        // The bench has room for a batch of fetches, and for shares that go back before it.
         Self {
             channel,
             bench: Bench::of(2 * ANSWERS_MAX * size_of::<Sent>()),
@@ -65,7 +67,7 @@ impl Line {
     /// called when this takes long.
     ///
     /// # Errors
-    /// Returns the connection's error; `TimedOut` where the other end is silent.
+    /// Returns the connection's error; `TimedOut` if the other end is silent.
     pub(super) fn fetch(
         &mut self,
         returns: &mut Vec<Sent>,
@@ -122,8 +124,8 @@ impl Line {
         if got != Some(0) || !limit.is_over() {
             return Ok(got);
         }
-        // The caller may not come again at once and wait as long once more: a program with other work would do nothing
-        // else. Nor may callers come again and again while nothing arrives.
+        // The caller must not come again at once and wait as long once more, or a program with other work would do
+        // nothing else. Callers must also not come again and again while nothing arrives.
         if limit.has_waited() {
             self.rests_until = Some(Instant::now() + LONG);
         } else if self.paused.elapsed() > PAUSE_EVERY {
@@ -143,8 +145,8 @@ impl Line {
         let Wanted { reference, into } = wanted;
         let mut got = 0;
         if self.rest.is_under_way() {
-            // Shares can go now, because they have no answer that would have to wait behind the one under way. They are
-            // sent without waiting: the store reads nothing while it sends, so the wait could be long.
+            // Shares can go now, because the store does not answer them, so nothing has to wait behind the answer under
+            // way. They are sent without waiting: the store reads nothing while it sends, so the wait could be long.
             let posted = self.post(returns)?;
             returns.drain(..posted);
             let goes_on = self.rest.is_of(reference);
@@ -191,7 +193,8 @@ impl Line {
         }
     }
 
-    /// Returns whether the payload of the answer under way exists; `None`: the limit is reached before that is known.
+    /// Reads the head of the answer under way. Returns whether the payload exists; `None`: the limit is reached before
+    /// the whole head has come.
     fn head(&mut self, waiting: &mut Waiting<'_>, limit: &mut Limit<'_>) -> io::Result<Option<bool>> {
         let Some(head) = self.rest.head() else { return Ok(Some(true)) };
         let came = take_some(&mut self.channel, head, waiting, limit)?;
@@ -216,7 +219,7 @@ impl Line {
         Ok(())
     }
 
-    /// Reads and discards the rest of an answer that no caller wants. Returns false where more of it is still to come.
+    /// Reads and discards the rest of an answer that no caller wants. Returns false if more of it is still to come.
     fn drain(&mut self, waiting: &mut Waiting<'_>, limit: &mut Limit<'_>) -> io::Result<bool> {
         self.rest.is_nobodys();
         if self.head(waiting, limit)?.is_none() {

@@ -1,5 +1,6 @@
 //! The store of this machine: the segments and files that this program may read by itself, and the connection by which
-//! it asks the store for them. One thread asks at a time. It holds no lock meanwhile, because the agent may be stopped.
+//! it asks the store for them. One thread asks at a time. It holds no lock meanwhile, because the agent (Shunt's
+//! daemon, of which the store is a thread) may be stopped. A *segment* is shared memory with payloads of one program.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,9 +28,9 @@ pub(super) struct Own {
 #[derive(Debug, Default)]
 pub(super) struct Local {
     link: Link,
-    /// Name of the store, once it has said it.
+    /// Name of the store, once the store has told it.
     pub(super) holder: Option<Holder>,
-    /// Mapped segments by number; `None`: this program may not map it.
+    /// Mapped segments by number; `None`: this program is not allowed to map it.
     pub(super) mapped: HashMap<u32, Option<Arc<Mapped>>>,
     /// Table of which machines' programs can fetch from which stores, and the time at which the store was last asked
     /// for the table.
@@ -68,8 +69,8 @@ impl Own {
         self.state.lock()
     }
 
-    /// Asks the store, over a connection that `open` makes where there is none. Returns the answer. The flag is true
-    /// where the store has just become silent. Then the caller has to begin attempts to connect.
+    /// Asks the store, over a connection that `open` makes if there is none. Returns the answer and a flag. The flag is
+    /// true if the store has just become silent: then the caller has to begin attempts to connect.
     pub(super) fn ask<T>(
         &self,
         open: impl FnOnce() -> io::Result<Connection>,
@@ -90,7 +91,7 @@ impl Own {
             }
         };
         if known.is_none() {
-            // The next connection may lead to an agent that was started again, with another table.
+            // The next connection may lead to an agent that was started again, with another table of sources.
             local.sources = None;
         }
         drop(local);
@@ -110,8 +111,8 @@ impl Own {
         (answer, is_new)
     }
 
-    /// Notes that the store answers again, on this connection. `None`: its listener is gone. In both cases the next
-    /// question gets its answer or error at once.
+    /// Ends the state [`Link::Silent`]. `connection` is the one on which the store has answered. `None`: connecting has
+    /// failed without a silence, or no thread can be started to try again. Then the next question makes the connection.
     pub(super) fn speaks(&self, connection: Option<Connection>) {
         let mut local = self.lock();
         local.sources = None;
@@ -126,7 +127,8 @@ impl Own {
 }
 
 impl Local {
-    /// Whether the store's end of the connection is closed. A store that is only silent is not asked again.
+    /// Whether there is no open connection with the store. False if the store is only silent: then it is not asked
+    /// again.
     pub(super) fn is_cut_off(&self) -> bool {
         match &self.link {
             Link::Idle(connection) => !connection.is_served(),

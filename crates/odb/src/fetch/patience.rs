@@ -75,10 +75,11 @@ impl<'a> Waiting<'a> {
     /// Waits until a connection may be ready.
     ///
     /// # Errors
-    /// `TimedOut` where nothing has moved there for [`PATIENCE`].
+    /// `TimedOut` if nothing has moved on the connection for [`PATIENCE`].
     pub(super) fn wait(&mut self, channel: &Channel, what: PollFlags) -> io::Result<()> {
         let (silence, moved) = (&mut self.silence, channel.moved());
-        // Bytes that the kernel takes are no sign of life to a thread that waits for an answer.
+        // To a thread that waits for an answer, only received bytes show that the other end is alive. Bytes that the
+        // kernel takes for sending do not.
         let takes_more = what == PollFlags::OUT && moved.sent != silence.moved.sent;
         if takes_more || moved.received != silence.moved.received {
             *silence = Silence { moved, waited: None };
@@ -95,8 +96,8 @@ impl<'a> Waiting<'a> {
 
 /// Time that a program's call waits for all bytes, if it can do with the first ones.
 pub const LONG: Duration = Duration::from_millis(200);
-/// Smallest and largest number of bytes that such a call asks for at a time. In between, the number follows how many
-/// come within that time.
+/// Smallest and largest number of bytes that a call that may end early asks for at a time. In between, the number grows
+/// while answers come quickly. When the call ends early, it becomes the number of bytes that came.
 pub(super) const SOME: RangeInclusive<usize> = (32 << 10)..=(1 << 20);
 
 /// A program's call that may end with a part of its bytes, because the program has other work than to wait for the
@@ -108,8 +109,8 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Makes a call. `may_end` is asked once the call has fetched for [`LONG`]. It returns false where the program has
-    /// no other work meanwhile.
+    /// Makes a call. `may_end` is called once the call has fetched for [`LONG`]. It returns false if the program has no
+    /// other work meanwhile.
     #[must_use]
     pub fn new(may_end: &'a dyn Fn() -> bool) -> Self {
         Self { began: OnceCell::new(), may_end }
@@ -137,7 +138,7 @@ pub(super) struct Limit<'a> {
     /// Time at which this fetch began; the call may have begun earlier.
     began: Instant,
     call: Option<&'a Call<'a>>,
-    /// Whether the limit is reached already before the call has taken [`LONG`].
+    /// Whether the call counts as long already before it has taken [`LONG`].
     waits_no_more: bool,
     has_waited: bool,
     is_over: bool,
@@ -149,8 +150,7 @@ impl<'a> Limit<'a> {
         Self { began: Instant::now(), call: None, waits_no_more: false, has_waited: false, is_over: false }
     }
 
-    /// Limit that is reached once the call has taken [`LONG`], if the call may end. It is asked only once whether it
-    /// may.
+    /// Limit that is reached once the call has taken [`LONG`], if the call may end. `may_end` is called only once.
     pub(super) fn of(call: &'a Call<'a>) -> Self {
         call.is_long_at();
         Self { call: Some(call), ..Self::none() }

@@ -1,5 +1,6 @@
-//! The answer that a store is sending, as far as it is still to come, and the caller that it is kept for. The answer
-//! brings bytes of one payload.
+//! The rest of an answer that a store is sending, and the caller for which it is kept. The answer brings bytes of one
+//! payload. A *reference* names bytes of a payload. A *caller* is a program's call that needs payload bytes. A caller
+//! that is *sent away* ends without bytes, and the program tries again later.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -35,7 +36,7 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    /// State where no answer is under way.
+    /// State while no answer is under way.
     pub(super) fn none() -> Self {
         Self { head: None, bytes: 0, of: None, since: Instant::now() }
     }
@@ -74,7 +75,7 @@ impl Rest {
         self.of = None;
     }
 
-    /// Buffer for the missing bytes of the head; `None` where the head is complete.
+    /// Buffer for the missing bytes of the head; `None` if the head is complete.
     pub(super) fn head(&mut self) -> Option<&mut [u8]> {
         self.head.as_mut().map(|head| &mut head.bytes[head.come..])
     }

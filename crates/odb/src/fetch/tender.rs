@@ -1,8 +1,9 @@
-//! The tender: a thread that has connections to holders made, so that no thread that needs bytes waits longer than a
-//! second. Each holder has one attempt at a time, or two after it has come back. Each attempt has a thread of its own,
-//! which the tender starts. The tender itself waits only for tasks. A *holder* is the store that has a payload, and the
-//! payload's *lease* the time for which the store keeps it. A *share* is a program's part of the right to fetch the
-//! payload; its size is its *weight*. Unused shares go back to the holder.
+//! The tender: a thread that orders attempts to connect to holders, so that no thread that needs bytes waits longer
+//! than a second. Each holder has one attempt at a time, or two after it has come back. Each attempt runs in a separate
+//! thread, which the tender starts. The tender itself waits only for tasks. A *holder* is the store that has a payload,
+//! and the payload's *lease* the time for which the store keeps it. A *share* is a program's part of the right to fetch
+//! the payload; its size is its *weight*. Unused shares go back to the holder. A *reference* names bytes of a payload.
+//! The *agent* is Shunt's daemon on each machine.
 
 use std::collections::HashMap;
 use std::io;
@@ -34,14 +35,14 @@ const RETURNS_EVERY: Duration = Duration::from_millis(100);
 /// Functions to start threads, and to be called by the tender.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads {
-    /// Starts a thread with this name. Returns false where no thread can be started.
+    /// Starts a thread with this name. Returns false if no thread can be started.
     pub start: fn(&'static str, Box<dyn FnOnce() + Send>) -> bool,
     /// Called whenever the tender is woken. Returns true to be called again soon.
     pub tick: fn() -> bool,
 }
 
 impl Default for Threads {
-    /// Threads of std.
+    /// Starts threads of std. `tick` does nothing.
     fn default() -> Self {
         let start = |name: &'static str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(work).is_ok()
@@ -73,7 +74,7 @@ impl Shared {
         self.tasks.lock()
     }
 
-    /// Starts the tender, unless it runs. Returns false where no thread can be started.
+    /// Starts the tender, unless it runs. Returns false if no thread can be started.
     pub(super) fn start_tender(self: &Arc<Self>) -> bool {
         let mut tasks = self.tasks();
         if !tasks.started {
@@ -83,17 +84,17 @@ impl Shared {
         tasks.started
     }
 
-    /// Has an attempt made. Where no thread can be started, the caller makes it, and waits as long as the agent does.
+    /// Orders an attempt. If no thread can be started, the caller makes it, and waits as long as the agent does.
     pub(super) fn begin(self: &Arc<Self>, task: Task) {
         if self.start_tender() { self.begin_at(Instant::now(), task) } else { self.attempt(task) }
     }
 
-    /// Has an attempt made after a pause of [`RETRY`].
+    /// Orders an attempt after a pause of [`RETRY`].
     pub(super) fn begin_later(self: &Arc<Self>, task: Task) {
         if self.start_tender() {
             return self.begin_at(Instant::now() + RETRY, task);
         }
-        // Where no thread can be started, the next caller that needs the connection makes the attempt.
+        // If no thread can be started, the next caller that needs the connection makes the attempt.
         match task {
             Task::Reach(_, way, attempt) => way.is_not_made(attempt),
             Task::Own => self.own.speaks(None),
@@ -171,7 +172,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Makes an attempt. It waits for agents and stores, in its own thread where one could be started.
+    /// Makes an attempt. It waits for agents and stores, in its own thread if one could be started.
     fn attempt(self: &Arc<Self>, task: Task) {
         let is_over = match &task {
             Task::Reach(holder, way, attempt) => match way.begins(*attempt, INTEREST) {
@@ -199,10 +200,11 @@ impl Shared {
         Ok(connection)
     }
 
-    /// Connects to a holder through this machine's agent, which may have been started again. Where the holder was lost,
+    /// Connects to a holder through this machine's agent, which may have been started again. If the holder was lost,
     /// its store has also answered a request.
     fn reach(self: &Arc<Self>, holder: Holder, way: &Way) -> io::Result<Line> {
-        // Also asked where the state is no longer Lost: this attempt may be an old one.
+        // The reference is read now, and asked for below even if the holder is no longer lost by then: this attempt may
+        // be an old one.
         let to_ask = way.to_ask();
         // Connects to this machine's store, too. By that connection the store counts this process, even if the process
         // only passes references on and gives shares back.
@@ -227,7 +229,7 @@ impl Shared {
         Ok(line)
     }
 
-    /// Sends shares back, as far as that takes no waiting. Returns true where some could not go yet.
+    /// Sends shares back, as far as that takes no waiting. Returns true if some could not go yet.
     pub(super) fn send_returns(self: &Arc<Self>, returns: &Returns) -> bool {
         self.sort_returns(returns);
         let ways: Vec<(Holder, Arc<Way>)> =

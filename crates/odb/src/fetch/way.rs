@@ -1,5 +1,5 @@
-//! State of the connection to one holder. The connection belongs to one thread at a time; where there is none, the
-//! state says why.
+//! State of the connection to one holder. The connection belongs to one thread at a time; if there is none, the state
+//! says why.
 //!
 //! ```text
 //!                  a thread asks                 an attempt has made it
@@ -15,7 +15,8 @@
 //!
 //! A *holder* is the store that has a payload. A *share* is a program's part of the right to fetch the payload; its
 //! size is its *weight*. Unused shares go back to the holder, or end with the payload's *lease*, the time for which the
-//! holder keeps it. A *source* is a store that this machine's programs can fetch from.
+//! holder keeps it. A *source* is a store that this machine's programs can fetch from. A *reference* names bytes of a
+//! payload. The *agent* is Shunt's daemon on each machine.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -32,8 +33,8 @@ use crate::store::session::ANSWERS_MAX;
 /// lease.
 const RETURNS_MAX: usize = 1 << 16;
 
-/// Number of an attempt to connect. If it fails, the attempts that are made again in its place have the same number. An
-/// attempt older than the newest changes nothing when it fails, because it may have begun before the holder came back.
+/// Number of an attempt to connect. If it fails, the attempts that repeat it have the same number. An attempt older
+/// than the newest changes nothing when it fails, because it may have begun before the holder came back.
 pub(super) type Attempt = u64;
 
 /// Most attempts under way for one holder: an old one, which may still wait for an agent, and one that began after the
@@ -113,8 +114,8 @@ impl Way {
         self.state.lock()
     }
 
-    /// Waits for the connection and takes it, together with shares that are to go back. Where there is none, `make`
-    /// begins an attempt to make one. `None`: the program's call (`asks.call`) ends first.
+    /// Waits for the connection and takes it, together with shares that are to go back. If there is none, `make` begins
+    /// an attempt to make one. `None`: the program's call (`asks.call`) ends first.
     ///
     /// # Errors
     /// The holder is lost.
@@ -147,7 +148,7 @@ impl Way {
         }
     }
 
-    /// Notes how often the holder has become a source of this machine, as this machine's agent has counted. Where that
+    /// Notes how often the holder has become a source of this machine, as this machine's agent has counted. If that
     /// count has changed since the loss, the holder is no longer lost: the next request tries it at once. Otherwise it
     /// would stay lost until this process's own next attempt succeeds, and these attempts are a second apart.
     pub(super) fn came(&self, times: u64) {
@@ -162,8 +163,8 @@ impl Way {
         }
     }
 
-    /// Waits until there is a connection, even if another thread has it. Where there is none, `make` begins an attempt,
-    /// as in [`Self::take`].
+    /// Waits until there is a connection, even if another thread has it. If there is none, `make` begins an attempt, as
+    /// in [`Self::take`].
     ///
     /// # Errors
     /// The holder is lost.
@@ -224,7 +225,7 @@ impl Way {
         if !is_over {
             return state;
         }
-        // Called without the lock, because the callback may take other locks.
+        // `tell` is called without the lock, because it may take other locks.
         drop(state);
         tell();
         self.lock()
@@ -233,7 +234,8 @@ impl Way {
     /// Returns the state if the program's call continues. `None`: the call has taken long, and ends.
     fn unless_ended<'a>(&'a self, state: MutexGuard<'a, State>, asks: Asks<'_>) -> Option<MutexGuard<'a, State>> {
         let Some(call) = asks.call.filter(|call| call.is_long()) else { return Some(state) };
-        // Asked without the lock, because the program's answer whether the call may end can take other locks.
+        // `ends` is called without the lock. It asks the program whether the call may end, and the program's answer can
+        // take other locks.
         drop(state);
         if call.ends() { None } else { Some(self.lock()) }
     }
@@ -244,7 +246,7 @@ impl Way {
         }
     }
 
-    /// Takes the shares that wait to go back, and the connection, if it is free. Where there is none, `make` begins an
+    /// Takes the shares that wait to go back, and the connection, if it is free. If there is none, `make` begins an
     /// attempt.
     pub(super) fn take_returns(&self, make: impl Fn(Attempt)) -> Option<(Turn<'_>, Vec<Sent>)> {
         let mut state = self.lock();
@@ -283,7 +285,7 @@ impl Way {
         !self.lock().returns.is_empty()
     }
 
-    /// Reference to ask for in order to learn whether a lost holder's store answers again. `None` where it is not lost.
+    /// Reference to ask for in order to learn whether a lost holder's store answers again. `None` if it is not lost.
     pub(super) fn to_ask(&self) -> Option<Reference> {
         let state = self.lock();
         let reference = state.asked.as_ref().filter(|_| matches!(state.is, Is::Lost))?.0;
@@ -311,7 +313,7 @@ impl Way {
     }
 
     /// Notes that an attempt has ended, with a connection or without. Without one the holder is lost until another
-    /// attempt succeeds. Returns true where no further attempt has to follow.
+    /// attempt succeeds. Returns true if no further attempt has to follow.
     pub(super) fn ends(&self, attempt: Attempt, line: Option<Line>) -> bool {
         let mut state = self.lock();
         state.under_way -= 1;
@@ -330,7 +332,7 @@ impl Way {
         true
     }
 
-    /// Notes that the attempt is not made, because no thread can be started. The next request has one made.
+    /// Notes that the attempt is not made, because no thread can be started. The next request orders one.
     pub(super) fn is_not_made(&self, attempt: Attempt) {
         let mut state = self.lock();
         if attempt == state.attempt && !state.is_there() {
@@ -341,7 +343,7 @@ impl Way {
     }
 
     /// Makes the holder lost after its connection has broken at every try of a fetch. Returns the attempt to make, or
-    /// `None` where the state is no longer Unmade.
+    /// `None` if the state is no longer Unmade.
     pub(super) fn give_up(&self) -> Option<Attempt> {
         let mut state = self.lock();
         if !matches!(state.is, Is::Unmade) {
@@ -358,7 +360,7 @@ impl State {
         matches!(self.is, Is::Idle(_) | Is::Used)
     }
 
-    /// Begins the first attempt, for a thread that asks where there is no connection.
+    /// Begins the first attempt, for a thread that asks for a connection while there is none.
     fn begin(&mut self) -> Attempt {
         self.is = Is::Making;
         self.another()
@@ -402,7 +404,7 @@ impl Turn<'_> {
         self.way.tell_waiting(&state);
     }
 
-    /// Gives the connection back in good order.
+    /// Gives the connection back, for other threads to use.
     pub(super) fn put_back(mut self) {
         if let Some(line) = self.line.take() {
             self.ends(Is::Idle(line));
@@ -438,8 +440,8 @@ mod tests {
 
     const INTEREST: Duration = Duration::from_secs(120);
 
-    /// Asks for a holder that is not connected, and calls `meanwhile` with the attempt that is begun. Returns whether
-    /// the holder is lost in the end.
+    /// Asks for a connection to a holder that has none, and calls `meanwhile` with the attempt that is begun. Returns
+    /// whether the holder is lost in the end.
     fn asked(way: &Way, meanwhile: impl Fn(Attempt)) -> bool {
         let payload = PayloadId { holder: Holder::named("be1"), segment: 0, slot: 0, secret: 0 };
         let reference = Reference { payload, weight: Weight::WHOLE, offset: 0, length: 1 };

@@ -1,6 +1,7 @@
-//! Which machines send to clients in the name of which of this machine's servers, according to the machines' own
-//! answers. Each is asked before the first handoff of each server. If a machine refused a handoff later, the program
-//! might have written something behind it.
+//! Which machines send to clients in the name of which of this machine's servers (with whose address as source),
+//! according to the machines' own answers. In a *handoff*, another machine sends a payload to a client. Each machine is
+//! asked before the first handoff of each server. A refusal after a handoff has begun would come too late: the program
+//! may have written something behind it.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -44,6 +45,9 @@ enum Said {
 
 #[derive(Debug, Default)]
 pub(super) struct Standings {
+    /// By a machine's index on the agent's board and a server's address: the machine's epoch (a number that changes
+    /// when a session with it begins or ends), what it has said, and the time of that or of the question, in
+    /// milliseconds.
     said: HashMap<(u32, SocketAddr), (u32, Said, u64)>,
     asked: u64,
 }
@@ -68,7 +72,7 @@ impl Standings {
         Standing::Unknown(Some(self.asked))
     }
 
-    /// Takes in an agent's answer. Returns false where it does not answer a question of this process.
+    /// Takes in an agent's answer. Returns false if it does not answer a question of this process.
     pub(super) fn hear(&mut self, answer: &Answer) -> bool {
         let asked = self.said.iter_mut().find(|((peer, _), (_, said, _))| {
             *peer == answer.peer && matches!(said, Said::Nothing(asked) if *asked == answer.handoff)

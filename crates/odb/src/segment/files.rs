@@ -1,5 +1,6 @@
 //! Files that a program has given to the store, as the program remembers them. The program gives each file once, and
-//! then refers to it by a number. A *slot* is the segment's entry for one payload, which may be a range of a file.
+//! then refers to it by a number. The *store* has the payloads of a machine's programs, and leases each program a
+//! *segment* of memory. A *slot* is the segment's entry for one payload, which may be a range of a file.
 
 use siphasher::sip::SipHasher24;
 use zerocopy::IntoBytes;
@@ -15,7 +16,7 @@ const GIVEN_AT_ONCE_BYTES: u64 = 256 << 10;
 const KEPT_MS: u64 = 1000;
 /// Time after a refusal of the store in which no file is given to it, in milliseconds.
 const RETRY_MS: u64 = 1000;
-/// Number of places in which files that were sent once are remembered.
+/// Number of places in which files that were sent once are remembered, each by a digest of its state.
 const NOTES: usize = 256;
 /// Most slots that refer to files. The other slots are kept for payloads that are in no file.
 const SLOTS_OF_FILES: usize = SLOTS / 2;
@@ -62,7 +63,8 @@ impl Files {
         self.slots < SLOTS_OF_FILES
     }
 
-    /// See [`super::Writer::file`]. `is_open` says whether the store still has the file with a number.
+    /// Decides how to send `bytes` bytes of a file ([`super::Writer::file`]). `is_open` says whether the store still
+    /// has the file with a number.
     pub(super) fn way(&mut self, version: &Version, bytes: u64, now_ms: u64, is_open: impl Fn(u32) -> bool) -> Way {
         if !self.has_room() || !version.is_settled() {
             return Way::Copy;

@@ -1,5 +1,7 @@
 //! Segment as its program uses it: puts payloads there, and refers to files. A segment is memory that the store leases
-//! to one program. A *slot* is its entry for one payload.
+//! to one program. A *slot* is its entry for one payload. A payload has *come back* when the store has returned its
+//! slot: nobody can fetch it any more. The *holder* is the store, by its name. A *reader* is a program that fetches
+//! payloads.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice};
@@ -21,7 +23,8 @@ use crate::presence;
 use crate::reference::{Holder, PayloadId, Reference, Weight};
 use crate::touched::Touched;
 
-/// Interval between checks for files to which no slot refers any more, in milliseconds.
+/// Least interval at which slots of payloads that have come back are reclaimed when a file is to be sent, in
+/// milliseconds. Then files to which no slot refers any more can be replaced.
 const RECLAIMED_EVERY_MS: u64 = 100;
 
 /// Segment as its program uses it.
@@ -59,10 +62,10 @@ enum Taken {
 }
 
 impl Writer {
-    /// Uses memory that the store at `holder` has leased as `segment`.
+    /// Uses memory that the store `holder` has leased as `segment`.
     ///
     /// # Errors
-    /// Returns an error where the memory is too small for a segment, or the kernel's error of getrandom(2).
+    /// Returns an error if the memory is too small for a segment, or the kernel's error of getrandom(2).
     pub fn new(memory: SharedMemory, holder: Holder, segment: u32) -> io::Result<Self> {
         if memory.len() < DATA_BYTES_FROM + PAGE_BYTES {
             return Err(io::Error::other("the store leased a segment that is too small"));
@@ -134,7 +137,7 @@ impl Writer {
         })
     }
 
-    /// Takes a slot and pages, and has `fill` write the bytes. `fill` returns how many there are.
+    /// Takes a slot and pages, and lets `fill` write the bytes. `fill` returns how many there are.
     fn place(&mut self, room: usize, fill: impl FnOnce(&SharedMemory, usize) -> Option<usize>) -> Option<Reference> {
         if room == 0 {
             return None;
@@ -224,7 +227,7 @@ impl Writer {
         }
     }
 
-    /// Asks for a report when the payload comes back ([`Self::reports`]).
+    /// Asks for a report on what was read of a payload, once the payload has come back ([`Self::reports`]).
     pub fn note(&mut self, reference: &Reference, note: Note) {
         if let Some(slot) = self.own_slot(&reference.payload) {
             self.notes[slot] = Some((u32::try_from(reference.length).unwrap_or(u32::MAX), note));
@@ -286,7 +289,7 @@ impl Writer {
         }
     }
 
-    /// Reclaims a slot and its pages, if its payload has come back. Returns false where it has not.
+    /// Reclaims a slot and its pages, if its payload has come back. Returns false if it has not.
     fn reclaim_slot(&mut self, slot: usize) -> bool {
         let state = self.memory.word(slot_at(slot) + STATE);
         if self.taken[slot] == Taken::Nothing || state.load(Ordering::Acquire) != RETURNED {

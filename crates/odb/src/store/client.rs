@@ -1,6 +1,6 @@
 //! A program's end of its connections to the store of its machine. An *entrance* is a connection to the store that
 //! child processes inherit. A *segment* is memory that the store leases to a program. A *reference* names bytes of a
-//! payload there.
+//! payload. By a *handoff*, another machine sends a payload to this program's client.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -27,13 +27,14 @@ use crate::reference::{Holder, Reference};
 use crate::segment::{Mapped, Way, Writer};
 use crate::sources::Sources;
 
-/// Longest silence of the store. Where it has to connect to another machine, it does so within half of that time, or
-/// says that it cannot.
+/// Longest silence of the store. If it has to connect to another machine, it does so within half of that time, or says
+/// that it cannot.
 pub const SILENCE: Duration = Duration::from_secs(10);
-/// Longest silence of the store where a thread of the program itself waits for an answer that needs no other machine.
-/// With the thread's other work it is less than a second.
+/// Longest silence of the store if a thread of the program itself waits for an answer that needs no other machine. With
+/// the thread's other work it is less than a second.
 pub const QUICK: Duration = Duration::from_millis(900);
-/// Time that a call waits for another machine's store, before its caller checks how long nothing has moved.
+/// Longest single wait on a connection to a store ([`Connection::reach`]). After it, the caller checks how long nothing
+/// has moved.
 pub(crate) const GLANCE: Duration = Duration::from_millis(20);
 
 /// Entrance by which this process reaches the store, if it cannot find the store's socket any more (chroot(2)).
@@ -92,7 +93,7 @@ fn is_out_of_sight(error: &io::Error) -> bool {
 pub struct Connection {
     socket: OwnFd,
     holder: Holder,
-    /// Time that a question waits for its answer.
+    /// Longest time that a question waits for its answer.
     patience: Duration,
 }
 
@@ -100,8 +101,8 @@ impl Connection {
     /// Connects to the store that listens at `path`.
     ///
     /// # Errors
-    /// Returns the kernel's error of connect(2): there is no store. Or an error where the store does not answer as one,
-    /// or does not admit this program.
+    /// Returns the kernel's error of connect(2): there is no store. Or an error if the store does not answer as one, or
+    /// does not admit this program.
     pub fn open(path: &Path) -> io::Result<Self> {
         Self::open_within(path, SILENCE)
     }
@@ -109,7 +110,7 @@ impl Connection {
     /// The same as [`Self::open`], where each answer may take at most `patience`.
     ///
     /// # Errors
-    /// As for [`Self::open`]; `WouldBlock` or `TimedOut` where the store is silent.
+    /// As for [`Self::open`]; `WouldBlock` or `TimedOut` if the store is silent.
     pub fn open_within(path: &Path, patience: Duration) -> io::Result<Self> {
         let socket = match (connected(path, patience), ENTRANCE.get()) {
             (Err(error), Some(entrance)) if is_out_of_sight(&error) => entered(entrance, patience)?,
@@ -135,14 +136,14 @@ impl Connection {
     /// Asks for a segment. `None`: the store is full, or has leased this program as many segments as it may have.
     ///
     /// # Errors
-    /// Returns the kernel's error of a system call, or an error where the store does not answer as one.
+    /// Returns the kernel's error of a system call, or an error if the store does not answer as one.
     pub fn lease(&self) -> io::Result<Option<Writer>> {
         let (told, memory) = self.exchange(&about(ask::LEASE, 0), None)?;
         let Some(memory) = memory else { return Ok(None) };
         Writer::new(SharedMemory::open(memory)?, self.holder, told.segment.get()).map(Some)
     }
 
-    /// Asks to map a segment of this store. `None`: this program may not, or there is no such segment.
+    /// Asks to map a segment of this store. `None`: this program is not allowed to, or there is no such segment.
     ///
     /// # Errors
     /// As for [`Self::lease`].
@@ -194,8 +195,8 @@ impl Connection {
         Channel::of_reader(socket, &told.sealing).map(Some)
     }
 
-    /// Asks to read a file that a program has sent. `None`: this program may not, the store has closed the file, or the
-    /// file has changed.
+    /// Asks to read a file that a program has sent. `None`: this program is not allowed to, the store has closed the
+    /// file, or the file has changed.
     ///
     /// # Errors
     /// As for [`Self::lease`].
@@ -243,9 +244,10 @@ impl Connection {
         exchange(&self.socket, ask, given, self.patience)
     }
 
-    /// Gives the store a file. Returns false where the store refuses it, or the file has another state by now.
+    /// Gives the store a file. Returns false if the store refuses it, or the file has another state by now.
     fn keep_file(&self, segment: u32, number: u32, file: BorrowedFd<'_>, version: &Version) -> io::Result<bool> {
-        // Opens a new read-only descriptor: the program's own one would carry its locks (flock(2)) and its offset.
+        // Opens a new read-only descriptor: the program's own descriptor would bring the program's locks (flock(2)) and
+        // file offset along.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let opened =
             answers_at_once(file).then(|| rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()));

@@ -1,5 +1,6 @@
 //! Files that a program has given to the store with its segment. A file stays open while the program refers to it, and
-//! a while longer, because files are often sent again. A *slot* is a segment's entry for one payload.
+//! a while longer, because files are often sent again. A *segment* is memory that the store leases to a program, and a
+//! *slot* its entry for one payload.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

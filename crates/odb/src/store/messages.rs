@@ -1,7 +1,7 @@
 //! Messages between programs and the store of their machine (SOCK_SEQPACKET), and between readers and stores
 //! (crate::channel). A *segment* is memory that the store leases to a program for its payloads. An *entrance* is a
 //! connection to the store that child processes inherit. A *reference* names bytes of a payload; its *weight* is the
-//! size of its share of the right to fetch them.
+//! size of its share of the right to fetch them. A *reader* is a program that fetches payloads.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -32,7 +32,8 @@ pub mod ask {
     /// Asks to read a file that a program has sent. The answer has a descriptor of it.
     pub const OPEN_FILE: u32 = 8;
     /// Makes the connection an entrance, which programs of many users will inherit. From then on the store takes only
-    /// ENTER on it. Asked before the connection has got anything else.
+    /// ENTER on it. Allowed as long as the program has got no segment, no other connection and no memory for counts
+    /// over the connection.
     pub const ENTRANCE: u32 = 9;
     /// At an entrance, with one end of a pair of sockets: asks to serve the program that made the pair, as if it had
     /// connected. There is no answer.
@@ -47,7 +48,7 @@ pub mod outcome {
     pub const GOOD: u32 = 0;
     /// The store is full, or there are as many connections as it allows.
     pub const FULL: u32 = 1;
-    /// This program may not do that.
+    /// This program is not allowed to do that.
     pub const NOT_ALLOWED: u32 = 2;
     /// What was asked for does not exist, or cannot be had from any machine.
     pub const NOT_THERE: u32 = 3;

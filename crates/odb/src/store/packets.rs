@@ -27,10 +27,10 @@ pub(super) fn send(
     Ok(())
 }
 
-/// Receives the next packet; `None` where there is none now.
+/// Receives the next packet; `None` if there is none now.
 ///
 /// # Errors
-/// Returns the kernel's error of recvmsg(2); `TimedOut` where none came within the socket's timeout.
+/// Returns the kernel's error of recvmsg(2); `TimedOut` if none came within the socket's timeout.
 pub(super) fn receive(socket: impl AsFd, into: &mut [u8], flags: RecvFlags) -> io::Result<Option<Packet>> {
     match packet::receive(socket, into, flags.bits().cast_signed()) {
         Ok(packet) => Ok(Some(packet)),

@@ -1,4 +1,6 @@
-//! Bytes of references that stay in place while they are sent: by the store to its readers, and by the agent's senders.
+//! Payload bytes that stay where they are, in a segment of memory or in a file, while they are sent. The store sends
+//! them to *readers*, the programs that fetch them, and the agent's sockets send them to clients. A *store* has the
+//! payloads of a machine's programs, and a *reference* names bytes of one payload.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;

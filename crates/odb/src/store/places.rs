@@ -1,6 +1,6 @@
-//! Limit of the readers of a store. A reader gets a place before it is told that it is admitted: a program that was
-//! told that it can fetch gives up memory for references. So the store must not find afterwards that there are too
-//! many.
+//! Limit of the readers of a store, the programs that fetch payloads from it. A reader gets one of a fixed number of
+//! places before it is told that it is admitted. A program that was told so accepts references instead of bytes, so the
+//! store must not find afterwards that there are too many readers.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,6 +1,7 @@
 //! A program's connection at the store: the questions that it asks ([`Ask`]), and the descriptors that it gets. The
-//! program keeps the connection open; the end of the connection is taken for the end of the program. A connection may
-//! become an *entrance*, which child processes inherit, to reach the store by it.
+//! program keeps the connection open; when it ends, the program is considered ended. A *segment* is memory that the
+//! store leases to a program. A connection may become an *entrance*, which child processes inherit, to reach the store
+//! by it.
 
 use std::collections::HashMap;
 use std::io;
@@ -23,14 +24,14 @@ const SEGMENTS_MAX: usize = 4;
 /// Most connections of one program to other machines' stores that the store keeps.
 const REACHED_MAX: usize = 128;
 
-/// Whether the kernel names the sender of a packet. It does not where the sender is in another PID namespace.
+/// Whether the kernel names the sender of a packet. It does not if the sender is in another PID namespace.
 fn is_known(sender: &PeerCredentials) -> bool {
     sender.pid != 0
 }
 
-/// Whether a packet at an entrance brings a pair of sockets that its sender has made itself. A pair that the sender got
-/// from a more privileged process would be served as that process's user, because SO_PEERCRED names the maker. Other
-/// packets at an entrance are ignored.
+/// Whether a packet at an entrance brings one end of a pair of sockets that its sender has made itself. A pair that the
+/// sender got from a more privileged process would be served as that process's user, because SO_PEERCRED names the
+/// maker. Other packets at an entrance are ignored.
 fn is_by_its_maker(packet: &Packet) -> bool {
     let Packet { bytes, descriptor: Some(socket), sender: Some(sender), .. } = packet else { return false };
     *bytes == size_of::<Ask>()
@@ -75,7 +76,7 @@ impl Program {
         }
     }
 
-    /// Receives the program's next question; `None` where there is none now.
+    /// Receives the program's next question; `None` if there is none now.
     ///
     /// # Errors
     /// The program has ended, or has sent something that is no question.
@@ -99,7 +100,7 @@ impl Program {
     }
 
     /// User as whom the program was admitted, if the sender of a question is still that user. A process that has become
-    /// another user, or has got the connection from another process, sees nothing more of that user's.
+    /// another user, or has got the connection from another process, gets nothing more that belongs to that user.
     pub(crate) fn still(&self, sender: Option<&PeerCredentials>) -> Option<u32> {
         let connected = peer_credentials(&self.socket).ok()?;
         let is_the_same = sender.is_some_and(|sender| is_known(sender) && sender.uid == connected.uid);
@@ -138,7 +139,8 @@ impl Program {
             return;
         };
         told.sealing = *sealing;
-        // If the program does not receive the descriptor, this one is the last, and closing it ends the connection.
+        // If the program does not receive the descriptor, the store's copy is the last, and closing it ends the
+        // connection.
         if self.tell(&told, Some(socket.as_fd())).is_ok() && self.reached.len() < REACHED_MAX {
             self.reached.insert(holder, socket);
         }

@@ -1,7 +1,8 @@
-//! The store's event loop, in a thread of the agent's: it leases segments to programs and answers readers. It leaves
-//! three things to the agent ([`Agent`]): which programs may connect, connections to other machines' stores, and
-//! connections by which programs hand off. The agent gives it orders by [`Orders`]. An *entrance* is a program's
-//! connection that its child processes inherit, to reach the store by it.
+//! The store's event loop, in a thread of the agent's: it leases segments of memory to programs that write payloads,
+//! and answers readers, the programs that fetch them. It leaves three things to the agent ([`Agent`]): which programs
+//! may connect, connections to other machines' stores, and connections by which programs hand off. The agent gives it
+//! orders by [`Orders`]. An *entrance* is a program's connection that its child processes inherit, to reach the store
+//! by it.
 
 mod answers;
 
@@ -45,7 +46,7 @@ const ASKS_AT_ONCE: usize = 16;
 
 /// Services of the agent for the store.
 pub trait Agent: Send {
-    /// Says which program has connected; `None` where it may not.
+    /// Says which program has connected; `None` if it is not admitted.
     fn admit(&mut self, program: &OwnedFd) -> Option<Caller>;
     /// Connects to another machine's store for a program. [`Orders::reached`] brings the result.
     fn reach(&mut self, program: u64, holder: Holder);
@@ -93,12 +94,12 @@ impl Orders {
         self.give(Order::LetsHandOff(program, connection));
     }
 
-    /// Ends all connections between machines. Readers that still may can connect again.
+    /// Ends all connections between machines. Readers that are still allowed to can connect again.
     pub fn end_connections(&self) {
         self.give(Order::EndConnections);
     }
 
-    /// Has the store lease nothing more. Readers still get what it has.
+    /// Makes the store lease no more segments. Readers still get what it has.
     pub fn close(&self) {
         self.give(Order::Close);
     }
@@ -109,12 +110,13 @@ impl Orders {
     }
 
     fn give(&self, order: Order) {
-        // If the store has ended, the connections of those that wait for it have ended, too.
+        // If the store has ended, the connections of all programs that wait for it have ended, too.
         let _ = self.orders.send(order);
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 
+/// Other end of a connection: a program of this machine, or a reader of any machine.
 enum Peer {
     Program(Program),
     Reader { session: Box<Session>, _place: Place },
@@ -299,7 +301,7 @@ impl<A: Agent> Server<A> {
         }
     }
 
-    /// Carries out the agent's orders. Returns false where the store is to end.
+    /// Carries out the agent's orders. Returns false if the store is to end.
     fn obey(&mut self) -> bool {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         while let Ok(order) = self.orders.try_recv() {
@@ -382,7 +384,8 @@ impl<A: Agent> Server<A> {
         for _ in 0..ASKS_AT_ONCE {
             let Some(Peer::Program(program)) = self.peers.get_mut(&number) else { break };
             let Some(question) = program.next_question()? else { break };
-            // Taken out of the map, so that the rest of `self` can be borrowed. It is put back in any case.
+            // The program is taken out of the map, so that the rest of `self` can be borrowed. It is put back in any
+            // case.
             let Some(Peer::Program(mut program)) = self.peers.remove(&number) else { break };
             let answered = self.answer(number, &mut program, question);
             self.peers.insert(number, Peer::Program(program));

@@ -1,6 +1,6 @@
 //! A reader's connection at the store: its [`Request`]s, and for each FETCH, in order, an [`Answer`] and the bytes. The
 //! bytes are copied from the segment directly to where they are sealed. A *reader* is a program that has references to
-//! bytes of the store's payloads.
+//! bytes of the store's payloads. Each reference has a *share*, a part of the right to fetch the payload.
 
 use std::collections::VecDeque;
 use std::io;
@@ -109,7 +109,7 @@ pub(crate) struct Session {
     pub(crate) moved: Instant,
 }
 
-/// Result of a turn.
+/// Result of [`Session::turn`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// The reader has got everything that it asked for.
@@ -220,8 +220,8 @@ impl Session {
                 filled = filled.and(more);
             })?;
             if filled.is_err() || !outgoing.bytes.as_ref().is_none_or(|pinned| pinned.place().is_unchanged()) {
-                // The reader was promised bytes that no longer exist. It will ask again on a new connection, and be
-                // told so.
+                // The reader was promised bytes that no longer exist. It will ask again on a new connection, and then
+                // be told that they are gone.
                 return Err(io::Error::other(Changed));
             }
             (room, put) = (room - now, put + now);

@@ -119,7 +119,7 @@ impl Usage {
         let Some(places) = self.places.get_mut(&process) else { return };
         let Some(at) = places.iter().position(|(other, _)| *other == connection) else { return };
         if places.len() > 1 {
-            // The newest page has the totals. If it goes, the page before it takes them over.
+            // The newest page has the totals. If its connection ends, the totals are copied to the page before it.
             let (_, page) = places.remove(at);
             if at == places.len()
                 && let Some((_, before)) = places.last()

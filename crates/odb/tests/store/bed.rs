@@ -1,4 +1,6 @@
-//! A store for tests, and a substitute for its agent.
+//! A store for tests, and a substitute for its agent. A *store* has the payloads (bodies) of a machine's programs, and
+//! is the *holder* of these payloads. A *share* is a part of the right to fetch a payload. A *wish* is a program's
+//! request for a connection to another machine's store.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::io::{Read, Write};
@@ -26,7 +28,7 @@ pub struct Bed {
     pub dir: tempfile::TempDir,
     pub orders: Orders,
     pub counters: Arc<Counters>,
-    /// User that programs are taken for.
+    /// User as whom the store admits programs.
     pub user: Arc<Mutex<u32>>,
     pub wishes: mpsc::Receiver<(u64, Holder)>,
     pub usage: Arc<Mutex<Usage>>,
@@ -34,7 +36,7 @@ pub struct Bed {
     pub known: Mutex<Known>,
 }
 
-/// Stands for the agent: says who may connect, and passes on which stores programs want to reach.
+/// Stands for the agent: says who may connect, and tells the test which stores programs want to reach.
 struct Door {
     user: Arc<Mutex<u32>>,
     wishes: mpsc::Sender<(u64, Holder)>,

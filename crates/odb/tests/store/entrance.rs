@@ -1,4 +1,5 @@
-//! Entrances: connections that programs inherit, and by which they reach the store where they cannot find its socket.
+//! Entrances: connections that programs inherit, and by which they reach the store if they cannot find its socket. The
+//! *store* has the bodies that a machine's programs have written.
 
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};

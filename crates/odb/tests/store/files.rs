@@ -1,4 +1,5 @@
-//! Files that programs have sent: their bytes are unchanged, or gone.
+//! Files that programs have sent: their bytes are unchanged, or gone. A *reference* names bytes of a file that the
+//! store has open. The store keeps them for their *lease*, and longer while somebody reads them.
 
 use std::fs::{File, FileTimes, OpenOptions, Permissions};
 use std::io::{IoSlice, Read, Write};
@@ -41,7 +42,7 @@ fn create(path: &Path, content: &[u8]) -> File {
     OpenOptions::new().read(true).write(true).open(path).unwrap()
 }
 
-/// Refers to a range of a file, as sendfile does.
+/// Refers to a range of a file, as the library does for sendfile(2).
 fn refer(program: &Connection, writer: &mut Writer, file: &File, from: u64, most: u64) -> Option<Reference> {
     let version = Version::of(file).unwrap()?;
     program.refer_to_file(writer, file.as_fd(), &version, from, most).unwrap()
@@ -55,8 +56,8 @@ fn is_gone(holders: &Holders, reference: &Reference) -> bool {
     matches!(fetch(holders, reference), Err(FetchError::Gone(_)))
 }
 
-/// Sends a part of a file to a client that has got its first `had` bytes before, as the agent does. Returns what the
-/// client gets, and whether the file was unchanged.
+/// Sends a part of a file to a client, as the agent does. The client has got the first `had` bytes of the part before.
+/// Returns what the client gets, and whether the file was unchanged.
 fn sent_to_a_client(pinned: &Pinned, had: u64) -> (Vec<u8>, bool) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let reads = std::thread::spawn(move || {
@@ -177,7 +178,7 @@ fn bytes_of_a_file_are_those_of_when_it_was_sent_or_gone() {
     }
 }
 
-/// A sparse file, longer than one reference stands for.
+/// A sparse file, longer than the longest range that a program refers to at once (1 GiB).
 #[test]
 fn a_file_of_a_gib_and_a_half_takes_no_room() {
     let bed = Bed::new(small(Limits::default()));
@@ -202,7 +203,7 @@ fn a_file_of_a_gib_and_a_half_takes_no_room() {
     }
 }
 
-/// In all, the reader takes longer than a lease, but never between two reads.
+/// The reader takes longer than a lease in all, but less than a lease from one read to the next.
 #[test]
 fn a_slow_reader_of_a_file_finds_all_of_it() {
     let bed = Bed::new(small(Limits { lease_ms: 1000, ..Limits::default() }));
@@ -250,7 +251,7 @@ fn files_beyond_the_limit_are_copied_and_those_before_stay() {
     }
 }
 
-/// More files, one after the other, than one program may have open.
+/// More files, one after the other, than the store keeps open for one program's segment of memory (256).
 #[test]
 fn files_that_are_no_longer_referred_to_make_room_for_others() {
     let bed = Bed::new(Limits::default());
@@ -297,7 +298,7 @@ fn reopened(file: &File, read_only: bool) -> OwnedFd {
     OpenOptions::new().read(true).write(!read_only).open(path).unwrap().into()
 }
 
-/// Sends a question as a hostile program would. Returns the outcome in the answer; `None` where the store closes the
+/// Sends a question as a hostile program would. Returns the outcome in the answer; `None` if the store closes the
 /// connection.
 fn ask(socket: &OwnedFd, kind: u32, segment: u32, file: u32, descriptors: &[BorrowedFd<'_>]) -> Option<u32> {
     let packet =

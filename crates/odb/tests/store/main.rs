@@ -1,4 +1,7 @@
-//! The store as a process sees it, with real sockets and real shared memory. Every byte is compared.
+//! The store as a process sees it, with real sockets and real shared memory. Every byte is compared. A *segment* is
+//! memory of the store into which one program writes payloads. A *reader* is a process that fetches them ([`Holders`]).
+//! The *holder* of a payload is its store. A reader gives its *share* of a payload back when it does not need the
+//! payload any more.
 
 mod bed;
 mod entrance;
@@ -173,7 +176,8 @@ fn two_machines() -> (Bed, Bed) {
     (Bed::named("m0", Limits::default()), Bed::named("m1", Limits::default()))
 }
 
-/// Answers the wish of the next program of `here` with a connection to `there`.
+/// Answers the next wish of a program of `here` (its request for a connection to another store) with a connection to
+/// `there`.
 fn connect(here: &Bed, there: &Bed) {
     let (program, holder) = here.wishes.recv_timeout(PATIENCE).unwrap();
     assert_eq!(holder, there.program().holder());
@@ -242,14 +246,14 @@ fn connections_that_an_agent_ends_are_made_again() {
     for ended in [&here, &there, &here] {
         fetch_anew(&here, &there, &holders, &reference);
         ended.orders.end_connections();
-        // Connects a program to the store, which admits it only after it has ended the connections. So the next fetch
-        // needs a new connection.
+        // Connects a program to the store. The store first ends the connections and then admits the program. So the
+        // next fetch needs a new connection.
         drop(ended.program());
     }
 }
 
-/// A program lets memory stand for bytes of a holder that it has reached. So a connection that has ended since must not
-/// count as reached.
+/// A program lets memory stand for bytes of a holder that it has reached. So a holder whose connection has ended since
+/// must not count as reached.
 #[test]
 fn a_store_that_was_reached_once_is_checked_again() {
     let (here, there) = two_machines();
@@ -390,7 +394,8 @@ fn pages_are_used_again_when_the_shares_are_back_and_never_before() {
     let bed = Bed::new(limits);
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
-    // A reader that gives back shares and fetches over one connection, so that the store sees both in this order.
+    // A reader that gives back shares and fetches over one connection, so that the store sees a returned share before
+    // the next fetch.
     let holders = bed.strange_holders();
     let returns = Arc::new(Returns::default());
     let mut out: Vec<(Reference, Vec<u8>)> = Vec::new();

@@ -1,4 +1,7 @@
-//! Silent holders, and the threads that do not wait for them.
+//! Silent holders, and the threads that do not wait for them. A *holder* is the store that has a payload. It is *lost*
+//! once it has been silent for a second. A *share* is a part of the right to fetch a payload; an unused one goes back
+//! to the holder. A *reference* names bytes of a payload, and a *wish* is a program's request for a connection to a
+//! holder.
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -16,7 +19,7 @@ use zerocopy::IntoBytes;
 use super::bed::{give, give_slowly};
 use super::*;
 
-/// Name of a holder that does not exist.
+/// Name of the holder that is silent, or slow, in these tests.
 fn mute() -> Holder {
     Holder::named("mute")
 }
@@ -26,7 +29,8 @@ fn reference(holder: Holder) -> Reference {
     Reference { payload, weight: Weight::WHOLE, offset: 0, length: 5000 }
 }
 
-/// A program that has fetched from the other machine, and a payload there.
+/// Makes a program that has fetched from the other machine. Returns its access to the stores, and a reference to a
+/// payload there.
 fn reader_beside(here: &Bed, there: &Bed) -> (Holders, Reference) {
     let program = there.program();
     let reference = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 5000))]).unwrap();
@@ -75,7 +79,7 @@ fn still_waits<T>(waiting: &ScopedJoinHandle<'_, T>) {
 }
 
 /// Waits until a thread reports that its fetch has failed, because the holder is lost. That takes about a second. The
-/// limit is generous, because with a fault here it would take minutes.
+/// limit is generous, because with a fault in the library it would take minutes.
 fn is_told(told: &mpsc::Receiver<bool>) {
     assert_eq!(told.recv_timeout(Duration::from_secs(15)), Ok(true), "a silent holder is waited for for long");
 }
@@ -130,8 +134,8 @@ fn nobody_waits_for_a_holder_that_never_answers() {
     });
 }
 
-/// Makes two machines, and a payload on the second. A reader on the first will take the second's store for lost.
-/// Returns both machines, the program that keeps the payload, and its reference.
+/// Makes two machines, and a payload on the second. A reader on the first will consider the second's store lost.
+/// Returns both machines, the program that keeps the payload, and the payload's reference.
 fn silent_holder() -> (Bed, Bed, Connection, Reference) {
     let (here, there) = (Bed::new(Limits::default()), Bed::named("mute", Limits::default()));
     let program = there.program();
@@ -139,8 +143,8 @@ fn silent_holder() -> (Bed, Bed, Connection, Reference) {
     (here, there, program, body)
 }
 
-/// Makes the holder lost: it answers neither the fetch, nor the library's next own attempt. Both connections are silent
-/// as long as the returned sockets live.
+/// Makes the holder lost: it answers neither the fetch, nor the library's next attempt to connect. Both connections are
+/// silent as long as the returned sockets live.
 fn lose(here: &Bed, holders: &Holders, body: &Reference) -> [UnixStream; 2] {
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
@@ -211,7 +215,7 @@ fn shares_go_back_without_waiting_where_nobody_takes_them() {
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // More shares than the socket holds.
+            // More shares than the socket of a connection takes.
             for _ in 0..100 {
                 (0..1000).for_each(|_| returns.give(reference(mute()).payload, Weight::WHOLE));
                 holders.send_returns(&returns);
@@ -233,7 +237,7 @@ fn shares_go_back_without_waiting_where_nobody_takes_them() {
     });
 }
 
-/// Each attempt is a line in the agent's log, so many shares must not cause many attempts.
+/// Each attempt to connect is a line in the agent's log, so many shares must not cause many attempts.
 #[test]
 fn shares_of_a_holder_that_cannot_be_reached_make_no_attempt_each() {
     let here = Bed::new(Limits::default());
@@ -330,7 +334,8 @@ fn a_program_that_does_not_block_takes_what_has_come_and_asks_again() {
             let (outcome, got, turns) = some_by_some(holders, &of(body));
             assert!(outcome.is_ok(), "{outcome:?} after {} bytes", got.len());
             assert_same_bytes(&got, body, "the payload");
-            // Fetches all of another payload after a part of one: the rest of the first must not be mixed into it.
+            // Fetches a part of one payload, and then all of another: the rest of the first must not be mixed into the
+            // second.
             let mut into = vec![0; 300_000];
             assert!(
                 holders.fetch_some(&of(body), &mut vec![0; body.len()], &Call::new(&|| true)).unwrap() < body.len()

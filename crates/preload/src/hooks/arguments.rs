@@ -25,7 +25,7 @@ impl Arguments {
             self.integers_at += 8;
             return value;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that there is one more argument; it is on the stack.
         let value = unsafe { self.on_stack.read() };
         self.on_stack = self.on_stack.wrapping_add(1);
         value
@@ -38,7 +38,7 @@ impl Arguments {
     pub unsafe fn strings(&mut self, first: *const c_char) -> Vec<*const c_char> {
         let mut strings = vec![first];
         while strings.last().is_some_and(|last| !last.is_null()) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises a null at the end, which has not come yet.
             strings.push(unsafe { self.next() } as *const c_char);
         }
         strings

@@ -2,6 +2,9 @@
 //! together, with the bytes behind it, and not page by page. nginx copies what it writes over TLS, 16 KiB at a time,
 //! into a buffer of its own. OpenSSL 3.0 copies what it is given, too.
 //!
+//! A *block* is memory that malloc(3) has returned. A page of a large block is *missing* if the kernel has no memory
+//! for it: a thread that touches it waits until the library has filled it.
+//!
 //! Memory that a program overwrites is not fetched first. (A buffer that is used again may still stand for bytes of its
 //! last use.)
 
@@ -19,7 +22,7 @@ use shunt_process::tls;
 use super::socket::checked;
 use super::{errno, real, set_errno};
 
-/// Shortest copy, in bytes, that is taken for a part of a body. Shorter ones are usually single fields.
+/// Shortest copy, in bytes, that counts as a copy of a part of a body. Shorter ones are usually single fields.
 const COPY_MIN: usize = 512;
 /// Number of bytes to fetch behind those that are copied. A program that copies a part of a block usually copies the
 /// next part, too.
@@ -41,12 +44,12 @@ fn is_missing(range: &Range<usize>) -> bool {
     blocks::contains(range.start) && blocks::any(&pages_around(range), PageState::Missing)
 }
 
-/// Calls `work` inside the library, and preserves the program's errno. Returns false if the thread is inside already,
-/// or if `work` returns false.
+/// Calls `work` with the thread marked as inside the library, and preserves the program's errno. Returns false if the
+/// thread is inside already, or if `work` returns false.
 fn inside(work: impl FnOnce(&'static Runtime) -> bool) -> bool {
     let (Some(runtime), Some(_inside)) = (runtime(), Inside::enter()) else { return false };
     let before = errno();
-    // Not in a child of _Fork(3): it would fill pages of its parent, not its own.
+    // `work` is not called in a child of _Fork(3), where it would fill pages of the parent, not the child's own.
     let done = process::is_own() && work(runtime);
     set_errno(before);
     done
@@ -58,8 +61,8 @@ fn copy(to: usize, from: usize, bytes: usize) -> bool {
     (is_missing(&source) || is_missing(&target)) && inside(|runtime| absent(runtime, &source, &target))
 }
 
-/// Copies memory that has missing pages. Bytes that are copied towards a TLS connection stay absent: they may leave
-/// without ever being here. Returns whether the copy is done.
+/// Copies memory that has missing pages. Bytes that are probably copied in order to be written over TLS stay absent in
+/// the copy: another machine may send them to the client. Returns whether the copy is done.
 fn absent(runtime: &'static Runtime, source: &Range<usize>, target: &Range<usize>) -> bool {
     let memory = &runtime.memory;
     if memory.meets(source) && !memory.absent_within(source).is_empty() {
@@ -82,12 +85,13 @@ fn absent(runtime: &'static Runtime, source: &Range<usize>, target: &Range<usize
     keeps && memory.absent_within(source).is_empty() && unsafe { memory.copy(source, target.start) }
 }
 
-/// Whether a touch somewhere in a range would have bytes fetched.
+/// Whether a touch somewhere in a range would cause a fetch.
 fn stands_for_any(runtime: &Runtime, range: &Range<usize>) -> bool {
     !runtime.memory.absent_within(&pages_around(range)).is_empty()
 }
 
-/// Fills memory of a block that stands for bytes with a value, in place of these. Returns whether that is done.
+/// Fills a range of a block with a value, if its pages stand for bytes, which are given up. Returns whether that is
+/// done.
 #[cold]
 fn fills(to: usize, value: u8, bytes: usize) -> bool {
     const AT_ONCE: usize = 64 << 10;

@@ -1,5 +1,6 @@
 //! Calls that make, copy and close descriptors, and calls by which programs ask about connections or set their options.
-//! A connection between two programs under Shunt is *framed*: it carries references to bytes beside real bytes.
+//! A connection between two programs under Shunt (started by `shunt run`) is *framed*: it carries references to bytes
+//! beside real bytes.
 
 use libc::{c_int, c_uint, c_ulong, c_void, sockaddr, socklen_t};
 use shunt_process::bypass;
@@ -84,8 +85,8 @@ pub unsafe extern "C-unwind" fn setsockopt(
         return 0;
     }
     if level == libc::SOL_SOCKET && option == libc::SO_ZEROCOPY && runtime().is_some() {
-        // With this option, the kernel reports by a count of system calls which memory it has read. A framed write
-        // makes other system calls than the program, so the count would be wrong.
+        // With this option, the kernel tells the program which memory it has read, by counting the system calls that it
+        // made. A framed write makes other system calls than the program, so the count would be wrong.
         set_errno(libc::EOPNOTSUPP);
         return -1;
     }
@@ -197,7 +198,7 @@ unsafe fn close_between(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let numbers = first..=last.min(entries::highest().unsigned_abs());
     let places: Vec<_> =
         if closes { numbers.filter_map(|fd| descriptors::closing(fd as c_int)).collect() } else { Vec::new() };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of close_range(2).
     let outcome = unsafe { real::close_range(first, last, flags) };
     for place in places {
         quietly(|runtime| descriptors::closed(runtime, Some(place)));
@@ -214,7 +215,7 @@ pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
 /// Copies another process's descriptor (Linux 5.6).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int {
-    // By the system call's number, because glibc has the function only since 2.36.
+    // The system call is made by its number, because glibc has the function only since 2.36.
     let arguments = [process as usize, fd as usize, flags as usize, 0, 0, 0];
     // SAFETY: the arguments are valid for this call, because the program's call of `pidfd_getfd` needs the same.
     let copy = returned(unsafe { kernel::call(libc::SYS_pidfd_getfd, arguments) }) as c_int;
@@ -290,7 +291,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: usi
         && argument != 0
         && let Some((runtime, place)) = connection(fd)
     {
-        // A signal handler that has interrupted the library is told of no bytes now, and may ask again.
+        // A signal handler that has interrupted the library is told that there are 0 bytes now, and may ask again.
         let there = Inside::enter().map_or(Ok(0), |_inside| available::available(runtime, fd, place));
         return match there {
             Ok(bytes) => {

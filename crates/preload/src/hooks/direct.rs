@@ -78,9 +78,9 @@ unsafe extern "C-unwind" fn syscall(
     plain(number, [a, b, c, d, e, f])
 }
 
-/// Whether a system call only wakes other threads. All other calls by number end the program's turn
-/// (shunt_process::bypass::turn_ends), because they may wait. This one does not, and std's locks make it when they are
-/// released.
+/// Whether a system call only wakes other threads. All other calls by number end the program's turn, the time between
+/// two waits for events (shunt_process::bypass::turn_ends), because they may wait. A call that wakes does not wait, and
+/// std's locks make it when they are released.
 fn wakes(number: c_long, operation: usize) -> bool {
     let flags = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
     number == libc::SYS_futex && [libc::FUTEX_WAKE, libc::FUTEX_WAKE_BITSET].contains(&(operation as c_int & !flags))
@@ -91,12 +91,12 @@ fn plain(number: c_long, arguments: [usize; 6]) -> c_long {
     returned(unsafe { kernel::call(number, arguments) }) as c_long
 }
 
-/// Whether a clone3(2) with these arguments makes a process with its own copy of this one's memory.
+/// Whether a clone3(2) with these arguments makes a process with its own copy of this process's memory.
 ///
 /// # Safety
 /// As for clone3(2).
 unsafe fn clone3_copies(arguments: usize, bytes: usize) -> bool {
-    // SAFETY: the caller's promise; the flags come first (linux/sched.h, struct clone_args).
+    // SAFETY: the caller keeps the rules of clone3(2). The flags come first (linux/sched.h, struct clone_args).
     let flags = (bytes >= size_of::<u64>() && arguments != 0).then(|| unsafe { *(arguments as *const u64) });
     flags.is_some_and(|flags| flags & libc::CLONE_VM as u64 == 0)
 }
@@ -104,10 +104,10 @@ unsafe fn clone3_copies(arguments: usize, bytes: usize) -> bool {
 /// Makes a process that glibc's fork(3) does not know of.
 ///
 /// # Safety
-/// The call makes a process with its own copy of this one's memory.
+/// The call makes a process with its own copy of this process's memory.
 unsafe fn forked(number: c_long, arguments: [usize; 6]) -> isize {
     forking::before();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the call makes a process with its own copy of this process's memory.
     let outcome = unsafe { kernel::call(number, arguments) };
     match outcome {
         Ok(0) => forking::after_in_child(),
@@ -169,8 +169,9 @@ unsafe extern "C-unwind" fn __clone(
     unsafe { clone(start, stack, flags, argument, parent, area, child) }
 }
 
-/// Refuses a ring of io_uring. By a ring, the kernel would read and write connections, and would take frames for the
-/// program's bytes. So programs get no rings, as on a kernel without io_uring, for which they are prepared.
+/// Refuses a ring of io_uring. By a ring, the kernel would read and write connections, and would take the library's
+/// frames on them for the program's bytes. So programs get no rings, as on a kernel without io_uring, for which they
+/// are prepared.
 fn no_ring() -> c_int {
     -libc::ENOSYS
 }

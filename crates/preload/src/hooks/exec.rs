@@ -1,6 +1,6 @@
-//! Programs that this one executes are under Shunt, too, whatever environment this one gives them: they may inherit
-//! framed connections, which carry references, and marked listeners, whose handshakes say that their program is under
-//! Shunt (SHUNT_SPEAK).
+//! Programs that this program executes are under Shunt, too (as if started by `shunt run`), whatever environment it
+//! gives them. They may inherit framed connections, which carry references, and marked listeners, whose handshakes say
+//! that their program is under Shunt (SHUNT_SPEAK).
 
 use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
@@ -22,7 +22,8 @@ use super::real;
 /// * `table=DESCRIPTOR`: memory of the connections' states.
 /// * `faults=DESCRIPTOR`: the open /dev/userfaultfd.
 /// * `entrance=DESCRIPTOR`: a connection to the store, for processes that do not find the store's socket.
-/// * `cookie=NUMBER`: SO_COOKIE of that connection. A program may have another file at the descriptor's number.
+/// * `cookie=NUMBER`: SO_COOKIE of that connection, by which it is recognised: a program may have put another file at
+///   the descriptor's number.
 /// * `malloc=unaligned`: large blocks do not begin at a page.
 /// * `locks=checked`: the order of locks is checked.
 pub const ENVIRONMENT: &str = "SHUNT_ODB";
@@ -56,8 +57,8 @@ pub fn remember(value: &str) {
 /// An environment for another program.
 struct Environment {
     variables: Vec<*const c_char>,
-    /// Text of LD_PRELOAD, to which an element of `variables` points. The other texts are the program's, or are never
-    /// freed.
+    /// Text of LD_PRELOAD, to which an element of `variables` points. The other elements point to texts of the program,
+    /// or to texts that are never freed.
     _preload: Vec<u8>,
 }
 
@@ -69,13 +70,13 @@ unsafe fn completed(given: *const *const c_char) -> Option<Environment> {
     let settings = SETTINGS.get()?;
     let mut variables = Vec::new();
     let mut at = given;
-    // SAFETY: the caller's promise: `given` has pointers to strings, and a null behind them.
+    // SAFETY: the caller promises that `given` has pointers to strings, and a null behind them.
     while !at.is_null() && unsafe { !(*at).is_null() } {
         // SAFETY: this pointer is not the null at the end.
         variables.push(unsafe { *at });
         at = at.wrapping_add(1);
     }
-    // SAFETY: each variable is a string, by the caller's promise.
+    // SAFETY: the caller promises that each variable is a string.
     let text = |variable: &*const c_char| unsafe { CStr::from_ptr(*variable) }.to_bytes();
     let name = &settings.ours[..=ENVIRONMENT.len()];
     let has_ours = variables.iter().any(|variable| text(variable).starts_with(name));
@@ -125,7 +126,7 @@ impl File {
     /// # Safety
     /// The path is null or a string.
     unsafe fn open(self) -> Option<OwnedFd> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the path is null or a string.
         let string = |path: *const c_char| (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) });
         match self {
             Self::At(directory, path) => {
@@ -159,10 +160,10 @@ fn opened(fd: c_int) -> Option<OwnedFd> {
 unsafe fn with<T>(file: File, given: *const *const c_char, call: impl FnOnce(*const *const c_char) -> T) -> T {
     shunt_process::bypass::turn_ends();
     let before = errno();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the file's path is null or a string.
     descriptors::executing(|| unsafe { file.open() });
     set_errno(before);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `given` is null or an environment.
     match unsafe { completed(given) } {
         Some(environment) => call(environment.variables.as_ptr()),
         None => call(given),

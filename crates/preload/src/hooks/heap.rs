@@ -6,7 +6,7 @@
 //!
 //! All functions of the family are interposed, and lead to this library or to glibc. A program that brings another heap
 //! (jemalloc) must not get a block from one heap and give it to the other. Some heaps (tcmalloc, mimalloc) also replace
-//! glibc's `__libc_malloc` and its kin. Then the calls here reach that heap, too: all of these functions or none.
+//! glibc's `__libc_malloc` and the related functions, all of them. Then the calls in this file reach that heap.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -218,8 +218,8 @@ pub unsafe extern "C-unwind" fn madvise(at: *mut c_void, bytes: size_t, advice: 
     unsafe { real::madvise(at, bytes, advice) }
 }
 
-/// mremap(2). Makes the memory ordinary first, because the kernel moves only one mapping at a time. The program passes
-/// `address` only with MREMAP_FIXED.
+/// mremap(2). First fetches what is absent and unregisters the memory from userfaultfd, because registration splits
+/// mappings, and the kernel moves only one mapping at a time. The program passes `address` only with MREMAP_FIXED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn mremap(
     at: *mut c_void,
@@ -237,8 +237,9 @@ pub unsafe extern "C-unwind" fn mremap(
             return libc::MAP_FAILED;
         }
     }
-    // Not by a function mremap of another heap: tcmalloc's uses syscall(2), which leads back to here.
-    // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
+    // The system call is made directly, and not by another heap's function `mremap`: tcmalloc's uses syscall(2), which
+    // the library turns into a call of this function. SAFETY: the program passed these arguments to the same function,
+    // so they are valid for this call.
     let moved = returned(unsafe {
         kernel::call(libc::SYS_mremap, [at as usize, bytes, wanted, flags as usize, address as usize, 0])
     }) as *mut c_void;

@@ -1,5 +1,6 @@
-//! Functions of OpenSSL that take part in a handoff over TLS ([`shunt_process::tls`]). Each call goes on to the OpenSSL
-//! that made the object it is called with ([`shunt_process::tls::libraries`]).
+//! Functions of OpenSSL that take part in a handoff over TLS ([`shunt_process::tls`]). In a *handoff*, another machine
+//! sends bytes on the connection of one of the program's clients. Each call goes on to the OpenSSL that made the object
+//! it is called with ([`shunt_process::tls::libraries`]).
 
 use std::arch::naked_asm;
 use std::ffi::{c_int, c_long, c_void};
@@ -83,9 +84,9 @@ unsafe extern "C-unwind" fn gets_error(ssl: *const Ssl, returned: c_int, caller:
     }
     // SAFETY: the program passed these arguments to OpenSSL's function, so they are valid for this call.
     let error = unsafe { functions::get_error(ssl, returned, caller) };
-    // OpenSSL answers SSL_ERROR_SYSCALL if it knows of no error. So the program asks about the waiting write once more,
-    // unless another call has found the connection broken: OpenSSL answers the same about that call.
-    // SAFETY: `ssl` is the program's connection.
+    // OpenSSL answers SSL_ERROR_SYSCALL if it knows of no error. So this answer means that the program asks about the
+    // waiting write once more, unless another call has found the connection broken, about which OpenSSL answers the
+    // same. SAFETY: `ssl` is the program's connection.
     let is_asked_again = full == Full::Told && error == SYSCALL_ERROR && unsafe { tls::goes_on(ssl.cast_mut()) };
     if is_asked_again { WANTS_WRITE } else { error }
 }

@@ -1,7 +1,7 @@
-//! Reads and writes, by every function that glibc has for them. A connection between two programs under Shunt is
-//! *framed*: it carries references to bytes beside real bytes, and crates/process reads and writes it. Memory may be
-//! absent, which means that it stands for bytes in a store. A write of absent memory has these fetched or handed off.
-//! All other calls are glibc's.
+//! Reads and writes, by every function that glibc has for them. A connection between two programs under Shunt (started
+//! by `shunt run`) is *framed*: it carries references to bytes beside real bytes, and crates/process reads and writes
+//! it. Memory may be absent, which means that it stands for bytes in a store. If absent memory is written, the bytes
+//! are fetched, or another machine sends them. All other calls are glibc's.
 
 use std::os::fd::RawFd;
 
@@ -30,7 +30,7 @@ fn part(at: *const c_void, bytes: size_t) -> iovec {
 unsafe fn parts<'a>(iov: *const iovec, count: usize) -> Option<&'a [iovec]> {
     match count {
         0 => Some(&[]),
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that there are `count` iovecs.
         1..=MOST_PARTS if !iov.is_null() => Some(unsafe { std::slice::from_raw_parts(iov, count) }),
         _ => None,
     }
@@ -155,7 +155,7 @@ pub fn checked(bytes: size_t, room: size_t) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
-    // SAFETY: the program says that there are so many iovecs.
+    // SAFETY: the program promises as many iovecs as it says.
     let buffers = unsafe { parts(iov, usize::try_from(count).unwrap_or(usize::MAX)) };
     // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     reads(fd, buffers, 0).unwrap_or_else(|| unsafe { real::readv(fd, iov, count) })
@@ -221,7 +221,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
         return unsafe { real::recvmsg(fd, message, flags) };
     };
-    // SAFETY: the program says that there are so many iovecs.
+    // SAFETY: the program promises as many iovecs as it says.
     let buffers = unsafe { parts(asked.msg_iov, asked.msg_iovlen) };
     if let Some(got) = reads(fd, buffers, flags) {
         (asked.msg_namelen, asked.msg_controllen, asked.msg_flags) = (0, 0, 0);
@@ -243,14 +243,14 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
 unsafe fn passed(message: &msghdr, then: impl Fn(&Runtime, RawFd)) {
     let Some(runtime) = runtime() else { return };
     let before = errno();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the control data is readable.
     unsafe {
         let mut control = libc::CMSG_FIRSTHDR(message);
         while !control.is_null() {
             if (*control).cmsg_level == libc::SOL_SOCKET && (*control).cmsg_type == libc::SCM_RIGHTS {
                 let data = libc::CMSG_DATA(control);
-                // Not beyond the end of the message's control data, whatever the program says: the kernel would refuse
-                // that.
+                // Descriptors are read only up to the end of the message's control data, even if the program gives a
+                // greater length: the kernel would refuse that.
                 let end = message.msg_control as usize + message.msg_controllen;
                 let bytes = (*control).cmsg_len.saturating_sub(data as usize - control as usize);
                 let bytes = bytes.min(end.saturating_sub(data as usize));
@@ -298,7 +298,7 @@ pub unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, bytes: siz
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
-    // SAFETY: the program says that there are so many iovecs.
+    // SAFETY: the program promises as many iovecs as it says.
     let memory = unsafe { parts(iov, usize::try_from(count).unwrap_or(usize::MAX)) };
     // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     writes(fd, memory, How::Write).unwrap_or_else(|| unsafe { real::writev(fd, iov, count) })
@@ -325,18 +325,18 @@ pub unsafe extern "C-unwind" fn sendto(
         .unwrap_or_else(|| unsafe { real::sendto(fd, from, bytes, flags, to, length) })
 }
 
-/// Leaves the states of descriptors that a message carries with their sockets, because the receiver may be another
-/// user's process.
+/// Leaves connections' states with their sockets, for all descriptors that a message carries: the receiver may be
+/// another user's process.
 ///
 /// # Safety
 /// `message` is null, or a message as for sendmsg(2).
 unsafe fn leaves(message: *const msghdr) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `message` is null or a message.
     if let Some(message) = unsafe { message.as_ref() }
         && !message.msg_control.is_null()
         && let Some(_inside) = Inside::enter()
     {
-        // SAFETY: the control data is readable, by the caller's promise.
+        // SAFETY: the caller promises a message as for sendmsg(2), whose control data is readable.
         unsafe { passed(message, descriptors::passing) };
     }
 }
@@ -370,7 +370,7 @@ pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, coun
             return if at > 0 { at as c_int } else { -1 };
         }
         message.msg_len = sent as u32;
-        // SAFETY: the program says that there are so many iovecs.
+        // SAFETY: the program promises as many iovecs as it says.
         let iov = unsafe { parts(message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) };
         let asked: usize = iov.into_iter().flatten().map(|part| part.iov_len).sum();
         if (sent as usize) < asked {
@@ -389,7 +389,7 @@ pub unsafe extern "C-unwind" fn preadv2(
     offset: off64_t,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: the program says that there are so many iovecs.
+    // SAFETY: the program promises as many iovecs as it says.
     let buffers = unsafe { parts(iov, usize::try_from(count).unwrap_or(usize::MAX)) };
     let ours = if offset == -1 { reads(fd, buffers, stream_flags(flags)) } else { None };
     // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
@@ -405,7 +405,7 @@ pub unsafe extern "C-unwind" fn pwritev2(
     offset: off64_t,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: the program says that there are so many iovecs.
+    // SAFETY: the program promises as many iovecs as it says.
     let memory = unsafe { parts(iov, usize::try_from(count).unwrap_or(usize::MAX)) };
     let ours = if offset == -1 {
         writes(fd, memory, How::Message(stream_flags(flags)))
@@ -424,7 +424,7 @@ pub unsafe extern "C-unwind" fn pwrite64(fd: c_int, from: *const c_void, bytes: 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pwritev64(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
-    // SAFETY: the program says that there are so many iovecs.
+    // SAFETY: the program promises as many iovecs as it says.
     let memory = unsafe { parts(iov, usize::try_from(count).unwrap_or(usize::MAX)) };
     // SAFETY: the program passed these arguments to the same function, so they are valid for this call.
     fetches(memory.unwrap_or(&[])).unwrap_or_else(|| unsafe { real::pwritev64(fd, iov, count, offset) })

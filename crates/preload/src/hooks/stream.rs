@@ -1,5 +1,5 @@
-//! Streams (FILE) on connections. glibc reads and writes the descriptor of a stream by itself. So streams of TCP
-//! sockets are made here, and read and write by the interposed functions.
+//! Streams (FILE) on connections. glibc reads and writes the descriptor of a stream without the interposed functions.
+//! So streams of TCP sockets are made here, and read and write by the interposed functions.
 
 use std::os::fd::RawFd;
 

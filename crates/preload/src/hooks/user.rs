@@ -1,4 +1,4 @@
-//! Calls by which a process becomes another user's.
+//! Calls by which a process changes its user.
 
 use libc::{c_int, uid_t};
 use shunt_process::connections::users::change;

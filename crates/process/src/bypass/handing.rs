@@ -1,6 +1,7 @@
-//! One handoff: its bytes, the connection that they go to, and the message to its agent. The bytes are *absent*: this
-//! program's memory stands for them, and another machine's store has them, in *payloads* of which this process keeps
-//! *shares*. The *region* is the range of the connection's sequence numbers that they take.
+//! One handoff, in which another machine sends bytes on a client's connection: its bytes, the connection that they go
+//! to, and the message to its agent. The bytes are *absent*: this program's memory stands for them, and another
+//! machine's store has them, in *payloads* of which this process keeps *shares*. A *run* is absent bytes in a row that
+//! one machine has. The *region* is the range of the connection's sequence numbers that they take.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::RawFd;
@@ -14,8 +15,8 @@ use shunt_sys::erase::{Erased, wipe_stack};
 use shunt_wire::local::{Handoff, Reason, Tls};
 use shunt_wire::parts::{PARTS_MAX, Part, Parts};
 
-/// Most bytes of one region, which is what another machine sends by one handoff. Absent bytes that are written behind a
-/// region are fetched until it is complete, which holds up a program that is faster than its client.
+/// Most bytes of one region. As long as a region is not complete, absent bytes that are written behind it are fetched,
+/// which holds up a program that is faster than its client.
 pub const REGION_MAX: u64 = 8 << 20;
 
 /// Least length in bytes for which a handoff is worth its cost. A shorter part of a payload of this length is worth it,
@@ -33,7 +34,8 @@ pub struct Handing {
     holds: Vec<Arc<Hold>>,
     /// Keys for the bytes of a TLS connection, until the agent is told of the handoff.
     pub keys: Option<Erased<Tls>>,
-    /// Whether the connection is a TLS one. Then nobody in this process can seal what is left of the handoff.
+    /// Whether the connection is a TLS one. If it is, nobody in this process can seal the bytes of the handoff that are
+    /// left.
     pub is_sealed: bool,
 }
 
@@ -58,7 +60,7 @@ pub fn is_long(run: &[Piece]) -> bool {
     bytes(run) >= LONG || run.iter().any(|piece| piece.hold.of_bytes() >= LONG)
 }
 
-/// Number of bytes that `payload` bytes take on the wire; `None` if the keys may not protect that many.
+/// Number of bytes that `payload` bytes take on the wire; `None` if the keys are not allowed to protect that many.
 pub fn region_bytes(keys: Option<&Erased<Tls>>, payload: u64) -> Option<u64> {
     match keys {
         Some(keys) if payload > 0 => keys.generation().region_bytes(payload),
@@ -85,8 +87,8 @@ impl Handing {
         Some(self.holds.first()?.payload().holder)
     }
 
-    /// Number of bytes by which the region grows with a run of absent bytes; `None` if the keys may not protect so
-    /// many.
+    /// Number of bytes by which the region grows with a run of absent bytes; `None` if the keys are not allowed to
+    /// protect that many.
     pub fn growth(&self, run: &[Piece]) -> Option<u64> {
         let before = region_bytes(self.keys.as_ref(), self.message.length)?;
         Some(region_bytes(self.keys.as_ref(), self.message.length + bytes(run))? - before)
@@ -122,7 +124,8 @@ impl Handing {
     /// Tells the agent of the handoff. The keys are given up here, unless the agent cannot be told yet.
     ///
     /// # Errors
-    /// Returns `WouldBlock` if the agent cannot be told yet, else the error of the connection to it.
+    /// Returns `WouldBlock` if the agent cannot be told yet, `InvalidInput` if the handoff has no bytes or too many
+    /// parts, else the error of the connection to the agent.
     pub fn tell(&mut self, link: &Link) -> io::Result<()> {
         let parts = Parts::new(&self.parts).ok_or(ErrorKind::InvalidInput)?;
         let Some(keys) = self.keys.take() else { return link.claim(&self.message, &parts) };

@@ -1,7 +1,7 @@
 //! Handoffs of this process: those that have begun in the kernel, and those that agents know of. In a handoff, another
 //! machine sends bytes on the connection of one of this program's clients. The bytes are *absent* here: the program's
-//! memory only stands for them, and their *holder* has them, the other machine's store. The *link* is this process's
-//! connection with its own agent.
+//! memory only stands for them, and their *holder* has them, the other machine's store. A *run* is absent bytes in a
+//! row that one machine has. The *link* is this process's connection with its own agent.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -32,13 +32,14 @@ const ORPHAN_MS: u64 = 60_000;
 #[derive(Default)]
 pub struct Handings {
     link: Option<Link>,
+    /// Time of the last attempt to connect to the agent, in milliseconds of [`now_ms`]; 0: there was none.
     asked_ms: u64,
     /// Handoffs that began since the program last waited for events, and that the agent has not been told of.
     begun: Vec<Handing>,
     /// Handoffs under way that the agent knows of, by the handoff's name.
     told: HashMap<u64, Handing>,
-    /// Name of the newest handoff under way on a connection, by the connection's cookie (SO_COOKIE). A descriptor would
-    /// not do: a program may close it and get its number again before it next waits for events.
+    /// Name of the newest handoff under way on a connection, by the connection's cookie (SO_COOKIE). A descriptor
+    /// cannot be the key: a program may close it and get its number again before it next waits for events.
     on: HashMap<u64, u64>,
     failed: Vec<Failed>,
     /// Handoffs that a previous agent knew of, by name, each with the time when that agent's loss was noticed.
@@ -46,8 +47,8 @@ pub struct Handings {
 }
 
 impl Handings {
-    /// Has the holder of a run of absent bytes send them, behind all bytes that were written to the descriptor. Returns
-    /// false if they are to be fetched.
+    /// Orders the holder of a run of absent bytes to send them, behind all bytes that were written to the descriptor.
+    /// Returns false if they are to be fetched.
     pub fn hand_off(&mut self, runtime: &Runtime, fd: RawFd, run: &[Piece], flags: i32) -> bool {
         self.settle();
         let is_long = is_long(run);
@@ -65,7 +66,8 @@ impl Handings {
         true
     }
 
-    /// Whether a handoff that the agent knows of is under way on a connection. Then no other can begin there.
+    /// Whether a handoff that the agent knows of is under way on a connection. If so, no other handoff can begin on
+    /// that connection.
     pub fn is_under_way(&self, cookie: u64) -> bool {
         self.on.contains_key(&cookie)
     }
@@ -87,8 +89,8 @@ impl Handings {
         self.failed.push(Failed { handing, reason: Reason::Aborted });
     }
 
-    /// Tells the agent of all handoffs that have begun, if the program's call waits. Such a program may not make
-    /// another call for long.
+    /// Tells the agent of all handoffs that have begun, if the program's call waits. Such a program perhaps makes no
+    /// other call for a long time.
     pub fn tell_if_waits(&mut self, fd: RawFd, flags: i32) {
         if waits(fd, flags) {
             self.tell_all();
@@ -96,7 +98,7 @@ impl Handings {
     }
 
     /// The machine that sends a run of absent bytes, if it has said that it sends in the name of this connection's
-    /// server.
+    /// server (with its address as source).
     fn sender(&mut self, fd: RawFd, run: &[Piece]) -> Option<Sender> {
         let link = self.link.as_mut()?;
         let sender = link.sender(run.first()?.hold.payload().holder)?;
@@ -130,7 +132,7 @@ impl Handings {
         let mut begun = link.begin(borrow(fd), sender, region);
         let is_refused = begun.as_ref().is_err_and(|error| error.raw_os_error().is_some());
         if is_refused && !unsent(fd) {
-            // The kernel may have refused because bytes had not left yet. They have now, so a second refusal has
+            // The kernel may have refused because bytes had not left yet. They have left now, so a second refusal has
             // another reason.
             begun = link.begin(borrow(fd), sender, region);
         }
@@ -196,8 +198,8 @@ impl Handings {
         self.on.clear();
     }
 
-    /// Tells the agent of all handoffs that have begun, in their order. So the agent sees from the last one that it was
-    /// told of which later ones it was not told of.
+    /// Tells the agent of all handoffs that have begun, in the order in which they began. Their names count up. So the
+    /// agent knows which ones it was not told of: all after the last one that it was told of.
     pub fn tell_all(&mut self) {
         let mut begun = std::mem::take(&mut self.begun).into_iter();
         while let Some(mut handing) = begun.next() {
@@ -293,7 +295,7 @@ impl Handings {
 
     /// Forgets everything in the child of a fork: it is the parent's.
     pub fn forget(&mut self) {
-        // Closed, because the agent knows the parent by this connection.
+        // The child closes its copy of the connection, by which the agent knows the parent.
         drop(self.link.take());
         std::mem::forget(std::mem::take(self));
         BEGUN.store(0, Ordering::Relaxed);

@@ -28,8 +28,8 @@ const AT_ONCE: u64 = 256 << 10;
 
 /// Number of connections where a rescue is under way. It is nearly always 0.
 static RESCUES: AtomicUsize = AtomicUsize::new(0);
-/// Cookies (SO_COOKIE) of the connections where a rescue is under way. Descriptors would not do: a program may close
-/// one and get its number again, or have several for one connection.
+/// Cookies (SO_COOKIE) of the connections where a rescue is under way. Descriptors cannot be used for this: a program
+/// may close one and get its number again, or have several for one connection.
 static UNDER_WAY: Lock<BTreeSet<u64>> = Lock::new(Rank::Rescues, BTreeSet::new());
 
 #[inline]

@@ -1,5 +1,5 @@
-//! Handoffs on TLS connections. The keys for the bytes are given away with the handoff ([`crate::tls`]). A *run* is
-//! absent bytes in a row that one machine has.
+//! Handoffs on TLS connections, on which another machine then sends bytes to the client. The keys for the bytes are
+//! given away with the handoff ([`crate::tls`]). A *run* is absent bytes in a row that one machine has.
 
 use std::os::fd::RawFd;
 
@@ -56,9 +56,9 @@ pub fn can_begin(runtime: &'static Runtime) -> bool {
     super::try_lock().is_some_and(|mut handings| handings.connect(runtime))
 }
 
-/// Has the holder of a run of absent bytes seal and send them. With `keys`, a handoff begins under these keys. Without,
-/// the run is added to the handoff that has begun on the connection. `go_on` gets the handoff's keys and the number of
-/// payload bytes under them, and returns whether the connection can continue.
+/// Orders the holder of a run of absent bytes to seal and send them. With `keys`, a handoff begins under these keys.
+/// Without, the run is added to the handoff that has begun on the connection. `go_on` gets the handoff's keys and the
+/// number of payload bytes under them, and returns whether the connection can continue.
 pub fn seal(
     runtime: &'static Runtime,
     Client { fd, cookie }: Client,

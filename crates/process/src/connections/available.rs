@@ -10,11 +10,11 @@ use crate::connections::runtime::Runtime;
 use crate::system::kernel::{self, Errno, own};
 
 /// Number of bytes that the program could read now. All of them are counted. If a program (nginx with edge-triggered
-/// events) reads more bytes than it was told of, it takes the others for new ones, and waits for the kernel to report
-/// the bytes behind them.
+/// events) reads more bytes than it was told of, it considers the others new, and waits for the kernel to report the
+/// bytes behind them.
 ///
-/// A program may also go by this number and read no more. So a read that takes the last of these bytes takes what is
-/// behind them, too ([`Read::tidy`]).
+/// A program may also rely on this number and read no more bytes. So a read that takes the last of these bytes takes
+/// what is behind them, too ([`Read::tidy`]).
 pub fn available(runtime: &'static Runtime, fd: RawFd, place: u32) -> Result<usize, Errno> {
     let connection = runtime.connections.at(place);
     let _locked = connection.lock_receiving(&runtime.connections, fd);

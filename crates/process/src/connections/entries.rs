@@ -1,5 +1,5 @@
 //! Table of the process's descriptors, by number: what is known of each. Some sockets are *marked* (SHUNT_SPEAK): their
-//! handshakes say that this program is under Shunt.
+//! handshakes say that this program is under Shunt (started by `shunt run`).
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use shunt_sys::own::is_own;
 
 /// Length of the table. Descriptors beyond it have no entry: they are never marked, and a connection there whose ends
-/// have agreed on frames is refused.
+/// have agreed on frames (shunt_odb::frame) is refused.
 const DESCRIPTORS: usize = 1 << 20;
 
 /// Entry of a descriptor that is no connection between programs under Shunt: all calls are the kernel's.
@@ -16,7 +16,7 @@ pub const FOREIGN: u32 = 0;
 pub const CONNECTING: u32 = 1;
 /// Entry of a socket that was marked before listen(2).
 pub const LISTENING: u32 = 2;
-/// Entry of the library's own descriptor, which the program may not close.
+/// Entry of the library's own descriptor, which the program is not allowed to close.
 pub const KEPT: u32 = 3;
 /// Entries from this value on are those of connections: the place of the connection's state, plus this value.
 pub const FIRST_PLACE: u32 = 4;
@@ -66,7 +66,7 @@ pub fn keep(fd: RawFd) {
     }
 }
 
-/// Whether a descriptor is the library's own, so that the program may not close it.
+/// Whether a descriptor is the library's own. The program is not allowed to close such descriptors.
 #[inline]
 pub fn is_kept(fd: RawFd) -> bool {
     is_own(fd) || entry(fd).is_some_and(|entry| entry.load(Ordering::Relaxed) == KEPT)

@@ -1,10 +1,10 @@
 //! Decides which bytes of a write are sent inline, as real bytes, because the receiver would look at them. The decision
-//! goes by what has become of payloads of the same kind (shunt_odb::learnt). Processes of one user share that knowledge
-//! with those that they start. A payload's other bytes stay in the *store*, and a *reference* to them goes into the
-//! connection.
+//! is based on what has become of payloads of the same kind (shunt_odb::learnt). Processes of one user share that
+//! knowledge with those that they start. A payload's other bytes stay in the *store*, and a *reference* to them goes
+//! into the connection.
 //!
 //! A kind is: the receiver, the content type, whether the payload begins a message, and whether it is long. A message
-//! is what one end says until the other end says something.
+//! is what one end sends until the other end sends something.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
@@ -41,13 +41,13 @@ pub struct Message<'a> {
     probes: usize,
 }
 
-/// How a payload goes by reference: how many bytes of its head and of its tail are real, and the note by which a later
-/// report tells what has become of it.
+/// How a payload is sent by reference: how many bytes at its head and at its tail are nevertheless sent inline, and a
+/// note of this. The note is kept until the store reports what the receiver did with the payload.
 #[derive(Clone, Copy, Default)]
 pub struct Telling {
     pub head: usize,
     pub tail: usize,
-    /// Whether the payload goes by reference only as a test. A short payload is enough for that.
+    /// Whether the payload is sent by reference only as a test. A short payload is enough for that.
     pub probe: bool,
     note: Note,
 }

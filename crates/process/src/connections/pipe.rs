@@ -1,5 +1,6 @@
-//! splice(2) between connections and pipes. The kernel's own splice moves real bytes, frame by frame. Bytes that a
-//! reference stands for are fetched first.
+//! splice(2) between connections and pipes. In a connection, *real* bytes are sent as they are, and a *reference*
+//! stands for bytes in a store. The kernel's own splice moves real bytes, frame by frame. Bytes that a reference stands
+//! for are fetched first.
 
 use std::os::fd::{AsRawFd, RawFd};
 

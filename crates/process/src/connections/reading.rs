@@ -1,7 +1,7 @@
 //! Reads of a framed connection, which carries real bytes and references to bytes in a store (shunt_odb::frame). Real
-//! bytes are received as they come. For a reference, the program's buffer becomes absent memory where it can
-//! ([`crate::memory::Memory::can_be_absent`]). Elsewhere the bytes are fetched into it. A *reference* comes with a
-//! *share* of its payload, which keeps the bytes in the store.
+//! bytes are received as they come. For a reference, the program's buffer becomes *absent* memory, which only stands
+//! for the bytes, where it can ([`crate::memory::Memory::can_be_absent`]). Elsewhere the bytes are fetched into it. A
+//! *reference* comes with a *share* of its payload, which keeps the bytes in the store.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -73,8 +73,8 @@ pub fn plain(runtime: &Runtime, fd: RawFd, iov: &[iovec], flags: i32) -> Result<
 }
 
 /// Prepares buffers that the kernel is about to write received bytes into: absent bytes in them need not be fetched
-/// first. Does nothing if no byte has come yet. A program that reads into a buffer gives up its contents, once a byte
-/// comes. Absent memory behind the bytes that come then reads as zeros.
+/// first. Does nothing if no byte has come yet. Once a byte comes, the old contents of the whole buffer are given up:
+/// absent memory in it, behind the bytes that come, reads as zeros from then on.
 pub fn overwriting(runtime: &Runtime, fd: RawFd, iov: &[iovec]) {
     if iov.iter().any(|part| runtime.memory.meets(&addresses(part)))
         && rustix::io::ioctl_fionread(kernel::borrow(fd)).is_ok_and(|there| there > 0)
@@ -104,7 +104,7 @@ impl<'a> Read<'a> {
 
     /// Notes that the program has got `bytes` more bytes. If these are the last that it was told of (FIONREAD,
     /// MSG_PEEK), it may wait for an edge (EPOLLET) without another read. The rest of a frame may be all that keeps the
-    /// socket's receive window shut. So this takes it from the socket.
+    /// socket's receive window shut. So this takes that rest from the socket.
     pub fn tidy(&mut self, bytes: usize) {
         if self.connection.took_told(bytes)
             && !self.drained
@@ -261,15 +261,15 @@ impl<'a> Read<'a> {
         Self::drain(self.fd, &mut looked[..at])
     }
 
-    /// Has the kernel write a frame's real bytes into the program's memory. `left`: number of the frame's bytes that
-    /// are still to come. `seen`: bytes in the socket before these. They have been looked at, and are taken with them.
+    /// Receives a frame's real bytes into the program's memory. `left`: number of the frame's bytes that are still to
+    /// come. `seen`: bytes in the socket before these. They have been looked at, and are taken with them.
     fn real(&mut self, rest: &[iovec], left: u64, seen: &mut [u8]) -> Result<(), Stop> {
         let most = usize::try_from(left).unwrap_or(usize::MAX);
         let now = first(rest, most);
         overwriting(self.runtime, self.fd, &now);
         let room = length(&now);
-        // If the first page stands for other bytes before these, a touch by the kernel would have the page fetched. So
-        // the bytes for that page are received into `edge`.
+        // If the first page stands for other bytes before these, a touch by the kernel would cause a fetch of the page.
+        // So the bytes for that page are received into `edge`.
         let at_edge = self.runtime.memory.behind_absent(now[0].iov_base as usize).min(now[0].iov_len);
         let mut edge = vec![0; at_edge];
         let mut next = [0; HEADER_BYTES];
@@ -318,8 +318,8 @@ impl<'a> Read<'a> {
     }
 
     /// Fills the buffer with zeros behind the real bytes that the read has got, up to the end of their page. The page
-    /// may still stand for bytes of an earlier body there. A touch of the page would have these fetched, and end the
-    /// process if they are lost.
+    /// may still stand for bytes of an earlier body there. A touch of the page would cause a fetch of these bytes, and
+    /// end the process if they are lost.
     pub(super) fn give_up_behind(&self, iov: &[iovec]) {
         if self.real_end == 0 || !any_absent() || self.flags & libc::MSG_TRUNC != 0 {
             return;
@@ -422,7 +422,7 @@ impl<'a> Read<'a> {
         }
     }
 
-    /// Takes the last byte of a reference that is used up, and as much of the next frame's header as is there.
+    /// Takes the last byte of a reference that is used up, and as much of the next frame's header as the socket has.
     fn drain_reference(&mut self) -> Result<(), Stop> {
         let mut taken = [0; 1 + HEADER_BYTES];
         let got = kernel::receive(self.fd, &own(&mut taken), libc::MSG_DONTWAIT).unwrap_or(0);
@@ -524,8 +524,8 @@ impl<'a> Read<'a> {
         while done < reference.length {
             let length = (reference.length - done).min(FETCHED_AT_ONCE as u64);
             let part = Reference { offset: reference.offset + done, length, ..*reference };
-            // Into memory of the library's own first. The program's memory may be absent, and the thread that serves
-            // its faults needs the same connection to the holder.
+            // The bytes are fetched into the library's own memory first. The program's memory may be absent, and the
+            // thread that serves its faults needs the same connection to the holder.
             let bytes = self.fetched(&part, length)?;
             // SAFETY: memory that the program has given to read into; it is at least this long.
             unsafe { self.runtime.memory.write(start + done as usize, &bytes) };

@@ -1,4 +1,4 @@
-//! recv(2) and its kin on a connection that may be framed: one that carries references beside real bytes
+//! recv(2) and similar calls on a connection that may be framed: one that carries references beside real bytes
 //! (shunt_odb::frame).
 
 use std::os::fd::RawFd;

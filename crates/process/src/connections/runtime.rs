@@ -1,4 +1,4 @@
-//! State that the calls of a process on its connections have in common. It is made once, when the library is loaded.
+//! State that all calls on the process's connections share. It is made once, when the library is loaded.
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
@@ -21,7 +21,7 @@ pub struct Runtime {
 
 static RUNTIME: OnceLock<Option<Runtime>> = OnceLock::new();
 
-/// The runtime; `None` where the program is not under `shunt run`, and all calls are glibc's.
+/// The runtime; `None` if the program is not under `shunt run`, and all calls are glibc's.
 #[inline]
 pub fn runtime() -> Option<&'static Runtime> {
     RUNTIME.get()?.as_ref()

@@ -1,7 +1,8 @@
-//! Writes to a framed connection, which carries real bytes and references to bytes in a store (shunt_odb::frame). Large
-//! present bytes are put into the store, absent bytes stay where they are, and references to both go into the socket.
-//! All other bytes are sent inline, as real bytes. One call to the kernel sends all of a write, unless that has more
-//! parts than the kernel takes.
+//! Writes to a framed connection, which carries real bytes and references to bytes in a store (shunt_odb::frame).
+//! *Present* bytes are in the program's memory; if they are many, they are put into the store. *Absent* bytes are
+//! already in a store, and the program's memory only stands for them; they stay where they are. References to both go
+//! into the socket. All other bytes are sent inline, as real bytes. One call to the kernel sends all of a write, unless
+//! the write has more parts than the kernel takes.
 
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -29,7 +30,7 @@ use crate::system::parts::{PARTS_AT_ONCE, Parts, addresses, length, of, slices, 
 
 /// Fewest bytes that are put into the store. Fewer are sent inline.
 const STORED_MIN: usize = 8 << 10;
-/// A part of a write (an iovec) that is shorter than this is taken for a header, or for framing of the program's own
+/// A part of a write (an iovec) that is shorter than this counts as a header, or as framing of the program's own
 /// protocol. It does not go into one payload with longer parts beside it.
 const FRAMING_MAX: usize = 512;
 /// Most bytes that a frame of real bytes from memory or from a file promises. All of them have to be sent as real
@@ -186,7 +187,8 @@ pub fn write_file(
     let mut write = Write::new(runtime, connection, fd, 0)?;
     write.is_short = bytes < STORED_MIN;
     let mut message = Message::new(runtime, connection, fd);
-    // Sends all of it, as the kernel would do: a program takes a short write for a full socket, and waits for room.
+    // Sends all of the bytes, as the kernel would do: a program considers the socket full after a short write, and
+    // waits for room.
     let mut outcome = Ok(());
     while write.sent < bytes && outcome.is_ok() {
         let before = write.sent;
@@ -220,8 +222,8 @@ pub fn from_pipe(
 type Frames = SmallVec<[Frame; 4]>;
 
 /// Cuts a write into frames. Its first `promised` bytes belong to a frame of real bytes that an earlier write has
-/// begun. Returns false if the fetch of bytes that are sent inline has taken long. Then the rest of the write is for
-/// another call.
+/// begun. Returns false if the fetch of bytes that are sent inline has taken long. Then the program has to write the
+/// rest by another call.
 fn cut(
     runtime: &Runtime,
     iov: &[iovec],
@@ -353,7 +355,8 @@ struct Write<'a> {
 
 /// Why a write stops before its end.
 enum Stop {
-    /// The kernel took less than all: the rest is for another write.
+    /// The kernel took only a part of the bytes, or a fetch has taken long. The program has to write the rest by
+    /// another call.
     Full,
     Failed(Errno),
 }
@@ -536,7 +539,7 @@ impl<'a> Write<'a> {
         frames.len()
     }
 
-    /// Sends some of a file's bytes from offset `from` on, at most `bytes`; none if the file has none there.
+    /// Sends some of a file's bytes from offset `from` on, at most `bytes`; nothing if the file ends before `from`.
     fn file(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize, message: &mut Message<'_>) -> Result<(), Stop> {
         let before = self.sent;
         let can_be_stored = bytes >= STORED_MIN && self.sending.takes_reference();
@@ -550,7 +553,7 @@ impl<'a> Write<'a> {
         }
         let head = self.sent - before;
         if !self.sending.takes_reference() {
-            // The socket took only a part of the head: the rest is for another write.
+            // The socket took only a part of the head: the program has to send the rest by another call.
             return Ok(());
         }
         let most = if telling.probe { COPIED_MAX } else { bytes };

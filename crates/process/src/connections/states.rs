@@ -1,11 +1,12 @@
-//! States of connections between programs under Shunt. A direction of such a connection is *framed*: it carries frames
-//! of real bytes and of references (shunt_odb::frame).
+//! States of connections between programs under Shunt (started by `shunt run`). A direction of such a connection is
+//! *framed*: it carries frames of real bytes and of references (shunt_odb::frame).
 //!
 //! The states are in memory that processes of one user share with those that they start. dup, fork, exec and passed
 //! descriptors lead to the same state, which is found by the socket's cookie (SO_COOKIE).
 //!
-//! A state lives as long as its socket, whose end the kernel reports (SHUNT_ENDED). Counting descriptors would not do:
-//! some are on their way between processes, in programs that are about to start, or in processes that were killed.
+//! A state lives as long as its socket, whose end the kernel reports (SHUNT_ENDED). A count of descriptors would be
+//! wrong: some are on their way between processes, in programs that are about to start, or in processes that were
+//! killed.
 //!
 //! Processes of another user have other memory ([`crate::connections::users`]). The socket itself carries a state to
 //! them (SHUNT_CARRY). The process that passes a descriptor leaves the state with the socket, and the process that uses
@@ -52,6 +53,7 @@ const SHOWN: usize = SENDING + size_of::<Sending>();
 const TOLD: usize = SHOWN + size_of::<u32>();
 /// Field: whether the other end has sent something since this end last sent something.
 const HEARD: usize = TOLD + size_of::<u32>();
+/// Field: the message of this end ([`Said`]).
 const SAID: usize = HEARD + size_of::<u32>();
 const _: () = assert!(SAID + size_of::<Said>() <= STATE_BYTES && SHOWN.is_multiple_of(4));
 /// Offset of the part that another user's process gets, the account: all but the cookie and the locks.
@@ -62,6 +64,7 @@ const UNDECIDED: u32 = 0;
 const ALWAYS: u32 = 1;
 const NEVER: u32 = 2;
 
+/// The state is in this memory.
 const HERE: u32 = 0;
 /// The state is with the socket, for the process that uses the connection next.
 const AWAY: u32 = 1;
@@ -97,8 +100,8 @@ pub struct Connection<'a> {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Said {
-    /// Hash of the receiver. Before it is computed: [`Self::ACCEPTED`] or [`Self::CONNECTED`], which is what this end
-    /// has done.
+    /// Hash of the receiver. Before it is computed: how this end got the connection, [`Self::ACCEPTED`] or
+    /// [`Self::CONNECTED`].
     pub upstream: u32,
     /// Hash of the content type; 0 if it is not known.
     pub content: u32,
@@ -164,8 +167,8 @@ impl Connections {
         patiently(|is_last| self.enter_begun(socket, !waits || is_last).transpose())
     }
 
-    /// Enters a connection that another process has begun to use. If the state is neither here nor with the socket,
-    /// returns `None`; with `gives_up`, breaks the connection off instead.
+    /// Enters a connection that another process has begun to use. If the state is neither in this memory nor with the
+    /// socket, returns `None`, or with `gives_up` breaks the connection off.
     fn enter_begun(&self, socket: BorrowedFd<'_>, gives_up: bool) -> io::Result<Option<u32>> {
         let _alone = self.entering.lock();
         // Another thread may have entered the connection meanwhile. It may even have left the state with the socket
@@ -199,7 +202,8 @@ impl Connections {
         self.at(place).is_away()
     }
 
-    /// Whether a state is here and was with its socket before, so that another process may look for it there again.
+    /// Whether a state is in this memory and was with its socket before, so that another process may look for it there
+    /// again.
     pub fn has_come(&self, place: u32) -> bool {
         self.at(place).whereabouts().load(Ordering::Relaxed) == CAME
     }
@@ -227,7 +231,7 @@ impl Connections {
         let connection = self.at(place);
         let Some((_receiving, _sending)) = connection.try_lock() else { return };
         // Another process that shares this memory may have left the state already, and a third one may have taken it.
-        // Then the state here is old.
+        // Then the state in this memory is old.
         if !connection.is_away() && odb::carry(socket, &connection.account()).is_ok() {
             connection.whereabouts().store(AWAY, Ordering::Release);
         }
@@ -259,7 +263,8 @@ impl Connections {
     /// socket.
     fn part_with(&self, fd: RawFd, place: u32) -> (u64, bool) {
         self.leave(borrow(fd), place);
-        // The new memory is another user's than the old. The kernel has to report the socket's end to that user, too.
+        // The new memory is another user's than the old. The kernel has to report the socket's end to the new user,
+        // too.
         odb::adopt_too(borrow(fd));
         (self.cookie(place).load(Ordering::Acquire), self.is_away(place))
     }
@@ -321,8 +326,8 @@ impl Connections {
 }
 
 /// Calls `attempt` every millisecond, until it returns something. After [`PATIENCE`] it is called with true, for the
-/// last time. No lock is held between the calls, because a signal handler that interrupts the thread may come here,
-/// too.
+/// last time. No lock is held between the calls, because a signal handler that interrupts the thread may call this
+/// function, too.
 fn patiently<T>(mut attempt: impl FnMut(bool) -> Option<T>) -> T {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -346,12 +351,12 @@ fn enter_moved(memory: &SharedMemory, place: u32, cookie: u64, is_away: bool) {
 }
 
 impl<'a> Connection<'a> {
-    /// Takes the lock of the receiving direction, and makes sure that the state is here ([`Self::lock`]).
+    /// Takes the lock of the receiving direction, and makes sure that the state is in this memory ([`Self::lock`]).
     pub fn lock_receiving(&self, all: &Connections, fd: RawFd) -> Locked<'a> {
         self.lock(Rank::Receiving, Self::break_receiving, all, fd)
     }
 
-    /// Takes the lock of the sending direction, and makes sure that the state is here.
+    /// Takes the lock of the sending direction, and makes sure that the state is in this memory.
     pub fn lock_sending(&self, all: &Connections, fd: RawFd) -> Locked<'a> {
         self.lock(Rank::Sending, Self::break_sending, all, fd)
     }
@@ -387,7 +392,8 @@ impl<'a> Connection<'a> {
         Some((at_once(Rank::Receiving)?, at_once(Rank::Sending)?))
     }
 
-    /// Whether the state is with its socket. Then the state here is old: a call that used it would mix up bytes.
+    /// Whether the state is with its socket. Then the state in this memory is old: a call that used it would mix up
+    /// bytes.
     #[inline]
     fn is_away(&self) -> bool {
         self.whereabouts().load(Ordering::Acquire) == AWAY
@@ -486,8 +492,8 @@ impl<'a> Connection<'a> {
         let state = self.table.word(self.at + FRAMES);
         match state.load(Ordering::Acquire) {
             UNDECIDED => {
-                // With the lock held, so that nobody leaves the state with its socket meanwhile: the process that takes
-                // it there would decide again.
+                // Decided with the lock held, so that nobody leaves the state with its socket meanwhile. The process
+                // that takes the state from the socket would decide once more.
                 let _locked = self.lock_sending(all, fd);
                 state.compare_exchange(UNDECIDED, NEVER, Ordering::AcqRel, Ordering::Acquire) == Err(ALWAYS)
             }
@@ -495,7 +501,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Has everything framed that this end sends from now on, unless the direction has begun without frames. Called
+    /// Makes this end frame everything that it sends from now on, unless the direction has begun without frames. Called
     /// once it is known that the other end looks for frames.
     pub fn begin_frames(&self) {
         let state = self.table.word(self.at + FRAMES);
@@ -503,7 +509,7 @@ impl<'a> Connection<'a> {
     }
 
     /// Notes whether the program has been shown bytes that it has not taken. Its next read has to return all of these
-    /// bytes, so it may not end early (`Read::splits`).
+    /// bytes, so it must not end early (`Read::splits`).
     pub fn set_shown(&self, shown: bool) {
         let state = self.table.word(self.at + SHOWN);
         if state.load(Ordering::Relaxed) != u32::from(shown) {
@@ -533,7 +539,8 @@ impl<'a> Connection<'a> {
         left == 0
     }
 
-    /// The message of this end. A new one begins here if the other end has sent something since the last call.
+    /// The message of this end. A new message begins with this call if the other end has sent something since the last
+    /// call.
     pub fn said(&self) -> Said {
         let mut said = Said::default();
         self.table.read(self.at + SAID, said.as_mut_bytes());

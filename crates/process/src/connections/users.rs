@@ -1,5 +1,5 @@
-//! Processes that become another user's. Such a process gives up the memory that the old user's processes share: the
-//! states of their connections, and what they have learnt of receivers. It keeps only the states of its own descriptors
+//! Processes that change their user. Such a process gives up the memory that the old user's processes share: the states
+//! of their connections, and what they have learnt of receivers. It keeps only the states of its own descriptors
 //! ([`Connections::move_to`]).
 //!
 //! Its new memory is shared only with the processes that it starts. It does not come from an agent, because a program
@@ -22,8 +22,8 @@ use crate::system::inside::Inside;
 use crate::system::kernel;
 use crate::system::real::{errno, set_errno};
 
-/// The user that the process belongs to for good. `None` if it may still become one of several users, and has the
-/// rights of all.
+/// The user of the process, if its real, effective and saved user are the same. `None` if they differ: then the process
+/// can still become any of them.
 fn own() -> Option<u32> {
     let (mut real, mut effective, mut saved) = (0, 0, 0);
     // SAFETY: the kernel writes the three variables.

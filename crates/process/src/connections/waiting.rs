@@ -58,8 +58,8 @@ pub fn has_room(fd: RawFd) -> bool {
     poll(&mut wanted, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
 }
 
-/// Has a socket report that it has room, now or as soon as it has. A program that was told that there is none, or that
-/// has written less than it wanted to, waits for that change (epoll(7), EPOLLET).
+/// Makes a socket report that it has room, now or as soon as it has some. A program that was told that there is none,
+/// or that has written less than it wanted to, waits for that change (epoll(7), EPOLLET).
 pub fn announce_room(socket: impl AsFd) {
     // If there is no room, the kernel notes that somebody asks. If there is, it wakes waiters whenever the bound of
     // unsent bytes is set (tcp.c, TCP_NOTSENT_LOWAT; stream.c, sk_stream_write_space).
@@ -70,7 +70,7 @@ pub fn announce_room(socket: impl AsFd) {
 }
 
 /// Whether a program whose write ends early will soon write the rest by another call. It will if it does not wait in
-/// its calls and the socket is a TCP socket. In that case this has the socket report that there is room.
+/// its calls and the socket is a TCP socket. In that case this makes the socket report that there is room.
 pub fn comes_again(fd: RawFd, flags: i32) -> bool {
     let socket = kernel::borrow(fd);
     let comes_again = !waits(fd, flags) && socket_protocol(socket) == Ok(Some(ipproto::TCP));
@@ -94,8 +94,9 @@ pub fn ended(fd: RawFd) -> bool {
     poll(&mut wanted, Some(&now)).is_ok() && wanted[0].revents().intersects(asked | PollFlags::HUP | PollFlags::ERR)
 }
 
-/// Has a socket that is readable, or at its end, report that once more. A program that was given less than it asked for
-/// waits for such a report (epoll(7), EPOLLET). The kernel makes it whenever SO_RCVLOWAT is set (tcp_set_rcvlowat).
+/// Makes a socket that is readable, or at its end, report this once more. A program that was given less than it asked
+/// for waits for such a report (epoll(7), EPOLLET). The kernel makes this report whenever SO_RCVLOWAT is set
+/// (tcp_set_rcvlowat).
 pub fn announce(fd: RawFd) {
     let one: libc::c_int = 1;
     let (value, bytes) = (&raw const one as usize, size_of_val(&one));

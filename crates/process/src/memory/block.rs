@@ -1,6 +1,7 @@
 //! Absent memory in large blocks of malloc ([`crate::memory::blocks`]). It stands for bytes in a store, which are
-//! fetched when they are needed. A page that has been absent once stays registered with userfaultfd, and missing until
-//! something is put there. So a buffer that is used for one body after another costs no system call.
+//! fetched when they are needed. A page that has been absent once stays registered with userfaultfd, and *missing*
+//! until something is put there: the kernel has no memory for it, and a thread that touches it waits. So a buffer that
+//! is used for one body after another costs no system call.
 //!
 //! A page may stand for some bytes and hold others. The bytes that it holds are saved, and put back together with those
 //! that it stands for.

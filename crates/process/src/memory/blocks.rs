@@ -1,6 +1,7 @@
 //! Large blocks of malloc, which share no page with anything else. Freeing a block touches none of its bytes. So pages
-//! that were absent stay missing, and can stand for the bytes of the next read without a system call. All that is known
-//! of a block is kept in tables apart from it. Absent pages stand for bytes of a payload in a store.
+//! that were absent stay missing, and can stand for the bytes of the next read without a system call. What is known of
+//! a block is kept in tables, not in the block. *Absent* pages stand for bytes of a payload in a store; the kernel has
+//! no memory for them, and calls them *missing* (userfaultfd(2)).
 //!
 //! ```text
 //!   SPACE   | block | block      | block | ...      | not used yet |
@@ -205,7 +206,8 @@ pub fn free(start: usize) {
     unlock();
 }
 
-/// States of whole pages, cut off at the end of the space: a program may pass a read a length that goes beyond it.
+/// States of whole pages, cut off at the end of the space: a program may call read(2) with a length that reaches beyond
+/// it.
 fn states(pages: &Range<usize>) -> &'static [AtomicU8] {
     let first = page_of(pages.start);
     &STATES[first..(first + pages.len() / PAGE_BYTES).min(PAGES)]

@@ -1,5 +1,6 @@
 //! Copies of absent memory that stay absent, and reads of real bytes beside absent ones. Absent memory stands for bytes
-//! of a payload in a store, which are not fetched for a copy.
+//! of a payload in a store, which are not fetched for a copy. A page is *missing* if the kernel has no memory for it: a
+//! touch waits until the library has filled it.
 
 use std::ops::Range;
 
@@ -27,14 +28,14 @@ impl Memory {
         let moved = |address: usize| address - from.start + to;
         let mut at = from.start;
         for Piece { addresses, hold, offset } in pieces {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that these bytes may be copied.
             unsafe { self.copy_real(&(at..addresses.start), moved(at)) };
             at = addresses.end;
             if !self.stand_for(moved(addresses.start)..moved(addresses.end), &hold, offset) {
                 return false;
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that these bytes may be copied.
         unsafe { self.copy_real(&(at..from.end), moved(at)) };
         true
     }
@@ -45,8 +46,8 @@ impl Memory {
     /// As for [`Self::copy`]. `from` stands for nothing.
     unsafe fn copy_real(&self, from: &Range<usize>, to: usize) {
         if !from.is_empty() {
-            // SAFETY: the caller's promise. The bytes pass through the library's own memory, because they are written
-            // under a lock.
+            // SAFETY: the caller promises that these bytes may be copied. They pass through the library's own memory,
+            // because they are written under a lock.
             unsafe { self.write(to, &self.read(from)) };
         }
     }
@@ -60,7 +61,8 @@ impl Memory {
         let (mut bytes, mut copies) = (self.scratch.buffer(range.len()), Copies::new());
         let mut at = 0;
         self.readable(range, &mut copies, |part| {
-            // SAFETY: the caller's promise, or a copy that lives as long as `copies`.
+            // SAFETY: the part is program memory, which the caller promises is readable, or a copy that lives as long
+            // as `copies`.
             let part = unsafe { std::slice::from_raw_parts(part.start as *const u8, part.len()) };
             bytes[at..at + part.len()].copy_from_slice(part);
             at += part.len();
@@ -69,7 +71,8 @@ impl Memory {
     }
 
     /// Fetches a range into place, together with memory that stands for the next `most` bytes of the same payload. A
-    /// program that copies a body piece by piece has the rest of it in such memory.
+    /// program that copies a body piece by piece has the rest of the body in such memory, and will probably copy it
+    /// next.
     ///
     /// # Errors
     /// Returns an error if they cannot be fetched.

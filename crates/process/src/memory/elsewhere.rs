@@ -1,6 +1,6 @@
 //! Absent memory outside the library's blocks, such as mappings and libc's own heap. It is registered with userfaultfd
-//! only as long as it stands for something, because its next user knows nothing of the library. Absent memory stands
-//! for bytes in a store.
+//! only as long as it stands for something, because the code that uses the memory next knows nothing of the library.
+//! Absent memory stands for bytes in a store.
 
 use std::ops::Range;
 
@@ -9,8 +9,8 @@ use shunt_sys::userfaultfd::{PAGE_BYTES, Userfaultfd};
 
 use super::{State, whole_pages};
 
-/// Whether the kernel still has a piece absent. If another thread has unmapped the memory, it may have a new owner
-/// before the kernel's event about that is read.
+/// Whether the kernel still has a piece absent. If another thread has unmapped the memory, other code may use the
+/// memory again before the kernel's event about the unmapping is read.
 pub(super) fn is_absent(faults: &Userfaultfd, piece: &Piece) -> bool {
     faults.is_absent(piece.addresses.start / PAGE_BYTES * PAGE_BYTES)
 }

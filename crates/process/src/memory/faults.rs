@@ -1,13 +1,13 @@
-//! Threads that serve faults of absent memory (the paper on on-demand buffers calls this part RZM). Threads of the
-//! program that touch absent memory wait for them in the kernel. Absent memory stands for bytes of a payload in a
-//! store. A *share* of the payload keeps it there.
+//! Threads that serve faults of absent memory (the paper on on-demand buffers calls this part RZM). A thread of the
+//! program that touches absent memory waits in the kernel until one of these threads has fetched the bytes. Absent
+//! memory stands for bytes of a payload in a store. A *share* of the payload keeps the payload in the store.
 //!
 //! One of the threads leads: it reads the kernel's events and serves each fault itself. If that takes long, because a
 //! holder (the store that has the bytes) is silent, another thread leads from then on. Faults for the same holder wait
 //! until the first is served, so each silent holder occupies one thread at most.
 //!
 //! All threads are started before memory becomes absent. Starting a thread takes memory from glibc's heap, whose locks
-//! a thread may hold that waits for a page.
+//! may be held by a thread that waits for absent memory.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -30,7 +30,8 @@ const THREADS: usize = 3;
 /// Fewest threads that are enough: one can lead while another waits.
 const THREADS_MIN: usize = 2;
 
-/// Interval at which one thread tends: among other work, it has shares sent back that are too few to be sent at once.
+/// Interval at which one thread tends: among other work, it starts the return of shares that were too few to be sent
+/// back before.
 const TENDED_EVERY: Duration = Duration::from_millis(100);
 
 /// Interval of the search for bytes that have been absent for long.
@@ -40,8 +41,10 @@ const OLD_EVERY: Duration = Duration::from_secs(3);
 struct Service {
     memory: &'static Memory,
     faults: Arc<Userfaultfd>,
-    /// Per holder that a thread waits for: touched addresses whose bytes that holder has.
+    /// For each holder that a thread waits for: further addresses that the program has touched, and whose bytes are at
+    /// the same holder. The waiting thread serves these faults, too.
     turns: Turns<Holder, usize>,
+    /// Time of the last search for bytes that have been absent for long.
     looked: Mutex<Instant>,
 }
 
@@ -104,8 +107,8 @@ impl Service {
         true
     }
 
-    /// Serves a fault. Returns `Some` if that took long, so that another thread leads now. It contains the slow holder,
-    /// if that is known.
+    /// Serves a fault. Returns `Some` if that took long, so that another thread leads now: with the slow holder, if
+    /// that is known.
     fn serve(&self, address: usize) -> Option<Option<Holder>> {
         let slow = Cell::new(None);
         let hand_over = || {
@@ -123,7 +126,8 @@ impl Service {
         }
     }
 
-    /// Has another thread lead, and has faults for the holder of the bytes at `address` wait. Returns that holder.
+    /// Makes another thread lead, and lets faults for the holder of the bytes at `address` wait for this thread.
+    /// Returns that holder.
     fn hand_over(&self, address: usize) -> Option<Holder> {
         let holder = self.memory.holder_at(address);
         self.turns.hand_over(holder);

@@ -1,6 +1,6 @@
-//! Writes to receivers that take no references: clients, files, and programs that are not under Shunt. Absent bytes are
-//! fetched into the library's own memory and written from there. Absent bytes are those of memory that only stands for
-//! bytes in a store.
+//! Writes to receivers that take no references: clients, files, and programs that are not under Shunt (not started by
+//! `shunt run`). Absent bytes are fetched into the library's own memory and written from there. Absent bytes are those
+//! of memory that only stands for bytes in a store.
 
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -138,8 +138,8 @@ impl<'a> Fetched<'a> {
                 fetched.iov.extend(parts);
                 continue;
             };
-            // Each fetch may take nearly as long as the whole call may. So this asks before each one, once there is
-            // something to write.
+            // A single fetch may take nearly as long as the whole call is allowed to take. So before each fetch, once
+            // there is something to write, this checks whether the call ends.
             if !fetched.iov.is_empty() && call.ends() {
                 fetched.is_cut = true;
                 break;

@@ -21,7 +21,7 @@ pub struct Buffer<'a> {
 impl Scratch {
     /// Returns a buffer of `length` bytes.
     pub fn buffer(&self, length: usize) -> Buffer<'_> {
-        // Without waiting: in the child of a fork, the thread that holds the lock may not exist.
+        // Does not wait for the lock: in the child of a fork, the thread that holds the lock may not exist.
         let kept = self.0.try_lock().and_then(|mut kept| kept.pop());
         let mut bytes = kept.unwrap_or_default();
         if bytes.len() < length {

@@ -7,7 +7,7 @@ use super::kernel;
 /// Ends the process with SIGBUS, and says why on stderr. A program must not continue with wrong bytes, and a load from
 /// memory cannot return an error.
 pub fn end_process(why: &str) -> ! {
-    // Written by one call, and without allocating: there may be no memory.
+    // The text is written by one call, and without allocating: there may be no memory.
     let text = [IoSlice::new(b"shunt: "), IoSlice::new(why.as_bytes()), IoSlice::new(b"; the process ends here\n")];
     let _ = rustix::io::writev(kernel::borrow(libc::STDERR_FILENO), &text);
     // SAFETY: the calls keep none of the pointers. The signal is SIGBUS, as for a lost page of a file. It has its

@@ -20,7 +20,8 @@ impl Inside {
     /// Returns `None` if the thread is inside already.
     #[inline]
     pub fn enter() -> Option<Self> {
-        // Not `then_some`, which always makes a value. If the thread is inside already, its drop would clear the mark.
+        // `then_some` is not used, because it always makes a value. If the thread is inside already, dropping that
+        // value would clear the mark.
         if INSIDE.replace(true) { None } else { Some(Self) }
     }
 }

@@ -25,7 +25,7 @@ pub fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
 pub unsafe fn call(number: c_long, arguments: [usize; 6]) -> Result<usize, Errno> {
     let [a, b, c, d, e, f] = arguments;
     let outcome: isize;
-    // SAFETY: the kernel's convention on x86_64 (syscall(2)); the caller's promise.
+    // SAFETY: the kernel's convention on x86_64 (syscall(2)). The caller keeps the rules of that system call.
     unsafe {
         asm!(
             "syscall",

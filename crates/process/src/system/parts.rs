@@ -1,4 +1,4 @@
-//! Parts of a program's memory, as readv(2) and its kin take them.
+//! Parts of a program's memory, as readv(2) and similar calls take them.
 
 use std::io::IoSlice;
 use std::ops::Range;

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags, fgetxattr, fstat, openat};
 use rustix::io::pread;
 
-/// Bytes that are read of a file. A program's headers are at its beginning, and so is the line that names a script's
-/// interpreter.
+/// Number of bytes that are read of a file. A program's headers are at its beginning, and so is the line that names a
+/// script's interpreter.
 const LOOKED: usize = 4096;
 /// Most scripts in a row, each the interpreter of the one before, that the kernel follows (fs/exec.c).
 const SCRIPTS: usize = 5;
@@ -36,9 +36,9 @@ pub fn find(name: &CStr, path: &[u8]) -> Option<OwnedFd> {
     })
 }
 
-/// Whether the library gets into the program in this file, and sees its calls. It does not if the program is linked
-/// statically, if its file gives it privileges, or if it is written in Go, which makes system calls itself. If the file
-/// does not tell, the answer is yes.
+/// Whether the library gets into the program in this file, and sees its calls. It does not if the program is for
+/// another machine than x86-64, if it is linked statically, if its file gives it privileges, or if it is written in Go,
+/// which makes system calls itself. If the file does not tell, the answer is yes.
 #[must_use]
 pub fn is_covered(file: OwnedFd) -> bool {
     let mut file = file;

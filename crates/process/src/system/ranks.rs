@@ -1,10 +1,10 @@
 //! The order in which a thread takes the library's locks. While it has a lock of one [`Rank`], it takes only locks of
 //! later ranks, and never one twice. So no two threads wait for each other.
 //!
-//! The locks of shunt-odb (connections to stores, shares to give back) and of shunt-sys come after all of these: a
-//! thread that has one of those takes none of these.
+//! The locks of shunt-odb (connections to stores, shares to give back) and of shunt-sys come after all ranks here: a
+//! thread that has such a lock takes none of the locks listed here.
 //!
-//! Tests have the order checked ([`check`]). Without the check, a lock costs only one more look at a flag.
+//! Tests switch on a check of the order ([`check`]). Without the check, a lock costs only one more look at a flag.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,8 +27,8 @@ pub enum Rank {
     Segment,
     /// [`crate::memory`]: absent memory.
     Absent,
-    /// [`crate::bypass`]: connections where a rescue is under way. A thread that has this lock or the next one takes no
-    /// other lock of this list.
+    /// [`crate::bypass`]: connections where the bytes of a failed handoff are written after all (a rescue). A thread
+    /// that has this lock or the next one takes no other lock of this list.
     Rescues,
     /// [`crate::memory`]: the share that was taken last.
     Recent,
@@ -41,7 +41,7 @@ thread_local! {
     static HELD: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Has the order checked from now on. A thread that breaks it ends the process.
+/// Begins to check the order. From now on a thread that breaks it ends the process.
 pub fn check() {
     CHECKS.store(true, Ordering::Relaxed);
 }

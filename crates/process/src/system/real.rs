@@ -49,7 +49,7 @@ macro_rules! real {
             let found = if known.is_null() { find(name, &FOUND) } else { known };
             // SAFETY: glibc's function of this name has this type.
             let function: unsafe extern "C-unwind" fn($($kind),*) -> $result = unsafe { std::mem::transmute(found) };
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller keeps the rules of the function of that name in libc.
             unsafe { function($($argument),*) }
         }
     )*};
@@ -150,6 +150,6 @@ pub unsafe fn malloc_usable_size(at: *mut c_void) -> size_t {
     }
     // SAFETY: the function of this name has this type in every heap.
     let function: unsafe extern "C" fn(*mut c_void) -> size_t = unsafe { std::mem::transmute(found) };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `at` is a block of that heap.
     unsafe { function(at) }
 }

@@ -1,6 +1,6 @@
 //! Waits for the kernel to have memory for bytes that a program has read. If the kernel has none for a second, the
-//! process ends, as the kernel might end it for want of memory. It cannot continue without a page: that would read as
-//! zeros.
+//! process ends, as the kernel might end it because there is no memory. It cannot continue without a page, which would
+//! read as zeros.
 
 use rustix::mm::{Advice, madvise};
 use rustix::thread::nanosleep;
@@ -18,7 +18,7 @@ const BETWEEN: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 #[repr(C, align(4096))]
 struct Spare([u8; 4 * PAGE_BYTES]);
 
-/// Not filled with zeros: the kernel would have no memory for pages of zeros.
+/// Not filled with zeros, because the kernel keeps no memory for pages of zeros.
 static mut SPARE: Spare = Spare([1; 4 * PAGE_BYTES]);
 
 /// Writes into the spare pages, so that the kernel has memory for each. Called when the library is loaded.

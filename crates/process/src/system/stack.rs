@@ -1,13 +1,13 @@
-//! Finds out which memory is a thread's stack. A stack is never made absent, because the library runs on it, even while
-//! it holds the lock that the fault handler needs. A buffer on the stack may later be a part of the library's own
-//! frames.
+//! Finds out which memory is a thread's stack. A stack is never made absent (to stand for bytes in a store), because
+//! the library runs on it, even while it holds the lock that the fault handler needs. A buffer on the stack may later
+//! be a part of the library's own frames.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Number of bytes from the thread's present frame upwards that are taken for its stack, if it runs on a stack that is
-/// not its own: a coroutine's, or a signal handler's. The library does not know where such a stack ends.
+/// Number of bytes from the thread's present frame upwards that count as its stack, if it runs on a stack that is not
+/// its own: a coroutine's, or a signal handler's. The library does not know where such a stack ends.
 const OTHER_BYTES: usize = 8 << 20;
 
 thread_local! {
@@ -16,7 +16,7 @@ thread_local! {
 }
 
 /// Whether an address is in the thread's own stack. If the thread runs on another stack now, also whether the address
-/// may be in the used part of that one.
+/// may be in the used part of that other stack.
 pub fn is_own(address: usize) -> bool {
     let here = 0u8;
     let from = &raw const here as usize;
@@ -25,7 +25,7 @@ pub fn is_own(address: usize) -> bool {
 }
 
 /// The thread's own stack. `None` if the kernel does not tell (in another root directory, without /proc). Then all
-/// memory above the current frame is taken for stack.
+/// memory above the current frame counts as stack.
 fn own() -> Option<Range<usize>> {
     let (start, end) = OWN.get();
     if end != 0 {

@@ -14,9 +14,9 @@ thread_local! {
 /// false if there can be no more threads.
 ///
 /// The thread is inside the library as long as it lives, so its system calls do not end the program's turn (bypass.rs:
-/// agents are then told of handoffs). To end a turn, a thread takes the lock of rank Handings. A thread of the program
-/// may hold that lock and wait for a second one. If this thread has just released the second lock, its next system call
-/// has to wake that thread, and must not wait for the first lock.
+/// agents are then told of handoffs). The reason: a thread that ends a turn takes the lock of rank Handings. A thread
+/// of the program may hold that lock while it waits for a second lock, which this thread has just released. This
+/// thread's next system call then has to wake the program's thread, and must not wait for the lock of rank Handings.
 pub fn start(name: &'static str, work: impl FnOnce() + Send + 'static) -> bool {
     let _signals = SignalsWait::new();
     let builder = std::thread::Builder::new().name(name.into()).stack_size(256 << 10);

@@ -1,5 +1,5 @@
-//! Finds functions that a loaded library defines, in its own symbol table (DT_GNU_HASH). The result is that of
-//! dlsym(3), without the loader's lock.
+//! Finds functions that a loaded library defines, in its own symbol table (DT_GNU_HASH). Gives the result of dlsym(3),
+//! but without taking the loader's lock.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
@@ -12,7 +12,7 @@ pub struct LinkMap {
     dynamic: *const Dynamic,
 }
 
-/// `Elf64_Dyn`.
+/// `Elf64_Dyn` of <elf.h>.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Dynamic {
@@ -20,7 +20,7 @@ struct Dynamic {
     value: usize,
 }
 
-/// `Elf64_Sym`.
+/// `Elf64_Sym` of <elf.h>.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Symbol {
@@ -52,7 +52,7 @@ impl LinkMap {
     /// # Safety
     /// `self` is the loader's description of an object that stays loaded during the call.
     pub unsafe fn function(&self, name: &CStr) -> *mut c_void {
-        // SAFETY: the caller's promise. All reads in this block are from tables that the loader has read, too.
+        // SAFETY: the caller promises a loaded object. This block reads only tables that the loader has read, too.
         unsafe {
             let (Some(names), Some(symbols), Some(table)) =
                 (self.table(DT_STRTAB), self.table(DT_SYMTAB), self.table(DT_GNU_HASH))
@@ -95,13 +95,13 @@ impl LinkMap {
     /// As for [`Self::function`].
     unsafe fn table(&self, tag: i64) -> Option<usize> {
         let mut at = self.dynamic;
-        // SAFETY: the caller's promise. The last entry is one of DT_NULL.
+        // SAFETY: the caller promises a loaded object. The last entry is one of DT_NULL.
         unsafe {
             while (*at).tag != DT_NULL {
                 if (*at).tag == tag {
                     let value = (*at).value;
-                    // The value is an offset from `base`, or an address: the loader puts the address in its place if it
-                    // can write there.
+                    // The value is an offset from `base`. If the loader could write there, it has put the address in
+                    // place of the offset.
                     return Some(if value < self.base { self.base + value } else { value });
                 }
                 at = at.add(1);
@@ -115,7 +115,7 @@ impl LinkMap {
     /// # Safety
     /// As for [`Self::function`]. `symbol` is the number of a symbol.
     unsafe fn is_default(&self, symbol: u32) -> bool {
-        // SAFETY: the caller's promise; the table has a version for each symbol.
+        // SAFETY: the caller promises a loaded object, and a symbol of it; the table has a version for each symbol.
         let version =
             unsafe { self.table(DT_VERSYM).map(|versions| (versions as *const u16).add(symbol as usize).read()) };
         version.is_none_or(|version| version & HIDDEN == 0)

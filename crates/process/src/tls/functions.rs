@@ -20,7 +20,7 @@ macro_rules! theirs {
         /// # Safety
         /// As for OpenSSL's function. `caller` is an address in the code that calls it.
         pub unsafe fn $name($($argument: $kind,)* caller: usize) -> $result {
-            // SAFETY: the caller's promise.
+            // SAFETY: the object is valid, because the caller keeps the rules of OpenSSL's function.
             let found = unsafe { Of::$of($about).function(Function::$function, caller) };
             if found.is_null() {
                 set_errno(libc::ENOSYS);
@@ -28,7 +28,7 @@ macro_rules! theirs {
             }
             // SAFETY: OpenSSL's function of this name has this type.
             let function: unsafe extern "C-unwind" fn($($kind),*) -> $result = unsafe { std::mem::transmute(found) };
-            // SAFETY: the caller's promise is that of OpenSSL's function.
+            // SAFETY: the caller keeps the rules of OpenSSL's function.
             unsafe { function($($argument),*) }
         }
     )*};

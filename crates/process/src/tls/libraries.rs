@@ -7,10 +7,10 @@
 //! (`return SSL_write(...)`), it is the address of the wrapper's own caller. So the caller counts only if the object
 //! does not tell, and after the program's global scope, as in the dynamic linker.
 //!
-//! Symbols are looked up without the loader's lock, because a thread may hold that one while it waits for this
-//! library's. The loader's lock is taken in three cases only: once in a process (to find `_dl_find_object`), for each
-//! new context until an OpenSSL is adopted, and if the object does not tell. Nothing is kept of a library that may be
-//! unloaded.
+//! Symbols are looked up without the loader's lock, because a thread may hold the loader's lock while it waits for a
+//! lock of this library. The loader's lock is taken in three cases only: once in a process (to find `_dl_find_object`),
+//! for each new context until an OpenSSL is adopted, and if the object does not tell. Nothing is kept of a library that
+//! may be unloaded.
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -134,7 +134,7 @@ fn next(name: &CStr) -> *mut c_void {
 }
 
 /// Looks up a symbol in a library and in those that it is linked to. `library` is a handle of [`Object::open`] or
-/// dlopen(3), which is closed here. Returns null for null.
+/// dlopen(3), which is closed here. Returns null if `library` is null.
 fn symbol(library: *mut c_void, name: &CStr) -> *mut c_void {
     if library.is_null() {
         return library;
@@ -192,13 +192,13 @@ impl Of {
     /// Addresses, one of which lies in the OpenSSL that made the object; unused ones are 0.
     ///
     /// # Safety
-    /// The pointer is to such an object, or null.
+    /// The pointer is null, or leads to an object of the kind that the variant names.
     #[inline]
     unsafe fn leads(self) -> [usize; WORDS] {
         match self {
             Self::Method(method) => [method as usize, 0, 0, 0],
             Self::Connection(ssl) if ssl.is_null() => [0; WORDS],
-            // SAFETY: the caller's promise. In each version an SSL is longer than this, and aligned to words.
+            // SAFETY: the caller promises an `SSL`. In each version an SSL is longer than this, and aligned to words.
             Self::Connection(ssl) => unsafe { ssl.cast::<[usize; WORDS]>().read() },
         }
     }
@@ -206,10 +206,10 @@ impl Of {
     /// Whether the object belongs to the OpenSSL that was adopted ([`Candidate::adopt`]).
     ///
     /// # Safety
-    /// The pointer is to such an object, or null.
+    /// The pointer is null, or leads to an object of the kind that the variant names.
     #[inline]
     pub unsafe fn is_known(self) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the pointer is null, or leads to an object of that kind.
         unsafe { self.leads() }.into_iter().any(|lead| KNOWN.contains(lead))
     }
 
@@ -217,9 +217,9 @@ impl Of {
     /// address of the function that a call from `caller` would reach. Returns null if there is none.
     ///
     /// # Safety
-    /// The pointer is to such an object, or null.
+    /// The pointer is null, or leads to an object of the kind that the variant names.
     pub unsafe fn function(self, function: Function, caller: usize) -> *mut c_void {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the pointer is null, or leads to an object of that kind.
         let leads = unsafe { self.leads() };
         if leads.into_iter().any(|lead| KNOWN.contains(lead)) {
             let known = KNOWN.functions[function as usize].load(Ordering::Relaxed);
@@ -275,7 +275,7 @@ impl Candidate {
     }
 
     /// Addresses of the functions that the program's calls go on to. If this OpenSSL is in the global scope, these are
-    /// the first functions of their names there, which may be another library's.
+    /// the functions that a search there finds first by their names. They may be another library's.
     pub fn functions(&self) -> [*mut c_void; FUNCTIONS] {
         use Function::{CallbackCtrl, Clear, GetError, NewContext, NewContextEx, SetCallback, Write, WriteEx};
         let mut functions = [ptr::null_mut(); FUNCTIONS];
@@ -286,8 +286,9 @@ impl Candidate {
         functions
     }
 
-    /// Has this OpenSSL's connections handed off from now on, if `begin` succeeds. Only one thread at a time may call
-    /// this. The first OpenSSL that is adopted stays the only one. Returns whether that is this one.
+    /// Makes this OpenSSL the one whose connections are handed off, if `begin` succeeds. Only one thread at a time may
+    /// call this. The first OpenSSL that is adopted stays the only one. Returns whether this OpenSSL is the adopted
+    /// one.
     pub fn adopt(&self, functions: &[*mut c_void; FUNCTIONS], begin: impl FnOnce() -> bool) -> bool {
         if has_known() {
             return KNOWN.contains(self.object.start);

@@ -60,7 +60,7 @@ int shunt_openssl_find(void *(*find)(void *library, const char *name), void *lib
     return 1;
 }
 
-/* Has the functions jump to the addresses in `found` from now on. Returns 1 on success. */
+/* Makes the functions jump to the addresses in `found`, from now on. Returns 1 on success. */
 int shunt_openssl_use(void *const *found)
 {
 #define USE(name) shunt_openssl_##name = *found++;

@@ -1,4 +1,4 @@
-//! Connections on which both ends are under Shunt, within this process.
+//! Connections on which both ends are under Shunt (as if started by `shunt run`), within this process.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};

@@ -28,7 +28,7 @@ use store::Bed;
 pub struct Process {
     pub runtime: &'static Runtime,
     pub memory: &'static Memory,
-    /// Segment of the program that makes the bodies.
+    /// Segment (memory of the store) into which the bodies are written.
     writer: Mutex<Writer>,
     _segment: Connection,
     pub bed: Mutex<Bed>,
@@ -49,7 +49,7 @@ pub fn process() -> &'static Process {
             connections: Connections::new(Arc::new(states::new().unwrap()), None),
             memory: Memory::new(device.into(), bed.path(), Calls { tick, tend: || () }),
             store: Store::new(bed.path()),
-            // Nothing is learnt about receivers. So everything that may go by reference does.
+            // Nothing is learnt about receivers. So every body that may be sent by reference is sent so.
             learnt: None,
             inherited: -1,
         };

@@ -1,4 +1,5 @@
-//! Answers to programs' questions ([`Ask`](crate::store::messages::Ask)).
+//! Answers to programs' questions ([`Ask`](crate::store::messages::Ask)). An *entrance* is a connection that a
+//! program's child processes inherit, to reach the store by it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
