@@ -153,11 +153,11 @@ impl<M: Machine> Backend<M> {
     /// the round have been examined ([`Waiting::begin_round`]).
     pub fn next_waiting(&mut self, turn: &mut Turn<'_, M>) -> Option<Option<(Box<Waits>, Start<M>)>> {
         let waits = self.waiting.next_of_round()?;
-        let Waits { claim, parts, claimant, until } = &*waits;
+        let Waits { claim, parts, claimant, until, .. } = &*waits;
         Some(match self.place(claim, Some(parts), claimant, turn) {
             Ok(start) => Some((waits, start)),
-            Err(Reason::Limit | Reason::Busy) if turn.now < *until => {
-                self.waiting.keep(waits);
+            Err(reason @ (Reason::Limit | Reason::Busy)) if turn.now < *until => {
+                self.waiting.keep(waits, reason);
                 None
             }
             Err(reason) => {
@@ -218,7 +218,7 @@ impl<M: Machine> Backend<M> {
     pub fn asked(&mut self, peer: usize, ask: &peer::Ask, turn: &mut Turn<'_, M>) {
         let client = ask.client_address.ip();
         let would = self.would_send(peer, ask.server().socket_addr(), client, turn);
-        let would = would.and_then(|()| self.has_place(turn)).and_then(|()| {
+        let would = would.and_then(|()| self.has_place(peer, turn)).and_then(|()| {
             let local = turn.shared.peers.peer(peer).senders.towards(ask.client_address).ok_or(Reason::Unreachable)?;
             turn.machine.reaches(peer, local, client)
         });
@@ -227,8 +227,8 @@ impl<M: Machine> Backend<M> {
     }
 
     /// Checks that a claim of stored bytes would not have to wait, and that this agent does not drain.
-    fn has_place(&self, turn: &Turn<'_, M>) -> Result<(), Reason> {
-        if self.waiting.is_empty() && !turn.shared.is_draining { Ok(()) } else { Err(Reason::Limit) }
+    fn has_place(&self, peer: usize, turn: &Turn<'_, M>) -> Result<(), Reason> {
+        if self.waiting.delays(peer as u32) || turn.shared.is_draining { Err(Reason::Limit) } else { Ok(()) }
     }
 
     /// Notes that a frontend has given a handoff up.

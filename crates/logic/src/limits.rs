@@ -520,6 +520,8 @@ mod tests {
         let zero = Limits::default;
         for limits in [
             Limits { handoffs: 0, ..zero() },
+            Limits { offers: 0, ..zero() },
+            Limits { bytes: 0, ..zero() },
             Limits { handoffs_per_peer: 0, ..zero() },
             Limits { offers_per_peer: 0, ..zero() },
             Limits { bytes_per_peer: 0, ..zero() },

@@ -231,7 +231,7 @@ impl Transport {
                 let end = self.unread.start + length;
                 self.input[self.unread.start..end].fill(0); // the frame may hold keys
                 self.unread.start = end;
-                self.keys_came |= matches!(&frame, Frame::Claim(claim) if claim.suite.get() != 0);
+                self.keys_came |= frame.claim().is_some_and(|claim| claim.suite.get() != 0);
                 return Ok(Some(frame));
             }
             if !self.take_plaintext()? {

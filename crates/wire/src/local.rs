@@ -234,6 +234,7 @@ impl Request {
     pub fn parse(packet: &[u8]) -> Result<(Self, &[u8]), Reason> {
         let (header, _) = Header::read_from_prefix(packet).map_err(|_| Reason::Malformed)?;
         let (message, rest) = packet.split_at_checked(header.size as usize).ok_or(Reason::Malformed)?;
+        require(message.len() >= size_of::<Header>())?;
         Ok((Self::parse_message(header.kind, message)?, rest))
     }
 
@@ -511,6 +512,10 @@ mod tests {
         hello.header.size = 0;
         assert_eq!(Request::parse(hello.as_bytes()).unwrap_err(), Reason::Malformed);
         assert_eq!(Request::parse(&[]).unwrap_err(), Reason::Malformed);
+        // Shorter than a header: the next message would begin within this one, or at its own beginning.
+        let header = size_of::<Header>() as u32;
+        let stats = |size| Request::parse(Header { kind: kind::STATS, size }.as_bytes()).map(|(_, rest)| rest.len());
+        assert_eq!([0, header - 1, header].map(stats), [Err(Reason::Malformed), Err(Reason::Malformed), Ok(0)]);
     }
 
     #[test]

@@ -397,6 +397,14 @@ pub enum Frame {
 }
 
 impl Frame {
+    /// Returns the claim, if the frame is one, of an offer or of stored bytes. A claim may have keys.
+    pub fn claim(&self) -> Option<&Claim> {
+        match self {
+            Self::Claim(claim) | Self::ClaimParts(claim, _) => Some(claim),
+            _ => None,
+        }
+    }
+
     /// Reads the first frame of `bytes`: returns the frame and its length, or `None` where more bytes are needed.
     ///
     /// # Errors

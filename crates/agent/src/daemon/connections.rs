@@ -117,10 +117,15 @@ impl Daemon {
     }
 
     fn obey(&mut self, server: usize, mut packet: &[u8], mut file: Option<File>, was_cut: bool) -> bool {
+        let mut asks_for_stats = false;
         while !packet.is_empty() {
             let done = Request::parse(packet).and_then(|(request, rest)| {
                 packet = rest;
                 let file = file.take();
+                // Counters take a while to collect. So a packet may ask for them once.
+                if matches!(request, Request::Stats) && std::mem::replace(&mut asks_for_stats, true) {
+                    return Err(Reason::Malformed);
+                }
                 self.event(|logic, call| logic.request(server, &request, file, was_cut, call))
             });
             if let Err(reason) = done {

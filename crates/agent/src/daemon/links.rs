@@ -155,6 +155,20 @@ impl Daemon {
         }
     }
 
+    /// Ends the connections that have no session yet: agents that have connected and not said what for, and agents that
+    /// this one has dialled. Their certificates were checked before the present ones were read. They connect again.
+    pub(crate) fn drop_beginnings(&mut self) {
+        let places: Vec<usize> = self.arrived.iter().map(|(place, _)| place).collect();
+        for place in places {
+            self.logic.incoming.remove(place);
+            self.arrived.remove(place);
+        }
+        let dialled: Vec<usize> = self.links.iter().filter(|(_, link)| !link.is_up).map(|(peer, _)| peer).collect();
+        for peer in dialled {
+            self.lose_peer(peer, "the certificates were read again");
+        }
+    }
+
     /// Sends the frames that this turn has collected, with one write per peer.
     pub(crate) fn flush_peers(&mut self) {
         loop {

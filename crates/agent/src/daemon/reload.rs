@@ -31,6 +31,8 @@ impl Daemon {
         if merged.log != self.config.log {
             (self.set_log)(&merged.log)?;
         }
+        let is_removed = |name: &str| merged.peers.iter().all(|peer| peer.name != name);
+        let has_removed_one = self.config.peers.iter().any(|peer| is_removed(&peer.name));
         let before: Vec<u16> = self.logic.shared.settings.peers.iter().map(|peer| peer.port).collect();
         let ports = merged.sender_ports(if merged.backend.is_some() { &before } else { &[] });
         self.config = merged;
@@ -38,11 +40,22 @@ impl Daemon {
         let stores: Vec<_> = self.config.peers.iter().map(|peer| Holder::named(&peer.name).into()).collect();
         let settings = self.config.settings(&ports);
         self.event(|logic, call| logic.reconfigure(settings, &stores, call));
+        if has_removed_one {
+            self.end_store_connections();
+        }
         Ok(())
     }
 
+    /// Ends the connections by which other machines' programs read this machine's store. Those that still may connect
+    /// again.
+    fn end_store_connections(&self) {
+        if let Some(store) = &self.store {
+            store.orders.end_connections();
+        }
+    }
+
     /// Reads the certificates again, for new connections. Sessions with peers whose certificates are no longer good
-    /// end.
+    /// end, and so do connections that have no session yet, whose certificates were checked by the old list.
     fn reload_credentials(&mut self) {
         match self.credentials.renewed(&self.config.tls, &self.config.name, SystemTime::now()) {
             Ok(credentials) => {
@@ -50,9 +63,8 @@ impl Daemon {
                 self.next_warning = self.now;
                 tracing::info!("read the certificates again");
                 self.recheck_sessions();
-                if let Some(store) = &self.store {
-                    store.orders.end_connections();
-                }
+                self.drop_beginnings();
+                self.end_store_connections();
             }
             Err(error) => tracing::error!(%error, "cannot use the new certificates; the old ones stay in use"),
         }

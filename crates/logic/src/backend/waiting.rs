@@ -14,8 +14,10 @@ use shunt_wire::peer::{Claim, Claimant};
 
 /// Longest time that a claim waits. A client that gets nothing for longer may give up.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Most claims that wait.
+/// Most claims that wait, of all peers. One peer may have as many as are left for others, and MOST_OF_ITS_OWN in any
+/// case.
 const MOST: usize = 4096;
+const MOST_OF_ITS_OWN: usize = 64;
 
 /// One waiting claim.
 pub struct Waits {
@@ -27,6 +29,8 @@ pub struct Waits {
     pub claimant: Claimant,
     /// Time until which the claim may wait.
     pub until: Instant,
+    /// What it waits for: [`Reason::Limit`], a sender, or [`Reason::Busy`], that its client's other connection is done.
+    pub reason: Reason,
 }
 
 /// Waiting claims, the oldest first. Each is in a separate box, whose memory is erased when it is freed (it holds
@@ -49,11 +53,23 @@ impl Waiting {
         self.claims.is_empty()
     }
 
+    /// Returns whether another claim of this peer may have to wait: one of its own does, or a claim waits for a sender,
+    /// which any claim needs. What other peers' clients are busy with is no reason.
+    pub fn delays(&self, peer: u32) -> bool {
+        self.claims.iter().any(|waits| waits.claimant.peer == peer || waits.reason == Reason::Limit)
+    }
+
+    /// Returns whether there is room for another waiting claim of this peer.
+    fn has_room(&self, peer: u32) -> bool {
+        let own = self.claims.iter().filter(|waits| waits.claimant.peer == peer).count();
+        own < MOST.saturating_sub(self.claims.len()).max(MOST_OF_ITS_OWN)
+    }
+
     /// Adds a claim that was refused for `reason`, if it can wait. Returns whether it can.
     pub fn add(&mut self, claim: &Claim, parts: &Parts, claimant: Claimant, reason: Reason, now: Instant) -> bool {
-        let can_wait = matches!(reason, Reason::Limit | Reason::Busy) && self.claims.len() < MOST;
+        let can_wait = matches!(reason, Reason::Limit | Reason::Busy) && self.has_room(claimant.peer);
         if can_wait {
-            let waits = Waits { claim: *claim, parts: *parts, claimant, until: now + PATIENCE };
+            let waits = Waits { claim: *claim, parts: *parts, claimant, until: now + PATIENCE, reason };
             self.claims.push_back(Box::new(waits));
         }
         can_wait
@@ -70,8 +86,9 @@ impl Waiting {
         self.claims.pop_front()
     }
 
-    /// Puts a claim back behind all others. So the next round has the same order.
-    pub fn keep(&mut self, waits: Box<Waits>) {
+    /// Puts a claim back behind all others, with what it waits for now. So the next round has the same order.
+    pub fn keep(&mut self, mut waits: Box<Waits>, reason: Reason) {
+        waits.reason = reason;
         self.claims.push_back(waits);
     }
 
@@ -119,7 +136,7 @@ mod tests {
             let mut seen = Vec::new();
             while let Some(waits) = waiting.next_of_round() {
                 seen.push(waits.claimant.handoff);
-                waiting.keep(waits);
+                waiting.keep(waits, Reason::Limit);
             }
             assert_eq!(seen, [1, 2, 3]);
         }
@@ -131,9 +148,23 @@ mod tests {
         let mut waiting = waiting(&[1], now);
         let parts = Parts::new(&[Default::default()]).unwrap();
         let claim = Claim::new_zeroed();
-        let mut add = |reason| waiting.add(&claim, &parts, Claimant::of(0, &claim), reason, now);
-        assert!(!add(Reason::NotAllowed) && !add(Reason::Unreachable) && add(Reason::Busy));
-        assert_eq!((0..2 * MOST).filter(|_| add(Reason::Limit)).count(), MOST - 2);
+        let mut add = |peer, reason| waiting.add(&claim, &parts, Claimant::of(peer, &claim), reason, now);
+        assert!(!add(0, Reason::NotAllowed) && !add(0, Reason::Unreachable) && add(0, Reason::Busy));
+        assert_eq!((0..2 * MOST).filter(|_| add(0, Reason::Limit)).count(), MOST / 2 - 2, "there is room for others");
+        let fewest = (1..100).map(|peer| (0..MOST).filter(|_| add(peer, Reason::Limit)).count()).min();
+        assert_eq!(fewest, Some(MOST_OF_ITS_OWN), "however many others wait");
+    }
+
+    #[test]
+    fn only_a_lack_of_senders_is_a_reason_for_other_peers_to_wait() {
+        let (now, parts, claim) = (Instant::now(), Parts::new(&[Default::default()]).unwrap(), Claim::new_zeroed());
+        let mut waiting = Waiting::default();
+        assert!(waiting.add(&claim, &parts, Claimant::of(0, &claim), Reason::Busy, now));
+        assert!(waiting.delays(0) && !waiting.delays(1));
+        waiting.begin_round();
+        let waits = waiting.next_of_round().unwrap();
+        waiting.keep(waits, Reason::Limit);
+        assert!(waiting.delays(0) && waiting.delays(1));
     }
 
     #[test]
@@ -141,7 +172,7 @@ mod tests {
         let mut waiting = waiting(&[1, 2, 3], Instant::now());
         waiting.begin_round();
         let first = waiting.next_of_round().unwrap();
-        waiting.keep(first);
+        waiting.keep(first, Reason::Limit);
         waiting.forget(|of| of.handoff == 2);
         assert_eq!(waiting.next_of_round().map(|waits| waits.claimant.handoff), Some(3));
         assert!(waiting.next_of_round().is_none(), "the first one waits for the next round");

@@ -12,6 +12,7 @@
 //!
 //! The kernel's table of client connections has all data that this needs, so a handoff costs nothing more.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use shunt_wire::local::{self, NO_PEER, Reason};
@@ -99,9 +100,10 @@ impl Frontend {
             return;
         }
         tracing::info!(payloads = regions.len(), "an agent is lost: watching whether its payloads still arrive");
-        let known = |region: &ActiveRegion| self.losses.0.iter().any(|one| one.region.handoff == region.handoff);
-        let new: Vec<_> = regions.into_iter().filter(|region| !known(region)).collect();
-        self.losses.0.extend(new.into_iter().map(|region| Watched::new(region, turn.now)));
+        let name = |region: &ActiveRegion| (region.client, region.server, region.handoff);
+        let known: HashSet<_> = self.losses.0.iter().map(|one| name(&one.region)).collect();
+        let new = regions.into_iter().filter(|region| !known.contains(&name(region)));
+        self.losses.0.extend(new.map(|region| Watched::new(region, turn.now)));
     }
 
     /// Cancels or watches the regions, made by SHUNT_APPEND, of a process that is gone, because its connections may
