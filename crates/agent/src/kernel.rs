@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use shunt_handoff::frontend::ActiveRegion as KernelRegion;
 use shunt_handoff::identity::FileIdentity;
-use shunt_handoff::payload::Payload;
+use shunt_handoff::payload;
 use shunt_handoff::reading::Reads;
 use shunt_handoff::sender::{EVICTED_AT_ONCE, Failure, Senders};
 use shunt_logic::limits::SPARE_DESCRIPTORS;
@@ -160,7 +160,7 @@ impl Machine for Kernel {
     }
 
     fn is_unchanged(&self, file: &File, offer: &Offer, proven: Option<FileIdentity>) -> bool {
-        file.try_clone().is_ok_and(|file| Payload::proven(file, offer, proven).is_unchanged())
+        payload::is_unchanged(file, offer, proven)
     }
 
     fn digest(&mut self, file: &File, state: FileIdentity, want: Want) -> Known {

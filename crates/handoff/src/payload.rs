@@ -24,6 +24,7 @@ use ahead::Ahead;
 use offered::Offered;
 use source::Range;
 
+pub use offered::is_unchanged;
 pub use source::{Kept, Source};
 
 /// Most bytes that are copied at once, for a flow that has no kernel socket to send from files.
@@ -37,6 +38,8 @@ pub struct Payload {
     next: usize,
     /// Reads file bytes that are not in memory, for this owner. `None`: the calling thread reads them, and waits.
     reader: Option<(Reads, Owner)>,
+    /// Has its threads close files whose closing may wait. `None`: who drops the payload closes them.
+    closer: Option<Reads>,
     ahead: Ahead,
 }
 
@@ -66,13 +69,21 @@ impl Payload {
     }
 
     fn of(ranges: Vec<Range>) -> Self {
-        Self { ranges, next: 0, reader: None, ahead: Ahead::Nothing }
+        Self { ranges, next: 0, reader: None, closer: None, ahead: Ahead::Nothing }
+    }
+
+    /// Has threads of `reads` close the payload's files, unless their closing is known not to wait.
+    #[must_use]
+    pub fn closed_by(mut self, reads: &Reads) -> Self {
+        self.closer = Some(reads.clone());
+        self
     }
 
     /// From here on no call waits for a disk: `reads` reads what is not in memory. The caller gives the results for
     /// `owner` to [`Payload::take_read`].
     pub fn read_by(&mut self, reads: &Reads, owner: Owner) {
         self.reader = Some((reads.clone(), owner));
+        self.closer = Some(reads.clone());
     }
 
     /// Whether sending waits for a read to end.
@@ -309,7 +320,7 @@ impl Payload {
 impl Drop for Payload {
     /// Closes the sources. A source whose closing may wait passes that to another thread.
     fn drop(&mut self) {
-        let Some((reads, _)) = &self.reader else { return };
+        let Some(reads) = &self.closer else { return };
         self.ranges.drain(..).for_each(|range| range.source.close(reads));
     }
 }

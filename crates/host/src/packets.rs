@@ -135,8 +135,9 @@ pub fn accept(listener: impl AsFd) -> io::Result<Option<OwnedFd>> {
 /// Result of [`receive`].
 #[derive(Debug)]
 pub enum Received {
-    /// One packet: its length in bytes, and the first descriptor that came with it, if any.
-    Packet(usize, Option<File>),
+    /// One packet: its length in bytes, the first descriptor that came with it, if any, and the others, which the
+    /// protocol does not have. To close one may take long: on FUSE, close(2) waits for a program.
+    Packet(usize, Option<File>, Vec<File>),
     /// One packet, by its length in bytes, whose descriptors the kernel has dropped, because this process may open no
     /// more.
     Cut(usize),
@@ -164,11 +165,12 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8; MAX_PACKET_BYTES]) -> io::Re
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
         _ => None,
     });
-    let descriptor = descriptors.by_ref().flatten().next().map(File::from);
+    let mut descriptors = descriptors.by_ref().flatten().map(File::from);
+    let first = descriptors.next();
     match message.bytes {
-        0 => Ok(Received::Closed),
-        bytes if message.flags.contains(ReturnFlags::CTRUNC) && descriptor.is_none() => Ok(Received::Cut(bytes)),
-        bytes => Ok(Received::Packet(bytes, descriptor)),
+        bytes if message.flags.contains(ReturnFlags::CTRUNC) && first.is_none() => Ok(Received::Cut(bytes)),
+        0 if first.is_none() => Ok(Received::Closed),
+        bytes => Ok(Received::Packet(bytes, first, descriptors.collect())),
     }
 }
 
@@ -208,11 +210,13 @@ mod tests {
         assert!(send(&client, b"first", &[file.as_fd()]).unwrap());
         assert!(send(&client, b"second", &[]).unwrap());
         let mut buffer = [0; MAX_PACKET_BYTES];
-        let Received::Packet(5, Some(mut got)) = receive(&server, &mut buffer).unwrap() else { panic!("first") };
+        let Received::Packet(5, Some(mut got), _) = receive(&server, &mut buffer).unwrap() else { panic!("first") };
         let mut text = String::new();
         got.read_to_string(&mut text).unwrap();
         assert_eq!(text, "hello");
-        assert!(matches!(receive(&server, &mut buffer).unwrap(), Received::Packet(6, None)));
+        assert!(
+            matches!(receive(&server, &mut buffer).unwrap(), Received::Packet(6, None, others) if others.is_empty())
+        );
         assert!(matches!(receive(&server, &mut buffer).unwrap(), Received::Nothing));
         drop(client);
         // The end may come later: a child that another test forks at this moment has a copy of the client's descriptor

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
+    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, Request,
 };
 
 /// Offset of the bad part of each file, in bytes.
@@ -55,6 +55,9 @@ const SLOWNESS: Duration = Duration::from_millis(300);
 struct State {
     reads: Mutex<Reads>,
     changed: Condvar,
+    /// Whether calls that close a file hang.
+    closes_hang: Mutex<bool>,
+    closes_changed: Condvar,
 }
 
 impl State {
@@ -76,6 +79,14 @@ impl State {
             std::thread::sleep(SLOWNESS);
         }
         reads
+    }
+}
+
+impl Files {
+    /// Waits while calls that close a file hang.
+    fn wait_to_close(&self) {
+        let hang = self.state.closes_hang.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.state.closes_changed.wait_while(hang, |hang| *hang));
     }
 }
 
@@ -124,10 +135,19 @@ impl Disk {
     }
 }
 
+impl Disk {
+    /// Has each close(2) of a file hang from here on, or no longer.
+    pub fn set_closes_hang(&self, hang: bool) {
+        *self.state.closes_hang.lock().unwrap_or_else(PoisonError::into_inner) = hang;
+        self.state.closes_changed.notify_all();
+    }
+}
+
 impl Drop for Disk {
-    /// Answers all waiting reads, so that the file system can be unmounted.
+    /// Answers all waiting reads and closes, so that the file system can be unmounted.
     fn drop(&mut self) {
         self.state.set(Reads::Well);
+        self.set_closes_hang(false);
     }
 }
 
@@ -235,6 +255,14 @@ impl Filesystem for Files {
             }
         }
         answer(self);
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        let files = self.clone();
+        drop(std::thread::spawn(move || {
+            files.wait_to_close();
+            reply.ok();
+        }));
     }
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {

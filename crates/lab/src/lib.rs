@@ -73,6 +73,7 @@ pub use answer::{Answer, Ending};
 pub use builder::LabBuilder;
 pub use capture::{Capture, Expect, Verdict};
 pub use chain::{Chain, Families, ShuntPart, ShuntParts};
+pub use disk::{Disk, Reads};
 pub use fetch::{Fetch, Fetched, fetch, file_sha256};
 pub use files::Contents;
 pub use flow::{FlowReport, Ignored};

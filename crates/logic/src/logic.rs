@@ -189,7 +189,8 @@ impl<M: Machine> Logic<M> {
         self.shared.servers.find(server)?.takes_offers().then_some((server, number))
     }
 
-    /// Handles a server's message. `was_cut` says that descriptors of its packet were lost.
+    /// Handles a server's message. Takes `file`, which came with it, if the message is an offer that is kept; the caller
+    /// closes a file that is left. `was_cut` says that descriptors of its packet were lost.
     ///
     /// # Errors
     /// Returns the server's fault, which ends its connection. A handoff that fails is no fault of the server, and is
@@ -198,7 +199,7 @@ impl<M: Machine> Logic<M> {
         &mut self,
         server: usize,
         request: &Request,
-        file: Option<M::File>,
+        file: &mut Option<M::File>,
         was_cut: bool,
         call: &mut Call<'_, M>,
     ) -> Result<(), Reason> {
@@ -212,11 +213,11 @@ impl<M: Machine> Logic<M> {
             (Request::Hello(channel, version), Role::Unknown(_)) => self.welcome(server, *channel, *version, call),
             (Request::Offer(offer), Role::Offers) => {
                 let is_own = offer.number >> 32 == u64::from(maker.worker);
-                match file.filter(|_| is_own) {
-                    Some(file) => return self.offer(*offer, file, call),
+                match file {
+                    Some(_) if is_own => return self.offer(*offer, file, call),
                     // The offer came without its descriptor because this process had none left.
                     None if is_own && was_cut => self.shared.counts.offers_without_descriptor += 1,
-                    None => return Err(Reason::Malformed),
+                    _ => return Err(Reason::Malformed),
                 }
             }
             (Request::Handoff(handoff), Role::Control { .. }) => {

@@ -230,7 +230,7 @@ impl Machine {
         let hello = Request::Hello(channel, VERSIONS.newest);
         self.event(now, base, |logic, call| {
             let server = logic.add_server(caller, call).ok()?;
-            logic.request(server, &hello, None, false, call).ok()?;
+            logic.request(server, &hello, &mut None, false, call).ok()?;
             let made = logic.shared.servers.find(server)?;
             Some((server, made.worker, made.ring()))
         })?

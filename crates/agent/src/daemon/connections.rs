@@ -102,8 +102,13 @@ impl Daemon {
         let Some(connection) = self.connections.get(server) else { return false };
         let mut buffer = self.packet.take().unwrap_or_else(|| Box::new([0; MAX_PACKET_BYTES]));
         let (bytes, goes_on) = match packets::receive(&connection.socket, &mut buffer) {
-            Ok(Received::Packet(bytes, file)) => (bytes, self.obey(server, &buffer[..bytes], file, false)),
-            Ok(Received::Cut(bytes)) => (bytes, self.obey(server, &buffer[..bytes], None, true)),
+            Ok(Received::Packet(bytes, mut file, mut others)) => {
+                let goes_on = self.obey(server, &buffer[..bytes], &mut file, false);
+                others.extend(file);
+                self.close_files(others);
+                (bytes, goes_on)
+            }
+            Ok(Received::Cut(bytes)) => (bytes, self.obey(server, &buffer[..bytes], &mut None, true)),
             Ok(Received::Nothing) => (0, false),
             Ok(Received::Closed) => (0, self.remove_server(server)),
             Err(error) => {
@@ -116,12 +121,12 @@ impl Daemon {
         goes_on
     }
 
-    fn obey(&mut self, server: usize, mut packet: &[u8], mut file: Option<File>, was_cut: bool) -> bool {
+    /// Processes the messages of a packet. Takes `file` if an offer keeps it. Returns whether the server stays.
+    fn obey(&mut self, server: usize, mut packet: &[u8], file: &mut Option<File>, was_cut: bool) -> bool {
         let mut asks_for_stats = false;
         while !packet.is_empty() {
             let done = Request::parse(packet).and_then(|(request, rest)| {
                 packet = rest;
-                let file = file.take();
                 // Counters take a while to collect. So a packet may ask for them once.
                 if matches!(request, Request::Stats) && std::mem::replace(&mut asks_for_stats, true) {
                     return Err(Reason::Malformed);

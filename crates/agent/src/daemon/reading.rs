@@ -9,21 +9,22 @@ use shunt_handoff::reading::{Owner, THREADS};
 use super::Daemon;
 use crate::os::threads;
 
+/// Number of threads where there is nothing to read.
+const CLOSING_THREADS: usize = 4;
+
 impl Daemon {
-    /// Starts the threads that read files, if this machine is a backend. To be called after privileges are given up,
-    /// and before system calls are restricted.
+    /// Starts the threads that read and close files. A machine that is no backend reads none, but its servers may pass
+    /// files all the same. To be called after privileges are given up, and before system calls are restricted.
     ///
     /// # Errors
     /// Returns the error if a thread cannot be made.
     pub fn start_reads(&self) -> std::io::Result<()> {
-        if self.kernel.senders.is_none() {
-            return Ok(());
-        }
+        let threads = if self.kernel.senders.is_some() { THREADS } else { CLOSING_THREADS };
         let work = |_| {
             let reads = self.kernel.reads.clone();
             move || reads.work()
         };
-        threads::start("read", "cannot start the threads that read files", (0..THREADS).map(work).collect())
+        threads::start("read", "cannot start the threads that read files", (0..threads).map(work).collect())
     }
 
     /// Passes on the results of reads that have ended.
@@ -36,11 +37,8 @@ impl Daemon {
         }
     }
 
-    /// Closes the files of offers that nobody has claimed, in a reading thread, because close(2) may block like
-    /// read(2).
+    /// Closes files that servers have passed, in a reading thread, because close(2) may block like read(2).
     pub(crate) fn close_files(&mut self, files: Vec<File>) {
-        if self.kernel.senders.is_some() {
-            files.into_iter().for_each(|file| self.kernel.reads.close(Arc::new(file.into())));
-        }
+        files.into_iter().for_each(|file| self.kernel.reads.close(Arc::new(file.into())));
     }
 }

@@ -49,7 +49,7 @@ impl Daemon {
     /// Returns the payload of a claim: the file range of the offer that the claim has used up, or ranges of the store.
     fn payload(&self, offered: Option<Offered<Kernel>>, parts: Option<&Parts>) -> Result<Payload, Reason> {
         if let Some(Offered { offer, file, proven, .. }) = offered {
-            return Ok(Payload::proven(file, &offer, proven));
+            return Ok(Payload::proven(file, &offer, proven).closed_by(&self.kernel.reads));
         }
         let ((holder, shelf), parts) = self.kernel.store.as_ref().zip(parts).ok_or(Reason::UnknownOffer)?;
         stored::payload(*holder, shelf, parts)

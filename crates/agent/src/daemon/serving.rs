@@ -27,7 +27,7 @@ impl Daemon {
 
     /// Begins to send the payload of a fetch, on the connection that has just asked for it.
     pub(crate) fn begin_serving(&mut self, fetch: usize, offer: &Offer, file: File, proven: Option<FileIdentity>) {
-        let Some(Arrived { mut transport, .. }) = self.serving.take() else { return };
+        let Some(Arrived { mut transport, .. }) = self.serving.take() else { return self.close_files(vec![file]) };
         let mut payload = Payload::proven(file, offer, proven);
         Fetched { length: payload.remaining().into() }.emit(transport.output());
         payload.read_by(&self.kernel.reads, Owner::Fetch(fetch));

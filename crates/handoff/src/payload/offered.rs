@@ -5,7 +5,7 @@
 use std::cell::Cell;
 use std::fs::File;
 use std::io::IoSliceMut;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -33,29 +33,49 @@ pub(super) struct Offered {
     proven: Option<FileIdentity>,
     /// Whether the claimant has been told the digest of the first identity, and it has not been withdrawn.
     is_told: Cell<bool>,
-    /// Whether calls to the file's file system may wait for a program or another machine (fuse(8), NFS).
-    may_wait: Cell<bool>,
+    /// Whether calls to the file's file system are known not to wait for a program or another machine, as they do on
+    /// FUSE and NFS.
+    is_prompt: Cell<bool>,
+}
+
+/// The modification time that an offer's file must have, if it must.
+fn told_mtime(offer: &Offer) -> Option<i64> {
+    (offer.flags & Offer::BODY == 0).then_some(offer.mtime_ns)
+}
+
+/// Whether a file with the identity `now` fits the modification time and the size that were told, and the identity whose
+/// digest was told.
+fn fits(now: FileIdentity, mtime_ns: Option<i64>, size: u64, proven: Option<FileIdentity>) -> bool {
+    // Logs, recordings and uploads grow while they are read. The client gets as much as its header told.
+    let is_longer = now.size > size && mtime_ns.is_some();
+    let as_told = is_longer || now.size == size && mtime_ns.is_none_or(|then| then == now.mtime_ns);
+    as_told && proven.is_none_or(|proven| proven == now)
+}
+
+/// Whether the file of an offer is still the one that the offer tells of, as [`super::Payload::is_unchanged`] says of a
+/// payload. Needs no descriptor of its own, which would have to be closed.
+pub fn is_unchanged(file: impl AsFd, offer: &Offer, proven: Option<FileIdentity>) -> bool {
+    FileIdentity::at_hand(file).is_ok_and(|now| fits(now, told_mtime(offer), offer.size, proven))
 }
 
 impl Offered {
     pub(super) fn new(file: File, offer: &Offer, proven: Option<FileIdentity>) -> Self {
         Self {
             file: Arc::new(OwnedFd::from(file)),
-            mtime_ns: (offer.flags & Offer::BODY == 0).then_some(offer.mtime_ns),
+            mtime_ns: told_mtime(offer),
             size: offer.size,
             first: Cell::new(None),
             has_changed: Cell::new(false),
             proven,
             is_told: Cell::new(false),
-            may_wait: Cell::new(false),
+            is_prompt: Cell::new(false),
         }
     }
 
-    /// Called if the file system does not tell what is in memory. Returns whether it is memory itself. If not, notes
-    /// that its calls may wait.
+    /// Called if the file system does not tell what is in memory. Returns whether it is memory itself.
     fn is_memory(&self, reads: &Reads) -> bool {
         let is_memory = self.first.get().is_some_and(|first| reads.is_memory(first.device));
-        self.may_wait.set(!is_memory);
+        self.is_prompt.set(is_memory);
         is_memory
     }
 }
@@ -65,10 +85,12 @@ impl Source for Offered {
         let file = self.first.get();
         let found = file.map_or(0, |file| reads.found(&file, at));
         if found >= most.min(in_memory::STRIDE_BYTES) {
+            self.is_prompt.set(true);
             return most.min(found);
         }
         match in_memory::bytes_from(&self.file, at, most) {
             Ok(here) => {
+                self.is_prompt.set(true);
                 if let Some(file) = file.filter(|_| here > 0) {
                     reads.note_found(file, at, here);
                 }
@@ -88,7 +110,10 @@ impl Source for Offered {
         match in_memory::read(&self.file, slices, at) {
             Err(Errno::OPNOTSUPP) if self.is_memory(reads) => read_waiting(&self.file, at, slices),
             Err(Errno::OPNOTSUPP) => Err(Errno::AGAIN),
-            other => other,
+            other => {
+                self.is_prompt.set(true);
+                other
+            }
         }
     }
 
@@ -106,10 +131,7 @@ impl Source for Offered {
         let Self { mtime_ns, size, first, has_changed, proven, .. } = self;
         has_changed.set(has_changed.get() || first.get().is_some_and(|first| first != now));
         first.set(first.get().or(Some(now)));
-        // Logs, recordings and uploads grow while they are read. The client gets as much as its header told.
-        let is_longer = now.size > *size && mtime_ns.is_some();
-        let as_told = is_longer || now.size == *size && mtime_ns.is_none_or(|then| then == now.mtime_ns);
-        as_told && proven.is_none_or(|proven| proven == now)
+        fits(now, *mtime_ns, *size, *proven)
     }
 
     fn file(&self) -> Option<(BorrowedFd<'_>, FileIdentity)> {
@@ -140,7 +162,7 @@ impl Source for Offered {
 
     /// If the file's file system may be slow to answer, another thread closes the file.
     fn close(self: Box<Self>, reads: &Reads) {
-        if self.may_wait.get() {
+        if !self.is_prompt.get() {
             reads.close(self.file);
         }
     }

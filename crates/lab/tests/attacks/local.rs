@@ -1,13 +1,15 @@
 //! Attacks by other users' processes on a machine with an agent.
 
+use std::os::fd::AsFd;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use shunt_lab::{Host, Lab, Options, ShuntPart};
+use anyhow::{Context, Result, anyhow, ensure};
+use shunt_host::packets;
+use shunt_lab::{Disk, Host, Lab, Options, ShuntPart};
 use shunt_testbed::wait_for;
 use shunt_wire::Endpoint;
-use shunt_wire::local::{Channel, Handoff, VERSIONS, kind};
+use shunt_wire::local::{Channel, Handoff, Header, VERSIONS, kind};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::service::held::Held;
@@ -176,6 +178,30 @@ for ring in range(64):
         said.add(errno.errorcode[error.errno])
 print(*sorted(said))
 ";
+
+/// A FUSE file's close(2) waits for the program that answers for it. So whoever may connect could have the agent wait, by
+/// a descriptor that no message needs.
+#[test]
+fn descriptors_whose_closing_hangs_stop_nobody() -> Result<()> {
+    needs_root();
+    start(0, |service| {
+        let frontend = service.lab.frontend();
+        let disk = Disk::mount(&service.files, &service.lab.dir().join("hanging"))?;
+        let file = std::fs::File::open(service.lab.dir().join("hanging/1k"))?;
+        let agents = [frontend, service.lab.backend()].map(connect_to_agent);
+        disk.set_closes_hang(true);
+        for agent in &agents {
+            let agent = agent.as_ref().map_err(|error| anyhow!("{error:#}"))?;
+            let stats = Header { kind: kind::STATS, size: size_of::<Header>() as u32 };
+            let descriptors = [file.as_fd(), file.as_fd()];
+            ensure!(packets::send(agent, stats.as_bytes(), &descriptors)?, "the agent does not read");
+        }
+        let good = service.still_good().and_then(|()| service.frontend_stats().map(drop));
+        disk.set_closes_hang(false);
+        drop(file);
+        good
+    })
+}
 
 #[test]
 fn a_ring_is_its_users_alone() -> Result<()> {

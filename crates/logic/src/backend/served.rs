@@ -82,7 +82,11 @@ impl<M: Machine> Backend<M> {
         allow_fetch(turn)?;
         let offered = self.offers.claim(peer, fetch.offer.get(), fetch.length.get(), fetch.tag)?;
         let is_unchanged = turn.machine.is_unchanged(&offered.file, &offered.offer, offered.proven);
-        if is_unchanged { Ok((peer, offered)) } else { Err(Reason::FileChanged) }
+        if is_unchanged {
+            return Ok((peer, offered));
+        }
+        turn.act(Action::CloseFiles(vec![offered.file]));
+        Err(Reason::FileChanged)
     }
 
     /// Notes that the peer has taken bytes of a fetch. `is_done` says that these were the last ones.

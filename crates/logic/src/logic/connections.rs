@@ -70,9 +70,15 @@ impl<M: Machine> Logic<M> {
         self.shared.counts.rings_exhausted += 1;
     }
 
-    pub(super) fn offer(&mut self, offer: Offer, file: M::File, call: &mut Call<'_, M>) -> Result<(), Reason> {
+    /// Adds an offer, and takes its file.
+    pub(super) fn offer(
+        &mut self,
+        offer: Offer,
+        file: &mut Option<M::File>,
+        call: &mut Call<'_, M>,
+    ) -> Result<(), Reason> {
         self.shared.counts.offers += 1;
-        // Nobody can claim an offer for a peer that is not known. It is dropped, and its file is closed with it.
+        // Nobody can claim an offer for a peer that is not known. It is dropped.
         if !self.shared.board.knows(offer.peer as usize) {
             self.shared.counts.offers_to_strangers += 1;
             return Ok(());
@@ -81,6 +87,7 @@ impl<M: Machine> Logic<M> {
             self.shared.counts.offers_without_descriptor += 1;
             return Ok(());
         }
+        let file = file.take_if(|_| !self.backend.offers.contains(offer.number)).ok_or(Reason::Malformed)?;
         self.gates.note_offer(offer.length);
         self.backend.offers.add(offer, file, call.now)
     }

@@ -112,13 +112,13 @@ impl Side {
         let caller = Caller { pid: 1, uid: 33, gid: 33, may: May::Serve };
         self.call(|logic, call| {
             let server = logic.add_server(caller, call).unwrap();
-            logic.request(server, &Request::Hello(channel, 7), None, false, call).unwrap();
+            logic.request(server, &Request::Hello(channel, 7), &mut None, false, call).unwrap();
             server
         })
     }
 
     fn request(&mut self, server: usize, request: Request) -> Result<(), Reason> {
-        self.call(|logic, call| logic.request(server, &request, Some(1), false, call))
+        self.call(|logic, call| logic.request(server, &request, &mut Some(1), false, call))
     }
 }
 

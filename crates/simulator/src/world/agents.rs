@@ -152,7 +152,7 @@ impl World {
         let Some(connected) = self.machines[machine].worker.connected else { return };
         let request = Request::Offer(*offer);
         let taken = self.machines[machine]
-            .event(now, base, |logic, call| logic.request(connected.offers, &request, Some(file), false, call));
+            .event(now, base, |logic, call| logic.request(connected.offers, &request, &mut Some(file), false, call));
         if let Some(Err(reason)) = taken {
             self.violate(format!("machine {machine} refuses an offer: {reason}"));
         }
@@ -183,8 +183,8 @@ impl World {
         if ![worker.connected, worker.program].into_iter().flatten().any(|one| one.control == server) {
             return;
         }
-        let taken =
-            self.machines[machine].event(now, base, |logic, call| logic.request(server, &request, None, false, call));
+        let taken = self.machines[machine]
+            .event(now, base, |logic, call| logic.request(server, &request, &mut None, false, call));
         if let Some(Err(reason)) = taken {
             self.violate(format!("machine {machine} refuses {request:?}: {reason}"));
         }

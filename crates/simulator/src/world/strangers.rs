@@ -151,7 +151,7 @@ impl World {
             // Half of the messages come without an open file, which an offer needs.
             let file = (self.random.below(2) == 0).then_some(0);
             let taken = self.machines[machine]
-                .event(now, base, |logic, call| logic.request(server, &request, file, was_cut, call));
+                .event(now, base, |logic, call| logic.request(server, &request, &mut file.clone(), was_cut, call));
             self.act(machine);
             if let Some(Err(reason)) = taken {
                 self.cover("server's fault");
