@@ -12,8 +12,8 @@
 
 /* ---- KeyUpdates ---- */
 
-/* Corrects the noted time of the last KeyUpdate. That one leaves with the next record, which may be
- * long after take_back. Now is the latest time at which it can have left. */
+/* Corrects the noted time of the last KeyUpdate. A KeyUpdate of take_back leaves only with the next
+ * record, which may be much later. `now_ms` is the latest time at which it can have left. */
 static void tls_settle_update(shunt_tls_state_t *state, uint64_t now_ms)
 {
     if (state->closing) {
@@ -22,8 +22,8 @@ static void tls_settle_update(shunt_tls_state_t *state, uint64_t now_ms)
     }
 }
 
-/* Whether two more KeyUpdates may leave now: one that begins a generation for a payload, and the
- * one that ends it. */
+/* Whether two more KeyUpdates may leave now: the one that begins a generation for a payload, and
+ * the one that ends it. Only some clients limit KeyUpdates (`strict`, shunt_tls_state.h). */
 static int tls_in_budget(const shunt_tls_state_t *state, uint64_t now_ms)
 {
     uint64_t oldest;
@@ -42,8 +42,8 @@ static void tls_note_update(shunt_tls_state_t *state, uint64_t now_ms)
     state->updates_ms[state->updates++ % SHUNT_TLS_STRICT_UPDATES] = now_ms;
 }
 
-/* Has OpenSSL send a KeyUpdate. Returns 1 if OpenSSL writes in the next generation, 0 if the socket
- * is full, -1 if the connection is broken. */
+/* Makes OpenSSL send a KeyUpdate. Returns 1 if OpenSSL now writes in the next generation, 0 if the
+ * socket is full, -1 if the connection is broken. */
 static int tls_update(SSL *ssl)
 {
     int n;
@@ -86,7 +86,7 @@ shunt_tls_refusal_t shunt_tls_refused(SSL *ssl, uint64_t now_ms)
         return SHUNT_TLS_SUITE;
     }
 
-    /* the second condition: the program has set another BIO in place of the gate */
+    /* if the second condition holds, the program has set another BIO in place of the gate */
     if (BIO_get_ktls_send(SSL_get_wbio(ssl)) || (state->gate && SSL_get_wbio(ssl) != state->gate)) {
         return SHUNT_TLS_KERNEL;
     }
@@ -137,8 +137,9 @@ int shunt_tls_freeze(SSL *ssl, const struct shunt_tls *keys, uint64_t payload)
         return -1;
     }
 
-    /* Seals the KeyUpdate for take_back while the keys are at hand. It must not be sealed before
-     * the region has begun: if the handoff came to nothing, OpenSSL would use its record number. */
+    /* Encrypts the KeyUpdate for take_back while the keys are at hand. It must not be encrypted
+     * before the region has begun: if the handoff came to nothing, OpenSSL would encrypt another
+     * record with the same record number. */
     if (shunt_tls_seal_key_update(keys, payload, state->key_update) != 0) {
         return -1;
     }
@@ -147,7 +148,7 @@ int shunt_tls_freeze(SSL *ssl, const struct shunt_tls *keys, uint64_t payload)
     state->handed = state->generation;
     state->handed_records = state->records;
 
-    /* is_broken must read one record at a time */
+    /* is_broken reads while the connection is frozen, and must read only one record at a time */
     state->read_ahead = SSL_get_read_ahead(ssl);
     SSL_set_read_ahead(ssl, 0);
     SSL_clear_mode(ssl, SSL_MODE_AUTO_RETRY);
@@ -226,8 +227,8 @@ int shunt_tls_reclaim(SSL *ssl, uint64_t now_ms)
         return -1;
     }
 
-    /* Erases the sealed KeyUpdate. It was never sent, and has the number behind the payload's
-     * records. */
+    /* Erases the encrypted KeyUpdate. It was never sent, and has the record number after those of
+     * the payload. */
     OPENSSL_cleanse(state->key_update, sizeof(state->key_update));
     state->frozen = 0;
     SSL_set_read_ahead(ssl, state->read_ahead);
@@ -247,15 +248,15 @@ int shunt_tls_take_back(SSL *ssl, uint64_t now_ms)
 {
     shunt_tls_state_t *state = shunt_tls_state(ssl);
 
-    /* Fails if OpenSSL has written records meanwhile: the gate has dropped them, and the client
-     * would miss them. */
+    /* Fails if OpenSSL has written records since freeze: the gate has dropped them, so the client
+     * will never get them. */
     if (state == NULL || !state->frozen || state->generation != state->handed ||
         state->records != state->handed_records) {
         return -1;
     }
 
-    /* The gate drops the KeyUpdate that OpenSSL writes here. The one in state->key_update replaces
-     * it, also as the answer to a KeyUpdate of the client. */
+    /* The gate drops the KeyUpdate that OpenSSL writes here. The one in state->key_update is sent
+     * in its place. It also answers a KeyUpdate of the client, if there was one. */
     if (tls_update(ssl) != 1 || state->generation != state->handed + 1) {
         return -1;
     }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The gate: a BIO through which OpenSSL writes. It is closed from freeze to take_back, and drops
- * what OpenSSL writes: anything that left meanwhile (an alert, a close_notify) would be a second
- * plaintext under a nonce that the backend uses. Afterwards the gate sends the KeyUpdate that ends
- * the backend's generation, together with OpenSSL's next record. It does not send it sooner,
- * because some clients (wget, urllib3) drop an idle connection on which there is something to read.
+ * The gate: a BIO through which OpenSSL writes. It is closed from freeze to take_back, while a
+ * backend writes under OpenSSL's key. Then it drops what OpenSSL writes: anything that left (an
+ * alert, a close_notify) would be a second plaintext under a nonce that the backend uses. After
+ * take_back the gate sends the KeyUpdate that ends the backend's generation (its use of the key),
+ * together with OpenSSL's next record. It does not send the KeyUpdate sooner, because some clients
+ * (wget, urllib3) drop an idle connection on which there is something to read.
  */
 #include "shunt_tls_state.h"
 
@@ -13,8 +14,8 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-/* Sends the KeyUpdate that waits and `bytes` behind it in one call. Returns how many of `bytes`
- * were sent, or -1 with errno. */
+/* Sends the waiting KeyUpdate and the `n` bytes at `bytes` after it in one call. Returns how many
+ * of these bytes were sent, or -1 with errno. */
 static ssize_t tls_gate_send(shunt_tls_state_t *state, int fd, const char *bytes, int n)
 {
     ssize_t sent;
@@ -136,7 +137,7 @@ int shunt_tls_set_gate(SSL *ssl, shunt_tls_state_t *state)
 void shunt_tls_free_gate(shunt_tls_state_t *state)
 {
     if (state->gate) {
-        BIO_set_data(state->gate, NULL); /* OpenSSL still has a reference */
+        BIO_set_data(state->gate, NULL); /* OpenSSL still has a reference to the gate */
         BIO_free(state->gate);
     }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Derives the keys of a generation from the server's application traffic secret (RFC 8446, 7.1 to
- * 7.3). Seals the record that ends the generation with these keys. Computes the length of a
- * payload's records. A backend gets the key and the IV of one generation, from which no later key
- * can be derived.
+ * Derives the keys of a generation (the time between two KeyUpdates) from the server's application
+ * traffic secret (RFC 8446, 7.1 to 7.3). Encrypts the record that ends the generation with these
+ * keys. Computes the length of a payload's records. A payload is the body that a backend sends. The
+ * backend gets the key and the IV of one generation, from which no later key can be derived.
  */
 #include "shunt_tls_state.h"
 
@@ -37,8 +37,9 @@ unsigned shunt_tls_suite(const SSL *ssl)
     return cipher ? SSL_CIPHER_get_protocol_id(cipher) : 0;
 }
 
-/* HMAC with the suite's hash. The context is kept for the process's lifetime, because OpenSSL 3.0
- * takes longer to find an algorithm by its name than to use it. */
+/* Context for HMAC with the suite's hash: SHA-384 if `hash_bytes` is 48, and else SHA-256. It is
+ * kept for the process's lifetime, because OpenSSL 3.0 takes longer to find an algorithm by its
+ * name than to use it. */
 static EVP_MAC_CTX *tls_hmac(size_t hash_bytes)
 {
     static EVP_MAC_CTX *contexts[2];
@@ -141,7 +142,7 @@ int shunt_tls_write_keys(SSL *ssl, shunt_tls_state_t *state, struct shunt_tls *k
          tls_expand_label(hmac, "key", keys->key, shunt_tls_key_bytes(keys->suite)) != 0 ||
          tls_expand_label(hmac, "iv", keys->iv, sizeof(keys->iv)) != 0;
 
-    /* no secret stays in the shared context */
+    /* Gives the context another key, so that no secret stays in it. */
     if (hmac && !EVP_MAC_init(hmac, nothing, sizeof(nothing), NULL)) {
         rc = 1;
     }
@@ -224,7 +225,8 @@ uint64_t shunt_tls_wire_bytes(const struct shunt_tls *keys, uint64_t payload)
     }
 
     records = tls_data_records(keys->content_bytes, payload);
-    most = keys->suite == 0x1303 ? (uint64_t) 1 << 48 : 1 << 24; /* RFC 8446, 5.5 */
+    /* most records under one key, fewer than RFC 8446 (5.5) allows */
+    most = keys->suite == 0x1303 ? (uint64_t) 1 << 48 : 1 << 24;
 
     /* the payload's records, and one for the KeyUpdate */
     if (keys->record >= most || records >= most - keys->record) {
@@ -238,7 +240,7 @@ uint64_t shunt_tls_payload_bytes(uint64_t content_bytes, uint64_t payload, uint6
 {
     uint64_t whole = wire / (content_bytes + TLS_OVERHEAD_BYTES) * content_bytes;
 
-    /* all bytes are on the wire, so the last record is whole, which may be a shorter one */
+    /* All bytes are on the wire. The last record, which may be shorter, is whole, too. */
     if (wire >= payload + tls_data_records(content_bytes, payload) * TLS_OVERHEAD_BYTES) {
         return payload;
     }

@@ -39,11 +39,11 @@ typedef struct {
     uint64_t handed_records; /* number of records that OpenSSL had written in that generation */
     int read_ahead;          /* value of SSL_get_read_ahead before the handoff */
 
-    unsigned char key_update[SHUNT_TLS_KEY_UPDATE_BYTES]; /* record that is sent before the next */
+    unsigned char key_update[SHUNT_TLS_KEY_UPDATE_BYTES]; /* sent before OpenSSL's next record */
     size_t waiting; /* number of bytes at the end of key_update that are not sent yet */
-    uint64_t updates_ms[SHUNT_TLS_STRICT_UPDATES]; /* ring: times of the last KeyUpdates, in ms */
+    uint64_t updates_ms[SHUNT_TLS_STRICT_UPDATES]; /* times of the last KeyUpdates, in ms; a ring */
     uint64_t updates;                              /* number of KeyUpdates so far */
-    unsigned closing : 1; /* the time of the last KeyUpdate in the ring is not final */
+    unsigned closing : 1; /* the last KeyUpdate may still wait: its time in the ring is not final */
 } shunt_tls_state_t;
 
 /* Returns the connection's state. NULL: no secret was recorded, so it cannot be handed off. */
@@ -55,11 +55,13 @@ unsigned shunt_tls_suite(const SSL *ssl);
 
 /* Fills in the keys of the present generation, from its next record on. Returns 0, or -1. */
 int shunt_tls_write_keys(SSL *ssl, shunt_tls_state_t *state, struct shunt_tls *keys);
-/* Seals the KeyUpdate that follows a payload, for `state->key_update`. Returns 0, or -1. */
+/* Encrypts the KeyUpdate that follows `payload` bytes of payload, which begin with record
+ * `keys->record`. Writes the KeyUpdate's record to `out`. Returns 0, or -1. */
 int shunt_tls_seal_key_update(const struct shunt_tls *keys, uint64_t payload,
                               unsigned char out[SHUNT_TLS_KEY_UPDATE_BYTES]);
-/* Changes keys for a payload's first record to keys for what follows the first `wire` bytes on the
- * wire. `from` gets the payload byte with which the first record of these begins. */
+/* Changes `keys` from those for a payload's first record to those for the record in which byte
+ * `wire` of the payload's records lies. Sets `from` to the number of payload bytes before that
+ * record. */
 void shunt_tls_skip(struct shunt_tls *keys, uint64_t wire, uint64_t *from);
 
 /* Puts the gate between OpenSSL and the connection's write BIO, at the first handoff. Returns 0, or

@@ -9,10 +9,10 @@
  *                        generations and records.
  *
  * For the keylog callback, OpenSSL writes each secret in hex, byte by byte with sprintf. For the
- * five secrets of a handshake, this is a tenth of what a new connection costs. So the callback is
- * set only for the secret that is needed, which OpenSSL derives after it has written the server's
- * Finished: the message callback sets the keylog callback then, and the keylog callback removes
- * itself.
+ * five secrets of a handshake, this is a tenth of a new connection's cost. So the callback is set
+ * only for the secret that is needed, which OpenSSL derives after it has written the server's
+ * Finished. The message callback sets the keylog callback at the Finished, and the keylog callback
+ * removes itself.
  */
 #include "shunt_tls_state.h"
 
@@ -22,7 +22,8 @@
 
 #define TLS_RECORD_SIZE_LIMIT_EXTENSION 28 /* RFC 8449 */
 
-/* Number of connections whose secret is awaited now. Several threads may each await one. */
+/* Number of connections for whose secret the keylog callback waits now. There may be several,
+ * because several threads may make handshakes. */
 static int tls_awaited;
 
 static int tls_state_index = -1;
@@ -87,8 +88,8 @@ static void tls_keylog(const SSL *ssl, const char *line)
     unsigned char secret[SHUNT_TLS_SECRET_BYTES_MAX];
     size_t n;
 
-    /* An SSL_CTX may also serve a client's connection in another thread. For that one, this line is
-     * the secret of the other end. */
+    /* Another thread may use the same SSL_CTX for a connection as a client. For that connection,
+     * this line has the secret of the other end. */
     if (!SSL_is_server(ssl)) {
         return;
     }
@@ -149,16 +150,16 @@ static void tls_message(int written, int version, int content_type, const void *
 
     state = shunt_tls_state(ssl);
 
-    /* A Finished, though there is a secret: the program uses the SSL object again, for another
-     * connection (SSL_clear). */
+    /* A Finished although there is a secret already: the program uses the SSL object for another
+     * connection (SSL_clear), so the old secret is forgotten. */
     if (state && tls_is_message(content_type, bytes, n, SSL3_MT_FINISHED)) {
         state->secret_bytes = 0;
         state->waiting = 0;
     }
 
     if (state == NULL) {
-        /* Before OpenSSL reports the secret, another connection may remove the callback. Then this
-         * connection's responses are relayed. */
+        /* Before OpenSSL reports the secret, another connection's callback may have removed itself.
+         * Then this connection has no secret, and its responses are relayed, not handed off. */
         if (tls_is_message(content_type, bytes, n, SSL3_MT_FINISHED) && SSL_is_server(ssl) &&
             SSL_version(ssl) == TLS1_3_VERSION && tls_may_ask(SSL_get_SSL_CTX(ssl))) {
             __atomic_add_fetch(&tls_awaited, 1, __ATOMIC_RELAXED);
@@ -172,7 +173,7 @@ static void tls_message(int written, int version, int content_type, const void *
         state->records++;
 
     } else if (tls_is_message(content_type, bytes, n, SSL3_MT_KEY_UPDATE)) {
-        /* its record has been counted already, under the key that it ends */
+        /* the KeyUpdate's record was counted before, under the key that the KeyUpdate ends */
         state->generation++;
         state->records = 0;
     }
@@ -187,7 +188,7 @@ static int tls_no_record_size_limit(SSL *ssl, unsigned int type, unsigned int co
 }
 
 /* Takes the client for GnuTLS, because it sends the extension record_size_limit. Few other clients
- * send it, and being taken for GnuTLS only costs them shortcuts. */
+ * send it. If one of them is taken for GnuTLS, it only gets fewer bodies straight from backends. */
 static int tls_record_size_limit(SSL *ssl, unsigned int type, unsigned int context,
                                  const unsigned char *in, size_t n, X509 *x, size_t chain,
                                  int *alert, void *arg)

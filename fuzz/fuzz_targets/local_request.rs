@@ -10,7 +10,7 @@ fuzz_target!(|packet: &[u8]| {
         assert!(after.len() < rest.len());
         rest = after;
         if let Request::Offer(offer) = request {
-            // The agent relies on this: the range lies inside the file, and its end can be computed.
+            // The agent relies on this: the offered range lies inside the file, and its end does not overflow.
             assert!(offer.length > 0 && offer.offset + offer.length <= offer.size);
         }
     }

@@ -1,5 +1,5 @@
-//! Fuzzes the frames that one agent may send to another: a stream that is cut anywhere yields the same frames up to the
-//! cut.
+//! Fuzzes the parser of frames (messages between agents): a stream that is cut at any place must yield the same frames
+//! up to that place.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

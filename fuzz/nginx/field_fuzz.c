@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * libFuzzer on the parsers of the module's header fields. If a field is accepted, writing its
- * values must give the same field again, so that no two tiers can read one field differently.
+ * Fuzzes the parsers of the nginx module's header fields (libFuzzer). If a parser accepts a field,
+ * writing the parsed values must give the same field again, so that no two tiers can read one field
+ * differently.
  */
 #include <assert.h>
 #include <inttypes.h>
@@ -9,8 +10,8 @@
 
 #include "ngx_http_shunt.h"
 
-/* Stand-ins for nginx's functions, which only the functions that write fields call. The fuzzer
- * calls none of those. */
+/* Stand-ins for nginx's functions. Only the module's functions that write fields call them, and the
+ * fuzzer calls none of these. */
 void *ngx_pnalloc(ngx_pool_t *pool, size_t size)
 {
     abort();

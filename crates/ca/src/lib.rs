@@ -3,14 +3,14 @@
 //! ```text
 //! DIR/ca.pem      certificate of the authority: every agent's `ca`
 //! DIR/ca.key      key of the authority: stays in this directory
-//! DIR/crl.pem     its list of revoked certificates: every agent's `crl`
+//! DIR/crl.pem     the authority's list of revoked certificates: every agent's `crl`
 //! DIR/NAME.pem    certificate of the agent NAME
-//! DIR/NAME.key    key of that agent: to be moved to its machine and deleted here
+//! DIR/NAME.key    key of the agent NAME: to be moved to its machine and deleted here
 //! ```
 //!
-//! Only the list of revoked certificates is ever overwritten, so that no command can break the trust of a running
-//! service by mistake. A certificate says one thing: its holder is the agent of that name (a DNS name in
-//! subjectAltName, RFC 5280, 4.2.1.6). It is valid for both ends of a connection.
+//! Only the list of revoked certificates is ever overwritten. So no command can replace a certificate or key that a
+//! running service uses. A certificate says one thing: its holder is the agent of that name (a DNS name in
+//! subjectAltName, RFC 5280, 4.2.1.6). Its holder may use it as TLS client and as TLS server.
 #![forbid(unsafe_code)]
 
 mod revoked;
@@ -153,7 +153,7 @@ impl Authority {
         Ok(authority)
     }
 
-    /// Names the authority that [`Authority::create`] has made in a directory. Reads nothing yet.
+    /// Returns the authority that [`Authority::create`] has made in a directory. Reads no file yet.
     pub fn open(directory: &Path) -> Self {
         Self { directory: directory.into() }
     }

@@ -15,7 +15,7 @@ pub(crate) struct Revoked {
 }
 
 impl Revoked {
-    /// Makes an empty list, for a new authority. Its number is 0; [`Self::sign`] signs it with 1.
+    /// Makes an empty list, for a new authority. Its CRL number is 0, and becomes 1 when [`Self::sign`] signs it.
     pub(crate) fn none() -> Self {
         Self { number: 0, certificates: Vec::new() }
     }

@@ -1,5 +1,6 @@
-//! `shunt doctor`: says what is wrong with a setup, and what to do. A *shortcut* is a response whose body bypasses
-//! tiers.
+//! `shunt doctor`: says what is wrong with a setup, and what to do. A *shortcut* is a response whose body goes straight
+//! from the backend to the client. Other bodies are *relayed* (sent through all tiers) or *fetched* (through the
+//! agents).
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -110,7 +111,7 @@ fn handoff(config: &Config, patience: Duration) -> Finding {
 }
 
 /// Number of times that the doctor's client fetches its file over one connection. The first response may be relayed,
-/// because nothing proves yet that the client's packets pass the steering programs.
+/// because nothing proves yet that the client's packets pass the steering programs (BPF).
 const FETCHES: usize = 2;
 /// Length in bytes from which a body should take a shortcut. Shorter ones may be relayed.
 const LONG: u64 = 256 << 10;
@@ -170,8 +171,9 @@ fn fetched(config: &Config, trial: &Trial) -> Finding {
     }))
 }
 
-/// Whether both the number of shortcuts and their payload bytes have grown between two readings of the counters. The
-/// bytes alone do not show that a whole body took the shortcut: they also grow where the rest of a body is fetched.
+/// Whether both the number of shortcuts and the number of their body bytes have grown between two readings of the
+/// counters. The bytes alone do not show that a whole body took the shortcut: they also grow where the rest of a body
+/// is fetched.
 fn took_it(before: &Stats, now: &Stats) -> bool {
     ["servers.shortcut_bytes", "servers.shortcuts"].iter().all(|name| now.count(name) > before.count(name))
 }
@@ -179,7 +181,7 @@ fn took_it(before: &Stats, now: &Stats) -> bool {
 /// Name of the counter of shortcuts that the backend refused, or for which it heard nothing from the client.
 const REFUSED: &str = "servers.fetched_refused";
 
-/// Returns further advice if [`REFUSED`] is among these counters, whose names say the rest.
+/// Returns further advice if [`REFUSED`] is among these counters. The names of other counters need no explanation.
 fn unheard(why: &[String]) -> &'static str {
     if why.iter().any(|counter| counter == REFUSED) {
         ". See the log of the backend's agent. Check that no firewall there drops packets to [backend] `ports`, and \

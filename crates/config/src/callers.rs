@@ -36,9 +36,9 @@ impl Callers {
         Ok(Self { users, groups, observers: numbers("observers", observers, Account::user)? })
     }
 
-    /// Returns the ids of the users and groups that may be servers, for a check that sees only a process's real user
-    /// and real group (bpf_get_current_uid_gid). The members of the groups are among the users, because that check does
-    /// not see their supplementary groups.
+    /// Returns the ids of the users and groups whose processes may be servers. They are for a check in BPF that sees
+    /// only a process's real user and real group (bpf_get_current_uid_gid), and no supplementary groups. So the members
+    /// of the groups are listed as users, too.
     pub fn numbers(&self) -> (Vec<u32>, Vec<u32>) {
         let members = |group: &u32| Group::from_gid((*group).into()).ok().flatten().map(|group| group.mem);
         let members = self.groups.iter().filter_map(members).flatten();

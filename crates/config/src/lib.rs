@@ -1,7 +1,9 @@
 //! An agent's configuration: the TOML file in which an operator describes one machine. `docs/shuntd.md` describes every
 //! key. A *peer* is another machine's agent, a *server* a program that connects to this machine's agent, and a *sender*
-//! this machine's kernel socket for a client of a peer. A *payload* is the body of a response. A *store* has the
-//! payloads of programs under `shunt run`.
+//! this machine's kernel socket for a client of a peer; a *parked* sender waits for its next payload. A *payload* is
+//! the body of a response. An *offer* is a payload that a backend holds ready, and a *claim* is a frontend's message
+//! that asks for it. A *flow* is the steering programs' (BPF) entry for a client's connection. A *store* has the
+//! payloads of programs under `shunt run`; a *reference* names bytes of one.
 #![forbid(unsafe_code)]
 
 use std::borrow::Cow;
@@ -39,12 +41,13 @@ pub mod speaks_for;
 const HEARTBEAT_MAX: Duration = Duration::from_secs(10);
 /// Longest `drain` that may be configured: the time that payloads under way have to end once the agent is told to end.
 const DRAIN_MAX: Duration = Duration::from_secs(3600);
-/// Bounds of `flow_quiet`, `offer_lifetime`, `progress` and `park`; `park` may also be 0. With less, busy machines
-/// would be taken for dead ones. With more, the state of lost machines and clients would stay for hours.
+/// Bounds of `flow_quiet`, `offer_lifetime`, `progress` and `park`; `park` may also be 0. With shorter times, busy
+/// machines would be taken for dead ones. With longer times, the state of lost machines and clients would stay for
+/// hours.
 const TIME_MIN: Duration = Duration::from_secs(1);
 const TIME_MAX: Duration = Duration::from_secs(3600);
-/// Bounds of a sender's initial send buffer, in bytes. The lower one holds a few segments, and the upper one more than
-/// any path has in flight.
+/// Bounds of a sender's initial send buffer, in bytes. The smallest buffer holds a few segments, and the largest one
+/// more bytes than any path has in flight.
 const SEND_BUFFER_MIN: usize = 16 << 10;
 const SEND_BUFFER_MAX: usize = 64 << 20;
 /// Least memory for the bytes that all senders together have queued, in bytes.
@@ -114,13 +117,13 @@ pub struct Config {
     /// Time that payloads under way have to end once the agent is told to end. With 0, the agent ends at once.
     #[serde(default = "default_drain", with = "humantime_serde")]
     pub drain: Duration,
-    /// Settings of a frontend; present where clients connect to this machine.
+    /// Settings of a frontend. Present if clients connect to this machine.
     #[serde(default)]
     pub frontend: Option<FrontendConfig>,
-    /// Settings of a backend; present where this machine has payloads to offer.
+    /// Settings of a backend. Present if this machine has payloads to offer.
     #[serde(default)]
     pub backend: Option<BackendConfig>,
-    /// Settings of the store; present where programs of this machine run under `shunt run`.
+    /// Settings of the store. Present if programs of this machine run under `shunt run`.
     #[serde(default)]
     pub store: Option<StoreConfig>,
     /// Limits on handoffs, offers, bytes, fetches and servers.
@@ -211,7 +214,7 @@ pub struct StoreConfig {
     /// Groups whose programs may use the store, besides those that may be servers.
     #[serde(default)]
     pub groups: Vec<Account>,
-    /// Largest memory, in bytes, for payloads that programs have sent and that wait for their readers.
+    /// Most memory, in bytes, for payloads that programs have sent and that wait for their readers.
     #[serde(default = "default_store_memory")]
     pub memory_bytes: usize,
     /// Size of the segment of memory that one program gets at a time, in bytes.
@@ -223,7 +226,8 @@ pub struct StoreConfig {
     /// Peers whose programs may fetch from this store. Without this key, the programs of all peers may.
     #[serde(default)]
     pub readers: Option<Vec<String>>,
-    /// Addresses by which peers know this machine's programs. If none is given, the addresses of its interfaces.
+    /// Addresses by which peers know this machine's programs. If none is given, the addresses of the machine's
+    /// interfaces are used.
     #[serde(default)]
     pub addresses: Vec<IpAddr>,
     /// Largest number of connections of readers, from this machine and others together.
@@ -297,7 +301,7 @@ pub struct PeerConfig {
     /// does.
     pub address: SocketAddr,
     /// Addresses by which this peer's clients know it. When this machine is a backend, it may send payloads with these
-    /// source addresses. Without this key, only with the IP address of `address`.
+    /// source addresses. Without this key, it may use only the IP address of `address`.
     #[serde(default)]
     pub speaks_for: Option<Vec<SpeaksFor>>,
     /// Whether the peer was taken out of the file while the agent ran. Its number is not given to another peer.
@@ -666,8 +670,8 @@ impl Config {
         self.peers.iter().position(|peer| !peer.is_gone && is_of(&peer.name))
     }
 
-    /// Returns whether `address` is that of a configured peer. Connections from such an address have precedence; others
-    /// are accepted, too.
+    /// Returns whether `address` is that of a configured peer. Connections from peers' addresses have precedence, but
+    /// all others are accepted, too.
     pub fn is_peers_address(&self, address: IpAddr) -> bool {
         self.peers.iter().any(|peer| !peer.is_gone && peer.address.ip() == address.to_canonical())
     }

@@ -1,6 +1,6 @@
-//! Ports of senders: one for each peer, chosen by a hash of the peer's name. The order of `[[peer]]` in the file
-//! therefore does not matter. When a peer is added or taken out, the others keep their ports, unless two names hash to
-//! one port.
+//! Ports of senders (a backend's sockets for clients of a peer): one port for each peer, chosen by a hash of the peer's
+//! name. The order of `[[peer]]` in the file therefore does not matter. When a peer is added or taken out, the others
+//! keep their ports, unless two names hash to one port.
 
 use std::ops::RangeInclusive;
 
@@ -8,8 +8,8 @@ use shunt_odb::reference::Holder;
 
 use crate::PeerConfig;
 
-/// Returns the peers' ports, in the order of `peers`. `ports` must have at least as many ports as there are peers.
-/// `before` has the ports of the first peers, which keep them.
+/// Returns the peers' ports, in the order of `peers`. `ports` is the range to choose from, and must have at least as
+/// many ports as there are peers. `before` has the present ports of the first peers, which keep them.
 pub(super) fn of_peers(ports: &RangeInclusive<u16>, peers: &[PeerConfig], before: &[u16]) -> Vec<u16> {
     let names: Vec<&str> = peers.iter().map(|peer| peer.name.as_str()).collect();
     of_names(ports, &names, before)

@@ -10,7 +10,7 @@ impl Config {
     /// numbers: a peer that `newer` does not have is marked as gone, and new peers come last.
     ///
     /// # Errors
-    /// Returns a sentence if the agent has no room for all peers, those that are gone included.
+    /// Returns a sentence if the agent has no room for all peers, including those that are gone.
     pub fn with(&self, newer: &Self) -> Result<Self, String> {
         let mut merged = self.clone();
         for peer in &mut merged.peers {
@@ -59,8 +59,9 @@ impl Config {
         keys.into_iter().filter_map(|(key, is_other)| is_other.then_some(key)).collect()
     }
 
-    /// Returns the port of the senders for each peer, in the peers' order; nothing without `[backend]`. `before` has
-    /// the ports of the first peers, which keep them.
+    /// Returns for each peer, in the peers' order, the port of the senders: this backend's sockets for the peer's
+    /// clients. Returns nothing without `[backend]`. `before` has the present ports of the first peers, which keep
+    /// them.
     pub fn sender_ports(&self, before: &[u16]) -> Vec<u16> {
         let Some(backend) = &self.backend else { return Vec::new() };
         ports::of_peers(&backend.ports.0, &self.peers, before)

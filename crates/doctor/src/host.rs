@@ -1,4 +1,6 @@
-//! Checks of this machine: certificate, interfaces, BPF file system, control group, ports, kernel, and its agent.
+//! Checks of this machine: certificate, interfaces, BPF file system, control group, ports, kernel, and its agent. The
+//! *steering programs* are the agent's BPF programs on network interfaces. A *session* is the agent's connection with
+//! another agent.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +21,7 @@ use shunt_transport::credentials::Credentials;
 /// Types of file systems, from linux/magic.h.
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 const CGROUP2_SUPER_MAGIC: i64 = 0x6367_7270;
-/// Time before a certificate's end at which its nearness begins to be a fault. Certificates that are valid for at most
+/// Time before a certificate's end from which on the doctor reports a fault. Certificates that are valid for at most
 /// twice this time are exempt.
 const SOON: Duration = Duration::from_secs(3 * 24 * 3600);
 /// Oldest version of Linux on which Shunt works: major and minor number.
@@ -118,7 +120,7 @@ pub(crate) fn pins(config: &Config) -> Finding {
     Finding::of("bpffs", about, (!is_bpf).then(|| advice.into()))
 }
 
-/// Checks the kernel, and that an agent started from here could have its capabilities.
+/// Checks the kernel, and that an agent that this process starts could have its capabilities.
 pub(crate) fn machine(config: &Config) -> Vec<Finding> {
     let mut findings = vec![kernel(), capabilities()];
     match probe::missing() {
@@ -182,7 +184,8 @@ fn capabilities() -> Finding {
     Finding::of("capabilities", "an agent's capabilities", (!missing.is_empty()).then(advice))
 }
 
-/// Checks that `cgroup`, or the directory that is found without it, is a directory of a cgroup v2 hierarchy.
+/// Checks that `cgroup` is a directory of a cgroup v2 hierarchy. Without this key, checks the directory that the agent
+/// would find by itself.
 pub(crate) fn group(config: &Config) -> Finding {
     let (directory, about) = match &config.cgroup {
         Some(path) => (Ok(path.clone()), format!("cgroup = \"{}\"", path.display())),
@@ -204,8 +207,8 @@ pub(crate) fn group(config: &Config) -> Finding {
     Finding::of("cgroup", about, advice)
 }
 
-/// Checks that the kernel gives no other connection any port of `[backend] ports`. A peer's name decides which of them
-/// is its port (crates/config/src/ports.rs).
+/// Checks that the kernel gives no port of `[backend] ports` to other connections. All of them are checked, because any
+/// may be used: a hash of a peer's name decides which port it gets (crates/config/src/ports.rs).
 pub(crate) fn ports(config: &Config) -> Option<Finding> {
     let ports = &config.backend.as_ref()?.ports.0;
     let local = numbers("/proc/sys/net/ipv4/ip_local_port_range");

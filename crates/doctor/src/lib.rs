@@ -1,5 +1,5 @@
-//! Finds faults in a machine's setup before they cause responses to be relayed. It checks each requirement of Shunt,
-//! and reports each one that is not met with what to do.
+//! Finds faults in a machine's setup, because of which responses would be relayed (sent through all tiers). Checks each
+//! requirement of Shunt, and says what to do about each one that is not met.
 //!
 //! * `host`: this machine: certificates, interfaces, the BPF file system, the control group, ports, the kernel;
 //! * `start`: what would stop an agent when it starts: accounts, addresses, sockets, access to the key;

@@ -42,9 +42,11 @@ pub(crate) struct Served {
     pub(crate) offers: bool,
     /// Whether some `shunt_trust` names an address.
     pub(crate) trusts: bool,
-    /// Whether a `shunt_trust` that applies where `shunt on` does names every address, and so also clients' addresses.
+    /// Whether some `shunt_trust` names every address, and so also clients' addresses, and applies at a place where
+    /// `shunt on` applies, too.
     pub(crate) trusts_clients: bool,
-    /// Whether there is a `shunt_offer on` and no `sendfile on` at all, or a `shunt_offer on` where `sendfile` is off.
+    /// Whether some `shunt_offer on` stands where `sendfile` is off, or there is `shunt_offer on` and no `sendfile on`
+    /// anywhere.
     pub(crate) offers_without_sendfile: bool,
     /// Whether some server has `listen ... ssl`.
     pub(crate) listens_with_tls: bool,
@@ -90,7 +92,7 @@ impl Served {
     }
 }
 
-/// Returns the places of the directives with this name whose parameters satisfy `are_so`.
+/// Returns the places of the directives with this name, if `are_so` is true for their parameters.
 fn places<'a>(
     all: &'a [(Place, Directive)],
     name: &'a str,
@@ -104,7 +106,7 @@ fn flag(value: &str) -> impl Fn(&[String]) -> bool {
 }
 
 /// Returns whether clients' addresses are trusted where `shunt` is on ([`Served::trusts_clients`]). False in doubtful
-/// cases: a block further in has another `shunt_trust`, or the block or a part of it has `shunt off`.
+/// cases: if an inner block has another `shunt_trust`, or if the block or an inner block has `shunt off`.
 fn trusts_clients(all: &[(Place, Directive)]) -> bool {
     const ALL: [&str; 3] = ["all", "0.0.0.0/0", "::/0"];
     let has_all = |words: &[String]| words.iter().any(|word| ALL.contains(&word.as_str()));

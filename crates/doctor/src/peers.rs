@@ -1,6 +1,7 @@
 //! Checks of every other machine: that it can be reached, that its certificate has the configured name, that its clock
 //! and its routes are right, and that it may send in this machine's name. The doctor makes its own connection to the
-//! agent there, with this agent's certificate, and asks (EXAMINE).
+//! agent there, with this agent's certificate, and asks (EXAMINE). The *steering programs* are an agent's BPF programs
+//! on network interfaces.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -53,8 +54,8 @@ pub(crate) fn all(config: &Config, peer: &PeerConfig, listens: &[SocketAddr]) ->
     findings
 }
 
-/// Returns the addresses by which clients know this machine, if it is a frontend: those at which nginx listens.
-/// `stream` is a connection to the peer.
+/// Returns the addresses by which clients know this machine: those at which nginx listens. None if the machine is no
+/// frontend. `stream` is a connection to the peer.
 fn asked_for(config: &Config, listens: &[SocketAddr], stream: &TcpStream) -> Vec<SocketAddr> {
     let Some(frontend) = &config.frontend else { return Vec::new() };
     let there = if_addrs::get_if_addrs().unwrap_or_default();
@@ -64,9 +65,9 @@ fn asked_for(config: &Config, listens: &[SocketAddr], stream: &TcpStream) -> Vec
     known_by(listens, &clients, own)
 }
 
-/// Leaves out loopback addresses of `listens`, and replaces each wildcard address by the addresses of its IP version in
-/// `clients`, or by `own` if there are none. `clients` are the addresses of the interfaces by which clients' packets
-/// arrive. Returns at most [`Examine::MOST`] addresses.
+/// Returns the addresses `listens` without loopback addresses. Replaces each wildcard address by the addresses of its
+/// IP version in `clients`, or by `own` if there are none. `clients` are the addresses of the interfaces by which
+/// clients' packets arrive. Returns at most [`Examine::MOST`] addresses.
 fn known_by(listens: &[SocketAddr], clients: &[IpAddr], own: Option<IpAddr>) -> Vec<SocketAddr> {
     let mut servers = Vec::new();
     for at in listens.iter().filter(|at| !at.ip().is_loopback()) {
@@ -202,7 +203,7 @@ fn ask(
             Ok(None) => {}
             Err(error) => return Err(why_refused(config, &error)),
         }
-        // Sends the messages of the handshake, and the question after them.
+        // Sends the messages of the handshake, and, once it is done, the question.
         filled.and_then(|()| transport.flush()).map_err(|error| why_refused(config, &error))?;
         let left = PATIENCE
             .checked_sub(begun.elapsed())

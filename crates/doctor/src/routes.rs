@@ -14,7 +14,8 @@ use shunt_host::routes::Routes;
 /// distant clients.
 const ANYWHERE: [u8; 4] = [192, 0, 2, 1];
 
-/// Checks the routes to each peer. On a backend, also checks the route of payload, and the filter on clients' ACKs.
+/// Checks the routes to each peer. On a backend, also checks by which interface payload leaves, and whether a filter
+/// drops clients' ACKs.
 pub(crate) fn all(config: &Config) -> Vec<Finding> {
     let mut routes = match Routes::open() {
         Ok(routes) => routes,
@@ -55,9 +56,9 @@ fn to_peer(routes: &mut Routes, name: &str, address: IpAddr) -> Finding {
     Finding::of("route", about, advice)
 }
 
-/// Checks that payload for distant clients leaves by an interface in `interfaces`. Payload leaves by the route to its
-/// client. Only the steering programs on the interface give its segments the addresses and sequence numbers that the
-/// client expects.
+/// Checks that payload for distant clients leaves by an interface in `interfaces`. The route to its client decides by
+/// which interface a payload leaves. Only on `interfaces` are there steering programs (BPF), which give its segments
+/// the addresses and sequence numbers that the client expects.
 fn to_clients(routes: &mut Routes, interfaces: &[String]) -> Finding {
     let about = "by which payloads leave for clients elsewhere";
     let Ok(name) = way_to(routes, ANYWHERE.into()) else {
@@ -75,9 +76,9 @@ fn to_clients(routes: &mut Routes, interfaces: &[String]) -> Finding {
     Finding::of("route", format!("{about}: {name}"), advice)
 }
 
-/// Checks that rp_filter does not drop clients' ACKs. They come from the frontend, the peer, with the clients' source
-/// addresses. A strict filter drops packets if the route to their source leaves by another interface than the one by
-/// which they came (net.ipv4.conf.*.rp_filter; RFC 3704).
+/// Checks that rp_filter does not drop clients' ACKs. The frontend (`peer`) forwards them with the clients' source
+/// addresses. A strict filter drops a packet if the route to its source leads through another interface than the one by
+/// which the packet came (net.ipv4.conf.*.rp_filter; RFC 3704).
 fn filtered(routes: &mut Routes, peer: IpAddr) -> Option<Finding> {
     if !peer.is_ipv4() {
         return None;

@@ -1,4 +1,5 @@
-//! Checks of this machine's servers: nginx's configuration, and the control group of its workers.
+//! Checks of this machine's servers: nginx's configuration, and the control group of its workers. A *handoff* lets a
+//! backend send a response's body on the client's connection.
 
 use std::ffi::CString;
 use std::fs;
@@ -95,7 +96,8 @@ fn agent(config: &Config, served: &Served) -> Finding {
     Finding::of("nginx", "shunt_agent", advice)
 }
 
-/// Checks that nginx's workers may use the agent's socket, by their user and that user's groups (initgroups(3)).
+/// Checks that the user of nginx's workers, with the groups that nginx gives the workers (initgroups(3)), may use the
+/// agent's socket.
 fn may_use(config: &Config, user: &str, group: Option<&str>) -> Option<Finding> {
     let known = User::from_name(user).ok()??;
     let own = group.and_then(|group| Account::Name(group.into()).group().ok()).map_or(known.gid, Gid::from_raw);
@@ -168,8 +170,8 @@ fn entered(interfaces: &[String], served: &Served) -> Vec<Finding> {
     named.into_iter().map(of).collect()
 }
 
-/// Checks that nginx's processes are in the agent's control group or below it. Only there does the BPF program that
-/// answers SHUNT_BEGIN see their calls.
+/// Checks that nginx's processes are in the agent's control group or below it. The BPF program that answers
+/// setsockopt(SHUNT_BEGIN), which begins a handoff, sees only calls of processes there.
 fn workers(config: &Config) -> Finding {
     let about = "nginx's processes are below `cgroup`";
     let group = config.cgroup.clone().map_or_else(cgroup::root, Ok).and_then(|group| Ok((group, cgroup::root()?)));

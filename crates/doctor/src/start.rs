@@ -15,7 +15,7 @@ use shunt_config::accounts::Account;
 use shunt_host::packets;
 use shunt_host::sockets::is_ours;
 
-/// Checks accounts, addresses, sockets, the control group, ports, and access to the key.
+/// Checks accounts, addresses, sockets, the control group, ports, and access to the agent's private key.
 pub(crate) fn all(config: &Config) -> Vec<Finding> {
     let mut findings = vec![accounts(config), host::group(config)];
     findings.extend(addresses(config));
@@ -64,7 +64,7 @@ fn sockets(config: &Config) -> Vec<Finding> {
 /// `systemctl reload`.
 fn key(user: &Account, path: &Path) -> Option<Finding> {
     if !path.exists() {
-        return None; // the check of the certificate reports it
+        return None; // the check of the certificate reports that the key is missing
     }
     let user = User::from_uid(Uid::from_raw(user.user().ok()?)).ok()??;
     let about = format!("{} can be read by {}", path.display(), user.name);

@@ -34,8 +34,8 @@ const WIRE: &str = "shunt-doctor2";
 const NEAR_LINK: &str = "02:00:53:48:55:00";
 const FAR_LINK: &str = "02:00:53:48:55:01";
 
-/// Returns the link address of the client's macvlan, made from the spare address. So it is the same in each trial with
-/// this address, because a router on the path may remember it from the last one.
+/// Returns the link address of the client's macvlan. It is made from the spare address, so that each trial with this
+/// spare address has the same one: a router on the path may remember it from the last trial.
 fn link_address(client: IpAddr) -> String {
     let bytes = match client {
         IpAddr::V4(address) => address.octets(),
@@ -91,8 +91,8 @@ impl Trial {
         ip(&[&["link", "add", NEAR, "address", NEAR_LINK, "type", "veth"], &far[..]].concat())?;
         let joined = self.join(config, &namespace, path);
         let fetched = joined.and_then(|()| namespace.run(|| self.fetch(times)).map_err(|error| error.to_string())?);
-        // The interfaces would go with the namespace, but a moment later. Until then, the next trial could not use
-        // their names and addresses.
+        // The kernel would remove the interfaces with the namespace, but a moment later. Until then, the next trial
+        // could not use their names and addresses.
         let _ = ip(&["link", "del", NEAR]);
         let _ = namespace.run(|| ip(&["link", "del", WIRE]));
         fetched

@@ -1,5 +1,5 @@
-//! Checks of the interfaces that the configuration names, before the agent attaches steering programs to them. The
-//! programs read Ethernet frames, and must see each packet only once.
+//! Checks of the interfaces that the configuration names, before the agent attaches steering programs (BPF) to them.
+//! The programs read Ethernet frames, and must see each packet only once.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -36,7 +36,8 @@ pub enum InterfaceError {
         /// ARPHRD type of the interface.
         kind: u32,
     },
-    /// Packets of one interface in the configuration also pass another one in it: VLANs, macvlan, bridges, bonds.
+    /// Two interfaces of the configuration lie one on the other, so packets of one pass the other, too: VLANs, macvlan,
+    /// bridges, bonds.
     #[error(
         "interfaces \"{upper}\" and \"{lower}\" lie one on the other, and each packet would be translated twice: name \
          only one of them"
@@ -87,8 +88,8 @@ pub fn present(names: &[String]) -> Result<Vec<u32>, InterfaceError> {
     names.iter().filter_map(index).collect()
 }
 
-/// Returns for each interface that exists now, by its index, whether packets that leave by it pass an interface in
-/// `names`. They do where `names` has the interface itself, or one that it lies on.
+/// Returns for each interface that exists now, by its index, whether packets that leave by it also pass an interface in
+/// `names`. This is so if `names` has the interface itself, or one on which it lies.
 pub fn covered(names: &[String]) -> BTreeMap<u32, bool> {
     let sysfs = Sysfs::open();
     let all = fs::read_dir(&sysfs.directory).into_iter().flatten().flatten();
@@ -124,8 +125,8 @@ pub struct Sysfs {
 }
 
 impl Sysfs {
-    /// Mounts sysfs for this network namespace, because `/sys` shows the namespace in which it was mounted. To mount
-    /// needs CAP_SYS_ADMIN, which an agent need not have. Without it, `/sys` is used.
+    /// Mounts sysfs for this network namespace, because `/sys` shows the namespace in which it was mounted. Mounting
+    /// needs CAP_SYS_ADMIN, which an agent may lack. Then `/sys` is used.
     pub fn open() -> Self {
         let mount = detached_sysfs().ok();
         let root = mount.as_ref().map_or("/sys".into(), |mount| format!("/proc/thread-self/fd/{}", mount.as_raw_fd()));
@@ -133,7 +134,7 @@ impl Sysfs {
     }
 
     /// Returns the index of an interface, after a check that programs can be attached to it. `named` has all interfaces
-    /// of one role in the configuration.
+    /// that the configuration names for the same role (frontend or backend): none of them may lie on another.
     pub fn index(&self, name: &str, named: &[String]) -> Result<u32, InterfaceError> {
         let missing = |error| InterfaceError::Missing { name: name.into(), error };
         let index = interface_index(name).map_err(missing)?;

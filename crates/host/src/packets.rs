@@ -16,7 +16,8 @@ use rustix::net::{
 };
 use shunt_wire::local::MAX_PACKET_BYTES;
 
-/// Largest number of descriptors in one packet: board, counters and completion ring (WELCOME).
+/// Largest number of descriptors in one packet. The agent's answer to a server (WELCOME) has three: the board (memory
+/// that tells servers of peers and limits), the counters, and the ring by which the kernel tells of completed payloads.
 const MAX_DESCRIPTORS: usize = 3;
 
 /// Why a socket cannot listen at a path.
@@ -30,9 +31,9 @@ pub enum ListenError {
     Kernel(PathBuf, io::Error),
 }
 
-/// Checks that a path is free, or taken by a socket, which [`listen`] replaces. A symbolic link does not count as a
-/// socket: whoever made the link would choose which socket is replaced. Where the path cannot be examined, this reports
-/// nothing, and [`listen`] says why.
+/// Checks that nothing is at a path, or a socket, which [`listen`] replaces. A symbolic link does not count as a
+/// socket: whoever made the link would choose which socket is replaced. If the path cannot be examined, returns no
+/// error, because [`listen`] then fails and says why.
 ///
 /// # Errors
 /// Returns [`ListenError::NoSocket`].
@@ -69,8 +70,9 @@ impl Place {
         Ok(Self { path: path.into(), device: found.dev(), inode: found.ino() })
     }
 
-    /// Removes the file, unless another agent has put its own socket there since. The listening socket must still be
-    /// open: it has a reference to its file (unix(7)), so that no other file can have the same inode number.
+    /// Removes the file, unless another agent has put its own socket there meanwhile. The listening socket must still
+    /// be open: an open socket keeps a reference to its file (unix(7)), so no other file can have the same inode
+    /// number.
     pub fn leave(&self) {
         let is_here = Self::of(&self.path).is_ok_and(|found| (found.device, found.inode) == (self.device, self.inode));
         if is_here {

@@ -1,11 +1,11 @@
 //! Finds the interface ("port") by which packets for an address leave, according to this machine's routes:
 //! rtnetlink(7), RTM_GETROUTE.
 //!
-//! The question is the one that `bpf_redirect_neigh` asks the kernel for each packet that it redirects
-//! (net/core/filter.c), except that the interface is not known yet. It is about a TCP packet of no particular user and
-//! from no particular source. So the answer follows policy rules, multipath routes, and routes whose source address is
-//! on another interface. Asking needs no privilege. But the kernel may take its lock on all network settings to answer,
-//! so the frontend's agent asks in a separate thread (crates/agent, uplinks.rs).
+//! For each packet that `bpf_redirect_neigh` redirects, the kernel looks up a route (net/core/filter.c). This module
+//! asks for the same route, but without naming an interface: for a TCP packet of no particular user and from no
+//! particular source. So the answer follows policy rules, multipath routes, and routes whose source address is on
+//! another interface. Asking needs no privilege. But the kernel may take its lock on all network settings to answer, so
+//! the frontend's agent asks in a separate thread (crates/agent).
 
 use std::io;
 use std::net::IpAddr;
@@ -19,8 +19,8 @@ use shunt_sys::sockopt;
 
 /// Size of the buffer for an answer, which is one route, in bytes.
 const ANSWER_BYTES: usize = 16 << 10;
-/// Largest number of notifications that [`Changes::take`] reads in one call. Each says only that something has changed,
-/// so the others add nothing.
+/// Largest number of notifications that [`Changes::take`] reads in one call. One of them is enough to know that
+/// something has changed, so it does no harm if some are left.
 const NOTIFICATIONS: usize = 4096;
 
 /// Netlink groups whose notifications may mean that a route has changed.
@@ -75,8 +75,8 @@ impl Routes {
         Ok(Self { socket, sequence: 0, domain: sockopt::bound_interface(&any)? })
     }
 
-    /// Returns the index of the interface by which packets for `address` leave if a BPF program redirects them, so that
-    /// they belong to no process.
+    /// Returns the index of the interface by which packets for `address` leave if a BPF program redirects them. Such
+    /// packets belong to no process.
     ///
     /// # Errors
     /// Returns an error where the kernel could not be asked. It says nothing about the route.
@@ -216,8 +216,8 @@ impl Changes {
         for _ in 0..NOTIFICATIONS {
             match self.0.recv(&mut &mut [0; 64][..], 0) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // A notification, perhaps cut to the buffer's 64 bytes: only its arrival counts. Or an error: ENOBUFS
-                // says that notifications are lost.
+                // A notification, perhaps cut to the buffer's 64 bytes: only its arrival matters. Or an error: ENOBUFS
+                // means that notifications were lost, so something may have changed, too.
                 _ => changed = true,
             }
         }

@@ -28,8 +28,9 @@ pub fn is_ours(mut address: SocketAddr) -> io::Result<()> {
     UdpSocket::bind(address).map(drop)
 }
 
-/// Returns the size in bytes of the memory in which all senders together may have bytes queued. It is a quarter of the
-/// memory below which the kernel does not limit TCP (the first number of tcp_mem, in pages), and at least 16 MiB.
+/// Returns the number of bytes that all senders (a backend's sockets for clients) together may have queued. It is a
+/// quarter of the memory below which the kernel does not limit TCP (the first number of tcp_mem, in pages), and at
+/// least 16 MiB.
 pub fn tcp_memory_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_mem").unwrap_or_default();
     let pages = text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(LEAST_TCP_PAGES);
@@ -44,7 +45,8 @@ pub fn connections() -> io::Result<HashSet<(SocketAddr, SocketAddr)>> {
     connections_in(|_| true)
 }
 
-/// Returns the same as [`connections`], but without connections in TIME_WAIT, of which no process has a descriptor.
+/// Returns both ends of every TCP connection as [`connections`] does, but leaves out connections in TIME_WAIT, of which
+/// no process has a descriptor.
 ///
 /// # Errors
 /// Returns an error where /proc/net/tcp cannot be read.

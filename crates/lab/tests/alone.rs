@@ -1,4 +1,4 @@
-//! One agent at a time: while an agent runs, `--detach` and a second agent are refused, and are told which process
+//! Only one agent runs on a machine. While it runs, a second `shuntd` and `shuntd --detach` fail, and say which process
 //! runs.
 
 mod service;

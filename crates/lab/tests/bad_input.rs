@@ -1,4 +1,5 @@
-//! Malformed input: it is refused with a reason, and ends at most the session that it came in. Others notice nothing.
+//! Malformed input to servers and agents. It is refused with a reason, and ends at most the connection that it came on.
+//! Other connections are not affected. A *shortcut* is a body that goes straight from the backend to the client.
 
 mod service;
 
@@ -30,7 +31,7 @@ fn forged_fields_of_a_client_are_stripped_and_counted() -> Result<()> {
         let stats = service.frontend_stats()?;
         let forged = stats.count("servers.forged_request_field");
         ensure!(forged == 9, "{forged} forged fields counted");
-        // The service replaces the forged fields by its own consent, and still takes the shortcut.
+        // The frontend replaces the forged fields by its own consent field, and the body still takes the shortcut.
         ensure!(stats.count("servers.shortcuts") == 2, "{}", stats.under("servers"));
         service.still_good()
     })

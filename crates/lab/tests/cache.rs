@@ -1,5 +1,5 @@
-//! A proxy cache as backend. nginx rewrites the header in a file of its cache when it revalidates a response. The body
-//! behind the header stays the same, for this response and for those under way.
+//! A proxy cache as backend. nginx rewrites the header in a file of its cache when it revalidates a response. Responses
+//! that are being sent from this file meanwhile must stay whole: their bodies, behind the header, do not change.
 
 mod service;
 

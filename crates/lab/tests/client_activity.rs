@@ -1,6 +1,6 @@
 //! Clients that do something while their connection is handed off: they send more requests, noise, or a FIN; stop
 //! reading; close or reset at any byte. A client that stays gets every byte. When a client leaves, nothing is kept for
-//! it. Other clients notice nothing.
+//! it. Other clients notice nothing. A connection is handed off while a backend sends a body on it (a *handoff*).
 
 mod service;
 
@@ -20,7 +20,8 @@ use shunt_testbed::same_bytes;
 
 const FILES: &[(&str, u64)] = &[("1k", 1 << 10), ("64k", 64 << 10), ("300k", 300 << 10), ("7m", 7 << 20)];
 
-/// Options with short lifetimes, so that unused flows, sockets and offers are given back soon.
+/// Options with short lifetimes, so that what is no longer used is given back soon: flows (the frontend's entries for
+/// connections), the backend's idle sockets, and offers (bodies that the backend holds ready).
 fn soon() -> Options {
     let settings = Settings {
         agent_frontend: "flow_quiet = \"1s\"\n",
@@ -147,7 +148,7 @@ fn beside_others(intermediates: u8, options: Options, work: impl Fn(&Running<'_>
     })
 }
 
-/// Waits until the service is idle, and returns what it holds then.
+/// Waits until the service is idle, and returns the resources that it holds then.
 fn idle(service: &Running<'_>) -> Result<Ledger> {
     let ledger = Ledger::settled(&service.service)?;
     ensure!(ledger.is_idle(), "the service does not become idle: {ledger:?}{}", service.service.explain());
@@ -178,7 +179,8 @@ fn leave_everywhere(options: Options, resets: bool) -> Result<()> {
     })
 }
 
-/// Has a client leave at byte `at` of a response. It asks twice, so that the second response also waits at that moment.
+/// Has a client leave at byte `at` of a response. The client sends two requests, so that a second response waits at
+/// that moment.
 fn leave_at(service: &Running<'_>, name: &str, start: u64, at: u64, resets: bool) -> Result<()> {
     let mut client = Client::connect(service)?;
     client.ask(&format!("/{name}"), "")?;
@@ -319,7 +321,8 @@ fn half_close(service: &Running<'_>, name: &str, moment: Moment) -> Result<bool>
     Ok(whole)
 }
 
-// nginx gives up a client that has closed its sending half while it proxies, and while the response waits to be sent.
+// nginx closes the connection of a client that has closed its sending half: while it reads the response from an
+// upstream, and while the response waits to be sent.
 #[test]
 fn a_client_that_has_closed_its_half_is_never_left_with_wrong_bytes() -> Result<()> {
     beside_others(0, soon(), |service| {
@@ -354,9 +357,9 @@ fn whole_though_half_closed(service: &Running<'_>) -> Result<Vec<String>> {
     Ok(whole)
 }
 
-// Plain nginx goes on sending to a half-closed client while it reads from an upstream. It looks for the FIN again when
-// it writes the last of what it has read, so what the client gets depends on buffers. With a shortcut, nginx does not
-// write the last bytes, so it does not look again.
+// With `proxy_ignore_client_abort`, nginx without Shunt sends to a half-closed client while it reads from an upstream.
+// It looks for the FIN again when it writes the last bytes, so it depends on buffers how much the client gets. With a
+// shortcut (a body that the backend sends), nginx does not write the last bytes, so it does not look again.
 #[test]
 fn a_client_that_has_closed_its_half_gets_everything_where_aborts_are_ignored() -> Result<()> {
     beside_others(0, deaf(), |service| {
@@ -407,7 +410,7 @@ fn a_client_with_a_closed_window_gets_answers_to_its_keepalive_probes() -> Resul
         client.ask("/7m", "")?;
         let length = client.head()?;
         let first = client.take(100_000)?;
-        std::thread::sleep(Duration::from_secs(12)); // the subject: a closed window
+        std::thread::sleep(Duration::from_secs(12)); // the subject of the test: a closed window
         let rest = client.take(length - first.len())?;
         same(&service.files, "7m", 0, &[first, rest].concat())
     })
@@ -434,8 +437,8 @@ fn one_client_port_to_two_addresses_of_the_frontend_gets_both_bodies() -> Result
         first.ask("/7m", "")?;
         let length = first.head()?;
         let begun = first.take(100_000)?;
-        // Requests alternate between the two backends. For some of them the backend already sends to that client port,
-        // and these bodies are fetched.
+        // Requests alternate between the two backends. One of them already sends to this client's address and port, for
+        // the first connection. Its bodies are fetched (they come through the agents).
         let mut second = Client::connect_to(service, inner, Some(19_998))?;
         for round in 0..4 {
             second.ask("/300k", "")?;

@@ -1,4 +1,5 @@
-//! Real clients of a service with Shunt. Each must get the files' bytes, and long bodies must take the shortcut.
+//! Common HTTP clients of a service with Shunt. Each must get the files' bytes, and long bodies must take the shortcut:
+//! straight from the backend to the client.
 
 mod service;
 

@@ -1,4 +1,5 @@
-//! The client's view of its connection: a capture on the client shows one intact TCP connection.
+//! The client's view of its connection: a capture on the client shows one intact TCP connection. A *shortcut* is a body
+//! that the backend sends straight to the client. A *fetched* body comes through both agents to the frontend.
 
 mod service;
 
@@ -36,8 +37,8 @@ fn try_one_connection(pipeline: bool) -> Result<u64> {
     })
 }
 
-/// On a busy machine, ACKs may wait for a processor, and cause some probes. But if each of several runs has a probe for
-/// each of its 8 shortcuts, the ACKs do not arrive.
+/// Runs the test until one run has less than 8 tail loss probes. On a busy machine, ACKs may wait for a processor, and
+/// cause some probes. But if each of five runs has as many probes as its 8 shortcuts, ACKs do not arrive.
 fn one_connection(pipeline: bool) -> Result<()> {
     const TIMES: usize = 5;
     needs_root();
@@ -62,7 +63,7 @@ fn one_whole_connection_pipelined() -> Result<()> {
     one_connection(true)
 }
 
-/// Sequence numbers are compared by their difference, which is ambiguous beyond 2 GiB.
+/// Sequence numbers are compared by their 32-bit difference, which is ambiguous from 2 GiB on.
 #[test]
 fn a_payload_of_more_than_2_gib_arrives() -> Result<()> {
     needs_root();

@@ -1,4 +1,5 @@
-//! `shuntd --detach` ends all connections whose bytes the steering programs have translated, and no others.
+//! `shuntd --detach` removes the steering programs (BPF). It resets all client connections whose sequence numbers these
+//! programs have translated, and no others.
 
 mod service;
 
@@ -52,7 +53,8 @@ fn connections_that_had_a_shortcut_are_reset_and_others_go_on() -> Result<()> {
     })
 }
 
-/// Removes the pins, as happens when the BPF file system is emptied or mounted anew.
+/// Removes the files by which the BPF objects are pinned, as happens when the BPF file system is emptied or mounted
+/// anew.
 fn remove_pins(host: &Host) -> Result<()> {
     let config = std::fs::read_to_string(host.dir().join("shuntd.toml"))?;
     let pins = config.lines().find_map(|line| line.strip_prefix("pins = ")).context("no pins")?;

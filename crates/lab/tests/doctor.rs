@@ -62,7 +62,7 @@ impl<'a> Setup<'a> {
         self.faults_by(&[])
     }
 
-    /// Like `faults`, with a program that starts the doctor.
+    /// Like `faults`, with the doctor started by another program: `starter` has its name and its arguments.
     fn faults_by(&self, starter: &[&str]) -> Result<Faults> {
         let (code, findings) = self.findings(starter)?;
         let fault = |finding: &Value| {
@@ -223,7 +223,7 @@ fn mistakes_in_the_agents_configuration() -> Result<()> {
             let said = Setup::of(frontend)?.with_config(from, to)?.checked()?;
             ensure!(said.as_ref().is_some_and(|said| said.contains(says)), "--check, {what}: {said:?}");
         }
-        // Only the last of these ports are the kernel's to give.
+        // The range of these ports begins below the kernel's range of ephemeral ports, and ends in it.
         let ports = Setup::of(backend)?.with_config("[backend]", "[backend]\nports = \"32760-32823\"")?;
         found("ports of others", &ports, "ports", "ip_local_reserved_ports=32760-32823")?;
         Ok(())
@@ -395,7 +395,7 @@ fn programs_that_are_not_the_agents_are_found_from_either_machine() -> Result<()
             })
         };
         let filter = format!("dev service0 egress prio 21314 handle {STEERING_LAYOUT} protocol all bpf");
-        // The agent puts the program back. So the command is repeated until the doctor looks before that.
+        // The agent puts the program back. So the command is repeated until the doctor looks before the agent does.
         wait_for("the doctor finds the missing program", || {
             run(backend, &format!("tc filter del {filter}"))?;
             found("programs taken off", &Setup::of(backend)?, "programs", "be_out not there")

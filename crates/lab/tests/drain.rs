@@ -1,5 +1,6 @@
-//! A frontend's or a backend's agent is told to end (SIGTERM). New responses are relayed whole, and those under way end
-//! as usual. If a response takes too long, another backend or the tiers continue it.
+//! A frontend's or a backend's agent is told to end (SIGTERM): it drains. New responses are relayed (sent through the
+//! tiers), and are whole. Responses under way by a shortcut (from the backend straight to the client) end as usual. If
+//! one takes too long, another backend or the tiers continue it.
 
 mod service;
 
@@ -75,7 +76,7 @@ fn drains(of: fn(&Lab) -> &Host) -> Result<()> {
         let host = of(service.lab);
         let held = begin(service)?;
         drain(service, host)?;
-        // Responses that begin before the other agent has heard of the end still take the shortcut.
+        // Until the other machine's agent has heard that this one drains, responses may still take the shortcut.
         wait_or_fail("responses are relayed", || is_relayed(service))?;
         ensure!(is_relayed(service)?, "a new shortcut of an agent that ends");
         ensure!(service.service.agent_process(host)?.context("no agent")?.try_wait()?.is_none(), "ended too early");

@@ -108,8 +108,9 @@ fn lost_twice_in_one_download() -> Result<()> {
     })
 }
 
-/// The backend is off the network for about as long as agents take to lose each other. So one agent may have lost its
-/// peer, and the other one not yet.
+/// The backend is off the network for about the time after which an agent takes its peer for lost. So one agent may
+/// have ended the session, and the other one not yet. No offer (body that a backend holds ready) may be refused for
+/// that.
 #[test]
 fn after_a_moment_off_the_network_no_offer_is_refused() -> Result<()> {
     needs_root();
@@ -118,7 +119,7 @@ fn after_a_moment_off_the_network_no_offer_is_refused() -> Result<()> {
     let backend = lab.hosts_of(Role::Backend).next().context("no backend")?;
     for moment in (700..1100).step_by(50).map(Duration::from_millis) {
         failover.lose(backend, How::CutOff)?;
-        std::thread::sleep(moment); // the subject: the time off the network
+        std::thread::sleep(moment); // the subject of the test: the time off the network
         failover.bring_back(&[backend.name().to_owned()], How::CutOff)?;
         failover.download(&[]).with_context(|| format!("after {moment:?} off the network"))?;
     }
@@ -127,7 +128,7 @@ fn after_a_moment_off_the_network_no_offer_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// Without a strong ETag it is unknown whether another backend has the same bytes.
+/// Without a strong ETag it is unknown whether another backend has the same bytes, so none continues the download.
 #[test]
 fn where_nobody_can_go_on_the_client_is_reset_in_time() -> Result<()> {
     needs_root();

@@ -1,5 +1,5 @@
-//! A sample of the fault table (crates/lab/src/faults/): each step, and faults of each part of the service. `make soak`
-//! runs all cells.
+//! A sample of the fault table (crates/lab/src/faults/): each step of a response, and faults of each part of the
+//! service. `make soak` runs all cells.
 
 mod service;
 

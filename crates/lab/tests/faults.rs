@@ -1,4 +1,5 @@
-//! Faults around a handoff: a body is whole, or the client sees that it is not.
+//! Faults around a handoff: a body is whole, or the client sees that it is not. A *handoff* lets a backend send a body
+//! on the client's connection.
 
 mod service;
 
@@ -166,7 +167,8 @@ fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Resul
     lab.cut(lab.backend(), cable)?;
     wait_for("the frontend resets its client", || Ok(service.counted("frontend.fe_cancelled")? > before))?;
     client_is_heard(service, true)?;
-    // This does not read from the connection, because that might open the window, and the client would announce it.
+    // The test reads nothing from the connection meanwhile: reading might open the client's window, and the client
+    // would then send an ACK.
     wait_for("the client's connection ends", || {
         let is_open = lab.client().tcp_sockets()?.iter().any(|socket| socket.remote == server && socket.inode != 0);
         ensure!(!is_open, "the client still has its connection");
@@ -185,8 +187,8 @@ fn a_client_whose_last_acks_were_lost_is_reset_all_the_same() -> Result<()> {
     needs_root();
     start(0, |service| {
         reset_after_lost_acks(service, true).context("with its window full")?;
-        // On a busy machine, the frontend may note an ACK after all. Then its first reset has the right sequence
-        // number.
+        // On a busy machine, the frontend may have got an ACK of the last bytes. Then its first reset has the right
+        // sequence number, and the client sends no challenge ACK (RFC 5961, 3.2). So the case is tried up to 5 times.
         for _ in 0..5 {
             let before = service.counted("frontend.fe_in_ended")?;
             reset_after_lost_acks(service, false).context("with room in its window")?;
@@ -238,10 +240,10 @@ fn a_connection_survives_the_restart_of_both_agents() -> Result<()> {
             fetch.pause = Duration::from_millis(150);
             let paths = ["/64k", "/32k", "/64k", "/32k", "/64k", "/32k", "/64k", "/32k", "/64k", "/32k", "/1k", "/64k"];
             let reader = scope.spawn(move || fetch.run(lab.client(), &paths));
-            std::thread::sleep(Duration::from_millis(400)); // the subject: restarts amid the responses
+            std::thread::sleep(Duration::from_millis(400)); // so that the restarts come amid the responses
             let restarted = [lab.frontend(), lab.backend()].into_iter().try_for_each(|host| {
                 service.service.kill_agent(host)?;
-                std::thread::sleep(Duration::from_millis(100)); // the subject: a moment without an agent
+                std::thread::sleep(Duration::from_millis(100)); // the subject of the test: a time without an agent
                 service.service.restart_agent(host)
             });
             (restarted, reader.join())
@@ -254,8 +256,8 @@ fn a_connection_survives_the_restart_of_both_agents() -> Result<()> {
     })
 }
 
-/// When a host of virtual machines is moved or has no core to spare, all machines on it stand still together, for
-/// longer than four heartbeats.
+/// All machines stand still together for longer than four heartbeats. This happens to virtual machines whose host is
+/// moved, or has no core for them.
 #[test]
 fn machines_that_stand_still_together_lose_no_session() -> Result<()> {
     needs_root();
@@ -268,7 +270,7 @@ fn machines_that_stand_still_together_lose_no_session() -> Result<()> {
                 for host in hosts {
                     service.service.agent_process(host)?.context("an agent")?.signal(signal)?;
                 }
-                std::thread::sleep(then); // the subject: how long they stand still
+                std::thread::sleep(then); // the subject of the test: the time for which they stand still
             }
             hosts.reverse();
         }
@@ -315,7 +317,7 @@ fn a_client_that_goes_away_leaves_nothing() -> Result<()> {
             client.run(|| -> Result<()> {
                 let mut stream = std::net::TcpStream::connect(server)?;
                 stream.write_all(b"GET /7m HTTP/1.1\r\nHost: x\r\n\r\n")?;
-                std::thread::sleep(Duration::from_millis(20)); // leaves at any moment of the response
+                std::thread::sleep(Duration::from_millis(20)); // then the client leaves, at whatever byte it has got to
                 Ok(()) // closes with unread bytes, so the client's kernel sends a reset
             })??;
         }

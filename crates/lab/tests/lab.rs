@@ -1,4 +1,5 @@
-//! Tests of the lab itself, with real namespaces and servers. They need root: without it, each test fails and says so.
+//! Tests of the lab itself: hosts as network namespaces, with links and servers. They need root: without it, each test
+//! fails and says so.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
@@ -132,7 +133,7 @@ fn a_link_has_its_delay_and_its_mtu() -> Result<()> {
     let client = lab.client().run(|| UdpSocket::bind(to))??;
     client.set_read_timeout(Some(Duration::from_secs(2)))?;
     let backend = lab.backend().run(|| UdpSocket::bind((lab.backend().address(), 4001)))??;
-    // A datagram may be lost on a busy machine. The number in the one that came says when it was sent.
+    // On a busy machine, a datagram may be lost. So each has a number, which tells when the one that came was sent.
     let (mut buffer, mut sent) = ([0], Vec::new());
     wait_for("a datagram arrives", || {
         sent.push(Instant::now());
@@ -173,8 +174,8 @@ fn a_link_loses_and_repeats_what_it_is_told_to() -> Result<()> {
 fn a_capture_of_plain_chains_has_no_violation() -> Result<()> {
     needs_root();
     for wire in [Wire::Tso, Wire::Mtu] {
-        // With more than one core, a veth pair may deliver a bare ACK after data that was sent later. The capture
-        // checker takes that for a violation.
+        // With more than one core, a veth pair may deliver an ACK without data after data that was sent later. The
+        // check of the capture would take this for a fault.
         let lab =
             Lab::builder().intermediates(1).wire(wire).placement(Placement::WholeService).cores(Cores::ONE).build()?;
         let files = lab.files(FILES)?;
@@ -262,8 +263,9 @@ fn remains(owner: u32) -> Vec<String> {
     left
 }
 
-/// Victim of the tests below. It makes what tests make: a lab with agents, and a pin directory and a control group
-/// outside the lab. Then it writes its processes' numbers to a file, and waits to be killed.
+/// Process that the tests below kill. It makes what tests make: a lab with agents, and a pin directory and a control
+/// group outside the lab. Then it writes process ids to a file (those of its backend's server and of its watchdogs),
+/// and waits to be killed.
 #[test]
 #[ignore = "runs only as the victim of the tests that kill it"]
 fn victim() -> Result<()> {
@@ -285,15 +287,16 @@ fn victim() -> Result<()> {
 }
 
 fn start_victim(told: &std::path::Path) -> Result<std::process::Child> {
-    // A shell makes its background processes ignore SIGINT, and all processes that they start inherit this.
+    // The test may run in the background of a shell. A shell makes background processes ignore SIGINT, and processes
+    // that they start inherit this.
     let mut victim = Command::new("env");
     victim.arg("--default-signal=INT,TERM").arg(std::env::current_exe()?);
     victim.args(["--ignored", "--exact", "victim"]).env("SHUNT_LAB_VICTIM", told);
     Ok(victim.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn()?)
 }
 
-/// Returns the process numbers that the victim has written: first its backend's server, then all children of the
-/// victim's thread, which include its watchdogs.
+/// Returns the process ids that the victim has written: first that of its backend's server, then those of all children
+/// of the victim's thread, which include its watchdogs (processes that remove what the victim leaves).
 fn told_by(victim: &mut std::process::Child, told: &std::path::Path) -> Result<Vec<String>> {
     wait_for("the victim builds a lab", || std::fs::read_to_string(told).is_ok())?;
     let left = remains(victim.id());
@@ -338,7 +341,7 @@ fn a_process_that_is_killed_at_any_moment_leaves_nothing() -> Result<()> {
     let dir = tempfile::tempdir()?;
     for moment in (0..12).map(|turn| Duration::from_millis(turn * 80)) {
         let mut victim = start_victim(&dir.path().join("told"))?;
-        std::thread::sleep(moment); // how much it has made by then depends on the machine
+        std::thread::sleep(moment); // how much the victim has made by then depends on the machine
         victim.kill()?;
         victim.wait()?;
         until_gone(victim.id()).with_context(|| format!("killed after {moment:?}"))?;

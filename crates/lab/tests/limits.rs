@@ -1,5 +1,7 @@
-//! Limits: while a limit is reached, new responses are relayed, and are whole and right. Below the limit, they take
-//! shortcuts again. Responses under way continue.
+//! Limits of an agent: while one is reached, new responses are relayed (sent through the tiers), and are whole and
+//! right. Below the limit, they take shortcuts again (from the backend straight to the client). Responses under way
+//! continue. An *offer* is a body that a backend holds ready for a shortcut. A *fetched* body comes through both
+//! agents. A *parked* socket of a backend waits for the next body of its client's connection.
 
 mod service;
 
@@ -15,12 +17,14 @@ use shunt_testbed::{wait_for, wait_or_fail};
 
 const FILES: &[(&str, u64)] = &[("held", HELD_BYTES), ("64k", 64 << 10), ("7m", 7 << 20)];
 const LIMIT: u64 = 10;
-/// Descriptors that a backend's agent may have, and a number of connections whose parked sockets alone would take more.
+/// Number of descriptors that a backend's agent may have, and a number of connections whose parked sockets alone would
+/// need more.
 const DESCRIPTORS: u64 = 1000;
 const CONNECTIONS: u64 = 1500;
-/// Fewer descriptors than an agent keeps free, but enough for what runs already and for the test's questions.
+/// Number of descriptors that is less than what an agent keeps free, but enough for the bodies under way and for the
+/// test's questions to the agent.
 const FEW_DESCRIPTORS: u64 = 60;
-/// Number of handoffs of which the server may not have told the agent yet when the limit is reached.
+/// Most handoffs above the limit: those that the server has begun but not yet told the agent when the limit is reached.
 const UNDER_WAY: u64 = 1;
 const FETCHES: usize = 2;
 
@@ -31,8 +35,8 @@ fn with_limits(limits: &'static str, test: impl FnOnce(&mut Running<'_>) -> Resu
 }
 
 /// Asks for twice as many bodies as the limit, one after the other, while none of them ends. Then lets all end. Asserts
-/// that as many as the limit took shortcuts, that the limit was reached once, and that the others were relayed because
-/// of it.
+/// that as many bodies as the limit allows took shortcuts, that the limit was reached once, and that the other bodies
+/// were relayed because of it.
 fn fill(limits: &'static str, limit: &str, relayed: &str) -> Result<()> {
     with_limits(limits, |service| {
         service.lab.client().run(|| -> Result<()> {
@@ -122,7 +126,7 @@ fn allow_descriptors(service: &Running<'_>, most: u64) -> Result<()> {
     Ok(())
 }
 
-/// An agent without free descriptors takes no new offers, serves those that it has, and recovers later.
+/// An agent without free descriptors takes no new offers, sends those that it has, and takes new ones again later.
 #[test]
 fn descriptors_run_out() -> Result<()> {
     with_limits("", |service| {

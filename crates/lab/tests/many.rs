@@ -1,4 +1,5 @@
-//! Two thousand shortcuts at once, all for clients that do not read for now.
+//! Two thousand shortcuts (bodies that the backend sends straight to the client) at the same time. Their clients do not
+//! read for now, so none of them ends.
 
 mod service;
 
@@ -13,7 +14,8 @@ use shunt_lab::{Host, Lab, Options};
 use shunt_testbed::{skipped, wait_for};
 
 const CLIENTS: usize = 2000;
-/// Number of rounds in which the test asks for as many bodies as there are handoffs missing.
+/// Number of rounds. In each round, the test asks for as many bodies as are still missing until [`CLIENTS`] handoffs
+/// (bodies that the backend sends to clients) are under way.
 const ROUNDS: usize = 10;
 /// Descriptors that the test needs: a backend's agent has a socket and a file for each client, and some more.
 const DESCRIPTORS: u64 = 2 * CLIENTS as u64 + 200;

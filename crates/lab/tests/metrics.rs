@@ -1,4 +1,4 @@
-//! The counters as Prometheus reads them, and malformed or slow requests.
+//! The agent's page of counters in the format of Prometheus, and malformed or slow requests for it.
 
 mod service;
 
@@ -129,7 +129,8 @@ fn prometheus_reads_every_counter() -> Result<()> {
     )
 }
 
-/// When a process is stopped and continues, its system calls with a timeout are interrupted (signal(7)).
+/// When a process is stopped and continues, its system calls with a timeout fail with EINTR (signal(7)). The agent must
+/// answer all the same.
 #[test]
 fn an_agent_that_was_stopped_answers_when_it_goes_on() -> Result<()> {
     needs_root();

@@ -1,5 +1,5 @@
-//! The table of operators' mistakes (crates/lab/src/mistakes/): each is reported to the operator, and costs no
-//! response.
+//! The table of operators' mistakes (crates/lab/src/mistakes/). Each mistake is reported to the operator, and no
+//! response fails because of it.
 
 mod service;
 

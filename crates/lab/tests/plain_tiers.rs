@@ -1,6 +1,6 @@
 //! Intermediates that do not know Shunt: nginx with filters and a cache, and HAProxy. By default no body bypasses them,
-//! and each works as without Shunt. Where the backend trusts them as `plain`, bodies bypass the intermediates that
-//! would not touch those bodies.
+//! and they work as without Shunt. If the backend's configuration trusts them as `plain`, a body bypasses those that
+//! would not change or store it.
 
 mod service;
 
@@ -19,8 +19,8 @@ const LINES: usize = 9000;
 const LEAVING: u16 = 81;
 const COMPRESSING: u16 = 82;
 
-/// URL paths. Those of `TOUCHED` lead through nginx whose filters or cache see each body, or through HAProxy that
-/// compresses. No tier touches the bodies of `PASSED`.
+/// URL paths. Bodies of `TOUCHED` are changed or stored by a tier: by nginx's filters or its cache, or by the HAProxy
+/// that compresses. No tier changes or stores the bodies of `PASSED`.
 const TOUCHED: &[&str] =
     &["/sub/page", "/ssi/page", "/gzip/page", "/gzip/1m", "/cache/1m", "/cache/1m", "/compressing/page"];
 const PASSED: &[&str] = &["/1m", "/page", "/haproxy/1m", "/haproxy/page"];

@@ -1,5 +1,5 @@
-//! Interfaces that come, go, and come again while the agents run. The steering programs are put on them at once, and
-//! downloads under way continue.
+//! Network interfaces that appear, disappear and appear again while the agents run. The agents attach the steering
+//! programs (BPF) to them at once, and downloads under way continue.
 
 mod service;
 
@@ -16,7 +16,7 @@ fn with(agent_text: Option<fn(&Host, String) -> String>) -> Options {
     Options { settings: Settings { http: ALONE, agent_text, ..Settings::default() }, ..Options::shunt() }
 }
 
-/// Waits until an agent has put programs on interfaces `times` times since its start.
+/// Waits until an agent has attached its programs to interfaces at least `times` times since its start.
 fn attached(service: &Running<'_>, host: &Host, times: u64) -> Result<()> {
     wait_for("the programs are attached", || {
         let now = service.service.stats(host)?.count("agent.interfaces_attached");

@@ -1,6 +1,6 @@
-//! Shortcuts over every kind of path: each IP version and mixtures of both, with and without intermediates, with and
-//! without a router between any two hosts. Every byte must arrive, every long body by the shortcut, on one intact
-//! connection.
+//! Shortcuts (bodies that go straight from the backend to the client) over every kind of path: each IP version and
+//! mixtures of both, with and without intermediates, with and without a router between any two hosts. Every byte must
+//! arrive, on one intact connection, and every long body must take the shortcut.
 
 mod service;
 
@@ -26,7 +26,8 @@ fn fetch_all(service: &Running<'_>) -> Result<()> {
     service.whole(&fetched.with_context(|| service.service.explain())?)
 }
 
-/// Fetches every file by shortcuts only. Asserts that the connection is intact, as the client sees it.
+/// Downloads every file. Asserts that every long body took the shortcut, and that the client's capture shows an intact
+/// connection.
 fn all_by_shortcut(service: &Running<'_>, clients: Family) -> Result<()> {
     let client = service.lab.client();
     let capture = Tcpdump::start(client, "client0", "tcp")?;
@@ -120,7 +121,8 @@ fn where_only_some_backends_have_the_clients_ip_version_the_others_bodies_are_fe
     needs_root();
     let families = Families { clients: Family::V6, tiers: Family::V4, dual_stack: false };
     let lab = Lab::builder().ipv6().backends(2);
-    // Every long body is to be offered, although the other backend's bodies have to be fetched.
+    // These settings make the backends offer every long body. Otherwise nginx would ask for offers less often, because
+    // the bodies of one backend cannot be handed off, and have to be fetched.
     let settings = Settings { http: &["shunt_alone_length 0", "shunt_mean_length 0"], ..Settings::default() };
     service::start_prepared(
         lab,
@@ -204,7 +206,7 @@ fn a_download_goes_on_when_its_acks_leave_by_another_uplink() -> Result<()> {
         lab.client().run(|| held.finish(service))??;
         let stats = service.frontend_stats()?;
         ensure!(stats.count("servers.shortcuts") == 1, "not by the shortcut: {:#}", stats.0);
-        // Back to the first uplink, this time with nothing in progress.
+        // The route goes back to the first uplink, this time with no response under way.
         lab.join(frontend, "service0")?;
         ip(frontend, &["route del 10.77.1.101/32 dev client0 src 10.77.1.1"])?;
         wait_for("the agent has heard of that", || Ok(service.counted("agent.routes_changed")? == 2))?;

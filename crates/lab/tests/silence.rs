@@ -1,4 +1,5 @@
-//! A sample of the table of silence (crates/lab/src/silence/). `make soak` runs every row.
+//! A sample of the table of silence (crates/lab/src/silence/): parts of the service that are stopped, cut off or slow.
+//! `make soak` runs every row.
 
 mod service;
 

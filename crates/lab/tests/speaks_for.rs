@@ -1,4 +1,5 @@
-//! A wrong `speaks_for`: it costs shortcuts, and never a response.
+//! A wrong `speaks_for` (the addresses with which a backend may send for a frontend): responses do not take the
+//! shortcut from the backend to the client, but none fails.
 
 mod service;
 
@@ -6,8 +7,8 @@ use anyhow::{Result, ensure};
 use service::{FILES, needs_root, start_on};
 use shunt_lab::{Lab, Options, Settings, fetch};
 
-/// The backend's agent may not send with the address that clients know as source. In practice, this happens where the
-/// service's public address is none of the frontend's own addresses.
+/// The backend's agent may not send with the address that clients know as the service's. In practice, this happens if
+/// the service's public address is none of the frontend's own addresses.
 #[test]
 fn a_backend_that_does_not_speak_for_the_frontend_relays() -> Result<()> {
     needs_root();

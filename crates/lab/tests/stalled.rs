@@ -1,5 +1,6 @@
-//! Something between backend and client begins to drop their packets in the middle of a payload. All agents run, and
-//! the frontend hears the client: the response must be whole all the same.
+//! A host begins to drop packets between backend and client in the middle of a shortcut (a body that the backend sends
+//! straight to the client). All agents run, and the client's packets reach the frontend. The response must be whole all
+//! the same.
 
 mod service;
 
@@ -41,7 +42,8 @@ fn is_whole(service: &Running<'_>, host: &Host, what: &str) -> Result<()> {
     // On a busy machine an agent may have lost its session, because it got no processor for a second.
     service.good_again()?;
     let mut held = service.lab.client().run(|| Held::ask(service, "7m", ""))??;
-    // After more than a window, the backend has got ACKs of this client. Without any, it would give the body back.
+    // When more than a window has been read, the backend has got ACKs of this client. Without any ACK, the backend
+    // would let the frontend send the body after all.
     held.read_some(HEARD)?;
     drop_at(host, what)?;
     held.finish_and_ask_again(service, "1k")?;

@@ -1,5 +1,7 @@
 //! A frontend's agent is stopped (SIGSTOP) or killed. Responses must be whole all the same, and must not wait until the
-//! agent continues.
+//! agent continues. A *handoff* lets a backend send a payload on the client's connection; the frontend's agent *claims*
+//! the payload: it asks the backend's agent to send it. The *worker* is the frontend's nginx. A *payload* is the body
+//! of a response. A body takes the *shortcut* if the backend sends it straight to the client.
 
 mod service;
 
@@ -39,7 +41,7 @@ fn recovers(service: &Running<'_>) -> Result<()> {
     })
 }
 
-/// The agent is stopped just before the handoffs. So nobody claims their payloads, and the worker does not know yet.
+/// The agent is stopped just before the handoffs. So nobody claims their payloads, and the worker cannot know this yet.
 #[test]
 fn a_handoff_that_a_stopped_agent_never_reads_goes_on_without_it() -> Result<()> {
     needs_root();
@@ -67,7 +69,7 @@ fn a_payload_whose_backend_is_lost_while_the_agent_is_stopped_goes_on() -> Resul
         let held = ask(service)?;
         signal(service, frontend, Signal::STOP)?;
         service.service.kill_agent(backend)?;
-        service.service.start_agent(backend)?; // it silences the old agent's senders
+        service.service.start_agent(backend)?; // the new agent ends the sockets by which the old one sends
         held.finish(service)?;
         signal(service, frontend, Signal::CONT)?;
         wait_for_stats(service, "the body is relayed", |stats| stats.count("servers.relayed_stopped") == 1)?;
@@ -115,8 +117,8 @@ fn a_handoff_of_an_agent_whose_successor_is_killed_goes_on_without_it() -> Resul
 const QUEUED: (&str, u64) = ("500k", 500 << 10);
 const QUEUED_BYTES: &str = "agent.senders.queued_bytes";
 
-/// The frontend waits for the word of the backend's agent that all was delivered. The word does not come, or the
-/// frontend's agent does not hear it.
+/// The frontend waits for the message of the backend's agent that the whole payload was delivered. The message is not
+/// sent, or the frontend's agent does not read it.
 #[test]
 fn a_payload_that_no_agent_calls_delivered_is_complete_when_its_client_says_so() -> Result<()> {
     needs_root();
@@ -143,7 +145,8 @@ fn a_payload_that_no_agent_calls_delivered_is_complete_when_its_client_says_so()
     })
 }
 
-/// The agent reads the handoff of a client that has left meanwhile.
+/// While the agent is stopped, a handoff begins, and its client leaves. When the agent continues and reads of this
+/// handoff, it must not log a failure.
 #[test]
 fn a_client_that_leaves_is_no_refusal_in_the_log() -> Result<()> {
     needs_root();

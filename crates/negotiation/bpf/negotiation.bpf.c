@@ -33,7 +33,7 @@
 /* Return values of the programs for socket options. */
 #define REFUSED       0 /* EPERM */
 #define ALLOWED       1
-#define VISIBLE_BYTES 4096 /* bytes of an option's value that the kernel shows to programs */
+#define VISIBLE_BYTES 4096 /* most bytes of an option's value that the kernel shows to programs */
 
 #define TCP_FLAG_SYN_ 0x02
 #define TCP_FLAG_ACK_ 0x10
@@ -52,7 +52,7 @@ struct {
     __type(value, __u32);
 } marks SEC(".maps");
 
-/* Account of a connection, left by a program for a program of another user (SHUNT_CARRY). */
+/* Account of a connection that a program has left for a program of another user (SHUNT_CARRY). */
 struct carried {
     __u8 bytes[SHUNT_CARRIED_BYTES];
 };
@@ -83,9 +83,10 @@ struct {
 } keepers SEC(".maps");
 
 /* Connections whose last descriptor is closed: one entry for each user whose programs have accounts
- * of the connection. The value is the number of this user's accounts whose programs have not asked
- * yet (SHUNT_ENDED). The user is part of the key because cookies can be guessed: another user's
- * question would use up an answer, and a program with an account would keep its state for good. */
+ * of the connection. The value is the number of these accounts whose programs have not yet learned
+ * of the end (SHUNT_ENDED). The user is part of the key because socket cookies can be guessed:
+ * otherwise another user's question would use up an answer, and a program with an account would
+ * never free it. */
 struct over {
     __u64 cookie;
     __u32 user;
@@ -100,10 +101,10 @@ struct {
 } over SEC(".maps");
 
 /*
- * Answers that SYN-ACKs have given to clients: whether this end speaks. An answer stays valid even
- * if the key that proved the client is gone or replaced when the connection is established. Much
- * time may pass until then: a client may send nothing for long (TCP_DEFER_ACCEPT), or a server may
- * not accept. Only a client whose SYN was proven by a key gets an entry.
+ * Answers that SYN-ACKs have given to clients: whether this end speaks. An answer stays valid until
+ * the connection is established, even if the key that proved the client's SYN has been removed or
+ * replaced by then. This may take long: a client may send nothing (TCP_DEFER_ACCEPT), or a server
+ * may not accept. Only a client whose SYN was proven by a key gets an entry.
  */
 struct told {
     struct end_address client;
@@ -121,9 +122,9 @@ struct {
 
 /*
  * Places (address and port) of listeners that were told to speak no more (SHUNT_SPEAK 0), with the
- * number of such listeners at each place. A SYN-ACK is sent with the flags that its listener has
- * had since listen, and the program cannot see which listener that is. So it looks here for a
- * listener at the SYN-ACK's source address.
+ * number of such listeners at each place. Such a listener's SYN-ACKs still reach this program,
+ * because its flags are those that it got at listen. The program cannot see which listener a
+ * SYN-ACK belongs to. So it looks here for a listener at the SYN-ACK's source address and port.
  */
 struct place {
     struct end_address address; /* zeros: all addresses */
@@ -149,8 +150,8 @@ struct {
 #define SPEAKER_USER  1
 #define SPEAKER_GROUP 2
 
-/* Users and groups whose programs may speak. A program that speaks is believed by programs on other
- * machines, so other users must not. */
+/* Users and groups whose programs may speak. Programs on other machines believe a program that
+ * speaks, so no other users' programs may. */
 struct speaker {
     __u32 kind;
     __u32 id;
@@ -183,7 +184,7 @@ static __always_inline __u32 caller(void)
     return (__u32) bpf_get_current_uid_gid();
 }
 
-/* Counts one more account that a program of the calling user keeps of a connection. */
+/* Counts one more account of a connection, which a program of the calling user keeps. */
 static __always_inline void keeps(struct bpf_sock *sk)
 {
     struct keepers *all = bpf_sk_storage_get(&keepers, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
@@ -201,8 +202,8 @@ static __always_inline void keeps(struct bpf_sock *sk)
     }
 }
 
-/* Returns whether the connection has ended and a program of that user with an account of it has not
- * heard so yet. Counts one of these accounts as told. */
+/* Returns whether the connection has ended and some program of this user that has an account of it
+ * has not yet been told. If so, counts one of these accounts as told. */
 static __always_inline bool hears(__u64 cookie, __u32 user)
 {
     struct over key = {cookie, user, 0};
@@ -276,8 +277,8 @@ static __always_inline bool count_at(struct place *place)
     __u32 none = 0;
 
 #pragma unroll
-    /* The only listener that was counted may be leaving at this moment, which deletes the entry.
-     * Then this is tried again. */
+    /* At this moment, another processor may delete the entry, because the only listener that it
+     * counts is leaving. Then this is tried again. */
     for (int i = 0; i < 3; i++) {
         bpf_map_update_elem(&silent, place, &none, BPF_NOEXIST);
         __u32 *listeners = bpf_map_lookup_elem(&silent, place);
@@ -291,8 +292,9 @@ static __always_inline bool count_at(struct place *place)
 }
 
 /* Counts a listener among those that speak no more. Returns false where a map is full. `mark` is
- * NULL where only another cgroup's program has marked the listener. It is counted even so: the
- * flags that the other program has set on the socket make this program write its option, too. */
+ * NULL where only the same program of another cgroup has marked the listener. The listener is
+ * counted even so: flags of a socket are common to all programs, so those that the other program
+ * has set make this program write its option, too. */
 static __always_inline bool silence(struct bpf_sock *sk, __u32 *mark)
 {
     struct place place = {};
@@ -324,8 +326,8 @@ static __always_inline bool leaves_place(struct bpf_sock *sk)
     return true;
 }
 
-/* Whether this SYN-ACK comes from the place of a listener that speaks no more, and so may be that
- * listener's. */
+/* Whether this SYN-ACK comes from the place of a listener that speaks no more. Then it may be that
+ * listener's SYN-ACK. */
 static __always_inline bool says_no_more(struct bpf_sock_ops *ctx)
 {
     struct place place = {};
@@ -426,8 +428,8 @@ int odb_setsockopt(struct bpf_sockopt *ctx)
             ctx->optlen = 0;
         return ALLOWED;
     }
-    /* -1: the same program, attached to a cgroup below, has handled this call already. Its answer
-     * counts, because it knows more of the socket. */
+    /* -1: the same program, attached to a cgroup below, has already handled this call. That answer
+     * counts, because the program there knows more of the socket. */
     bool is_answered = ctx->optlen == -1;
     struct bpf_sock *sk = ctx->sk;
     if (!sk)
@@ -470,16 +472,16 @@ int odb_getsockopt(struct bpf_sockopt *ctx)
 {
     struct bpf_sock *sk = ctx->sk;
 
-    /* optlen 0: the kernel's answer stays unchanged. This program must set it where the value is
-     * longer than it can see, and on an error, because optlen may then be the length that the value
-     * would need (SO_PEERGROUPS). */
+    /* With optlen 0, the kernel's answer stays unchanged. This program must set it to 0 where the
+     * value is longer than the program can see. It must do so on an error, too, because optlen may
+     * then be the length that the value would need (SO_PEERGROUPS). */
     if (ctx->level != SHUNT_SOL || ctx->optname != SHUNT_CARRY) {
         if (ctx->retval || ctx->optlen > VISIBLE_BYTES)
             ctx->optlen = 0;
         return ALLOWED;
     }
-    /* In these cases, either the same program at a cgroup below has answered already (retval 0), or
-     * the one at a cgroup above may know the socket. */
+    /* retval 0: the same program at a cgroup below has already answered. In the other two cases,
+     * the same program at a cgroup above may know the socket. */
     if (ctx->retval == 0 || !sk || !mark_of(sk, false))
         return ALLOWED;
     struct carried *to = ctx->optval;
@@ -491,7 +493,7 @@ int odb_getsockopt(struct bpf_sockopt *ctx)
         return REFUSED;
     keeps(sk);
     ctx->optlen = sizeof(*to);
-    barrier(); /* keeps two stores: the verifier refuses a single one to both fields */
+    barrier(); /* so that the compiler makes two stores: the verifier refuses one for both fields */
     ctx->retval = 0;
     return ALLOWED;
 }
@@ -511,8 +513,8 @@ static __always_inline bool load_token(struct bpf_sock_ops *ctx, __u64 where, __
     return true;
 }
 
-/* Reads sequence and acknowledgment number of the segment that this program was called for:
- * received, or about to be sent. */
+/* Reads sequence and acknowledgment number of the segment for which this program was called: a
+ * received segment, or one about to be sent. */
 static __always_inline bool load_numbers(struct bpf_sock_ops *ctx, __u32 *seq, __u32 *ack)
 {
     struct tcphdr *tcp = ctx->skb_data;
@@ -553,14 +555,14 @@ static __always_inline void load_told(struct bpf_sock_ops *ctx, __u32 client_isn
 }
 
 /* Notes whether a SYN-ACK to this client says that this end speaks. The first answer stays: the
- * client acts on the first one that it gets, and SYN-ACKs that are sent again repeat it. */
+ * client acts on the first SYN-ACK that it gets, and retransmitted SYN-ACKs repeat the answer. */
 static __always_inline void note_answer(const struct told *told, __u8 speaks)
 {
     bpf_map_update_elem(&answered, told, &speaks, BPF_NOEXIST);
 }
 
-/* Whether a SYN-ACK has told the client of this connection that this end speaks. Very many clients
- * can displace the entry. Then this decides as for a SYN-ACK that is sent now. */
+/* Whether a SYN-ACK has told the client of this connection that this end speaks. If very many
+ * clients have displaced the entry, decides as for a SYN-ACK that would be sent now. */
 static __always_inline bool was_told(struct bpf_sock_ops *ctx)
 {
     struct told told = {};
@@ -663,8 +665,8 @@ static __always_inline void agree(struct bpf_sock_ops *ctx)
 }
 
 /* Before connect or listen, forgets what an earlier use of the socket has left: its account, its
- * place as a listener, and every mark but MARKED, which is for the connections to come. A socket
- * can have been connected before (connect(2) with AF_UNSPEC). */
+ * place as a listener, and every mark except MARKED, which is for the connections to come. A socket
+ * can be used again after connect(2) with AF_UNSPEC has ended its connection. */
 static __always_inline void forget_connection(struct bpf_sock_ops *ctx)
 {
     struct bpf_sock *sk = ctx->sk;
@@ -692,8 +694,8 @@ int odb_handshake(struct bpf_sock_ops *ctx)
         break;
     case BPF_SOCK_OPS_TCP_LISTEN_CB:
         forget_connection(ctx);
-        /* The socket was told to speak no more, but still has the flags from when it listened
-         * before. */
+        /* SILENT: the socket was told to speak no more. It still has the flags that it got at an
+         * earlier listen. */
         if (has_mark(ctx, SILENT))
             write_options(ctx, false);
         if (is_marked(ctx) && !bpf_setsockopt(ctx, IPPROTO_TCP, TCP_SAVE_SYN, &one, sizeof(one)))
@@ -716,9 +718,9 @@ int odb_handshake(struct bpf_sock_ops *ctx)
         break;
     case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
         /*
-         * An accepted connection inherits the listener's flags and mark, and one of the two is
-         * enough. The flags are right even if this program was attached after the listener got
-         * them. The mark is right even if the program of another cgroup has cleared the flags.
+         * An accepted connection inherits the listener's flags and mark. Either is enough to look
+         * further. If this program was attached after the listener began to listen, only the flags
+         * are there. If the same program of another cgroup has cleared the flags, only the mark is.
          */
         if ((ctx->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG) || is_marked(ctx)) {
             write_options(ctx, false);

@@ -65,7 +65,7 @@ struct {
 
 /* Input of a token: 48 bytes, in the machine's byte order except for the addresses. */
 struct connection {
-    __u16 what; /* TOKEN_* */
+    __u16 what; /* TOKEN_SYN or TOKEN_SYN_ACK */
     __u16 client_port;
     __u16 server_port;
     __u16 zero;

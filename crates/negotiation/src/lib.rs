@@ -76,13 +76,13 @@ const PINNED: [&str; 13] = [
     "silent",
     ENDED,
 ];
-/// Name of the map that older agents pinned in place of `over`. It did not tell users apart.
+/// Name of the map that older agents pinned in place of `over`. Its keys had no user.
 const ENDED: &str = "ended";
 
 /// Attaches the programs to a cgroup permanently: they are pinned in the directory `pins` of a BPF file system, and
 /// outlive this process. A later process takes them over. So even if an agent ends between a SYN and its answer, both
-/// ends agree whether the connection carries frames. The returned [`Ends`] is the map of the machines to negotiate
-/// with, which is pinned, too. Only programs of `speakers` may negotiate.
+/// ends agree whether the connection carries frames (bytes, or references in their place). The returned [`Ends`] is the
+/// map of the machines to negotiate with, which is pinned, too. Only programs of `speakers` may negotiate.
 ///
 /// # Errors
 /// Returns an error where the cgroup does not exist, the directory cannot be made or used, or the kernel refuses the

@@ -1,5 +1,7 @@
 //! Tests with real handshakes, each test in its own cgroup: when both ends of a connection agree that they run under
-//! Shunt, and what the SYN and the SYN-ACK carry.
+//! `shunt run`, and what the SYN and the SYN-ACK carry. Such a connection carries *frames* in place of plain bytes. The
+//! *account* of a connection is what a program has to know of its frames. To *mark* a socket is to make its handshakes
+//! say that its program runs under `shunt run`.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -45,8 +47,8 @@ fn speaking(address: SocketAddr) -> OwnedFd {
     client
 }
 
-/// Makes a connection. `connecting` and `accepting` say which ends are marked. Returns whether each end, the connecting
-/// one first, is told that both ends run under Shunt.
+/// Makes a connection. `connecting` and `accepting` say which ends are marked. Returns for each end, the connecting one
+/// first, whether it is told that both ends run under `shunt run`.
 fn connection(connecting: bool, accepting: bool) -> (bool, bool) {
     let (listener, address) = listening(accepting);
     let client = tcp();
@@ -112,8 +114,8 @@ fn both_ends_agree_or_neither_does() {
     assert_eq!(connection_without(), (false, false));
 }
 
-/// Two agents may negotiate for one program: one for its cgroup, one for the cgroup above. Both ends of a connection
-/// still agree, also while the inner agent comes and goes.
+/// Two agents may negotiate for one program: one for its cgroup, and one for the cgroup above. Both ends of a
+/// connection must agree, also while the agent of the lower cgroup starts and ends.
 fn one_above_the_other(group: &Group) {
     let below = group.path.join("below");
     fs::create_dir(&below).unwrap();
@@ -150,8 +152,8 @@ fn ends_once_with_its_last_descriptor() {
     assert!(!odb::ended(&asking, cookies[1]), "the other end lives");
 }
 
-/// Of several programs, also of different users, exactly one begins an account of a connection's frames, and exactly
-/// one takes an account that was left with the connection.
+/// If several programs use a connection, also of different users, exactly one of them begins the account. Exactly one
+/// takes an account that was left with the connection.
 fn an_account_is_begun_once_and_goes_by_the_socket() {
     let (listener, address) = listening(true);
     let client = tcp();
@@ -175,8 +177,8 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
     assert!(!as_user(1234, 1234, || odb::ended(tcp(), cookie)), "another user hears nothing, and takes nothing away");
     let heard = (0..10).take_while(|_| odb::ended(&asking, cookie)).count();
     assert_eq!(heard, 3, "who has begun it, and two who have taken it");
-    // A user whose program does not get the account, because another user's program has it, also hears of the
-    // connection's end (`adopt_too`). The end of a connection without any account is reported to no program.
+    // A program that does not get the account, because another user's program has it, can ask to be told of the
+    // connection's end, too (`adopt_too`). The end of a connection without any account is reported to no program.
     let (client, other) = (speaking(address), accept(&listener).unwrap());
     let cookie = rustix::net::sockopt::socket_cookie(&client).unwrap();
     drop(other);
@@ -205,8 +207,8 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
     assert!(odb::carry(&plain, &[1; CARRIED_BYTES]).is_err() && odb::take(&plain).is_err());
     let short = shunt_sys::sockopt::set(&server, 0x5348_5554, 20, &[1u8; 16][..]);
     assert!(short.is_err() && odb::take(&server).is_err(), "an account of another length");
-    // The kernel answers all other options, even where there is room for a value longer than a page, or too little
-    // room for the value, so that the kernel returns only its length.
+    // The kernel itself answers all other options. This holds even if the caller has room for a value longer than a
+    // page, or too little room for the value, so that the kernel returns only the value's length.
     assert_eq!(told_of_three_groups(), (Some(libc::ERANGE), 12));
     rustix::net::sockopt::set_socket_keepalive(&plain, true).unwrap();
     assert!(rustix::net::sockopt::socket_keepalive(&plain).unwrap());
@@ -239,8 +241,8 @@ fn told_of_three_groups() -> (Option<i32>, libc::socklen_t) {
     std::thread::spawn(asks).join().unwrap()
 }
 
-/// By mistake two agents run, and the cgroup of one lies within the other's. Still either both ends agree, or neither
-/// does.
+/// By mistake two agents run, and the cgroup of one lies within the other's. Still both ends of a connection must be
+/// told the same.
 #[test]
 fn a_negotiation_within_another_changes_nothing() {
     let (_alone, outer) = alone("negotiation-outer");
@@ -255,22 +257,22 @@ fn a_negotiation_within_another_changes_nothing() {
         let (connecting, accepting) = connection(marked.0, marked.1);
         assert_eq!((connecting, accepting), (marked == (true, true), marked == (true, true)), "{marked:?}");
     }
-    // A listener that was told to speak no more is silent, both if the two agents' programs have marked it, and if only
-    // the outer agent's have.
+    // A listener that was told to speak no more is silent: both if the programs of the two agents have marked it, and
+    // if only those of the outer agent have.
     let (both_marked, both_address) = listening(true);
     odb::speak_no_more(&both_marked);
     assert!(!odb::speaks(speaking(both_address)) && !odb::speaks(accept(&both_marked).unwrap()));
     odb::speak_no_more(&before);
     assert!(!odb::speaks(speaking(before_address)) && !odb::speaks(accept(&before).unwrap()));
-    // The client's socket is of the inner group, and the listener of the outer one.
+    // The client's socket belongs to the inner group, and the listener to the outer one.
     let client = speaking(address);
     assert_eq!(odb::speaks(&client), odb::speaks(accept(&listener).unwrap()));
     fs::write(outer.path.join("cgroup.procs"), "0").unwrap();
     fs::remove_dir(&inner).unwrap();
 }
 
-/// A SYN-ACK's answer stays valid, even if the key is removed or replaced before the server gets the connection: the
-/// client sends frames from the SYN-ACK on.
+/// The answer in a SYN-ACK stays valid, even if the key is removed or replaced before the server gets the connection.
+/// The reason is that the client sends frames as soon as it has the SYN-ACK.
 #[test]
 fn a_syn_ack_stays_valid_without_the_key() {
     let (_alone, group) = alone("negotiation-answered");
@@ -360,8 +362,8 @@ fn between(from: &str, to: &str) -> (bool, bool) {
     (odb::speaks(&client), odb::speaks(&server))
 }
 
-/// A listener can be silenced: its clients then get no agreement, whether it listens at one address or at all
-/// addresses. Clients of other listeners still do, and so do clients of a listener that later listens at its address.
+/// A listener can be silenced: connections of its clients then carry plain bytes, whether it listens at one address or
+/// at all addresses. Other listeners are not affected, nor is a listener that later listens at the same address.
 #[test]
 fn a_listener_that_says_no_more_is_spoken_to_plainly() {
     let (_alone, group) = alone("negotiation-silent");
@@ -412,7 +414,7 @@ fn a_listener_that_says_no_more_is_spoken_to_plainly() {
     shunt_negotiation::detach(&pins).unwrap();
 }
 
-/// The first SYN-ACK decides for both ends, also where it is sent again after the listener was silenced.
+/// The first SYN-ACK decides for both ends, even if the listener is silenced before the SYN-ACK is sent again.
 #[test]
 fn an_answer_that_is_repeated_is_the_same() {
     let (_alone, group) = alone("negotiation-repeated");

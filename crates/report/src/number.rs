@@ -1,7 +1,7 @@
 //! Numbers formatted for people.
 
-/// Formats a number with two decimals below 10, one below 100 and none from there on, and with separated thousands:
-/// `0.12`, `3.45`, `67.8`, `1,234`. A number that is not finite becomes `-`.
+/// Formats a number with two decimals if it is below 10, with one below 100, and with none from 100 on. Thousands are
+/// separated: `0.12`, `3.45`, `67.8`, `1,234`. A number that is not finite becomes `-`.
 #[must_use]
 pub fn plain(value: f64) -> String {
     match value.abs() {

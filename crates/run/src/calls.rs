@@ -1,14 +1,16 @@
 //! Table of glibc's calls that move bytes, make or close descriptors, allocate or free memory, or start programs. It
 //! says what the library of `shunt run` does about each. tests/calls.rs compares it with the library and with glibc.
-//! Memory may be *absent*: it then stands for bytes in a store. A connection between two programs under Shunt is
-//! *framed*: it carries references to bytes beside real bytes.
+//! The bytes of a program's bodies are in the *store* of its machine's agent. Memory may be *absent*: it then stands
+//! for bytes in a store, and gets them when somebody touches it. On a connection between two programs under
+//! `shunt run`, bytes travel in *frames*, which have either the bytes themselves or references to bytes of a store.
 
 /// Treatment of a call by the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Replaced: the call reads or writes, and the replacement handles frames, references and absent memory.
     Moves,
-    /// Replaced: the call writes elsewhere than to a connection. Absent bytes that it is to write are fetched first.
+    /// Replaced: the call writes to a file or another place that is no connection. Absent bytes that it is to write are
+    /// fetched first.
     FetchesFirst,
     /// Replaced: the call copies or fills memory. Absent bytes that it reads are fetched first, together with those
     /// behind them, or are absent in the copy, too.
@@ -24,8 +26,8 @@ pub enum Class {
     Memory,
     /// Replaced: the call starts a thread. The library notes that other threads may write into memory from now on.
     Threads,
-    /// Replaced: the call starts a program, which is under Shunt, too. Or it starts a process, whose memory must have
-    /// all of its bytes.
+    /// Replaced: the call starts a program, which then also runs under `shunt run`. Or it starts a process, whose
+    /// memory must have all of its bytes.
     Programs,
     /// Replaced: the call may change the process's user. The library then moves its data to memory of the new user.
     Users,

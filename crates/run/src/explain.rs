@@ -1,4 +1,5 @@
-//! `shunt run --explain PROGRAM`: says what the library will see of a program, from its file, without running it.
+//! `shunt run --explain PROGRAM`: says which of a program's calls the library of `shunt run` will see. It reads the
+//! program's file, and does not run it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -26,8 +27,8 @@ pub enum Clients {
     Tcp,
     /// Clients over TCP, and over TLS 1.3: the program writes by OpenSSL, to sockets.
     Tls,
-    /// Clients over TCP. For those over TLS the program fetches bodies, because OpenSSL writes to a BIO of the
-    /// program's own.
+    /// Clients over TCP. To clients over TLS the program sends the bodies itself, and has to fetch them for that. The
+    /// reason is that its OpenSSL writes to a BIO (OpenSSL's I/O object) of the program's own, and not to a socket.
     OwnBio,
 }
 
@@ -56,8 +57,8 @@ impl fmt::Display for Clients {
 pub struct Explanation {
     program: PathBuf,
     pub coverage: Coverage,
-    /// Clients outside Shunt to which another machine can send bodies in the program's place, if the program does not
-    /// look at these bodies.
+    /// Clients that do not run under `shunt run`, and to which another machine can send bodies in the program's place,
+    /// if the program does not look at these bodies.
     pub clients: Clients,
     /// Remarks on calls that the library does not cover, or not in full.
     pub remarks: Vec<&'static str>,

@@ -1,7 +1,8 @@
-//! `shunt run -- PROGRAM`: runs a program with the library preloaded, and with the open descriptors that the library
-//! needs. Two of them are the memory of connections' states and /dev/userfaultfd. They are inherited, because workers
-//! without privileges, and programs that the program executes, need both. The third is a connection to the store, for
-//! programs that change their root directory.
+//! `shunt run -- PROGRAM`: runs a program with the library preloaded, and with three open descriptors that the library
+//! needs. The first is memory that holds the states of connections, and the second is /dev/userfaultfd. They are
+//! inherited, because workers without privileges, and programs that the program executes, need both. The third is the
+//! *entrance*: a connection to the store (the part of the agent that keeps programs' bodies), for programs that change
+//! their root directory.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -130,8 +131,8 @@ fn library() -> Result<PathBuf> {
         .with_context(|| format!("{LIBRARY} is neither beside {} nor in ../lib/shunt: install it there", own.display()))
 }
 
-/// Descriptors and environment that programs under Shunt need from their start on. Programs of one launch and one user
-/// share the states of their connections.
+/// Descriptors and environment that programs under `shunt run` need from their start on. Programs of one launch and one
+/// user share the memory in which the states of their connections are.
 #[derive(Debug)]
 pub struct Launch {
     store: PathBuf,
@@ -162,8 +163,8 @@ impl Launch {
         Ok(Self { store: store.to_owned(), environment, preload, _inherited: vec![table, faults] })
     }
 
-    /// Opens a connection to the store and keeps it. A program that cannot find the store's socket any more (chroot(2))
-    /// reaches the store by it.
+    /// Opens the entrance (a connection to the store) and keeps it. A program that can no longer find the store's
+    /// socket, because of chroot(2), reaches the store by the entrance.
     ///
     /// # Errors
     /// Returns an error where there is no agent's store, or where it has another version.
@@ -185,7 +186,7 @@ impl Launch {
         self.environment.push_str(";locks=checked");
     }
 
-    /// Returns a command that runs a program under Shunt. It is to be started while this launch lives.
+    /// Returns a command that runs a program under `shunt run`. It is to be started while this launch lives.
     #[must_use]
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);

@@ -1,5 +1,5 @@
-"""Apache's test framework: only httpd is under Shunt (`server`), or the Perl clients, too (`all`). One httpd serves a
-whole session.
+"""Apache's test framework: only httpd runs under `shunt run` (variant `server`), or the Perl clients, too (variant
+`all`). One httpd serves all test files.
 
 The framework runs as the user nobody, in its own copy of the suite, because Apache::Test refuses to run as root."""
 import fnmatch, glob, os, re, shutil, subprocess, tempfile
@@ -20,8 +20,7 @@ SUITE = f"{ROOT}/target/apache-suite/httpd-tests"
 COPIES = [SUITE]
 COMMIT = "c80f65f35d181cde20df4bf51e07d2dbd928807a"  # 2024-02-07
 MODULES = "/usr/lib/apache2/modules"
-# Modules that are not loaded: all MPMs but one, those that take a database or a server of their own, and some
-# others.
+# Modules that are not loaded: all MPMs except one, those that need a database or another server, and some others.
 NOT_LOADED = """mpm_prefork mpm_worker perl cgi authnz_ldap ldap suexec md log_forensic dialup cern_meta heartmonitor
 lbmethod_heartbeat authn_dbd authz_dbd session_dbd dbd ident imagemap userdir socache_redis file_cache""".split()
 AS_NOBODY = ["setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups"]

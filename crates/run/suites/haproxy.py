@@ -1,5 +1,5 @@
-"""HAProxy's regression tests that its own script picks for the installed HAProxy. Only HAProxy is under Shunt
-(`server`), or vtest, too (`all`), which makes the clients and servers."""
+"""HAProxy's regression tests: those that its own script picks for the installed HAProxy. Only HAProxy runs under
+`shunt run` (variant `server`), or vtest, too (variant `all`). vtest has the tests' clients and servers."""
 import fnmatch, os, re, shutil, subprocess, tempfile
 
 from confined import Missing, fetch, finished, started
@@ -27,8 +27,8 @@ def prepare():
 
 
 def picked():
-    """Returns the tests whose conditions the installed HAProxy meets. Its script lists them, and runs none: vtest is
-    replaced by /bin/true."""
+    """Returns the tests whose conditions the installed HAProxy meets. The suite's script lists them. It runs none,
+    because /bin/true stands in for vtest."""
     environment = dict(os.environ, HAPROXY_PROGRAM=HAPROXY, VTEST_PROGRAM="/bin/true")
     done = subprocess.run(["scripts/run-regtests.sh"], cwd=SUITE, env=environment, capture_output=True, text=True)
     return re.findall(r"^  Add test: (\S+)$", done.stdout, re.M)

@@ -1,5 +1,5 @@
-"""This machine as a part of a service with Shunt: it has an agent with a [store], and a control group in which
-connections are negotiated."""
+"""This machine as a part of a service with Shunt. It has an agent with a [store], and a control group. On connections
+between processes in this group, BPF programs find out whether both ends run under `shunt run`."""
 import json, os, shutil, subprocess, tempfile, time
 
 from confined import Missing
@@ -50,8 +50,8 @@ class Machine:
         if os.geteuid() != 0:
             raise Missing("it takes root to load BPF programs; run this with sudo")
         self.shunt = f"{BUILT}/shunt"
-        # Names of a lab of this process. If the process is killed, the next sweep for labs (crates/testbed) removes
-        # what is left.
+        # These names follow those of labs (crates/testbed). If this process is killed, the next sweep that removes the
+        # remains of labs removes these, too.
         self.directory = f"{tempfile.gettempdir()}/shunt-lab-{os.getpid()}.0"
         os.mkdir(self.directory)
         self.hierarchy = unified_hierarchy()
@@ -106,7 +106,8 @@ class Machine:
         return [self.shunt, "run", "--config", self.configuration, "--", *command]
 
     def hanging(self):
-        """Returns, for a test that hangs, where each process of the suites waits, and the state of all connections."""
+        """Returns a report on a test that hangs: where each process of the suites waits, and the state of all
+        connections."""
         found = ["==== hangs ===="]
         with open(f"{self.group}/cgroup.procs") as processes:
             for process in processes.read().split():

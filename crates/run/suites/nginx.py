@@ -1,4 +1,5 @@
-"""nginx-tests: only nginx is under Shunt (`server`), or the Perl clients and backends of the suite, too (`all`)."""
+"""nginx-tests: only nginx runs under `shunt run` (variant `server`), or the Perl clients and backends of the suite, too
+(variant `all`)."""
 import os, shutil, tempfile
 
 import nginx_suite

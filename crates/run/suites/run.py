@@ -28,8 +28,8 @@ from tap import differences
 
 SUITES = {suite.NAME: suite for suite in (nginx, haproxy, apache)}
 VARIANTS = ["plain", "server", "all"]
-# Number of times that a test which differs is run again. Its difference counts only if it differs each time: some tests
-# race, and fail every other time.
+# Number of times that a test which differs is run again. Its difference counts only if it differs each time, because
+# some tests have races, and fail every other time.
 REPETITIONS = 4
 
 
@@ -74,8 +74,8 @@ def session(job):
 # ---- comparing ----
 
 class Comparison:
-    """Differences by (suite, variant, file): `meant` ones, `unsteady` ones, which were gone when the file ran again
-    alone, and `wrong` ones, which are all others."""
+    """Differences by (suite, variant, file), of three kinds: `meant`; `unsteady`, which were gone when the file ran
+    again alone; and `wrong`, which are all others."""
 
     def __init__(self, results, again):
         self.meant, self.unsteady, self.wrong = {}, {}, {}
@@ -149,7 +149,8 @@ def show(title, found, results, verbose):
 
 
 def carried(machine):
-    """Prints how many bytes were sent by reference, and otherwise: a run without references shows nothing."""
+    """Prints how many bytes programs have sent by reference and in other ways. If none went by reference, the run has
+    tested nothing."""
     counted = machine.counted() or {}
     for name in "sent_real", "sent_by_reference", "received_absent", "fetched", "fetched_by_fault":
         total = sum(counters[name] for counters in counted.values())

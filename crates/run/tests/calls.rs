@@ -60,7 +60,8 @@ fn exactly_the_listed_calls_are_replaced() {
     }
 }
 
-/// A program may use any spelling that glibc has.
+/// glibc has some calls under several names (`read`, `__read`, `__read_chk`). The table must have each of these names,
+/// because a program may use any of them.
 #[test]
 fn no_twin_of_a_call_is_forgotten() {
     let glibc = glibc();

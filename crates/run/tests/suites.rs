@@ -1,4 +1,4 @@
-//! Runs a few files of other projects' test suites, which must give the same results under Shunt as without.
+//! Runs a few files of other projects' test suites, which must give the same results under `shunt run` as without.
 //! suites/run.py runs all of them.
 
 use std::process::Command;

@@ -1,4 +1,5 @@
-//! Runs a number of histories, one seed after the other, and prints how fast they were and what happened in them.
+//! Runs a number of histories (simulated runs), one seed after the other, and prints how fast they were and what
+//! happened in them.
 //! scripts/coverage-of-logic measures with it which lines of crates/logic are reached. A profiler can run it, too.
 //!
 //! Usage: histories [NUMBER [FIRST SEED]]

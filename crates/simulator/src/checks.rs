@@ -1,6 +1,7 @@
-//! Invariants: limits hold after each check of them, and nothing is left when all is quiet. An *offer* is a payload
-//! that a backend's server holds ready. A *fetch* brings a payload through both agents to the frontend's server. A
-//! *program* runs under `shunt run`, and leaves payloads in its machine's *store*.
+//! Invariants: each time that an agent has checked its limits, they hold; and nothing is left when all is quiet. An
+//! *offer* is a payload that a backend's server holds ready. The *board* is memory in which an agent tells its servers
+//! which limits are reached. A *fetch* brings a payload through both agents to the frontend's server. A *program* runs
+//! under `shunt run`, and leaves payloads in its machine's *store*. A *payload* is the body of a response.
 
 use shunt_wire::local::closed;
 
@@ -12,7 +13,7 @@ const MOST_SERVERS: usize = 3;
 
 impl World {
     /// Checks the use of a machine after its agent has checked the limits. The use may exceed a limit by the work that
-    /// was under way when the limit was reached, and by the offers that servers made before the board told them.
+    /// was under way when the limit was reached, and by the offers that servers made before the board said so.
     pub(crate) fn check_limits(&mut self, machine: usize) {
         let most = self.service.limits;
         let Machine { agent: Some(Agent { logic, .. }), unread, offers_made, offers_then, .. } =
@@ -76,9 +77,9 @@ impl World {
         left
     }
 
-    /// Checks that a machine's kernel knows the addresses that the agent knows, and that its programs know the agent's
-    /// sources (stores, and the addresses where programs can fetch from them). Checks that the agent knows the
-    /// addresses of all peers with stores, and that their programs can fetch from its own store.
+    /// Checks that a machine's kernel has the same addresses of programs as the machine's agent. Checks that its
+    /// programs have the agent's list of sources (stores, and the addresses where programs can fetch from them). Checks
+    /// that the agent knows the addresses of all peers with stores, and that programs there can fetch from its store.
     fn check_addresses(&self, machine: usize, left: &mut Vec<String>) {
         let of = &self.machines[machine];
         let Some(store) = of.agent.as_ref().and_then(|agent| agent.logic.store.as_ref()) else { return };

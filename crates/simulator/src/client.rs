@@ -1,6 +1,7 @@
 //! A client: a TCP receiver that knows which byte must arrive at each place of its stream. A *payload* is the body of a
-//! response, which a backend may send. A *region* is a range of sequence numbers of a client's connection, which one
-//! payload takes. With TLS these are the bytes of its records.
+//! response. A *handoff* lets a backend send it on the client's own connection. An *offer* is a payload that a
+//! backend's server holds ready for that. A *region* is a range of sequence numbers of a client's connection, which one
+//! payload takes. On a TLS connection, a region has the payload's TLS records.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ pub const WSCALE: u8 = 8;
 /// Who serves a response at the frontend, and where its payload is at the backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
-    /// A server hands off a file of the backend, by an offer.
+    /// A server hands off a file of the backend, for which the backend has made an offer.
     #[default]
     File,
     /// As [`Kind::File`], on a TLS connection.
@@ -28,7 +29,7 @@ pub enum Kind {
 /// One response that a client has asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Response {
-    /// Number of the response in this history.
+    /// Number of the response in this history (simulated run).
     pub number: u64,
     /// Length of the header, in bytes.
     pub header: u64,
@@ -42,7 +43,8 @@ pub struct Response {
     pub trailer: u64,
 }
 
-/// Number of content bytes in each TLS record of a payload but the last, and number of bytes that sealing adds.
+/// Number of content bytes in each TLS record of a payload except the last, and number of bytes that encryption adds to
+/// each record.
 pub const RECORD: u64 = 16384;
 const OVERHEAD: u64 = shunt_wire::tls::OVERHEAD_BYTES;
 
@@ -72,7 +74,7 @@ pub struct Client {
     pub frontend: usize,
     /// Sequence number of the first byte of the stream that the client receives.
     pub first: u32,
-    /// Contents that the stream must have, up to the last response asked for.
+    /// Contents that the stream must have, up to the end of the last response that the client has asked for.
     expected: Stream,
     /// Number of bytes that the client has from the stream's beginning on, without a hole.
     taken: u64,
@@ -122,19 +124,19 @@ impl Client {
         self.first.wrapping_add(self.taken as u32)
     }
 
-    /// Returns the place in the stream of a sequence number that is near the acknowledged one, or `None` if that is
-    /// before the stream's first byte.
+    /// Returns the place in the stream of a sequence number, which must be less than 2^31 from the acknowledged one.
+    /// `None`: it is before the stream's first byte.
     pub fn place(&self, seq: u32) -> Option<u64> {
         let ahead = seq.wrapping_sub(self.ack()).cast_signed();
         self.taken.checked_add_signed(ahead.into())
     }
 
-    /// Takes a segment.
+    /// Receives a segment.
     ///
     /// # Errors
     /// Returns a description if a byte is not the one that must be at its place.
     pub fn take(&mut self, seq: u32, run: Run) -> Result<(), String> {
-        let Some(place) = self.place(seq) else { return Ok(()) }; // before the stream's first byte
+        let Some(place) = self.place(seq) else { return Ok(()) }; // the segment is from before the stream's first byte
         // Bytes that the client already has are not compared again.
         let skip = self.taken.saturating_sub(place).min(run.length);
         let (mut at, mut rest) = (place + skip, run.part(skip, run.length - skip));

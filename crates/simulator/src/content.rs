@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 pub enum Source {
     /// Header of a response, by the response's number.
     Header(u64),
-    /// Contents of the file behind a response's payload, by the number of these contents.
+    /// Contents of the file that a response's payload is read from. The number is that of the contents: it changes when
+    /// a file is written over.
     File(u64),
 }
 

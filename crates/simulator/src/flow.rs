@@ -1,7 +1,8 @@
-//! A client's connection at its frontend: the kernel's socket, and the steering programs' flow. A *region* is a range
-//! of sequence numbers of a client's connection, which one payload takes. A *peer* sends it, a backend's agent. A
-//! *handoff* is the payload that a server has given to a peer. A *ring* is a BPF ring buffer by which the kernel tells
-//! a server that the client has acknowledged a payload.
+//! A client's connection at its frontend: the kernel's socket, and the *flow*, which is the steering programs' (BPF)
+//! state of the connection. A *region* is a range of sequence numbers of a client's connection, which one payload
+//! takes. The payload is sent by a *peer*, the agent of a backend. A *handoff* is a payload that a server has left to a
+//! peer to send. A *ring* is a BPF ring buffer by which the kernel tells a server that the client has acknowledged a
+//! payload. A *payload* is the body of a response.
 
 use std::time::Duration;
 
@@ -53,7 +54,7 @@ pub struct Connected {
     first: u32,
     /// Bytes that the server has written itself, counted from `first` in the socket's own sequence space.
     written: Stream,
-    /// Numbers of bytes of `written` that are acknowledged, and that are sent.
+    /// Number of bytes of `written` that are acknowledged, and number that are sent.
     acked: u64,
     sent: u64,
     socket: Socket,
@@ -169,7 +170,8 @@ impl Connected {
         segments
     }
 
-    /// Begins a region (SHUNT_BEGIN). Returns the counter that tells whether it has begun.
+    /// Begins a region (SHUNT_BEGIN). Returns the counter that the steering programs would raise: FE_BEGUN, or that of
+    /// the reason for a refusal.
     pub fn begin(&mut self, peer: u32, ring: u32, handoff: u64, length: u64, now: Duration) -> Counter {
         let mut flow = self.flow.unwrap_or_else(|| decisions::new_flow(&self.asked(), self.token));
         let begun = decisions::begin(&mut flow, &Begin { peer, ring, length, handoff }, &self.asked());
@@ -178,8 +180,8 @@ impl Connected {
         begun
     }
 
-    /// Begins a region behind which the server may write (SHUNT_APPEND). Returns the counter that tells whether it has
-    /// begun.
+    /// Begins a region behind which the server may write (SHUNT_APPEND). Returns the counter that the steering programs
+    /// would raise: FE_BEGUN, or that of the reason for a refusal.
     pub fn append(&mut self, peer: u32, ring: u32, handoff: u64, length: u64, now: Duration) -> Counter {
         let mut flow = self.flow.unwrap_or_else(|| decisions::new_flow(&self.asked(), self.token));
         let begun = decisions::append(&mut flow, &Begin { peer, ring, length, handoff }, &self.asked());
@@ -214,7 +216,8 @@ impl Connected {
         self.flow.as_mut().is_some_and(|flow| decisions::space_acks(flow, peer, bytes))
     }
 
-    /// Returns the connection's state for the sender, as the kernel returns it after SHUNT_BEGIN.
+    /// Returns the connection's state, with which the backend makes its own socket for the client. The kernel returns
+    /// this state after SHUNT_BEGIN.
     pub fn state(&self) -> FlowState {
         let mut state = FlowState::new_zeroed();
         let Some(flow) = &self.flow else { return state };
@@ -278,8 +281,8 @@ impl Connected {
         }
     }
 
-    /// Handles a backend's word that the client has acknowledged the whole payload. Returns the numbers of the handoff
-    /// and of its server's ring, if the handoff is now complete.
+    /// Handles a backend's message that the client has acknowledged the whole payload. Returns the numbers of the
+    /// handoff and of its server's ring, if the handoff is now complete.
     pub fn deliver(&mut self, peer: u32, handoff: u64) -> Option<(u64, u32)> {
         let flow = self.flow.as_mut()?;
         completed(&decisions::deliver(flow, peer, handoff)?)
@@ -290,7 +293,7 @@ impl Connected {
         self.is_reset
     }
 
-    /// Returns the connection's token, by which a backend knows copies of its packets.
+    /// Returns the connection's token, by which a backend recognises copies of the connection's packets.
     pub fn token(&self) -> u32 {
         self.token
     }

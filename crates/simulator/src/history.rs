@@ -1,4 +1,6 @@
-//! Histories: a seed determines the service, its load, and its faults. A violation of what must hold ends it.
+//! Random histories. A *history* is one simulated run of a service. Its seed determines the service, the load and the
+//! faults. It ends at the first violation of a rule that must hold. A *handoff* lets a backend send a payload on a
+//! client's connection. A *claim* is the message that asks the backend for it. A *payload* is the body of a response.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,10 +12,10 @@ use crate::world::{Service, Variety, Weather, World};
 
 /// Period in which clients ask for responses and faults happen.
 const BUSY: Duration = Duration::from_secs(2);
-/// Time after [`BUSY`] by which nothing may be left. A claim waits for up to 30 s, and a client that acknowledges
-/// nothing is given up after 60 s.
+/// Time after [`BUSY`] by which no response or handoff may be left. A claim waits for up to 30 s, and a client that
+/// acknowledges nothing is given up after 60 s.
 const QUIET: Duration = Duration::from_secs(120);
-/// First pause before a check of what is left. Each later pause is a quarter longer, up to [`LONGEST_PAUSE`].
+/// First pause before a check that nothing is left. Each later pause is a quarter longer, up to [`LONGEST_PAUSE`].
 const LOOK: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(4);
 /// Most events of a history. A history with more events is taken for one that never ends.
@@ -31,7 +33,7 @@ pub struct History {
 pub struct Outcome {
     /// Seed of the history.
     pub seed: u64,
-    /// Violations of what must hold, each with its time.
+    /// Violations of rules that must hold, each with its time.
     pub violations: Vec<String>,
     /// Number of responses that clients have received.
     pub served: u64,

@@ -1,5 +1,7 @@
 //! Model of a machine's kernel and files, which answers the questions of the agent's logic. A *sender* is a backend's
-//! socket for a client of a frontend. The *digest* of a file is its SHA-256. A *peer* is another machine's agent.
+//! socket for a client of a frontend. The *digest* of a file is its SHA-256. A *peer* is another machine's agent. A
+//! *store* has the payloads of a machine's programs under `shunt run`; each payload has a numbered *slot* in it. A
+//! *payload* is the body of a response.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -53,9 +55,9 @@ pub struct Host {
     pub changed: BTreeMap<u64, FileNow>,
     /// Time of the last call of `has_new_digests`.
     pub looked: Duration,
-    /// Some files cannot be digested, or are on file systems that do not tell their state.
+    /// Some files have no digest, or are on file systems that do not tell when a file has changed.
     pub has_strange_files: bool,
-    /// Payloads in the machine's store: the number of each slot, and of the file whose bytes it has.
+    /// Payloads in the machine's store: by the number of the slot, the number of the file whose bytes are in it.
     pub stored: BTreeMap<u32, u64>,
     /// Time until which no descriptor is free.
     pub scarce_until: Duration,
@@ -63,7 +65,8 @@ pub struct Host {
     pub unreached: BTreeMap<usize, Duration>,
     /// Key that proves handshakes with each address, as the agent has told the kernel.
     pub ends: BTreeMap<IpAddr, [u8; 16]>,
-    /// Addresses and the stores that programs there can fetch from, as the agent has told this machine's programs.
+    /// Pairs of an address and a store that programs at this address can fetch from. The agent has told these pairs to
+    /// this machine's programs.
     pub sources: Vec<(IpAddr, [u8; 16])>,
 }
 

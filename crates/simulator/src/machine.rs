@@ -1,6 +1,8 @@
 //! A machine: its agent (if one runs), its kernel, and its servers. A *peer* is another machine's agent. An *offer* is
 //! a payload that a backend's server holds ready. A *fetch* brings a payload through both agents to the frontend's
-//! server. A *generation* is one run of an agent.
+//! server. A *generation* is one run of an agent. The *board* is memory in which an agent tells its servers of its
+//! peers and limits. A *store* has the payloads of a machine's programs under `shunt run`. A *payload* is the body of a
+//! response.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -62,9 +64,11 @@ pub struct Agent {
     pub ticked: Duration,
     /// Fetches of this machine's servers, by the numbers that the logic has given them.
     pub fetches: BTreeMap<usize, Fetching>,
-    /// Connections on which this agent sends payloads that peers fetch, by the logic's numbers of the fetches.
+    /// For each payload that a peer fetches from here, by the logic's number of the fetch: number of the connection in
+    /// [`World::links`](crate::world::World).
     pub served: BTreeMap<usize, usize>,
-    /// Connections to other machines' stores that are being made, by the logic's numbers of them.
+    /// For each connection to another machine's store that is being made, by the logic's number of it: number of the
+    /// connection in [`World::links`](crate::world::World).
     pub reaches: BTreeMap<usize, usize>,
     /// Present once the agent is told to end: the last time at which something was under way, and the time at which the
     /// agent ends at the latest.
@@ -257,7 +261,7 @@ impl Machine {
         if peer < self.index { peer } else { peer + 1 }
     }
 
-    /// Returns the resources in use that the daemon, and not the logic, knows in a real agent.
+    /// Returns the resources in use. In a real agent, the daemon knows them, not the logic.
     pub fn usage(&self) -> Usage {
         let peers = self.settings.peers.len();
 

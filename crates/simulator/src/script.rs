@@ -1,5 +1,6 @@
-//! Scripted histories: a test decides when clients ask, and when faults happen. All else is as in a random history, and
-//! the same checks are made. A *session* is the use of a connection between two agents.
+//! Scripted histories. A *history* is one simulated run of a service. Here a test decides when clients ask, and when
+//! faults happen. All else is as in a random history (history.rs), and the same checks are made. A *session* is the use
+//! of a connection between two agents. A *payload* is the body of a response.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::world::{Fault, Service, Weather, World};
 const SEED: u64 = 1;
 /// Time within which all agents of a service have started and begun their sessions.
 const STARTED: Duration = Duration::from_secs(1);
-/// Time after the end of a script by which nothing may be left.
+/// Time after the end of a script by which no response, handoff or other work may be left ([`World::left`]).
 const QUIET: Duration = Duration::from_secs(60);
 /// Length of a response's header, in bytes.
 const HEADER: u64 = 300;

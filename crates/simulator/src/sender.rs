@@ -1,6 +1,8 @@
 //! A backend's socket for a client: a TCP sender with its own sequence space, and the steering programs' state of it. A
-//! *claim* is a frontend's message that asks for a payload. The *digest* of a file is its SHA-256. A *copy* is a
-//! client's packet that the frontend has rewritten for this socket.
+//! *claim* is a frontend's message that asks for a payload. An *offer* is a payload that a backend's server holds
+//! ready. The *digest* of a file is its SHA-256. A *copy* is a client's packet that the frontend has rewritten for this
+//! socket. A *payload* is the body of a response. The *steering programs* are Shunt's BPF programs, here those of the
+//! backend.
 
 use std::time::Duration;
 
@@ -39,7 +41,7 @@ pub enum Of {
         file: u64,
         /// State of the file when the payload began.
         state: u64,
-        /// State of the file whose digest the backend has told a frontend, if it has.
+        /// State of the file for which the backend has told a frontend the digest. `None`: it has told none.
         proven: Option<u64>,
     },
     /// The store of the backend's machine.
@@ -55,16 +57,16 @@ pub enum Digest {
     Untold,
     /// The frontend was told the digest of the file in this state.
     Told(u64),
-    /// The backend last said at this time that the digest no longer holds. It seals no more until the frontend's server
-    /// has confirmed this.
+    /// The backend last said at this time that the digest no longer holds. It encrypts nothing more until the
+    /// frontend's server has confirmed this.
     Withdrawn(Duration),
-    /// There is no digest, or none that counts any more.
+    /// There is no digest, or it no longer counts.
     Never,
 }
 
 /// One sender, for one payload.
 pub struct Sender {
-    /// Peer, worker and handoff of the claim.
+    /// Numbers of the peer that made the claim, of the server connection there (worker number), and of the handoff.
     pub claimant: Claimant,
     /// The payload: `length` bytes of the contents with the number `content`, from place `from` on.
     content: u64,
@@ -74,7 +76,8 @@ pub struct Sender {
     /// Sequence number of the payload's first byte, in the sender's own space (`first`) and in the client's (`start`).
     first: u32,
     start: u32,
-    /// Numbers of the payload's bytes: acknowledged, sent, and taken by the kernel.
+    /// Number of payload bytes that are acknowledged, number that are sent, and number that the kernel has taken from
+    /// the agent.
     acked: u64,
     sent: u64,
     queued: u64,
@@ -231,7 +234,8 @@ impl Sender {
         self.acked
     }
 
-    /// Returns whether the sender belongs to the connection with this token.
+    /// Returns whether the sender belongs to the connection with this token (random bits that the frontend has given to
+    /// the connection).
     pub fn is_of(&self, token: u32) -> bool {
         self.slot.rcv_nxt == token
     }

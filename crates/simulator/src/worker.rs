@@ -1,8 +1,9 @@
 //! The servers of a machine: an nginx worker, and a program under `shunt run`. As frontends they hand payloads off,
-//! fetch them, and relay what cannot be handed off. As backends they make offers, and leave bodies in the store. A
-//! *peer* is another machine's agent. A *handoff* lets a backend send a payload on a client's connection. A *region* is
-//! a range of sequence numbers of a client's connection, which one payload takes. A *claim* is the message that asks a
-//! peer for a payload.
+//! fetch them, and relay (send through the tiers) what cannot be handed off. As backends they make offers: payloads
+//! that they hold ready. A program leaves its bodies in the *store* of its machine's agent. A *peer* is another
+//! machine's agent. A *handoff* lets a backend send a payload on a client's connection. A *region* is a range of
+//! sequence numbers of a client's connection, which one payload takes. A *claim* is the message that asks a peer for a
+//! payload. The *worker number* is the agent's number of a server's connection. A *payload* is the body of a response.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -60,7 +61,8 @@ pub struct Rest {
     pub asked: Duration,
     /// Numbers of the other backend and of its offer, once it has made one.
     pub offered: Option<(usize, u64)>,
-    /// Number of the question which file is behind that offer. The handoff of the rest gets the same number.
+    /// Number of the question that asks the other backend for the digest of its offer's file. The handoff of the rest
+    /// gets the same number.
     pub handoff: u64,
 }
 
@@ -71,10 +73,10 @@ pub struct Serving {
     pub response: Response,
     /// Stage of the response.
     pub stage: Stage,
-    /// Number of the servers' checks, one a second, since the response began or the client acknowledged more of a
-    /// handoff.
+    /// Number of checks by the servers (one a second) since the response began, or since the client acknowledged more
+    /// of a handoff.
     pub quiet: u32,
-    /// Digest of the file that the backend sends, once the backend has told it.
+    /// Digest (SHA-256) of the file that the backend sends, once the backend has told it.
     pub digest: Option<Sha256>,
     /// Present while another backend is sought for the rest.
     pub rest: Option<Rest>,
@@ -117,9 +119,10 @@ pub struct Worker {
     pub serving: BTreeMap<usize, Serving>,
     /// Requests that wait for the end of the response under way, by their clients.
     pub pending: BTreeMap<usize, Response>,
-    /// Answers of peers whether they would send bytes of their stores: by peer, the session's epoch and the answer.
+    /// Answers of peers whether they would send bytes of their stores. By peer: the epoch (number) of the session in
+    /// which the peer answered, and the answer.
     pub would_send: BTreeMap<usize, (u32, bool)>,
-    /// For a peer, the time until which the program makes no claims to it, because a claim waits there.
+    /// For a peer, the time until which the program makes no claims to it, because an earlier claim still waits there.
     pub waits_until: BTreeMap<usize, Duration>,
     /// The newest offer that the nginx worker has made.
     pub last: Option<Offer>,

@@ -2,7 +2,8 @@
 //! connection. A *region* is a range of sequence numbers of a client's connection, which one payload takes. A *sender*
 //! is a backend's socket for a client of a frontend. A *fetch* brings a payload through both agents to the frontend's
 //! server. A *ring* is a BPF ring buffer by which the kernel tells a server that a region is complete. A *generation*
-//! is one run of an agent.
+//! is one run of an agent. A *frame* is a message between agents. A *store* has the payloads of a machine's programs
+//! under `shunt run`. A *history* is one simulated run of the service. A *payload* is the body of a response.
 
 mod actions;
 mod agents;
@@ -112,7 +113,7 @@ pub(crate) enum Body {
 /// Purpose of a connection between agents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A session.
+    /// A session, in which two agents exchange claims and heartbeats.
     Session,
     /// A fetch, by its number at the agent that asks.
     Fetch(usize),
@@ -125,7 +126,7 @@ pub(crate) enum Purpose {
 /// One item that is under way on a connection between agents.
 #[derive(Debug)]
 pub(crate) enum Item {
-    /// Frames.
+    /// Bytes of encoded frames.
     Frames(Vec<u8>),
     /// This number of bytes of a payload that is fetched.
     Payload(u64),
@@ -153,7 +154,7 @@ pub(crate) struct Link {
     has_spoken: bool,
     /// A frame was sent here that no correct agent sends. From then on, a refusal is no violation.
     is_rogue: bool,
-    /// The payload that is sent on the connection.
+    /// The payload that is being sent on the connection, if any.
     serving: Option<Served>,
 }
 
@@ -197,14 +198,14 @@ pub struct Service {
     pub think: Duration,
 }
 
-/// What a service has besides handoffs of files: nothing by default. Frequencies are in a million.
+/// What a service has besides handoffs of files: nothing by default. Frequencies are numbers of cases in a million.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Variety {
     /// Programs run under `shunt run` on all machines, and hand off bytes of stores.
     pub has_stores: bool,
-    /// Frequency of responses whose payload such a program hands off.
+    /// Frequency of responses whose payload a program under `shunt run` hands off.
     pub stored: u64,
-    /// Frequency of TLS responses among all others.
+    /// Frequency of TLS responses among the responses that an nginx worker serves.
     pub sealed: u64,
     /// If a backend is lost, another backend sends the rest of its payloads.
     pub recovers: bool,
@@ -217,7 +218,7 @@ pub struct Variety {
     pub leaves: u64,
     /// Some clients have slow connections.
     pub has_slow_clients: bool,
-    /// Some files cannot be digested, or do not tell their state.
+    /// Some files have no digest, or are on file systems that do not tell when a file has changed.
     pub has_strange_files: bool,
     /// Frequency of writes to a file: one chance after each offer of it, and one at each tick while it is being sent.
     pub writes: u64,
@@ -259,7 +260,7 @@ pub struct World {
     pub(crate) asking_link: Option<usize>,
     /// Programs that wait for a connection to another machine's store: machine, generation of its agent, and program.
     pub(crate) wishes: BTreeSet<(usize, u32, u64)>,
-    /// Violations. The first one ends the history.
+    /// Violations of rules that must hold, each with its time. The first one ends the history.
     pub(crate) violations: Vec<String>,
     /// Number of times that each thing has happened, by the name that `cover` was given.
     pub(crate) covered: BTreeMap<&'static str, u64>,
@@ -356,7 +357,7 @@ impl World {
         self.schedule.now()
     }
 
-    /// Returns the violations so far.
+    /// Returns the violations of rules that must hold, each with its time.
     pub fn violations(&self) -> &[String] {
         &self.violations
     }

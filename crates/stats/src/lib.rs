@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Largest answer in bytes. An answer is one packet.
 const ANSWER_BYTES: usize = 64 << 10;
 
-/// Longest wait for an answer. An agent answers at once; one that does not is stuck.
+/// Longest wait for an answer. An agent that works answers much sooner.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 /// Counters of an agent: the JSON that it answers with.
@@ -104,13 +104,13 @@ impl Stats {
         !peers.is_empty() && peers.iter().all(|peer| peer["up"] == Value::Bool(true))
     }
 
-    /// The counter at a path, such as `servers.shortcuts`; 0 where there is none.
+    /// Returns the counter at a path, such as `servers.shortcuts`; 0 if there is none.
     #[must_use]
     pub fn count(&self, path: &str) -> u64 {
         path.split('.').fold(&self.0, |value, key| &value[key]).as_u64().unwrap_or(0)
     }
 
-    /// Every number, by its path.
+    /// Returns every number of the answer, by its path.
     #[must_use]
     pub fn flat(&self) -> BTreeMap<String, u64> {
         let mut flat = BTreeMap::new();
@@ -194,7 +194,7 @@ mod tests {
         rustix::net::bind(&agent, &SocketAddrUnix::new(&socket).unwrap()).unwrap();
         rustix::net::listen(&agent, 0).unwrap();
         let ask = || format!("{:#}", agent_stats_within(&socket, Duration::from_millis(10)).unwrap_err());
-        // The first request is queued and waits for an answer; the second finds the queue full.
+        // The first connection is queued, and its request gets no answer. The second one finds the queue full.
         for said in [ask(), ask()] {
             assert!(said.contains("does not answer") && said.contains("restart shuntd"), "{said}");
         }

@@ -27,7 +27,7 @@ unsafe impl<T: Send> Send for Erased<T> {}
 unsafe impl<T: Sync> Sync for Erased<T> {}
 
 impl<T> Erased<T> {
-    /// Stores a value that owns nothing that would have to be freed.
+    /// Stores a value in locked memory. The value's type must not need a drop, because the value is never dropped.
     pub fn new(value: T) -> Self {
         const {
             assert!(!needs_drop::<T>(), "overwriting a value that owns something would leak it");
@@ -71,7 +71,7 @@ impl<T> Erased<T> {
 impl<T> Drop for Erased<T> {
     fn drop(&mut self) {
         self.erase();
-        // SAFETY: taken by `new`, and not used after this.
+        // SAFETY: `new` got the place from `locked::take`, and nothing uses it after this.
         unsafe { locked::give_back(self.place.cast()) };
     }
 }

@@ -1,6 +1,7 @@
-//! Mutex and condition variable, built on direct futex(2) calls. In builds for loom, which tries every order of the
-//! threads' steps (scripts/loom), loom's own take their place. Loom also tests the futex-based ones, with words of
-//! memory that it can follow (tests/lock_orders.rs).
+//! Mutex and condition variable, built on direct futex(2) calls (futex.rs). Loom is a checker that tries every order of
+//! the threads' steps (scripts/loom). In builds for loom, loom's own mutex and condition variable replace them
+//! (loomed.rs). Loom also checks the futex-based types themselves (tests/lock_orders.rs), with a model of futex(2)
+//! (modelled.rs).
 
 #[cfg(not(loom))]
 mod futex;

@@ -1,8 +1,8 @@
 //! Memory for keys. It is locked (mlock(2)), so that it is never swapped to disk, and left out of core dumps
 //! (MADV_DONTDUMP).
 //!
-//! The memory is divided into places of one size. They lie in chunks that are never freed, so there are as many chunks
-//! as the largest number of places in use at one time has needed. If the kernel refuses to lock more memory
+//! The memory is divided into places of one size, which are given out and taken back. They lie in chunks of 64 places.
+//! A chunk is added when no place is free, and no chunk is ever freed. If the kernel refuses to lock more memory
 //! (RLIMIT_MEMLOCK), further chunks are only left out of dumps; [`Locked::unlocked_bytes`] counts their bytes.
 
 use std::io;
@@ -66,14 +66,15 @@ pub fn hold_still() -> Still {
 }
 
 fn places() -> MutexGuard<'static, Locked> {
-    // The lock is never poisoned: no code under it panics between two writes that belong together.
+    // This mutex has no poisoning, and needs none: code that holds it does not panic between two writes that belong
+    // together.
     LOCKED.lock()
 }
 
 /// Takes a place of [`PLACE_BYTES`] bytes, aligned to its size. It belongs to the caller until [`give_back`].
 ///
 /// # Panics
-/// Panics where the kernel has no memory, as other allocations do.
+/// Panics where the kernel gives no memory.
 pub(crate) fn take() -> NonNull<u8> {
     let mut places = places();
     if places.free.is_empty() {

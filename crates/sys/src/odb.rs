@@ -1,6 +1,8 @@
 //! Requests of a program under `shunt run` about its own connections, made by setsockopt(2) and getsockopt(2)
-//! (include/shunt.h, SHUNT_SOL). BPF programs answer them: for handoffs those of crates/handoff, else those of
-//! crates/negotiation.
+//! (include/shunt.h, SHUNT_SOL). BPF programs answer them: those of crates/handoff for handoffs, and those of
+//! crates/negotiation for everything else. Two such programs send *frames* on their connection: runs of bytes, or
+//! references in place of bytes. The *account* of a connection is what a program has to know of its frames to go on. A
+//! *handoff* lets another machine send the next bytes of a connection.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -26,8 +28,8 @@ pub fn undo(socket: impl AsFd, handoff: u64) -> io::Result<()> {
     sockopt::set(socket, options::SOL, options::UNDO, &handoff)
 }
 
-/// Has the steering programs note the handshakes of a listening socket's clients, so that even the first response on a
-/// connection can be handed off.
+/// Makes the BPF programs of crates/handoff note the handshakes of a listening socket's clients. So even the first
+/// response on a connection can be handed off.
 ///
 /// # Errors
 /// Returns an error where no handoffs are possible on this machine, or the socket is not a TCP socket.
@@ -86,8 +88,8 @@ pub fn adopt(socket: impl AsFd) -> bool {
     asked.map_or_else(|error| error.kind() != io::ErrorKind::PermissionDenied, |()| true)
 }
 
-/// Has the caller told of the end of a connection ([`ended`]) of which it keeps state, although [`adopt`] was false and
-/// it did not [`take`] the account.
+/// Makes [`ended`] tell this caller, too, of the connection's end. For a program that keeps state of the connection
+/// although [`adopt`] returned false and it did not [`take`] the account.
 pub fn adopt_too(socket: impl AsFd) {
     let _ = sockopt::set(socket, options::SOL, options::ADOPT, &options::ADOPT_TOO);
 }

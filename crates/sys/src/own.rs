@@ -1,6 +1,6 @@
-//! Descriptors of a library that runs inside another program. They have high numbers, so that they do not take the low
-//! numbers that programs rely on. Their numbers are recorded, so that crates/preload can tell when a program closes a
-//! descriptor of the library by mistake.
+//! Descriptors of a library that runs inside another program (`shunt run`). They have high numbers, so they leave the
+//! low numbers, on which programs rely, free. Their numbers are recorded, so that crates/preload can tell when a
+//! program closes a descriptor of the library by mistake.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -155,7 +155,7 @@ fn repair_window(socket: &OwnedFd, rcv_nxt: u32, snd_wnd: u32, rcv_wnd: u32) -> 
     at("setsockopt(TCP_REPAIR_WINDOW)", set(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_WINDOW, window.as_slice()))
 }
 
-/// Sets the client's window of a socket to its present value. Nothing may be outstanding on the socket.
+/// Tells a socket the client's present window, `snd_wnd` bytes. Nothing may be outstanding on the socket.
 ///
 /// # Errors
 /// Returns the first call that failed. Needs CAP_NET_ADMIN.
@@ -167,7 +167,8 @@ pub fn set_window(socket: &OwnedFd, rcv_nxt: u32, snd_wnd: u32, rcv_wnd: u32) ->
 
 /// Closes a socket without notice to the client: it sends neither queued bytes nor a FIN or RST.
 pub fn close_silently(socket: OwnedFd) {
-    // If the kernel refuses TCP_REPAIR, this is an ordinary close, whose FIN the egress program drops.
+    // If the kernel refuses TCP_REPAIR, this is an ordinary close. Its FIN is dropped by be_out, the BPF program on
+    // egress (crates/handoff).
     let _ = set_i32(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, 1);
     drop(socket);
 }

@@ -78,7 +78,8 @@ impl RingBuffer {
         let mut at = consumer.load(Ordering::Relaxed);
         while at != Self::position(&self.producer).load(Ordering::Acquire) {
             let offset = PAGE_BYTES + (at as usize & (self.bytes - 1));
-            // SAFETY: inside the mapping: records are aligned to 8 bytes, and begin before twice the ring's size.
+            // SAFETY: inside the mapping: the offset is in the first of the two mappings of the records. Records are
+            // aligned to 8 bytes.
             let header: &AtomicU32 = unsafe { self.producer.add(offset).cast().as_ref() };
             let length = header.load(Ordering::Acquire);
             if length & BUSY != 0 {

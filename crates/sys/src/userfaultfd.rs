@@ -178,9 +178,9 @@ impl Userfaultfd {
     /// Returns an error where the memory is not private, anonymous, unlocked and mapped, or is registered with another
     /// userfaultfd. After an error, the memory may have lost its contents, but reads as ordinary memory.
     pub fn discard(&self, pages: Range<usize>) -> io::Result<()> {
-        // This call serves as a check: the kernel refuses MADV_FREE for files and shared memory, whose pages would
-        // survive MADV_DONTNEED in the page cache, so that a touch would find them again. It refuses both for locked
-        // memory.
+        // This call is a check: the kernel refuses MADV_FREE for files and shared memory. MADV_DONTNEED alone would
+        // leave their pages in the page cache, and a touch would find them again. The kernel refuses both calls for
+        // locked memory.
         Self::advise(&pages, Advice::LinuxFree)?;
         // Registers first: a thread that touches a page after it was emptied must wait, not read zeros.
         self.register(pages.clone())?;
@@ -314,7 +314,8 @@ impl Userfaultfd {
         if taken.len() > before {
             let _ = rustix::io::write(&self.any_taken, &1u64.to_ne_bytes());
         } else {
-            // The threads that change memory have not sent their events yet, or have not run since these were read.
+            // The threads that change memory have not sent their events yet, or have not run since their events were
+            // read.
             rustix::thread::sched_yield();
         }
     }

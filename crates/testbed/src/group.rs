@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use crate::of_process;
 
-/// Control group that the calling process is in as long as this value exists. Two tests in one process must not have
-/// such a value at the same time.
+/// Control group in which the calling process is while this value exists. Two tests in one process must not have a
+/// [`Group`] at the same time.
 #[derive(Debug)]
 pub struct Group {
     pub path: PathBuf,

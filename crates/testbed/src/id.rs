@@ -1,5 +1,5 @@
-//! Names of everything that a lab or a test makes on this machine: namespaces, directories, pins, control groups. A
-//! name says which process its thing belongs to.
+//! Names of everything that a lab (hosts as network namespaces) or a test makes on this machine: namespaces,
+//! directories, pins of BPF objects, control groups. From each name one can tell which process made the thing.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,8 +12,8 @@ use crate::proc::stat;
 /// Prefix of every name.
 const PREFIX: &str = "shunt-";
 
-/// File in a lab's directory with its owner's [`owner_mark`]. By it, a later process with the same process ID is told
-/// from the owner.
+/// File in a lab's directory with its owner's [`owner_mark`]. It tells the owner from a later process with the same
+/// process ID.
 pub(crate) const OWNER: &str = "owner";
 
 /// Empty file in a lab's directory. It says that the lab's files are kept after its end.

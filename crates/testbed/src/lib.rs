@@ -1,6 +1,6 @@
-//! Support for tests and labs on a machine that others use, too. The name of everything that they make says which
-//! process it belongs to. A watchdog removes it when that process ends. Functions here wait for conditions, compare
-//! bodies, and report tests that cannot run.
+//! Support for tests and labs (hosts as network namespaces) on a machine that others use, too. Everything that they
+//! make has a name that says to which process it belongs. A watchdog removes it when that process ends. Functions here
+//! wait for conditions, compare bodies, and report tests that cannot run.
 #![forbid(unsafe_code)]
 
 mod bpffs;

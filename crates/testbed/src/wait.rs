@@ -69,8 +69,8 @@ pub fn wait_for<C: Check>(what: &str, check: impl FnMut() -> C) -> Result<C::Fou
     wait_at_most(PATIENCE, what, check)
 }
 
-/// Waits like [`wait_for`], but an error of the check ends the wait. For checks of bodies: a later check that succeeds
-/// must not hide a wrong body.
+/// Waits like [`wait_for`], but an error of the check ends the wait at once. For checks that compare bodies: a later
+/// check that succeeds must not hide a wrong body.
 ///
 /// # Errors
 /// Returns the check's error, or that of [`wait_for`].
@@ -97,7 +97,7 @@ pub fn wait_at_most<C: Check>(time: Duration, what: &str, mut check: impl FnMut(
     }
 }
 
-/// Waits until all threads of a process that was sent SIGSTOP have stopped. They run until one of them has taken the
+/// Waits until all threads of a process that was sent SIGSTOP have stopped. They run on until one of them handles the
 /// signal. A process that ends meanwhile counts as stopped.
 ///
 /// # Errors

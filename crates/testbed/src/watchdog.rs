@@ -1,12 +1,13 @@
 //! Watchdog: nothing that a lab or a test makes on this machine outlives its process.
 //!
-//! A shell, the *watchdog*, waits for the end of a pipe whose other end the process has open. The pipe ends when the
-//! [`Watchdog`] is dropped, and also when the process ends by a panic, a signal or SIGKILL. The watchdog then kills
-//! the processes in the lab's namespaces and control groups. It removes the namespaces and control groups, the lab's
-//! pins and its files. So there is only one procedure for cleaning up, and each lab tests it.
+//! The *watchdog* is a shell that reads from a pipe, whose writing end the process has open. The read ends when the
+//! [`Watchdog`] is dropped, and also when the process ends by a panic, a signal or SIGKILL. The watchdog then kills the
+//! processes in the namespaces and control groups of the *lab* (all that this process has made). It removes the
+//! namespaces and control groups, the lab's pins and its files. So there is only one procedure for cleaning up, and
+//! each lab tests it.
 //!
-//! The end of a container or a CI job also kills watchdogs. So before a process starts its first watchdog, it removes
-//! the labs of dead processes.
+//! When a container or a CI job ends, watchdogs are killed, too. So before a process starts its first watchdog, it
+//! removes the labs of dead processes.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -103,8 +104,8 @@ impl Drop for Watchdog {
 }
 
 /// Returns the id for everything that tests of this process make without a lab. The first call mounts a BPF file
-/// system, if root runs the tests and none is mounted, and starts a watchdog. This removes everything that is left when
-/// the process ends.
+/// system, if root runs the tests and none is mounted. It also starts a watchdog, which removes everything that is left
+/// when the process ends.
 ///
 /// # Panics
 /// When the watchdog cannot be started, or root cannot mount a BPF file system.

@@ -1,8 +1,8 @@
 //! Identities of agents: X.509 certificates (RFC 5280) and TLS 1.3, which both ends use to identify each other.
 //!
 //! An agent's identity is the DNS name in its certificate, which the authority of the configuration (`ca`) has signed.
-//! Neither its address nor what it says of itself counts. TLS sessions are not resumed, so each connection's two
-//! certificates are checked against the files as they were when they were last read.
+//! Neither its address nor the name that it gives in messages counts. TLS sessions are not resumed. So both ends'
+//! certificates are checked for each connection, against the files of [tls] as they were last read.
 
 mod trust;
 mod words;
@@ -231,7 +231,7 @@ impl Credentials {
     }
 
     /// Returns a warning for the operator: that this agent's certificate is not valid or expires soon, or that a list
-    /// of revoked certificates is past its next update. `None` where none of these is so.
+    /// of revoked certificates is past its next update. `None` if there is nothing to warn of.
     pub fn warning(&self, now: SystemTime) -> Option<String> {
         if let Some(why) = self.fault(now) {
             return Some(format!("our certificate {why}"));
@@ -278,8 +278,8 @@ fn client(
         .with_webpki_verifier(trust.servers.clone())
         .with_client_auth_cert(chain, key)?;
     config.resumption = Resumption::disabled();
-    // An agent gives connections with another machine's store to its programs, which need the keys
-    // (`Transport::into_channel`).
+    // The agent makes connections to other machines' stores, and passes them to programs under `shunt run`. The
+    // programs then need the keys (`Transport::into_channel`).
     config.enable_secret_extraction = true;
     config.alpn_protocols = vec![ALPN.to_vec()];
     Ok(config)
@@ -326,8 +326,8 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CredentialsError> 
 
 const PRIVATE_KEY: &str = "private key";
 
-/// Returns the error for a file that does not hold the kind of object `what`. It says whether two files of [tls] may
-/// have been exchanged, a frequent mistake.
+/// Returns the error for a file that does not hold the kind of object `what`. If two files of [tls] seem to be
+/// exchanged, a frequent mistake, the error says so.
 fn not_there(path: &Path, what: &'static str) -> CredentialsError {
     let file = read(path).unwrap_or_default();
     let holds = |text: &[u8]| file.windows(text.len()).any(|part| part == text);

@@ -1,9 +1,11 @@
 //! Ordered bytes to and from another agent: mutual TLS 1.3 (rustls) on TCP, non-blocking. The rest of the agent knows
 //! only [`Transport`]. A *peer* is the agent at the other end.
 //!
-//! All frames that one turn of the agent's event loop sends leave in one record and one write. [`Transport::fill`]
-//! makes a few reads at most, of bytes that have arrived already. The caller uses all bytes that it decrypts in the
-//! same turn, because epoll reports no bytes that wait in rustls. [`credentials`] says who the other agent is.
+//! A *frame* is a message of the agents' protocol. All frames that one turn (pass) of the agent's event loop sends
+//! leave in one record and one write. [`Transport::fill`] makes a few reads at most, of bytes that have arrived
+//! already. The caller uses all bytes that [`Transport::fill`] decrypts in the same turn, because epoll does not report
+//! bytes that wait in rustls. [`credentials`] says who the other agent is. A *payload* is a response's body that comes
+//! as a stream after a frame. A *store* has the bodies of programs under `shunt run`.
 #![forbid(unsafe_code)]
 
 pub mod credentials;
@@ -78,8 +80,8 @@ pub struct Transport {
     input: Box<[u8]>,
     /// Range of `input` that the caller has not taken yet.
     unread: Range<usize>,
-    /// Whether the caller has taken a frame with a client's keys, of which rustls still has a copy in its receive
-    /// buffer.
+    /// Whether the caller has taken a frame with the TLS keys of a client's connection. rustls still has a copy of the
+    /// frame in its receive buffer.
     keys_came: bool,
     /// Frames that rustls has not taken yet.
     output: Vec<u8>,
@@ -186,7 +188,7 @@ impl Transport {
     /// See [`TransportError`].
     pub fn fill(&mut self) -> Result<(), TransportError> {
         for read in 0..READS {
-            // Where rustls's buffer of decrypted bytes is full, it takes no more until these are used.
+            // If rustls's buffer of decrypted bytes is full, it reads no more until the caller has used them.
             if read > 0 && !self.tls.wants_read() {
                 break;
             }
@@ -280,8 +282,8 @@ impl Transport {
         }
     }
 
-    /// Overwrites decrypted bytes that rustls still has. It decrypts in its receive buffer, and bytes that this file
-    /// has taken stay there until others are read into their place. So this has rustls read zeros into all of that
+    /// Overwrites decrypted bytes that rustls still has. rustls decrypts in its receive buffer. Bytes that were taken
+    /// from it stay there until others are read into their place. So this makes rustls read zeros into the whole
     /// buffer, except where bytes still wait in it.
     fn forget_decrypted(&mut self) {
         struct Zeros;
@@ -370,8 +372,8 @@ impl Transport {
         if !self.unread.is_empty() || !self.output.is_empty() {
             return Err(TransportError::Refused(Reason::Malformed));
         }
-        // The socket becomes blocking, because programs wait for their answers. A store passes a flag with each call
-        // that must not wait.
+        // The socket becomes blocking, because programs wait for their answers. A store, which must not wait, passes
+        // MSG_DONTWAIT with each call.
         self.stream.set_nonblocking(false)?;
         let sealing = sealing(&self.tls.dangerous_extract_secrets()?)?;
         Ok((self.stream.into(), sealing))

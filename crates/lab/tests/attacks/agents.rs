@@ -1,4 +1,6 @@
-//! Attacks by agents. Some use another agent's name or certificate, and others abuse the rights of their own.
+//! Attacks by agents. Some use another agent's name or certificate, and others abuse their own rights. A *claim* is a
+//! frontend's message that asks a backend to send an *offer*: a payload that the backend holds ready. A *frame* is a
+//! message between agents. A *handoff* lets a backend send a payload on a client's connection.
 
 use std::net::SocketAddr;
 
@@ -105,7 +107,7 @@ fn a_frontends_agent_speaks_only_for_its_addresses() -> Result<()> {
         ensure!(reason == Reason::Tag, "a forged tag: {reason}");
         let refused = service.service.stats(backend)?.count("agent.ended.NotAllowed");
         ensure!(refused == 6, "{refused} refusals counted");
-        // None of these claims has used the offer up or sent a byte of it.
+        // None of these claims has used up the offer, or made the backend send a byte of it.
         let bytes = served(own.connect(frontend, backend)?, &offer)?;
         same_bytes(&bytes, &std::fs::read(service.files.join("64k"))?)?;
         ensure!(service.service.stats(backend)?.count("agent.senders.restored") == 0, "a socket was made");
@@ -116,7 +118,7 @@ fn a_frontends_agent_speaks_only_for_its_addresses() -> Result<()> {
 }
 
 /// Kills the second backend's agent. Returns a connection to the frontend's agent with that backend's certificate, and
-/// the HELLO to begin a session with.
+/// the HELLO that begins a session.
 fn in_place_of_second_backend(service: &mut Running<'_>) -> Result<(Connection, Vec<u8>)> {
     let other = service.lab.hosts_of(Role::Backend).nth(1).context("a second backend")?;
     service.service.kill_agent(other)?;
@@ -136,8 +138,9 @@ fn a_backends_agent_has_no_say_in_anothers_handoffs() -> Result<()> {
     })
 }
 
-/// Builds answers to questions that nobody has asked, and news of handoffs that the sending agent was not given, for
-/// many worker numbers and handoffs. Returns the frames and their number.
+/// Builds frames that a backend's agent may not send: answers to questions that nobody has asked, and reports on
+/// handoffs that were given to another agent. They name many worker numbers (numbers of server connections) and
+/// handoffs. Returns the frames and how many they are.
 fn unasked() -> (Vec<u8>, u64) {
     let (mut frames, mut count) = (Vec::new(), 0);
     for (worker, handoff) in (0..8).flat_map(|worker| (0..1024u64).map(move |handoff| (worker, handoff))) {
@@ -175,7 +178,8 @@ fn a_backends_agent_that_answers_without_end_is_not_heard() -> Result<()> {
     })
 }
 
-/// A clone of a machine has the machine's certificate. The two must not end each other's sessions again and again.
+/// A clone of a machine has the machine's certificate. Machine and clone must not end each other's sessions again and
+/// again.
 #[test]
 fn a_clone_of_a_machine_takes_no_session_from_it() -> Result<()> {
     needs_root();
@@ -204,8 +208,9 @@ fn a_clone_of_a_machine_takes_no_session_from_it() -> Result<()> {
     })
 }
 
-/// An agent says once in a session in whose name it sends (SPEAKS_FOR). If it repeats that, its session ends. Otherwise
-/// each repetition would make workers take the session for a new one, and refuse its offers.
+/// An agent says once in a session with which addresses it may send (SPEAKS_FOR). If it repeats this message, its
+/// session ends. Otherwise nginx workers would take the session for a new one at each repetition, and refuse its
+/// offers.
 #[test]
 fn a_backends_agent_says_once_as_which_servers_it_sends() -> Result<()> {
     needs_root();

@@ -1,4 +1,6 @@
-//! Attacks that exhaust resources: connections that say nothing or little, and clients that acknowledge nothing.
+//! Attacks that exhaust resources: connections that say nothing or little, and clients that acknowledge nothing. A
+//! *shortcut* is a body that goes straight from the backend to the client. An *offer* is a body that the backend holds
+//! ready for that. A *flow* is the steering programs' (BPF) entry for a client's connection.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -45,7 +47,8 @@ fn half_open_connections_of_strangers_do_not_keep_agents_apart() -> Result<()> {
                 let _ = stream.write_all(&[22, 3, 1, 2, 0, 1]);
             }
             ensure!(service.service.stats(target)?.count("agent.incoming_limit") > 0, "all found a place");
-            // The backend's agent dials and the frontend's accepts. They get their session in spite of the strangers.
+            // The backend's agent dials, and the frontend's agent accepts. They must get a session in spite of the
+            // strangers.
             service.service.kill_agent(frontend)?;
             service.service.restart_agent(frontend)?;
             ensure!(half_open.iter_mut().all(is_closed), "a connection is kept that says nothing");
@@ -117,7 +120,8 @@ fn a_client_that_never_acknowledges_is_cut_off() -> Result<()> {
     })
 }
 
-/// A tier that the backend trusts asks for many bodies in a frontend's name, and claims none.
+/// A tier that the backend trusts asks for many bodies in a frontend's name. It never claims the offers (asks the
+/// backend to send them).
 #[test]
 fn offers_that_nobody_claims_cost_only_shortcuts_and_not_for_long() -> Result<()> {
     const OFFERS: u64 = 20;
@@ -171,8 +175,8 @@ fn connections_that_fill_the_flow_table_cost_others_only_the_shortcut() -> Resul
     })
 }
 
-/// So many connections end that the flow table could not keep each of their flows for the time `flow_quiet`. So flows
-/// that have ended are forgotten sooner.
+/// More connections end than the flow table has room for, if it kept each flow for the time `flow_quiet`. So flows that
+/// have ended are forgotten sooner.
 #[test]
 fn flows_of_short_connections_make_room() -> Result<()> {
     needs_root();

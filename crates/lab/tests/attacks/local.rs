@@ -1,4 +1,5 @@
-//! Attacks by other users' processes on a machine with an agent.
+//! Attacks by other users' processes on a machine with an agent. A *flow* is the frontend's entry for a client's
+//! connection. A *handoff* lets a backend send a payload on a client's connection.
 
 use std::os::fd::AsFd;
 use std::process::Command;
@@ -77,8 +78,8 @@ fn open_way(service: &Running<'_>, host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// All servers' connections are in one flow table. A server that named another server's connection would have a payload
-/// sent on it.
+/// All servers' connections are in one table of flows. If a server could name another server's connection in a message
+/// to the agent, a backend would send a payload on that connection.
 #[test]
 fn a_server_cannot_hand_off_another_servers_connection() -> Result<()> {
     needs_root();
@@ -164,8 +165,8 @@ fn without_a_list_the_socket_is_its_owners() -> Result<()> {
     })
 }
 
-/// Calls setsockopt with SHUNT_STATE on its own connection, with each ring number from 0 to 63. Prints which answers
-/// the kernel gave.
+/// Calls setsockopt with SHUNT_STATE on its own connection, with each ring number from 0 to 63. (A ring is a BPF ring
+/// buffer by which the kernel tells one server of completed payloads.) Prints the set of the kernel's answers.
 const NAME_RINGS: &str = "
 import errno, socket, struct, sys
 s = socket.create_connection((sys.argv[1], 80))

@@ -1,5 +1,7 @@
 //! Attacks by offers that are forged, replayed, stolen or too old: in a header field to a frontend, and in a fetch from
-//! a backend's agent.
+//! a backend's agent. An *offer* is a payload that a backend holds ready. Its *tag* proves for which request it is. A
+//! *consent* is the request's header field that allows an offer. A *fetch* asks the backend's agent for an offer's
+//! bytes. A *payload* is the body of a response. A body is *relayed* if it comes through all tiers.
 
 use std::hash::Hasher;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -60,7 +62,7 @@ impl Seen {
     }
 }
 
-/// Sends a request with a consent in a frontend's name, and returns the answer of the backend's server.
+/// Sends a request to the backend's server with a consent that names the frontend, and returns the answer.
 pub fn consenting(frontend: &Host, backend: &Host, path: &str) -> Result<Fetched> {
     let address = backend.service_address().context("the backend's address")?;
     let mut asking = Fetch::new(SocketAddr::from((address, 80)));
@@ -113,7 +115,7 @@ fn an_offer_is_for_one_frontend_and_for_once() -> Result<()> {
             let guessed = Seen { number, ..offer.clone() };
             ensure!(refused(&own, &guessed)? == Reason::UnknownOffer, "a guessed number");
         }
-        // None of these fetches has used the offer up. A fetch by its own frontend does.
+        // None of these fetches has used up the offer. A fetch by the frontend that the offer was made for does.
         let bytes = served(own.connect(frontend, backend)?, &offer)?;
         same_bytes(&bytes, &std::fs::read(service.files.join("64k"))?)?;
         ensure!(refused(&own, &offer)? == Reason::UnknownOffer, "a replayed claim");
@@ -148,8 +150,8 @@ fn rogue_location(lab: &Lab, host: &Host) -> String {
     format!("        location /rogue/ {{\n            proxy_pass http://{address}:{ROGUE_PORT}/;\n        }}\n")
 }
 
-/// The rogue tier passes consents on without counting itself. So the backend's nginx is told that the tier before it is
-/// `plain`.
+/// Configuration that lets consents pass through the rogue tier, which does not count itself in them. The backend's
+/// nginx is told that the tier before it is `plain` (does not know Shunt).
 fn trusting_strangers(host: &Host, text: String) -> String {
     let trust = |line: &str| match line.trim_start().starts_with("shunt_trust ") {
         true if host.role() == Role::Backend => line.replace(';', " plain;"),
@@ -158,9 +160,9 @@ fn trusting_strangers(host: &Host, text: String) -> String {
     text.lines().map(|line| trust(line) + "\n").collect()
 }
 
-/// For each lie, answers one request honestly and the next one with the lie. A lie makes its field out of the present
-/// offer's field and the first one's. The frontend refuses the lie and asks again without a consent, and that request
-/// is relayed.
+/// For each lie, answers one request honestly and the next one with the lie. A lie is made out of the header field of
+/// the present offer and that of the first offer. The frontend refuses the lie and asks again without a consent. The
+/// answer to this request is relayed.
 fn be_rogue(listener: &TcpListener, server: SocketAddr, lies: &[Lie]) -> Result<()> {
     let mut first = None;
     let honest = Lie { name: "none", field: |field, _| field.into() };

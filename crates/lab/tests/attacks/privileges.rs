@@ -1,5 +1,6 @@
 //! Privileges that an agent keeps after its start, and that an attacker who takes it over would have. All of the
-//! agent's work must be possible with them.
+//! agent's work must be possible with them. A body is *handed off* if the backend sends it straight to the client, and
+//! *relayed* if it comes through all tiers. A *consent* is the request's header field that allows a handoff.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -59,7 +60,7 @@ fn check_privileges(service: &Running<'_>) -> Result<()> {
         for thread in &threads[1..] {
             for set in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
                 let given = thread.get(set).with_context(|| format!("no {set}"))?;
-                // The thread `ports` puts programs on interfaces that come later.
+                // The thread `ports` attaches BPF programs to interfaces that appear later.
                 let is_needed = is_named(thread, "ports") && given == NEEDED && matches!(set, "CapEff" | "CapPrm");
                 let is_none = given.trim_matches('0').is_empty();
                 ensure!(is_none || is_needed, "{}: a thread beside it has {set} {given}: {thread:?}", host.name());
@@ -88,8 +89,8 @@ fn check_privileges(service: &Running<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Fetches bodies until one has gone by a fetch. A location whose bodies are always fetched gives a consent only
-/// sometimes, and relays the others.
+/// Downloads bodies until one has come by a fetch (as a stream through both agents). In this location no body can be
+/// handed off, so nginx sends a consent only with some requests, and relays the answers to the others.
 fn fetches_work(service: &Running<'_>) -> Result<()> {
     let fetched = || service.counted("servers.fetched_filter");
     let (before, server) = (fetched()?, service.service.chain().server());
@@ -112,12 +113,13 @@ fn the_agent_works_with_two_capabilities_and_its_own_system_calls() -> Result<()
     options.settings.agent = "user = \"nobody\"\ngroups = [\"root\"]\nmetrics = \"127.0.0.1:9440\"\n";
     options.settings.agent_frontend = "flow_quiet = \"1s\"\n";
     options.settings.locations = Some(filtered);
-    options.settings.http = ALONE; // a connection for each body
+    options.settings.http = ALONE; // because the test makes a connection for each body
     start_on(Lab::builder(), FILES, options, |service| {
         check_privileges(service)?;
         service.still_good()?;
         fetches_work(service)?;
-        // A new agent takes the programs and maps over, and forgets flows whose connections are gone.
+        // A new agent takes over the BPF programs and maps, and forgets flows (entries for connections) whose
+        // connections have ended.
         for host in [service.lab.frontend(), service.lab.backend()] {
             service.service.kill_agent(host)?;
             service.service.restart_agent(host)?;

@@ -75,7 +75,7 @@ impl Numbers {
     }
 }
 
-/// Builds segments of each kind with guessed numbers.
+/// Builds segments of each kind, with guessed sequence and ACK numbers.
 fn guesses(source: SocketAddr, destination: SocketAddr, numbers: &mut Numbers) -> Vec<Vec<u8>> {
     let kinds: [(u8, &[u8]); 6] =
         [(RST, b""), (RST | ACK, b""), (ACK, b""), (ACK | PSH, b"forged"), (FIN | ACK, b""), (SYN, b"")];

@@ -1,4 +1,5 @@
-//! Compares SECURITY.md's table with the tests: each test that it names exists, and each test of an attack is in it.
+//! Compares SECURITY.md's table of attacks with the tests: each test that the table names exists, and the table names
+//! each test of an attack.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

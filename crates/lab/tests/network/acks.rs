@@ -1,4 +1,5 @@
-//! Clients whose ACKs come late, and of which only few come: the link gathers ACKs, and lets only the newest pass.
+//! Clients of which few ACKs arrive, and late: the link holds ACKs back for a while, and then lets only the newest one
+//! pass.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! The same links as in links.rs, with BBR in place of CUBIC on the frontend and on the backend.
+//! Links with delays, losses, late and repeated frames, a limited rate, and a small MTU, as in links.rs. Frontend and
+//! backend use BBR in place of CUBIC.
 
 use super::way::{PATHS, SHORT_PATHS, behind, far, farthest, lossy, narrow, over, rough, small_mtu, very_lossy};
 use anyhow::Result;

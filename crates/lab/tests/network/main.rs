@@ -1,4 +1,5 @@
-//! A service with Shunt over realistic networks and for realistic clients: every byte arrives, and by the shortcut.
+//! A service with Shunt over realistic networks and for realistic clients: every byte arrives, and long bodies take the
+//! shortcut (straight from the backend to the client).
 
 #[path = "../service/mod.rs"]
 mod service;

@@ -1,5 +1,6 @@
 //! The path to the client changes while a payload is under way. A router then takes only smaller packets than before,
-//! and drops larger ones. It reports each drop to the packet's source address, which is the frontend's.
+//! and drops larger ones. It reports each drop to the packet's source address, which is the frontend's. A *payload* is
+//! a response's body, which the backend sends in the frontend's name.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -19,8 +20,8 @@ fn set_mtu(lab: &Lab, mtu: u16) -> Result<()> {
     router.check(ip).map(drop)
 }
 
-/// Fetches bodies over a link that needs about two seconds for 4 MiB. Meanwhile, the MTU becomes smaller, smaller
-/// again, and then as at first.
+/// Downloads bodies over a link that needs about two seconds for 4 MiB. Meanwhile, the MTU is lowered twice, and then
+/// set to 1500 bytes again.
 fn changes(family: Family, smaller: [u16; 2]) -> Result<()> {
     needs_root();
     let link = Link::wan(Duration::from_millis(5)).rate(20_000_000, 200_000);
@@ -31,7 +32,7 @@ fn changes(family: Family, smaller: [u16; 2]) -> Result<()> {
         std::thread::scope(|scope| {
             let fetching = scope.spawn(|| check(service, &patient(service), &["/4m", "/1m", "/4m"]));
             for mtu in [smaller[0], smaller[1], 1500] {
-                sleep(Duration::from_millis(400)); // the subject: a change amid the bodies
+                sleep(Duration::from_millis(400)); // so that the MTU changes while a body is under way
                 set_mtu(service.lab, mtu)?;
             }
             fetching.join().expect("the client's thread")

@@ -8,7 +8,7 @@ use super::way::{FILES, behind, far, get, lossy, narrow, patient, rough, small_m
 
 const SEEDS: u64 = 5;
 
-/// Returns the milliseconds of all responses over one connection.
+/// Returns the time that all responses of one connection take together, in milliseconds.
 fn milliseconds(link: Link, control: &'static str, options: Options) -> Result<u128> {
     let tiers = [Role::Frontend, Role::Backend].into_iter();
     let lab = tiers.fold(behind(link), |lab, role| lab.sysctl(role, "ipv4/tcp_congestion_control", control));
@@ -18,7 +18,8 @@ fn milliseconds(link: Link, control: &'static str, options: Options) -> Result<u
     })
 }
 
-/// Prints one line for each link and seed, where both services meet the same losses, and one line for all seeds.
+/// Prints for each link one line per seed, and one line for all seeds together. With the same seed, the services with
+/// and without Shunt meet the same losses.
 #[test]
 #[ignore = "takes minutes and only prints"]
 fn times() -> Result<()> {

@@ -1,5 +1,5 @@
-//! Conditions that a service must meet over any path to its clients: every byte arrives, long bodies come by the
-//! shortcut, and the one connection is never reset.
+//! Checks that a service must pass over any path to its clients: every byte arrives, long bodies take the shortcut
+//! (straight from the backend to the client), and the client's only connection is never reset.
 
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,8 @@ pub const PATHS: &[&str] = &["/1k", "/32k", "/4m", "/100k", "/1k", "/1m", "/32k"
 /// Like [`PATHS`], but fewer and without the longest body, for links over which that would take minutes.
 pub const SHORT_PATHS: &[&str] = &["/1k", "/32k", "/100k", "/1k", "/1m", "/32k", "/32k", "/100k"];
 
-/// Longest silence that a client allows. A lost retransmission is found by a timeout, and each timeout in a row is
-/// twice as long as the one before.
+/// Longest time that a client waits for more bytes. If a retransmission is lost, too, TCP waits for a timeout, and each
+/// timeout in a row is twice as long as the one before.
 const SILENCE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Link with an RTT of 100 ms.
@@ -86,7 +86,7 @@ const SENDERS_COUNTERS: &[&str] = &[
     "TCPDSACKRecv",
 ];
 
-/// Prints what the backend's TCP, the frontend's steering and the links did.
+/// Prints counters of the backend's TCP, of the frontend's steering programs, and of the links.
 fn tell(service: &Running<'_>) -> Result<()> {
     let tcp = TcpCounters(service.lab.backend());
     for name in SENDERS_COUNTERS {
@@ -130,7 +130,8 @@ pub fn check(service: &Running<'_>, fetch: &Fetch, paths: &[&str]) -> Result<()>
     eprintln!();
     let long = paths.iter().filter(|path| **path != "/1k").count() as u64;
     let stats = service.frontend_stats()?;
-    // If a segment of the frontend comes late, one body may lack the proof that a handoff needs. It is then fetched.
+    // A handoff needs proof that the steering programs see the connection's packets. If a segment of the frontend comes
+    // late, this proof may be missing for one body, which is then fetched (through both agents).
     let unproven = stats.count("servers.fetched_unproven");
     let shortcuts = stats.count("servers.shortcuts");
     let all = shortcuts + unproven == long && unproven <= 1;
@@ -157,7 +158,7 @@ pub fn over_with(builder: LabBuilder, paths: &[&str], client: impl FnOnce(&mut F
     })
 }
 
-/// Returns a lab whose client has this link.
+/// Returns the builder of a lab (hosts as network namespaces) whose client has this link.
 pub fn behind(link: Link) -> LabBuilder {
     Lab::builder().client_link(link)
 }

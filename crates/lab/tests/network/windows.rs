@@ -17,7 +17,8 @@ fn a_slow_reader_far_away() -> Result<()> {
     })
 }
 
-/// Window probes are sent and answered. There are two responses, because the second one is sent by a parked socket.
+/// Window probes are sent and answered. There are two responses, because the backend sends the second one on the socket
+/// that it has kept from the first one.
 #[test]
 fn a_window_that_is_closed_for_seconds() -> Result<()> {
     needs_root();
@@ -28,7 +29,8 @@ fn a_window_that_is_closed_for_seconds() -> Result<()> {
     })
 }
 
-/// The window is closed for longer than nginx and the agent wait by default, and both are configured to wait longer.
+/// The window is closed for longer than nginx and the agent wait by default. Here nginx and the agent are configured to
+/// wait for ten minutes.
 #[test]
 #[ignore = "takes minutes"]
 fn a_window_that_is_closed_for_minutes() -> Result<()> {
@@ -43,7 +45,7 @@ fn a_window_that_is_closed_for_minutes() -> Result<()> {
     })
 }
 
-/// After send_timeout the client is cut off, with Shunt as without.
+/// After nginx's send_timeout the client's connection ends, with Shunt as without.
 #[test]
 fn a_window_that_stays_closed_ends_as_with_plain_nginx() -> Result<()> {
     needs_root();

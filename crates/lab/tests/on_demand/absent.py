@@ -1,4 +1,5 @@
-"""What the programs of this directory share: addresses, and bodies that they read without looking at them."""
+"""Functions for the programs of this directory: they parse addresses, and read bodies without looking at them (so that
+the bodies' bytes need not come to this machine)."""
 import socket
 
 

@@ -1,5 +1,6 @@
-//! Files that the backend's nginx sends with sendfile. The backend's agent sends them to the client straight from the
-//! file. If a file changes before that, the client's connection may end early, but no wrong byte is sent.
+//! Files that the backend's nginx sends with sendfile. nginx passes on a reference to the file's bytes in their place,
+//! and the backend's agent sends them to the client straight from the file. If a file changes before that, the client's
+//! connection may end early, but no wrong byte is sent.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -17,7 +18,7 @@ use crate::lost::{disturb, is_honest};
 use crate::service::Running;
 use crate::{handed_off, long_bytes, options, paths, program, run, run_with};
 
-/// Waits until each file has been unchanged for so long that programs refer to it, and do not copy it.
+/// Waits until each file has been unchanged for so long that programs send references to it, and do not copy it.
 fn until_settled(service: &Running<'_>) -> Result<()> {
     wait_for("the files have settled", || {
         for file in std::fs::read_dir(&service.files)? {
@@ -33,7 +34,7 @@ fn until_settled(service: &Running<'_>) -> Result<()> {
 /// Waits until the backend's nginx sends files by reference.
 fn settle(service: &Running<'_>) -> Result<()> {
     until_settled(service)?;
-    // nginx refers to a long file when it first sends it, and to a short one when it sends it again.
+    // nginx sends a reference to a long file from the first time on, and to a short file from the second time on.
     wait_or_fail("files are referred to", || {
         service.whole(&Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths(1))?)?;
         Ok(service.service.stats(service.lab.backend())?.count("store.files") >= 2)
@@ -59,8 +60,8 @@ fn open(path: &Path) -> Result<File> {
     Ok(OpenOptions::new().write(true).open(path)?)
 }
 
-/// Changes to a file of 1 MiB or more. Those that spoil bytes spoil some near its end, which a client that waits has
-/// not got yet.
+/// Changes to a file of 1 MiB or more. A change that overwrites or removes bytes does so near the file's end: a client
+/// that waits has not got these bytes yet.
 const FATES: [Fate; 5] = [
     ("left", true, |_| Ok(())),
     ("truncated", false, |path| Ok(open(path)?.set_len(700_000)?)),
@@ -118,7 +119,7 @@ fn a_file_that_changes_before_a_client_gets_it_costs_a_connection_and_no_byte() 
         until_settled(service)?;
         let (python, at) = program::start(service, include_str!("later.py"), &[&LENGTH.to_string()])?;
         let client = service.lab.client();
-        // After this file, the program knows which machine sends to such clients.
+        // By this download, the program learns which machine sends to such clients.
         client.run(|| ask(at, FATES[0].0, || Ok(())))??;
         for (fate, stays, happens) in FATES {
             let (before, file) = (begun(service)?, std::fs::read(service.files.join(fate))?);

@@ -1,5 +1,5 @@
 //! Programs that are killed. Their clients get right bytes only, and then the end of the connection, as with any
-//! program.
+//! program. A *handoff* lets another machine's agent send a body on the client's connection.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -15,8 +15,8 @@ use crate::{LIMIT, options, program, run};
 
 const LENGTH: usize = 1 << 20;
 
-/// Longest wait for the end of the client's connection, and of the program. An agent cancels the region of a program
-/// that is gone only after 10 s without progress, so the end must come from the kernel.
+/// Longest wait for the end of the client's connection, and of the program. It is less than 10 s, after which the agent
+/// cancels a handoff whose program is gone. So the end must come from the kernel.
 const SOON: Duration = Duration::from_secs(6);
 
 #[test]

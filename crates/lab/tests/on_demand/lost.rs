@@ -1,4 +1,5 @@
-//! Faults while a holder's agent sends: a body is whole, or its client sees that it is not.
+//! Faults while the agent of a holder (machine that has a body in its store) sends: a body is whole, or its client sees
+//! that it is not. A *handoff* lets this agent send a body on the client's connection.
 
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ pub fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) ->
 }
 
 /// Waits until all files come whole and bodies bypass the frontend again. Programs notice within two seconds that their
-/// store has been restarted. Until then, bytes that they write may be lost, and connections with them.
+/// store has been restarted. Until then, bytes that they write may be lost, and their connections then end.
 pub fn until_handed_off(service: &Running<'_>) -> Result<()> {
     wait_or_fail("bodies are handed off", || {
         let begun = || service.counted("frontend.fe_begun");

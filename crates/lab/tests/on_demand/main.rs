@@ -1,5 +1,7 @@
 //! Unmodified nginx on every tier, under `shunt run`. Bodies go from the backend straight to the client, past all other
-//! tiers.
+//! tiers. A *handoff* is a body or part of one that the frontend's program lets the backend's agent send. A *store* is
+//! the part of an agent that has its machine's bodies. Memory is *absent* if it stands for bytes of a store, and gets
+//! them when a program touches it.
 
 mod descriptors;
 mod files;
@@ -98,7 +100,7 @@ fn slow_readers_and_closed_connections_get_all() -> Result<()> {
     })
 }
 
-/// Makes the frontend's nginx send chunked bodies that a trailer follows. nginx does not read the bodies for that.
+/// Makes the frontend's nginx send chunked bodies that a trailer follows. nginx can do this without reading the bodies.
 fn trailers(_: &Lab, host: &Host) -> String {
     if host.role() == Role::Frontend { "add_trailer X-End yes;\n".to_owned() } else { String::new() }
 }
@@ -114,8 +116,8 @@ fn chunks_end_where_they_do() -> Result<()> {
         service.whole(&fetched)?;
         ensure!(fetched.iter().all(|one| one.field("transfer-encoding") == Some("chunked")), "chunks");
         let (handed, long) = (handed_off(service)? - before, long_bytes(4));
-        // One byte in 20 is enough: after the end of a handoff, nginx writes following bytes into the connection
-        // itself.
+        // One byte in 20 is enough: when a handoff has ended, nginx may write further bytes of the body to the
+        // connection itself.
         ensure!(handed * 20 > long, "{handed} of {long} bytes were handed off");
         Ok(())
     })

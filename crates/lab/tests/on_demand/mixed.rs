@@ -1,4 +1,5 @@
-//! Requests of all kinds in an order that a seed gives, on several connections at once. Each byte is compared.
+//! Requests of all kinds in a random order, which a seed determines, on several connections at once. Each byte of the
+//! responses is compared. A *handoff* lets the backend's agent send a body.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -169,7 +170,7 @@ fn live(random: &mut Random, server: SocketAddr, files: &[Vec<u8>]) -> Result<us
             stream.get_mut().write_all(asked.text.as_bytes())?;
         }
         if kind == 9 {
-            std::thread::sleep(Duration::from_millis(random.below(20) as u64)); // the subject: a client's pauses
+            std::thread::sleep(Duration::from_millis(random.below(20) as u64)); // the test's subject: a client's pauses
         }
         let goes_on = answer(&mut stream, asked, &files[asked.file])
             .with_context(|| format!("response {turn} of kind {kind}, to {:?}", asked.text))?;
@@ -212,8 +213,8 @@ fn mixed(requests: usize) -> Result<()> {
     })
 }
 
-/// Asserts that more than a third of the bytes that nginx got as references were handed off, and that no more handoffs
-/// were cancelled than connections were ended early.
+/// Asserts that more than a third of the bytes that nginx got as references were handed off. Also asserts that not more
+/// handoffs were cancelled than connections ended early.
 fn went_past(service: &Running<'_>) -> Result<()> {
     let stats = service.frontend_stats()?;
     let of = |name: &str| stats.count(&format!("store.by_program.nginx.{name}"));

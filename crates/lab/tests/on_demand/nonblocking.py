@@ -1,5 +1,6 @@
 """Writes a whole body to each client that sends "w". To other clients, it writes only the beginning of the body, with
-sockets that do not block. When it has enough of these, it accepts one more connection, and waits for a byte there.
+sockets that do not block. When enough clients have got the beginning, it accepts one more connection, and waits for a
+byte there.
 
 Then it does one of two things with the last client that has got the beginning. With "goes on", it tries to write the
 rest to this client at once, and later writes what was left. With "closes", it closes this client's connection, and

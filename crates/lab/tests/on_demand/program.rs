@@ -1,4 +1,4 @@
-//! Python programs on the frontend, under Shunt, that read bodies without looking at them.
+//! Python programs on the frontend, under `shunt run`, that read bodies without looking at them.
 
 use std::net::SocketAddr;
 

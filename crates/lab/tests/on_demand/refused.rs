@@ -1,4 +1,7 @@
-//! Backends that refuse to send the bodies in their stores to clients: each client gets every byte all the same.
+//! Backends that refuse to send the bodies in their stores to clients: each client gets every byte all the same. A
+//! *handoff* lets another machine's agent send bytes on a client's connection; the program's agent *claims* them: it
+//! asks the other agent to send them. Handed-off bytes are *taken back* if the program has to write them itself after
+//! all.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -64,7 +67,8 @@ fn a_server_that_nobody_may_speak_for() -> Result<()> {
     nobody_sends(settings)
 }
 
-/// nginx writes the end of a chunked body right behind the body, in the same pass of its event loop.
+/// No backend may send as the frontend, so nginx has to write all bodies itself. It writes the end of a chunked body in
+/// the same pass of its event loop as the body.
 #[test]
 fn chunks_of_a_server_that_nobody_may_speak_for() -> Result<()> {
     let settings = Settings { speaks_for: Some("\"192.0.2.77\""), locations: Some(trailers), ..Settings::default() };
@@ -86,20 +90,20 @@ fn more_clients_than_a_machine_may_send_to_wait() -> Result<()> {
     })
 }
 
-/// Calls `what` while the frontend's agent is stopped, for longer than its peers wait for it.
+/// Stops the frontend's agent for longer than its peers wait for it, and calls `what` meanwhile.
 fn while_the_agent_stands_still<T>(service: &mut Running<'_>, what: impl FnOnce() -> Result<T>) -> Result<T> {
     let frontend = service.lab.frontend();
     let mut signal = |signal| service.service.agent_process(frontend)?.context("it runs")?.signal(signal);
     signal(Signal::STOP)?;
     let done = what()?;
-    std::thread::sleep(Duration::from_secs(3)); // the subject: the agent's silence
+    std::thread::sleep(Duration::from_secs(3)); // the subject of the test: the agent's silence
     signal(Signal::CONT)?;
     Ok(done)
 }
 
 /// Has each of eight clients ask for one body while the frontend's agent is stopped for longer than its peers wait for
-/// it. So the handoffs that programs tell the agent of meanwhile belong to a session that is over. Returns how many
-/// clients got the whole body; the others get nothing of it.
+/// it. When the agent reads of these handoffs, the session to which they belong is over. Returns how many clients got
+/// the whole body. The others get nothing of it.
 fn asked_meanwhile(service: &mut Running<'_>, fields: &[String]) -> Result<u64> {
     until_handed_off(service)?;
     let server = service.service.chain().server();
@@ -124,11 +128,11 @@ fn asked_meanwhile(service: &mut Running<'_>, fields: &[String]) -> Result<u64> 
 
 const CLIENTS: u64 = 8;
 
-/// Most attempts. On a busy machine the agent may send claims before it finds the session over, and such an attempt
-/// shows nothing.
+/// Most attempts. On a busy machine the agent may send claims before it notices that the session is over. Then nothing
+/// is refused, and the attempt tests nothing.
 const TURNS: usize = 5;
 
-/// Makes attempts, each with a new service, until one has tested what it is to test (`turn` returns true).
+/// Makes attempts, each with a new service, until one has met the case that it is to test (`turn` returns true).
 fn in_turns(turn: impl Fn(&mut Running<'_>) -> Result<bool>) -> Result<()> {
     for _turn in 0..TURNS {
         let mut shows = false;
@@ -149,8 +153,8 @@ fn a_handoff_of_a_session_that_is_over_is_taken_back() -> Result<()> {
         let whole = asked_meanwhile(service, &[])?;
         let stats = service.frontend_stats()?;
         let (undone, lost) = (stats.count("frontend.fe_undone"), stats.count("agent.ended.PeerLost"));
-        // The agent may have sent another handoff's claim before it found the session over, and the claim may have
-        // arrived.
+        // Before the agent noticed that the session was over, it may have sent claims of some handoffs, which arrived.
+        // So not all need to be lost.
         ensure!(whole == undone && lost >= CLIENTS - whole, "{whole} whole, {undone} taken back, {lost} lost");
         let taken_back = stats.count("store.by_program.nginx.taken_back");
         ensure!(taken_back >= undone * 60_000, "{taken_back} bytes were taken back");
@@ -160,7 +164,8 @@ fn a_handoff_of_a_session_that_is_over_is_taken_back() -> Result<()> {
 }
 
 const BEGINNING: usize = 256 << 10;
-/// Number of clients that the program begins to write to. The first ones' handoffs may be lost with the session.
+/// Number of clients to which the program writes only the beginning of a body. Handoffs for the first of them may be
+/// lost with the session.
 const BEGUN: usize = 6;
 
 /// Has a program hand off the beginning of a body to clients that read nothing, while no agent can send it. So the
@@ -201,8 +206,8 @@ fn written_meanwhile(
     Ok((String::from_utf8_lossy(&told).into_owned(), program, clients.into_iter().chain(new).collect()))
 }
 
-/// The client reads nothing of the bytes that were taken back. A program that writes to it without blocking gets EAGAIN
-/// until there is room.
+/// The client reads nothing, so the bytes that were taken back fill its connection. A program that writes to it without
+/// blocking gets EAGAIN until there is room.
 #[test]
 fn what_comes_back_holds_up_no_program_that_does_not_wait() -> Result<()> {
     in_turns(|service| {

@@ -1,6 +1,6 @@
-"""Writes the first half of a body to one client and the second half to the next one, whose connection gets the number
-of the first one's descriptor. In between, it does not wait for anything. Arguments: the address at which it listens,
-the address of the server with the body, and the body's path and length."""
+"""Writes the first half of a body to one client, closes this connection, and writes the second half to the next client,
+whose connection gets the same descriptor number. In between, it does not wait for anything. Arguments: the address at
+which it listens, the address of the server with the body, and the body's path and length."""
 import select
 import socket
 import sys

@@ -1,4 +1,5 @@
-//! Bodies in a store that the next tier cannot fetch from are sent to it as bytes.
+//! Bodies in a *store* (the part of an agent that has its machine's bodies) from which the next tier cannot fetch. They
+//! are sent to this tier as bytes, not as references.
 
 use anyhow::{Result, ensure};
 use shunt_lab::{Fetch, Host, Options, Role, Settings};

@@ -1,4 +1,4 @@
-"""Passes a body on three times, without looking at it, to a server that is not under Shunt. Arguments: the address at
+"""Sends a body three times, without looking at it, to a server that is not under `shunt run`. Arguments: the address at
 which it listens, the address of the server with the body, the body's path and length, and the address of the server
 that gets the body."""
 import socket

@@ -1,4 +1,5 @@
-"""Fetches every URL over one session, and writes each body to a file whose name is the URL's number."""
+"""Fetches every URL with one session of the library requests, and writes each body to a file whose name is the URL's
+number."""
 import os, sys
 
 import requests

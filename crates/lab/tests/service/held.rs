@@ -1,4 +1,5 @@
-//! A client that has asked for a long body and reads no more of it for now, so that its handoff lasts.
+//! A client that has asked for a long body and reads no more of it for now. So its handoff (the backend sends the body
+//! on the client's connection) does not end.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -30,7 +31,7 @@ impl Held {
     pub fn ask(service: &Running<'_>, name: &str, fields: &str) -> Result<Self> {
         let server = service.service.chain().server();
         let family = if server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        // An agent that is started meanwhile must not inherit it: the connection would outlive this client.
+        // An agent that is started meanwhile must not inherit the socket: the connection would outlive this client.
         let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER)?;
         rustix::net::connect(&socket, &server).with_context(|| format!("connecting to {server}"))?;
@@ -106,8 +107,8 @@ impl Held {
         Ok(())
     }
 
-    /// Waits for the event after a body that has been read. Returns whether it is a reset. A silence of 50 s is an
-    /// error.
+    /// Waits for what follows a body that has been read: more bytes, an end or a reset. Returns whether it is a reset.
+    /// A silence of 50 s is an error.
     pub fn ends_in_a_reset(mut self) -> Result<bool> {
         loop {
             match self.stream.read(&mut [0; 64]) {

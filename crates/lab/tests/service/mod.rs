@@ -1,4 +1,7 @@
-//! A service with Shunt in a lab, and checks of it. Each test starts its own.
+//! A service with Shunt in a *lab* (hosts as network namespaces), and checks of it. Each test starts its own. A body
+//! takes the *shortcut* if the backend sends it straight to the client. A body is *relayed* if it comes through all
+//! tiers, and *fetched* if it comes through both agents to the frontend's server. A *sender* is a backend's socket for
+//! a client; a *parked* one waits for the next body.
 #![allow(dead_code, unused_imports, reason = "each test uses a part of it")]
 
 pub mod held;
@@ -43,8 +46,8 @@ pub struct Running<'lab> {
     pub service: Service<'lab>,
 }
 
-/// Starts a service with a number of intermediates on the `mtu` wire, runs the test, and checks that all parts still
-/// run.
+/// Starts a service with this number of intermediates, on links without segmentation offload (`Wire::Mtu`). Runs the
+/// test, and checks that all parts still run.
 pub fn start<T>(intermediates: u8, test: impl FnOnce(&mut Running<'_>) -> Result<T>) -> Result<T> {
     start_on(Lab::builder().intermediates(intermediates), FILES, Options::shunt(), test)
 }

@@ -1,4 +1,5 @@
-//! A service whose frontend speaks TLS beside plain HTTP, and comparisons of what its clients get.
+//! A service whose frontend speaks TLS beside plain HTTP, and comparisons of what its clients get. A *shortcut* is a
+//! body that the backend sends straight to the client. An *offer* is a body that the backend holds ready for that.
 
 use std::path::PathBuf;
 
@@ -50,7 +51,7 @@ pub fn urls(service: &Running<'_>, count: usize) -> Vec<(String, String)> {
 }
 
 /// Runs a client that writes one file for each URL into a directory, and compares the files. Returns the frontend's
-/// counters before and after, and the number of connections.
+/// counters before and after the run, and the number of connections that the client made.
 pub fn compare(
     service: &Running<'_>,
     urls: &[(String, String)],

@@ -1,5 +1,5 @@
 //! Test with a browser: headless Chromium loads a page of fifty images, then fetches each of them again and reports its
-//! hash.
+//! hash. A body takes the *shortcut* if the backend sends it straight to the client.
 
 use std::collections::BTreeMap;
 use std::path::Path;

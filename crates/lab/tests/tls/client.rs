@@ -1,5 +1,5 @@
-//! A TLS client made with rustls. It does what ordinary programs do not: it stops, asks for key updates, breaks
-//! records, and tells its secrets.
+//! A TLS client made with rustls. It does what ordinary programs do not: it stops, asks for key updates, damages
+//! records, and reveals its secrets to the test.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -29,7 +29,7 @@ impl KeyLog for Secret {
     }
 }
 
-/// Data that a client needs of a service.
+/// Data that a client needs to connect to a service, and to compare the bodies.
 #[derive(Debug, Clone)]
 pub struct Target {
     address: Ipv4Addr,
@@ -58,7 +58,7 @@ pub struct Client {
     input: Vec<u8>,
     /// If true, one bit of the next bytes that are read from the socket is inverted.
     pub damage: bool,
-    /// If true, nothing is sent for now.
+    /// If true, the client sends nothing for now.
     pub hold: bool,
 }
 
@@ -70,7 +70,7 @@ pub struct Body {
     hash: Sha256,
 }
 
-/// Data needed to open the records that a server sent on one connection.
+/// Data needed to decrypt the records that a server sent on one connection.
 #[derive(Debug, Clone)]
 pub struct Told {
     pub client_port: u16,
@@ -150,8 +150,8 @@ impl Client {
         Ok(Self { stream, tls, secret: shared.secret.clone(), input: Vec::new(), damage: false, hold: false })
     }
 
-    /// Returns the data for opening records. Call it after the handshake, and before another connection of the same
-    /// [`Shared`].
+    /// Returns the data for decrypting records. Call it after the handshake, and before another connection is made with
+    /// the same [`Shared`], which has room for one secret only.
     pub fn told(&self) -> Result<Told> {
         let secret = self.secret.0.lock().unwrap().clone();
         let suite = self.tls.negotiated_cipher_suite().map(|suite| suite.suite());

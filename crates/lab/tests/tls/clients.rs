@@ -1,5 +1,5 @@
-//! Client programs that people use. Each gets the same bytes as without Shunt, and bodies take the shortcut where TLS
-//! allows it.
+//! Common HTTPS clients. Each gets the same bytes as without Shunt, and bodies take the shortcut (straight from the
+//! backend to the client) where TLS allows it.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,8 +13,8 @@ use crate::service::needs_root;
 
 const GET_PY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python/get.py");
 
-/// Runs a program that is told a directory, an authority and URLs, and writes the body of URL number N into the file N.
-/// Asserts that it makes one connection, and that every body is a shortcut.
+/// Runs a client program. Its arguments are a directory, the authority's certificate and URLs, and it writes the body
+/// of URL number N into the file N. Asserts that it makes one connection, and that every body takes the shortcut.
 fn over_one_connection(program: impl FnOnce(&str, &Path) -> Command) -> Result<()> {
     on_tls(0, |service| {
         let (urls, authority) = (urls(service, 14), authority(service));

@@ -1,4 +1,5 @@
-//! A backend is lost in the middle of a payload. Another backend continues at the right byte of the right record.
+//! A backend is lost in the middle of a payload. Another backend continues at the right byte of the right record. A
+//! *payload* is the body of a response.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -13,7 +14,8 @@ use crate::client::{Body, Client, Target};
 use crate::nonces::opened;
 use crate::service::{Running, needs_root};
 
-/// Waits until a file has been unchanged for more than 4 s, so that a backend that then sends it tells its digest.
+/// Waits until a file has been unchanged for more than 4 s. A backend that sends it after that tells the frontend its
+/// digest (SHA-256).
 pub fn until_it_is_quiet(file: &Path) -> Result<()> {
     wait_for("the file is old enough", || {
         Ok(FileIdentity::of(&file.metadata()?).is_older_than(Duration::from_secs(4), SystemTime::now()))

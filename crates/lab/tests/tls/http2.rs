@@ -1,4 +1,5 @@
-//! HTTP/2 on TLS. The frontend puts bodies into frames of its own, so responses are relayed, and counted.
+//! HTTP/2 on TLS. The frontend has to put bodies into HTTP/2 frames, so it relays the responses (sends them itself),
+//! and counts them.
 
 use std::process::Command;
 

@@ -1,4 +1,5 @@
-//! Tests of shortcuts on TLS connections, with real client programs.
+//! Tests of shortcuts (bodies that the backend sends straight to the client) on TLS connections, with real client
+//! programs.
 
 mod bed;
 mod browser;

@@ -1,4 +1,4 @@
-//! Messages that a client sends while a payload is under way.
+//! TLS messages that a client sends while a payload (a body that the backend sends to it) is under way.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -67,8 +67,8 @@ fn a_fatal_alert_in_mid_payload_ends_the_handoff() -> Result<()> {
         let counted = in_the_middle(service, |client, _, mut body| {
             client.damage = true;
             ensure!(client.read(&mut body, 0).is_err(), "a broken record was taken");
-            // The alert is sent, and the socket is still open. Bytes that were under way may come, and then a reset,
-            // long before the end. A silent connection ends the wait with another error.
+            // The client has sent an alert, and its socket is still open. Bytes that were under way may still come, and
+            // then a reset, long before the body's end. If nothing comes, the read fails with another error.
             let mut more = 0;
             let mut bytes = vec![0; 1 << 16];
             let error = loop {
@@ -110,9 +110,9 @@ fn a_reset_in_mid_payload_hurts_nobody_else() -> Result<()> {
     })
 }
 
-/// A client has a plain and a TLS connection from the same port. While the plain one gets a payload, TLS payloads would
-/// collide with it at the backend, which refuses their claims. No record of them has been sent by then, so nginx may
-/// seal them itself.
+/// A client has a plain and a TLS connection from the same port. While the backend sends on the plain one, its socket
+/// for a TLS payload would have the same addresses and ports, so it refuses to send TLS payloads. No record of them has
+/// been sent by then, so the frontend's nginx may encrypt and send them itself.
 #[test]
 fn one_client_port_to_both_ports_of_the_frontend_gets_all_bodies() -> Result<()> {
     needs_root();

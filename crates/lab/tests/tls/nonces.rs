@@ -1,5 +1,6 @@
-//! No nonce may be used twice, whatever happens. The tests capture the client's packets, and open them record by
-//! record.
+//! No nonce may be used twice with one key, whatever happens. The tests capture the packets that a client gets, and
+//! decrypt each TLS record in them. A *payload* is the body of a response. A *handoff* lets a backend send a payload on
+//! a client's connection.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -113,7 +114,7 @@ fn of_resumed_sessions() -> Result<()> {
 enum End {
     /// The client resets the connection.
     Reset,
-    /// The client cannot open a record, and sends an alert.
+    /// The client cannot decrypt a record, and sends an alert.
     Alert,
     /// The backend's file changes.
     FileChanged,

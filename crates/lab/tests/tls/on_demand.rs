@@ -1,5 +1,6 @@
-//! Unmodified nginx on every tier, under `shunt run`. The backend's agent seals bodies and sends them straight to TLS
-//! clients, past all other tiers.
+//! Unmodified nginx on every tier, under `shunt run`. The backend's agent encrypts bodies and sends them straight to
+//! TLS clients, past all other tiers: they are *handed off*. A *store* is the part of an agent that has its machine's
+//! bodies.
 
 mod loads;
 mod lost;

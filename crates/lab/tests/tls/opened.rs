@@ -1,4 +1,5 @@
-//! Opens all records that a server sent on a captured connection, and notes each key and nonce.
+//! Decrypts (opens) all TLS records that a server sent on a captured connection, and notes each key and nonce. A
+//! *generation* is the time between two KeyUpdates, in which one key is used.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -10,8 +11,8 @@ use shunt_testbed::same_bytes;
 
 use crate::client::Told;
 
-/// Returns the bytes that port `from` sent to port `to`. Retransmitted bytes must be the same as before: different
-/// bytes would be another plaintext that was sealed with the same nonce.
+/// Returns the bytes that port `from` sent to port `to`. Retransmitted bytes must be the same as those sent first:
+/// different bytes would come from a second plaintext that was encrypted with the same nonce.
 pub fn stream(capture: &[u8], from: u16, to: u16) -> Result<Vec<u8>> {
     ensure!(capture.starts_with(&[0xd4, 0xc3, 0xb2, 0xa1]), "no pcap file of this machine");
     let (mut pieces, mut first): (BTreeMap<u32, Vec<u8>>, _) = (BTreeMap::new(), None);
@@ -80,10 +81,10 @@ pub struct Opened {
     pub generations: usize,
 }
 
-/// Opens all records of a server after its handshake.
+/// Decrypts all records that a server sent after its handshake.
 ///
 /// # Errors
-/// Returns an error if a record does not open with the expected key and number, or if a nonce was used before.
+/// Returns an error if a record cannot be decrypted with the expected key and number, or if a nonce was used before.
 pub fn open(records: &[&[u8]], told: &Told, used: &mut Used) -> Result<Opened> {
     let (mut opened, mut secret) = (Opened::default(), told.secret.clone());
     let of = |secret: &[u8]| match told.suite {
@@ -91,7 +92,8 @@ pub fn open(records: &[&[u8]], told: &Told, used: &mut Used) -> Result<Opened> {
         _ => Generation::of(secret),
     };
     let (mut key, mut number) = (of(&secret)?, 0);
-    // Handshake records are sealed with other keys. The first record that opens is the first one of application data.
+    // Handshake records are encrypted with other keys. The first record that this key decrypts is the first one of
+    // application data.
     let first = records.iter().position(|record| record[0] == 23 && key.open(record, 0).is_some());
     for record in &records[first.context("no record opens with the secret")?..] {
         let content = key

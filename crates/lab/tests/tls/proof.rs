@@ -1,6 +1,7 @@
-//! Two backends whose files have the same name, length and time, and so the same ETag from nginx. If one is lost, the
-//! other may go on over TLS only if the files' bytes are the same, too. Otherwise two plaintexts would be sealed with
-//! one nonce.
+//! Two backends whose files have the same name, length and time, and so the same ETag from nginx. If one backend is
+//! lost, the other may continue its TLS payload only if the files' bytes are the same, too. Otherwise two plaintexts
+//! would be encrypted with one nonce. Backends prove that by a *digest*: the SHA-256 of the file. A *payload* is the
+//! body of a response.
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
@@ -70,7 +71,7 @@ fn begin<'lab>(service: &Running<'lab>) -> Result<(Client, Body, &'lab Host)> {
     Ok((client, body, sender))
 }
 
-/// Returns a target with which bodies are compared with the files of the backend that is not `sender`.
+/// Returns a target with the files of the backend that is not `sender`, so that bodies are compared with these files.
 fn with_file_of_another(service: &Running<'_>, sender: &Host) -> Result<Target> {
     let other = service.lab.hosts_of(Role::Backend).find(|host| host.name() != sender.name());
     let mut target = Target::of(service);
@@ -138,8 +139,8 @@ fn route(host: &Host, arguments: &[&str]) -> Result<()> {
     host.check(command).map(drop)
 }
 
-/// A file that grows may be a log. Once it has grown, no other backend can continue its payload, but the first one
-/// sends the payload to its end.
+/// A file that grows may be a log. If it grows while its payload is sent, no other backend can continue the payload,
+/// but the first one sends it to its end.
 #[test]
 fn a_file_that_grows_after_its_digest_was_told_comes_whole() -> Result<()> {
     needs_root();
@@ -168,7 +169,8 @@ fn a_file_that_is_overwritten_where_nobody_hears_of_it_shows_in_no_record() -> R
             let frontend = service.lab.frontend().service_address().context("the agents' network")?;
             route(sender, &["add", "blackhole", &format!("{frontend}/32")])?;
             let file = File::options().write(true).open(sender.dir().join(BODY))?;
-            file.write_all_at(b"more", BODY_BYTES)?; // after growth alone, sending goes on unless a told digest counts
+            // If the file has only grown, the backend goes on sending, unless a digest that it has told still counts.
+            file.write_all_at(b"more", BODY_BYTES)?;
             file.write_all_at(&vec![7; BODY_BYTES as usize], 0)?;
             let told = service.lab.client().run(|| -> Result<_> {
                 client.finish(&target, body, BODY)?;

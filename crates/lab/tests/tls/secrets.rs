@@ -1,5 +1,5 @@
 //! Tests of where keys are and where they are not (processes' memory, logs, statistics, core dumps), and of which
-//! records one key opens.
+//! records one key decrypts (opens). A *generation* is the time between two KeyUpdates, in which one key is used.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -183,9 +183,10 @@ fn no_key_is_in_logs_or_statistics() -> Result<()> {
     })
 }
 
-/// Ends a process by a signal that dumps core. Returns whether the kernel dumped one, of any size that is allowed here.
+/// Ends a process by a signal that dumps core. Returns whether the kernel made a core dump, which may be as large as
+/// the hard limit allows.
 fn dumps_core(process: &mut Process) -> Result<bool> {
-    // The hard limit, because a higher one takes CAP_SYS_RESOURCE, which even root may lack.
+    // The limit is raised only up to the hard limit: more takes CAP_SYS_RESOURCE, which even root may lack.
     let Rlimit { maximum, .. } = getrlimit(Resource::Core);
     let pid = Pid::from_raw(process.pid().cast_signed());
     prlimit(pid, Resource::Core, Rlimit { current: maximum, maximum }).context("allowing a core dump")?;
@@ -229,8 +230,8 @@ fn readable(key: &Generation, records: &[&[u8]]) -> Vec<u8> {
         .collect()
 }
 
-/// The backend of the second response gets the key of generation 2, counted from 0 (the first test of this file finds
-/// such a key in the backend's agent).
+/// The backend of the second response gets the key of generation 2, counted from 0. (The first test of this file shows
+/// that the backend's agent has such a key.) It must decrypt this response, and nothing else.
 #[test]
 fn a_handed_over_key_opens_its_response_and_nothing_else() -> Result<()> {
     needs_root();

@@ -1,8 +1,8 @@
 //! Runs tlsfuzzer's scripts for TLS 1.3 against the frontend. Every conversation must end the same with Shunt as
 //! without it.
 //!
-//! Not every conversation passes, because nginx and OpenSSL do not do all that the suite asks for. The test is only
-//! that Shunt changes nothing. `make tlsfuzzer` fetches the suite and runs this.
+//! Not every conversation passes, because nginx and OpenSSL do not do all that the suite asks for. The test checks only
+//! that Shunt changes no result. `make tlsfuzzer` fetches the suite and runs this test.
 
 #[path = "../service/mod.rs"]
 mod service;
@@ -13,7 +13,7 @@ use service::{Running, needs_root, start_on};
 use shunt_lab::{Host, Lab, Options, Role, Settings};
 use suite::{Credentials, Endings, Suite, make_rsa};
 
-/// Scripts that need a server which asks for a client's certificate. All others need one that does not.
+/// Scripts that need a server which asks for a client's certificate. All other scripts need a server that does not.
 const AS_CLIENT: &[&str] = &[
     "test-tls13-certificate-request.py",
     "test-tls13-certificate-verify.py",
@@ -125,8 +125,8 @@ fn clients_with_certificates() -> Result<()> {
     compare(SHORT, lines, None, is_for_a_client, |plain, ours| plain == ours)
 }
 
-/// A conversation that gets a response does not expect such a long one, with Shunt or without. So the error's text may
-/// differ. The test compares only which conversations pass.
+/// The scripts expect short responses. Here the response is so long that a conversation may fail, with Shunt or
+/// without, and the texts of the errors may differ. So the test compares only which conversations pass.
 #[test]
 #[ignore = "minutes long, and it needs the suite: make tlsfuzzer"]
 fn responses_that_are_handed_off() -> Result<()> {

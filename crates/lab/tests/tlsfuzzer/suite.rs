@@ -70,7 +70,7 @@ impl Suite {
         python.args(["-h", &server.to_string(), "-p", "443"]);
         match as_client {
             Some(Credentials { key, certificate }) => python.arg("-k").arg(key).arg("-c").arg(certificate),
-            None => python.args(["-n", "0"]), // all conversations that it has
+            None => python.args(["-n", "0"]), // 0: all conversations of the script
         };
         python.env("PYTHONPATH", self.directory.join("tlslite-ng")).env("PYTHONHASHSEED", "0");
         let output = client.output(python)?;

@@ -1,5 +1,7 @@
-//! An agent starts while connections still need the steering programs of another layout. Only tests build that layout:
-//! its `struct flow` differs from every version's (feature `test-layout` of shunt-handoff).
+//! An agent starts while connections still need the steering programs of another *layout* (version of the contents of
+//! the pinned BPF maps). Only tests build that other layout: its `struct flow` differs from that of every version
+//! (feature `test-layout` of shunt-handoff). A body takes the *shortcut* if the backend sends it straight to the
+//! client. A body is *relayed* if it comes through all tiers.
 
 use std::path::PathBuf;
 
@@ -13,8 +15,9 @@ use crate::service::held::Held;
 use crate::service::{ALONE, Running, needs_root, start_on};
 use crate::{NO_AGENT, no_errors_but};
 
-/// Part of the line that nginx logs for a payload of which the backend had a part left to read: with the session of the
-/// agent that began the handoff, the backend's agent ended its sender, and the rest is relayed.
+/// Part of the line that nginx logs if a payload stops before its end. The frontend's old agent ends its session. So
+/// the backend's agent ends the socket that sends the payload, unless it has read the whole file by then. nginx relays
+/// the rest.
 const STOPPED: &str = "has stopped at byte";
 /// Number of the tests' layout (crates/handoff/build.rs).
 const TEST_LAYOUT: u32 = 32;
@@ -68,8 +71,8 @@ fn until_shortcuts(service: &Running<'_>) -> Result<()> {
     })
 }
 
-/// Upgrades the frontend's agent by `replace` while two downloads are under way. Asserts that both come whole, that
-/// their connections go on, and that all of the older layout is removed when these connections have ended.
+/// Upgrades the frontend's agent by `replace` while two downloads are under way. Asserts that both come whole and that
+/// their connections go on. When these connections have ended, nothing of the older layout may be left.
 fn comes_to_its_end(service: &mut Running<'_>, replace: fn(&mut Running<'_>, &Host) -> Result<()>) -> Result<()> {
     let (frontend, client) = (service.lab.frontend(), service.lab.client());
     let mut connections = [begin(service, "held")?, begin(service, "fits")?];

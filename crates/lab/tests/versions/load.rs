@@ -1,4 +1,5 @@
-//! Clients that download all the time, and compare every byte.
+//! Clients that download all the time, and compare every byte. A body takes the *shortcut* if the backend sends it
+//! straight to the client.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,8 +14,8 @@ use crate::{Target, curl};
 /// Files that clients download in turn.
 pub const FILES: &[(&str, u64)] = &[("64k", 64 << 10), ("1m", 1 << 20), ("7m", 7 << 20)];
 
-/// Files after which a client of plain HTTP makes a new connection. One that has had a shortcut gets none from an agent of
-/// another layout.
+/// Number of files after which a client of plain HTTP makes a new connection. A connection that has had a shortcut gets
+/// no further one from an agent whose BPF maps have another layout, so the load would soon have no shortcuts.
 const FILES_OF_A_CONNECTION: u64 = 20;
 
 /// Load of several clients that download in threads of their own.

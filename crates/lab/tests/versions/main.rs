@@ -17,7 +17,7 @@ use anyhow::{Context, Result, ensure};
 use service::{Running, same_file};
 use shunt_lab::{Lab, file_sha256, tls_authority};
 
-/// Data that clients need of a service.
+/// Data that clients need to connect to a service, and to compare the bodies.
 struct Target<'lab> {
     lab: &'lab Lab,
     server: SocketAddr,
@@ -33,7 +33,7 @@ impl<'lab> Target<'lab> {
     }
 }
 
-/// Words of nginx's error log that no change of versions may cause.
+/// Severities in nginx's error log. No change of versions may cause a line with one of them.
 const NGINX_ERRORS: [&str; 4] = ["[error]", "[crit]", "[alert]", "[emerg]"];
 
 /// Part of the line that nginx logs while its agent is away, as it is for a moment when it is replaced.

@@ -1,4 +1,5 @@
-//! Services whose machines, or whose agents and servers, are of different versions.
+//! Services whose machines, or whose agents and servers, are of different versions. A body takes the *shortcut* if the
+//! backend sends it straight to the client.
 
 use anyhow::{Result, ensure};
 use shunt_lab::{Fetch, Host, Lab, Options, Release, Releases, ReleasesOf, Role, Settings};

@@ -1,4 +1,5 @@
-//! Programs under one version of `shunt run`, with agents of another version.
+//! Programs under one version of `shunt run`, with agents of another version. A *store* is the part of an agent that
+//! keeps the bodies of its machine's programs.
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Fetch, Lab, OnDemand, Options, Release, Releases, ReleasesOf, Role};
@@ -27,7 +28,7 @@ fn works(releases: ReleasesOf) -> Result<()> {
     })
 }
 
-/// Asserts that bodies bypass the tiers between the machine that has them in its store and the client.
+/// Asserts that bodies bypass the tiers between the client and the machine that has the bodies in its agent's store.
 fn bodies_pass_by(service: &mut Running<'_>) -> Result<()> {
     wait_or_fail("bodies are handed off", || {
         download(service)?;

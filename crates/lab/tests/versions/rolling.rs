@@ -1,5 +1,6 @@
 //! A service is upgraded machine by machine as docs/shuntd.md describes it ("Upgrading and removing"), and then goes
-//! back to the old version, while clients download all the time.
+//! back to the old version, while clients download all the time. A body takes the *shortcut* if the backend sends it
+//! straight to the client.
 
 use std::sync::atomic::Ordering;
 

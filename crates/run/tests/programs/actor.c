@@ -230,7 +230,7 @@ static int passed(int fd)
     memcpy(CMSG_DATA(head), &fd, sizeof(fd));
     if (sendmsg(pair[0], &message, 0) != 1)
         fail("passing a descriptor");
-    close(fd); /* now no process has it: it is on its way */
+    close(fd); /* now no process has the connection open: its only descriptor is in the message */
     if (recvmsg(pair[1], &message, 0) != 1)
         fail("getting a descriptor");
     memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
@@ -479,7 +479,8 @@ static void write_some(struct end *end)
     ssize_t sent = put(end->fd, from, bytes);
     if (sent < 0 && !nothing_now(sent))
         fail("a write of %zu bytes", bytes);
-    memset(memory, 0xee, bytes + 5000); /* the call has taken what it sent */
+    /* The call has returned, so changes to the memory must not change what it has sent. */
+    memset(memory, 0xee, bytes + 5000);
     free(memory);
     end->sent += sent > 0 ? sent : 0;
 }
@@ -603,7 +604,7 @@ static void pass_on(struct way *way, int readable, int writable)
     if (writable && way->start < way->end) {
         size_t bytes = 1 + (below(4) ? way->end - way->start - 1 : below(way->end - way->start));
         if (below(10) == 0) {
-            /* Writes one byte back as it is: this touches absent memory. */
+            /* Reads one byte and writes it back unchanged, to touch absent memory. */
             volatile uint8_t *looked = way->memory.at + way->start + below(bytes);
             *looked = *looked;
         }

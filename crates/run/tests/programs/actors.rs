@@ -1,6 +1,6 @@
-//! actor.c at both ends and in the middle of connections. Each of the three is under Shunt or plain, in all
-//! combinations, also with AddressSanitizer. The ends know the streams, and check that they get the same bytes as
-//! without Shunt.
+//! actor.c at both ends and in the middle of connections. Each of the three processes runs under `shunt run` or without
+//! it, in all combinations, also with AddressSanitizer. The two ends know the bytes of both streams, and check that
+//! they get these bytes. A *store* is the part of an agent that keeps the bodies of its machine's programs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -34,7 +34,7 @@ pub struct Actors<'a> {
 }
 
 impl Actors<'_> {
-    /// Has a conversation for each choice of the programs that are under Shunt.
+    /// Has a conversation for each of the eight choices of which programs run under `shunt run`.
     pub fn converse_in_all_ways(&self, seed: u64) {
         println!("SEED={seed}");
         for ends in 0..8 {
@@ -43,7 +43,7 @@ impl Actors<'_> {
     }
 
     /// Has one conversation. `under_shunt` says for the asking, the relaying and the serving program whether it is
-    /// under Shunt.
+    /// under `shunt run`.
     fn converse(&self, under_shunt: [bool; 3], seed: u64) {
         let (port, next) = (free_address().port().to_string(), free_address().port().to_string());
         let seed_text = seed.to_string();
@@ -66,7 +66,7 @@ impl Actors<'_> {
     }
 }
 
-/// Has conversations of one program, which is at both ends and in the middle.
+/// Has a conversation for each seed, with one program at both ends and in the middle.
 pub fn conversations(
     actor: impl Fn(&Path) -> PathBuf,
     machines: usize,

@@ -1,4 +1,4 @@
-//! Servers other than nginx, as Debian ships them. The tests start them; none runs as a service of the machine.
+//! Servers other than nginx, as Debian ships them. The tests start them. None runs as a system service.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -56,7 +56,8 @@ pub struct Pools {
 }
 
 /// Starts PHP-FPM over TCP, with a pool for each of these users. Also returns the directives for an nginx before it.
-/// Prefixes are /whole, /plain, /file and /pieces; /echo answers with the request's body.
+/// The first part of a request's path says how the script sends a file: /whole (with Content-Length), /plain (without),
+/// /file (by readfile) or /pieces (with a flush after each piece). /echo answers with the request's body.
 pub fn php(bed: &Bed, users: &[&str]) -> (Pools, String) {
     let (addresses, files) = (users.iter().map(|_| free_address()).collect::<Vec<_>>(), files(bed));
     let directory = bed.path().join("php");
@@ -143,8 +144,8 @@ def application(environ, start_response):
     return [body]
 ";
 
-/// Starts gunicorn (Python) with workers of the kind `worker`. Prefixes are /whole, /file (sendfile) and /pieces
-/// (chunked); /echo answers with the request's body.
+/// Starts gunicorn (Python) with workers of the kind `worker`. The first part of a request's path says how it sends a
+/// file: /whole, /file (sendfile) or /pieces (chunked). /echo answers with the request's body.
 pub fn gunicorn(bed: &Bed, worker: &str) -> Backend {
     let (address, files) = (free_address(), files(bed));
     let directory = bed.path().join("gunicorn");

@@ -1,5 +1,7 @@
-//! Machines for the tests: each has an agent with a store, a control group in which connections are negotiated, and
-//! programs.
+//! Machines for the tests. Each has an agent with a *store* (which keeps its programs' bodies), and a control group
+//! with programs. BPF programs of this group *negotiate* connections: they find out whether both ends run under
+//! `shunt run`. A *reference* goes over a connection in place of bytes. The receiver fetches these bytes from the
+//! sender's machine if it needs them.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -21,7 +23,8 @@ use shunt_testbed::{LabId, Watchdog, wait_at_most, wait_for};
 use shunt_wire::local::{Header, kind};
 use zerocopy::IntoBytes;
 
-/// Key from which the machines of a bed make the tokens in their handshakes.
+/// Key from which the machines of a bed make the tokens in their handshakes. A token proves that the other end runs
+/// under `shunt run`.
 pub const SHARED_KEY: &[u8; 16] = b"one key for all.";
 
 /// One or more machines, each with its own agent. They share one network and one file system.
@@ -100,7 +103,7 @@ impl Bed {
         Self::made(machines, limits, &format!("user = {user:?}\n"), "")
     }
 
-    /// Like `of`, with agents that wait for what is under way when they are told to stop.
+    /// Like `of`, with agents that end only when their work under way is done (for up to an hour).
     pub fn draining(machines: usize, limits: Limits) -> Self {
         Self::made(machines, limits, "drain = \"1h\"\n", "")
     }
@@ -117,7 +120,7 @@ impl Bed {
         let machine = |index| Machine::start(&id, &authority, index, &addresses, [agent, &section(limits, more)]);
         let bed = Self { machines: (0..machines).map(machine).collect(), authority, id, _watchdog: watchdog };
         bed.machines.iter().for_each(Machine::share_loopback);
-        // To a machine whose agent is not known yet, programs would send the bytes themselves.
+        // Programs send references only to machines whose agents are known. Before that they would send bytes.
         let all = if more.contains("readers") { 0 } else { machines * (machines - 1) };
         bed.machines.iter().for_each(|machine| machine.waits_for_sources(all as u64));
         bed
@@ -137,7 +140,7 @@ impl Bed {
         &mut self.machines[index]
     }
 
-    /// Returns a command that runs a program under Shunt, on the first machine.
+    /// Returns a command that runs a program under `shunt run`, on the first machine.
     pub fn under_shunt(&self, program: &str) -> Command {
         self.machine(0).under_shunt(program)
     }
@@ -199,8 +202,8 @@ impl Machine {
         machine
     }
 
-    /// Tells the machine that loopback addresses are those of its peers, too, because all machines share one network
-    /// here. Addresses of separate networks are tested in the lab (on_demand).
+    /// Tells the machine's BPF programs that its peers have loopback addresses, too, because all machines share one
+    /// network here. crates/lab/tests/on_demand tests machines in separate networks.
     fn share_loopback(&self) {
         let ends = Ends::open(&self.pins.join("odb")).unwrap();
         ends.set(LOOPBACK, SHARED_KEY).unwrap();
@@ -311,7 +314,7 @@ fn own_address() -> SocketAddr {
     SocketAddr::from(([127, next, (pid >> 8) as u8, pid as u8], 7440 + (pid >> 16) as u16))
 }
 
-/// Returns an address without a listener, with a port below ip_local_port_range. So the kernel gives it to no
+/// Returns an address at which nobody listens. Its port is below ip_local_port_range, so the kernel gives it to no
 /// connection before the test listens there.
 pub fn free_address() -> SocketAddr {
     static NEXT: AtomicU32 = AtomicU32::new(0);

@@ -1,4 +1,5 @@
-//! Chains of three nginx, as Debian ships it.
+//! Chains of three nginx, as Debian ships it. A *store* is the part of an agent that keeps the bodies of its machine's
+//! programs.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -14,7 +15,7 @@ use crate::nginx::{Tier, proxy_to, tier};
 /// Size of a body that does not fit into socket buffers.
 pub const LARGE: usize = 48_000_007;
 
-/// Starts the chain. Each tier is under Shunt or not.
+/// Starts the chain. `under_shunt` says for frontend, intermediate and backend whether they run under `shunt run`.
 pub fn chain(bed: &Bed, under_shunt: [bool; 3], backend: &str, proxy: &str) -> [Tier; 3] {
     let files = files(bed);
     fs::write(files.join(LARGE.to_string()), bytes(LARGE as u64, LARGE)).unwrap();

@@ -1,5 +1,5 @@
-//! Chains of unmodified programs, all under Shunt. `make test` sends each a sample of requests. `cargo test --release
-//! -p shunt-run --test programs -- --ignored` sends each 10,000.
+//! Chains of unmodified programs, all under `shunt run`. `make test` sends a sample of requests to each chain. `cargo
+//! test --release -p shunt-run --test programs -- --ignored` sends 10,000 to each.
 
 use std::fs;
 use std::net::SocketAddr;

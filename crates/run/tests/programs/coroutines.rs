@@ -1,5 +1,5 @@
-//! Coroutines of Boost.Asio, which read on stacks of their own that no system call knows of. chains.rs tests those of
-//! Python's greenlets, by gunicorn's gevent worker.
+//! Coroutines of Boost.Asio. Each reads on a separate stack, and the kernel is not told when the stack is switched.
+//! chains.rs tests coroutines in Python (greenlets), by gunicorn's gevent worker.
 
 use shunt_odb::store::Limits;
 

@@ -1,4 +1,5 @@
-//! Memory and descriptors that a process and a connection hold under Shunt, compared with those without.
+//! Memory and descriptors that a process and a connection take under `shunt run`, in addition to those that they take
+//! without it.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -48,8 +49,8 @@ says()
 sys.stdin.read()
 ";
 
-/// Has a program inherit nothing but its standard streams and the library's descriptors. Other tests run in this
-/// process, and open and close descriptors meanwhile.
+/// Makes a program inherit only its standard streams and the library's descriptors. Other tests run in this process,
+/// too, and their open descriptors must not be counted.
 fn with_none_of_ours(mut command: Command) -> Command {
     let settings = command.get_envs().find(|(name, _)| *name == "SHUNT_ODB").and_then(|(_, value)| value?.to_str());
     let numbers = settings.into_iter().flat_map(|value| value.split(';')).filter_map(|one| one.split_once('='));
@@ -107,8 +108,8 @@ fn a_connection_takes_no_descriptor_more_and_little_memory() {
         assert_eq!(more(1, 0), descriptors, "connections take descriptors of their own");
         assert!((1..=16).contains(&descriptors), "{descriptors} descriptors for a process");
         assert!(memory < 8 << 10, "{memory} KiB for a process");
-        // This is room for the connection's state, and for free places in the table of states. There are free places
-        // because other sockets use up cookies, too.
+        // This is room for the connection's state, and for free places in the table of states. A connection's place
+        // follows from its socket cookie. Other sockets use up cookies, too, so some places stay free.
         assert!(bytes < 8 * STATE_BYTES as i64, "{bytes} bytes for a connection");
     }
 }

@@ -158,8 +158,8 @@ static int connected(struct sockaddr_in *at)
     }
 }
 
-/* Opens a thread's connection. The asking end sends its thread's number first, because an end
- * that has sent something may get references. */
+/* Opens a thread's connection. The asking end sends its thread's number first: only an end that
+ * has sent something may get references in place of bytes. */
 static struct end opened(int listener, struct sockaddr_in *at, unsigned thread)
 {
     uint8_t name = thread;

@@ -1,6 +1,9 @@
 //! A program may read all that FIONREAD has reported, and then wait for an edge (EPOLLET) without another read, as
-//! nginx does. Then the library must have left no part of a frame in the socket. Such a part holds the kernel's memory
-//! of all bytes that came with it. It may keep the window shut for the rest of the frame, so that no edge ever comes.
+//! nginx does. Then the library must have left no part of a *frame* in the socket (frames carry the bytes and
+//! references of a connection under `shunt run`). While one byte of a received packet is unread, the kernel keeps the
+//! memory of the whole packet. This may keep the window closed for the rest of the frame, so that no edge ever comes. A
+//! *reference* goes over a connection in place of bytes. The receiver fetches these bytes from the sender's machine if
+//! it needs them.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
@@ -11,8 +14,8 @@ use shunt_odb::store::Limits;
 
 use crate::bed::{Bed, Program, free_address};
 
-/// Sends the frames that it is given. It is not under Shunt, but marks its socket (SHUNT_SPEAK), so that its connection
-/// says that it is.
+/// Sends the frames that it is given. It does not run under `shunt run`, but marks its socket (SHUNT_SPEAK). So its
+/// handshake says that it does.
 const SPEAKS: &str = "
 import socket, sys
 sock = socket.socket()
@@ -39,7 +42,7 @@ assert sock.recv(60) == b'x' * 60 and sock.recv(40) == b'x' * 40
 print(bool(select.select([sock], [], [], 0)[0]), flush=True)
 ";
 
-/// Returns a frame of a hundred real bytes, and the first `more` bytes of a frame with a reference behind it.
+/// Returns a frame with a hundred bytes, followed by the first `more` bytes of a frame with a reference.
 fn frames(more: usize) -> Vec<u8> {
     let mut sending = Sending::default();
     sending.real(100);

@@ -1,5 +1,5 @@
-//! Programs that others under Shunt execute, but into which the library is not loaded. Their listeners work like any
-//! other.
+//! Programs that are executed by programs under `shunt run`, but into which the library is not loaded. Listeners that
+//! they inherit must work as without Shunt.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use shunt_odb::store::Limits;
 use crate::actors::built;
 use crate::bed::{Bed, CONNECTS, Program, free_address};
 
-/// Listens, and has another program accept.
+/// Listens, and executes another program that accepts the connections.
 const HANDS_ON: &str = "
 import os, socket, subprocess, sys
 listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
@@ -55,7 +55,8 @@ fn clients_of_a_static_program_get_plain_bytes() {
         command.args(["-B", "-c", HANDS_ON, &port]).arg(&program).arg(how);
         // The program's child is no child of the test; it ends with the test's control group.
         let mut listens = Program(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap());
-        // Waits, because a connection that comes before the other program runs has been negotiated already.
+        // Waits until the other program runs. A connection that comes earlier is still negotiated as one of a program
+        // under `shunt run`.
         let mut ready = String::new();
         BufReader::new(listens.0.stdout.take().unwrap()).read_line(&mut ready).unwrap();
         assert_eq!(ready, "ready\n", "{how}");

@@ -1,4 +1,8 @@
-//! Files that programs send with sendfile: they go by reference, whatever happens to the file meanwhile.
+//! Files that programs send with sendfile. The program sends references to the file's bytes. If the file changes before
+//! the bytes are needed, the receiver must not get wrong ones. A *segment* is a part of the store's memory into which
+//! one program writes. A *lease* is the time for which the store keeps a segment or body that nobody gives back. A
+//! *reference* goes over a connection in place of bytes. The receiver fetches these bytes from the sender's machine if
+//! it needs them.
 
 use std::fs;
 use std::process::{Command, Output, Stdio};
@@ -10,7 +14,8 @@ use crate::bed::{Bed, CONNECTS, Program, bytes, free_address, wait_until_settled
 use crate::chain::{LARGE, chain};
 use crate::http::Client;
 
-/// Limits with hardly any memory: copies fill it at once, and the rest is sent inline.
+/// Limits of a store with hardly any memory. If programs copied files into it, it would be full at once, and all
+/// further bytes would be sent inline.
 fn small() -> Limits {
     Limits { bytes: 3 << 20, segment_bytes: 256 << 10, ..Limits::default() }
 }
@@ -31,7 +36,8 @@ fn a_large_file_skips_the_intermediate_and_takes_no_room() {
     assert!(bed.machine_of("backend").counted("files") > 0);
 }
 
-/// Makes a file, waits until its last change is long enough ago, and sends it to the first client.
+/// Makes a file, waits until its last change is so long ago that it is sent by reference, and sends it to the first
+/// client.
 const SENDS: &str = "
 import os, signal, socket, sys, time
 signal.alarm(100)
@@ -46,8 +52,8 @@ assert sock.recv(2) == b'go'
 assert os.sendfile(sock.fileno(), file.fileno(), 0, 1_000_000) == 400_000
 ";
 
-/// Receives the file and one byte more, waits, and looks at the file's bytes. The other end sends that byte after it
-/// has changed the file.
+/// Receives the file and one more byte, waits, and looks at the file's bytes. The sending program sends the additional
+/// byte after it has changed the file.
 const LOOKS: &str = "
 sock.sendall(b'go')
 buffer = bytearray(1 << 20)
@@ -60,8 +66,7 @@ time.sleep(float(sys.argv[2]))
 print(buffer[:400_000] == b'x' * 400_000)
 ";
 
-/// Runs a program that sends on the second machine, and one that looks on the first. Returns the output of the one that
-/// looks.
+/// Runs the program `sends` on the second machine, and the program `looks` on the first. Returns the output of `looks`.
 fn talk(bed: &Bed, sends: &str, looks: &str, then: &str) -> Output {
     let port = free_address().port().to_string();
     let program = |machine: usize, text: &str, more: &str| {
@@ -79,7 +84,8 @@ fn talk(bed: &Bed, sends: &str, looks: &str, then: &str) -> Output {
 
 #[test]
 fn a_file_that_changes_before_its_bytes_are_needed_is_lost_and_never_mixed() {
-    // Room for a segment of each sender: segments that are not given back wait for the end of their lease.
+    // Each sending program takes a segment. Some do not give theirs back, and it stays taken until its lease ends. So
+    // there must be room for a segment of each program.
     let bed = Bed::of(2, Limits { bytes: 1 << 30, ..Limits::default() });
     let fates = [
         ("", true),
@@ -111,11 +117,11 @@ fn a_program_that_closes_its_file_and_ends_has_sent_it() {
     let why = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && output.stdout == b"True\n", "{} {why}", output.status);
     let fetched = bed.machine(1).counted("fetched_bytes");
-    // All of the file comes from the store, but its head, which is sent inline.
+    // All of the file comes from the store, except for its first bytes, which are sent inline.
     assert!(fetched > 400_000 - 4096, "{fetched} bytes came from the store");
 }
 
-/// Nearly all of the file is never read, so it costs no more than its references.
+/// Nearly all bytes of the file are never read, so sending it costs only the references.
 #[test]
 fn a_file_of_a_gib_and_a_half_passes_without_being_read() {
     let bed = Bed::of(2, small());
@@ -149,7 +155,8 @@ sock.recv(1)",
     assert!(fetched < 64 << 20, "{fetched} bytes were fetched, of which nobody looked at more than a few");
 }
 
-/// A receiver that reads all of the file gets it inline once that is known, except for a few probes.
+/// Once the sender has learned that the receiver reads all of each file, it sends files inline. Only a few payloads
+/// still go by reference, as probes of whether the receiver still reads them.
 #[test]
 fn a_file_that_is_read_goes_as_bytes_except_short_probes() {
     const MESSAGES: usize = 60;
@@ -179,8 +186,8 @@ print(at == 8 << 20)"
     assert!(output.status.success() && output.stdout == b"True\n", "{} {why}", output.status);
     let (fetched, probes) = (bed.counted("fetched_bytes"), bed.machine(1).program_counted("python3", "probes"));
     println!("{fetched} bytes fetched, {probes} probes");
-    // Until it is known that the file is read, some payloads go by reference. Payloads that begin a message and those
-    // that follow are two kinds, of which each has to become known.
+    // Until the sender has learned that the file is read, some payloads go by reference. It learns this separately for
+    // payloads that begin a message and for those that follow.
     assert!(probes > 0 && fetched < (6 * 8 + probes) << 20, "{fetched} bytes were fetched, {probes} probes");
 }
 

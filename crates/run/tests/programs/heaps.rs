@@ -1,4 +1,5 @@
-//! Threads that free each other's blocks while children are forked, and programs with another heap than glibc's.
+//! Threads that free each other's blocks of memory while children are forked, and programs with another heap (malloc)
+//! than glibc's.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,8 @@ struct Heap {
 
 const GLIBC: Heap = Heap { name: "libc", libraries: &[] };
 
-/// The functions of the last of these heaps are in the program itself, and come before the preloaded library's.
+/// Heaps other than glibc's. The last one is linked into the program itself, so its functions come before those of the
+/// preloaded library.
 const OTHERS: [Heap; 4] = [
     Heap { name: "libtcmalloc", libraries: &["-l:libtcmalloc_minimal.so.4"] },
     Heap { name: "libjemalloc.so", libraries: &["-l:libjemalloc.so.2"] },

@@ -1,6 +1,7 @@
-//! Chains whose clients speak TLS: different proxies terminate TLS, different services are behind them, and all are
-//! under Shunt. `make test` sends a few requests to each chain whose programs `make packages` installs. `make
-//! https-chains` installs all programs, and sends each chain 2,000.
+//! Chains whose clients speak TLS. Different proxies terminate TLS, different services are behind them, and all run
+//! under `shunt run`. `make test` sends a few requests to each chain whose programs `make packages` installs. `make
+//! https-chains` installs all programs, and sends 2,000 requests to each chain. A *reference* goes over a connection in
+//! place of bytes. The receiver fetches these bytes from the sender's machine if it needs them.
 
 mod behind;
 mod ends;
@@ -30,7 +31,7 @@ fn between(bed: &Bed, next: SocketAddr) -> Tier {
     tier(bed, "intermediate", &http, &server, true)
 }
 
-/// Sends requests that the site answers, by clients that each offer one cipher suite.
+/// Sends requests to the site. Each client offers one cipher suite.
 fn asks(bed: &Bed, end: &End, site: &Site<'_>, requests: usize) {
     let (seed, roots) = (u64::from(std::process::id()), roots(bed));
     for suite in SUITES {
@@ -69,7 +70,7 @@ fn varnish(requests: usize) {
     was_absent(&bed);
 }
 
-/// Tests two pools, of two users, behind one nginx.
+/// Tests two pools of PHP-FPM, which run as two users, behind one nginx.
 fn php(requests: usize) {
     let bed = Bed::of(3, Limits::default());
     let (pools, fields) = backends::php(&bed, &["www-data", "nobody"]);
@@ -83,7 +84,7 @@ fn php(requests: usize) {
     was_absent(&bed);
 }
 
-/// Tests gunicorn with bodies in PostgreSQL. It reads them by psycopg2-binary, which brings its own OpenSSL.
+/// Tests gunicorn, which reads its bodies from PostgreSQL by psycopg2-binary. This package brings its own OpenSSL.
 fn database(requests: usize) {
     let bed = Bed::of(3, Limits::default());
     let database = behind::Database::start(&bed);

@@ -1,5 +1,6 @@
-//! Writers learn from receivers whether to send inline or by reference. The tests use real chains and the programs' own
-//! counters; none measures time.
+//! Writers learn from receivers whether to send a body's bytes inline or by reference to their machine's store. The
+//! tests use chains of real programs and the programs' own counters. None measures time. A *store* is the part of an
+//! agent that keeps the bodies of its machine's programs.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -36,11 +37,12 @@ fn location(name: &str, more: &str) -> String {
 /// Growth of counters during some requests.
 #[derive(Debug)]
 struct Meanwhile {
-    /// At the backend: bytes that were sent inline because receivers had read such payloads, and payloads that were
-    /// sent by reference to probe.
+    /// At the backend: number of bytes that were sent inline because receivers had read earlier payloads of this kind,
+    /// and number of payloads that were sent by reference to find out whether they still do (probes).
     real: u64,
     probes: u64,
-    /// At the intermediate: absent bytes that were passed on as references, faults, and bytes that were fetched.
+    /// At the intermediate: number of absent bytes that were passed on as references, number of page faults on absent
+    /// memory, and number of bytes that were fetched.
     passed_on: u64,
     faults: u64,
     fetched: u64,
@@ -85,8 +87,8 @@ fn is_followed(more: &str) {
     let untouched = |_| format!("/{SIZE}");
     let touched = |turn| format!("/read/{SIZE}?{turn}");
     for round in 0..2 {
-        // In the first round nothing is known. In later rounds the change has to be noticed, and only one payload in 64
-        // shows it.
+        // In the first round the backend has learned nothing yet. In later rounds it has to notice that the receiver no
+        // longer reads bodies. Only one payload in 64 (a probe) shows this.
         let patience = if round == 0 { 1 } else { 200 };
         let known = (0..patience).any(|_| ask(&bed, to, untouched, SIZE, 20).real == 0);
         assert!(known, "nobody looks at anything, and it still goes for real");
@@ -145,7 +147,7 @@ fn one_content_type_is_learnt_without_another() {
 fn framing_costs_no_faults() {
     let bed = Bed::of(3, Limits::default());
     let (php, fields) = backends::php(&bed, &["www-data"]);
-    // A new connection for each request, which is nginx's default.
+    // nginx makes a new connection for each request, which is its default.
     let http = format!("upstream php {{ server {}; }}", php.addresses[0]);
     let server = format!("location / {{ {fields} fastcgi_buffer_size 16k; fastcgi_buffers 32 64k; }}");
     let intermediate = tier(&bed, "intermediate", &http, &server, true);
@@ -157,7 +159,8 @@ fn framing_costs_no_faults() {
             let meanwhile = ask(how, size);
             assert_eq!(meanwhile.faults, 0, "from the first on: {how}, {size} bytes: {meanwhile:?}");
         }
-        // A large write has several records, and the headers of the later ones come inside it. That has to be learnt.
+        // A large write has several FastCGI records, and the headers of all but the first are inside it. The writer has
+        // to learn that the receiver reads these places.
         for size in [16_384, SIZE] {
             let known = (0..50).map(|_| ask(how, size)).any(|round| round.faults == 0 && round.passed_on > 0);
             assert!(known, "{how}, {size} bytes: it still costs faults");

@@ -1,5 +1,7 @@
-//! Bytes that can no longer be fetched: the connection breaks or the process ends. No program gets other bytes, or
-//! waits.
+//! Bytes of a store that can no longer be fetched: the connection breaks or the process ends. No program gets wrong
+//! bytes, or waits for ever. A *lease* is the time for which the store keeps bytes that nobody has asked for. A *store*
+//! is the part of an agent that keeps the bodies of its machine's programs. Memory is *absent* if it stands for bytes
+//! of a store, and gets them when somebody touches it.
 
 use std::io::Read;
 use std::io::Write;
@@ -15,7 +17,8 @@ use crate::bed::{Bed, Program, bytes, free_address};
 use crate::chain::{LARGE, chain};
 use crate::http::Client;
 
-/// A client that has the tiers wait for longer than payloads are kept gets a prefix of the body, and then the end.
+/// If a client reads nothing for longer than the store keeps payloads, it gets a prefix of the body, and then the end
+/// of the connection.
 #[test]
 fn a_body_that_is_gone_ends_its_connection_and_no_other() {
     let bed = Bed::new(Limits { lease_ms: 300, ..Limits::default() });
@@ -73,8 +76,8 @@ fn until_listening(port: &str) {
     wait_for(&format!("somebody listens at port {port}"), listens).unwrap();
 }
 
-/// Has one program send, and another look at the bytes when they are no longer kept. Returns how the second one ended,
-/// its output and its errors.
+/// Runs one program that sends bytes, and another that looks at them when the store no longer keeps them. Returns how
+/// the second program ended, its output and its errors.
 fn looks_late(bed: &Bed, sends: &str, looks: &str) -> (ExitStatus, String, String) {
     let port = free_address().port().to_string();
     let program = |text: &str| {
@@ -100,7 +103,7 @@ fn a_process_that_touches_lost_bytes_ends() {
     assert!(!said.contains("went on") && why.contains("cannot be fetched any more"), "{said:?} {why:?}");
 }
 
-/// The buffer still stands for lost bytes, in the same page as the bytes that come next.
+/// The buffer still stands for lost bytes. The next bytes that the program receives are written into the same page.
 #[test]
 fn a_process_that_reuses_a_buffer_continues_though_its_old_bytes_are_lost() {
     let bed = Bed::new(Limits { lease_ms: 300, ..Limits::default() });
@@ -111,7 +114,8 @@ fn a_process_that_reuses_a_buffer_continues_though_its_old_bytes_are_lost() {
     assert!(status.success() && said == "went on 100\n", "{status}: {said:?} {why:?}");
 }
 
-/// A program may fill lost bytes, or copy others over them, because it needs none of what was there.
+/// A program may fill memory that stands for lost bytes, or copy other bytes over it. It needs nothing of what was
+/// there, so it must continue.
 #[test]
 fn a_process_that_overwrites_lost_bytes_continues() {
     let bed = Bed::new(Limits { lease_ms: 300, ..Limits::default() });
@@ -124,7 +128,8 @@ fn a_process_that_overwrites_lost_bytes_continues() {
     }
 }
 
-/// The source is no block of malloc's. The destination is one, and is absent, too.
+/// Source and destination of the copy are absent memory. The source was not allocated by malloc, but the destination
+/// was.
 #[test]
 fn a_copy_of_what_is_absent_over_what_is_absent_is_whole() {
     let bed = Bed::new(Limits::default());
@@ -152,8 +157,8 @@ signal.alarm(60)
 c, at = ctypes.CDLL(None), ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 ";
 
-/// A child of `_Fork(3)`, which calls no handlers, has its own copy of memory. What it writes is in that copy, and not
-/// in its parent's.
+/// `_Fork(3)` calls no fork handlers, so the library does not notice it. The child has its own copy of memory. What it
+/// writes must be in this copy, and not in its parent's memory.
 #[test]
 fn a_child_that_the_library_does_not_know_writes_into_separate_memory() {
     let bed = Bed::new(Limits::default());
@@ -170,7 +175,7 @@ total = 0";
     assert!(status.success() && said == "went on 0\n", "{status}: {said:?} {why:?}");
 }
 
-/// A program may have given pages back to the kernel in the middle of what it writes over.
+/// A program may have given pages back to the kernel (madvise(2)) in the middle of a range that it then writes over.
 #[test]
 fn a_program_writes_over_pages_that_it_has_emptied_itself() {
     let bed = Bed::new(Limits::default());

@@ -1,4 +1,4 @@
-//! Unmodified programs under `shunt run`, with real kernels, and every byte compared.
+//! Tests of unmodified programs under `shunt run`, on the real kernel. Every byte that they get is compared.
 
 mod actors;
 mod backends;

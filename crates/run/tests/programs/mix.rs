@@ -1,4 +1,4 @@
-//! Mix of requests in an order that a seed gives, each response compared with the expected one.
+//! Mix of requests in a random order, which a seed determines. Each response is compared with the expected one.
 
 use std::fs;
 use std::net::SocketAddr;

@@ -57,7 +57,7 @@ impl Workshop {
         self.part(name, Path::new(SYSTEMS), ["libssl.so.3", "libcrypto.so.3"], &["-O2"])
     }
 
-    /// Builds a part with an OpenSSL as a Python wheel brings it: the system's, with other names.
+    /// Builds a part with an OpenSSL like that of a Python wheel: the system's libraries under other names.
     fn wheels(&self, name: &str, more: &[&str]) -> PathBuf {
         let (names, from) = (["libwsl.so.3", "libwrypto.so.3"], self.bed.path());
         for (old, new) in ["libssl.so.3", "libcrypto.so.3"].into_iter().zip(names) {
@@ -95,8 +95,8 @@ fn replaced(bytes: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// psycopg2-binary brings an OpenSSL that only its own library sees. It may be alone in a process, or beside the
-/// system's, which Python's `ssl` loads before or after it.
+/// An OpenSSL that only one library sees, as psycopg2-binary brings it. It may be the only OpenSSL of a process, or
+/// there is the system's one, too, which Python's `ssl` loads earlier or later.
 #[test]
 fn one_that_only_its_library_sees() {
     let workshop = Workshop::open();
@@ -110,7 +110,7 @@ fn one_that_only_its_library_sees() {
     }
 }
 
-/// The part's library has OpenSSL linked into it, and does not hide OpenSSL's symbols.
+/// OpenSSL is linked statically into the part's library, which does not hide OpenSSL's symbols.
 #[test]
 fn one_that_is_a_part_of_its_library() {
     let workshop = Workshop::open();
@@ -123,7 +123,8 @@ fn one_that_is_a_part_of_its_library() {
     workshop.runs(&[("deep", &within), ("local", &systems)]);
 }
 
-/// With `global`, the whole program sees the symbols of both versions. The symbols have different version names.
+/// An older OpenSSL beside the system's one. With `global` (RTLD_GLOBAL), the whole program sees the symbols of both,
+/// which have different symbol versions.
 #[test]
 fn an_older_one_beside_the_systems() {
     let workshop = Workshop::open();

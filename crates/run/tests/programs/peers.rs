@@ -1,5 +1,5 @@
-//! Python at both ends of connections, each under Shunt or plain. The ends do things in a random order, and each must
-//! get the same bytes as without Shunt.
+//! Python programs at both ends of connections, each under `shunt run` or without it. Each end uses its connections in
+//! a random way, and must get the bytes that the other end has sent.
 
 use std::process::Stdio;
 

@@ -1,5 +1,6 @@
 //! Programs with children, programs that execute others, and programs that close descriptors which they have not
-//! opened.
+//! opened. A *store* is the part of an agent that keeps the bodies of its machine's programs. Memory is *absent* if it
+//! stands for bytes of a store, and gets them when somebody touches it.
 
 use std::process::{Output, Stdio};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use shunt_odb::store::Limits;
 
 use crate::bed::{Bed, CONNECTS, Program, free_address};
 
-/// Runs two Python programs under Shunt: one that sends when it is told to, and one that receives. Returns the
+/// Runs two Python programs under `shunt run`: one that sends when it is told to, and one that receives. Returns the
 /// receiver's output.
 pub fn receive(bed: &Bed, sends: &str, receives: &str) -> Output {
     converse(bed, &format!("assert sock.recv(2) == b'go'\n{sends}"), &format!("sock.sendall(b'go')\n{receives}"))
@@ -99,7 +100,8 @@ os._exit(0)
     well(&receive(&bed, SENDS, forks), "True\n");
 }
 
-/// inetd(8) does this: another program's standard streams are the connection, and its environment is empty.
+/// A program executes another one, with the connection as its standard streams and with an empty environment, as
+/// inetd(8) does.
 #[test]
 fn a_program_that_gets_the_connection_as_its_standard_streams_speaks_the_same() {
     let bed = Bed::new(Limits::default());
@@ -120,8 +122,9 @@ print(b''.join(parts) == expected)
     well(&receive(&bed, executes, talks), "True\n");
 }
 
-/// A process that is killed while it writes leaves the connection in the middle of a frame. Its parent cannot use the
-/// connection any more. But the parent must not wait for ever either, though the child is still a zombie.
+/// A process that is killed while it writes may leave the connection in the middle of a frame (the unit that the
+/// library sends). Then its parent cannot use the connection any more. But the parent must get an error, and not wait
+/// for ever, although the child is still a zombie.
 #[test]
 fn processes_that_share_a_connection_with_a_killed_writer_get_an_error() {
     let bed = Bed::new(Limits::default());
@@ -149,8 +152,8 @@ print(total > 0)
     well(&receive(&bed, kills, waits), "True\n");
 }
 
-/// These are more connections than the table of states has places for. Nearly all of them are in programs that are
-/// killed.
+/// There are more connections than the table of connections' states has places for. Nearly all belong to programs that
+/// are killed, so their places must become free.
 #[test]
 fn connections_of_killed_programs_leave_no_room_taken() {
     let bed = Bed::new(Limits::default());
@@ -177,7 +180,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     }
 }
 
-/// The library fetches memory that has been absent for long, while its holder still has the bytes.
+/// The library fetches bytes for memory that has been absent for long, before the lease ends for which their holder
+/// (another machine's store) keeps them.
 #[test]
 #[ignore = "waits for a minute and a half"]
 fn a_program_that_reads_after_the_lease_finds_the_bytes() {

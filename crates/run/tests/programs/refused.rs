@@ -1,4 +1,4 @@
-//! Calls that fail on a connection between two programs under Shunt, after which the connection works as before.
+//! Calls that fail on a connection between two programs under `shunt run`. After that, the connection works as before.
 
 use std::process::Stdio;
 

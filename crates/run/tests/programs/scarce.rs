@@ -20,7 +20,7 @@ for part in range(24):
 sock.recv(1)
 ";
 
-/// Receives 24 MiB, then may use only 4 MiB more memory, and looks at all of it.
+/// Receives 24 MiB into absent memory, then may use only 4 MiB more, and looks at all bytes.
 const LOOKS: &str = "
 import os, signal, socket, sys
 signal.alarm(60)
@@ -82,7 +82,7 @@ impl Drop for Group {
     }
 }
 
-/// Has a program look at bytes that it has no memory for. Returns how it ended, and its errors.
+/// Runs a program that looks at bytes for which it may use no memory. Returns how it ended, and its errors.
 fn looks(bed: &Bed, group: &Group) -> (ExitStatus, String) {
     let port = free_address().port().to_string();
     let start = |text: &str, arguments: &[&str]| {
@@ -100,8 +100,8 @@ fn looks(bed: &Bed, group: &Group) -> (ExitStatus, String) {
     (looks.status, why.into_owned())
 }
 
-/// Sometimes the kernel refuses memory to the interpreter first, which then waits until it is ended, or gives up. The
-/// library's behaviour shows only if the kernel refuses memory to the library first, as in nearly every turn.
+/// The test needs a turn in which the kernel refuses memory to the library first, as in nearly every turn. Sometimes
+/// the kernel refuses memory to the Python interpreter first, which then waits until it is ended, or gives up.
 #[test]
 fn a_program_without_memory_for_what_it_has_read_ends() {
     let bed = Bed::new(Limits::default());

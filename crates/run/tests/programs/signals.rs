@@ -1,4 +1,5 @@
-//! Signals whose handlers write, at any moment. A handler's call must not wait for a lock that its own thread holds.
+//! Signals that come at any moment, and whose handlers write. A handler may interrupt the library, so its own calls of
+//! the library must not wait for a lock that the interrupted thread holds.
 
 use shunt_odb::store::Limits;
 

@@ -1,4 +1,6 @@
-//! Agents that are stopped (SIGSTOP), together with their stores, while programs continue.
+//! Agents that are stopped (SIGSTOP), together with their stores, while programs continue. A *holder* is the store that
+//! has a program's bytes. A *store* is the part of an agent that keeps the bodies of its machine's programs. Memory is
+//! *absent* if it stands for bytes of a store, and gets them when somebody touches it.
 
 use std::time::Instant;
 
@@ -44,8 +46,8 @@ def next_order():
     return sys.stdin.readline().strip()
 ";
 
-/// One thread touches the first sender's bytes, without the interpreter's lock. Meanwhile the main thread touches the
-/// second sender's, and frees memory.
+/// One thread touches bytes of the first sender, without Python's global interpreter lock. Meanwhile the main thread
+/// touches bytes of the second sender, and frees memory.
 const TOUCHES: &str = "
 if next_order() == 'reach': assert first[0] == b'x' * 16384
 print('ready', flush=True)
@@ -79,7 +81,7 @@ while next_order():
         print('reset', flush=True)
 ";
 
-/// Stopped agent of a machine. Dropping this value has the agent continue.
+/// A machine's agent, stopped. Dropping this value makes the agent continue.
 struct Stopped<'a>(&'a Machine);
 
 impl<'a> Stopped<'a> {
@@ -95,7 +97,7 @@ impl Drop for Stopped<'_> {
     }
 }
 
-/// Has programs on the second and third machines send, and one on the first machine receive.
+/// Starts programs on the second and third machines that send, and one on the first machine that receives.
 fn received(bed: &Bed, then: &str) -> (Talking, [Talking; 2]) {
     let ports = [free_address(), free_address()].map(|address| address.port().to_string());
     let sender = |machine: usize, port: &str, byte: &str| {
@@ -110,8 +112,8 @@ fn received(bed: &Bed, then: &str) -> (Talking, [Talking; 2]) {
     (receives, senders)
 }
 
-/// A load from memory cannot fail. So a touch of a silent holder's bytes waits for a second, and then the process ends.
-/// Until then its other threads use other holders' bytes.
+/// Reading memory cannot fail. So a thread that touches absent bytes of a silent holder waits for a second, and then
+/// the process ends. Until then its other threads must be able to use other holders' bytes.
 #[test]
 fn a_thread_that_touches_a_silent_holders_bytes_keeps_nobody_else_waiting() {
     for order in ["reach", "do not"] {
@@ -141,8 +143,8 @@ fn an_agent_that_is_stopped_for_a_moment_costs_no_bytes() {
     assert_eq!(said, ["freed", "others", "touched"]);
 }
 
-/// If each call waited for a second, 200 writes would take more than three minutes. Without waiting they take less than
-/// a minute, even on a busy machine.
+/// Only the first call waits for a silent holder. If each call waited for a second, 200 writes would take more than
+/// three minutes. Otherwise they take less than a minute, even on a busy machine.
 #[test]
 fn a_silent_holder_is_waited_for_once_and_found_again() {
     let bed = Bed::of(3, Limits::default());

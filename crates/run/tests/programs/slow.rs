@@ -1,4 +1,5 @@
-//! A client that reads a body for longer than a store keeps a payload that nobody asks for.
+//! A client that reads a body for longer than a store keeps a payload that nobody asks for. A *store* is the part of an
+//! agent that keeps the bodies of its machine's programs.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,7 +15,7 @@ use crate::nginx::{proxy_to, tier};
 
 const LEASE: Duration = Duration::from_secs(5);
 const BODY_BYTES: usize = 16 << 20;
-/// Bytes of one read, and the pause after it: the body takes three leases at least.
+/// Number of bytes of one read, and pause after it. With these, the whole body takes at least three leases.
 const PIECE: usize = 64 << 10;
 const PAUSE: Duration = Duration::from_millis(60);
 

@@ -1,4 +1,8 @@
-//! Stores of several machines: which programs may fetch from them, and what happens to programs whose agents end.
+//! Stores of several machines: which programs may fetch from them, and what happens to programs whose agents end. A
+//! *store* is the part of an agent that keeps its programs' bodies. The *entrance* is a connection to the store that
+//! programs inherit. A *reference* goes over a connection in place of bytes. The receiver fetches these bytes from the
+//! sender's machine if it needs them. Memory is *absent* if it stands for bytes of a store, and gets them when somebody
+//! touches it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -146,7 +150,7 @@ fn an_agent_that_is_told_to_stop_gives_first_what_its_store_has() {
     let (_sends, mut looks) = sent(&bed, &[]);
     let sender = bed.machine_mut(1);
     sender.signal_agent(Signal::TERM);
-    // An agent whose store has nothing left would end within this time.
+    // An agent whose store is empty would end within this time.
     let _ = wait_at_most(Duration::from_secs(2), "the agent ends", || !sender.has_agent());
     looks.looks_at_all();
     assert!(sender.has_agent(), "some of it may still be asked for");
@@ -165,7 +169,8 @@ fn a_user_who_is_in_no_list_gets_nothing() {
 fn only_readers_of_the_configuration_fetch() {
     let bed = Bed::with(2, Limits::default(), "readers = []");
     let (_sends, mut looks) = begun(&bed, &[]);
-    // The holder refuses before any memory is absent. So the program's connection ends, and the program does not.
+    // The sender's store refuses before any memory of the program is absent. So only the program's connection ends, and
+    // not the program.
     let error = looks.error();
     assert!(error.contains("ConnectionResetError"), "{error}");
     assert!(bed.machine(0).counted("unreached") > 0);
@@ -194,8 +199,8 @@ fn a_revoked_agents_programs_fetch_nothing_more() {
     bed.authority.revoke("m0").unwrap();
     bed.machine(1).signal_agent(Signal::HUP);
     wait_for("its connections end", || bed.machine(1).counted("readers") == 0).unwrap();
-    // The program looks at all nine other tenths, because its first look has fetched more than the page that it
-    // touched.
+    // The program looks at the nine other tenths. One of them could be there already, because its first look has
+    // fetched more than the page that it touched.
     (0..9).for_each(|_| looks.looks());
     looks.ends_by_lost_bytes();
 }
@@ -225,8 +230,7 @@ fn until_store_is_used(bed: &Bed, tiers: &[Tier], seed: u64, when: &str) {
     .unwrap();
 }
 
-/// Without a store, a program sends the bytes themselves. Once there is the next agent's store, it leaves them there
-/// again.
+/// Without a store, programs send bytes inline. Once the next agent runs, they leave bytes in its store again.
 #[test]
 fn programs_outlive_their_agent_and_use_the_next() {
     let mut bed = Bed::of(3, Limits::default());
@@ -246,7 +250,8 @@ fn programs_outlive_their_agent_and_use_the_next() {
     }
 }
 
-/// This value is all by which another agent can name the store, if it has no peer of that name.
+/// `shuntd --check` prints the store's name (a hash of the agent's name). Another agent logs this name if none of its
+/// peers has this store.
 #[test]
 fn an_agent_that_is_checked_says_which_store_it_has() {
     let bed = Bed::new(Limits::default());
@@ -254,7 +259,7 @@ fn an_agent_that_is_checked_says_which_store_it_has() {
     assert!(said.contains(&format!("store    {:?}", Holder::named("m0"))), "{said}");
 }
 
-/// The agents become the user `daemon`. Each does all that takes root's privileges before it gives them up.
+/// The agents become the user `daemon` after their start. They do everything that needs root's privileges before that.
 #[test]
 fn agents_that_are_not_root_keep_bodies_and_begin_again() {
     let mut bed = Bed::of_user(3, Limits::default(), "daemon");
@@ -278,7 +283,8 @@ fn empty(bed: &Bed, name: &str) -> String {
     root.to_str().unwrap().to_owned()
 }
 
-/// When it is told to, moves to the root directory and becomes the user that its arguments name. Runs before [`LOOKS`].
+/// Waits for a line on standard input. Then changes the root directory and the user to those that its arguments name.
+/// Runs before [`LOOKS`].
 const MOVES: &str = "
 import os, socket, sys
 root, user = sys.argv[2], int(sys.argv[3])
@@ -288,8 +294,8 @@ if root: os.chroot(root); os.chdir('/')
 if user: os.setgid(user); os.setuid(user)
 ";
 
-/// Runs a program that does `first`, moves, and looks at all that it is sent. Calls `meanwhile` before the program
-/// moves. Returns how many bytes the sender's store has given so far.
+/// Runs a program that runs the code `first` and [`MOVES`], and looks at all bytes that it is sent. Calls `meanwhile`
+/// before the program changes its root directory and user. Returns how many bytes the sender's store has given so far.
 fn moved(bed: &mut Bed, first: &str, root: &str, user: &str, meanwhile: impl FnOnce(&mut Bed)) -> u64 {
     let port = free_address().port().to_string();
     let mut moves = Talking::start(bed.machine(0), &format!("{first}{MOVES}{LOOKS}"), &[&port, root, user]);
@@ -304,7 +310,7 @@ fn moved(bed: &mut Bed, first: &str, root: &str, user: &str, meanwhile: impl FnO
     bed.machine(1).counted("fetched_bytes")
 }
 
-/// Connects, becomes another user, does something more, and then receives what the sender sends.
+/// Connects, becomes another user, runs further code (if the test adds some), and then receives what the sender sends.
 const BECOMES: &str = "
 import os, signal, socket, sys
 sock = socket.socket()
@@ -318,8 +324,8 @@ def becomes():
 socket.socket = becomes
 ";
 
-/// Runs a program that gets its connections to the store before it becomes a user that is in no list. After that it
-/// still fetches what comes over connections that it already had.
+/// Runs a program that makes a connection as root, and then becomes a user that is in no list of the agent. It must
+/// still be able to fetch the bytes that come on this connection. Returns how many bytes were fetched.
 fn became(bed: &Bed, more: &str) -> u64 {
     let port = free_address().port().to_string();
     let mut sends = Talking::start(bed.machine(1), SENDS, &[&port]);
@@ -339,7 +345,7 @@ fn a_process_that_becomes_an_unlisted_user_still_fetches() {
 }
 
 /// The program could fetch, but its user is in no list of its agent. So its new connections do not say that it is under
-/// Shunt.
+/// `shunt run`.
 #[test]
 fn a_process_of_an_unlisted_user_gets_bytes() {
     const CONNECTS: &str = "
@@ -374,8 +380,8 @@ for line in sys.stdin:
     print('fewer', flush=True)
 ";
 
-/// A signal may interrupt the library while it looks whether a connection to the store is still open. It must not take
-/// the connection for closed then.
+/// A signal may interrupt the library while it checks whether a connection to the store is still open. The library must
+/// not take the connection for closed because of that.
 #[test]
 fn a_process_that_becomes_an_unlisted_user_fetches_though_signals_come() {
     const SIGNALS: &str = "
@@ -397,7 +403,8 @@ signal.setitimer(signal.ITIMER_REAL, 0)
     assert!(fetched >= 380_000, "{fetched}");
 }
 
-/// A program that gets a connection to the store, but none to fetch by, is sent no references.
+/// Another process has taken nearly all connections to the store that a user may have. A program that gets a first
+/// connection, but none by which to fetch, is sent no references.
 #[test]
 fn a_program_of_a_user_who_has_too_many_gets_the_bytes() {
     for free in 0..4 {
@@ -415,7 +422,7 @@ fn a_program_of_a_user_who_has_too_many_gets_the_bytes() {
     }
 }
 
-/// HAProxy changes its root directory, in Debian's configuration.
+/// A program that changes its root directory, as HAProxy does with Debian's configuration, can still fetch.
 #[test]
 fn a_process_in_another_root_directory_fetches() {
     let mut bed = Bed::of(2, Limits::default());
@@ -427,8 +434,8 @@ fn a_process_in_another_root_directory_fetches() {
     assert!(bed.machine(0).program_counted("python3", "received_absent") >= 760_000, "counted by its name");
 }
 
-/// The program's own socket has the number of the descriptor that the entrance had. It must not be taken for the
-/// entrance.
+/// The program has closed the entrance's descriptor, and its own socket got the number. The library must not take this
+/// socket for the entrance.
 #[test]
 fn a_process_that_has_closed_the_entrance_gets_bytes_and_no_message() {
     const REPLACES: &str = "
@@ -452,7 +459,7 @@ threading.Thread(target=tells, daemon=True).start()
     assert_eq!(moved(&mut bed, REPLACES, &root, "0", |_| ()), 0);
 }
 
-/// The agent that gave the program its entrance is gone, and the program does not find the next one's socket.
+/// The agent to which the program's entrance led has ended, and the program cannot find the next agent's socket.
 #[test]
 fn a_process_that_has_lost_its_store_gets_bytes() {
     let mut bed = Bed::of(2, Limits::default());

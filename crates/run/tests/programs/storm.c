@@ -1,7 +1,7 @@
 /*
- * Test program that sends or reads blocks while a timer interrupts it anywhere. The timer's handler
- * writes to a pipe, as handlers of event loops do, and looks at what has come on the connection.
- * Apart from that, the reading program looks at few of the bytes.
+ * Test program that sends or reads blocks while a timer's signal interrupts it at any place. The
+ * signal handler writes to a pipe, as handlers of event loops do, and looks at what has come on the
+ * connection. Otherwise the reading program looks at few of the bytes.
  *
  *     storm serve PORT BLOCKS HERTZ | storm ask PORT BLOCKS HERTZ
  */
@@ -77,7 +77,7 @@ static int connection(int serves, int port)
     }
     fd = accept(fd, NULL, NULL);
     char asked;
-    (void)!read(fd, &asked, 1); /* an end that has sent something may get references */
+    (void)!read(fd, &asked, 1); /* only an end that has sent something may get references */
     return fd;
 }
 

@@ -1,4 +1,6 @@
-//! A machine outside the service says in its handshakes that its program is under Shunt, and sends frames.
+//! A machine outside the service says in its handshakes that its program is under `shunt run`, and sends frames. A
+//! *reference* goes over a connection in place of bytes. The receiver fetches these bytes from the sender's machine if
+//! it needs them.
 
 use std::fs;
 use std::process::Command;
@@ -11,7 +13,7 @@ use shunt_odb::store::Limits;
 use crate::bed::{Bed, free_address};
 use crate::stores::Talking;
 
-/// Prints what it gets, and how its connection ends.
+/// Listens, and prints the bytes that it gets, and how its connection ends.
 const SAYS: &str = "
 import signal, socket, sys
 signal.alarm(60)
@@ -54,8 +56,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Lets a stranger with this key talk to a program under Shunt. Returns what the program got, and what the stranger
-/// got.
+/// Lets a stranger whose handshake is made with this key talk to a program under `shunt run`. Returns what the program
+/// got, and what the stranger got.
 fn said(bed: &Bed, key: [u8; 16]) -> (String, String) {
     let group = bed.machine(0).group_beside("stranger");
     fs::create_dir(&group).unwrap();
@@ -78,8 +80,8 @@ fn said(bed: &Bed, key: [u8; 16]) -> (String, String) {
 fn frames_of_a_stranger_are_bytes_like_any_other() {
     let bed = Bed::new(Limits::default());
     assert_eq!(said(&bed, [1; 16]), (hex(&frames()), hex(b"answer")));
-    // A machine with the shared key gets through with the same bytes, so the stranger's handshake was right. Its
-    // reference ends only its own connection.
+    // With the right key, the same bytes are taken for frames. So above, only the key was wrong. Here the reference,
+    // to a payload that nobody has, ends only the stranger's own connection.
     let (got, told) = said(&bed, *crate::bed::SHARED_KEY);
     assert_eq!((got, told), (hex(b"reset"), String::new()));
 }

@@ -1,4 +1,5 @@
-//! A test program that sends blocks to itself, from one machine to another.
+//! A test program that sends blocks to itself, from one machine to another. A *reference* goes over a connection in
+//! place of bytes. The receiver fetches these bytes from the sender's machine if it needs them.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -7,8 +8,7 @@ use std::time::{Duration, Instant};
 use crate::bed::{Bed, Program, free_address};
 
 /// Starts the program as `serve PORT MORE` and as `ask PORT MORE`, and waits until both have ended with success. They
-/// check the bytes themselves. Asserts that some bytes were absent where they came, because the test would else test
-/// nothing.
+/// check the bytes themselves. Asserts that some bytes came as references: otherwise the test would test nothing.
 pub fn transfer(bed: &Bed, program: &Path, more: &[String], what: &str) {
     let name = program.file_name().unwrap().to_str().unwrap();
     let port = free_address().port().to_string();

@@ -1,5 +1,6 @@
-//! Programs that become another user's: the bytes of their connections stay the same, and they keep nothing of the old
-//! user's other connections.
+//! Processes that change their user: they get the right bytes on their connections, and keep no access to the states of
+//! the old user's other connections. Memory is *absent* if it stands for bytes of a store, and gets them when somebody
+//! touches it.
 
 use shunt_odb::store::Limits;
 
@@ -53,7 +54,7 @@ def goes_on(asks=b'again'):
     assert some(400_000) == BODY[::-1]
 ";
 
-/// Has one program read what another sends by references.
+/// Runs a program that sends [`BODY`] by references, and the program `text`, which reads it.
 fn reads(text: &str) {
     let bed = Bed::new(Limits::default());
     let begins = format!("READS = {READS:?}\nexec(READS)\n{BODY}");
@@ -100,7 +101,8 @@ for fd in os.listdir('/proc/self/fd'):
     );
 }
 
-/// The process can take its privileges back. So its memory for the states of connections stays the mightier user's.
+/// With seteuid(2), a process can take its privileges back. So its memory for the states of connections still belongs
+/// to the user with more privileges.
 #[test]
 fn a_user_that_is_put_on_for_a_while_changes_nothing() {
     reads(
@@ -135,7 +137,8 @@ goes_on()
     );
 }
 
-/// Two users use one connection in turn, which neither has passed to the other. The second one gets an error.
+/// Processes of two users use the same connection, without passing it from one to the other. The second one that uses
+/// it gets an error.
 #[test]
 fn the_second_of_two_users_of_a_connection_gets_an_error() {
     reads(
@@ -165,7 +168,8 @@ assert os.waitpid(child, 0)[1] == 0
     );
 }
 
-/// The child takes the states of all connections with it, also the state of the one that the parent waits on.
+/// A child process changes its user. With it, the states of all its connections move to other memory, also the state of
+/// the connection on which its parent waits.
 #[test]
 fn a_parent_that_waits_for_bytes_gets_them_though_its_child_becomes_another_users() {
     reads(
@@ -192,7 +196,7 @@ assert got == [BODY[::-1]]
     );
 }
 
-/// Processes of a mail server pass connections to each other like this.
+/// A process passes its connection to a process of another user, and gets it back, as processes of a mail server do.
 #[test]
 fn a_connection_is_passed_to_another_users_process_and_back() {
     reads(

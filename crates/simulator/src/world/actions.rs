@@ -1,4 +1,5 @@
-//! Carries out the actions that an agent's logic asks for, in place of the daemon.
+//! Carries out the actions that an agent's logic asks for, in place of the daemon (a real agent's I/O). A *region* is a
+//! range of sequence numbers of a client's connection, which one payload takes. A *payload* is the body of a response.
 
 use shunt_logic::action::Given;
 use shunt_logic::counts::Counts;
@@ -20,7 +21,8 @@ impl World {
     fn do_action(&mut self, machine: usize, action: Action<Host>) {
         let generation = self.machines[machine].generation;
         match action {
-            // Nothing to do: servers here read the logic's own board, and copies of packets need no steering table.
+            // Nothing to do. Servers here read the logic's own board (its peers and limits), and copies of packets need
+            // no steering table.
             Action::WriteBoard(_) => self.cover("board"),
             Action::Steer(_) => self.cover("steer"),
             Action::Dial(peer) => {

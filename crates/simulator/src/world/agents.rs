@@ -1,5 +1,5 @@
 //! Agents: their clocks, and the messages that they get from their servers. An *offer* is a payload that a backend's
-//! server holds ready. A *turn* is one pass of an agent's event loop.
+//! server holds ready. A *turn* is one pass of an agent's event loop. A *payload* is the body of a response.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use shunt_wire::peer::Frame;
 use crate::machine::{Agent, address};
 use crate::world::{Event, Item, TICK, World};
 
-/// Most offers that an agent reads in one tick.
+/// Most offers that an agent reads in one tick (its work every 100 ms).
 const OFFERS_IN_A_TURN: usize = 256;
 
 impl World {
@@ -56,7 +56,7 @@ impl World {
         let (now, base) = (self.now(), self.base);
         if self.is_running(machine, generation) && self.machines[machine].worker.program.is_none() {
             if self.random.below(2) == 0 {
-                self.crowd(machine); // other programs take rings before this one
+                self.crowd(machine); // other programs connect first, and take completion rings
             }
             self.machines[machine].connect_program(now, base);
             self.act(machine);
@@ -113,7 +113,8 @@ impl World {
         }
     }
 
-    /// Reads the connections of silent peers once more, because the agent may have had no time to read them.
+    /// Reads the connections of peers that seem silent once more: their messages may have come while the agent had no
+    /// time to read.
     fn listen_again(&mut self, machine: usize) {
         let Some(Agent { logic, links, .. }) = &self.machines[machine].agent else { return };
         let silent = logic.silent_peers(self.base + self.now());
@@ -123,7 +124,7 @@ impl World {
         }
     }
 
-    /// Closes accepted connections on which no first frame has come for too long.
+    /// Closes accepted connections on which the first message has not come in time.
     fn tend_incoming(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         let take = |logic: &mut shunt_logic::Logic<_>, call: &mut shunt_logic::logic::Call<'_, _>| {
@@ -158,7 +159,7 @@ impl World {
         }
     }
 
-    /// If a frame names an offer that the agent has not read yet, reads offers up to that one.
+    /// If a peer's frame (message) names an offer that the agent has not read yet, reads offers up to that one.
     pub(super) fn read_missing_offer(&mut self, machine: usize, frame: &Frame) {
         let Some(agent) = &self.machines[machine].agent else { return };
         let Some((_, number)) = agent.logic.missing_offer(frame) else { return };

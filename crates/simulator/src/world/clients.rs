@@ -1,4 +1,5 @@
-//! Clients: they ask for responses, take segments, and reset connections or lose them to a reset.
+//! Clients: they ask for responses, receive segments, and reset their connections. A *payload* is the body of a
+//! response. A *sender* is a backend's socket for a client. A *session* is the use of a connection between two agents.
 
 use std::time::Duration;
 
@@ -7,8 +8,8 @@ use crate::content::Run;
 use crate::world::{Event, World};
 
 impl World {
-    /// Has a client ask for its next response. It asks for nothing if the history is ending, or if the client still
-    /// waits for a response.
+    /// Has a client ask for its next response. It asks for nothing if the history (simulated run) is ending, or if it
+    /// still waits for a response.
     pub(super) fn ask(&mut self, client: usize) {
         if self.is_closing || self.clients[client].waits_for.is_some() {
             return;
@@ -23,13 +24,15 @@ impl World {
         self.request(client, response);
     }
 
-    /// Ends the busy part of a history: clients ask for nothing more, and all configurations are whole.
+    /// Ends the busy part of a history (simulated run): clients ask for nothing more, and all agents read their
+    /// original configurations.
     pub fn close_up(&mut self) {
         self.is_closing = true;
         for machine in 0..self.service.machines {
             self.restore_settings(machine);
         }
-        // Frames that no correct agent sends may have told an agent something false. It forgets that with the session.
+        // Frames that no correct agent sends may have told an agent something false. The agent forgets this when it
+        // loses the session with the sender of the frames.
         let rogue = self.links.iter().filter(|link| link.is_rogue).map(|link| link.ends);
         for [machine, other] in rogue.collect::<Vec<_>>() {
             let peer = self.machines[machine].peer(other);
@@ -64,7 +67,8 @@ impl World {
         } else {
             Kind::File
         };
-        // A frontend is told a digest only of a payload that takes more than a second, so some payloads must be long.
+        // A backend tells a frontend the digest (SHA-256) of a file only if the payload takes more than a second. So
+        // some payloads must be long.
         let is_long = is_slow && kind == Kind::Sealed;
         let length = if is_long { self.random.between(1_100_000, 2_000_000) } else { length };
         let trailer = if kind == Kind::Stored { self.random.below(300) } else { 0 };
@@ -100,8 +104,8 @@ impl World {
         }
     }
 
-    /// Resets a client's connection. Its server gives up the response, and a backend that sends hears of the reset. The
-    /// client connects again, from the same port.
+    /// Resets a client's connection. The frontend's server gives up the response, and a backend that sends the payload
+    /// hears of the reset. The client connects again, from the same port.
     pub(super) fn reset_client(&mut self, client: usize) {
         self.cover("reset");
         let machine = self.clients[client].frontend;

@@ -1,5 +1,6 @@
 //! Connections between agents: sessions, fetches, connections of programs to other machines' stores, and questions of
-//! `shunt doctor`. A *generation* is one run of an agent.
+//! `shunt doctor`. A *generation* is one run of an agent. A *frame* is a message between agents. A *session* is the use
+//! of a connection between two agents. A *store* has the payloads of a machine's programs under `shunt run`.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use shunt_wire::peer::{self, Frame, Hello};
 use crate::machine::{address, name};
 use crate::world::{Event, Item, Link, Purpose, World};
 
-/// Time after which an item that could not reach the other machine is sent again.
+/// Time after which an item (frames, payload bytes, or an end) that could not reach the other machine is sent again.
 const AGAIN: Duration = Duration::from_millis(200);
 
 impl World {
@@ -88,7 +89,7 @@ impl World {
         Opened { senders, key: self.random.key() }
     }
 
-    /// Sends something on a connection between agents.
+    /// Sends an item on a connection between agents.
     pub(super) fn send(&mut self, link: usize, from: usize, item: Item) {
         let side = self.links[link].other_side(from);
         let to = self.links[link].ends[side];
@@ -289,7 +290,7 @@ impl World {
         }
     }
 
-    /// Closes a connection at one end, and sends the news to the other end.
+    /// Closes a connection at one end. The other end learns of it after a delay.
     pub(super) fn close(&mut self, link: usize, by: usize) {
         let side = self.links[link].side(by);
         if !std::mem::replace(&mut self.links[link].is_closed[side], true) {

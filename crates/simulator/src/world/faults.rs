@@ -1,5 +1,6 @@
-//! Faults of agents, servers, machines and the network, and what makes them happen. A *store* has the payloads of a
-//! machine's programs under `shunt run`.
+//! Faults of agents, servers, machines and the network, and the functions that make them happen. A *frame* is a message
+//! between agents. A *store* has the payloads of a machine's programs under `shunt run`. A *payload* is the body of a
+//! response.
 
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ pub enum Fault {
         /// Duration of the fault.
         pause: Duration,
     },
-    /// An agent is told to end, and starts again.
+    /// An agent is told to end (SIGTERM). It ends when its work is done or its time is up, and starts again.
     Drain {
         /// The agent's machine.
         machine: usize,
@@ -60,7 +61,7 @@ pub enum Fault {
         /// The machine that gets the frames.
         other: usize,
     },
-    /// An agent has no descriptor to spare.
+    /// An agent has no free file descriptor for a while.
     Scarce {
         /// The agent's machine.
         machine: usize,

@@ -1,4 +1,5 @@
-//! Fetches: payloads that come as a stream to the frontend's server, through both machines' agents.
+//! Fetches: payloads that come as a stream to the frontend's server, through both machines' agents. A *payload* is the
+//! body of a response.
 
 use std::time::Duration;
 
@@ -51,7 +52,7 @@ impl World {
         self.act(machine);
     }
 
-    /// Gives a server the end of the stream from which it reads a fetched payload.
+    /// Gives a server the stream from which it reads a fetched payload.
     pub(super) fn deliver_fetch(&mut self, machine: usize, fetch: usize, server: usize, message: &local::Fetched) {
         let (now, base) = (self.now(), self.base);
         let is_there = self.machines[machine].agent.as_ref().is_some_and(|agent| {
@@ -121,7 +122,7 @@ impl World {
         };
         let source = Source::File(response.file);
         match response.kind {
-            // The server seals the payload itself, once it has all of it.
+            // The server encrypts the payload itself, once it has all of it.
             Kind::Sealed if got + bytes == total => {
                 self.write(client, Run { source, from: 0, length: response.region() });
             }
@@ -169,7 +170,7 @@ impl World {
         self.serve_more(link);
     }
 
-    /// Sends the next bytes of a fetched payload, because its reader has taken those before.
+    /// Sends the next bytes of a fetched payload, because its reader has taken the bytes before them.
     pub(super) fn serve_more(&mut self, link: usize) {
         let (now, base) = (self.now(), self.base);
         let machine = self.links[link].ends[1];

@@ -1,4 +1,5 @@
-//! Writes to files, and payloads in stores.
+//! Writes to files, and payloads in stores. A *store* has the payloads of a machine's programs under `shunt run`. A
+//! *payload* is the body of a response.
 
 use crate::client::Response;
 use crate::world::{Body, World};

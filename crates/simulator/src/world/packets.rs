@@ -1,6 +1,7 @@
 //! Packets between frontends, clients and backends. A *sender* is a backend's socket for a client of a frontend. A
 //! *region* is a range of sequence numbers of a client's connection, which one payload takes. A *ring* is a BPF ring
-//! buffer.
+//! buffer, by which the kernel tells a server that the client has acknowledged a payload. A *payload* is the body of a
+//! response.
 
 use std::time::Duration;
 

@@ -1,7 +1,8 @@
 //! What the frontend's servers do when a handoff ends without success: the rest of the payload comes from another
 //! backend, or is relayed, or the client's connection is reset. A *handoff* lets a backend send a payload on a client's
-//! connection. The *digest* of a file is its SHA-256. A *region* is a range of sequence numbers of a client's
-//! connection, which one payload takes.
+//! connection. An *offer* is a payload that a backend's server holds ready. The *digest* of a file is its SHA-256. A
+//! *region* is a range of sequence numbers of a client's connection, which one payload takes. A *payload* is the body
+//! of a response.
 
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ use crate::client::{Kind, Response};
 use crate::worker::{Rest, Serving, Stage, tag};
 use crate::world::{Body, Event, LOCAL, World};
 
-/// Time in which another backend must have offered the rest of a payload, and, on TLS, have proven its file.
+/// Time in which another backend must have offered the rest of a payload. On a TLS connection it must also have told
+/// its file's digest in this time, which proves that the file is the same.
 const PATIENCE: Duration = Duration::from_secs(4);
 
 /// Returns whether an agent that ends a handoff for this reason has sent no byte of it.
@@ -36,7 +38,8 @@ impl World {
         }
     }
 
-    /// Handles a handoff without progress: its server has no agent (`is_alone`), or the agent has long said nothing.
+    /// Handles a handoff without progress. Its server has lost its agent (`is_alone`), or the agent has said nothing of
+    /// the handoff for some seconds.
     pub(super) fn on_silence(&mut self, machine: usize, client: usize, handoff: u64, is_alone: bool) {
         let Some(serving) = self.machines[machine].worker.serving.get(&client).copied() else { return };
         let is_sought = serving.rest.is_some_and(|rest| self.now() < rest.asked + PATIENCE);
@@ -51,7 +54,8 @@ impl World {
         }
     }
 
-    /// Takes a TLS payload back and relays it, if the client has nothing of it. Otherwise resets the client.
+    /// Takes a TLS payload back and relays it, if the client has nothing of it. Otherwise resets the client's
+    /// connection.
     fn take_none(&mut self, machine: usize, client: usize, handoff: u64, response: &Response) {
         let flow = self.machines[machine].host.flows.get_mut(&client);
         if flow.is_some_and(|flow| flow.take_none(handoff)) {
@@ -120,7 +124,7 @@ impl World {
         }
     }
 
-    /// Asks another backend to prove which file is behind its offer of the rest.
+    /// Asks another backend for the digest of the file that its offer of the rest is read from.
     fn prove(&mut self, machine: usize, client: usize, response: &Response, from: u64) {
         let serving = self.machines[machine].worker.serving.get(&client).copied();
         let rest = serving.and_then(|serving| serving.rest);
@@ -152,7 +156,7 @@ impl World {
             if sha256.is_none() {
                 self.say_withdrawn(machine, digest);
             } else if self.variety.has_all_faults && self.random.below(2) == 0 {
-                // The backend is lost just after the server has learned the digest. By chance that seldom happens.
+                // Loses the backend just after the server has learned the digest. Random faults seldom hit this moment.
                 let backend = self.machines[machine].machine(digest.peer as usize);
                 self.kill(backend, Duration::from_secs(1));
                 self.machines[backend].host.senders.clear();

@@ -1,5 +1,6 @@
-//! Changes to a running agent: its end (SIGTERM), and its configuration (SIGHUP). Also the routes to peers. A *sender*
-//! is a backend's socket for a client of a frontend.
+//! Changes to a running agent: its end (SIGTERM), and its configuration (SIGHUP). Also the routes to peers (other
+//! machines' agents). A *sender* is a backend's socket for a client of a frontend. A *payload* is the body of a
+//! response.
 
 use std::time::Duration;
 
@@ -32,8 +33,8 @@ impl World {
         self.end_turn(machine);
     }
 
-    /// Returns whether a drain is over. If its time is up, it first tells frontends that the payloads that are left
-    /// have failed.
+    /// Returns whether a drain (orderly end) is over. If its time is up, first tells frontends that the unfinished
+    /// payloads have failed.
     pub(super) fn is_drained(&mut self, machine: usize) -> bool {
         let (now, base) = (self.now(), self.base);
         let busy_here = self.machines[machine].host.busy() as u64;
@@ -123,8 +124,8 @@ impl World {
         self.schedule.after(pause, Event::Restored { machine });
     }
 
-    /// Has a machine's agent read its original configuration again. That now names the peers that were left out at
-    /// first.
+    /// Has a machine's agent read its original configuration again. The configuration now also names the peers that
+    /// were left out at the start.
     pub(super) fn restore_settings(&mut self, machine: usize) {
         self.cover("reload");
         let unnamed = std::mem::take(&mut self.machines[machine].unnamed);
@@ -143,7 +144,7 @@ impl World {
         self.end_turn(machine);
     }
 
-    /// Tells a machine's agent that a route is there again.
+    /// Tells a machine's agent that it has a route to a peer again.
     pub(super) fn restore_route(&mut self, machine: usize, peer: usize, generation: u32) {
         self.set_route(machine, peer, generation, true);
         self.act(machine);

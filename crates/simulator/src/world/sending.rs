@@ -1,5 +1,6 @@
 //! Claims and senders of a backend. A *claim* is a frontend's message that asks for a payload. A *sender* is a
-//! backend's socket for a client of a frontend. The *digest* of a file is its SHA-256.
+//! backend's socket for a client of a frontend. The *digest* of a file is its SHA-256. A *payload* is the body of a
+//! response. A *handoff* lets a backend send a payload on a client's connection.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::world::{Event, World};
 const TELL_FILES: Duration = Duration::from_secs(1);
 /// Time after which a client that has acknowledged nothing counts as not reached.
 const FIRST_WORD: Duration = Duration::from_secs(3);
-/// Time after which the backend repeats that a digest is withdrawn.
+/// Time after which the backend repeats its message that a digest is withdrawn (no longer holds).
 const TELL_AGAIN: Duration = Duration::from_secs(1);
 
 impl World {
@@ -117,11 +118,11 @@ impl World {
         Ok((Of::Store, *file, part.offset.get()))
     }
 
-    /// Checks that a TLS claim's payload is the response's. Other bytes would be sealed under record numbers that are
-    /// used for the response.
+    /// Checks that a claim on a TLS connection is for the payload of the response that the client waits for. Other
+    /// bytes would be encrypted under the record numbers of that response, and so with the same nonces.
     fn check_seal(&mut self, client: usize, claim: &Claim, content: u64) {
         let frontend = &self.machines[self.clients[client].frontend];
-        // A client that has everything may ask for the next response while its server still serves this one.
+        // A client that has all bytes of a response may ask for the next one while its server still serves this one.
         let served = frontend.worker.serving.get(&client).map(|serving| serving.response);
         let expected = served.or(self.clients[client].waits_for.map(|(response, _)| response));
         let expected = expected.map(|response| response.file);
@@ -201,7 +202,8 @@ impl World {
         changed.into_iter().for_each(|client| self.on_file_changed(machine, client));
     }
 
-    /// Ends a sender whose client has acknowledged nothing, and makes its offer usable once more.
+    /// Ends a sender whose client has acknowledged nothing, and makes its offer (the payload that the backend's server
+    /// holds ready) usable once more.
     fn give_back(&mut self, machine: usize, client: usize, claimant: &Claimant, offer: shunt_wire::local::Offer) {
         let (now, base) = (self.now(), self.base);
         self.cover("client not reached");
@@ -217,8 +219,8 @@ impl World {
         self.fail_sender(machine, claimant, Reason::Unreachable);
     }
 
-    /// Handles the change of a file whose payload is being sent: fails the sender. Only if the payload's bytes are
-    /// still the same and the frontend was told their digest, withdraws the digest in place of that.
+    /// Handles the change of a file whose payload is being sent. If the payload's bytes are still the same and the
+    /// frontend was told the file's digest, withdraws the digest. Otherwise the sender fails.
     fn on_file_changed(&mut self, machine: usize, client: usize) {
         let (now, base) = (self.now(), self.base);
         let Some(sender) = self.machines[machine].host.senders.get(&client) else { return };
@@ -242,7 +244,7 @@ impl World {
         }
     }
 
-    /// Continues the senders of handoffs whose servers know that a digest is withdrawn.
+    /// Continues the senders of those handoffs whose servers have confirmed that the digest is withdrawn.
     pub(super) fn go_on(&mut self, machine: usize, withdrawn: &shunt_logic::action::Given) {
         let host = &mut self.machines[machine].host;
         let mut clients = Vec::new();
@@ -262,7 +264,8 @@ impl World {
         }
     }
 
-    /// Tells frontends that asked for them the digests of files whose payloads have been under way for [`TELL_FILES`].
+    /// Tells frontends the digests that they have asked for: those of files whose payloads have been under way for
+    /// [`TELL_FILES`].
     pub(super) fn tell_files(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         let mut told = Vec::new();

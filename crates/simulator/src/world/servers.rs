@@ -1,7 +1,9 @@
 //! Servers: they hand payloads off, make offers, and fetch or relay what cannot be handed off. A *handoff* lets a
 //! backend send a payload on a client's connection. A *region* is a range of sequence numbers of a client's connection,
-//! which one payload takes. A *peer* is another machine's agent. The *board* is the memory in which an agent tells its
-//! servers of its peers and limits.
+//! which one payload takes. A *peer* is another machine's agent. An *offer* is a payload that a backend's server holds
+//! ready. The *board* is the memory in which an agent tells its servers of its peers and limits. To *relay* is to send
+//! bytes through the tiers, as without Shunt. A *payload* is the body of a response. A *session* is the use of a
+//! connection between two agents.
 
 use std::time::Duration;
 
@@ -19,9 +21,9 @@ use crate::world::{Body, Event, LOCAL, World};
 
 /// Time between two checks of the servers' handoffs under way.
 const LOOK: Duration = Duration::from_secs(1);
-/// Checks without progress after which a server acts by itself, although its agent has said nothing.
+/// Number of checks without progress after which a server acts by itself, although its agent has said nothing.
 const PATIENCE: u32 = 6;
-/// Checks after which a server gives up a fetch of which no byte has come.
+/// Number of checks after which a server gives up a fetch of which no byte has come.
 const FETCH_PATIENCE: u32 = 10;
 /// Longest time that a handoff may make no progress; longer is a violation. A claim waits at most 30 s for a sender.
 const BOUND: Duration = Duration::from_secs(45);
@@ -219,7 +221,7 @@ impl World {
         Handoff { header: Handoff::HEADER, peer: peer as u32, epoch, bytes, handoff, flow, ..Handoff::new_zeroed() }
     }
 
-    /// Returns the epoch of the present session with a peer.
+    /// Returns the epoch (number) of the present session with a peer.
     pub(super) fn epoch(&self, machine: usize, peer: usize) -> u32 {
         let agent = self.machines[machine].agent.as_ref();
         let entry = agent.and_then(|agent| agent.logic.shared.board.peers().get(peer));
@@ -232,7 +234,7 @@ impl World {
         }
     }
 
-    /// Has a payload's bytes from `from` on relayed.
+    /// Relays a payload from byte `from` on.
     pub(super) fn relay(&mut self, machine: usize, client: usize, response: Response, from: u64) {
         self.set_stage(machine, client, Stage::Rest { from });
         let delay = self.way() * 4;
@@ -259,7 +261,7 @@ impl World {
         self.write(client, Run { source: Source::Header(number), from: header, length: trailer });
     }
 
-    /// Ends a response, because the kernel or the client has all of its payload. Then handles the client's next
+    /// Ends a response whose whole payload is in the kernel's queue or at the client. Then handles the client's next
     /// request, if it has come already.
     pub(super) fn end_response(&mut self, machine: usize, client: usize) {
         let serving = self.machines[machine].worker.serving.get(&client).copied();

@@ -1,7 +1,9 @@
 //! Programs under `shunt run`, and stores: handoffs of stored bytes, connections to stores, and the addresses and
 //! sources that machines tell each other. A *store* has the payloads of a machine's programs under `shunt run`. A
-//! *peer* is another machine's agent. A *claim* is the message that asks it to send bytes of its store on a client's
-//! connection.
+//! *peer* is another machine's agent. A *claim* is the message that asks a peer to send bytes of its store on a
+//! client's connection. A *reference* names bytes of a payload, which has a numbered *slot* in its store. A *region* is
+//! a range of sequence numbers of a client's connection, which one payload takes. A *payload* is the body of a
+//! response. A *handoff* lets a backend send a payload on a client's connection.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -18,7 +20,7 @@ use crate::machine::store_of;
 use crate::worker::{Serving, Stage};
 use crate::world::{Event, LOCAL, Purpose, World};
 
-/// Time for which a program makes no claims to a peer, after the agent has said that a claim waits there.
+/// Time for which a program makes no claims to a peer, after the agent has said that a claim waits at this peer.
 const PAUSE: Duration = Duration::from_secs(2);
 /// Longest time that a program's handoff may make no progress; longer is a violation. It has to be more than 40 s: a
 /// claim waits up to 30 s for a sender, and if the program has ended, the agent cancels its handoff only after 10 s
@@ -171,8 +173,8 @@ impl World {
         let its = worker.serving.iter().filter(|(_, serving)| serving.response.kind == crate::client::Kind::Stored);
         for (client, serving) in its.map(|(client, serving)| (*client, *serving)).collect::<Vec<_>>() {
             match serving.stage {
-                // All bytes after the payload are written. The region ends without the program, or the agent cancels
-                // it.
+                // All bytes after the payload are written. The region completes without the program, or the agent
+                // cancels it.
                 Stage::Begun { .. } if serving.has_trailer => {
                     self.cover("left to the kernel");
                     self.end_response(machine, client);
@@ -234,7 +236,7 @@ impl World {
         }
     }
 
-    /// Gives up the connections to other machines' stores whose agents have not answered in time.
+    /// Gives up each connection to another machine's store whose agent has not answered in time.
     pub(super) fn tend_reaching(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         loop {
@@ -265,7 +267,8 @@ impl World {
         });
     }
 
-    /// Tells the kernel the key that proves handshakes with an address. `None`: the address has none any more.
+    /// Tells the kernel the key that proves handshakes with programs at an address. `None`: the address has no key any
+    /// more.
     pub(super) fn set_end(&mut self, machine: usize, address: IpAddr, key: Option<[u8; 16]>) {
         self.cover("end");
         let ends = &mut self.machines[machine].host.ends;
@@ -275,7 +278,7 @@ impl World {
         }
     }
 
-    /// Tells a machine's programs from which stores the programs at each address can fetch.
+    /// Tells a machine's programs, for each address of the service, from which stores the programs there can fetch.
     pub(super) fn write_sources(&mut self, machine: usize) {
         self.cover("sources");
         let of = &mut self.machines[machine];

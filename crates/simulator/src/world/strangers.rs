@@ -1,6 +1,8 @@
 //! Strangers: machines and processes that do not belong to the service, and agents and servers that send what no
 //! correct agent or server sends. An *offer* is a payload that a backend's server holds ready. A *handoff* lets a
-//! backend send a payload on a client's connection.
+//! backend send a payload on a client's connection. A *claim* is the message that asks the backend for it. A *fetch*
+//! brings a payload through both agents to the frontend's server. A *frame* is a message between agents. A *payload* is
+//! the body of a response. A *session* is the use of a connection between two agents.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -39,7 +41,7 @@ impl World {
             (name(other), false, from),      // the certificate has another name
             ("nobody".into(), true, from),   // no configuration has this name
             (name(other), true, from),       // a clone, from another address
-            (name(machine + 1), true, from), // this agent dials that machine, not the reverse
+            (name(machine + 1), true, from), // this agent is the one that dials that machine
         ] {
             self.hello_of_stranger(machine, &called, proven, at);
         }
@@ -85,7 +87,7 @@ impl World {
         }
     }
 
-    /// Has a peer that this agent has dialled answer HELLO under a name that is not the peer's.
+    /// Has a peer that this agent has dialled answer with a HELLO whose name is not the peer's.
     fn answer_of_impostor(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         let Some(Agent { logic, .. }) = &self.machines[machine].agent else { return };

@@ -1,4 +1,6 @@
-//! Handoffs whose backend, frontend, or session is lost in the middle of the payload.
+//! Handoffs whose backend, frontend, or session is lost in the middle of the payload. A *payload* is the body of a
+//! response. A *handoff* lets a backend send a payload on a client's connection. A *session* is the use of a connection
+//! between two agents.
 
 use shunt_simulator::{Fault, Script};
 

@@ -1,5 +1,6 @@
-//! Histories with a name: each shows that a fault which the agent once had is mended. docs/internals/faults.md says
-//! which fault. `make mutants` undoes each mend, and checks that its history then fails.
+//! Scripted histories (simulated runs of a service). Each shows that a fault which the agent once had is mended.
+//! docs/internals/faults.md describes the faults. `make mutants` undoes each mend, and checks that its history then
+//! fails.
 
 use std::time::Duration;
 

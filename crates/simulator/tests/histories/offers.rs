@@ -1,4 +1,5 @@
-//! Offers (payloads that a backend holds ready) whose session is lost before anybody claims them.
+//! Offers (payloads that a backend holds ready) whose session is lost before anybody claims them. A *session* is the
+//! use of a connection between two agents.
 
 use shunt_simulator::{Fault, Script};
 

@@ -1,5 +1,6 @@
-//! Mutex and condition variable on direct futex(2) calls. Those of the standard library call libc's syscall(3), which
-//! the library of crates/preload replaces in programs. There, the library's own locks must not call the library again.
+//! Mutex and condition variable on direct futex(2) calls. The standard library's locks call libc's syscall(3). In a
+//! program under `shunt run`, the preloaded library (crates/preload) replaces syscall(3). The library's own locks must
+//! not call this replacement, so the standard library's locks cannot be used there.
 //!
 //! There is no poisoning: after a panic, the next owner of the lock finds the value as the panic left it.
 
@@ -32,8 +33,8 @@ unsafe impl<T: ?Sized + Send> Sync for Mutex<T> {}
 #[clippy::has_significant_drop]
 pub struct MutexGuard<'a, T: ?Sized> {
     mutex: &'a Mutex<T>,
-    /// Prevents that the guard goes to another thread. Threads that wait rely on the order of the steps of the one
-    /// thread that has the lock.
+    /// Makes the guard not `Send`: the thread that has locked the mutex also unlocks it. Waiting threads rely on the
+    /// order of that one thread's steps.
     _thread: std::marker::PhantomData<*const ()>,
 }
 

@@ -1,5 +1,6 @@
-//! Replaces `word.rs` in builds for loom, which tries every order of the threads' steps. futex(2) compares the word and
-//! puts the thread to sleep in one step. Here one of loom's mutexes makes one step of the two.
+//! Model of futex(2), which replaces `word.rs` in builds for loom. Loom tries every order of the threads' steps. The
+//! kernel compares the word and puts the thread to sleep in one step. Here a mutex of loom (`kernel`), held during
+//! both, makes them one step.
 
 use std::ops::Deref;
 use std::time::Duration;

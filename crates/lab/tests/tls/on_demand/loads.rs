@@ -1,5 +1,5 @@
-//! Tests under load: many connections at the same time, and a body that is longer than what a store keeps for one
-//! program. Every download must end.
+//! Tests under load: many connections at the same time, and a body that is longer than what a store (the part of an
+//! agent that has its machine's bodies) keeps for one program. Every download must end.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -10,7 +10,7 @@ use super::{handed_off, run};
 use crate::bed::{FILES, authority};
 use crate::service::Running;
 
-/// Longest time of a load, in seconds, even beside other work.
+/// Longest time of one call of [`load`], in seconds. It is long enough for a machine that also does other work.
 const LIMIT_SECONDS: &str = "300";
 
 /// Sends `requests` requests for each file, over `connections` connections of curl.

@@ -1,5 +1,6 @@
-//! Faults while a holder's agent sends on a TLS connection. A body is whole, or its client sees that it is not. Each
-//! record that has come can be opened, and no two records have the same key and number.
+//! Faults while the agent of a *holder* (machine that has a body in its store) sends on a TLS connection. A body is
+//! whole, or its client sees that it is not. Each record that has come can be decrypted, and no two records have the
+//! same key and number. A *handoff* lets this agent send a body on the client's connection.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -14,14 +15,14 @@ use crate::client::{Client, Target, Told};
 use crate::nonces::opened;
 use crate::service::Running;
 
-/// Time that is longer than the lease of a payload. Until a lease ends, payloads that clients did not take fill the
-/// store, if nobody returns them.
+/// Longest wait. It is longer than the lease of a payload: the time that the store keeps a payload which no client has
+/// taken, if nobody gives it back. Until the leases end, such payloads may fill the store.
 const LIMIT: Duration = Duration::from_secs(180);
 /// Time between killing a process and starting it again. The tests are about this time, so they sleep for all of it.
 const GONE: Duration = Duration::from_millis(300);
 const LONG: u64 = 64 << 20;
 
-/// Asserts that a body was whole, or that its connection ended as if the network had failed.
+/// Asserts that a body was whole, or that its connection was reset or closed before the body's end.
 fn is_honest(ending: Result<()>) -> Result<()> {
     let Err(error) = ending else { return Ok(()) };
     let reset = error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::ConnectionReset);

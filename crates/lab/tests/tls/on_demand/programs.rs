@@ -16,7 +16,7 @@ use crate::service::Running;
 const PROGRAM: &str = include_str!("threads.py");
 const PORT: u16 = 8443;
 
-/// Starts the program on the frontend, under Shunt.
+/// Starts the program on the frontend, under `shunt run`.
 fn start(service: &Running<'_>) -> Result<Process> {
     let host = service.lab.frontend();
     let file = host.dir().join("threads.py");

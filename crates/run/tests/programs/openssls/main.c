@@ -1,14 +1,14 @@
 /*
- * A process with several OpenSSLs. Each is used by one part of the process, a library that is
- * linked to it (part.c) and speaks TLS with itself over a pair of sockets. A part whose calls
+ * A process with several OpenSSLs. Each is used by one part of the process: a library (part.c) that
+ * is linked to this OpenSSL, and speaks TLS with itself over a pair of sockets. A part whose calls
  * reached another OpenSSL would fail or crash.
  *
  *     main CERTIFICATE KEY HOW:LIBRARY...
  *     HOW: local, deep, global: how dlopen loads the library
  *          again: the library is loaded, used and unloaded
  *
- * This program calls the parts' functions. So where a function ends in a jump to OpenSSL, the
- * return address that OpenSSL finds is in this program, and not in the part.
+ * This program calls the parts' functions. A compiled function may end in a jump to OpenSSL (a tail
+ * call). Then the return address that OpenSSL finds is in this program, and not in the part.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
-/* One part of the test program (main.c). It uses the OpenSSL that it is linked to. With -DOLD
- * that is the stand-in for an old OpenSSL (other.c). */
+/* One part of the test program (main.c). It uses the OpenSSL that it is linked to. If compiled with
+ * -DOLD, it is linked to the stand-in for an old OpenSSL (other.c). */
 #include "part.h"
 
 #define FUNCTION(result, name, ...) extern result name(__VA_ARGS__);
