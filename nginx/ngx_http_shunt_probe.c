@@ -17,8 +17,7 @@
 #include "ngx_http_shunt_kernel.h"
 
 #define NGX_HTTP_SHUNT_PROBE_LOOK         20  /* ms between two checks for the answer */
-#define NGX_HTTP_SHUNT_PROBE_LOOK_STALLED 100 /* ms between two checks, if the reason is a stall \
-                                               */
+#define NGX_HTTP_SHUNT_PROBE_LOOK_STALLED 100 /* the same, if the reason is a stall */
 /*
  * Longest waits for an answer, in ms. The kernel sends probes to a client that has been silent for
  * a second; the answer then takes a round trip. A client that needs another backend does not wait
