@@ -5,6 +5,8 @@
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use shunt_ca::Authority;
 use shunt_lab::{Fetch, Lab, Options, Role};
 use shunt_testbed::{same_bytes, wait_for};
 use shunt_wire::Address;
@@ -125,6 +127,26 @@ fn in_place_of_second_backend(service: &mut Running<'_>) -> Result<(Connection, 
     let rogue = Impostor::with_certificate_of(service.lab, other.name())?;
     let session = rogue.connect(other, service.lab.frontend())?;
     Ok((session, hello(other.name(), Some(SocketAddr::new(other.address().into(), 61_000)))))
+}
+
+/// A connection is checked when it begins. One that was kept for later was checked before its certificate was revoked.
+#[test]
+fn a_connection_that_a_revoked_agent_has_kept_begins_no_session() -> Result<()> {
+    needs_root();
+    start_on(Lab::builder().backends(2), FILES, Options::shunt(), |service| {
+        let frontend = service.lab.frontend();
+        let (mut kept, greeting) = in_place_of_second_backend(service)?;
+        kept.send(&[])?; // the handshake of TLS, and no frame
+        let other = service.lab.hosts_of(Role::Backend).nth(1).context("a second backend")?;
+        Authority::open(&service.lab.dir().join("ca")).revoke(other.name())?;
+        service.service.agent_process(frontend)?.context("it has an agent")?.signal(Signal::HUP)?;
+        wait_for("the certificates are read", || {
+            Ok::<_, anyhow::Error>(service.service.agent(frontend)?.log().contains("read the certificates again"))
+        })?;
+        let _ = kept.send(&greeting); // an error: the agent has closed it
+        ensure!(kept.frame()?.is_none(), "the agent answers, and a session begins");
+        Ok(())
+    })
 }
 
 #[test]
