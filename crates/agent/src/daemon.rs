@@ -46,7 +46,7 @@ use crate::kernel::Kernel;
 use crate::os::alone::Alone;
 use crate::os::poll::{EVENTS_AT_ONCE, Interest, Poll, Source};
 use crate::os::ports::Ports;
-use crate::os::views::Seen;
+use crate::os::views::Sight;
 use crate::peers::arrived::Arrived;
 use crate::peers::link::Link;
 use crate::servers::board::BoardMemory;
@@ -133,7 +133,8 @@ pub struct Daemon {
     /// For the thread that keeps the steering programs (BPF) on their interfaces (`ports`). `None` once it has started.
     pub(crate) sysfs: Option<Sysfs>,
     pub(crate) ports: Arc<Ports>,
-    pub(crate) seen: Seen,
+    /// Faults of the routes to each peer, as a thread has seen them (`ports`).
+    pub(crate) sight: Sight,
     /// Buffer for a server's packet; `None` while a packet is being processed.
     pub(crate) packet: Option<Box<[u8; MAX_PACKET_BYTES]>>,
     listeners: Listeners,

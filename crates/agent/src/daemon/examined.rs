@@ -34,8 +34,7 @@ impl Daemon {
     /// Returns the faults towards a peer as they were last seen, at most a few seconds ago.
     fn faults_towards(&self, peer: usize) -> u32 {
         let are_whole = self.ports.are_whole.load(Ordering::Relaxed);
-        self.seen.get(peer).map_or(0, |seen| seen.load(Ordering::Relaxed))
-            | if are_whole { 0 } else { Examined::WITHOUT_PROGRAMS }
+        self.sight.faults_towards(peer) | if are_whole { 0 } else { Examined::WITHOUT_PROGRAMS }
     }
 
     fn roles(&self) -> u32 {

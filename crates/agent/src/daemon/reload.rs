@@ -36,6 +36,7 @@ impl Daemon {
         let before: Vec<u16> = self.logic.shared.settings.peers.iter().map(|peer| peer.port).collect();
         let ports = merged.sender_ports(if merged.backend.is_some() { &before } else { &[] });
         self.config = merged;
+        self.sight.follow(&self.config);
         self.kernel.peers = self.config.peers.iter().map(|peer| peer.name.clone()).collect();
         let stores: Vec<_> = self.config.peers.iter().map(|peer| Holder::named(&peer.name).into()).collect();
         let settings = self.config.settings(&ports);

@@ -28,7 +28,7 @@ use crate::kernel::Kernel;
 use crate::os::alone::Alone;
 use crate::os::poll::{Interest, Poll, Source};
 use crate::os::ports::{self, Role};
-use crate::os::views::{self, Views};
+use crate::os::views::{Sight, Views};
 use crate::servers::board::BoardMemory;
 use crate::slots::Slots;
 use crate::store::programs::{self, Store, StoreError};
@@ -154,7 +154,7 @@ impl Daemon {
         logic.shared.servers.give_last(kernel.frontend.as_ref().map_or(&[], |frontend| frontend.left_rings()));
         let board = BoardMemory::new(&logic.shared.board)?;
         beginning.has_worked();
-        let seen = views::unseen(config.peers.len());
+        let sight = Sight::of(&config);
         let mut daemon = Self {
             config,
             path: path.into(),
@@ -180,7 +180,7 @@ impl Daemon {
             uplinks: None,
             sysfs: Some(Sysfs::open()),
             ports: Arc::default(),
-            seen,
+            sight,
             packet: None,
             listeners,
             metrics,
@@ -207,7 +207,7 @@ impl Daemon {
         let backend = backend.map(|(senders, config)| (senders.table().tc_programs(), &config.interfaces));
         let role = |(programs, interfaces): (_, &Vec<String>)| Role { programs, interfaces: interfaces.clone() };
         let roles = frontend.into_iter().chain(backend).map(role).collect();
-        let mut views = Views::open(&self.config, Arc::clone(&self.seen))?;
+        let mut views = Views::open(&self.config, self.sight.clone())?;
         let older = self.kernel.frontend.as_mut().and_then(FrontendSteering::take_out_older);
         ports::keep(roles, sysfs, Arc::clone(&self.ports), move || {
             views.look();
