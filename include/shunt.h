@@ -77,7 +77,8 @@ typedef __s64 shunt_s64;
  */
 #define SHUNT_BEGIN  1
 /* setsockopt(SHUNT_CANCEL, any u32): ends the active region, if any. The steering programs stop
- * translating what the client has not acknowledged, so the server may only reset the connection. */
+ * translating the sequence numbers of those of its bytes that the client has not acknowledged. The
+ * connection cannot continue after that: the server may only reset it. */
 #define SHUNT_CANCEL 2
 /* setsockopt(SHUNT_STATE, u32 ring): puts a struct shunt_state of this connection's newest region
  * into the ring, as SHUNT_BEGIN does. EPERM: no such ring. */

@@ -294,7 +294,7 @@ static ngx_int_t ngx_http_shunt_received(ngx_http_shunt_received_t *in)
     switch (in->body.header.kind) {
 
     case SHUNT_MSG_ENDED:
-        if (in->size < sizeof(struct shunt_ended)) {
+        if (in->size < SHUNT_THROUGH(struct shunt_ended, peer)) {
             return NGX_ERROR;
         }
 
@@ -314,7 +314,7 @@ static ngx_int_t ngx_http_shunt_received(ngx_http_shunt_received_t *in)
         return NGX_OK;
 
     case SHUNT_MSG_DIGEST:
-        if (in->size < sizeof(struct shunt_digest)) {
+        if (in->size < SHUNT_THROUGH(struct shunt_digest, sha256)) {
             return NGX_ERROR;
         }
 
@@ -326,7 +326,7 @@ static ngx_int_t ngx_http_shunt_received(ngx_http_shunt_received_t *in)
         return NGX_OK;
 
     case SHUNT_MSG_FETCHED:
-        if (in->size < sizeof(struct shunt_fetched)) {
+        if (in->size < SHUNT_THROUGH(struct shunt_fetched, length)) {
             return NGX_ERROR;
         }
 

@@ -63,8 +63,8 @@ static ngx_uint_t ngx_http_shunt_board_peers(const struct shunt_board *board)
     return ngx_min(board->peers, SHUNT_BOARD_PEERS);
 }
 
-/* Checks a board, perhaps of an agent of another version. The board must have all fields that this
- * module knows; its entries may be longer. */
+/* Checks a board, perhaps of an agent of another version. Head and entries may be longer than those
+ * that this module knows. They must have the fields of version 7. */
 static ngx_int_t ngx_http_shunt_board_check(const struct shunt_board *board, size_t size,
                                             ngx_log_t *log)
 {
@@ -80,8 +80,9 @@ static ngx_int_t ngx_http_shunt_board_check(const struct shunt_board *board, siz
         return NGX_ERROR;
     }
 
-    if (at < offsetof(struct shunt_board, peer) || each < sizeof(struct shunt_board_peer) ||
-        at % 8 || each % 4 || at + ngx_http_shunt_board_peers(board) * each > size) {
+    if (at < SHUNT_THROUGH(struct shunt_board, name) ||
+        each < SHUNT_THROUGH(struct shunt_board_peer, prefix) || at % 8 || each % 4 ||
+        at + ngx_http_shunt_board_peers(board) * each > size) {
         ngx_log_error(NGX_LOG_ERR, log, 0,
                       "shunt: the agent's board cannot be read; restart shuntd and nginx");
         return NGX_ERROR;
@@ -97,7 +98,8 @@ ngx_int_t ngx_http_shunt_board_map(int board_fd, int counters_fd, ngx_log_t *log
     struct shunt_board *board;
     struct shunt_counters *counters;
 
-    board = ngx_http_shunt_map(board_fd, offsetof(struct shunt_board, peer), &size, PROT_READ, log);
+    board = ngx_http_shunt_map(board_fd, SHUNT_THROUGH(struct shunt_board, name), &size, PROT_READ,
+                               log);
     if (board == NULL) {
         return NGX_ERROR;
     }
@@ -107,8 +109,8 @@ ngx_int_t ngx_http_shunt_board_map(int board_fd, int counters_fd, ngx_log_t *log
         return NGX_ERROR;
     }
 
-    counters = ngx_http_shunt_map(counters_fd, sizeof(*counters), &counters_size,
-                                  PROT_READ | PROT_WRITE, log);
+    counters = ngx_http_shunt_map(counters_fd, SHUNT_THROUGH(struct shunt_counters, handoffs),
+                                  &counters_size, PROT_READ | PROT_WRITE, log);
     if (counters == NULL) {
         munmap(board, size);
         return NGX_ERROR;

@@ -62,7 +62,7 @@ static void ngx_http_shunt_close_fds(ngx_http_shunt_received_t *in)
 }
 
 /* Receives a message. NGX_OK: a whole one. NGX_AGAIN: none yet. NGX_ERROR: the connection has to be
- * closed. */
+ * closed. Fields that the agent leaves out are zero. */
 static ngx_int_t ngx_http_shunt_receive_message(int fd, ngx_http_shunt_received_t *in)
 {
     ssize_t n;
@@ -93,6 +93,8 @@ static ngx_int_t ngx_http_shunt_receive_message(int fd, ngx_http_shunt_received_
         return NGX_ERROR;
     }
 
+    ngx_memzero(in->body.bytes + n, sizeof(in->body) - n);
+
     return NGX_OK;
 }
 
@@ -114,7 +116,7 @@ static void ngx_http_shunt_keep_newest(ngx_http_shunt_channel_t *ch)
 static ngx_int_t ngx_http_shunt_welcomed(ngx_http_shunt_channel_t *ch,
                                          ngx_http_shunt_received_t *in, ngx_log_t *log)
 {
-    if (in->size < sizeof(struct shunt_welcome) || ch->welcomed || in->cut) {
+    if (in->size < SHUNT_THROUGH(struct shunt_welcome, ring) || ch->welcomed || in->cut) {
         return NGX_ERROR;
     }
 

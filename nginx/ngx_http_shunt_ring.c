@@ -182,8 +182,9 @@ static void ngx_http_shunt_ring_record(const u_char *record, uint32_t length)
     ngx_memcpy(&event, record, sizeof(event));
 
     if (event.kind == SHUNT_EVENT_STATE) {
-        if (length >= sizeof(struct shunt_state)) {
-            ngx_memcpy(&ngx_http_shunt_answer, record, sizeof(struct shunt_state));
+        if (length >= SHUNT_THROUGH(struct shunt_state, shut)) {
+            ngx_memzero(&ngx_http_shunt_answer, sizeof(struct shunt_state));
+            ngx_memcpy(&ngx_http_shunt_answer, record, ngx_min(length, sizeof(struct shunt_state)));
         }
 
         return;

@@ -138,7 +138,7 @@ class Agent:
     netns = 0                                 # cookie of the network namespace; 0: not known
 
     def __init__(self, directory, key=b"K" * 16, lifetime_ms=10000, frontend=1, with_ring=True, families=3, speaks_for=EVERYWHERE,
-                 versions=(VERSION, VERSION), wider=0):
+                 versions=(VERSION, VERSION), wider=0, welcome_bytes=None):
         self.path = os.path.join(directory, "shuntd.sock")
         self.shim_path = os.path.join(directory, "shim.sock")
         self.key = key
@@ -162,6 +162,7 @@ class Agent:
         # Versions that the agent speaks, and number of bytes by which two things on its board are longer than in this
         # version: the part before the entries, and each entry.
         self.versions, self.wider = versions, wider
+        self.welcome_bytes = welcome_bytes or 32 + wider
         board = os.memfd_create("board")
         peer = lambda name: struct.pack("=IIII64s16s16s", 2, PEER_UP, 0, families, name, key, key)
         data = struct.pack("=IHHIIIIIIIIIIQ64s", 0x53424f41, *versions, self.peer_at(0), PEER_BYTES + wider, 1, frontend, 1,
@@ -326,7 +327,8 @@ class Agent:
         if channel == CONTROL and self.ring:
             ring = self.ring_of[s] = self.ring.add()
             fds.append(self.ring.rings[ring].map)
-        socket.send_fds(s, [struct.pack("=IIIIIIQ", WELCOME, 32 + self.wider, number, ring, VERSION, 0, 0) + b"\xff" * self.wider], fds)
+        welcome = struct.pack("=IIIIIIQ", WELCOME, self.welcome_bytes, number, ring, VERSION, 0, 0) + b"\xff" * self.wider
+        socket.send_fds(s, [welcome[:self.welcome_bytes]], fds)
         os.close(counters)
         with self.changed:  # several threads change this number
             self.workers += 1

@@ -18,12 +18,29 @@ class Newer(Base):
             self.assertEqual(self.outcome(n=n), "shortcut")
 
 
+class Older(Base):
+    """An agent of an earlier release: its welcome lacks the fields that this module can do without."""
+    agent_options = {"welcome_bytes": 16}
+
+    def test_what_it_leaves_out_is_not_missed(self):
+        self.assertEqual(Client().get("/big").body == BIG, True)
+        self.assertEqual(self.outcome(), "shortcut")
+
+
 class Strange(Base):
     """An agent of a release that is too new, or with an invalid board: all bodies are relayed, and the log says why."""
     def relayed(self, why):
         self.assertEqual(Client().get("/big").body == BIG, True)
         self.assertEqual(self.outcome(), "relayed:no_agent")
         self.assertIn(why, read(self.dir + "/error.log"))
+
+
+class TooShort(Strange):
+    """A welcome without the ring's number."""
+    agent_options = {"welcome_bytes": 15}
+
+    def test_it_is_said(self):
+        self.relayed("no agent at")
 
 
 class TooNew(Strange):

@@ -25,8 +25,8 @@ use crate::backend::paths::Paths;
 use crate::backend::steering::BackendSteering;
 use crate::frontend::steering::FrontendSteering;
 
-/// Parked senders are closed until one FREE_PART-th of all descriptors is free, for the new files and connections until
-/// the next tick (100 ms).
+/// If less than one FREE_PART-th of all descriptors is free, parked senders are closed until that much is. So there is
+/// room for files and connections that come before the next tick (100 ms).
 const FREE_PART: u64 = 8;
 
 /// The parts of this machine from which the logic's questions are answered.

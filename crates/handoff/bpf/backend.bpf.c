@@ -29,6 +29,7 @@
 #include "decisions/sender.h"
 #include "edit.h"
 #include "icmp.h"
+#include "marks.h"
 #include "parse.h"
 #include "reset.h"
 #include "sack.h"
@@ -68,7 +69,7 @@ struct {
     __uint(max_entries, WORDS_BYTES);
 } words SEC(".maps");
 
-/* skb->mark of a segment that returns to its own socket as a reset. */
+/* Mark of a segment that returns to its own socket as a reset. */
 #define ORPHAN_MARK MARK_OF(1)
 
 static __always_inline bool is_reserved(__u16 port)
@@ -141,7 +142,7 @@ static __noinline int reset_orphan(struct __sk_buff *skb, const struct packet *p
         count(BE_DROP_REWRITE);
         return TC_ACT_SHOT;
     }
-    skb->mark = ORPHAN_MARK;
+    put_mark(skb, ORPHAN_MARK);
     count(BE_ORPHAN_RESET);
     return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 }
@@ -275,7 +276,7 @@ int be_in(struct __sk_buff *skb)
 {
     struct packet p;
 
-    if (skb->mark == ORPHAN_MARK)
+    if (take_mark(skb, ORPHAN_MARK) != NOT_MARKED)
         return PASS;
     bool parsed = parse(skb, &p);
     if (!is_reserved(bpf_ntohs(p.destination_port)))

@@ -19,6 +19,7 @@
 #include "decisions/packet.h"
 #include "edit.h"
 #include "flows.h"
+#include "marks.h"
 #include "parse.h"
 #include "proof.h"
 #include "reset.h"
@@ -81,7 +82,7 @@ static __noinline void ask_client(struct __sk_buff *skb, const struct packet *p,
     put_flags(&e, tcp, TH_FIN | TH_PSH | TH_URG, TH_ACK);
     if (p->payload_bytes ? cut_payload(skb, p, &e) : !sums_follow(skb, p, &e))
         return;
-    skb->mark = RESET_MARK;
+    put_mark(skb, RESET_MARK);
     bpf_clone_redirect(skb, skb->ifindex, 0);
 }
 
@@ -90,10 +91,8 @@ int fe_out(struct __sk_buff *skb)
 {
     struct packet p;
 
-    if (skb->mark == RESET_MARK) {
-        skb->mark = 0;
+    if (take_mark(skb, RESET_MARK) != NOT_MARKED)
         return PASS;
-    }
     /* A forwarded packet may be a backend's segment, which is already in CLIENT space. */
     if (skb->ingress_ifindex || !parse(skb, &p))
         return PASS;

@@ -28,6 +28,7 @@
 #include "decisions/spaces.h"
 #include "edit.h"
 #include "flows.h"
+#include "marks.h"
 #include "parse.h"
 #include "path.h"
 #include "plain.h"
@@ -36,8 +37,8 @@
 #include "sack.h"
 #include "steering.h"
 
-/* skb->mark of a clone. Its low bits are the index, in the flow's array `breaks`, of the region
- * that the copy is for. */
+/* Mark of a clone. The number in it is the index, in the flow's array `breaks`, of the region that
+ * the copy is for. */
 #define COPY_MARK MARK_OF(0)
 
 /* ---- to the frontend's stack ---- */
@@ -192,11 +193,10 @@ static __always_inline void report(const struct route *r)
 /* Clones the packet into this interface's ingress, marked as a copy. */
 static __always_inline void send_copy(struct __sk_buff *skb, __u32 index)
 {
-    __u32 mark = skb->mark;
-    skb->mark = COPY_MARK | index;
+    struct marks before = put_mark(skb, COPY_MARK | index);
     if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
         count(FE_DROP_REWRITE);
-    skb->mark = mark;
+    restore_marks(skb, &before);
 }
 
 /*
@@ -306,18 +306,15 @@ static __noinline int note_syn_of(const struct packet *p)
 SEC("tc")
 int fe_in(struct __sk_buff *skb)
 {
-    bool is_copy = (skb->mark & MARK_MASK) == COPY_MARK;
-    __u32 index = skb->mark & (BREAKS - 1);
+    int index = take_mark(skb, COPY_MARK);
     struct packet p;
 
-    if (is_copy)
-        skb->mark = 0;
     if (!parse(skb, &p))
         return steer_report(skb);
     struct flow *flow = flow_of_clients(&p);
-    if (is_copy) {
+    if (index != NOT_MARKED) {
         if (flow)
-            return to_backend(skb, &p, flow, index);
+            return to_backend(skb, &p, flow, index & (BREAKS - 1));
         count(FE_DROP_COPY);
         return TC_ACT_SHOT;
     }

@@ -123,8 +123,8 @@ __noinline int skip_extensions(struct __sk_buff *skb, struct packet *p, __u32 ne
     return next == IPPROTO_TCP ? PARSED_TCP : PARSED_OTHER;
 }
 
-static __always_inline enum parsed parse_ip(struct __sk_buff *skb, struct packet *p,
-                                            __u32 *segment_bytes)
+/* `end`: set to the offset in the frame where the packet ends, by its own length field. */
+static __always_inline enum parsed parse_ip(struct __sk_buff *skb, struct packet *p, __u32 *end)
 {
     struct ethhdr *eth = (void *) (long) skb->data;
     if ((void *) (eth + 1) > (void *) (long) skb->data_end)
@@ -141,7 +141,7 @@ static __always_inline enum parsed parse_ip(struct __sk_buff *skb, struct packet
         map_ipv4(p->source, ip->saddr);
         map_ipv4(p->destination, ip->daddr);
         p->transport = sizeof(struct ethhdr) + bytes;
-        *segment_bytes = bpf_ntohs(ip->tot_len) - bytes;
+        *end = sizeof(struct ethhdr) + bpf_ntohs(ip->tot_len);
         return PARSED_TCP;
     }
     if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {
@@ -152,22 +152,20 @@ static __always_inline enum parsed parse_ip(struct __sk_buff *skb, struct packet
         __builtin_memcpy(p->destination, &ip->daddr, sizeof(p->destination));
         p->is_ipv6 = 1;
         p->transport = sizeof(struct ethhdr) + sizeof(*ip);
-        *segment_bytes = bpf_ntohs(ip->payload_len);
+        *end = p->transport + bpf_ntohs(ip->payload_len);
         if (ip->nexthdr == IPPROTO_TCP)
             return PARSED_TCP;
         p->is_odd = 1;
         __u32 next = ip->nexthdr;
-        int parsed = skip_extensions(skb, p, next);
-        *segment_bytes -= p->transport - sizeof(struct ethhdr) - sizeof(struct ipv6hdr);
-        return parsed;
+        return skip_extensions(skb, p, next);
     }
     return PARSED_OTHER;
 }
 
 static __noinline int parse_linear(struct __sk_buff *skb, struct packet *p)
 {
-    __u32 segment_bytes = 0;
-    enum parsed parsed = parse_ip(skb, p, &segment_bytes);
+    __u32 end = 0;
+    enum parsed parsed = parse_ip(skb, p, &end);
     if (parsed != PARSED_TCP)
         return parsed;
 
@@ -184,15 +182,14 @@ static __noinline int parse_linear(struct __sk_buff *skb, struct packet *p)
     p->header_bytes = tcp->doff * 4;
     /* A packet that is too long for its length field (BIG TCP) has 0 there: then the frame's own
      * length counts. */
-    if (segment_bytes == 0 || skb->len > 0xffff)
-        segment_bytes = skb->len - p->transport;
-    if (p->header_bytes < TCP_HEADER_MIN || p->header_bytes > segment_bytes ||
-        p->transport + segment_bytes > skb->len)
+    if (skb->len > 0xffff)
+        end = skb->len;
+    if (p->header_bytes < TCP_HEADER_MIN || p->transport + p->header_bytes > end || end > skb->len)
         return PARSED_OTHER;
     if ((void *) (long) skb->data + (p->transport & TRANSPORT_MAX) + (p->header_bytes & 63) >
         (void *) (long) skb->data_end)
         return PARSED_SHORT;
-    p->payload_bytes = segment_bytes - p->header_bytes;
+    p->payload_bytes = end - p->transport - p->header_bytes;
     p->seq = bpf_ntohl(tcp->seq);
     p->ack = bpf_ntohl(tcp->ack_seq);
     p->window = bpf_ntohs(tcp->window);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Proof that a connection can be steered: fe_in (on ingress) sees the client's packets and fe_out
- * (on egress) the server's, with the addresses and sequence numbers that the server's socket has.
- * Without that, steering would corrupt the connection, and no configuration can promise it. Between
- * these programs and the socket, netfilter may change a connection's addresses, ports (DNAT,
+ * Proof that a connection can be steered. In a handoff, a backend sends a payload on the client's
+ * connection. Meanwhile the steering programs translate sequence numbers, and send the client's
+ * ACKs on to the backend. That is right only if fe_in (on ingress) sees the client's packets and
+ * fe_out (on egress) the server's, with the addresses and sequence numbers that the server's socket
+ * has. Otherwise steering would corrupt the connection. No setting can promise that. Between these
+ * programs and the socket, netfilter may change a connection's addresses, ports (DNAT,
  * REDIRECT) or sequence numbers (SYNPROXY). A tunnel's packets pass the programs inside other
  * packets, and an interface may be missing in the configuration.
  *

@@ -30,10 +30,10 @@
 #include "decisions/numbers.h"
 #include "decisions/packet.h"
 #include "edit.h"
+#include "marks.h"
 #include "plain.h"
-#include "steering.h"
 
-/* skb->mark of a clone that fe_out lets pass unchanged. */
+/* Mark of a clone that fe_out lets pass unchanged. */
 #define RESET_MARK MARK_OF(2)
 
 /* Turns a packet into the reset that answers it. The caller brings the checksums up to date. */
@@ -90,16 +90,15 @@ static __noinline bool move_seq(struct __sk_buff *skb, const struct packet *p, _
  * reset itself then leaves with `edge`. If a full queue drops them, the kernel sends them again. */
 static __noinline bool spread_reset(struct __sk_buff *skb, const struct packet *p, __u32 edge)
 {
-    __u32 mark = skb->mark;
+    struct marks before = put_mark(skb, RESET_MARK);
 
-    skb->mark = RESET_MARK;
     bpf_clone_redirect(skb, skb->ifindex, 0);
     bool moved = move_seq(skb, p, edge - 1);
     if (moved) {
         bpf_clone_redirect(skb, skb->ifindex, 0);
         moved = move_seq(skb, p, edge);
     }
-    skb->mark = mark;
+    restore_marks(skb, &before);
     return moved;
 }
 

@@ -35,12 +35,6 @@
 #define STEERING_LAYOUT 13
 #endif
 
-/* skb->mark of a packet that passes our programs a second time. The number of the layout is a part
- * of it, so that the programs of other layouts, which run beside ours, leave the packet alone. The
- * lowest 4 bits can hold a number: MARK_MASK leaves them out of comparisons. */
-#define MARK_OF(kind) (0x53480000 | STEERING_LAYOUT << 8 | (kind) << 4)
-#define MARK_MASK     0xfffffff0
-
 #define MAX_FLOWS         65536
 #define MAX_SENDERS       65536
 #define MAX_PEERS         256 /* as many as the board has: SHUNT_BOARD_PEERS */

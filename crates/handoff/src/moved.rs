@@ -1,6 +1,6 @@
-//! Connections whose sequence numbers differ between the client and its server, because a handoff has put payload
-//! between the server's bytes. The steering programs translate the numbers. Such a connection hangs when the programs
-//! are taken off. A layout is a version of the contents of these programs' maps.
+//! Connections that have had a handoff: another machine has sent a payload on them, between bytes of the server. So the
+//! sequence numbers differ between the client and its server, and the steering programs (BPF) translate them. Such a
+//! connection hangs when these programs are detached. A *layout* is a version of the contents of these programs' maps.
 
 use std::path::Path;
 

@@ -4,7 +4,8 @@
 //! peer. A *ring* is a BPF ring buffer by which the kernel tells one server what becomes of its handoffs. A *handoff*
 //! lets a backend send a payload on the connection of a frontend's client, and a *region* is the range of sequence
 //! numbers that the payload takes there. A *fetch* brings a payload through both agents instead. The *board* is memory
-//! that the agent writes and servers read. The *digest* of a file is its SHA-256.
+//! that the agent writes and servers read. The *digest* of a file is its SHA-256. A *store* has the payloads of a
+//! machine's programs under `shunt run`.
 
 use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
@@ -24,7 +25,7 @@ pub type Given = HashSet<(u32, u32, u64)>;
 pub enum Told {
     /// A handoff or fetch has ended without success.
     Ended(local::Ended),
-    /// Answer whether a peer would send bytes of its store.
+    /// Answer to a server's question (ASK): whether a peer would send bytes of its store.
     Answer(local::Answer),
     /// The digest of a file.
     Digest(local::Digest),

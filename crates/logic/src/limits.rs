@@ -420,7 +420,8 @@ impl Gates {
     }
 }
 
-/// Returns the bits of [`closed`] for closed handoffs and closed offers.
+/// Returns the board's bits (module [`closed`]) for these states of two gates: whether handoffs are closed, and whether
+/// offers are.
 pub fn bits(handoffs: bool, offers: bool) -> u32 {
     (u32::from(handoffs) * closed::HANDOFFS) | (u32::from(offers) * closed::OFFERS)
 }

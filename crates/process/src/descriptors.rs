@@ -236,8 +236,8 @@ pub fn closing(fd: RawFd) -> Option<u32> {
     Some(place)
 }
 
-/// Leaves a descriptor's state with its socket, before the descriptor is passed to another process, which may be
-/// another user's.
+/// Leaves the state of a descriptor's connection with the socket, where another process finds it. Call it before the
+/// descriptor is passed to another process, which may be another user's.
 pub fn passing(runtime: &Runtime, fd: RawFd) {
     if let Some(place) = known(fd) {
         runtime.connections.leave(kernel::borrow(fd), place);

@@ -81,7 +81,7 @@ pub fn wait_or_fail(what: &str, mut check: impl FnMut() -> Result<bool>) -> Resu
     })?
 }
 
-/// Waits like [`wait_for`], for at most `time`. For conditions that need not come to hold.
+/// Waits like [`wait_for`], for at most `time`. For conditions that may never hold.
 ///
 /// # Errors
 /// When the condition does not hold within that time.

@@ -19,7 +19,8 @@ use crate::store::programs::Wish;
 use shunt_transport::{Transport, TransportError};
 
 impl Daemon {
-    /// Handles the wishes of programs: a connection to another store, or the right to hand off connections.
+    /// Handles the wishes (requests) of programs: a connection to another store, or permission for handoffs. A *handoff*
+    /// lets another machine send a payload on a connection of the program.
     pub(crate) fn on_wishes(&mut self) {
         let wishes = self.store.as_ref().map(|store| store.wishes()).unwrap_or_default();
         for wish in wishes {

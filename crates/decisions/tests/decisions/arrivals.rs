@@ -189,6 +189,17 @@ fn acks_that_a_backend_does_not_need_go_no_further() {
     assert!(!server.route(&server.ack(START.wrapping_add(25_000))).held, "and from then on each goes");
 }
 
+/// An ACK is no sign of silence if another core has passed one on since this core read its clock.
+#[test]
+fn acks_on_two_cores_at_once_are_no_silence() {
+    let mut server = under_way(LENGTH);
+    assert!(space_acks(&mut server.flow, PEER, 20_000));
+    assert!(!server.route(&server.ack(START.wrapping_add(2000))).held);
+    server.now -= 4_000_000;
+    assert!(!server.route(&server.ack(START.wrapping_add(4000))).held, "one in each tick");
+    assert!(server.route(&server.ack(START.wrapping_add(5000))).held, "and no more than that");
+}
+
 #[test]
 fn a_report_of_duplicates_goes_to_the_backend_of_the_older_region() {
     let mut server = under_way(LENGTH);

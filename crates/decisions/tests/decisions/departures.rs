@@ -112,6 +112,23 @@ fn bytes_written_behind_a_growing_payload_wait() {
     assert_eq!((departure.fate, departure.seq), (Fate::TRANSLATED, START + 5000));
 }
 
+/// A client is asked only after a silence. SHUNT_APPEND notes the time by an exact clock, and fe_out reads a coarse one
+/// for what the server writes at once.
+#[test]
+fn what_is_written_right_after_a_region_began_asks_the_client_nothing() {
+    let mut server = Server::new(START - 100, ROOM);
+    server.send(100);
+    let wanted = Begin { peer: PEER, ring: 0, length: 5000, handoff: HANDOFF };
+    let mut flow = server.flow;
+    append(&mut flow, &wanted, &server.asked());
+    server.flow = Flow { last_seen_ns: server.now + 3_000_000, ..flow };
+    let departure = server.send(10);
+    assert!(departure.fate == Fate::WAITS && !departure.asks, "{departure:?}");
+    server.now += u64::from(UNHEARD_NS) + 1;
+    let departure = server.depart(&repeated(&server, START, 10));
+    assert!(departure.fate == Fate::WAITS && departure.asks, "{departure:?}");
+}
+
 #[test]
 fn a_client_that_has_room_and_gets_nothing_for_a_minute_is_reset() {
     let mut server = Server::new(START - 100, ROOM);

@@ -140,7 +140,7 @@ static __always_inline bool ack_may_wait(struct flow *flow, const struct packet 
                                          const struct sack *sack, __u64 at, __u64 now)
 {
     bool duplicate = at == flow->spaces.acked && p->window == flow->client_window;
-    bool silence = now - flow->passed_ns > SILENCE_NS + flow->srtt_us * 1000ull;
+    bool silence = is_longer_ago(flow->passed_ns, now, SILENCE_NS + flow->srtt_us * 1000ll);
 
     if (sack->blocks || p->flags & TH_ECE || duplicate || silence)
         flow->ack_spacing = 0;

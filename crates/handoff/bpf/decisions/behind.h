@@ -73,9 +73,7 @@ static __always_inline bool is_given_up(struct flow *flow, __u64 now)
         flow->idle_acked = flow->spaces.acked;
         flow->idle_ns = now;
     }
-    /* Signed: `now` was read before the lock was taken, and another core may have stored a later
-     * time since. */
-    return (__s64) (now - flow->idle_ns) > IDLE_NS;
+    return is_longer_ago(flow->idle_ns, now, IDLE_NS);
 }
 
 #endif

@@ -138,7 +138,7 @@ static __always_inline void depart(struct flow *flow, const struct packet *p, __
 {
     __u32 end = p->seq + p->payload_bytes;
 
-    d->unheard = now - flow->last_seen_ns > UNHEARD_NS;
+    d->unheard = is_longer_ago(flow->last_seen_ns, now, UNHEARD_NS);
     d->given_up = is_queueing(flow) && is_given_up(flow, now);
     flow->last_seen_ns = now;
     if (p->flags & TH_ACK)

@@ -145,7 +145,8 @@ fn sequence_numbers_are_the_windows_as_the_kernel_has_it() {
     assert_eq!(fe.flow().server_edge, RCV_NXT + 90_000, "never back");
 }
 
-/// Sequence numbers compare over less than 2^31, and the client has sent more than that since the last region began.
+/// Two sequence numbers can be compared only if they are less than 2^31 apart. Here the client sends more than that after
+/// the last region began.
 #[test]
 fn packets_are_noted_however_much_the_client_uploads_behind_a_payload() {
     let mut flow = under_way();

@@ -3,6 +3,7 @@
 //! The far ends of both ports are in the same namespace. They are up and have no addresses: frames that leave arrive
 //! there, and a packet socket sees them.
 
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -121,6 +122,20 @@ fn wire() -> rustix::fd::OwnedFd {
     let wire = wire.expect("packet socket");
     sockopt::set_i32(&wire, SOL_PACKET, PACKET_IGNORE_OUTGOING, 1).expect("PACKET_IGNORE_OUTGOING");
     wire
+}
+
+/// Sends a frame by a device of the calling thread's namespace, as if the kernel had made it.
+pub fn send_frame(device: &str, frame: &[u8]) {
+    let packets = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None);
+    let packets = packets.expect("a packet socket");
+    // SAFETY: zeros are a valid sockaddr_ll.
+    let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    (to.sll_family, to.sll_ifindex) = (libc::AF_PACKET as u16, ifindex(device) as i32);
+    let length = size_of_val(&to) as libc::socklen_t;
+    let (from, to) = (packets.as_raw_fd(), (&raw const to).cast());
+    // SAFETY: the frame and the address have the lengths that are passed.
+    let sent = unsafe { libc::sendto(from, frame.as_ptr().cast(), frame.len(), 0, to, length) };
+    assert_eq!(sent, frame.len() as isize, "{}", std::io::Error::last_os_error());
 }
 
 /// Three hosts. The calling thread is at the frontend, which has a port towards clients and one towards backends.

@@ -7,6 +7,7 @@ mod behind;
 mod claims;
 mod cost;
 mod egress;
+mod foreign;
 mod host;
 mod icmp;
 mod ingress;

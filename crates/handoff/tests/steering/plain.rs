@@ -157,6 +157,33 @@ fn options_between_ip_and_tcp_header_change_nothing() {
     }
 }
 
+/// A packet whose length field ends before its TCP header does is malformed. The stack gets it unchanged, and drops it.
+#[test]
+fn a_packet_that_is_shorter_than_its_headers_is_not_steered() {
+    let mut fe = Frontend::with_flow(&flow());
+    set(&fe, true, &flow());
+    let padded = [6, 0, 1, 4, 0, 0, 0, 0];
+    let plain = from_client(START + 3000).payload(b"abc");
+    let frames = [
+        (plain.to_frame(), 2, [0, 10, 19, 20, 51]),
+        (with_extra(&plain.to_frame(), 0, &[1; 40]), 2, [0, 20, 59, 60, 91]),
+        (ipv6(plain.clone()).to_frame(), 4, [0, 1, 19, 20, 31]),
+        (with_extra(&ipv6(plain).to_frame(), 0, &padded), 4, [0, 1, 7, 8, 39]),
+    ];
+    for (frame, length_at, lengths) in frames {
+        for length in lengths {
+            let mut short = frame.clone();
+            short[ETHERNET + length_at..ETHERNET + length_at + 2].copy_from_slice(&u16::to_be_bytes(length));
+            if is_ipv4(&short) {
+                seal(&mut short);
+            }
+            let out = run(&fe.skel.progs.fe_in, fe.host.client_port, &short, 0);
+            assert_eq!((out.verdict, &out.frame), (PASS, &short), "length {length}");
+        }
+    }
+    assert!(fe.counted().is_empty() && fe.copies(0).is_empty());
+}
+
 /// Cuts a frame's IP payload after `first` bytes, a multiple of 8, and returns the two fragments.
 fn fragments(frame: &[u8], first: usize) -> [Vec<u8>; 2] {
     let header = if is_ipv4(frame) { 20 } else { 40 };

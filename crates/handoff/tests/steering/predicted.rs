@@ -5,14 +5,14 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socket_with, sockopt};
+use rustix::net::{SendFlags, send, sockopt};
 use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, detach_all};
 use shunt_sys::repair::{Restored, clock_ms, restore, set_window};
 use shunt_sys::sockopt::unacknowledged;
 use shunt_testbed::wait_for;
 
-use super::host::{Host, cgroup, ifindex, ip};
+use super::host::{Host, cgroup, ip, send_frame};
 use super::programs::{Pins, server};
 use super::segment::Segment;
 
@@ -28,7 +28,6 @@ struct Bed {
     pins: Pins,
     _backend: Backend,
     socket: OwnedFd,
-    packets: OwnedFd,
     _host: Host,
 }
 
@@ -85,8 +84,7 @@ impl Bed {
         };
         let (socket, _) = restore(&restored).expect("the socket is restored");
         sockopt::set_socket_send_buffer_size_force(&socket, 1 << 20).expect("SO_SNDBUFFORCE");
-        let packets = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None);
-        Self { pins, _backend: backend, socket, packets: packets.expect("a packet socket"), _host: host }
+        Self { pins, _backend: backend, socket, _host: host }
     }
 
     /// Writes `bytes` bytes. Returns how many of them then wait for room.
@@ -100,14 +98,7 @@ impl Bed {
     fn acknowledge(&self, bytes: u32, window: u16, left: u32) {
         let ack = Segment::ack(client(), us(), 90_000, START + bytes).timestamps(60, clock_ms());
         let frame = Segment { window, urgent: TOKEN as u16, ..ack }.to_frame();
-        // SAFETY: zeros are a valid sockaddr_ll.
-        let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        (to.sll_family, to.sll_ifindex) = (libc::AF_PACKET as u16, ifindex("backend1") as i32);
-        let length = size_of_val(&to) as libc::socklen_t;
-        let (from, to) = (self.packets.as_raw_fd(), (&raw const to).cast());
-        // SAFETY: the frame and the address have the lengths that are passed.
-        let sent = unsafe { libc::sendto(from, frame.as_ptr().cast(), frame.len(), 0, to, length) };
-        assert_eq!(sent, frame.len() as isize, "{}", std::io::Error::last_os_error());
+        send_frame("backend1", &frame);
         let what = format!("the ACK leaves {left} bytes unacknowledged");
         wait_for(&what, || unacknowledged(&self.socket).is_ok_and(|now| now == left)).unwrap();
     }

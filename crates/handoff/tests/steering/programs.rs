@@ -36,6 +36,9 @@ pub const OTHER_PEER: u32 = 6;
 pub const RING: u32 = 3;
 pub const COPY_MARK: u32 = 0x5348_0000 | STEERING_LAYOUT << 8;
 
+/// Priority of the steering programs. Programs of others may run before them.
+pub const PRIORITY: u32 = 2;
+
 /// Offsets of fields in struct __sk_buff (linux/bpf.h).
 const MARK: std::ops::Range<usize> = 8..12;
 const IFINDEX: std::ops::Range<usize> = 40..44;
@@ -147,7 +150,7 @@ impl Frontend {
             .ifindex(host.client_port as i32)
             .replace(true)
             .handle(1)
-            .priority(1)
+            .priority(PRIORITY)
             .hook(TC_INGRESS)
             .create()
             .and_then(|mut hook| hook.attach())

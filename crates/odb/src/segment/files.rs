@@ -78,7 +78,7 @@ impl Files {
             return Way::Copy;
         }
         if self.given.len() < FILES as usize {
-            // Numbers begin at [`FILES`], because 0 means no file.
+            // The numbers of place `n` are FILES + n, 2 * FILES + n, and so on: not n itself, because 0 means no file.
             return Way::Give(FILES + self.given.len() as u32);
         }
         let idle = self.given.iter().filter(|given| given.slots == 0 && given.used_ms + KEPT_MS <= now_ms);

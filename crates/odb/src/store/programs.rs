@@ -56,7 +56,8 @@ pub(crate) struct Program {
     pub(crate) segments: Vec<u32>,
     /// Connections to other machines' stores, kept so that they can be ended when their agents are no longer trusted.
     reached: HashMap<Holder, OwnedFd>,
-    /// Whether a REACH or HAND_OFF has no answer yet. A question before that answer ends the connection.
+    /// Whether the program waits for the answer to a REACH or HAND_OFF. If it asks another question before it has the
+    /// answer, the store ends its connection.
     pub(crate) waits: bool,
     /// Whether the connection is an entrance. Programs of any user may have it, so it only admits programs, each as the
     /// user that it is.

@@ -41,8 +41,8 @@ struct Meanwhile {
     /// and number of payloads that were sent by reference to find out whether they still do (probes).
     real: u64,
     probes: u64,
-    /// At the intermediate: number of absent bytes that were passed on as references, number of page faults on absent
-    /// memory, and number of bytes that were fetched.
+    /// At the intermediate: number of bytes that it passed on as references without having fetched them, number of page
+    /// faults on memory that only stands for such bytes, and number of bytes that were fetched.
     passed_on: u64,
     faults: u64,
     fetched: u64,
