@@ -109,6 +109,13 @@ fn load_kernel(config: &Config, poll: &Poll, now: Instant) -> Result<Kernel, Sta
     Ok(kernel)
 }
 
+fn begin_logic(config: &Config, kernel: &Kernel, store: Option<StoreOfLogic>, now: Instant) -> Logic<Kernel> {
+    let netns = sockets::netns_cookie().unwrap_or(0);
+    let mut logic = Logic::new(config.settings(&config.sender_ports(&[])), netns, store, now);
+    logic.shared.servers.give_last(kernel.frontend.as_ref().map_or(&[], |frontend| frontend.left_rings()));
+    logic
+}
+
 fn watch_kernel(kernel: &Kernel, poll: &Poll) -> io::Result<()> {
     if let Some(senders) = &kernel.senders {
         poll.set(senders.table().reports(), Source::Reports, Interest::Readable)?;
@@ -149,9 +156,7 @@ impl Daemon {
         kernel.store = store.as_ref().map(|store| (store.holder, store.shelf.clone()));
         let signals = Signals::watch(&poll)?;
         listeners.watch(&poll)?;
-        let mut logic =
-            Logic::new(config.settings(&config.sender_ports(&[])), sockets::netns_cookie().unwrap_or(0), of_store, now);
-        logic.shared.servers.give_last(kernel.frontend.as_ref().map_or(&[], |frontend| frontend.left_rings()));
+        let logic = begin_logic(&config, &kernel, of_store, now);
         let board = BoardMemory::new(&logic.shared.board)?;
         beginning.has_worked();
         let sight = Sight::of(&config);
