@@ -80,7 +80,7 @@ pub enum Action<M: Machine> {
     /// Close the connection with a peer, if there is one.
     HangUp(usize),
 
-    /// Send a message to a server. If its socket does not take the message, call
+    /// Send a message to a server, now or once its socket has room. If it cannot be kept until then, call
     /// [`Logic::unread`](crate::Logic::unread).
     Tell(usize, Told),
     /// Answer HELLO with WELCOME, with the memory for counters, and with the ring if the server has one.

@@ -44,7 +44,7 @@ counts! {
     servers_silent: "server connections that were closed because they never said what they are for",
     rings_exhausted: "workers without a completion ring, because all 512 were taken, or half of them by their user; \
                       they fetch offers",
-    unread: "messages that a server did not take, because its socket was full",
+    unread: "messages that were dropped, because a server had not read thousands of others",
     unasked: "dropped messages of other agents: answers to no question, or more than their handoffs can need",
     offers: "offers taken from servers",
     offers_to_strangers: "offers that were dropped because they were made for a peer that is no longer in the \

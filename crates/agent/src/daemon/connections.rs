@@ -88,12 +88,18 @@ impl Daemon {
             tracing::error!(%error, "cannot watch a server's connection");
             return self.event(|logic, call| logic.remove_server(server, call));
         }
-        self.connections.insert(server, Connection { socket, counters: None });
+        self.connections.insert(server, Connection::new(socket));
     }
 
     /// Reads one packet of a connection that is ready. If there are more packets, the loop is woken again, because the
     /// poll is level-triggered. A server puts all messages of one pass of its own event loop into one packet.
     pub(crate) fn on_server(&mut self, server: usize) {
+        if let Some(connection) = self.connections.get_mut(server).filter(|connection| connection.has_unsent()) {
+            connection.send_unsent();
+            if !connection.has_unsent() {
+                let _ = self.poll.set(&connection.socket, Source::Local(server), Interest::Readable);
+            }
+        }
         self.read_server(server);
     }
 
@@ -189,10 +195,14 @@ impl Daemon {
         }
     }
 
-    /// Sends a message to a server.
+    /// Sends a message to a server, now or once its socket has room.
     pub(crate) fn tell_server(&mut self, server: usize, told: &Told) {
-        let Some(connection) = self.connections.get(server) else { return };
-        if matches!(packets::send(&connection.socket, told.as_bytes(), &[]), Ok(true)) {
+        let Some(connection) = self.connections.get_mut(server) else { return };
+        let had_unsent = connection.has_unsent();
+        if connection.tell(told) {
+            if connection.has_unsent() && !had_unsent {
+                let _ = self.poll.set(&connection.socket, Source::Local(server), Interest::Both);
+            }
             return;
         }
         self.logic.unread();

@@ -116,7 +116,7 @@ impl<M: Machine> Logic<M> {
         self.remove_server(server, call);
     }
 
-    /// Counts a message that a server has not taken because its socket is full.
+    /// Counts a message that was dropped because a server does not read.
     pub fn unread(&mut self) {
         self.shared.counts.unread += 1;
     }
