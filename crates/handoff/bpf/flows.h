@@ -35,7 +35,7 @@ struct {
 
 /* Connections that are in the flow tables of other layouts, versions of these maps. The programs of
  * those layouts translate them, and ours begin no handoff on them. Written by the agent
- * (crates/handoff/src/frontend.rs). */
+ * (crates/handoff/src/noted.rs). */
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(max_entries, MAX_FLOWS);
@@ -44,6 +44,15 @@ struct {
     __type(value, __u8);
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } older_flows SEC(".maps");
+
+/* Not 0 if `older_flows` has all of these connections. Written by the agent. Not pinned: programs
+ * of other layouts may begin handoffs until each new program has taken their place. */
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, __u32);
+} older_noted SEC(".maps");
 
 /* The flow of a packet from the server to the client. */
 static __always_inline struct flow *flow_of_servers(const void *server, __be16 server_port,

@@ -367,14 +367,17 @@ static __always_inline bool tell_state(struct bpf_sockopt *ctx, struct bpf_sock 
     return true;
 }
 
-/* Whether the programs of another layout steer the connection: it is in a flow table of theirs, and
- * not in ours. */
+/* Whether the programs of another layout steer the connection, or may steer it: it is not in our
+ * flow table, and it is in one of theirs, or not all of theirs are noted. */
 static __noinline bool is_of_older(struct bpf_sock *sk)
 {
     struct flow_key key = {};
+    __u32 zero = 0;
 
-    return flow_key_of(sk, &key) && !bpf_map_lookup_elem(&flows, &key) &&
-           bpf_map_lookup_elem(&older_flows, &key);
+    if (!flow_key_of(sk, &key) || bpf_map_lookup_elem(&flows, &key))
+        return false;
+    __u32 *are_all_noted = bpf_map_lookup_elem(&older_noted, &zero);
+    return !are_all_noted || !*are_all_noted || bpf_map_lookup_elem(&older_flows, &key);
 }
 
 /* Answers a call on a connection of another layout. A call that would begin or move a region is
@@ -440,9 +443,9 @@ int fe_setsockopt(struct bpf_sockopt *ctx)
     int answered = answer(ctx, sk);
     if (answered == ALLOWED)
         return ALLOWED;
-    /* After this program, those of other layouts run for the same call. While the agent replaces
-     * programs, this one may run twice (crates/handoff/src/older.rs). With another level, the later
-     * programs leave the call alone. */
+    /* After this program, those of other layouts run for the same call. While an agent starts, this
+     * one may run twice (crates/handoff/src/calls.rs). With another level, the later programs leave
+     * the call alone. */
     SET_FIELD(ctx, level, 0);
     if (answered == REFUSED)
         return REFUSED;

@@ -289,7 +289,7 @@ struct sender_slot {
     X(FE_REFUSED_UNPROVEN, "SHUNT_BEGIN refused: no proof that its packets pass here")             \
     X(FE_REFUSED_ARGUMENT, "SHUNT_BEGIN refused: bad argument or socket")                          \
     X(FE_REFUSED_FULL, "SHUNT_BEGIN refused: the flow table is full")                              \
-    X(FE_REFUSED_OLDER, "SHUNT_BEGIN refused: another layout steers the connection")               \
+    X(FE_REFUSED_OLDER, "SHUNT_BEGIN refused: another layout steers the connection, or may")       \
     X(FE_EVENT_LOST, "completions and answers that found their ring full or gone")                 \
     X(BE_OUT_SENT, "sender segments given the frontend's address")                                 \
     X(BE_IN_STEERED, "steered ACKs delivered to a sender")                                         \

@@ -2,9 +2,10 @@
 //! missing a packet. A layout is a version of the pinned maps' contents.
 //!
 //! * tc: in the clsact qdisc of an interface, at a priority of ours. A program's handle is its layout's number, so
-//!   there is room for programs of two layouts (older.rs). `TcHook` replaces atomically. Each program is pinned beside
+//!   there is room for programs of several layouts (older.rs). `TcHook` replaces atomically. Each program is pinned beside
 //!   the maps, and its pin says whose it is (ownership.rs).
-//! * cgroup: by a link that is pinned beside the maps. A link's program is replaced atomically, too.
+//! * cgroup: by a link that is pinned beside the maps. A link's program is replaced atomically, too. The programs
+//!   fe_setsockopt of several layouts have an order (calls.rs).
 
 use std::fs;
 use std::io::ErrorKind;
@@ -185,10 +186,23 @@ pub(crate) fn attach_tc(
     Ok(TcProgram { fd, id, place })
 }
 
-/// Paths of a program's pins: the final one, and the one that it has until it is on all interfaces. (A BPF file system
-/// allows no dot in names.)
-pub(crate) fn pins_of(pin_dir: &Path, program: &str) -> [std::path::PathBuf; 2] {
-    [pin_dir.join(program), pin_dir.join(format!("{program}_next"))]
+/// Paths of the pins of a program or link: the final one, and the one that it has until it can take the place of its
+/// predecessor. (A BPF file system allows no dot in names.)
+pub(crate) fn pins_of(pin_dir: &Path, name: &str) -> [std::path::PathBuf; 2] {
+    [pin_dir.join(name), pin_dir.join(format!("{name}_next"))]
+}
+
+/// Pins a program in place of the one that has the pin of that name.
+pub(crate) fn pin_program(
+    program: &mut ProgramMut<'_>,
+    name: &'static str,
+    pin_dir: &Path,
+) -> Result<(), SteeringError> {
+    let [pin, next] = pins_of(pin_dir, name);
+    remove(&next)?;
+    let failed = |source| SteeringError::Attach { program: name, target: next.display().to_string(), source };
+    program.pin(&next).map_err(failed)?;
+    fs::rename(&next, &pin).map_err(|source| SteeringError::Path { call: "rename", path: next, source })
 }
 
 /// Places of the tc programs of a role.

@@ -8,26 +8,28 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, ProgramMut, libbpf_sys};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
 use rustix::time::{ClockId, clock_gettime};
 use shunt_sys::mapped::MappedArray;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::attach::{self, FE_DELIVERED, FE_IN, FE_OUT, FE_SETSOCKOPT, TcPrograms};
+use crate::attach::{self, FE_DELIVERED, FE_IN, FE_OUT, TcPrograms};
 use crate::bpf::frontend::{FrontendSkel, FrontendSkelBuilder, OpenFrontendSkel};
 use crate::bpf::{
-    BEGUN_OF_A_RING, BREAKS, Begun, FLOW_CLIENT_FIN, FLOW_QUEUES, FLOW_RESET, FLOW_SERVER_FIN, MAX_PEERS, MAX_RINGS,
-    RING_BYTES,
+    BEGUN_OF_A_RING, BREAKS, Begun, FLOW_CLIENT_FIN, FLOW_QUEUES, FLOW_RESET, FLOW_SERVER_FIN, MAX_FLOWS, MAX_PEERS,
+    MAX_RINGS, RING_BYTES,
 };
+use crate::calls::{self, CALLS};
 use crate::counters::{self, Counter};
 use crate::error::SteeringError;
+use crate::noted::Noted;
 use crate::older::{self, Older};
-use crate::{moved, neighbours, pins};
+use crate::{neighbours, pins};
 
 pub use crate::bpf::{Flow, FlowKey, SteerPeer};
 
@@ -154,7 +156,7 @@ pub struct Frontend {
     fe_cancel: OwnedFd,
     tc: Arc<TcPrograms>,
     older: Vec<Older>,
-    older_flows: MapHandle,
+    noted: Noted,
     /// Keys of connections of other layouts that seem to have ended, and when that was first seen.
     ended: HashMap<Vec<u8>, Instant>,
 }
@@ -206,7 +208,10 @@ impl Frontend {
         )?;
         let mut loaded = open.load().map_err(load)?;
         pins::write_layout(&loaded.maps.layout)?;
-        pin_delivered(&mut loaded.progs.fe_delivered, &config.pin_dir)?;
+        // Agents of other layouts need these two. The one may hear a backend's word about a payload of ours, and the
+        // other answers calls on our connections.
+        attach::pin_program(&mut loaded.progs.fe_delivered, FE_DELIVERED, &config.pin_dir)?;
+        attach::pin_program(&mut loaded.progs.fe_setsockopt, CALLS, &config.pin_dir)?;
 
         let program = |program: BorrowedFd<'_>, name| {
             program.try_clone_to_owned().map_err(|source| SteeringError::map("dup", name)(source.into()))
@@ -226,7 +231,10 @@ impl Frontend {
             fe_cancel: program(loaded.progs.fe_cancel.as_fd(), "fe_cancel")?,
             tc: Arc::new(TcPrograms(Vec::new())),
             older,
-            older_flows: handle(&*loaded.maps.older_flows, "older_flows")?,
+            noted: Noted {
+                older_flows: handle(&*loaded.maps.older_flows, "older_flows")?,
+                older_noted: handle(&*loaded.maps.older_noted, "older_noted")?,
+            },
             ended: HashMap::new(),
         };
         frontend.attach(&mut loaded, config)?;
@@ -235,18 +243,23 @@ impl Frontend {
 
     /// Attaches the programs. Those of an earlier agent answer until ours do.
     fn attach(&mut self, loaded: &mut FrontendSkel<'_>, config: &FrontendConfig) -> Result<(), SteeringError> {
-        self.note_older()?;
+        // Other layouts may get more connections until our programs are attached. Most are noted now, so that the rest
+        // takes a short time: until all are noted, our programs begin no handoff on new connections.
+        self.noted.set(&self.keys_of_older(), &self.older);
         // The tc programs come first: a handoff may begin as soon as the socket option is there.
         self.tc = Arc::new(TcPrograms(vec![
             attach::attach_tc(&mut loaded.progs.fe_in, FE_IN, &config.interfaces, &config.pin_dir)?,
             attach::attach_tc(&mut loaded.progs.fe_out, FE_OUT, &config.interfaces, &config.pin_dir)?,
         ]));
-        // At any time there is a program that answers calls. Until our program replaces the older one in its link, the
-        // older program may run twice for one call.
-        older::answer_calls(&config.pin_dir, &config.cgroup)?;
-        attach::attach_cgroup(&loaded.progs.fe_setsockopt, FE_SETSOCKOPT, &config.cgroup, &config.pin_dir)?;
+        let aside = older::directories(&config.pin_dir);
+        calls::attach(&loaded.progs.fe_setsockopt, &config.cgroup, &config.pin_dir, &aside)?;
         older::leave_place(&config.pin_dir)?;
-        self.note_older()?; // again, for connections on which a handoff has begun meanwhile
+        // From here on, programs of other layouts begin no handoff, so all their connections can be noted.
+        if !self.note_older(&self.keys_of_older())? {
+            tracing::warn!(
+                "more than {MAX_FLOWS} connections of other layouts: new ones get no shortcut until some of those end"
+            );
+        }
         Ok(())
     }
 
@@ -372,7 +385,7 @@ impl Frontend {
 
     /// Reads the records of all connections. A connection that comes or goes meanwhile may be missed.
     pub fn flows(&self) -> impl Iterator<Item = (FlowKey, Flow)> {
-        moved::entries(&self.flows)
+        pins::entries(&self.flows, MapFlags::LOCK)
             .filter_map(|(key, flow)| Some((FlowKey::read_from_bytes(&key).ok()?, Flow::read_from_bytes(&flow).ok()?)))
     }
 
@@ -435,12 +448,16 @@ impl Frontend {
         Ok(Collected { forgotten, left: flows - forgotten })
     }
 
-    /// Notes the connections of other layouts in a map of ours: our programs begin no handoff on them.
-    fn note_older(&self) -> Result<(), SteeringError> {
-        for (key, _) in self.older.iter().flat_map(|older| moved::entries(&older.flows)) {
-            self.older_flows.update(&key, &[1], MapFlags::ANY).map_err(SteeringError::map("update", "older_flows"))?;
-        }
-        Ok(())
+    fn keys_of_older(&self) -> HashSet<Vec<u8>> {
+        self.older.iter().flat_map(Older::keys).collect()
+    }
+
+    /// Notes the connections of other layouts, which have these keys: our programs begin no handoff on them. Returns
+    /// `false` if there are too many. Then our programs begin no handoff on any connection that they do not know.
+    fn note_older(&self, keys: &HashSet<Vec<u8>>) -> Result<bool, SteeringError> {
+        let are_all = self.noted.set(keys, &self.older);
+        self.noted.are_all(are_all).map_err(SteeringError::map("update", "older_noted"))?;
+        Ok(are_all)
     }
 
     /// Programs and maps of other layouts, whose connections have not all ended.
@@ -460,25 +477,25 @@ impl Frontend {
         is_alive: impl Fn(&FlowKey) -> bool,
     ) -> Result<Vec<Older>, SteeringError> {
         let is_dead = |key: &[u8]| FlowKey::read_from_bytes(key).is_ok_and(|key| !is_alive(&key));
-        let (mut seen, mut done) = (HashSet::new(), Vec::new());
+        let (mut seen, mut done, mut left) = (HashSet::new(), Vec::new(), HashSet::new());
         for (number, older) in self.older.iter().enumerate() {
-            let (dead, living): (Vec<_>, Vec<_>) =
-                moved::entries(&older.flows).map(|(key, _)| key).partition(|key| is_dead(key));
-            let mut left = living.len();
-            for key in dead {
-                if now.duration_since(*self.ended.entry(key.clone()).or_insert(now)) < quiet {
-                    left += 1;
-                    seen.insert(key);
-                    continue;
+            let mut is_empty = true;
+            for key in older.keys() {
+                if is_dead(&key) {
+                    if now.duration_since(*self.ended.entry(key.clone()).or_insert(now)) >= quiet {
+                        forget(&older.flows, &key).map_err(SteeringError::map("delete", "flows"))?;
+                        continue;
+                    }
+                    seen.insert(key.clone());
                 }
-                for (map, name) in [(&older.flows, "flows"), (&self.older_flows, "older_flows")] {
-                    forget(map, &key).map_err(SteeringError::map("delete", name))?;
-                }
+                left.insert(key);
+                is_empty = false;
             }
-            if left == 0 {
+            if is_empty {
                 done.push(number);
             }
         }
+        self.note_older(&left)?;
         self.ended.retain(|key, _| seen.contains(key));
         Ok(done.into_iter().rev().map(|number| self.older.remove(number)).collect())
     }
@@ -498,14 +515,6 @@ impl Frontend {
     pub fn refused_full(&self) -> Result<u64, SteeringError> {
         counters::read_one(&self.counters, "fe_refused_full")
     }
-}
-
-/// Pins fe_delivered for agents of other layouts, which may hear a backend's word about a payload of ours.
-fn pin_delivered(program: &mut ProgramMut<'_>, pin_dir: &Path) -> Result<(), SteeringError> {
-    let pin = pin_dir.join(FE_DELIVERED);
-    attach::remove(&pin)?;
-    let failed = |source| SteeringError::Attach { program: FE_DELIVERED, target: pin.display().to_string(), source };
-    program.pin(&pin).map_err(failed)
 }
 
 /// Deletes an entry, if it is there.

@@ -4,13 +4,12 @@
 
 use std::path::Path;
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use libbpf_rs::{MapFlags, MapHandle};
 use zerocopy::FromBytes;
 
-use crate::attach::{self, FE_SETSOCKOPT};
-use crate::bpf::{Flow, FlowKey, MAX_FLOWS};
+use crate::bpf::{Flow, FlowKey};
 use crate::error::SteeringError;
-use crate::{older, pins};
+use crate::{attach, calls, older, pins};
 
 /// Removes the socket option by which handoffs begin, and returns the connections that have had a handoff. From here on
 /// no connection can join them. The caller closes these connections and then calls [`crate::detach_all`].
@@ -19,12 +18,9 @@ use crate::{older, pins};
 /// Returns an error if a pinned file cannot be removed.
 pub fn end_handoffs(pin_dir: &Path) -> Result<Vec<FlowKey>, SteeringError> {
     attach::log_libbpf();
-    attach::detach_cgroup(&pin_dir.join(FE_SETSOCKOPT))?;
-    for older in older::directories(pin_dir) {
-        attach::detach_cgroup(&older.join(FE_SETSOCKOPT))?;
-    }
-    let directories = std::iter::once(pin_dir.to_owned()).chain(older::directories(pin_dir));
-    Ok(directories.flat_map(|directory| moved_below(&directory)).collect())
+    let directories = [older::directories(pin_dir), vec![pin_dir.to_owned()]].concat();
+    directories.iter().try_for_each(|directory| calls::detach(directory))?;
+    Ok(directories.iter().flat_map(|directory| moved_below(directory)).collect())
 }
 
 fn moved_below(directory: &Path) -> Vec<FlowKey> {
@@ -37,17 +33,8 @@ fn moved_below(directory: &Path) -> Vec<FlowKey> {
 pub(crate) fn moved(flows: &MapHandle, is_our_layout: bool) -> Vec<FlowKey> {
     let is_moved =
         |flow: &[u8]| !is_our_layout || Flow::read_from_bytes(flow).map_or(true, |flow| flow.spaces.made > 0);
-    entries(flows)
+    pins::entries(flows, MapFlags::LOCK)
         .filter(|(_, flow)| is_moved(flow))
         .filter_map(|(key, _)| FlowKey::read_from_bytes(&key).ok())
         .collect()
-}
-
-/// Returns all entries of a table, as bytes. An entry that comes or goes meanwhile may be missed.
-pub(crate) fn entries(flows: &MapHandle) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
-    // All entries are read with one call. Read one by one, a full table would keep an agent busy for so long that its
-    // peers take it for dead. The batch has room for a full table, because smaller batches could lose entries: the
-    // kernel ends a batch early if the table's next bucket does not fit, and libbpf-rs takes a batch that is not full
-    // for the last one.
-    flows.lookup_batch(MAX_FLOWS, MapFlags::LOCK, MapFlags::ANY).into_iter().flatten()
 }

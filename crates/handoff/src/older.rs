@@ -4,15 +4,15 @@
 //!
 //! ```text
 //!   pins/            maps, programs and links of this layout
-//!   pins/older_13/   maps, fe_in and fe_out of layout 13, and a link for its fe_setsockopt
+//!   pins/older_13/   maps and programs of layout 13, and a link for its fe_setsockopt
 //! ```
 //!
 //! The two layouts share the work ("theirs" is what belongs to the other layout):
 //!
 //! * Packets: both layouts' fe_in and fe_out are on each interface, at handles that are their layouts' numbers. Each
 //!   passes on packets of connections that are not in its own table.
-//! * Calls: our fe_setsockopt runs first. It begins nothing on a connection of theirs (`older_flows`), and leaves it to
-//!   their fe_setsockopt to tell how far a payload is, and to end it.
+//! * Calls: our fe_setsockopt runs first (calls.rs). It begins nothing on a connection of theirs (noted.rs), and leaves
+//!   it to their fe_setsockopt to tell how far a payload is, and to end it.
 //! * Rings (BPF ring buffers for the answers): servers name them by their numbers, in calls that either fe_setsockopt
 //!   may answer. So our rings are entered in their maps, too, at the same numbers.
 //! * Words: a backend's word on a payload of theirs, that it is acknowledged, goes to their fe_delivered.
@@ -21,17 +21,16 @@
 //! the maps `layout`, `rings` and `ring_owners` of bpf/. A backend's programs of another layout do not stay: its
 //! senders (sockets that send payloads to clients) ended with the agent that had them.
 
-use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use libbpf_rs::{Link, MapHandle, Program, libbpf_sys};
+use libbpf_rs::{MapFlags, MapHandle, Program};
 
 use crate::attach::{self, BE_IN, BE_OUT, FE_DELIVERED, FE_IN, FE_OUT, FE_SETSOCKOPT};
 use crate::bpf::STEERING_LAYOUT;
+use crate::calls::{self, CALLS};
 use crate::error::SteeringError;
 use crate::ownership::{Owned, pinned_program};
 use crate::pins;
@@ -40,14 +39,19 @@ use crate::pins;
 pub(crate) const FIRST: u32 = 13;
 
 const PREFIX: &str = "older_";
-/// Name of the pin that keeps the fe_setsockopt of an older layout loaded, until a new link has that program.
-const CALLS: &str = "fe_setsockopt_program";
-/// Name of the pin of a former link of our own fe_setsockopt: the one that it had while our layout was put aside. That
-/// link stays until our new link has the program.
-const LEFT_LINK: &str = "fe_setsockopt_older";
 /// Names of the pins of a layout's programs.
-const PROGRAMS: [&str; 9] =
-    ["fe_in", "fe_in_next", "fe_out", "fe_out_next", FE_DELIVERED, "be_in", "be_in_next", "be_out", "be_out_next"];
+const PROGRAMS: [&str; 10] = [
+    "fe_in",
+    "fe_in_next",
+    "fe_out",
+    "fe_out_next",
+    FE_DELIVERED,
+    CALLS,
+    "be_in",
+    "be_in_next",
+    "be_out",
+    "be_out_next",
+];
 /// Names of the pins that only a backend has.
 const SENDERS: [&str; 6] = ["be_in", "be_in_next", "be_out", "be_out_next", "senders", "sender_slots"];
 
@@ -84,99 +88,46 @@ pub(crate) fn set_aside(pin_dir: &Path) -> Result<(), SteeringError> {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(at("mkdir", &aside)(error)),
             _ => {}
         }
-        keep_calls(pin_dir, &aside)?;
         move_pins(pin_dir, &aside)?;
+        move_pin("layout", pin_dir, &aside)?;
         tracing::info!(layout = found, "connections with shortcuts of another layout keep its programs until they end");
     }
     take_back(pin_dir)
 }
 
-/// Pins the fe_setsockopt of the layout that is put aside, so that it stays loaded without its link.
-fn keep_calls(pin_dir: &Path, aside: &Path) -> Result<(), SteeringError> {
-    let (link, pin) = (pin_dir.join(FE_SETSOCKOPT), aside.join(CALLS));
-    if !link.exists() || pin.exists() {
-        return Ok(());
-    }
-    let failed = |source| SteeringError::Attach { program: FE_SETSOCKOPT, target: pin.display().to_string(), source };
-    let program = Link::open(&link).and_then(|link| link.info()).map_err(failed)?.prog_id;
-    let program = Program::fd_from_id(program).map_err(failed)?;
-    pin_at(&program, &pin)
-}
-
-/// Moves a layout's pins from one directory to another. `layout` is moved last: if the agent ends in between, its next
-/// start finds `layout` in the old directory, and moves the rest.
+/// Moves a layout's pins from one directory to another, except `layout`. That one is put aside last and taken back
+/// first. If the agent ends in between, `layout` is in the directory of pins, and the next start finishes the move or
+/// takes it back, whatever layout its agent has.
 fn move_pins(from: &Path, to: &Path) -> Result<(), SteeringError> {
-    let layout = "layout";
-    let maps = pins::MAPS.iter().filter(|name| **name != layout);
-    for name in maps.chain(&PROGRAMS).chain(&[layout]) {
-        let (from, to) = (from.join(name), to.join(name));
-        match fs::rename(&from, &to) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(at("rename", &from)(error)),
-            _ => {}
-        }
-    }
-    Ok(())
+    let maps = pins::MAPS.iter().filter(|name| **name != "layout");
+    maps.chain(&PROGRAMS).try_for_each(|name| move_pin(name, from, to))
 }
 
+/// Moves a pin, if it is there.
+fn move_pin(name: &str, from: &Path, to: &Path) -> Result<(), SteeringError> {
+    let (from, to) = (from.join(name), to.join(name));
+    match fs::rename(&from, &to) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(at("rename", &from)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Takes our layout's pins back, except the link of its fe_setsockopt. That one answers until our program has a new
+/// link ([`calls::attach`]).
 fn take_back(pin_dir: &Path) -> Result<(), SteeringError> {
     let aside = directory_of(pin_dir, STEERING_LAYOUT);
-    if !aside.join("layout").exists() {
-        return Ok(());
-    }
-    // The link that our layout had while it was put aside stays until our new link has the program.
-    let link = aside.join(FE_SETSOCKOPT);
-    if link.exists() {
-        fs::rename(&link, pin_dir.join(LEFT_LINK)).map_err(at("rename", &link))?;
-    }
-    attach::remove(&aside.join(CALLS))?;
-    move_pins(&aside, pin_dir)?;
-    fs::remove_dir(&aside).map_err(at("rmdir", &aside))
+    move_pin("layout", &aside, pin_dir)?;
+    move_pins(&aside, pin_dir)
 }
 
-/// Attaches the fe_setsockopt of each older layout by a new link. So that program still answers calls on its layout's
-/// connections when ours takes over the old link. The program of the old link runs before that of the new one.
+/// Removes the directory in which our layout was put aside, if there is one. To be called once the directory has no
+/// link any more that answers calls.
 ///
 /// # Errors
-/// Returns the kernel's error.
-pub(crate) fn answer_calls(pin_dir: &Path, cgroup: &Path) -> Result<(), SteeringError> {
-    for aside in directories(pin_dir) {
-        let (pin, link) = (aside.join(CALLS), aside.join(FE_SETSOCKOPT));
-        if link.exists() || !pin.exists() {
-            continue;
-        }
-        let failed =
-            |source| SteeringError::Attach { program: FE_SETSOCKOPT, target: cgroup.display().to_string(), source };
-        let program = Program::fd_from_pinned_path(&pin).map_err(failed)?;
-        let group = File::open(cgroup).map_err(at("open", cgroup))?;
-        pin_at(&link_to(&program, &group).map_err(|error| failed(error.into()))?, &link)?;
-    }
-    Ok(())
-}
-
-/// Detaches the link that our layout had while it was put aside. By now our new link has the program.
-///
-/// # Errors
-/// Returns an error if the pin cannot be removed.
+/// Returns an error if a pinned file cannot be removed.
 pub(crate) fn leave_place(pin_dir: &Path) -> Result<(), SteeringError> {
-    attach::detach_cgroup(&pin_dir.join(LEFT_LINK))
-}
-
-fn link_to(program: &OwnedFd, group: &File) -> io::Result<OwnedFd> {
-    let kind = libbpf_sys::BPF_CGROUP_SETSOCKOPT;
-    // SAFETY: both descriptors are open, and libbpf takes NULL for no options.
-    let fd = unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), group.as_raw_fd(), kind, std::ptr::null()) };
-    if fd < 0 {
-        return Err(io::Error::from_raw_os_error(-fd));
-    }
-    // SAFETY: the kernel has just made this descriptor, and nobody else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-fn pin_at(object: &OwnedFd, pin: &Path) -> Result<(), SteeringError> {
-    let path = CString::new(pin.as_os_str().as_bytes()).map_err(|error| at("pin", pin)(error.into()))?;
-    // SAFETY: the descriptor is open, and the path is a string that ends with 0.
-    let status = unsafe { libbpf_sys::bpf_obj_pin(object.as_raw_fd(), path.as_ptr()) };
-    if status == 0 { Ok(()) } else { Err(at("pin", pin)(io::Error::from_raw_os_error(-status))) }
+    let aside = directory_of(pin_dir, STEERING_LAYOUT);
+    if aside.exists() { remove(&aside) } else { Ok(()) }
 }
 
 /// Removes the backend's programs of older layouts. The sockets that they steered ended with their agent.
@@ -198,7 +149,7 @@ pub(crate) fn end_senders(pin_dir: &Path) -> Result<(), SteeringError> {
 
 /// Removes all pins of another layout.
 pub(crate) fn remove(aside: &Path) -> Result<(), SteeringError> {
-    attach::detach_cgroup(&aside.join(FE_SETSOCKOPT))?;
+    calls::detach(aside)?;
     let entries = fs::read_dir(aside).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).try_for_each(|pin| attach::remove(&pin))?;
     fs::remove_dir(aside).map_err(at("rmdir", aside))
@@ -240,6 +191,11 @@ impl Older {
         Ok(Self { layout, flows, rings, ring_owners, fe_delivered, directory, path, owned })
     }
 
+    /// Keys of the connections in the layout's table.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = Vec<u8>> {
+        pins::entries(&self.flows, MapFlags::LOCK).map(|(key, _)| key)
+    }
+
     /// Gives the directory to a user, whose agent can then remove the pins once the connections have ended.
     ///
     /// # Errors
@@ -254,9 +210,10 @@ impl Older {
     /// # Errors
     /// Returns the kernel's error.
     pub fn take_out(self) -> Result<(), SteeringError> {
-        attach::take_all_off(&[FE_IN, FE_OUT], |program| self.owned.has(program))?;
+        // An agent without `[backend]` has left the backend's programs there.
+        attach::take_all_off(&[FE_IN, FE_OUT, BE_IN, BE_OUT], |program| self.owned.has(program))?;
         // The link ends with its pin: nothing else has it open.
-        for name in pins::MAPS.iter().chain(&PROGRAMS).chain(&[CALLS, FE_SETSOCKOPT]) {
+        for name in pins::MAPS.iter().chain(&PROGRAMS).chain(&[FE_SETSOCKOPT]) {
             match rustix::fs::unlinkat(self.directory.as_fd(), *name, rustix::fs::AtFlags::empty()) {
                 Err(errno) if errno != rustix::io::Errno::NOENT => {
                     return Err(at("unlink", &self.path.join(name))(errno.into()));

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenMapMut};
 use rustix::fs::statfs;
 
-use crate::bpf::STEERING_LAYOUT;
+use crate::bpf::{MAX_FLOWS, STEERING_LAYOUT};
 use crate::error::SteeringError;
 
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
@@ -88,6 +88,16 @@ pub(crate) fn layout_of(directory: &Path) -> Result<Option<u32>, SteeringError> 
 /// Whether the maps have our layout, so that this program can read them.
 pub(crate) fn is_our_layout(directory: &Path) -> bool {
     matches!(layout_of(directory), Ok(Some(STEERING_LAYOUT)))
+}
+
+/// Returns all entries of a table of connections, as bytes. An entry that comes or goes meanwhile may be missed.
+/// `flags` has LOCK if the entries have a lock.
+pub(crate) fn entries(table: &MapHandle, flags: MapFlags) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
+    // All entries are read with one call. Read one by one, a full table would keep an agent busy for so long that its
+    // peers take it for dead. The batch has room for a full table, because smaller batches could lose entries: the
+    // kernel ends a batch early if the table's next bucket does not fit, and libbpf-rs takes a batch that is not full
+    // for the last one.
+    table.lookup_batch(MAX_FLOWS, flags, MapFlags::ANY).into_iter().flatten()
 }
 
 /// Writes our layout's number, once the maps exist.

@@ -2,7 +2,7 @@
 //! interfaces. A *flow* is the programs' record of a client connection. A *layout* is a version of the maps' contents.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, TC_EGRESS, TC_INGRESS, TcHookBuilder};
 use shunt_handoff::bpf::*;
@@ -13,13 +13,14 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::host::{Host, cgroup, ifindex};
 use super::programs::{Pins, client, key, server};
+use super::steered::cookie;
 
-fn frontend_config(host: &Host, pins: &Pins) -> FrontendConfig {
+pub fn frontend_config(host: &Host, pins: &Pins) -> FrontendConfig {
     let interfaces = vec![host.client_port];
-    FrontendConfig { pin_dir: pins.0.clone(), netns_cookie: 1, cgroup: cgroup(), interfaces }
+    FrontendConfig { pin_dir: pins.0.clone(), netns_cookie: cookie(), cgroup: cgroup(), interfaces }
 }
 
-fn backend_config(host: &Host, pins: &Pins) -> BackendConfig {
+pub fn backend_config(host: &Host, pins: &Pins) -> BackendConfig {
     BackendConfig {
         pin_dir: pins.0.clone(),
         netns_cookie: 1,
@@ -30,16 +31,16 @@ fn backend_config(host: &Host, pins: &Pins) -> BackendConfig {
 }
 
 /// A loaded frontend, and the map of its flows.
-struct Loaded {
-    flows: MapHandle,
-    frontend: Frontend,
-    pins: Pins,
-    host: Host,
+pub struct Loaded {
+    pub flows: MapHandle,
+    pub frontend: Frontend,
+    pub pins: Pins,
+    pub host: Host,
 }
 
 impl Loaded {
     /// Loads a frontend.
-    fn new() -> Self {
+    pub fn new() -> Self {
         let host = Host::new();
         let pins = Pins::new(&host, "loader");
         let frontend = Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads");
@@ -55,26 +56,32 @@ fn monotonic_ns() -> u64 {
 }
 
 /// Adds a flow, as if the client had a connection from this port.
-fn put(flows: &MapHandle, port: u16, flow: &Flow) {
+pub fn put(flows: &MapHandle, port: u16, flow: &Flow) {
     let mut at = client();
     at.set_port(port);
     flows.update(key(at, server()).as_bytes(), flow.as_bytes(), MapFlags::ANY).expect("update");
 }
 
-/// Returns the interfaces that have a filter at this priority. For each: whether it has one at ingress, and at egress.
+/// Returns the interfaces that have a filter of our layout at this priority. For each: whether it has one at ingress,
+/// and at egress.
 fn attached(priority: u32) -> Vec<(u32, bool, bool)> {
+    attached_at(STEERING_LAYOUT, priority)
+}
+
+/// The same of any layout. Its number is the handle of its filters.
+pub fn attached_at(layout: u32, priority: u32) -> Vec<(u32, bool, bool)> {
     let any = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let found = |ifindex: u32, point| {
         let mut builder = TcHookBuilder::new(std::os::fd::AsFd::as_fd(&any));
-        builder.ifindex(ifindex as i32).handle(STEERING_LAYOUT).priority(priority).hook(point).query().is_ok()
+        builder.ifindex(ifindex as i32).handle(layout).priority(priority).hook(point).query().is_ok()
     };
-    let devices = ["lo", "client0", "client1", "backend0", "backend1"].map(ifindex);
-    let both = devices.map(|device| (device, found(device, TC_INGRESS), found(device, TC_EGRESS)));
+    let both = DEVICES.map(ifindex).map(|device| (device, found(device, TC_INGRESS), found(device, TC_EGRESS)));
     both.into_iter().filter(|(_, ingress, egress)| *ingress || *egress).collect()
 }
 
-const FRONTEND_PRIORITY: u32 = 0x5346;
-const BACKEND_PRIORITY: u32 = 0x5342;
+pub const DEVICES: [&str; 5] = ["lo", "client0", "client1", "backend0", "backend1"];
+pub const FRONTEND_PRIORITY: u32 = 0x5346;
+pub const BACKEND_PRIORITY: u32 = 0x5342;
 
 #[test]
 fn both_sides_share_a_directory_and_leave_nothing_behind() {
@@ -107,13 +114,13 @@ fn a_restart_keeps_the_flows_and_moves_to_the_configured_interfaces() {
 }
 
 /// Writes another layout's number into the pinned maps, as if an agent of that layout had made them.
-fn call_it(directory: &Path, number: u32) {
+pub fn call_it(directory: &Path, number: u32) {
     let layout = MapHandle::from_pinned_path(directory.join("layout")).expect("pinned");
     layout.update(&0u32.to_ne_bytes(), &number.to_ne_bytes(), MapFlags::ANY).expect("update");
 }
 
 /// Number of another layout than that of these tests. Like ours, its programs leave room for those of others.
-const OTHER_LAYOUT: u32 = STEERING_LAYOUT + 1;
+pub const OTHER_LAYOUT: u32 = STEERING_LAYOUT + 1;
 
 #[test]
 fn maps_of_a_layout_that_leaves_no_room_are_refused_with_what_to_do() {
@@ -126,70 +133,6 @@ fn maps_of_a_layout_that_leaves_no_room_are_refused_with_what_to_do() {
     assert!(error.to_string().contains("shuntd --detach"), "{error}");
     detach_all(&pins.0).expect("detach_all");
     Frontend::load(&config).expect("the sentence was right");
-    detach_all(&pins.0).expect("detach_all");
-}
-
-#[test]
-fn another_layout_stays_until_its_connections_have_ended() {
-    let Loaded { host, pins, frontend, flows } = Loaded::new();
-    drop(frontend);
-    put(&flows, client().port(), &Flow { handoff: 99, ..Default::default() });
-    drop(flows);
-    call_it(&pins.0, OTHER_LAYOUT);
-
-    let mut frontend = Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads beside it");
-    let aside = pins.0.join(format!("older_{OTHER_LAYOUT}"));
-    let theirs = MapHandle::from_pinned_path(aside.join("flows")).expect("pinned");
-    assert_eq!((theirs.keys().count(), frontend.flows().count()), (1, 0), "each layout has its own table");
-    assert_eq!(frontend.older().iter().map(|older| older.layout).collect::<Vec<_>>(), [OTHER_LAYOUT]);
-    let known = MapHandle::from_pinned_path(pins.0.join("older_flows")).expect("pinned");
-    assert_eq!(known.keys().next().as_deref(), Some(key(client(), server()).as_bytes()));
-    assert!(aside.join("fe_setsockopt").exists(), "nobody answers calls on its connections");
-
-    let (now, hour) = (Instant::now(), Duration::from_secs(3600));
-    assert!(frontend.collect_older(now, Duration::ZERO, |_| true).expect("collect").is_empty(), "a connection lives");
-    assert!(frontend.collect_older(now, hour, |_| false).expect("collect").is_empty(), "late packets may come");
-    assert!(frontend.collect_older(now + hour, hour, |_| true).expect("collect").is_empty(), "it lives after all");
-    assert!(frontend.collect_older(now + hour, hour, |_| false).expect("collect").is_empty(), "it has just ended");
-    let done = frontend.collect_older(now + 2 * hour, hour, |_| false).expect("collect");
-    assert_eq!((done.len(), frontend.older().len(), known.keys().count()), (1, 0, 0));
-    done.into_iter().for_each(|older| older.take_out().expect("take_out"));
-    assert!(!aside.exists());
-    assert_eq!(attached(FRONTEND_PRIORITY), [(host.client_port, true, true)], "ours stay");
-    detach_all(&pins.0).expect("detach_all");
-}
-
-#[test]
-fn an_agent_takes_its_own_layout_back() {
-    let Loaded { host, pins, frontend, flows } = Loaded::new();
-    drop(frontend);
-    put(&flows, client().port(), &Flow { handoff: 99, ..Default::default() });
-    drop(flows);
-    call_it(&pins.0, OTHER_LAYOUT);
-    drop(Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads beside it"));
-    // The layout that was put aside gets our number, and the maps in our directory another one.
-    let aside = |layout: u32| pins.0.join(format!("older_{layout}"));
-    call_it(&aside(OTHER_LAYOUT), STEERING_LAYOUT);
-    std::fs::rename(aside(OTHER_LAYOUT), aside(STEERING_LAYOUT)).expect("rename");
-    call_it(&pins.0, OTHER_LAYOUT + 1);
-
-    let frontend = Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads");
-    assert_eq!(frontend.flow(&key(client(), server())).expect("lookup").expect("the flow").handoff, 99);
-    assert!(!aside(STEERING_LAYOUT).exists() && aside(OTHER_LAYOUT + 1).exists());
-    assert!(!pins.0.join("fe_setsockopt_older").exists(), "two links answer its calls");
-    detach_all(&pins.0).expect("detach_all");
-    assert!(!pins.0.exists(), "what was put aside stays");
-}
-
-#[test]
-fn senders_of_another_layout_do_not_stay() {
-    let host = Host::new();
-    let pins = Pins::new(&host, "loader");
-    drop(Backend::load(&backend_config(&host, &pins)).expect("the backend loads"));
-    call_it(&pins.0, OTHER_LAYOUT);
-    drop(Backend::load(&backend_config(&host, &pins)).expect("the backend loads in its place"));
-    assert!(!pins.0.join(format!("older_{OTHER_LAYOUT}")).exists());
-    assert_eq!(attached(BACKEND_PRIORITY), [(host.backend_port, true, true)]);
     detach_all(&pins.0).expect("detach_all");
 }
 
@@ -333,10 +276,10 @@ fn senders_are_written_found_and_forgotten() {
 }
 
 /// A control group for this test alone.
-struct Group(PathBuf);
+pub struct Group(pub PathBuf);
 
 impl Group {
-    fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let path = cgroup().join(format!("shunt-test-{}-{name}", std::process::id()));
         std::fs::create_dir(&path).expect("a control group");
         Self(path)

@@ -11,6 +11,7 @@ mod foreign;
 mod host;
 mod icmp;
 mod ingress;
+mod layouts;
 mod loader;
 mod model;
 mod native;

@@ -113,7 +113,8 @@ pub struct Steered {
     pub spacing: Option<u32>,
 }
 
-fn cookie() -> u64 {
+/// Returns the cookie of the calling thread's network namespace.
+pub fn cookie() -> u64 {
     sockopt::netns_cookie(std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket")).expect("SO_NETNS_COOKIE")
 }
 
