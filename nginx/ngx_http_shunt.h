@@ -185,6 +185,7 @@ typedef struct {
     ngx_http_handler_pt content_handler; /* the location's own, while hop.c's is in its place */
     ngx_msec_t given_at;                 /* when this tier gave a consent */
     unsigned received : 1;               /* a consent came with the request, from a trusted tier */
+    unsigned distrusted : 1;             /* a consent came, from an address that is not trusted */
     unsigned passed : 1;                 /* the received consent was sent on to the upstream */
     unsigned given : 1;       /* this tier has given a consent that no offer has used yet */
     unsigned consented : 1;   /* this tier has given a consent, used or not */
@@ -271,9 +272,22 @@ ngx_int_t ngx_http_shunt_add_request_field(ngx_http_request_t *r, char *key, cha
 ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r, ngx_int_t (*strips)(ngx_table_elt_t *h));
 ngx_table_elt_t *ngx_http_shunt_find_field(ngx_list_t *list);
 
+#define NGX_HTTP_SHUNT_ADDRESSES_SAID 8 /* number of addresses that are logged, at most */
+
+/* Addresses of tiers that were logged, once each. */
+typedef struct {
+    ngx_uint_t n;
+    struct {
+        size_t len;
+        u_char text[NGX_SOCKADDR_STRLEN];
+    } address[NGX_HTTP_SHUNT_ADDRESSES_SAID];
+} ngx_http_shunt_said_t;
+
 /* trust.c: the tiers next to this one */
 char *ngx_http_shunt_trust(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 ngx_uint_t ngx_http_shunt_is_trusted(const ngx_http_shunt_loc_conf_t *lcf, struct sockaddr *sa);
+ngx_uint_t ngx_http_shunt_may_say_address(ngx_http_shunt_said_t *said, const ngx_str_t *address);
+void ngx_http_shunt_say_distrusted(ngx_http_request_t *r);
 ngx_uint_t ngx_http_shunt_is_plain(const ngx_http_shunt_loc_conf_t *lcf, struct sockaddr *sa);
 
 /* hop.c: the server that a consent is meant for */

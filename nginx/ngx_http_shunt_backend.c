@@ -16,6 +16,10 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
     ngx_http_core_loc_conf_t *clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
 
     if (ctx == NULL || !ctx->received) {
+        if (ctx && ctx->distrusted) {
+            ngx_http_shunt_say_distrusted(r);
+        }
+
         return SHUNT_COUNT_relayed_no_consent;
     }
 

@@ -151,6 +151,40 @@ static ngx_int_t ngx_http_shunt_welcomed(ngx_http_shunt_channel_t *ch,
     return NGX_OK;
 }
 
+/* Logs that there is no agent, each reason once until it changes: a machine without an agent must
+ * not fill the log. */
+static void ngx_http_shunt_say_absent(ngx_http_shunt_channel_t *ch, ngx_err_t err, ngx_log_t *log)
+{
+    ngx_uint_t level = NGX_LOG_INFO;
+
+    if (ch->kind == SHUNT_CHANNEL_CONTROL && (err == 0 || err != ch->said)) {
+        level = ngx_http_shunt_level(NGX_LOG_WARN);
+    }
+
+    ch->said = err;
+
+    if (ch->refused) {
+        ngx_log_error(level, log, 0,
+                      "shunt: the agent at \"%V\" does not serve the user of nginx's workers: "
+                      "responses are relayed; add the user to \"users\" in the agent's "
+                      "configuration",
+                      &ch->path);
+        return;
+    }
+
+    ngx_log_error(level, log, err,
+                  "shunt: no agent at \"%V\": responses are relayed; check that shuntd runs, that "
+                  "this is its \"socket\", and that the user of nginx's workers may connect to it",
+                  &ch->path);
+}
+
+/* Notes whether the agent's answer to the hello is that it does not serve this worker's user. */
+static void ngx_http_shunt_note_refusal(ngx_http_shunt_channel_t *ch, ngx_http_shunt_received_t *in)
+{
+    ch->refused = !ch->welcomed && in->body.header.kind == SHUNT_MSG_ENDED &&
+                  in->body.ended.reason == SHUNT_REASON_NOT_ALLOWED;
+}
+
 static void ngx_http_shunt_channel_handler(ngx_event_t *rev)
 {
     ngx_int_t rc;
@@ -169,7 +203,12 @@ static void ngx_http_shunt_channel_handler(ngx_event_t *rev)
             rc = in.body.header.kind == SHUNT_MSG_WELCOME
                      ? ngx_http_shunt_welcomed(ch, &in, rev->log)
                      : ch->received(&in);
+            ngx_http_shunt_note_refusal(ch, &in);
             ngx_http_shunt_close_fds(&in);
+
+            if (ch->refused) {
+                ngx_http_shunt_say_absent(ch, NGX_EACCES, rev->log);
+            }
         }
 
         if (rc != NGX_OK) {
@@ -216,11 +255,14 @@ static int ngx_http_shunt_connect_socket(ngx_http_shunt_channel_t *ch)
         return -1;
     }
 
-    if (connect(fd, (struct sockaddr *) &address, sizeof(address)) == -1 ||
-        send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) != (ssize_t) sizeof(hello)) {
+    if (connect(fd, (struct sockaddr *) &address, sizeof(address)) == -1) {
         close(fd);
         return -1;
     }
+
+    /* an agent that does not serve this user has answered and closed already; its answer is read
+     * next */
+    (void) send(fd, &hello, sizeof(hello), MSG_NOSIGNAL);
 
     return fd;
 }
@@ -236,6 +278,7 @@ static ngx_int_t ngx_http_shunt_first_welcome(ngx_http_shunt_channel_t *ch, int 
     if (rc == NGX_OK) {
         rc = in.body.header.kind == SHUNT_MSG_WELCOME ? ngx_http_shunt_welcomed(ch, &in, log)
                                                       : NGX_ERROR;
+        ngx_http_shunt_note_refusal(ch, &in);
         ngx_http_shunt_close_fds(&in);
     }
 
@@ -246,6 +289,9 @@ static ngx_int_t ngx_http_shunt_connect(ngx_http_shunt_channel_t *ch, ngx_log_t 
 {
     int fd;
     ngx_connection_t *c;
+
+    ngx_set_errno(0);
+    ch->refused = 0;
 
     fd = ngx_http_shunt_connect_socket(ch);
     if (fd == -1) {
@@ -279,9 +325,6 @@ static ngx_int_t ngx_http_shunt_connect(ngx_http_shunt_channel_t *ch, ngx_log_t 
 
 static void ngx_http_shunt_try(ngx_http_shunt_channel_t *ch, ngx_log_t *log)
 {
-    ngx_err_t err;
-    ngx_uint_t level;
-
     if (ngx_http_shunt_connect(ch, log) == NGX_OK) {
         if (ch->backoff == 0) {
             ch->backoff = NGX_HTTP_SHUNT_BACKOFF_MIN;
@@ -290,22 +333,7 @@ static void ngx_http_shunt_try(ngx_http_shunt_channel_t *ch, ngx_log_t *log)
         return;
     }
 
-    err = ngx_errno;
-
-    /* Logs each reason once, until it changes: a machine without an agent must not fill the log. */
-    level = NGX_LOG_INFO;
-
-    if (ch->kind == SHUNT_CHANNEL_CONTROL && (err == 0 || err != ch->said)) {
-        level = ngx_http_shunt_level(NGX_LOG_WARN);
-    }
-
-    ch->said = err;
-
-    ngx_log_error(level, log, err,
-                  "shunt: no agent at \"%V\": responses are relayed; check that shuntd runs, that "
-                  "this is its \"socket\", and that the user of nginx's workers may connect to it",
-                  &ch->path);
-
+    ngx_http_shunt_say_absent(ch, ch->refused ? NGX_EACCES : ngx_errno, log);
     ngx_http_shunt_channel_lost(ch);
 }
 

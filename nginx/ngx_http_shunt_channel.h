@@ -42,6 +42,7 @@ typedef struct {
     ngx_str_t path;
     ngx_event_t retry;
     ngx_msec_t backoff; /* pause before the next attempt, ms; 0: none made yet */
+    ngx_uint_t refused; /* 1: the agent does not serve this worker's user */
     ngx_err_t said;     /* errno that was logged when there was no agent; 0: there is one */
 } ngx_http_shunt_channel_t;
 

@@ -133,6 +133,13 @@ static ngx_int_t ngx_http_shunt_note_hop(ngx_http_request_t *r, ngx_http_shunt_l
     return ngx_http_shunt_address_text(r->pool, c->sockaddr, c->socklen, &ctx->plain);
 }
 
+static ngx_uint_t ngx_http_shunt_is_consent(ngx_table_elt_t *h, ngx_http_shunt_consent_t *consent)
+{
+    return h->key.len == sizeof("Shunt-Consent") - 1 &&
+           ngx_strcasecmp(h->key.data, (u_char *) "Shunt-Consent") == 0 &&
+           ngx_http_shunt_parse_consent(&h->value, consent) == NGX_OK;
+}
+
 /* Keeps the one well-formed consent of a trusted tier, and counts every other Shunt-* field.
  * NGX_DECLINED: there were other fields. */
 static ngx_int_t ngx_http_shunt_receive(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf)
@@ -142,6 +149,7 @@ static ngx_int_t ngx_http_shunt_receive(ngx_http_request_t *r, ngx_http_shunt_lo
     ngx_list_part_t *part;
     ngx_table_elt_t *h;
     ngx_http_shunt_ctx_t *ctx;
+    ngx_http_shunt_consent_t consent;
 
     trusted = ngx_http_shunt_is_trusted(lcf, r->connection->sockaddr);
 
@@ -158,9 +166,7 @@ static ngx_int_t ngx_http_shunt_receive(ngx_http_request_t *r, ngx_http_shunt_lo
                 continue;
             }
 
-            if (trusted && !ctx->received && h[i].key.len == sizeof("Shunt-Consent") - 1 &&
-                ngx_strcasecmp(h[i].key.data, (u_char *) "Shunt-Consent") == 0 &&
-                ngx_http_shunt_parse_consent(&h[i].value, &ctx->consent) == NGX_OK) {
+            if (trusted && !ctx->received && ngx_http_shunt_is_consent(&h[i], &ctx->consent)) {
                 ctx->received = 1;
 
                 if (ngx_http_shunt_note_hop(r, lcf, ctx) != NGX_OK) {
@@ -170,6 +176,7 @@ static ngx_int_t ngx_http_shunt_receive(ngx_http_request_t *r, ngx_http_shunt_lo
                 continue;
             }
 
+            ctx->distrusted |= !trusted && ngx_http_shunt_is_consent(&h[i], &consent);
             ngx_http_shunt_count(SHUNT_COUNT_forged_request_field, 1);
             rc = NGX_DECLINED;
         }

@@ -19,8 +19,6 @@
  */
 #include "ngx_http_shunt.h"
 
-#define NGX_HTTP_SHUNT_SAID 8 /* number of addresses that are logged, at most */
-
 /* State of the output filter for one upstream. */
 typedef struct {
     ngx_http_upstream_t *upstream;
@@ -259,26 +257,11 @@ ngx_uint_t ngx_http_shunt_hop_is_ours(ngx_connection_t *c, const ngx_http_shunt_
 /* Logs that responses to this address are relayed, once for each address. */
 static void ngx_http_shunt_say_plain(ngx_http_request_t *r, ngx_str_t *address)
 {
-    ngx_uint_t i;
-    static ngx_uint_t n;
-    static struct {
-        size_t len;
-        u_char text[NGX_SOCKADDR_STRLEN];
-    } said[NGX_HTTP_SHUNT_SAID];
+    static ngx_http_shunt_said_t said;
 
-    for (i = 0; i < n; i++) {
-        if (said[i].len == address->len &&
-            ngx_memcmp(said[i].text, address->data, address->len) == 0) {
-            return;
-        }
-    }
-
-    if (n == NGX_HTTP_SHUNT_SAID) {
+    if (!ngx_http_shunt_may_say_address(&said, address)) {
         return;
     }
-
-    said[n].len = address->len;
-    ngx_memcpy(said[n++].text, address->data, address->len);
 
     ngx_log_error(
         NGX_LOG_ERR, r->connection->log, 0,

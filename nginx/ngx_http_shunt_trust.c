@@ -17,6 +17,48 @@ ngx_uint_t ngx_http_shunt_is_plain(const ngx_http_shunt_loc_conf_t *lcf, struct 
     return lcf->plain && ngx_cidr_match(sa, lcf->plain) == NGX_OK;
 }
 
+/* Whether to log an address: the first NGX_HTTP_SHUNT_ADDRESSES_SAID of them once each. Strangers
+ * can cause such lines, and must not fill the log. */
+ngx_uint_t ngx_http_shunt_may_say_address(ngx_http_shunt_said_t *said, const ngx_str_t *address)
+{
+    ngx_uint_t i;
+
+    for (i = 0; i < said->n; i++) {
+        if (said->address[i].len == address->len &&
+            ngx_memcmp(said->address[i].text, address->data, address->len) == 0) {
+            return 0;
+        }
+    }
+
+    if (said->n == NGX_HTTP_SHUNT_ADDRESSES_SAID || address->len > NGX_SOCKADDR_STRLEN) {
+        return 0;
+    }
+
+    said->address[said->n].len = address->len;
+    ngx_memcpy(said->address[said->n++].text, address->data, address->len);
+
+    return 1;
+}
+
+/* Logs that a response is relayed because its consent came from an address that is not trusted. */
+void ngx_http_shunt_say_distrusted(ngx_http_request_t *r)
+{
+    ngx_str_t address;
+    ngx_connection_t *c = r->connection;
+    static ngx_http_shunt_said_t said;
+
+    if (ngx_http_shunt_address_text(r->pool, c->sockaddr, c->socklen, &address) != NGX_OK ||
+        !ngx_http_shunt_may_say_address(&said, &address)) {
+        return;
+    }
+
+    ngx_log_error(NGX_LOG_ERR, c->log, 0,
+                  "shunt: responses to %V are relayed, because its requests carry consents and "
+                  "\"shunt_trust\" does not name it; if it is a tier of this service, add "
+                  "\"shunt_trust %V;\" here",
+                  &address, &address);
+}
+
 static char *ngx_http_shunt_trust_parse(ngx_conf_t *cf, ngx_str_t *text, ngx_cidr_t *cidr)
 {
     ngx_int_t rc;

@@ -172,6 +172,29 @@ class PlainTiers(Plain):
         self.assertEqual((self.outcome(n=2), self.outcome(8088)), ("shortcut", "offered"))
 
 
+class Strangers(Plain):
+    """Consents from addresses that no shunt_trust names."""
+
+    def test_the_first_addresses_are_said_once_each(self):
+        for host in [f"127.0.1.{n}" for n in range(1, 12)] * 2:
+            c = Client(port=8083, host="127.0.0.2", source=host)
+            r = c.get("/big", fields=consents.CONSENT)
+            c.close()
+            self.assertTrue(r.body == BIG)
+        told = self.told()
+        self.assertEqual(len(told), 8, told)
+        for n, line in enumerate(told, 1):
+            self.assertIn("[error]", line)
+            self.assertIn(f'add "shunt_trust 127.0.1.{n};"', line)
+        self.assertEqual(self.agent.counters()["forged_request_field"], 22)
+
+    def test_a_field_that_is_no_consent_is_not_said(self):
+        c = Client(port=8083, host="127.0.0.2")
+        r = c.get("/big", fields="Shunt-Consent: 1; frontend=x\r\nShunt-Other: 1\r\n")
+        c.close()
+        self.assertEqual((r.body == BIG, self.told()), (True, []))
+
+
 class Meant(Plain):
     """The consent is meant for the next server, in whatever way nginx chooses that server."""
 

@@ -9,6 +9,7 @@ use shunt_agent::os::{privileges, seccomp};
 use shunt_agent::telemetry::log::LOG;
 use shunt_agent::{Daemon, SetLog, SteerError};
 use shunt_config::Config;
+use shunt_config::log::log_problem;
 use shunt_odb::reference::Holder;
 use shunt_sys::erase::ErasingAllocator;
 use shunt_sys::say;
@@ -48,12 +49,15 @@ static ALLOCATOR: ErasingAllocator = ErasingAllocator;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let asked = EnvFilter::try_from_default_env().ok();
+    let (asked, fault) = asked_for();
     let is_fixed = asked.is_some();
     let (filter, level) = reload::Layer::new(asked.unwrap_or_else(|| EnvFilter::new("info")));
     let colours = std::env::var_os("NO_COLOR").is_none() && std::io::IsTerminal::is_terminal(&std::io::stderr());
     let lines = fmt::layer().with_writer(|| &LOG).log_internal_errors(false).with_ansi(colours);
     tracing_subscriber::registry().with(filter).with(lines).init();
+    if let Some(fault) = fault {
+        tracing::warn!("{fault}; `log` of the configuration counts");
+    }
     let set_log = move |text: &str| {
         // RUST_LOG takes precedence over the configuration.
         if is_fixed {
@@ -68,6 +72,16 @@ fn main() -> ExitCode {
     }
     LOG.finish();
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Returns the filter that RUST_LOG names, or what is wrong with it. Returns neither if RUST_LOG is not set.
+fn asked_for() -> (Option<EnvFilter>, Option<String>) {
+    let text = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_default();
+    match log_problem(&text) {
+        _ if text.is_empty() => (None, None),
+        Some(problem) => (None, Some(format!("RUST_LOG={text:?}: {problem}"))),
+        None => (EnvFilter::try_new(&text).ok(), None),
+    }
 }
 
 /// Prints whether a configuration is good.
@@ -96,6 +110,7 @@ fn run(arguments: &Arguments, set_log: SetLog) -> anyhow::Result<()> {
     if arguments.check {
         return check(&config, &arguments.config);
     }
+    privileges::are_enough()?;
     if arguments.detach {
         return shunt_agent::detach(&config, arguments.force).map_err(|error| match error {
             SteerError::Running { .. } => anyhow::anyhow!("{error}, or add --force, which ends that agent"),

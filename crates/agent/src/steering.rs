@@ -42,6 +42,20 @@ pub enum SteerError {
         /// Process id of the agent, if it is known.
         by: Option<i32>,
     },
+    /// The agent that uses the pins has not ended, although it was told to.
+    #[error(
+        "the agent{} that uses the programs pinned in {} does not end: {}",
+        holder::by(*.process), .pins.display(), match .process {
+            Some(process) => format!("end it by `kill -KILL {process}`, or restart this machine"),
+            None => "end it, or restart this machine".into(),
+        }
+    )]
+    Stays {
+        /// Process id of the agent, if it is known.
+        process: Option<i32>,
+        /// Directory with the pins.
+        pins: PathBuf,
+    },
     /// Another agent's programs are on an interface.
     #[error("{error}{}", holder::running(.pins.as_ref()))]
     Taken {
@@ -87,17 +101,13 @@ pub(crate) struct Place {
 impl Place {
     pub(crate) fn of(config: &Config, names: &[String]) -> Result<Self, SteerError> {
         let host = |what| move |error| SteerError::Host { what, error };
-        let cgroup = match &config.cgroup {
-            Some(path) => path.clone(),
-            None => {
-                let found = cgroup::root().map_err(host("finding the cgroup v2 hierarchy (`cgroup` names it)"))?;
-                tracing::info!(
-                    cgroup = %found.display(),
-                    "found cgroup v2: servers must be below it (`cgroup` names another)"
-                );
-                found
-            }
-        };
+        let cgroup = cgroup::chosen(config.cgroup.as_deref()).map_err(host("`cgroup`"))?;
+        if config.cgroup.is_none() {
+            tracing::info!(
+                cgroup = %cgroup.display(),
+                "found cgroup v2: servers must be below it (`cgroup` names another)"
+            );
+        }
         Ok(Self {
             cgroup,
             netns_cookie: sockets::netns_cookie().map_err(host("asking for the network namespace's cookie"))?,

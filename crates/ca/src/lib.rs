@@ -110,7 +110,14 @@ impl Files {
             }
         }
         write_new(&self.key, 0o600, &key.serialize_pem())?;
-        write_new(&self.certificate, 0o644, certificate)
+        write_new(&self.certificate, 0o644, certificate).inspect_err(|_| drop(std::fs::remove_file(&self.key)))
+    }
+
+    /// Removes both files, which this command has written. Otherwise they would be in the way of the next attempt.
+    fn take_back(&self) {
+        for path in [&self.certificate, &self.key] {
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
@@ -147,10 +154,15 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         good_for(&mut params, AUTHORITY_DAYS);
         let certificate = params.self_signed(&key)?;
-        Files::of(directory, AUTHORITY).write(&certificate.pem(), &key)?;
+        let files = Files::of(directory, AUTHORITY);
+        files.write(&certificate.pem(), &key)?;
         let authority = Self { directory: directory.into() };
-        write_new(&authority.list(), 0o644, &Revoked::none().sign(&authority.issuer()?)?)?;
+        authority.write_empty_list().inspect_err(|_| files.take_back())?;
         Ok(authority)
+    }
+
+    fn write_empty_list(&self) -> Result<(), CaError> {
+        write_new(&self.list(), 0o644, &Revoked::none().sign(&self.issuer()?)?)
     }
 
     /// Returns the authority that [`Authority::create`] has made in a directory. Reads no file yet.
@@ -274,16 +286,15 @@ fn replace(path: &Path, text: &str) -> Result<(), CaError> {
     std::fs::rename(&next, path).map_err(|error| CaError::Write { path: path.into(), error })
 }
 
+/// Writes a new file. If the disk has no room for it, no part of it is left.
 fn write_new(path: &Path, mode: u32, text: &str) -> Result<(), CaError> {
-    let opened = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
-    let written = opened.and_then(|mut file| {
-        file.write_all(text.as_bytes())?;
-        file.sync_all()
-    });
-    written.map_err(|error| match error.kind() {
+    let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::AlreadyExists => CaError::Exists(path.into()),
         _ => CaError::Write { path: path.into(), error },
-    })
+    };
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path).map_err(failed)?;
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+    written.inspect_err(|_| drop(std::fs::remove_file(path))).map_err(failed)
 }
 
 #[cfg(test)]
@@ -316,6 +327,34 @@ mod tests {
         let before = std::fs::read(&files.key).unwrap();
         assert!(matches!(authority.issue(&request("fe1")), Err(CaError::Exists(_))));
         assert_eq!(std::fs::read(&files.key).unwrap(), before);
+    }
+
+    /// Limits the length of files in the place of a full disk: `ulimit -f` counts in blocks of 512 bytes. With 0 the key
+    /// cannot be written, and with 1 the certificate cannot, which is longer.
+    #[test]
+    fn a_full_disk_leaves_nothing_in_the_way_of_the_next_attempt() {
+        const CHILDS: &str = "SHUNT_TEST_DIRECTORY";
+        const OWN: &str = "tests::a_full_disk_leaves_nothing_in_the_way_of_the_next_attempt";
+        if let Some(directory) = std::env::var_os(CHILDS) {
+            assert!(matches!(Authority::create(Path::new(&directory)), Err(CaError::Write { .. })));
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        for blocks in [0, 1] {
+            let mut child = std::process::Command::new("dash");
+            let limited = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"");
+            child.args(["-c", &limited, "dash"]).arg(std::env::current_exe().unwrap());
+            let output = child.args(["--exact", OWN]).env(CHILDS, dir.path()).output().unwrap();
+            assert!(
+                output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed"),
+                "{output:?}"
+            );
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{blocks}");
+        }
+        std::fs::create_dir(dir.path().join("crl.pem")).unwrap();
+        assert!(matches!(Authority::create(dir.path()), Err(CaError::Exists(_))));
+        std::fs::remove_dir(dir.path().join("crl.pem")).unwrap();
+        Authority::create(dir.path()).unwrap();
     }
 
     #[test]

@@ -17,7 +17,8 @@ impl Config {
 
 fn machine() -> String {
     format!(
-        "# name, listen and [tls] have no default, nor have `interfaces` and [[peer]] (docs/shuntd.md)\n\
+        "# Keep only the sections of what this machine is: [frontend], [backend] and [store] each turn a role on.\n\
+         # name, listen and [tls] have no default, nor have `interfaces` and [[peer]] (docs/shuntd.md)\n\
          socket = {:?}\n\
          pins = {:?}\n\
          seccomp = true\n\

@@ -32,6 +32,7 @@ use speaks_for::SpeaksFor;
 pub mod accounts;
 pub mod callers;
 mod defaults;
+pub mod log;
 mod ports;
 mod reload;
 pub mod speaks_for;
@@ -483,8 +484,9 @@ impl Config {
     }
 
     fn problem(&self) -> Option<String> {
-        if let Some(problem) = self.name_problem().or_else(|| self.interval_problem()) {
-            return Some(problem);
+        let problem = self.name_problem().or_else(|| self.interval_problem()).or_else(|| self.port_problem());
+        if problem.is_some() {
+            return problem;
         }
         let long = self.peers.iter().find(|peer| peer.spoken_for().len() > PREFIXES_MAX);
         if let Some(PeerConfig { name, .. }) = long {
@@ -502,8 +504,8 @@ impl Config {
             let advice = "an intermediate needs no agent, unless its programs run under `shunt run`";
             return Some(format!("the configuration has no [frontend], [backend] or [store]: {advice}"));
         }
-        if let Err(error) = tracing_subscriber::EnvFilter::try_new(&self.log) {
-            return Some(format!("log = {:?}: {error}; write error, warn, info, debug or trace", self.log));
+        if let Some(problem) = log::log_problem(&self.log) {
+            return Some(format!("log = {:?}: {problem}", self.log));
         }
         if self.frontend.as_ref().is_some_and(|frontend| frontend.interfaces.is_empty()) {
             return Some(
@@ -539,6 +541,16 @@ impl Config {
             return Some(format!("name \"{twice}\" stands twice: give each machine a different name"));
         }
         None
+    }
+
+    /// Returns what is wrong with the ports that agents listen at and connect to. With port 0 the kernel would choose
+    /// another port at each start, which no peer could know.
+    fn port_problem(&self) -> Option<String> {
+        if self.listen.port() == 0 {
+            return Some(format!("listen = \"{}\": port 0 is no port; write 7440, as in the examples", self.listen));
+        }
+        let peer = self.peers.iter().find(|peer| peer.address.port() == 0)?;
+        Some(format!("address of peer \"{}\": port 0 is no port; write the port of `listen` there", peer.name))
     }
 
     /// Returns what is wrong with `heartbeat` and `drain`.
@@ -700,6 +712,18 @@ fn instead(said: &str, text: &str) -> Option<String> {
                 .into(),
         );
     }
+    if said.contains("expected a duration") {
+        return Some("write a number with a unit, in quotes, such as \"250ms\", \"30s\" or \"1h\"".into());
+    }
+    if let Some(value) = said.strip_suffix(", expected a sequence") {
+        // The parser shows a text in quotes, and a number in `...`.
+        let value = value.split_once(['"', '`']).and_then(|(_, rest)| rest.rsplit_once(['"', '`']));
+        let quote = if said.contains('"') { "\"" } else { "" };
+        return Some(format!("write a list: [{quote}{}{quote}]", value.map_or("...", |(value, _)| value)));
+    }
+    if said.contains("enum Account") {
+        return Some("write a name in quotes, such as \"www-data\", or a number without quotes, such as 33".into());
+    }
     let key = said.strip_prefix("unknown field `")?.split('`').next()?;
     is_of_no_section(key).then(|| format!("`{key}` belongs to no section: write it before the first line in brackets"))
 }
@@ -794,6 +818,9 @@ mod tests {
             (GOOD.replace("[backend]", "[store]\nsocket = \"/run/shunt/shuntd.sock\"\n[backend]"), "the same path"),
             (GOOD.replace("[backend]", "[limits]\nhandoffs = 0\n[backend]"), "handoffs = 0"),
             (GOOD.replace("[backend]", "[limits]\noffer = 1\n[backend]"), "offer"),
+            (GOOD.replace("10.0.0.4:7440", "10.0.0.4:0"), "listen = \"10.0.0.4:0\": port 0 is no port"),
+            (GOOD.replace("10.0.0.2:7440", "10.0.0.2:0"), "address of peer \"fe1\": port 0"),
+            (GOOD.replace("listen", "log = \"verbose\"\nlisten"), "log = \"verbose\": \"verbose\" is no level: write"),
             (GOOD.replace("listen", "heartbeat = \"1ms\"\nlisten"), "shorter than 50ms"),
             (GOOD.replace("listen", "drain = \"2h\"\nlisten"), "longer than 1h"),
             (GOOD.replace("listen", "heartbeat = \"11s\"\nlisten"), "longer than 10s"),
@@ -801,17 +828,32 @@ mod tests {
             (GOOD.replace("\"fe1\"", "\"10.0\""), "certificate"),
             (GOOD.replace("ca =", "# ca ="), "missing field `ca`"),
             (GOOD.split("[backend]").next().unwrap().into(), "no [frontend], [backend] or [store]"),
+        ];
+        are_named(&cases);
+    }
+
+    /// Asserts that each text is refused, with these words.
+    fn are_named(cases: &[(String, &str)]) {
+        for (text, expected) in cases {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(expected), "{error:?} should say {expected:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_parser_refuses_comes_with_advice() {
+        are_named(&[
+            (GOOD.replace("[\"eth0\"]", "\"eth0\""), "write a list: [\"eth0\"]"),
+            (GOOD.replace("[\"eth0\"]", "7"), "write a list: [7]"),
+            (GOOD.replace("listen", "heartbeat = 250\nlisten"), "in quotes, such as \"250ms\""),
+            (GOOD.replace("listen", "users = [true]\nlisten"), "a number without quotes"),
             (GOOD.replace("[[peer]]", "[peer]"), "write `[[peer]]`"),
             (GOOD.replace("[[peer]]", "[peer] # fe1"), "write `[[peer]]`"),
             (GOOD.replace("10.0.0.4:7440", "10.0.0.4"), "ADDRESS:PORT"),
             (GOOD.replace("10.0.0.2:7440", "fe1.example.org:7440"), "ADDRESS:PORT"),
             (format!("{GOOD}\nmetrics = \"127.0.0.1:9440\""), "`metrics` belongs to no section"),
             (GOOD.replace("[backend]", "[backend]\nusers = [\"www-data\"]"), "`users` belongs to no section"),
-        ];
-        for (text, expected) in cases {
-            let error = parse(&text).unwrap_err();
-            assert!(error.contains(expected), "{error:?} should say {expected:?}");
-        }
+        ]);
         let typo = parse(&GOOD.replace("interfaces", "interface")).unwrap_err();
         assert!(!typo.contains("no section"), "{typo}");
     }

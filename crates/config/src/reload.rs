@@ -39,7 +39,7 @@ impl Config {
     pub fn keys_for_a_restart(&self, newer: &Self) -> Vec<&'static str> {
         let differ =
             |one: &dyn std::fmt::Debug, other: &dyn std::fmt::Debug| format!("{one:?}") != format!("{other:?}");
-        let keys: [(&str, bool); 15] = [
+        let keys: [(&str, bool); 17] = [
             ("name", differ(&self.name, &newer.name)),
             ("socket", differ(&self.socket, &newer.socket)),
             ("socket_group", differ(&self.socket_group, &newer.socket_group)),
@@ -50,11 +50,13 @@ impl Config {
             ("user", differ(&self.user, &newer.user)),
             ("pins", differ(&self.pins, &newer.pins)),
             ("cgroup", differ(&self.cgroup, &newer.cgroup)),
-            ("heartbeat, drain", differ(&(self.heartbeat, self.drain), &(newer.heartbeat, newer.drain))),
+            ("heartbeat", differ(&self.heartbeat, &newer.heartbeat)),
+            ("drain", differ(&self.drain, &newer.drain)),
             ("[frontend]", differ(&self.frontend, &newer.frontend)),
             ("[backend]", differ(&self.backend, &newer.backend)),
             ("[store]", differ(&self.store, &newer.store)),
-            ("metrics, seccomp", differ(&(self.metrics, self.seccomp), &(newer.metrics, newer.seccomp))),
+            ("metrics", differ(&self.metrics, &newer.metrics)),
+            ("seccomp", differ(&self.seccomp, &newer.seccomp)),
         ];
         keys.into_iter().filter_map(|(key, is_other)| is_other.then_some(key)).collect()
     }
@@ -103,5 +105,9 @@ mod tests {
         let newer = config("offer_lifetime = \"20s\"\n[limits]\noffers = 7\n");
         assert_eq!(running.keys_for_a_restart(&newer), ["[backend]"]);
         assert_eq!(running.with(&newer).unwrap().limits.offers, 7);
+        let metrics = Config { metrics: Some("127.0.0.1:9440".parse().unwrap()), ..running.clone() };
+        assert_eq!(running.keys_for_a_restart(&metrics), ["metrics"]);
+        let drain = Config { drain: std::time::Duration::ZERO, ..running.clone() };
+        assert_eq!(running.keys_for_a_restart(&drain), ["drain"]);
     }
 }

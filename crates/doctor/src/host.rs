@@ -3,7 +3,7 @@
 //! another agent.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use caps::{CapSet, Capability};
@@ -18,9 +18,8 @@ use shunt_host::errors::chain;
 use shunt_host::interfaces;
 use shunt_transport::credentials::Credentials;
 
-/// Types of file systems, from linux/magic.h.
+/// Type of the BPF file system, from linux/magic.h.
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
-const CGROUP2_SUPER_MAGIC: i64 = 0x6367_7270;
 /// Time before a certificate's end from which on the doctor reports a fault. Certificates that are valid for at most
 /// twice this time are exempt.
 const SOON: Duration = Duration::from_secs(3 * 24 * 3600);
@@ -187,24 +186,13 @@ fn capabilities() -> Finding {
 /// Checks that `cgroup` is a directory of a cgroup v2 hierarchy. Without this key, checks the directory that the agent
 /// would find by itself.
 pub(crate) fn group(config: &Config) -> Finding {
-    let (directory, about) = match &config.cgroup {
-        Some(path) => (Ok(path.clone()), format!("cgroup = \"{}\"", path.display())),
-        None => {
-            let found = cgroup::root();
-            let at = found.as_ref().map_or_else(|_| String::new(), |path| format!(", found at {}", path.display()));
-            (found, format!("cgroup v2{at}"))
-        }
+    let found = cgroup::chosen(config.cgroup.as_deref());
+    let about = match (&config.cgroup, &found) {
+        (Some(path), _) => format!("cgroup = \"{}\"", path.display()),
+        (None, Ok(path)) => format!("cgroup v2, found at {}", path.display()),
+        (None, Err(_)) => "cgroup v2".into(),
     };
-    let is_one = |path: &PathBuf| statfs(path).is_ok_and(|found| found.f_type == CGROUP2_SUPER_MAGIC);
-    let advice = match directory {
-        Ok(path) if is_one(&path) => None,
-        Ok(path) => Some(format!(
-            "{} is no directory of a cgroup v2 hierarchy: name the one that the servers are below",
-            path.display()
-        )),
-        Err(error) => Some(format!("{error}: run `mount -t cgroup2 none /sys/fs/cgroup`, or boot with cgroup v2")),
-    };
-    Finding::of("cgroup", about, advice)
+    Finding::of("cgroup", about, found.err().map(|error| error.to_string()))
 }
 
 /// Checks that the kernel gives no port of `[backend] ports` to other connections. All of them are checked, because any
@@ -219,8 +207,10 @@ pub(crate) fn ports(config: &Config) -> Option<Finding> {
     };
     let is_free = |port: u16| !(low..=high).contains(&port) || is_reserved(&reserved, port);
     let advice = (!ports.clone().all(is_free)).then(|| {
+        // sysctl(8) replaces the whole list, and other programs may need what it has.
+        let others = if reserved.trim().is_empty() { String::new() } else { format!("{},", reserved.trim()) };
         format!(
-            "the kernel gives them to other connections: `sysctl -w net.ipv4.ip_local_reserved_ports={}-{}`",
+            "the kernel gives them to other connections: `sysctl -w              net.ipv4.ip_local_reserved_ports={others}{}-{}`",
             ports.start(),
             ports.end()
         )

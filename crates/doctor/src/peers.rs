@@ -220,8 +220,10 @@ fn why_refused(config: &Config, error: &TransportError) -> String {
         TransportError::Refused(Reason::NotAllowed) => {
             format!("it has no `[[peer]]` \"{}\": add one there", config.name)
         }
+        // These say themselves what to do.
+        TransportError::Tls(_) | TransportError::RefusedBy(_) => error.to_string(),
         error => {
-            format!("{error}: check that both certificates are valid, have these names, and come from the same `ca`")
+            format!("{error}; check that both certificates are valid, have these names, and come from the same `ca`")
         }
     }
 }
@@ -246,5 +248,15 @@ mod tests {
         let asked = at(&["10.0.0.10:8080", "192.0.2.10:80", "192.0.2.10:443", "[2001:db8::10]:80"]);
         assert_eq!(known_by(&listens, &clients, own), asked);
         assert_eq!(known_by(&at(&["0.0.0.0:80", "[::]:80"]), &[], own), at(&["10.0.0.10:80"]));
+    }
+
+    #[test]
+    fn an_error_that_says_what_to_do_gets_no_second_advice() {
+        let text = "name = \"fe\"\nlisten = \"127.0.0.1:7440\"\n[frontend]\ninterfaces = [\"lo\"]\n\
+                    [tls]\ncertificate = \"c\"\nkey = \"k\"\nca = \"a\"\n";
+        let config = Config::parse(text, std::path::Path::new("x")).unwrap();
+        let said = why_refused(&config, &TransportError::RefusedBy(Reason::Version));
+        assert!(said.ends_with("install the same release on both machines"), "{said}");
+        assert!(why_refused(&config, &TransportError::Closed).contains("closed the connection; check that both"));
     }
 }

@@ -29,6 +29,10 @@ pub(crate) fn read(servers: &Servers) -> Result<Served, Finding> {
             let text = fs::read_to_string(path);
             let text = text.map_err(|error| named(format!("cannot read {}: {error}", path.display())))?;
             match nginx::refusal(&text) {
+                _ if text.trim().is_empty() => Err(unusable(&format!(
+                    "{path} is empty: write the output of `nginx -T 2>&1` to it",
+                    path = path.display()
+                ))),
                 None if !nginx::is_empty(&text) => Ok(Served::parse(&text)),
                 why => Err(refused(&why.unwrap_or_else(|| format!("{} has no directive", path.display())))),
             }
@@ -42,16 +46,29 @@ pub(crate) fn read(servers: &Servers) -> Result<Served, Finding> {
                     false => named(why),
                 }
             })?;
+            let text = String::from_utf8_lossy(&output.stdout);
+            if output.status.success() && nginx::is_empty(&text) {
+                let why = format!("{} -T prints no configuration: name nginx by --nginx PROGRAM", program.display());
+                return Err(unusable(&why));
+            }
             if output.status.success() {
                 let said = run("-v").map(|output| output.stderr).unwrap_or_default();
                 let version = nginx::version(&String::from_utf8_lossy(&said));
-                return Ok(Served { version, ..Served::parse(&String::from_utf8_lossy(&output.stdout)) });
+                return Ok(Served { version, ..Served::parse(&text) });
             }
             let said = String::from_utf8_lossy(&output.stderr);
-            let last = || format!("{} -T failed: {}", program.display(), said.lines().last().unwrap_or_default());
+            let last = || {
+                let why = said.lines().last().map_or_else(|| output.status.to_string(), str::to_owned);
+                format!("{} -T failed: {why}", program.display())
+            };
             Err(refused(&nginx::refusal(&said).unwrap_or_else(last)))
         }
     }
+}
+
+/// Returns the fault of a file or a program that has no configuration of nginx. `why` also says what to do.
+fn unusable(why: &str) -> Finding {
+    Finding::fault("nginx", "its configuration", why)
 }
 
 fn refused(why: &str) -> Finding {
@@ -257,7 +274,9 @@ mod tests {
             path
         };
         let empty = read(&Servers::File(said("empty", ""))).unwrap_err().fault_line().unwrap();
-        assert!(empty.contains("has no directive") && empty.contains("nginx -t"), "{empty}");
+        assert!(empty.contains("empty is empty: write the output of `nginx -T"), "{empty}");
+        let comment = read(&Servers::File(said("comment", "# no\n"))).unwrap_err().fault_line().unwrap();
+        assert!(comment.contains("has no directive") && comment.contains("nginx -t"), "{comment}");
         let file = said("both", "[emerg] 7#7: unknown directive \"shnut\" in /etc/n:2\nnginx: ... test failed\n");
         let line = read(&Servers::File(file)).unwrap_err().fault_line().unwrap();
         assert!(line.contains("[emerg] unknown directive \"shnut\" in /etc/n:2"), "{line}");
@@ -265,6 +284,12 @@ mod tests {
         fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
         let line = read(&Servers::Program(program)).unwrap_err().fault_line().unwrap();
         assert!(line.contains("[emerg] no \"events\" section"), "{line}");
+        for (program, why) in
+            [("true", "true -T prints no configuration"), ("false", "false -T failed: exit status: 1")]
+        {
+            let line = read(&Servers::Program(program.into())).unwrap_err().fault_line().unwrap();
+            assert!(line.contains(why), "{line}");
+        }
     }
 
     #[test]

@@ -12,7 +12,8 @@ use super::finding::Finding;
 use super::host;
 use shunt_config::Config;
 use shunt_config::accounts::Account;
-use shunt_host::packets;
+use shunt_host::holder::holder;
+use shunt_host::packets::{self, ListenError};
 use shunt_host::sockets::is_ours;
 
 /// Checks accounts, addresses, sockets, the control group, ports, and access to the agent's private key.
@@ -50,14 +51,25 @@ fn addresses(config: &Config) -> Vec<Finding> {
     listen.chain(metrics).chain(senders).map(of).collect()
 }
 
-/// Checks that the paths of the agent's Unix sockets have no other kind of file, which the agent would not replace.
+/// Checks that an agent could listen at the paths of its Unix sockets: each is short enough, and has neither another kind
+/// of file nor another agent's socket.
 fn sockets(config: &Config) -> Vec<Finding> {
     let programs = config.store.iter().map(|store| ("[store] socket", &store.socket));
     let of = |(key, path): (&str, &PathBuf)| {
-        let advice = packets::is_for_a_socket(path).err().map(|error| error.to_string());
+        let usable = packets::is_for_a_socket(path).and_then(|()| is_free(path, &config.pins));
+        let advice = usable.err().map(|error| error.to_string());
         Finding::of("socket", key, advice)
     };
     [("socket", &config.socket)].into_iter().chain(programs).map(of).collect()
+}
+
+/// Checks that nobody listens at a path, except the agent that runs with this configuration: the one that uses its
+/// `pins`. A listener that the kernel does not name counts as that agent, if there is one.
+fn is_free(path: &Path, pins: &Path) -> Result<(), ListenError> {
+    let Some(listener) = packets::listener(path) else { return Ok(()) };
+    let own = holder(pins);
+    let is_own = own.is_some() && (listener.process.is_none() || listener.process == own);
+    if is_own { Ok(()) } else { Err(ListenError::Taken(path.into(), listener)) }
 }
 
 /// Checks that the user that the agent becomes can read the key at `path`, because the agent reads the key again at
@@ -74,10 +86,11 @@ fn key(user: &Account, path: &Path) -> Option<Finding> {
         .filter(|(path, _)| !path.as_os_str().is_empty())
         .find(|(path, bit)| !may(path, user.uid, user.gid, *bit));
     let advice = in_the_way.map(|(path, _)| {
+        let (what, mode) = if path.is_dir() { ("entered", "g+x") } else { ("read", "g+r") };
         let (path, group) = (path.display(), group_name(user.gid));
         format!(
-            "{path} cannot be entered by that user, and `systemctl reload shuntd` would fail: `chgrp {group} {path}`, \
-             and let the group enter"
+            "{path} cannot be {what} by that user, and `systemctl reload shuntd` would fail: `chgrp {group} {path}`, \
+             and `chmod {mode} {path}`"
         )
     });
     Some(Finding::of("certificate", about, advice))
@@ -148,6 +161,22 @@ mod tests {
     }
 
     #[test]
+    fn another_agents_socket_is_a_fault_and_the_own_one_is_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let [path, pins] = ["s", "pins"].map(|name| directory.path().join(name));
+        fs::create_dir(&pins).unwrap();
+        let config = config(&format!("socket = {path:?}\npins = {pins:?}"), "");
+        let faults = || -> Vec<String> { sockets(&config).iter().filter_map(Finding::fault_line).collect() };
+        let _listens = packets::listen(&path, None, false).unwrap();
+        let said = format!("socket: socket: an agent (process {}) listens at {}", std::process::id(), path.display());
+        assert!(matches!(&faults()[..], [one] if one.starts_with(&said)), "{:?}", faults());
+        // The agent that has this configuration holds the lock on its pins.
+        let lock = fs::File::open(&pins).unwrap();
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        assert_eq!(faults(), [""; 0]);
+    }
+
+    #[test]
     fn an_account_that_nobody_knows_is_named_with_its_key() {
         for key in ["users", "groups", "observers"] {
             is_found(&format!("{key} = [\"no-such-account\"]"), "", &[key, "no-such-account"]);
@@ -165,7 +194,13 @@ mod tests {
         let nobody = User::from_name("nobody").unwrap().unwrap();
         let group = Group::from_gid(nobody.gid).unwrap().unwrap().name;
         let line = key(&Account::Name("nobody".into()), &path).unwrap().fault_line().unwrap();
+        let advice = format!("{at} cannot be read by that user, and", at = path.display());
+        assert!(line.contains(&advice) && line.contains("`chmod g+r "), "{line}");
         assert!(line.contains(&format!("`chgrp {group} {}`", path.display())), "{line}");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        let line = key(&Account::Name("nobody".into()), &path).unwrap().fault_line().unwrap();
+        assert!(line.contains("cannot be entered by that user") && line.contains("`chmod g+x "), "{line}");
         assert_eq!(group_name(Gid::from_raw(4_242_424)), "4242424");
     }
 

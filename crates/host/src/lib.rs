@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod errors;
+pub mod holder;
 pub mod interfaces;
 pub mod packets;
 pub mod routes;

@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{Gid, Mode};
 use rustix::io::Errno;
@@ -14,11 +15,18 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use shunt_sys::sockopt::peer_credentials;
 use shunt_wire::local::MAX_PACKET_BYTES;
 
 /// Largest number of descriptors in one packet. The agent's answer to a server (WELCOME) has three: the board (memory
 /// that tells servers of peers and limits), the counters, and the ring by which the kernel tells of completed payloads.
 const MAX_DESCRIPTORS: usize = 3;
+/// Longest path of a Unix socket, in bytes (`sun_path` of unix(7), without the zero byte at its end).
+pub const PATH_BYTES_MAX: usize = 107;
+/// Number of attempts to find a path free, and the time between two of them. An agent that is killed may lose the lock
+/// on its pins a moment before its sockets are closed.
+const ATTEMPTS: u32 = 5;
+const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);
 
 /// Why a socket cannot listen at a path.
 #[derive(Debug, thiserror::Error)]
@@ -26,30 +34,77 @@ pub enum ListenError {
     /// A file that is no socket is at the path. It stays there.
     #[error("{0} exists and is no socket: name another path")]
     NoSocket(PathBuf),
+    /// A program listens at the path.
+    #[error("{}", listens(.0, .1))]
+    Taken(PathBuf, Listener),
+    /// The path is longer than [`PATH_BYTES_MAX`].
+    #[error("{0} has {bytes} bytes, and the path of a socket at most {PATH_BYTES_MAX}: name a shorter one", bytes = .0.as_os_str().len())]
+    TooLong(PathBuf),
     /// A system call failed.
     #[error("cannot listen at {0}: {1}; check that its directory exists and that the agent may write there")]
     Kernel(PathBuf, io::Error),
 }
 
-/// Checks that nothing is at a path, or a socket, which [`listen`] replaces. A symbolic link does not count as a
+/// A program that listens at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// Process id, if the kernel tells it.
+    pub process: Option<i32>,
+}
+
+fn listens(path: &Path, listener: &Listener) -> String {
+    let process = listener.process.map(|process| format!(" (process {process})")).unwrap_or_default();
+    format!("an agent{process} listens at {}: stop it first, or name another path", path.display())
+}
+
+/// Returns the program that listens at `path`. `None` where nobody does, as after an agent that was killed, and where
+/// this process may not connect.
+pub fn listener(path: &Path) -> Option<Listener> {
+    // An agent that is stopped accepts nothing. Once its backlog is full, connect(2) of a blocking socket would wait.
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?;
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(path).ok()?) {
+        Ok(()) => {
+            // Process 0 stands for one that this process cannot see, as from within a container.
+            let process = peer_credentials(&socket).ok().map(|listens| listens.pid).filter(|pid| *pid > 0);
+            Some(Listener { process })
+        }
+        // The backlog is full, or the socket is of another type: a program listens, and the kernel does not say which.
+        Err(Errno::AGAIN | Errno::PROTOTYPE) => Some(Listener { process: None }),
+        Err(_) => None,
+    }
+}
+
+/// Checks that nothing is at a path, or a socket, which [`listen`] replaces if nobody listens there. A symbolic link does not count as a
 /// socket: whoever made the link would choose which socket is replaced. If the path cannot be examined, returns no
 /// error, because [`listen`] then fails and says why.
 ///
 /// # Errors
-/// Returns [`ListenError::NoSocket`].
+/// Returns [`ListenError::NoSocket`] or [`ListenError::TooLong`].
 pub fn is_for_a_socket(path: &Path) -> Result<(), ListenError> {
+    if path.as_os_str().len() > PATH_BYTES_MAX {
+        return Err(ListenError::TooLong(path.into()));
+    }
     match std::fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => Err(ListenError::NoSocket(path.into())),
         _ => Ok(()),
     }
 }
 
-/// Removes the socket at `path`, where there is one. A file of another kind stays.
+/// Removes the socket at `path`, where there is one and nobody listens there. A file of another kind stays.
 ///
 /// # Errors
 /// See [`ListenError`].
 fn remove(path: &Path) -> Result<(), ListenError> {
     is_for_a_socket(path)?;
+    let mut attempts = 0;
+    while let Some(listener) = listener(path) {
+        attempts += 1;
+        if attempts == ATTEMPTS {
+            return Err(ListenError::Taken(path.into(), listener));
+        }
+        std::thread::sleep(BETWEEN_ATTEMPTS);
+    }
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(ListenError::Kernel(path.into(), error)),
         _ => Ok(()),
@@ -81,7 +136,7 @@ impl Place {
     }
 }
 
-/// Listens at `path`, and removes a socket that is there already. The file's mode lets the agent's user connect. With a
+/// Listens at `path`, and removes a socket at which nobody listens any more. The file's mode lets the agent's user connect. With a
 /// `group` its members may connect, too; with `anybody` all users may, and the agent checks each caller.
 ///
 /// # Errors
@@ -232,7 +287,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let [file, link, socket] = ["shuntd.toml", "link", "s"].map(|name| dir.path().join(name));
         std::fs::write(&file, "name").unwrap();
-        let _listener = listen(&socket, None, false).unwrap();
+        drop(listen(&socket, None, false).unwrap());
         std::os::unix::fs::symlink(&socket, &link).unwrap();
         for path in [&file, &link, dir.path()] {
             let error = listen(path, None, false).unwrap_err().to_string();
@@ -246,16 +301,64 @@ mod tests {
     }
 
     #[test]
-    fn a_second_agent_takes_the_path_over_and_keeps_it_when_the_first_one_ends() {
+    fn a_path_at_which_somebody_listens_is_not_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let (first, place) = listen(&path, None, false).unwrap();
+        let error = listen(&path, None, false).unwrap_err().to_string();
+        let (at, own) = (path.display(), std::process::id());
+        let said = format!("an agent (process {own}) listens at {at}: stop it first, or name another path");
+        assert_eq!(error, said);
+        // The first agent still gets each connection. Its backlog is full once a non-blocking connect(2) fails.
+        let waiting: Vec<_> = std::iter::from_fn(|| connect_at_once(&path)).collect();
+        assert!(waiting.len() > 100 && accept(&first).unwrap().is_some());
+        let _last = connect_at_once(&path).unwrap();
+        assert_eq!(listener(&path), Some(Listener { process: None }), "and it does not block");
+        place.leave();
+        assert!(!path.exists() && listener(&path).is_none());
+    }
+
+    fn connect_at_once(path: &Path) -> Option<OwnedFd> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).ok().map(|()| socket)
+    }
+
+    #[test]
+    fn the_socket_of_a_killed_agent_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let (first, _) = listen(&path, None, false).unwrap();
+        // The first agent's sockets close a moment after the next agent has begun to start.
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(BETWEEN_ATTEMPTS);
+            drop(first);
+        });
+        let (second, _) = listen(&path, None, false).unwrap();
+        ends.join().unwrap();
+        let _client = connect(&path).unwrap();
+        assert!(accept(&second).unwrap().is_some());
+    }
+
+    #[test]
+    fn an_agent_leaves_its_own_socket_only() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let (_first, place_of_first) = listen(&path, None, false).unwrap();
-        let (second, place) = listen(&path, None, false).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let (_second, place) = listen(&path, None, false).unwrap();
         place_of_first.leave();
-        let _client = connect(&path).unwrap();
-        assert!(accept(&second).unwrap().is_some());
+        assert!(path.exists(), "another's");
         place.leave();
         assert!(!path.exists(), "its own");
         place.leave();
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_is_named() {
+        let long = Path::new("/run").join("x".repeat(PATH_BYTES_MAX));
+        let error = listen(&long, None, false).unwrap_err().to_string();
+        assert!(error.contains("has 112 bytes, and the path of a socket at most 107: name a shorter one"), "{error}");
+        assert!(is_for_a_socket(Path::new(&"x".repeat(PATH_BYTES_MAX))).is_ok());
     }
 }

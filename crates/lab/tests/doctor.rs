@@ -214,7 +214,7 @@ fn mistakes_in_the_agents_configuration() -> Result<()> {
                 "not the certificate of",
             ),
             ("no certificate", "frontend.pem", "nobody.pem", "certificate", "cannot read"),
-            ("peer's name", "name = \"backend\"", "name = \"backend9\"", "peer", "have these names"),
+            ("peer's name", "name = \"backend\"", "name = \"backend9\"", "peer", "another name than its [[peer]]"),
         ];
         for (what, from, to, area, says) in cases {
             found(what, &Setup::of(frontend)?.with_config(from, to)?, area, says)?;
@@ -225,7 +225,7 @@ fn mistakes_in_the_agents_configuration() -> Result<()> {
         }
         // The range of these ports begins below the kernel's range of ephemeral ports, and ends in it.
         let ports = Setup::of(backend)?.with_config("[backend]", "[backend]\nports = \"32760-32823\"")?;
-        found("ports of others", &ports, "ports", "ip_local_reserved_ports=32760-32823")?;
+        found("ports of others", &ports, "ports", "32760-32823`")?;
         Ok(())
     })
 }

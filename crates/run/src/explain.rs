@@ -122,6 +122,16 @@ pub fn explain(program: &Path) -> Result<Explanation> {
     Ok(Explanation { program: program.into(), coverage, clients: Clients::of(&names), remarks })
 }
 
+impl Explanation {
+    /// Returns a sentence if the library sees no call of the program.
+    pub fn uncovered(&self) -> Option<String> {
+        match &self.coverage {
+            Coverage::None(why) => Some(format!("{} runs without Shunt: {why}", self.program.display())),
+            Coverage::Calls(_) => None,
+        }
+    }
+}
+
 fn is_privileged(program: &Path) -> Result<bool> {
     use std::os::unix::fs::MetadataExt;
     const SET_ID: u32 = 0o6000;

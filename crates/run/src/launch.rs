@@ -87,6 +87,9 @@ impl RunCommand {
         if self.check_locks {
             launch.check_locks();
         }
+        if let Some(why) = uncovered(program) {
+            eprintln!("shunt: {why}");
+        }
         let error = launch.command(program).args(arguments).exec();
         Err(error).with_context(|| format!("cannot start {}", program.display()))
     }
@@ -109,6 +112,13 @@ impl RunCommand {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Returns a sentence if the library will see no call of a program. `None` also for a script: what its interpreter is
+/// told does not show in its file.
+fn uncovered(program: &OsStr) -> Option<String> {
+    let explained = in_path(program).and_then(|path| explain(&path)).ok()?;
+    explained.uncovered()
 }
 
 /// Returns the file that the shell would run for a program's name.

@@ -21,7 +21,11 @@ fn a_static_program_is_not() {
     std::fs::write(&source, "int main(void) { return 0; }").unwrap();
     let built = Command::new("gcc").args(["-static", "-o"]).arg(&program).arg(&source).status().unwrap();
     assert!(built.success());
-    assert!(matches!(explain(&program).unwrap().coverage, Coverage::None(why) if why.contains("static")));
+    let explained = explain(&program).unwrap();
+    assert!(matches!(explained.coverage, Coverage::None(why) if why.contains("static")));
+    let said = format!("{} runs without Shunt: it is statically linked", program.display());
+    assert!(explained.uncovered().unwrap().starts_with(&said));
+    assert_eq!(explain(Path::new("/usr/sbin/nginx")).unwrap().uncovered(), None);
 }
 
 #[test]

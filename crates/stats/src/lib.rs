@@ -53,7 +53,8 @@ pub fn agent_stats_within(socket: &Path, limit: Duration) -> Result<Stats> {
                 anyhow!("this user may not connect to its socket: add the user to `observers` in its shuntd.toml")
             }
             Errno::AGAIN => silent(),
-            errno => anyhow!(errno).context("connecting (check that shuntd runs; --socket names another socket)"),
+            errno => anyhow!(errno)
+                .context("connecting (check that shuntd runs, and that this is `socket` of its shuntd.toml)"),
         })?;
         let request = Header { kind: kind::STATS, size: size_of::<Header>() as u32 };
         match rustix::net::send(&agent, request.as_bytes(), SendFlags::NOSIGNAL) {

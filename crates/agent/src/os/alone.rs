@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use shunt_handoff::pins;
+use shunt_host::holder::holder;
 
-use crate::os::holder::holder;
 use crate::steering::SteerError;
 
-/// Time that an agent may take to end after it is told to.
+/// Time that an agent may take to end after it is told to, and then again after it is killed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Proof that no other agent uses these pins.
@@ -42,22 +42,38 @@ impl Alone {
         }
     }
 
-    /// Tells the agent that uses these pins to end at once, and then takes the lock as [`Self::with`] does.
+    /// Tells the agent that uses these pins to end at once, and then takes the lock as [`Self::with`] does. Kills an agent
+    /// that does not end, such as a stopped one.
     ///
     /// # Errors
-    /// Returns the errors of [`Self::with`], and [`SteerError::Running`] if that agent has not ended.
+    /// Returns the errors of [`Self::with`], and [`SteerError::Stays`] if that agent has not ended.
     pub fn after_stopping(pins: &Path) -> Result<Self, SteerError> {
-        let deadline = Instant::now() + PATIENCE;
-        let mut told = 0;
+        // The first SIGTERM makes the agent drain, and the second ends the drain.
+        let told = [Signal::TERM, Signal::TERM];
+        Self::after(&told, pins, PATIENCE).or_else(|error| match error {
+            SteerError::Stays { process: Some(process), .. } => {
+                tracing::warn!(process, "the agent does not end after SIGTERM, and is killed");
+                Self::after(&[Signal::KILL], pins, PATIENCE)
+            }
+            other => Err(other),
+        })
+    }
+
+    /// Sends these signals, one after the other, to the agent that uses these pins, and waits until it has ended.
+    fn after(signals: &[Signal], pins: &Path, patience: Duration) -> Result<Self, SteerError> {
+        let deadline = Instant::now() + patience;
+        let mut signals = signals.iter();
         loop {
             match Self::with(pins) {
-                // The first signal makes the agent drain, and the second ends the drain.
-                Err(SteerError::Running { by: Some(process), .. }) if told < 2 => {
-                    tell_to_end(pins, process)
-                        .map_err(|error| SteerError::Host { what: "stopping an agent", error })?;
-                    told += 1;
+                Err(SteerError::Running { by, .. }) => {
+                    if Instant::now() >= deadline {
+                        return Err(SteerError::Stays { process: by, pins: pins.into() });
+                    }
+                    if let Some((process, signal)) = by.zip(signals.next()) {
+                        send(*signal, pins, process)
+                            .map_err(|error| SteerError::Host { what: "stopping an agent", error })?;
+                    }
                 }
-                Err(SteerError::Running { .. }) if Instant::now() < deadline => {}
                 other => return other,
             }
             std::thread::sleep(Duration::from_millis(100));
@@ -65,9 +81,36 @@ impl Alone {
     }
 }
 
-/// Sends SIGTERM to a process, if it still holds the lock.
-fn tell_to_end(pins: &Path, process: i32) -> io::Result<()> {
+/// Sends a signal to a process, if it still holds the lock.
+fn send(signal: Signal, pins: &Path, process: i32) -> io::Result<()> {
     let Some(pid) = Pid::from_raw(process) else { return Ok(()) };
     let Ok(agent) = pidfd_open(pid, PidfdFlags::empty()) else { return Ok(()) };
-    if holder(pins) == Some(process) { Ok(pidfd_send_signal(agent, Signal::TERM)?) } else { Ok(()) }
+    if holder(pins) == Some(process) { Ok(pidfd_send_signal(agent, signal)?) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use rustix::process::{Signal, kill_process};
+
+    use super::*;
+
+    #[test]
+    fn an_agent_that_is_stopped_is_killed_after_a_while() {
+        shunt_testbed::needs_root();
+        let pins = Path::new("/sys/fs/bpf").join(format!("shunt-alone-{}", std::process::id()));
+        std::fs::create_dir(&pins).unwrap();
+        let mut agent = Command::new("flock").args(["--no-fork"]).arg(&pins).args(["sleep", "600"]).spawn().unwrap();
+        let process = agent.id().cast_signed();
+        shunt_testbed::wait_for("the agent has the lock", || holder(&pins) == Some(process)).unwrap();
+        kill_process(Pid::from_child(&agent), Signal::STOP).unwrap();
+        shunt_testbed::until_stopped(agent.id()).unwrap();
+        let stays = Alone::after(&[Signal::TERM], &pins, Duration::from_millis(300)).unwrap_err();
+        assert!(stays.to_string().contains(&format!("end it by `kill -KILL {process}`")), "{stays}");
+        let ended = Alone::after(&[Signal::KILL], &pins, PATIENCE);
+        agent.wait().unwrap();
+        std::fs::remove_dir(&pins).unwrap();
+        ended.unwrap();
+    }
 }

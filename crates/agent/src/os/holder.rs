@@ -1,22 +1,8 @@
-//! Process that uses a directory of pins (BPF programs and maps, as files in bpffs): the one that holds the lock on it
-//! (flock(2)).
+//! Text for operators about the process that uses a directory of pins (BPF programs and maps, as files in bpffs).
 
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use procfs::LockType;
-
-/// Returns the process that uses these pins, as far as /proc/locks tells.
-pub fn holder(pins: &Path) -> Option<i32> {
-    let inode = std::fs::metadata(pins).ok()?.ino();
-    let device = std::fs::metadata(pins).ok()?.dev();
-    let device = (rustix::fs::major(device), rustix::fs::minor(device));
-    let locks = procfs::locks().ok()?;
-    let found = locks
-        .into_iter()
-        .find(|lock| lock.lock_type == LockType::FLock && lock.inode == inode && (lock.devmaj, lock.devmin) == device);
-    found?.pid.filter(|pid| *pid > 0)
-}
+use shunt_host::holder::holder;
 
 /// Returns text for an operator: the process id in parentheses, or nothing if it is not known.
 pub fn by(process: Option<i32>) -> String {

@@ -16,12 +16,18 @@ use shunt_config::accounts::Account;
 /// later. CAP_BPF: rings of new workers, and maps if the kernel reserves bpf(2) for privileged processes.
 const NEEDED: [Capability; 2] = [Capability::CAP_NET_ADMIN, Capability::CAP_BPF];
 
+/// Capabilities that the start needs in any case: those that the agent keeps, and CAP_PERFMON to load programs.
+const TO_START: [Capability; 3] = [Capability::CAP_NET_ADMIN, Capability::CAP_BPF, Capability::CAP_PERFMON];
+
 /// Reason why privileges cannot be given up. The agent does not start then.
 #[derive(Debug, thiserror::Error)]
 pub enum PrivilegesError {
     /// The configuration's `user` does not exist or cannot be used.
     #[error("{0} (`user` in the configuration)")]
     User(String),
+    /// This process is not root, and lacks these capabilities.
+    #[error("start it as root, or with the capabilities that docs/shuntd.md lists: it has no {0}")]
+    Few(String),
     /// A system call failed.
     #[error(
         "cannot give up privileges: {call}: {error}; start the agent as root, or with the capabilities that \
@@ -41,6 +47,20 @@ fn at<T, E: Into<io::Error>>(call: &'static str, result: Result<T, E>) -> Result
 
 fn of_caps<T>(call: &'static str, result: Result<T, caps::errors::CapsError>) -> Result<T, PrivilegesError> {
     at(call, result.map_err(io::Error::other))
+}
+
+/// Checks that this process has the capabilities that each start needs. Without this check, an ordinary user would get
+/// the error of the first system call that needs one.
+///
+/// # Errors
+/// See [`PrivilegesError`].
+pub fn are_enough() -> Result<(), PrivilegesError> {
+    lacking(&of_caps("capget", caps::read(None, CapSet::Effective))?)
+}
+
+fn lacking(have: &CapsHashSet) -> Result<(), PrivilegesError> {
+    let lacking: Vec<String> = TO_START.iter().filter(|one| !have.contains(one)).map(ToString::to_string).collect();
+    if lacking.is_empty() { Ok(()) } else { Err(PrivilegesError::Few(lacking.join(", "))) }
 }
 
 /// Gives up all privileges that the agent's work does not need. `user` is the account to become, if this process is
@@ -87,4 +107,19 @@ fn become_user(account: &Account) -> Result<(), PrivilegesError> {
     at("setresgid", nix::unistd::setresgid(gid, gid, gid))?;
     at("setresuid", nix::unistd::setresuid(uid, uid, uid))?;
     at("prctl(PR_SET_KEEPCAPS)", rustix::thread::set_keep_capabilities(false))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ordinary_user_is_told_to_start_it_as_root() {
+        let said = lacking(&CapsHashSet::new()).unwrap_err().to_string();
+        assert!(
+            said.starts_with("start it as root") && said.ends_with("CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON"),
+            "{said}"
+        );
+        assert!(lacking(&TO_START.into_iter().collect()).is_ok());
+    }
 }

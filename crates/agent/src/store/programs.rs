@@ -42,6 +42,9 @@ pub enum StoreError {
     /// A user or group that `users` or `groups` of [store] names does not exist on this machine.
     #[error("{0} ([store] `users` and `groups` in the configuration)")]
     Account(String),
+    /// `cgroup` of the configuration cannot be used.
+    #[error("`cgroup`: {0}")]
+    Group(String),
     /// The negotiation cannot be loaded: BPF programs that find out, in the TCP handshake, whether both ends run under
     /// `shunt run`.
     #[error(transparent)]
@@ -143,10 +146,7 @@ impl Store {
         poll: &Poll,
     ) -> Result<(Self, shunt_logic::logic::Store), StoreError> {
         let callers = config.programs(store).map_err(StoreError::Account)?;
-        let group = match &config.cgroup {
-            Some(path) => path.clone(),
-            None => cgroup::root()?,
-        };
+        let group = cgroup::chosen(config.cgroup.as_deref()).map_err(|error| StoreError::Group(error.to_string()))?;
         let own_addresses = own_addresses::read()?;
         let (users, groups) = callers.numbers();
         let kernel = shunt_negotiation::keep(&group, &pins(config), &Speakers { users, groups })?;

@@ -146,6 +146,12 @@ fn peers() -> Vec<Mistake> {
     ]
 }
 
+/// Returns nginx's configuration with an address in `shunt_trust` that nobody has.
+fn trusting_another(text: &str) -> String {
+    let line = text.lines().find(|line| line.trim_start().starts_with("shunt_trust ")).expect("a tier trusts others");
+    swap(text, line, "shunt_trust 203.0.113.1;")
+}
+
 /// Mistakes in the configuration of the frontend's or the backend's nginx.
 fn servers() -> Vec<Mistake> {
     vec![
@@ -159,6 +165,11 @@ fn servers() -> Vec<Mistake> {
                 settings.nginx_text = Some(|host, text| at(Backend, host, text, |text| without(text, "shunt_trust")));
             })
             .told(Teller::Server(Backend), &["shunt_offer on", "shunt_trust"]),
+        Mistake::new("trust-elsewhere", "the backend's `shunt_trust` does not name the tier before it")
+            .settings(|settings| {
+                settings.nginx_text = Some(|host, text| at(Backend, host, text, trusting_another));
+            })
+            .told(Teller::Server(Backend), &["10.77.1.", "shunt_trust"]),
         Mistake::new("socket-elsewhere", "`shunt_agent` names a socket that nobody listens at")
             .settings(|settings| {
                 settings.nginx_text =
