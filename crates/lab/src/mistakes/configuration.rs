@@ -191,7 +191,7 @@ fn servers() -> Vec<Mistake> {
                 settings.nginx_text =
                     Some(|host, text| at(Frontend, host, text, |text| swap(text, "user root", "user www-data")));
             })
-            .told(Teller::Agent(Frontend), &["users"]),
+            .told(Teller::Server(Frontend), &["does not serve", "\"users\""]),
         Mistake::new(
             "header-buffer-small",
             "the frontend's `proxy_buffer_size` has room for a header, but not with an offer",
