@@ -491,7 +491,8 @@ impl Frontend {
                 left.insert(key);
                 is_empty = false;
             }
-            if is_empty {
+            // If the kernel had no memory for the whole table, there are no keys, and yet a first one.
+            if is_empty && older.flows.keys().next().is_none() {
                 done.push(number);
             }
         }
