@@ -179,7 +179,7 @@ pub(crate) fn attach_tc(
             detach_tc(ifindex, place, &ours);
         }
     }
-    fs::rename(&next, &pin).map_err(|source| SteeringError::Path { call: "rename", path: next, source })?;
+    fs::rename(&next, &pin).map_err(SteeringError::path("rename", &next))?;
     let lost = |source: std::io::Error| SteeringError::Path { call: "dup", path: pin.clone(), source };
     let fd = program.as_fd().try_clone_to_owned().map_err(lost)?;
     let id = pinned_program(&pin).ok_or_else(|| lost(ErrorKind::NotFound.into()))?;
@@ -202,7 +202,7 @@ pub(crate) fn pin_program(
     remove(&next)?;
     let failed = |source| SteeringError::Attach { program: name, target: next.display().to_string(), source };
     program.pin(&next).map_err(failed)?;
-    fs::rename(&next, &pin).map_err(|source| SteeringError::Path { call: "rename", path: next, source })
+    fs::rename(&next, &pin).map_err(SteeringError::path("rename", &next))
 }
 
 /// Places of the tc programs of a role.
@@ -314,7 +314,7 @@ fn interface_name(ifindex: u32) -> String {
 /// Indices of the interfaces in this thread's network namespace.
 fn all_interfaces() -> Result<Vec<u32>, SteeringError> {
     let path = Path::new("/proc/thread-self/net/dev");
-    let failed = |call| move |source| SteeringError::Path { call, path: path.into(), source };
+    let failed = |call| SteeringError::path(call, path);
     let table = fs::read_to_string(path).map_err(failed("read"))?;
     let any = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
         .map_err(|e| failed("socket for")(e.into()))?;
@@ -334,9 +334,7 @@ pub fn attach_cgroup(
     pin_dir: &Path,
 ) -> Result<(), SteeringError> {
     let pin = pin_dir.join(name);
-    let open = |path: &Path| {
-        fs::File::open(path).map_err(|source| SteeringError::Path { call: "open", path: path.into(), source })
-    };
+    let open = |path: &Path| fs::File::open(path).map_err(SteeringError::path("open", path));
     let directory = open(cgroup)?;
     // The id of a cgroup (v2) is its inode number (kernfs).
     let id = directory.metadata().map(|found| found.ino()).unwrap_or(0);

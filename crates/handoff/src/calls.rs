@@ -41,10 +41,6 @@ use crate::error::SteeringError;
 /// Name of the pin of the program fe_setsockopt. The pin FE_SETSOCKOPT is that of its link.
 pub(crate) const CALLS: &str = "fe_setsockopt_program";
 
-fn at<'path>(call: &'static str, path: &'path Path) -> impl FnOnce(io::Error) -> SteeringError + 'path {
-    move |source| SteeringError::Path { call, path: path.into(), source }
-}
-
 fn failed(target: &Path) -> impl Fn(libbpf_rs::Error) -> SteeringError + '_ {
     move |source| SteeringError::Attach { program: FE_SETSOCKOPT, target: target.display().to_string(), source }
 }
@@ -61,7 +57,7 @@ pub(crate) fn attach(
     aside: &[PathBuf],
 ) -> Result<(), SteeringError> {
     let theirs = last_loaded_first(aside)?;
-    let group = File::open(cgroup).map_err(at("open", cgroup))?;
+    let group = File::open(cgroup).map_err(SteeringError::path("open", cgroup))?;
     // New links of an agent that ended before it had made all.
     for directory in aside.iter().map(PathBuf::as_path).chain([pin_dir]) {
         let [_, new] = pins_of(directory, FE_SETSOCKOPT);
@@ -116,7 +112,7 @@ fn replace_former(pin_dir: &Path, aside: &[PathBuf]) -> Result<(), SteeringError
             former.push((link.info().map_err(failed(&pin))?.id, link));
         }
         if new.exists() {
-            fs::rename(&new, &pin).map_err(at("rename", &new))?;
+            fs::rename(&new, &pin).map_err(SteeringError::path("rename", &new))?;
         } else {
             attach::remove(&pin)?;
         }
@@ -143,8 +139,9 @@ fn link_to(program: BorrowedFd<'_>, group: &File) -> io::Result<OwnedFd> {
 }
 
 fn pin(link: &OwnedFd, pin: &Path) -> Result<(), SteeringError> {
-    let path = CString::new(pin.as_os_str().as_bytes()).map_err(|error| at("pin", pin)(error.into()))?;
+    let path =
+        CString::new(pin.as_os_str().as_bytes()).map_err(|error| SteeringError::path("pin", pin)(error.into()))?;
     // SAFETY: the descriptor is open, and the path is a string that ends with 0.
     let status = unsafe { libbpf_sys::bpf_obj_pin(link.as_raw_fd(), path.as_ptr()) };
-    if status == 0 { Ok(()) } else { Err(at("pin", pin)(io::Error::from_raw_os_error(-status))) }
+    if status == 0 { Ok(()) } else { Err(SteeringError::path("pin", pin)(io::Error::from_raw_os_error(-status))) }
 }

@@ -1,7 +1,7 @@
 //! Errors of loading or changing the steering programs.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Advice to an operator if the pins of a program are not found.
 const WITHOUT_PINS: &str = "; if no other agent runs, in containers either, this agent's pins were removed: run \
@@ -49,5 +49,9 @@ pub enum SteeringError {
 impl SteeringError {
     pub(crate) fn map(call: &'static str, map: &'static str) -> impl FnOnce(libbpf_rs::Error) -> Self {
         move |source| Self::Map { call, map, source }
+    }
+
+    pub(crate) fn path(call: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Path { call, path: path.into(), source }
     }
 }

@@ -55,10 +55,6 @@ const PROGRAMS: [&str; 10] = [
 /// Names of the pins that only a backend has.
 const SENDERS: [&str; 6] = ["be_in", "be_in_next", "be_out", "be_out_next", "senders", "sender_slots"];
 
-fn at<'path>(call: &'static str, path: &'path Path) -> impl FnOnce(io::Error) -> SteeringError + 'path {
-    move |source| SteeringError::Path { call, path: path.into(), source }
-}
-
 fn directory_of(pin_dir: &Path, layout: u32) -> PathBuf {
     pin_dir.join(format!("{PREFIX}{layout}"))
 }
@@ -85,7 +81,9 @@ pub(crate) fn set_aside(pin_dir: &Path) -> Result<(), SteeringError> {
         }
         let aside = directory_of(pin_dir, found);
         match fs::create_dir(&aside) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(at("mkdir", &aside)(error)),
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(SteeringError::path("mkdir", &aside)(error));
+            }
             _ => {}
         }
         move_pins(pin_dir, &aside)?;
@@ -107,7 +105,7 @@ fn move_pins(from: &Path, to: &Path) -> Result<(), SteeringError> {
 fn move_pin(name: &str, from: &Path, to: &Path) -> Result<(), SteeringError> {
     let (from, to) = (from.join(name), to.join(name));
     match fs::rename(&from, &to) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(at("rename", &from)(error)),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(SteeringError::path("rename", &from)(error)),
         _ => Ok(()),
     }
 }
@@ -152,7 +150,7 @@ pub(crate) fn remove(aside: &Path) -> Result<(), SteeringError> {
     calls::detach(aside)?;
     let entries = fs::read_dir(aside).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).try_for_each(|pin| attach::remove(&pin))?;
-    fs::remove_dir(aside).map_err(at("rmdir", aside))
+    fs::remove_dir(aside).map_err(SteeringError::path("rmdir", aside))
 }
 
 /// A frontend's programs and maps of another layout.
@@ -183,7 +181,7 @@ impl Older {
         let map =
             |name: &'static str| MapHandle::from_pinned_path(path.join(name)).map_err(SteeringError::map("open", name));
         let layout = pins::layout_of(&path)?.unwrap_or(0);
-        let directory = File::open(&path).map_err(at("open", &path))?.into();
+        let directory = File::open(&path).map_err(SteeringError::path("open", &path))?.into();
         let owned = Owned::by(&path);
         let (flows, rings, ring_owners) = (map("flows")?, map("rings")?, map("ring_owners")?);
         let fe_delivered = Program::fd_from_pinned_path(path.join(FE_DELIVERED));
@@ -216,7 +214,7 @@ impl Older {
         for name in pins::MAPS.iter().chain(&PROGRAMS).chain(&[FE_SETSOCKOPT]) {
             match rustix::fs::unlinkat(self.directory.as_fd(), *name, rustix::fs::AtFlags::empty()) {
                 Err(errno) if errno != rustix::io::Errno::NOENT => {
-                    return Err(at("unlink", &self.path.join(name))(errno.into()));
+                    return Err(SteeringError::path("unlink", &self.path.join(name))(errno.into()));
                 }
                 _ => {}
             }

@@ -38,11 +38,7 @@ pub fn prepare(directory: &Path) -> Result<(), SteeringError> {
     if !there.is_some_and(is_bpf_fs) {
         return Err(SteeringError::NotBpffs { path: directory.into() });
     }
-    fs::create_dir_all(directory).map_err(|source| SteeringError::Path {
-        call: "mkdir",
-        path: directory.into(),
-        source,
-    })
+    fs::create_dir_all(directory).map_err(SteeringError::path("mkdir", directory))
 }
 
 fn is_bpf_fs(path: &Path) -> bool {

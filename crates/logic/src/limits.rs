@@ -17,7 +17,7 @@
 use std::ops::{AddAssign, SubAssign};
 use std::time::Instant;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use shunt_wire::local::closed;
 
 use crate::rate::Seldom;
@@ -208,8 +208,8 @@ impl Gate {
     }
 }
 
-/// Number of times that each limit was reached.
-#[derive(Clone, Copy, Debug, Default)]
+/// Number of times that each limit was reached. `shunt stats` shows them by these names (`agent.limited`).
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 #[allow(missing_docs)]
 pub struct Closings {
     pub handoffs: u64,

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
-use shunt_logic::limits::Closings;
 use shunt_odb::store::usage::{ByName, COUNTED, Counted, Usage};
 use shunt_wire::local::{Header, Reason, kind};
 use zerocopy::IntoBytes;
@@ -91,7 +90,7 @@ impl Daemon {
         stats.extend(daemons.values().map(|(name, value)| (name.to_owned(), value)));
         stats.insert("now".into(), self.use_now());
         stats.insert("limit".into(), self.limits_now());
-        stats.insert("limited".into(), self.limited());
+        stats.insert("limited".into(), json!(self.logic.gates.closings));
         let ended = Reason::ALL.map(|reason| (format!("{reason:?}"), Value::from(counts.ended[reason as usize])));
         stats.insert("ended".into(), Value::Object(ended.into_iter().collect()));
         if let Some(senders) = &kernel.senders {
@@ -161,34 +160,6 @@ impl Daemon {
             "fetches_in": limits.fetches,
             "fetches_out": limits.fetches,
             "servers": limits.servers,
-        })
-    }
-
-    /// Returns how often each limit was reached.
-    fn limited(&self) -> Value {
-        let Closings {
-            handoffs,
-            handoffs_per_peer,
-            offers,
-            offers_per_peer,
-            bytes,
-            bytes_per_peer,
-            senders,
-            descriptors,
-            fetches,
-            fetches_per_peer,
-        } = self.logic.gates.closings;
-        json!({
-            "handoffs": handoffs,
-            "handoffs_per_peer": handoffs_per_peer,
-            "offers": offers,
-            "offers_per_peer": offers_per_peer,
-            "bytes": bytes,
-            "bytes_per_peer": bytes_per_peer,
-            "senders": senders,
-            "descriptors": descriptors,
-            "fetches": fetches,
-            "fetches_per_peer": fetches_per_peer,
         })
     }
 
