@@ -160,7 +160,7 @@ int be_out(struct __sk_buff *skb)
         return p.payload_bytes || p.flags & TH_FIN ? reset_orphan(skb, &p) : TC_ACT_SHOT;
     }
     /* A socket that is closed while it has bytes to send puts its FIN on the last segment of them.
-     * That segment leaves, without the FIN. */
+     * That segment leaves without the FIN. */
     if (p.flags & (TH_RST | TH_SYN) || (p.flags & TH_FIN && p.payload_bytes == 0)) {
         count(BE_DROP_FIN);
         bool all_acked = !is_before(slot->acked, p.seq);

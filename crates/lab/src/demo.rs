@@ -40,7 +40,7 @@ pub struct Demo {
     plain_only: bool,
 }
 
-/// What went wrong in the demo, one sentence each; empty after a success.
+/// Faults that the demo found, one sentence each. Empty after a success.
 #[derive(Debug, Default)]
 pub struct Faults(pub Vec<String>);
 

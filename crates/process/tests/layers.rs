@@ -86,7 +86,7 @@ fn named(module: &[&str], code: &str) -> Vec<Vec<String>> {
     of_root.chain(of_super).filter(|path: &Vec<String>| !path.is_empty()).collect()
 }
 
-/// What is wrong with a module: each use of a module above it, and each name that is in no list of layers.
+/// Returns the faults of a module: each use of a module above it, and each name that is in no list of layers.
 fn upward(module: &[&str], code: &str) -> Vec<String> {
     let inner = match module[0] {
         "system" => &SYSTEM[..],

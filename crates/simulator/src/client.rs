@@ -14,7 +14,7 @@ pub const WINDOW: u32 = 1 << 20;
 /// Shift of the window fields of client and server (RFC 7323).
 pub const WSCALE: u8 = 8;
 
-/// Who serves a response at the frontend, and where its payload is at the backend.
+/// The kind of program that serves a response at the frontend, and the place of its payload at the backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
     /// A server hands off a file of the backend, for which the backend has made an offer.
@@ -37,7 +37,7 @@ pub struct Response {
     pub length: u64,
     /// Number of the file that the payload is read from.
     pub file: u64,
-    /// Who serves the response.
+    /// The kind of program that serves the response.
     pub kind: Kind,
     /// Number of bytes that the server writes after the payload.
     pub trailer: u64,

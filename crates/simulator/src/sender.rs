@@ -48,7 +48,7 @@ pub enum Of {
     Store,
 }
 
-/// What a frontend knows of the digest of a payload's file.
+/// A frontend's knowledge of the digest of a payload's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Digest {
     /// The frontend has not asked.

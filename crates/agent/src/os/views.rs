@@ -13,7 +13,7 @@ use shunt_host::routes::Routes;
 /// A peer's address, and the faults that were last seen towards it: bits of `Examined::faults`.
 type Seen = Vec<(IpAddr, u32)>;
 
-/// What was seen of each peer, by its index. The event loop and the thread share it.
+/// Faults that were seen towards each peer, by the peer's index. The event loop and the thread share it.
 #[derive(Clone, Default)]
 pub(crate) struct Sight(Arc<Mutex<Seen>>);
 

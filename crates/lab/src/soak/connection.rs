@@ -19,7 +19,7 @@ const SLOW_PIECE: usize = 16 << 10;
 /// Number of reads that a fast reader makes before other connections have their turn.
 const FAST_PIECES: usize = 8;
 
-/// What a connection waits for.
+/// The event that a connection waits for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Wants {
     /// Data to read.
@@ -30,7 +30,7 @@ pub(super) enum Wants {
     End,
 }
 
-/// What has ended in one step of a connection.
+/// Responses that have ended in one step of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Step {
     pub(super) done: Vec<Response>,

@@ -29,7 +29,8 @@ pub struct Waits {
     pub claimant: Claimant,
     /// Time until which the claim may wait.
     pub until: Instant,
-    /// What it waits for: [`Reason::Limit`], a sender, or [`Reason::Busy`], that its client's other connection is done.
+    /// Reason of the wait: [`Reason::Limit`], no sender is free, or [`Reason::Busy`], its client's other connection has
+    /// the sender.
     pub reason: Reason,
 }
 

@@ -50,7 +50,7 @@ pub mod outcome {
     pub const FULL: u32 = 1;
     /// This program is not allowed to do that.
     pub const NOT_ALLOWED: u32 = 2;
-    /// What was asked for does not exist, or cannot be had from any machine.
+    /// The thing that was asked for does not exist, or cannot be had from any machine.
     pub const NOT_THERE: u32 = 3;
 }
 
