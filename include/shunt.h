@@ -73,12 +73,12 @@ typedef __s64 shunt_s64;
  *   SHUNT_REGION_NO_PEER,   to another peer
  *   SHUNT_REGION_FAMILY
  *
- * Without this record, a later SHUNT_BEGIN on this connection would be refused, too.
+ * Without this record, a later SHUNT_BEGIN on this connection would usually be refused, too.
  */
 #define SHUNT_BEGIN  1
-/* setsockopt(SHUNT_CANCEL, any u32): ends the active region, if any. The steering programs stop
- * translating the sequence numbers of those of its bytes that the client has not acknowledged. The
- * connection cannot continue after that: the server may only reset it. */
+/* setsockopt(SHUNT_CANCEL, any u32): ends the active region, if any. The steering programs no
+ * longer pass the client's ACKs of the region on to its peer. The connection cannot continue after
+ * that: the server may only reset it. */
 #define SHUNT_CANCEL 2
 /* setsockopt(SHUNT_STATE, u32 ring): puts a struct shunt_state of this connection's newest region
  * into the ring, as SHUNT_BEGIN does. EPERM: no such ring. */
@@ -113,9 +113,9 @@ typedef __s64 shunt_s64;
  * setsockopt(SHUNT_SPEAK, u32), with a value other than 0, before connect or listen: this socket's
  * handshakes tell other machines of the service that its program runs under Shunt. With 0 before
  * connect or listen, they do not tell it. With 0 on a listening socket, its later handshakes do not
- * tell it any more, and neither do those of other listeners at its address. Any process that has a
- * listening socket may make this call. ENOPROTOOPT: these programs are not loaded. EPERM: not TCP,
- * or the user is not allowed to. */
+ * tell it any more, and neither do those of other listeners at its address. This last call needs
+ * no permission: any process that has the listening socket may make it. ENOPROTOOPT: these programs
+ * are not loaded. EPERM: not TCP, or the user is not allowed to. */
 #define SHUNT_SPEAK     16
 /* setsockopt(SHUNT_SPEAKS, any u32) on a connection: returns 0 if both ends have said in the
  * handshake that they run under Shunt, else EPERM or ENOPROTOOPT. */
@@ -124,8 +124,8 @@ typedef __s64 shunt_s64;
  * connection on which SHUNT_SPEAKS returned 0. A frame is a run of bytes, or a reference that
  * stands for bytes. An account of a connection is what a program knows of its frames. Returns 0 if
  * every descriptor of that connection is closed and the caller's user has an account of it. It
- * returns 0 once for each SHUNT_ADOPT that returned 0, and once for each account that SHUNT_CARRY
- * took. */
+ * returns 0 once for each SHUNT_ADOPT that returned 0, and once for each account that
+ * getsockopt(SHUNT_CARRY) took. */
 #define SHUNT_ENDED     18
 /* setsockopt(SHUNT_ADOPT, u32) on a connection on which SHUNT_SPEAKS returns 0: returns 0, once, to
  * the program that begins to keep account of the connection's frames. EPERM: a program keeps
@@ -144,7 +144,7 @@ typedef __s64 shunt_s64;
 
 struct shunt_begin {
     shunt_u32 peer;    /* the sender: index into the board */
-    shunt_u32 ring;    /* welcome.ring: ring that gets the completion and other records */
+    shunt_u32 ring;    /* number of the ring (shunt_welcome) for the completion and other records */
     shunt_u64 handoff; /* the caller's name for the handoff, returned in these records */
     shunt_u64 length;  /* bytes, at least 1 and less than 2^48 */
 };
@@ -520,7 +520,7 @@ struct shunt_handoff {
     shunt_u8 tag[16];
     shunt_u8 trace[SHUNT_TRACE_BYTES];
     struct shunt_flow flow; /* from the kernel's answer to the setsockopt: struct shunt_state */
-    struct shunt_tls tls;   /* on TLS, `length` is of the payload; shunt_begin has the records' */
+    struct shunt_tls tls;   /* on TLS, `length` counts the payload; shunt_begin.length, records */
 };
 
 #define SHUNT_PARTS_MAX 32
@@ -605,7 +605,7 @@ struct shunt_fetch {
     struct shunt_header header;
     shunt_u32 peer; /* the backend: index into the board */
     shunt_u32 pad;
-    shunt_u64 fetch; /* the caller's name for it; unique among its fetches and handoffs */
+    shunt_u64 fetch; /* the caller's name for the fetch, unique among its fetches and handoffs */
     shunt_u64 offer;
     shunt_u64 length;
     shunt_u8 tag[16];

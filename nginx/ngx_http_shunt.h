@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Types and functions that the files of the module share. Bars separate the levels of these files,
- * and most calls go to a later level: module, consent | backend | frontend, begin, handoff | watch
- * | again | probe, stall, recovery | proof | taking, rest | part | fetch, trust | hop | header,
- * agent, pulse, speaks, board | pending | ring, trace, address | field | siphash | kernel.
+ * Types and functions that the files of the module share. Bars separate the levels of most of these
+ * files, and most calls go to a later level: module, consent | backend | frontend, begin, handoff |
+ * watch | again | probe, stall, recovery | proof | taking, rest | part | fetch, trust | hop |
+ * header, agent, pulse, speaks, board | pending | ring, trace, address | field | siphash | kernel.
  *
  * A tier is a server on a request's path: a frontend, which the client is connected to,
  * intermediates, and a backend, which has the body. A consent is a header field of a request, by
  * which each tier says that it may be bypassed. An offer is a body that a backend holds ready, and
- * that its response's header names. The body is then a payload. A handoff lets the backend send it
- * on the client's own connection, as a shortcut. A region is the range of the client connection's
- * sequence numbers that a payload takes. A peer is another machine's agent (shuntd), and the board
- * is memory by which this machine's agent tells what it knows of peers. To fetch a payload is to
- * get it through both agents instead. To relay a body is to send it through all tiers, as without
- * Shunt.
+ * that its response's header names. The body is then a payload. A handoff lets the backend send the
+ * payload on the client's own connection, as a shortcut. A region is the range of the client
+ * connection's sequence numbers that a payload takes. A peer is another machine's agent (shuntd),
+ * and the board is memory by which this machine's agent tells what it knows of peers. To fetch a
+ * payload is to get it through both agents instead. To relay a body is to send it through all
+ * tiers, as without Shunt.
  */
 #ifndef NGX_HTTP_SHUNT_H
 #define NGX_HTTP_SHUNT_H
@@ -43,9 +43,10 @@
 #define SHUNT_PAYLOAD_BYTES \
     (sizeof("1; backend=; offer=; length=; tag=") + SHUNT_NAME_BYTES + 16 + NGX_INT64_LEN + 32)
 
-/* Number of bytes of a struct of shunt.h up to the end of a field: the last one that this module
- * cannot do without. A writer of an earlier release sends no fewer, but perhaps none of what was
- * added later. So sizeof, which grows, is no lower limit. */
+/* Number of bytes of a struct of shunt.h, from its beginning to the end of a field. Called with the
+ * last field that this module cannot do without. A writer of an earlier release sends at least
+ * these bytes, but may lack fields that were added later. So sizeof, which grows with new fields,
+ * is not the lower limit. */
 #define SHUNT_THROUGH(type, field) (offsetof(type, field) + sizeof(((type *) 0)->field))
 
 #define SHUNT_COUNT_X(index, name, meaning) SHUNT_COUNT_##name = index,
@@ -58,20 +59,20 @@ typedef struct {
     ngx_flag_t backend;    /* some location has "shunt_offer on" */
     ngx_flag_t untrusting; /* some location has "shunt on" without "shunt_trust" */
     ngx_flag_t unasked;    /* some location has "shunt_offer on" without "shunt_trust" */
-    ngx_flag_t trusting;   /* some server has "shunt_trust" */
+    ngx_flag_t trusting;   /* some "shunt_trust" names addresses */
     ngx_array_t balancers; /* upstreams with their balancers' init handlers: hop.c */
 } ngx_http_shunt_main_conf_t;
 
-/* Consents that led to no shortcut, of a location or a connection: vain.c. */
+/* Counts about the consents of one location or one connection that led to no shortcut: vain.c. */
 typedef struct {
-    uint16_t row;  /* number of them in a row */
-    uint16_t skip; /* number of the next responses that get no consent */
+    uint16_t row;  /* number of such consents in a row */
+    uint16_t skip; /* number of responses, from the next one on, that get no consent */
 } ngx_http_shunt_vain_t;
 
 typedef struct {
     ngx_flag_t shunt;
-    size_t mean_length;   /* least mean for consents: bytes of long bodies per response */
-    uint64_t long_bytes;  /* running sum of bytes in long bodies at this worker: worth.c */
+    size_t mean_length;   /* consents need this mean of bytes in long bodies per response */
+    uint64_t long_bytes;  /* this worker's decaying sum of bytes in long bodies: worth.c */
     size_t alone_length;  /* shortest body worth a shortcut if it is alone on its connection */
     uint32_t alone_share; /* share of long bodies that were their connection's first, in 1/65536:
                            * lifetime.c */
@@ -127,19 +128,22 @@ typedef struct {
  *   backend
  *     NONE --> HELD --> NONE                    the header is held back until the body comes
  *   intermediate
- *     NONE --> PASSING --> NONE or AGAIN        an offer; AGAIN: a filter needs the body
+ *     NONE --> PASSING --> NONE or AGAIN        the answer is an offer; AGAIN: the body is needed
  *   intermediate or frontend
- *     NONE --> AGAIN --> NONE                   the offer is refused, and the response is asked
+ *     NONE --> AGAIN --> NONE                   the answer cannot be used; the response is asked
  *                                               for once more, without consent
  *   frontend
  *     NONE --> ACCEPTED                         offer accepted, in the early header filter
  *     ACCEPTED --> SHORTCUT --> ACTIVE          the body bypasses this nginx
  *     ACTIVE --> COMPLETE or DONE               DONE: given up
- *     ACCEPTED --> FETCH_EARLY --> DONE         a filter needs the body, or the offer is old
+ *     ACCEPTED --> FETCH_EARLY --> DONE         no shortcut is possible: a filter needs the body,
+ *                                               for example, or the offer is old
+ *     FETCH_EARLY --> NONE                      the fetch failed before the header had left
  *     SHORTCUT --> FETCH_LATE --> DONE          the connection could not be handed off
  *     ACTIVE --> FETCH_LATE                     refused before its first byte, or the payload does
  *                                               not reach the client
- *     ACTIVE, FETCH_LATE --> REST --> DONE      no agent can continue: the rest is relayed
+ *     SHORTCUT, ACTIVE, FETCH_LATE --> REST     no agent brings more: the rest is relayed
+ *     REST --> DONE                             all bytes were relayed
  */
 typedef enum {
     SHUNT_MODE_NONE = 0,
@@ -197,7 +201,7 @@ typedef struct {
     unsigned relayable : 1;   /* a failure first tries to relay the rest of the payload: rest.c */
     unsigned relayed : 1;     /* the rest is relayed, which has been counted */
     unsigned claimed : 1; /* the client has acknowledged all; the backend has not confirmed it */
-    unsigned probed : 1;  /* a probe has asked the client what it has, after the loss */
+    unsigned probed : 1;  /* the client was asked what it has, after backend or agent was lost */
 
     ngx_http_shunt_payload_t payload;
     ngx_http_shunt_peer_t peer;
@@ -221,7 +225,7 @@ typedef struct {
     ngx_http_shunt_ring_t *ring;
     uint64_t acked;  /* bytes of the region that the client has acknowledged */
     u_char answered; /* probes that the client has answered, as the kernel counts them */
-    u_char shut;     /* the client's window has no room for a segment */
+    u_char shut;     /* 1: the client lacks bytes, and its window has no room for a segment */
     struct {
         ngx_event_t event; /* timer while the answer to a probe is awaited */
         ngx_msec_t until;  /* end of the wait */
@@ -240,7 +244,7 @@ typedef struct {
     ngx_event_handler_pt reader; /* nginx's read handler, while ours is in its place */
     ngx_event_t failure;         /* posted: gives the request up, outside of any filter */
     ngx_http_shunt_fetch_t fetch;
-    ngx_http_output_body_filter_pt output; /* of a handoff: the filter below the late one */
+    ngx_http_output_body_filter_pt output; /* filter below the late one; set by a handoff */
     ngx_http_shunt_rest_t *rest;           /* relaying of the rest; NULL: not begun */
 } ngx_http_shunt_ctx_t;
 

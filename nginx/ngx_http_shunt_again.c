@@ -118,7 +118,7 @@ static void ngx_http_shunt_forget_response(ngx_http_request_t *r, ngx_http_shunt
     }
 }
 
-/* Sends an error page as ngx_http_filter_finalize_request() does. But this file resets the
+/* Sends an error page as ngx_http_filter_finalize_request() does. But this function resets the
  * request's state first, so that the connection can still be used. */
 static void ngx_http_shunt_bad_gateway(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {

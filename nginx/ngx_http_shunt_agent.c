@@ -4,11 +4,12 @@
  * connections to it (channel.c): CONTROL for handoffs and fetches, and OFFERS for descriptors of
  * files, so that many offers never delay a handoff. All control messages of one pass of the event
  * loop leave together. An offer is a body that a backend holds ready, and that its response's
- * header names. A handoff lets a backend send a payload, such a body, on the client's own
- * connection. A fetch brings a payload through both agents to this nginx.
+ * header names. A handoff lets a backend send such a body, the payload, on the client's own
+ * connection. A fetch brings a payload through both agents to this nginx. A ring is a BPF ring
+ * buffer by which the kernel tells this worker what becomes of its handoffs.
  *
- * While a connection is lost, new responses are relayed. Handoffs in progress continue, because the
- * kernel reports their completion.
+ * While a connection is lost, new responses are relayed, which means sent through all tiers.
+ * Handoffs in progress continue, because the kernel reports their completion.
  */
 #include "ngx_http_shunt_channel.h"
 
@@ -123,7 +124,7 @@ ngx_http_shunt_ring_t *ngx_http_shunt_agent_ring(void)
 }
 
 /* Ring for questions about handoffs in progress, whether there is an agent or not. Rings of earlier
- * agents do not do: the newest agent may have given their numbers to other rings. */
+ * agents cannot be used: the newest agent may have given their numbers to other rings. */
 ngx_http_shunt_ring_t *ngx_http_shunt_newest_ring(void)
 {
     return ngx_http_shunt_control.newest;
@@ -131,8 +132,8 @@ ngx_http_shunt_ring_t *ngx_http_shunt_newest_ring(void)
 
 /* ---- offers ---- */
 
-/* Number of the next offer. Each number is used only once: when the lower half is used up, a new
- * connection to the agent brings a new upper half. */
+/* Returns the number of the next offer. Each number is used only once: when the lower half is used
+ * up, a new connection to the agent brings a new upper half. */
 uint64_t ngx_http_shunt_agent_offer_number(void)
 {
     return (uint64_t) ngx_http_shunt_offers.worker << 32 | ++ngx_http_shunt_offers.offers;
@@ -181,7 +182,7 @@ ngx_int_t ngx_http_shunt_agent_offer(struct shunt_offer *offer, int fd)
     return NGX_DECLINED;
 }
 
-/* Does nothing, because no offer waits for room in the socket: an offer that finds none is not
+/* Does nothing, because no offer waits for room in the socket: an offer that finds no room is not
  * made. */
 static void ngx_http_shunt_offers_writable(ngx_event_t *wev)
 {
@@ -345,7 +346,8 @@ static ngx_int_t ngx_http_shunt_received(ngx_http_shunt_received_t *in)
 
 /* ---- CONTROL is lost ---- */
 
-/* Ends a request's fetch whose answer has not come, because the connection to the agent is lost. */
+/* Ends a request's fetch if the agent has not answered it yet. Called when the connection to the
+ * agent is lost. */
 static void ngx_http_shunt_orphan(ngx_http_shunt_ctx_t *ctx)
 {
     if (ctx->mode != SHUNT_MODE_ACTIVE && ctx->mode != SHUNT_MODE_COMPLETE &&

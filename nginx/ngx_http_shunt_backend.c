@@ -64,7 +64,7 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_no_peer;
     }
 
-    board = ngx_http_shunt_board(); /* the agent may have ended since the last call */
+    board = ngx_http_shunt_board(); /* NULL if the agent has ended in the meantime */
 
     if (board == NULL) {
         return SHUNT_COUNT_relayed_no_agent;

@@ -3,9 +3,10 @@
  * The beginning of a handoff, in three steps. First, the header is sent, and must have left nginx
  * entirely. Then the kernel is told that the peer sends the next bytes (SHUNT_BEGIN). Last, this
  * machine's agent is told what the peer has to know. If a step is not possible, the payload is
- * fetched. handoff.c has the rest. A handoff lets a backend send a payload, the body of a response,
- * on the client's own connection. A peer is another machine's agent. A region is the range of the
- * client connection's sequence numbers that a payload takes.
+ * fetched, or relayed through all tiers (rest.c). handoff.c handles what follows. A handoff lets a
+ * backend send a payload, the body of a response, on the client's own connection. A peer is another
+ * machine's agent. A region is the range of the client connection's sequence numbers that a payload
+ * takes.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
@@ -51,7 +52,7 @@ static ngx_int_t ngx_http_shunt_flush_header(ngx_http_request_t *r,
 }
 
 /* Fills in what the peer has to know to send `length` payload bytes. The kernel noted the
- * connection's state when the region began or moved. NGX_DONE: the region is complete by now, and
+ * connection's state when the region began or moved. NGX_DONE: the region has ended by now, and
  * nothing has to be sent. */
 ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
                                   struct shunt_handoff *msg)
@@ -92,7 +93,7 @@ ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
 }
 
 /* Begins the region. Returns 0, or the counter of the reason why it was refused. `keys` gets the
- * keys for its TLS records. */
+ * keys for the region's TLS records. */
 static ngx_uint_t ngx_http_shunt_begin_region(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                               struct shunt_tls *keys)
 {
@@ -174,8 +175,8 @@ static ngx_int_t ngx_http_shunt_claim(ngx_http_shunt_ctx_t *ctx, const struct sh
     return rc;
 }
 
-/* Begins a handoff, or a fetch. Called when the late body filter gets the end of the response; the
- * payload before that end comes from the backend. */
+/* Begins a handoff. If it cannot begin, fetches or relays the payload. Called when the late body
+ * filter gets the end of the response; the payload before that end comes from the backend. */
 ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_http_output_body_filter_pt output)
 {

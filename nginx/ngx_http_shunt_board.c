@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Memory shared with the agent: the board, which the agent writes, and the counters, which this
- * worker writes. The board lists the peers, which are other machines' agents, with their keys and
- * limits.
+ * Memory shared with this machine's agent (shuntd): the board, which the agent writes, and the
+ * counters, which this worker writes. The board lists the peers, which are other machines' agents,
+ * with their keys and limits. A handoff lets a peer send the body of a response on a client's
+ * connection.
  */
 #include <sys/mman.h>
 

@@ -151,8 +151,8 @@ static ngx_int_t ngx_http_shunt_welcomed(ngx_http_shunt_channel_t *ch,
     return NGX_OK;
 }
 
-/* Logs that there is no agent, each reason once until it changes: a machine without an agent must
- * not fill the log. */
+/* Logs that there is no agent. The log level is higher only when the reason is a new one, because a
+ * machine without an agent must not fill the log. */
 static void ngx_http_shunt_say_absent(ngx_http_shunt_channel_t *ch, ngx_err_t err, ngx_log_t *log)
 {
     ngx_uint_t level = NGX_LOG_INFO;
@@ -260,8 +260,8 @@ static int ngx_http_shunt_connect_socket(ngx_http_shunt_channel_t *ch)
         return -1;
     }
 
-    /* an agent that does not serve this user has answered and closed already; its answer is read
-     * next */
+    /* the result is ignored: an agent that does not serve this user has answered and closed
+     * already, and its answer is read next */
     (void) send(fd, &hello, sizeof(hello), MSG_NOSIGNAL);
 
     return fd;

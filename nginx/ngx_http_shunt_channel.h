@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One connection to shuntd: what channel.c provides for agent.c, which has two of them.
+ * One connection of a worker (a process of nginx) to shuntd, the agent of this machine: types and
+ * functions that channel.c provides for agent.c. A worker has two such connections. A ring is a BPF
+ * ring buffer by which the kernel tells a worker what becomes of its handoffs.
  */
 #ifndef NGX_HTTP_SHUNT_CHANNEL_H
 #define NGX_HTTP_SHUNT_CHANNEL_H

@@ -140,8 +140,8 @@ static ngx_uint_t ngx_http_shunt_is_consent(ngx_table_elt_t *h, ngx_http_shunt_c
            ngx_http_shunt_parse_consent(&h->value, consent) == NGX_OK;
 }
 
-/* Keeps the one well-formed consent of a trusted tier, and counts every other Shunt-* field.
- * NGX_DECLINED: there were other fields. */
+/* Keeps the first well-formed consent, if a trusted tier has sent the request. Counts every other
+ * Shunt-* field. NGX_DECLINED: there were other fields. */
 static ngx_int_t ngx_http_shunt_receive(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf)
 {
     ngx_int_t rc = NGX_OK;
@@ -320,7 +320,7 @@ static ngx_uint_t ngx_http_shunt_family_served(ngx_connection_t *c, uint32_t fam
     struct sockaddr_in6 *sin6;
     uint32_t family = SHUNT_FAMILY_IPV4;
 
-    /* `families` is 0 if no backend is connected; a later check finds and counts that */
+    /* `families` is 0 if no backend is connected, and then tells nothing about IP versions */
     if (families == 0 || families == (SHUNT_FAMILY_IPV4 | SHUNT_FAMILY_IPV6)) {
         return 1;
     }
@@ -446,7 +446,8 @@ static ngx_int_t ngx_http_shunt_pass(ngx_http_request_t *r, ngx_http_shunt_ctx_t
 
     reason = ngx_http_shunt_body_needed(r);
 
-    /* these limits are for bytes that this tier sends to the tier before */
+    /* these limits are for bytes that this tier sends to the tier before it; a shortcut would evade
+     * them */
     if (reason == 0 && (clcf->limit_rate || r->limit_rate_set || r->main->limit_conn_status)) {
         reason = SHUNT_COUNT_relayed_limit_rate;
     }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Fetches a payload: a body that the backend has offered, but that has to pass through this nginx
- * after all. The agent gets it from the backend's agent, and passes this worker a socket that
- * yields its bytes. Two buffers, filled from this socket and emptied by the filters, take the place
- * of an upstream's pipe. So the socket is read as fast as the client takes bytes.
+ * after all. The agent gets it from the backend's agent, and passes this worker (a process of
+ * nginx) a socket that yields the payload's bytes. Two buffers, filled from this socket and emptied
+ * by the filters, take the place of an upstream's pipe. So the socket is read as fast as the client
+ * takes bytes.
  */
 #include "ngx_http_shunt.h"
 
@@ -14,8 +15,9 @@
 static void ngx_http_shunt_fetch_timeout_handler(ngx_event_t *ev);
 static void ngx_http_shunt_stream_handler(ngx_event_t *rev);
 
-/* Ends a fetch that has failed, and has the request fail. Callable from anywhere, filters included.
- * If the header has left, rest.c may still relay the rest. `why`: for the log. */
+/* Ends a fetch that has failed. A posted event then handles the failure, so this may be called from
+ * anywhere, filters included. If the header has left, rest.c may still relay the rest. If not, the
+ * response may be asked for once more (again.c). Else the request fails. `why`: for the log. */
 void ngx_http_shunt_fetch_failed(ngx_http_shunt_ctx_t *ctx, const char *why)
 {
     ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
@@ -30,9 +32,10 @@ void ngx_http_shunt_fetch_failed(ngx_http_shunt_ctx_t *ctx, const char *why)
     ngx_http_shunt_fail(ctx);
 }
 
-/* Longest wait for the first byte from now on, in ms, after `waited` ms. Short if the response can
- * be asked for once more. After the header has left, only the rest of the same representation would
- * help, which another backend may not have, so a slow fetch is better. */
+/* Returns how long to wait for the first byte from now on, in ms, if the fetch has waited `waited`
+ * ms already. The wait is short if the response can be asked for once more. After the header has
+ * left, only the rest of the same representation would help. Another backend may not have it, so a
+ * slow fetch is better. */
 static ngx_msec_t ngx_http_shunt_fetch_patience(ngx_http_shunt_ctx_t *ctx, ngx_msec_t waited)
 {
     if (ctx->mode == SHUNT_MODE_FETCH_LATE || !ngx_http_shunt_may_ask_again(ctx->request, ctx) ||
@@ -90,8 +93,8 @@ static void ngx_http_shunt_fetch_timeout_handler(ngx_event_t *ev)
     ngx_http_shunt_fetch_failed(ev->data, "no data came in time");
 }
 
-/* Handles FETCHED. Becomes the owner of the descriptor, which is -1 if the kernel dropped it
- * because this process has no room for another one. */
+/* Handles FETCHED, the agent's answer. Becomes the owner of the descriptor, which is -1 if the
+ * kernel dropped it because this process has no room for another one. */
 void ngx_http_shunt_fetch_connected(ngx_http_shunt_ctx_t *ctx, int fd, uint64_t length)
 {
     ngx_connection_t *stream;
@@ -213,8 +216,8 @@ static ngx_int_t ngx_http_shunt_fetch_output(ngx_http_shunt_ctx_t *ctx, ngx_chai
     return rc;
 }
 
-/* Moves one buf from the socket into the filters. NGX_AGAIN: no buf is free, or the socket has no
- * bytes now. NGX_ERROR: the filters or the client failed. */
+/* Moves one buf from the socket into the filters. NGX_AGAIN: no buf is free, the socket has no
+ * bytes now, or the fetch has failed. NGX_ERROR: the filters or the client failed. */
 static ngx_int_t ngx_http_shunt_fetch_step(ngx_http_shunt_ctx_t *ctx)
 {
     ssize_t n;
@@ -273,7 +276,7 @@ static void ngx_http_shunt_fetch_done(ngx_http_shunt_ctx_t *ctx)
 
 /*
  * Moves as many bytes as possible. Called when the stream has bytes, and by ngx_http_writer() when
- * the client accepts bytes again. NGX_OK: all bytes have entered the filters.
+ * the client accepts bytes again. NGX_OK: all bytes have left for the client.
  */
 ngx_int_t ngx_http_shunt_fetch_pump(ngx_http_shunt_ctx_t *ctx)
 {

@@ -47,7 +47,8 @@ static ngx_int_t ngx_http_shunt_take_name(ngx_http_shunt_cursor_t *c, ngx_str_t 
 
     name->len = c->pos - name->data;
 
-    /* a name of SHUNT_NAME_BYTES would leave no room for the board's NUL */
+    /* a name of SHUNT_NAME_BYTES would leave no room for the NUL that ends it in the agent's list
+     * of peers */
     return (name->len > 0 && name->len < SHUNT_NAME_BYTES) ? NGX_OK : NGX_ERROR;
 }
 
@@ -134,8 +135,8 @@ static ngx_int_t ngx_http_shunt_take_start(ngx_http_shunt_cursor_t *c,
     return ngx_http_shunt_take_literal(c, "; to=");
 }
 
-/* Parses the beginning of a consent that this tier has written: frontend, nonce, and the offset of
- * `to`. */
+/* Parses the beginning of a consent that this tier has written: frontend, nonce and `to`. *to_at
+ * gets the offset of `to` in the field. */
 ngx_int_t ngx_http_shunt_parse_start(ngx_str_t *field, ngx_http_shunt_consent_t *consent,
                                      size_t *to_at)
 {
@@ -239,7 +240,7 @@ ngx_int_t ngx_http_shunt_parse_traceparent(ngx_str_t *field, u_char trace[SHUNT_
                : NGX_ERROR;
 }
 
-/* Formats a consent. Its `to` is zeros: hop.c writes it when the upstream is chosen. */
+/* Formats a consent. Its `to` is zeros: hop.c writes the final one when the upstream is chosen. */
 ngx_int_t ngx_http_shunt_format_consent(ngx_pool_t *pool, ngx_http_shunt_consent_t *consent,
                                         ngx_str_t *field)
 {

@@ -69,7 +69,7 @@ static ngx_int_t ngx_http_shunt_upstream_trusted(ngx_http_request_t *r)
     return lcf->trust && u->peer.sockaddr && ngx_cidr_match(u->peer.sockaddr, lcf->trust) == NGX_OK;
 }
 
-/* Returns 0 if the offer can be used, else the counter of the fault in it. */
+/* Returns 0 if the offer can be used, else the counter of the reason why not. */
 ngx_uint_t ngx_http_shunt_refused(ngx_http_request_t *r, ngx_table_elt_t *field,
                                   ngx_http_shunt_consent_t *consent,
                                   ngx_http_shunt_payload_t *payload, ngx_http_shunt_peer_t *peer)
@@ -176,7 +176,7 @@ static ngx_int_t ngx_http_shunt_try_filters(ngx_http_request_t *r, ngx_http_shun
     return rc;
 }
 
-/* At an intermediate: the offer is passed on if no filter here needs the body. */
+/* At an intermediate: passes an offer on, if no filter here needs the body. */
 static ngx_int_t ngx_http_shunt_pass_on(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                         ngx_table_elt_t *field, ngx_uint_t status)
 {
@@ -211,13 +211,13 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
     ctx->mode = SHUNT_MODE_ACCEPTED;
 
     if (ctx->peer.lost) {
-        /* the backend made the offer before it noticed that the session is lost, and may still be
-         * reachable */
+        /* the backend made the offer before it noticed that the connection between the agents is
+         * lost, and may still be reachable */
         ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_no_session);
 
     } else if (board == NULL || ngx_current_msec - ctx->given_at >= board->offer_lifetime_ms / 2) {
-        /* More than half of the offer's lifetime may be over, and the agents need time for the
-         * claim. */
+        /* More than half of the offer's lifetime may be over, and the agents need time to claim
+         * it. */
         ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_expired);
 
     } else if (!ngx_http_shunt_backend_speaks(r->connection, ctx->peer.index)) {
@@ -254,8 +254,9 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
 
     ctx = ngx_http_shunt_ctx(r);
 
-    /* A second header before the first has left: an offer was accepted, but then a filter or nginx
-     * has put an error page in the response's place. The payload is not needed. */
+    /* A second header before the first has left: this module was handling a response, but then a
+     * filter or nginx has put an error page in the response's place. The payload, if any, is not
+     * needed. */
     if (ctx && ctx->mode != SHUNT_MODE_NONE && !r->header_sent) {
         ngx_http_shunt_release(ctx);
         ngx_memzero(&ctx->fetch, sizeof(ctx->fetch));
@@ -270,8 +271,8 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
     /* not r->headers_out.status: for a proxied error page, that is the status of the error */
     status = r->upstream->headers_in.status_n;
 
-    /* The slice filter is about to clone the request. A clone skips the phases in which a consent
-     * is removed, so the consent is removed here. */
+    /* After a 206, the slice filter may clone the request. A clone skips the phases in which a
+     * consent is removed, so the consent is removed here. */
     if (ctx && status == NGX_HTTP_PARTIAL_CONTENT &&
         ngx_http_shunt_strip(r, ngx_http_shunt_is_field) != NGX_OK) {
         return NGX_ERROR;

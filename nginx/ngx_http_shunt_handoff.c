@@ -3,11 +3,12 @@
  * A handoff of a client's connection for one payload, after its beginning (begin.c). This nginx
  * writes nothing to the connection until the handoff ends. The request stays open, as if its body
  * waited in a full socket buffer, until the kernel reports that the client has acknowledged
- * everything. A handoff that ends otherwise, and that no other backend continues (recovery.c), ends
- * in a reset: a client must never take a part of a body for the whole. In a handoff, a backend
- * sends a payload, the body of a response, on the client's own connection. A region is the range of
- * the client connection's sequence numbers that a payload takes. A ring is a BPF ring buffer by
- * which the kernel tells this worker what becomes of its handoffs.
+ * everything. If a handoff ends otherwise, another backend may continue it (recovery.c), or this
+ * nginx fetches or relays the rest (taking.c, rest.c). If neither is possible, the handoff ends in
+ * a reset: a client must never take a part of a body for the whole. In a handoff, a backend sends a
+ * payload, the body of a response, on the client's own connection. A region is the range of the
+ * client connection's sequence numbers that a payload takes. A ring is a BPF ring buffer by which
+ * the kernel tells this worker what becomes of its handoffs.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
@@ -55,7 +56,8 @@ static void ngx_http_shunt_reading_handler(ngx_event_t *rev)
  * Installs the handler above. While nginx reads from an upstream, proxy_ignore_client_abort and its
  * equivalents make it continue to send to a client that has closed its half of the connection. An
  * upstream that answers with an offer is done at once. Then nginx would react to a FIN as soon as
- * the filters have returned, even to a FIN that is reported together with the answer.
+ * the filters have returned, even to a FIN that is reported together with the answer. So with these
+ * directives, ctx->deaf makes the handler ignore a FIN.
  */
 void ngx_http_shunt_watch_reading(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
@@ -338,8 +340,8 @@ static void ngx_http_shunt_give_up_active(ngx_http_shunt_ctx_t *ctx)
     (void) ngx_http_shunt_agent_post(&msg, sizeof(msg));
 }
 
-/* Releases timers, events and other things that refer to a request, in any state of the request.
- * May be called more than once. */
+/* Gives up a request's handoff or fetch, and releases timers, events and other things that refer to
+ * the request, in any state of it. May be called more than once. */
 void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_connection_t *c = ctx->request->connection;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Length of a response's header, as ngx_http_header_filter() will write it. A tier reads a whole
- * header into one buffer (proxy_buffer_size), and answers 502 if the header does not fit. A header
- * that fits may not fit any more with an offer's fields, so a consent says how much room there is.
- * An offer is a body that a backend holds ready, and that its response's header names. A consent is
- * a header field of a request, by which each tier says that it may be bypassed.
+ * Greatest length that a response's header may have when ngx_http_header_filter() writes it. A tier
+ * (server on a request's path) reads a whole header into one buffer (proxy_buffer_size), and
+ * answers 502 if the header does not fit. A header that fits may not fit any more with an offer's
+ * fields, so a consent says how much room there is. An offer is a body that a backend holds ready,
+ * and that its response's header names. A consent is a header field of a request, by which each
+ * tier says that it may be bypassed.
  */
 #include "ngx_http_shunt.h"
 
@@ -33,7 +34,7 @@ static size_t ngx_http_shunt_header_bytes(ngx_http_request_t *r)
           r->headers_out.status_line.len + r->headers_out.content_type.len +
           r->headers_out.charset.len;
 
-    /* nginx may make the location absolute */
+    /* nginx may make the URL in the Location field absolute */
     if (r->headers_out.location) {
         len += sizeof("https://:65535") + NGX_MAXHOSTNAMELEN;
     }
@@ -51,13 +52,13 @@ static size_t ngx_http_shunt_header_bytes(ngx_http_request_t *r)
     return len;
 }
 
-/* Whether a header fits that contains an offer already. For an intermediate. */
+/* At an intermediate: whether the header, which contains an offer already, fits. */
 ngx_uint_t ngx_http_shunt_header_fits(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     return ngx_http_shunt_header_bytes(r) <= ctx->consent.header;
 }
 
-/* Whether a header would fit with an offer, which it does not contain yet. For the backend. */
+/* At the backend: whether the header would fit with an offer, which it does not contain yet. */
 ngx_uint_t ngx_http_shunt_offer_fits(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     return ngx_http_shunt_header_bytes(r) + NGX_HTTP_SHUNT_OFFER_FIELDS + NGX_HTTP_SHUNT_SPARE <=

@@ -119,9 +119,9 @@ static ngx_int_t ngx_http_shunt_hop_output(void *data, ngx_chain_t *in)
     return ngx_chain_writer(&hop->upstream->writer, in);
 }
 
-/* Installs the output filter in an upstream whose request exists, but of which nothing was sent
- * yet. An upstream that has an output filter already, like gRPC's, is left alone; then `to` stays
- * zeros. */
+/* Installs the output filter in an upstream. Called when the request for the upstream exists, and
+ * nothing of it was sent yet. An upstream that has an output filter already, like gRPC's, is left
+ * alone; then `to` stays zeros. */
 static void ngx_http_shunt_hop_install(ngx_http_request_t *r)
 {
     size_t to_at;
@@ -163,7 +163,7 @@ static int ngx_libc_cdecl ngx_http_shunt_compare_balancers(const void *one, cons
 }
 
 /* Runs before each balancer's own init, because the balancer may choose a connection that is kept
- * alive, which sends at once. */
+ * alive, and nginx then sends at once. */
 static ngx_int_t ngx_http_shunt_hop_init_peer(ngx_http_request_t *r,
                                               ngx_http_upstream_srv_conf_t *us)
 {
@@ -209,8 +209,8 @@ void ngx_http_shunt_hop_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* Puts the function above in front of the init handler of each upstream's balancer. Called when all
- * upstreams have been set up. */
+/* Puts ngx_http_shunt_hop_init_peer() in front of the init handler of each upstream's balancer.
+ * Called when all upstreams have been set up. */
 ngx_int_t ngx_http_shunt_hop_init(ngx_conf_t *cf)
 {
     ngx_uint_t i;
@@ -254,7 +254,7 @@ ngx_uint_t ngx_http_shunt_hop_is_ours(ngx_connection_t *c, const ngx_http_shunt_
            ngx_memcmp(to, consent->to, SHUNT_TO_BYTES) == 0;
 }
 
-/* Logs that responses to this address are relayed, once for each address. */
+/* Logs that responses to this address are relayed: once for each of the first few addresses. */
 static void ngx_http_shunt_say_plain(ngx_http_request_t *r, ngx_str_t *address)
 {
     static ngx_http_shunt_said_t said;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* System calls on a client's connection. This file does not depend on nginx. */
+/* System calls on clients' connections and on listening sockets. This file does not depend on
+ * nginx. */
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -97,9 +98,10 @@ int ngx_http_shunt_kernel_reset_on_close(int fd)
 
 /*
  * Limits the time for which the kernel repeats a FIN. To be called after SHUNT_CANCEL: from then
- * on, the steering programs turn every FIN of the connection into a reset. One reset is not enough,
- * because a client that only reads would wait forever if it got lost. But a client does not answer
- * a reset, so without this limit the kernel would repeat the FIN for a long time.
+ * on, the steering programs (BPF programs of the agent) turn every FIN of the connection into a
+ * reset. One reset is not enough, because a client that only reads would wait forever if the reset
+ * got lost. But a client does not answer a reset, so without this limit the kernel would repeat the
+ * FIN for a long time.
  */
 int ngx_http_shunt_kernel_give_up_soon(int fd)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The module's system calls on a client's connection. Their answers come in a ring, a BPF ring
- * buffer that this worker reads.
+ * The module's system calls on clients' connections and on listening sockets. The kernel's longer
+ * answers come in a ring, a BPF ring buffer that this worker reads.
  */
 #ifndef NGX_HTTP_SHUNT_KERNEL_H
 #define NGX_HTTP_SHUNT_KERNEL_H
@@ -16,10 +16,10 @@ typedef struct {
     int count; /* number of unanswered probes that end the connection */
 } ngx_http_shunt_keepalive_t;
 
-/* These functions return 0, or -1 with errno, unless their comment says otherwise. */
+/* These functions return 0, or -1 with errno, unless their comment says otherwise. The kernel
+ * answers the first four calls with a struct shunt_state in the ring. */
 int ngx_http_shunt_kernel_begin(int fd, const struct shunt_begin *begin);
 int ngx_http_shunt_kernel_move(int fd, const struct shunt_move *move);
-/* The kernel's answer is a struct shunt_state in the ring. */
 int ngx_http_shunt_kernel_take(int fd, const struct shunt_take *take);
 int ngx_http_shunt_kernel_state(int fd, uint32_t ring);
 /* Has the kernel probe an idle client once a second, without ending the connection. `before` gets

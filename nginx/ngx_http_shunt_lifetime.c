@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Guesses whether more bodies will follow on a connection. A connection's first shortcut costs more
- * than later ones: the backend makes a socket, which begins with a small window and is sent every
- * ACK. A shortcut for the only body of a connection (the cases "alone" of shunt-lab bench disc)
- * pays from about 64 KiB on if the network's packets are small. In a network that passes segments
- * of 64 KiB whole, it does not even pay at 256 KiB, the default of shunt_alone_length. So the
- * consent to a connection's first shortcut says how long a body has to be:
+ * than later ones: the backend makes a socket for it, which begins with a small window and gets
+ * every ACK. A shortcut for the only body of a connection (the cases "alone" of shunt-lab bench
+ * disc) pays from about 64 KiB on if the network's packets are small. In a network that passes
+ * segments of 64 KiB whole, it does not even pay at 256 KiB, the default of shunt_alone_length. So
+ * the consent to a connection's first shortcut says how long a body has to be:
  *
  *   shunt_alone_length   if the connection ends with this response
- *   a share of it        if this connection has brought no long body yet: the share of long bodies
- *                        that are their connection's first
- *   nothing              if this connection has brought a long body
+ *   a share of it        else, if this connection has brought no long body yet: the share of long
+ *                        bodies that are their connection's first
+ *   nothing              else
  *
  * Each worker measures for itself, and begins as if each connection had eight long bodies. A
  * shortcut is a response whose body bypasses this nginx. A consent is the request's header field
@@ -20,7 +20,7 @@
 
 #define NGX_HTTP_SHUNT_WHOLE  65536 /* alone_share if each long body is its connection's first */
 #define NGX_HTTP_SHUNT_HOPED  8     /* long bodies per connection, as assumed at first */
-#define NGX_HTTP_SHUNT_RECENT 8     /* log2 of the number of long bodies in alone_share */
+#define NGX_HTTP_SHUNT_RECENT 8     /* log2 of how many long bodies alone_share is a mean of */
 
 /* History of a client's connection. It is kept as the data of a cleanup handler of the connection's
  * pool. The handler does nothing. */
@@ -72,7 +72,7 @@ void ngx_http_shunt_lifetime_init(ngx_http_shunt_loc_conf_t *lcf)
     lcf->alone_share = NGX_HTTP_SHUNT_WHOLE / NGX_HTTP_SHUNT_HOPED;
 }
 
-/* Length in bytes that a body needs for a shortcut; 0: the backend decides. */
+/* Returns the length in bytes that a body needs for a shortcut; 0: the backend decides. */
 uint64_t ngx_http_shunt_least_length(ngx_http_request_t *r, const ngx_http_shunt_loc_conf_t *lcf)
 {
     uint64_t length = lcf->alone_length;

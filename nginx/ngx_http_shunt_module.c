@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Shunt's nginx module: its directives, its configuration, and functions that the other files
- * share. docs/nginx.md describes the directives.
+ * share. docs/nginx.md describes the directives. A consent is a header field of a request, by which
+ * each tier (server on the request's path) says that it may be bypassed. To hand a body off is to
+ * let a backend send it on the client's own connection. To relay a body is to send it through all
+ * tiers.
  */
 #include <malloc.h>
 
@@ -124,8 +127,8 @@ static ngx_http_shunt_ctx_t *ngx_http_shunt_ctx_lost(ngx_http_request_t *r)
 {
     ngx_http_cleanup_t *cln;
 
-    /* An internal redirect and an error page clear r->ctx; the request's cleanup list outlives
-     * them. */
+    /* An internal redirect and an error page clear r->ctx; the request's cleanup list keeps the
+     * context. */
     for (cln = r->cleanup; cln; cln = cln->next) {
         if (cln->handler == ngx_http_shunt_cleanup) {
             ngx_http_set_ctx(r, cln->data, ngx_http_shunt_module);
@@ -136,8 +139,8 @@ static ngx_http_shunt_ctx_t *ngx_http_shunt_ctx_lost(ngx_http_request_t *r)
     return NULL;
 }
 
-/* The request's context. NULL for subrequests: their bodies are only parts of a response, and a
- * body is handed off as a whole. */
+/* Returns the request's context, or NULL if it has none. Subrequests have none: their bodies are
+ * only parts of a response, and a body is handed off as a whole. */
 ngx_http_shunt_ctx_t *ngx_http_shunt_ctx(ngx_http_request_t *r)
 {
     ngx_http_shunt_ctx_t *ctx;
@@ -170,7 +173,8 @@ ngx_http_shunt_ctx_t *ngx_http_shunt_ctx_create(ngx_http_request_t *r)
         return NULL;
     }
 
-    /* not a pool cleanup: those run after the request has been logged */
+    /* not a pool cleanup, which would run after the request has been logged: the cleanup may still
+     * count bytes that the log shows */
     cln = ngx_http_cleanup_add(r, 0);
     if (cln == NULL) {
         return NULL;
@@ -310,7 +314,7 @@ static void ngx_http_shunt_say_mistrust(ngx_cycle_t *cycle, ngx_http_shunt_main_
 }
 
 /* Runs in the master process. Only the master can read the environment, because nginx clears a
- * worker's before it calls modules there. */
+ * worker's environment before it calls modules in the worker. */
 static ngx_int_t ngx_http_shunt_init_module(ngx_cycle_t *cycle)
 {
     ngx_http_shunt_main_conf_t *mcf =

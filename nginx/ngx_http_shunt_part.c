@@ -92,7 +92,8 @@ static ngx_int_t ngx_http_shunt_is_replaced(ngx_table_elt_t *h)
 }
 
 /* Makes the header fields of the clone: the client's fields, with the range of the payload from
- * byte `from` on, and only of the same representation (If-Match). They have no consent. */
+ * byte `from` on, and only of the same representation (If-Match). The clone's fields have no
+ * consent. */
 ngx_int_t ngx_http_shunt_part_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
                                      uint64_t from)
 {
@@ -163,10 +164,11 @@ ngx_http_upstream_conf_t *ngx_http_shunt_part_impatiently(ngx_http_request_t *sr
     return own;
 }
 
-/* Ends a request whose answer is not needed any more, and whose body has not been read. */
+/* Ends a request for the rest. Called when its answer is not needed any more, and before the
+ * answer's body is read. */
 void ngx_http_shunt_part_end(ngx_http_request_t *sr)
 {
-    sr->write_event_handler = ngx_http_request_empty_handler; /* in case it has not begun */
+    sr->write_event_handler = ngx_http_request_empty_handler; /* if `sr` has not begun to run */
     (void) ngx_http_shunt_end_upstream(sr);
     ngx_http_finalize_request(sr, NGX_OK);
 }

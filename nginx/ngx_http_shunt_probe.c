@@ -17,12 +17,13 @@
 #include "ngx_http_shunt_kernel.h"
 
 #define NGX_HTTP_SHUNT_PROBE_LOOK         20  /* ms between two checks for the answer */
-#define NGX_HTTP_SHUNT_PROBE_LOOK_STALLED 100 /* the same, if the reason is a stall */
+#define NGX_HTTP_SHUNT_PROBE_LOOK_STALLED 100 /* ms, the same if a payload has stalled */
 /*
  * Longest waits for an answer, in ms. The kernel sends probes to a client that has been silent for
  * a second; the answer then takes a round trip. A client that needs another backend does not wait
  * for this second (PROBE_WAIT): without an answer, its newest packet counts. A client that claims
- * to have all loses nothing by waiting (WAIT_ALL).
+ * to have all loses nothing by waiting longer (WAIT_ALL). Where a payload has stalled, the wait is
+ * WAIT_STALLED.
  */
 #define NGX_HTTP_SHUNT_PROBE_WAIT         300
 #define NGX_HTTP_SHUNT_PROBE_WAIT_ALL     1500
@@ -127,8 +128,9 @@ static ngx_int_t ngx_http_shunt_probe_begin(ngx_http_shunt_ctx_t *ctx, ngx_uint_
 /*
  * Called when a backend or an agent is lost. NGX_AGAIN: the client is asked, and the loss is
  * handled again, with its reason, when the client has answered or the wait is over. NGX_DECLINED:
- * the client has been asked, or needs no question. If the client is being asked because of a stall,
- * the loss replaces that reason, because the loss may have caused the stall.
+ * the client has been asked already, needs no question, or cannot be asked. If the client is being
+ * asked because of a stall, the loss replaces that reason, because the loss may have caused the
+ * stall.
  */
 ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {

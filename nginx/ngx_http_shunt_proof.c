@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Proves that another backend has the same bytes. Over TLS this must be certain. A new backend
- * seals records under the key and the numbers that the lost backend may have used already, and two
- * plaintexts sealed under one nonce can both be read. nginx's ETag is a time and a length, which
- * different files can share. So the sending backend's agent tells its file's digest (SHA-256) while
- * it can (SHUNT_OPTION_DIGEST). The agent of the new backend is asked for the digest of its own
- * file before the offer is claimed (SHUNT_MSG_PROVE). An offer is a body that a backend holds
- * ready, and that its response's header names.
+ * Proofs that another backend has the same bytes as the lost one, and may continue its payload.
+ * Over TLS this must be certain. A new backend seals records under the key and the numbers that the
+ * lost backend may have used already, and two plaintexts sealed under one nonce can both be read.
+ * nginx's ETag is a time and a length, which different files can share. So the sending backend's
+ * agent tells its file's digest (SHA-256) while it can (SHUNT_OPTION_DIGEST). The agent of the new
+ * backend is asked for the digest of its own file before the offer is claimed (SHUNT_MSG_PROVE). An
+ * offer is a body that a backend holds ready, and that its response's header names.
  */
 #include "ngx_http_shunt.h"
 
@@ -51,10 +51,10 @@ ngx_uint_t ngx_http_shunt_is_same_file(ngx_http_shunt_ctx_t *ctx, const struct s
            ngx_memcmp(msg->sha256, ctx->file.sha256, sizeof(msg->sha256)) == 0;
 }
 
-/* Forgets the digest of a file that has changed, and tells this to the agents. Until the sending
- * backend hears that it is forgotten, it seals nothing more. Otherwise a new backend could seal
- * bytes of the unchanged file under record numbers that the sending one has used for the changed
- * file. */
+/* Forgets the digest of a file that has changed, and tells this to the agents. The sending backend
+ * seals nothing more until it hears that the digest is forgotten. Otherwise a new backend could
+ * seal bytes of the unchanged file under record numbers that the sending one has used for the
+ * changed file. */
 static void ngx_http_shunt_forget_file(ngx_http_shunt_ctx_t *ctx)
 {
     struct shunt_withdrawn msg;
@@ -69,7 +69,7 @@ static void ngx_http_shunt_forget_file(ngx_http_shunt_ctx_t *ctx)
     msg.handoff = ctx->id;
 
     (void) ngx_http_shunt_agent_post(&msg,
-                                     sizeof(msg)); /* the agent repeats DIGEST if this is lost */
+                                     sizeof(msg)); /* if lost, the agent repeats DIGEST */
 }
 
 /* Handles the digest of the file behind a handoff in progress, or behind an offer. */
@@ -93,8 +93,8 @@ void ngx_http_shunt_digest_told(ngx_http_shunt_ctx_t *ctx, const struct shunt_di
         return;
     }
 
-    /* Keeps a digest that is known: a backend that continues for another has proved its file by
-     * that digest. */
+    /* Keeps a digest that is known already: a backend that continues for another one has proved by
+     * it that its file is the same. */
     if (!ctx->file.known) {
         ctx->file.known = msg->known;
         ctx->file.offset = msg->offset;

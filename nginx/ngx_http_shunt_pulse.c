@@ -12,16 +12,17 @@
 
 #define NGX_HTTP_SHUNT_PULSE_LOOK 250 /* ms between two checks, while something is pending */
 /* ms without a sign of the agent. Longer than FRESH in crates/handoff/src/frontend.rs: an agent
- * that reads a HANDOFF after that time looks whether the region is still active. */
+ * that reads the message of a handoff later than FRESH after its beginning looks whether the region
+ * is still active. */
 #define NGX_HTTP_SHUNT_PULSE_GONE 2000
 
 static uint32_t ngx_http_shunt_beat;      /* value of the board's word that was seen last */
 static ngx_msec_t ngx_http_shunt_beat_at; /* time when this value was seen first */
 static ngx_event_t ngx_http_shunt_pulse;
 
-/* Returns 1 if the agent has been stopped or gone for PULSE_GONE. If there was no check for some
- * time, a changed value counts as a sign of life, even if the agent changed it long ago. A later
- * check then finds out whether the agent still runs. */
+/* Returns 1 if the agent has been stopped or gone for NGX_HTTP_SHUNT_PULSE_GONE ms. If there was no
+ * check for some time, a changed value counts as a sign of life, even if the agent changed it long
+ * ago. A later check then finds out whether the agent still runs. */
 ngx_uint_t ngx_http_shunt_pulse_is_gone(void)
 {
     uint32_t beat;
@@ -65,7 +66,7 @@ static void ngx_http_shunt_pulse_visit(ngx_http_shunt_ctx_t *ctx)
 
     /* A new agent has taken the old one's place. A handoff needs no agent to go on. The exception
      * is a payload that waits for the backend's confirmation, because the old agent may have got
-     * it. */
+     * the confirmation. */
     if (!gone && !ctx->claimed) {
         ngx_http_shunt_stall_look(ctx);
         return;

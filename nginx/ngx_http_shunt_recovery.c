@@ -4,12 +4,13 @@
  * reset. If the response had a strong ETag and its server supports ranges, any backend that has the
  * same bytes can send the rest of them. So the rest is asked for (part.c) with a consent: the load
  * balancer chooses a backend, and every tier may refuse. The answer must be the rest, and an offer.
- * Then the region moves to the new peer (SHUNT_MOVE), whose agent is told as at a handoff's
- * beginning. Nothing of the answer reaches the client. A handoff lets a backend send a payload, a
- * response's body, on the client's own connection. A consent is a header field of a request, by
- * which each tier says that it may be bypassed. An offer is a body that a backend holds ready, and
- * that its response's header names. A region is the range of the client connection's sequence
- * numbers that a payload takes.
+ * Then the region moves to the new backend's agent, the new peer (SHUNT_MOVE), which is told as at
+ * a handoff's beginning. Nothing of the answer reaches the client. If no backend continues, the
+ * rest is relayed through all tiers (rest.c), or the client is reset. A handoff lets a backend send
+ * a payload, a response's body, on the client's own connection. A consent is a header field of a
+ * request, by which each tier says that it may be bypassed. An offer is a body that a backend holds
+ * ready, and that its response's header names. A region is the range of the client connection's
+ * sequence numbers that a payload takes.
  *
  *   ended --> asking ------------> moved  ACTIVE all the while: the client may still acknowledge,
  *               ^  | |               ^    complete or reset what the lost backend has sent
@@ -38,7 +39,7 @@
 #define NGX_HTTP_SHUNT_PROOF       5000 /* ms for a backend to read its file */
 
 struct ngx_http_shunt_recovery_s {
-    ngx_event_t event;           /* posted, or a timer: asks for the rest */
+    ngx_event_t event;           /* posted, or a timer: asks, or ends the wait for a proof */
     ngx_http_request_t *request; /* the request for the rest; NULL: there is none now */
     ngx_uint_t times;            /* number of requests since the client got something */
     ngx_uint_t in_all;           /* number of requests for this response */
@@ -51,7 +52,7 @@ struct ngx_http_shunt_recovery_s {
     ngx_http_shunt_consent_t consent;
     ngx_http_shunt_payload_t payload;
     ngx_http_shunt_peer_t peer;
-    uint64_t proof;    /* number of the question for the new backend's file; 0: none */
+    uint64_t proof;    /* number of the question about the new backend's file; 0: none */
     ngx_int_t verdict; /* NGX_OK: the answer is good; NGX_AGAIN: ask again; NGX_DECLINED: give up */
 };
 
@@ -223,7 +224,7 @@ ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
     /* Without header_only, this is a request of rest.c that is not needed any more. An error ends
-     * it before its body is read. */
+     * it before the answer's body is read. */
     if (!sr->header_only) {
         return NGX_ERROR;
     }
@@ -277,7 +278,7 @@ static ngx_int_t ngx_http_shunt_post_rest(ngx_http_shunt_ctx_t *ctx)
 }
 
 /* Moves the region to the new peer. NGX_OK: the peer continues, or the payload is complete.
- * NGX_AGAIN: not possible now. */
+ * NGX_AGAIN: not possible now. NGX_ERROR: the region has moved, but the peer was not told. */
 static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
 {
     uint64_t id;
@@ -360,7 +361,7 @@ static ngx_int_t ngx_http_shunt_ask_later(ngx_http_shunt_ctx_t *ctx)
     return NGX_OK;
 }
 
-/* Acts on the verdict on an answer, or on the digest of its file. */
+/* Acts on the verdict about an answer, or about the digest of the file behind its offer. */
 static void ngx_http_shunt_settle(ngx_http_shunt_ctx_t *ctx, ngx_int_t verdict)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
@@ -574,8 +575,8 @@ void ngx_http_shunt_recovery_end(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* Stops looking for a backend while the client's request continues. Also ends an open request for
- * the rest, because the connection's next request would have to wait for it. */
+/* Stops looking for a backend. Called when the client's request continues: then the connection's
+ * next request would have to wait for an open request for the rest, so this ends that one, too. */
 void ngx_http_shunt_recovery_drop(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_request_t *sr = ctx->recovery ? ctx->recovery->request : NULL;

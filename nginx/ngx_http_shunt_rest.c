@@ -6,12 +6,13 @@
  *   handoff   the agent of this machine is stopped or gone (pulse.c), no backend offers the rest
  *             (recovery.c), or something drops the packets of backend and client (stall.c)
  *   fetch     the fetch fails, before its first byte or later
+ *   neither   the agent of this machine takes no handoff when one should begin (begin.c)
  *
  * The rest is asked for (part.c) without a consent. When the answer's header has come, a region
  * that is still active is taken back (taking.c). The answer's body is written behind what the
  * client has. If the answer is an error, or ends early, the rest is asked for a few more times.
- * After a mere stall (stall.c), it is not asked for again at once, because the handoff may still
- * continue. A handoff lets a backend send a payload, a response's body, on the client's own
+ * After a mere stall (stall.c), the rest is not asked for again at once, because the handoff may
+ * still continue. A handoff lets a backend send a payload, a response's body, on the client's own
  * connection. A fetch brings it through both agents to this nginx. A region is the range of
  * sequence numbers that a payload takes.
  *
@@ -60,8 +61,7 @@ static void ngx_http_shunt_rest_run(ngx_http_request_t *sr)
 
 static ngx_int_t ngx_http_shunt_rest_over(ngx_http_request_t *sr, void *data, ngx_int_t rc);
 
-/* Forgets the rest, because the client's request has ended. An open request for the rest is ended
- * when its answer comes. */
+/* Forgets the rest. An open request for the rest is ended when its answer comes. */
 void ngx_http_shunt_rest_forget(ngx_http_shunt_ctx_t *ctx)
 {
     if (ctx->rest && ctx->rest->again.timer_set) {
@@ -72,8 +72,8 @@ void ngx_http_shunt_rest_forget(ngx_http_shunt_ctx_t *ctx)
 }
 
 /* Drops the rest, which is not needed any more. Ends an open request for it: otherwise the client's
- * own request would wait for that one, and the next request for the rest would queue behind it.
- * Must not be called from the open request's filters. */
+ * own request would wait for the open one, and the next request for the rest would queue behind
+ * that one. Must not be called from the open request's filters. */
 void ngx_http_shunt_rest_drop(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_request_t *sr = ctx->rest ? ctx->rest->request : NULL;
@@ -85,8 +85,8 @@ void ngx_http_shunt_rest_drop(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* Drops a rest that was asked for because of a stall. Called when a loss is noticed, which needs
- * other steps. */
+/* Drops a rest that was asked for because of a stall. Called when an agent or a backend is found to
+ * be lost, which needs other steps. */
 void ngx_http_shunt_rest_drop_stalled(ngx_http_shunt_ctx_t *ctx)
 {
     if (ctx->rest && ctx->rest->stalled && ctx->mode != SHUNT_MODE_REST) {
@@ -151,8 +151,8 @@ static void ngx_http_shunt_rest_say(ngx_http_shunt_ctx_t *ctx, const char *why)
                   ctx->payload.length, why, ngx_http_shunt_trace_text(ctx->request));
 }
 
-/* Called when the handoff makes no progress, and the agent of this machine shows no sign of
- * life. */
+/* Called when the handoff makes no progress, and the agent that was told of it on this machine is
+ * stopped or gone. */
 void ngx_http_shunt_rest_gone(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_connection_t *c = ctx->request->connection;
@@ -292,9 +292,9 @@ static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shu
 
     ctx->mode = SHUNT_MODE_REST;
 
-    /* `acked` is what the client's newest packet acknowledges. That may be less than an earlier
-     * packet acknowledged, and rest->from is from that packet. Then the client also lacks bytes
-     * before rest->from, and the rest is asked for again. */
+    /* `acked` is what the client's newest packet acknowledges. rest->from is from an earlier
+     * packet, which may have acknowledged more. Then the client also lacks bytes before rest->from,
+     * and the rest is asked for again. */
     if (acked < rest->from) {
         rest->from = acked;
         return NGX_ERROR;

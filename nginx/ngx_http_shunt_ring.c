@@ -9,7 +9,8 @@
  * A record is a 32-bit length (bit 31: still being written, bit 30: discarded), a 32-bit page
  * offset, then the data, padded to 8 bytes. The kernel wakes a reader only for a record at the
  * consumer's position, so the ring is read until it is empty. By this ring the kernel tells this
- * worker what becomes of its handoffs, and answers its calls.
+ * worker what becomes of its handoffs, and answers its calls. A handoff lets a backend send a
+ * response's body on a client's connection.
  */
 #include <sched.h>
 #include <sys/mman.h>
@@ -33,7 +34,7 @@ struct ngx_http_shunt_ring_s {
     size_t size;
     uint32_t index;        /* number of the ring, for struct shunt_begin */
     ngx_uint_t stuck;      /* 1: the wait for a record took too long, and nothing was read since */
-    ngx_uint_t references; /* number of users: the connection to the agent, and each handoff */
+    ngx_uint_t references; /* number of users: connection to the agent, handoffs, and others */
 };
 
 static void ngx_http_shunt_ring_handler(ngx_event_t *rev);

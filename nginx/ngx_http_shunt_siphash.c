@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * SipHash-2-4 with 128-bit output (Aumasson and Bernstein 2012; the reference code's outlen == 16).
- * Used for the tag of an offer (proof for which request it was made), over exactly
- * SHUNT_TAG_INPUT_BYTES, and for the `to` of a consent (the server that it is meant for, hop.c).
+ * It has two uses. The tag of an offer (a body that a backend holds ready) proves for which request
+ * the offer was made; its input has SHUNT_TAG_INPUT_BYTES. The `to` of a consent (a request's
+ * header field) says which server the consent is meant for (hop.c).
  */
 #include "ngx_http_shunt.h"
 

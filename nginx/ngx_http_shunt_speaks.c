@@ -11,7 +11,7 @@
 #include "ngx_http_shunt.h"
 
 #define NGX_HTTP_SHUNT_MAPPED_BITS 96 /* length of the prefix ::ffff:0:0/96 */
-#define NGX_HTTP_SHUNT_SAID        32 /* addresses with ports that are logged once each */
+#define NGX_HTTP_SHUNT_SAID        32 /* number of addresses with ports that are logged */
 #define NGX_HTTP_SHUNT_SAID_AGAIN  60 /* s between two log lines about further ones */
 
 static ngx_uint_t ngx_http_shunt_covers(const struct shunt_prefix *prefix,
@@ -29,8 +29,8 @@ static ngx_uint_t ngx_http_shunt_covers(const struct shunt_prefix *prefix,
 }
 
 /* Whether a backend may use a server's address. Reads the board's entry without its sequence lock
- * (`epoch`). An entry that is being changed does no harm: the response is relayed, or its claim is
- * refused and the body is fetched. */
+ * (`epoch`). An entry that is being changed does no harm: the response is relayed, or the backend
+ * refuses the handoff and the body is fetched. */
 static ngx_uint_t ngx_http_shunt_peer_speaks(const struct shunt_board_peer *peer,
                                              const ngx_http_shunt_address_t *server)
 {
@@ -112,8 +112,8 @@ ngx_uint_t ngx_http_shunt_backend_speaks(ngx_connection_t *c, ngx_uint_t peer)
     return 0;
 }
 
-/* Whether any backend may use the server address that this client knows. Logs if none may. Returns
- * 1 if no backend is connected, which a later check finds and counts. */
+/* Whether any backend may use the server address that this client knows. Logs if none may. Also
+ * returns 1 if no backend is connected: then it is not known what backends may use. */
 ngx_uint_t ngx_http_shunt_any_speaks(ngx_connection_t *c, const struct shunt_board *board)
 {
     ngx_str_t who = ngx_string("no connected backend may speak");

@@ -2,9 +2,9 @@
 /*
  * TLS connections of nginx: wraps openssl/shunt_tls.h in terms of requests and counters. While a
  * payload is in progress, this file reads what the client sends, but leaves requests and KeyUpdates
- * for later. So a fatal alert that comes before any of these ends the handoff (RFC 8446, 6.2). A
- * payload is a body that a backend sends on the client's connection. A region is the range of the
- * client connection's sequence numbers that a payload takes.
+ * for later. So a fatal alert that comes before any of these ends the handoff (RFC 8446, 6.2). In a
+ * handoff, a backend sends a payload, the body of a response, on the client's connection. A region
+ * is the range of the client connection's sequence numbers that a payload takes.
  */
 #include "ngx_http_shunt.h"
 #include "shunt_tls.h"
@@ -77,8 +77,9 @@ ngx_uint_t ngx_http_shunt_ssl_is_fresh(ngx_connection_t *c)
 }
 
 /*
- * Hands the keys over, when the header has left. Returns 0, with the keys for this payload in
- * `keys`, and the length of its records in `ctx->region`; else the counter of the reason why not.
+ * Hands the keys for a payload over. Called when the header has left. `keys` gets the keys, and
+ * `ctx->region` the length of the payload's records in bytes. Returns 0, or the counter of the
+ * reason why the keys cannot be handed over.
  */
 ngx_uint_t ngx_http_shunt_ssl_hand_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                         struct shunt_tls *keys)
@@ -142,7 +143,7 @@ static void ngx_http_shunt_ssl_reading(ngx_http_request_t *r)
     c->read->ready = 1;
 }
 
-/* Called when the client has acknowledged the whole region. */
+/* Has OpenSSL write records again. Called when the client has acknowledged the whole region. */
 ngx_int_t ngx_http_shunt_ssl_take_back(ngx_http_request_t *r)
 {
     ngx_connection_t *c = r->connection;
@@ -164,8 +165,8 @@ ngx_int_t ngx_http_shunt_ssl_take_back(ngx_http_request_t *r)
     return NGX_OK;
 }
 
-/* Has OpenSSL write records again. Called when no record of the payload was sealed, and none will
- * be. */
+/* Has OpenSSL write records again. Called when no record of the payload was sealed (encrypted), and
+ * none will be. */
 ngx_int_t ngx_http_shunt_ssl_reclaim(ngx_http_request_t *r)
 {
     ngx_connection_t *c = r->connection;

@@ -26,8 +26,8 @@ static void ngx_http_shunt_say_refused(ngx_http_shunt_ctx_t *ctx, ngx_uint_t rea
                   ngx_http_shunt_trace_text(ctx->request));
 }
 
-/* Stops waiting for anything about this handoff: events of the kernel, timers, requests to other
- * backends. */
+/* Tells the agent that the handoff is given up, and stops waiting for anything about it: events of
+ * the kernel, timers, requests to other backends. */
 static void ngx_http_shunt_forget(ngx_http_shunt_ctx_t *ctx)
 {
     struct shunt_abort msg = {{SHUNT_MSG_ABORT, sizeof(struct shunt_abort)}, ctx->id};
@@ -80,8 +80,8 @@ ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t when,
         *state = ngx_http_shunt_ring_answer(ring, ctx->id);
 
     } else {
-        /* the kernel has put its answer into the ring, and wakes nobody for records after the
-         * answer */
+        /* reads the kernel's answer from the ring, because the kernel wakes nobody for records
+         * behind it */
         (void) ngx_http_shunt_ring_drain(ring);
     }
 
@@ -149,7 +149,7 @@ ngx_int_t ngx_http_shunt_take_untold(ngx_http_shunt_ctx_t *ctx)
  * Whether the offer can still be fetched after its backend's agent has ended the handoff for this
  * reason. An agent gives the first three reasons below only before it sends a byte. It gives
  * UNREACHABLE also if it has sent, but has heard no ACK of the client. Then the client may have
- * some of the payload, and on TLS records were sealed.
+ * some of the payload. On TLS an agent gives UNREACHABLE only before it seals a record.
  */
 static ngx_uint_t ngx_http_shunt_is_fetchable(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {

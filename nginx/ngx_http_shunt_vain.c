@@ -15,18 +15,20 @@
  *
  * A location gives no consents after a few in a row were in vain. It gives one again after a pause
  * of one response. Each further consent in vain makes the pause about twice as long: 3 responses,
- * then 7. A complete shortcut ends the pauses. A connection's consents in vain count only once for
- * its location. So one connection stops no location, but a location whose connections cannot be
- * handed off stops. A consent is a header field of a request, by which each tier says that it may
- * be bypassed. An offer is a body that a backend holds ready, and that its response's header names.
- * Proof is the kernel's knowledge that a client's packets pass the steering programs.
+ * then 7. A complete shortcut ends the pauses. Consents that one connection makes vain count only
+ * once for its location. So one connection stops no location, but a location whose connections
+ * cannot be handed off stops. A consent is a header field of a request, by which each tier says
+ * that it may be bypassed. An offer is a body that a backend holds ready, and that its response's
+ * header names. Proof is the kernel's knowledge that a client's packets pass the steering programs
+ * (the agent's BPF programs).
  *
  * Each worker counts for itself. With shunt_mean_length 0, consents are always given.
  */
 #include "ngx_http_shunt.h"
 
 #define NGX_HTTP_SHUNT_VAIN_ROW  4 /* consents in vain before a location gives no more */
-/* Number of further consents in vain that prolong the pause. It grows to 2^11 - 1 responses. */
+/* Number of further consents in vain that prolong the pause. The pause grows to 2^11 - 1
+ * responses. */
 #define NGX_HTTP_SHUNT_VAIN_MOST 10
 
 typedef enum {
@@ -58,8 +60,8 @@ static ngx_http_shunt_cause_t ngx_http_shunt_cause(ngx_uint_t counter)
     }
 }
 
-/* Returns 1 if no consent must be given now. Counts the response, so it must be called once for
- * each request that would get a consent. */
+/* Returns 1 if this tier must not give a consent now. Counts the response, so it must be called
+ * once for each request that would get a consent. */
 ngx_uint_t ngx_http_shunt_vain_now(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf)
 {
     ngx_http_shunt_vain_t *vain = &lcf->vain;

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Names the ports whose handshakes the kernel should note. The kernel hands a connection off only
- * with proof that its client's packets pass the steering programs (include/shunt.h, SHUNT_BEGIN).
- * For a connection's first response, the proof is the handshake. The kernel notes handshakes only
- * for ports that a server has named before; this file names all ports that HTTP clients connect to.
- * A handoff lets a backend send a response's body on the client's connection.
+ * with proof that its client's packets pass the steering programs, the agent's BPF programs
+ * (include/shunt.h, SHUNT_BEGIN). For a connection's first response, the proof is the handshake.
+ * The kernel notes handshakes only for ports that a server has named before; this file names all
+ * ports that HTTP clients connect to. A handoff lets a backend send a response's body on the
+ * client's connection.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
 
-/* Number of connections without proof, one after the other, at which this is logged. A higher
- * number might never be reached: a location stops giving consents after this number
+/* The lack of proof is logged when this number of connections, one after the other, had none. A
+ * higher number might never be reached: a location stops giving consents after this number
  * (ngx_http_shunt_vain.c). */
 #define NGX_HTTP_SHUNT_UNPROVEN_LOGGED 4
-#define NGX_HTTP_SHUNT_UNPROVEN_AGAIN  2 /* weight of a connection that lacks proof once more */
+#define NGX_HTTP_SHUNT_UNPROVEN_AGAIN  2 /* count of a connection that lacks proof once more */
 
 /* Longest time in ms that a connection is expected to wait for accept(). */
 #define NGX_HTTP_SHUNT_ACCEPT_MS    1000
@@ -70,7 +71,8 @@ void ngx_http_shunt_watch_listeners(ngx_cycle_t *cycle)
     }
 }
 
-/* Names the ports to an agent that has connected, and whose programs are in the kernel. */
+/* Names the ports to the kernel once more. Called when an agent has connected, whose programs are
+ * in the kernel by then. */
 void ngx_http_shunt_watch_again(ngx_cycle_t *cycle)
 {
     ngx_uint_t i;

@@ -26,7 +26,7 @@ ngx_int_t ngx_http_shunt_is_worth(const ngx_http_shunt_loc_conf_t *lcf)
     return lcf->long_bytes >> NGX_HTTP_SHUNT_LATEST >= lcf->mean_length;
 }
 
-/* Notes a response. `length`: of its body in bytes, or -1 if it is unknown. */
+/* Notes a response. `length`: number of bytes in its body, or -1 if this is unknown. */
 void ngx_http_shunt_worth_note(ngx_http_request_t *r, off_t length)
 {
     ngx_http_shunt_loc_conf_t *lcf = ngx_http_get_module_loc_conf(r, ngx_http_shunt_module);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Hands a generation of write keys to a backend, and ends the generation with a KeyUpdate (RFC
- * 8446, 4.6.3). OpenSSL has no call for that, and needs none: SSL_key_update while the gate is
- * closed brings OpenSSL into the next generation, and sends nothing. A payload is a body that the
- * backend seals with these keys. A region is the range of the connection's sequence numbers that
- * its records take.
+ * 8446, 4.6.3). OpenSSL has no call for that, and needs none. The gate is a BIO that OpenSSL writes
+ * through. While the gate is closed, SSL_key_update brings OpenSSL into the next generation, and
+ * sends nothing. A payload is a body that the backend seals with these keys. A region is the range
+ * of the connection's sequence numbers that its records take.
  */
 #include "shunt_tls_state.h"
 
@@ -256,7 +256,7 @@ int shunt_tls_take_back(SSL *ssl, uint64_t now_ms)
     }
 
     /* The gate drops the KeyUpdate that OpenSSL writes here. The one in state->key_update is sent
-     * in its place. It also answers a KeyUpdate of the client, if there was one. */
+     * in its place. The sent one also answers a KeyUpdate of the client, if there was one. */
     if (tls_update(ssl) != 1 || state->generation != state->handed + 1) {
         return -1;
     }

@@ -70,7 +70,7 @@ int shunt_tls_take_back(SSL *ssl, uint64_t now_ms);
 int shunt_tls_go_on(SSL *ssl, const struct shunt_tls *keys, uint64_t payload, uint64_t now_ms);
 
 /* Length in bytes of a payload's records under these keys; 0 if the keys must not protect so many
- * records. crates/wire/src/tls.rs computes this and the next function, too. */
+ * records. crates/wire/src/tls.rs computes the same length (`Records::wire_bytes`). */
 uint64_t shunt_tls_wire_bytes(const struct shunt_tls *keys, uint64_t payload);
 /* Number of payload bytes in the records that are whole in the first `wire` bytes on the wire. */
 uint64_t shunt_tls_payload_bytes(uint64_t content_bytes, uint64_t payload, uint64_t wire);

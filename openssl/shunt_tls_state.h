@@ -46,7 +46,8 @@ typedef struct {
     unsigned closing : 1; /* the last KeyUpdate may still wait: its time in the ring is not final */
 } shunt_tls_state_t;
 
-/* Returns the connection's state. NULL: no secret was recorded, so it cannot be handed off. */
+/* Returns the connection's state. NULL: no secret was recorded, so the connection cannot be handed
+ * off. */
 shunt_tls_state_t *shunt_tls_state(const SSL *ssl);
 
 /* Length in bytes of a suite's key; 0 if connections with the suite cannot be handed over. */

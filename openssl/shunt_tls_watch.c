@@ -158,8 +158,9 @@ static void tls_message(int written, int version, int content_type, const void *
     }
 
     if (state == NULL) {
-        /* Before OpenSSL reports the secret, another connection's callback may have removed itself.
-         * Then this connection has no secret, and its responses are relayed, not handed off. */
+        /* Before OpenSSL reports the secret, another connection's secret may have come, at which
+         * the callback removes itself. Then this connection has no secret, and its responses are
+         * relayed, not handed off. */
         if (tls_is_message(content_type, bytes, n, SSL3_MT_FINISHED) && SSL_is_server(ssl) &&
             SSL_version(ssl) == TLS1_3_VERSION && tls_may_ask(SSL_get_SSL_CTX(ssl))) {
             __atomic_add_fetch(&tls_awaited, 1, __ATOMIC_RELAXED);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
-/* See native.h. */
+/* The functions of native.h. Each calls the code of crates/handoff/bpf/decisions. */
 #include "native.h"
 
 void native_route(struct flow *flow, const struct packet *p, const struct sack *sack, __u64 now,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Fuzzes the parsers of the nginx module's header fields (libFuzzer). If a parser accepts a field,
- * writing the parsed values must give the same field again, so that no two tiers can read one field
- * differently.
+ * Fuzzes the parsers of the nginx module's header fields (libFuzzer). If a parser accepts one of
+ * Shunt's fields, writing the parsed values must give the same field again. So no two tiers
+ * (servers on a request's path) can read one field differently.
  */
 #include <assert.h>
 #include <inttypes.h>

@@ -12,8 +12,8 @@ from wait import wait_for
 SSI = b"<p>" + b"x" * 40000 + b'<!--#echo var="uri" --></p>\n'
 SHOWN = lambda uri: b"<p>" + b"x" * 40000 + uri + b"</p>\n"
 
-# Program that writes the first peer's epoch (sequence lock) on the board again and again: an odd value, as while the
-# entry changes, and then always the same even value.
+# Program that writes the first peer's epoch (sequence lock) on the board (memory that the agent shares with nginx)
+# again and again: an odd value, as while the entry changes, and then always the same even value.
 WRITER = "import mmap, struct, sys\nboard = mmap.mmap(int(sys.argv[1]), 4096)\nwhile True:\n" \
     f"    board[{agents.HEAD_BYTES}] = 3\n    board[{agents.HEAD_BYTES}] = 2\n"
 
@@ -380,8 +380,8 @@ class Fetched(Base):
         self.assertEqual(self.outcome(n=6), "shortcut")
 
     def test_a_refused_connection_stops_at_once_and_others_go_on(self):
-        """The kernel refuses a connection, for example one of this machine, or one for which its flow table has no
-        room."""
+        """The kernel refuses a connection, for example one within this machine, or one more than the table of
+        connections has room for."""
         refused = lambda: [self.outcome(n=n) for n in range(1, 7)]
         with open(self.dir + "/refuse", "w"):
             c = Client()

@@ -28,7 +28,8 @@ class Older(Base):
 
 
 class Strange(Base):
-    """An agent of a release that is too new, or with an invalid board: all bodies are relayed, and the log says why."""
+    """An agent of a release that is too new, or with an invalid welcome or board: all bodies are relayed, and the log
+    says why."""
     def relayed(self, why):
         self.assertEqual(Client().get("/big").body == BIG, True)
         self.assertEqual(self.outcome(), "relayed:no_agent")

@@ -29,8 +29,9 @@ class Header(Base):
     server {{ # intermediate""").replace("client_body_temp_path", "shunt_mean_length 0; client_body_temp_path")
 
     def compared(self, plain, shunt, lengths):
-        """Checks that the server `shunt` gives the same responses as `plain`, for fields of these lengths. Some bodies
-        must have taken the shortcut, and some must have been relayed because the offer found no room in the header."""
+        """Checks that the URI `shunt` gives the same responses as the URI `plain`, for fields of these lengths. Some
+        bodies must have taken the shortcut, and some must have been relayed because the offer found no room in the
+        header."""
         found = set()
         for n in lengths:
             there, here = (Client().get(uri % ("x" * n)) for uri in (plain, shunt))
@@ -86,8 +87,8 @@ class Header(Base):
         self.assertEqual([self.offered(1000, more) for more in ("", "; header=1024", "; header=1")], [True, False, False])
 
     def test_nobody_knows_what_a_plain_tier_takes(self):
-        """A consent may say that there is more room than nginx's default. If the consent was meant for another server,
-        this is not believed."""
+        """A consent may say that there is more room for a header than nginx's default. If the consent was meant for
+        another server, this is not believed."""
         other = {"address": ("127.0.0.7", 8088), "meant": ("127.0.0.8", 8088)}
         self.assertEqual([self.offered(n, "; header=16384", **other) for n in (1000, 5000)], [True, False])
         self.assertEqual(self.offered(5000, "; header=16384", address=("127.0.0.7", 8088), meant=("127.0.0.7", 8088)), True)

@@ -252,7 +252,8 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 {
     int rc;
 
-    /* the module switches keepalive on, to probe the client, which seems to answer at once */
+    /* the module switches keepalive on, to probe the client, which seems to answer at once, unless
+     * a test wants "mute" */
     if (level == SOL_SOCKET && name == SO_KEEPALIVE && fd < FDS && *(const int *) value) {
         regions[fd].state.answered += !is_wanted("mute");
         say("asked");

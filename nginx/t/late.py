@@ -1,5 +1,5 @@
 """Fetches (bodies that come through both agents) that fail after the response's header was sent: the rest of the body
-is relayed through all tiers, or a reset tells the client that it is missing. run.py runs these tests."""
+is relayed through all tiers, or a reset tells the client that the rest is missing. run.py runs these tests."""
 import os, resource, socket, ssl, struct, threading
 
 import agent as agents
@@ -14,7 +14,8 @@ UNKNOWN_OFFER, EXPIRED = 1, 2
 
 
 class Late(Base):
-    """Fetches without steering: SHUNT_BEGIN fails with ENOPROTOOPT, and everything is fetched after its header."""
+    """Fetches without steering programs (BPF): SHUNT_BEGIN fails with ENOPROTOOPT, and everything is fetched after its
+    header."""
     shim = False
 
     def refuse(self, reason):

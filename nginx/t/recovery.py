@@ -1,5 +1,5 @@
-"""Handoffs that their backend does not finish, and that another backend continues. run.py runs these tests, with its
-tiers and its client.
+"""Handoffs that their backend does not finish, and that another backend continues. A handoff lets a backend send a body
+on the client's connection. run.py runs these tests, with its tiers and its client.
 
 One agent (agent.py) is the agent of every backend in these tests. It "loses" a handoff by sending ENDED. The request
 for the rest goes to nginx's own static files, or to an application at 127.0.0.5 whose answers a test chooses.

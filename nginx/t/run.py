@@ -322,7 +322,7 @@ class SeveralRequests:
 
 
 class Unproven(Base):
-    """The kernel finds no proof that a client's packets pass the steering programs."""
+    """The kernel finds no proof that a client's packets pass the steering programs (BPF), which a handoff needs."""
 
     def test_is_fetched_says_so_and_is_tried_again(self):
         refusals = iter([agents.UNPROVEN, 0])
@@ -715,7 +715,8 @@ class Stall(Base):
 
 
 class Fetch(Base):
-    """Fetches without steering: SHUNT_BEGIN fails with ENOPROTOOPT, and everything is fetched after its header."""
+    """Fetches without steering programs (BPF): SHUNT_BEGIN fails with ENOPROTOOPT, and everything is fetched after its
+    header."""
     shim = False
 
     def test_body(self):

@@ -12,7 +12,7 @@ PART = 100_000
 
 
 class Stalled(Base):
-    """The client gets a part of each handoff, and then nothing."""
+    """The client gets a part of each payload, and then nothing."""
 
     def setUp(self):
         super().setUp()
@@ -122,7 +122,7 @@ class StalledApplication(Application):
 
     def hanging(self):
         """Returns a client that has the header and no byte of the body, and an event. By then the request for the rest
-        was made; it gets no answer until the event is set."""
+        was made. That request gets no answer until the event is set."""
         answered, left = threading.Event(), [self.whole, lambda q: answered.wait(60) and b"", self.rest, self.whole]
         self.raw = Concurrent(lambda q: left.pop(0)(q))
         self.addCleanup(self.raw.close)

@@ -21,8 +21,8 @@ def alone(cls):
 
 
 class Stopped(Base):
-    """The board's word, which a running agent changes all the time, does not change any more. Handoffs are unread or
-    half done."""
+    """The agent is stopped: its beat, a number in memory that it shares with nginx, does not change any more. Handoffs
+    are unread or half done."""
 
     def part(self, bytes):
         """Has each handoff stop after this many bytes, together with the agent."""
@@ -283,7 +283,7 @@ class Refused(Base):
 
 
 class Unanswered(Base):
-    """The ring has no room for the kernel's answers."""
+    """The ring (BPF ring buffer that a worker reads) has no room for the kernel's answers."""
 
     def lose_all(self):
         self.agent.is_answer_lost = lambda: True

@@ -100,7 +100,8 @@ class Tls(SeveralRequests, Base):
             self.assertEqual(c.get("/text.html").body, TEXT)
         self.assertEqual(self.log(8443, 10)[2:6], ["200", "shortcut", str(len(TEXT)), str(len(TEXT))])
         keys = self.handoffs(10)
-        # Tickets were sent under the first key. Under each later key, only the header of its response was sent.
+        # Tickets were sent under the first key, so the first payload gets a new key, and begins with record 0. Each
+        # later payload follows its header under one key, and begins with record 1.
         self.assertEqual([h["tls_record"] for h in keys], [0] + [1] * 9)
         self.assertEqual(len({(h["tls_key"], h["tls_iv"]) for h in keys}), 10)
         self.assertEqual({(h["tls_content_bytes"], h["tls_skip"]) for h in keys}, {(16384, 0)})

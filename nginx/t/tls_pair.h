@@ -41,7 +41,7 @@ pair_t connected(SSL_CTX *server, SSL_CTX *client, SSL_SESSION *session);
 void closed(pair_t p);
 void on_a_connection(void (*test)(pair_t *));
 
-/* The part of a backend. `seal` encrypts `content` as one record with this number, into `out`.
+/* What a backend does. `seal` encrypts `content` as one record with this number, into `out`.
  * `sealed` encrypts it into `records`, as one record or several. Both return the number of bytes
  * that they have written. */
 size_t seal(unsigned char *out, const struct shunt_tls *keys, uint64_t number, int type,

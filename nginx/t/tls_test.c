@@ -30,7 +30,7 @@ static void every_suite_and_many_responses(void)
     SSL_CTX_free(server);
 }
 
-/* A key that a backend gets covers the header before its payload, and nothing else. */
+/* A key that a backend gets covers one response alone: its header, payload and KeyUpdate. */
 static void no_key_covers_anything_else(pair_t *p)
 {
     struct shunt_tls before, after;
@@ -104,7 +104,7 @@ static void however_often_it_asks_one_update_is_the_answer(pair_t *p)
 }
 
 /* While a backend has the keys, all bytes that OpenSSL writes are dropped. The client would miss
- * them, so this is noticed. */
+ * these bytes, so take_back fails. */
 static void what_is_written_meanwhile_is_noticed(void)
 {
     SSL_CTX *server = server_ctx(), *client = client_ctx(NULL);

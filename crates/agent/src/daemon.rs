@@ -1,11 +1,12 @@
 //! The daemon: one thread with one event loop. It passes events to the logic (crates/logic), and carries out the
 //! actions that the logic asks for.
 //!
-//! No step of a handoff blocks the loop. Frames for a peer are collected, and leave together at the end of a turn. A
-//! *server* is a program of this machine that is connected to the agent, and a *peer* another machine's agent. An
-//! *offer* is a payload that a server holds ready. A *sender* is this machine's kernel socket for a client of a peer. A
-//! *store* has the payloads of programs under `shunt run`. A *fetch* brings a payload through both agents to the
-//! frontend's server. A *turn* is one pass of the event loop.
+//! A *handoff* lets a peer's machine send one payload on a client's connection. No step of a handoff blocks the loop.
+//! Frames for a peer are collected, and leave together at the end of a turn. A *server* is a program of this machine
+//! that is connected to the agent, and a *peer* another machine's agent. An *offer* is a payload that a server holds
+//! ready. A *sender* is this machine's kernel socket for a client of a peer. A *store* has the payloads of programs
+//! under `shunt run`. A *fetch* brings a payload through both agents to the frontend's server. A *turn* is one pass of
+//! the event loop.
 
 mod act;
 mod connections;
@@ -67,7 +68,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// Interval between two checks of how long this agent's certificate is still valid.
 const WARN_EVERY: Duration = Duration::from_secs(3600);
 
-/// State of a drain, which begins with the first termination signal.
+/// State of a drain: from the first termination signal on, nothing new begins, and work under way may end.
 struct Drain {
     /// Time at which the drain ends, whatever is left.
     until: Instant,
@@ -118,7 +119,8 @@ pub struct Daemon {
     pub(crate) callers: Callers,
     /// Connections with peers.
     pub(crate) links: Slots<Link>,
-    /// Connections of agents whose first frame, which says their purpose, has not arrived.
+    /// Connections that other agents have made, before the first frame has arrived. This frame says what a connection
+    /// is for.
     pub(crate) arrived: Slots<Arrived>,
     pub(crate) credentials: Credentials,
     pub(crate) fetches_out: Slots<Fetching>,
@@ -173,8 +175,8 @@ impl Daemon {
     /// # Errors
     /// Returns the kernel's error of epoll_wait(2). A session or handoff that fails does not stop the loop.
     pub fn run(&mut self) -> Result<(), LoopError> {
-        // Payloads may be under way that backends send for handoffs from before this start. The backends' agents have
-        // lost the session with the earlier agent.
+        // Backends may still send payloads for handoffs from before this start. Their agents have lost the session with
+        // the earlier agent of this machine.
         self.event(|logic, call| logic.watch_regions(call));
         tracing::info!(name = self.config.name, socket = ?self.config.socket, listen = %self.config.listen, "ready");
         let mut ready = Vec::with_capacity(EVENTS_AT_ONCE);
@@ -280,7 +282,8 @@ impl Daemon {
         self.kernel.other_descriptors = all as u64;
     }
 
-    /// Returns whether one more descriptor may be opened.
+    /// Returns whether one more descriptor may be opened. If descriptors are short, first closes parked senders, which
+    /// wait for their next payload.
     pub(crate) fn has_descriptors(&mut self) -> bool {
         self.note_descriptors();
         let has = shunt_logic::machine::Machine::has_descriptors(&mut self.kernel);

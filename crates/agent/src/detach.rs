@@ -1,6 +1,6 @@
-//! `shuntd --detach`: removes the programs and maps that an agent leaves in the kernel. They are BPF programs: the
-//! *steering programs*, which translate connections that have had a handoff, and the programs that find connections
-//! between programs under `shunt run`.
+//! `shuntd --detach`: removes the programs and maps that an agent leaves in the kernel. The programs are BPF programs.
+//! *Steering programs* translate connections that have had a handoff. Others find connections between programs under
+//! `shunt run`.
 
 use shunt_handoff::frontend::FlowKey;
 
@@ -27,7 +27,8 @@ pub fn detach(config: &Config, force: bool) -> Result<(), SteerError> {
     all.into_iter().try_for_each(|(interface, is_frontend)| take_strays_off(interface, is_frontend, force))
 }
 
-/// Removes everything that is pinned. The caller holds the lock on the pins ([`Alone`]).
+/// Resets the connections that need the programs, and removes everything that is pinned. The caller holds the lock on
+/// the pins ([`Alone`]).
 pub(crate) fn everything(config: &Config) -> Result<(), SteerError> {
     programs::detach(config)
         .map_err(|error| SteerError::Host { what: "removing the store's programs and maps from the kernel", error })?;
@@ -35,8 +36,8 @@ pub(crate) fn everything(config: &Config) -> Result<(), SteerError> {
     Ok(shunt_handoff::detach_all(&config.pins)?)
 }
 
-/// Guard of a start. If the start fails, and nothing was pinned before, it removes from the kernel what the start has
-/// put there.
+/// Guard of a start. If the start fails, and nothing was pinned before, the guard removes from the kernel what the
+/// start has put there.
 pub(crate) struct Beginning<'config> {
     config: &'config Config,
     takes_back: bool,
@@ -67,8 +68,8 @@ impl Drop for Beginning<'_> {
     }
 }
 
-/// Takes steering programs whose pins are gone off an interface. They may be this agent's or another's, which only an
-/// operator knows. So without `force` they are only logged.
+/// Removes steering programs from an interface if their pins are gone. Only an operator knows whether such programs are
+/// this agent's or another's. So without `force` they are only logged.
 fn take_strays_off(interface: &str, is_frontend: bool, force: bool) -> Result<(), SteerError> {
     let Ok(ifindex) = shunt_host::interfaces::interface_index(interface) else { return Ok(()) };
     let strays = shunt_handoff::strays(ifindex, is_frontend);
@@ -86,8 +87,8 @@ fn take_strays_off(interface: &str, is_frontend: bool, force: bool) -> Result<()
         }
     }
     if force {
-        // Both programs of a role (frontend or backend) use one table of connections, so the first program finds all of
-        // them.
+        // Both programs of a role (frontend or backend) use one table of connections, so the first program finds all
+        // connections.
         strays.first().into_iter().for_each(|stray| close(&stray.moved()));
         for stray in &strays {
             stray.take_off()?;

@@ -25,8 +25,8 @@ use crate::backend::paths::Paths;
 use crate::backend::steering::BackendSteering;
 use crate::frontend::steering::FrontendSteering;
 
-/// If less than one FREE_PART-th of all descriptors is free, parked senders are closed until that much is. So there is
-/// room for files and connections that come before the next tick (100 ms).
+/// If less than one FREE_PART-th of all descriptors is free, parked senders are closed until that part is free. So
+/// there is room for files and connections that come before the next tick (100 ms).
 const FREE_PART: u64 = 8;
 
 /// The parts of this machine from which the logic's questions are answered.
@@ -37,7 +37,8 @@ pub(crate) struct Kernel {
     pub(crate) paths: Option<Paths>,
     pub(crate) digests: Digests,
     pub(crate) reads: Reads,
-    /// The store's name and its payloads. `None` if no programs run under `shunt run` on this machine.
+    /// The store's name and its payloads. `None` without `[store]` in the configuration: a store has the payloads of
+    /// programs under `shunt run`.
     pub(crate) store: Option<(Holder, Shelf)>,
     /// Names of the peers, for the log.
     pub(crate) peers: Vec<String>,
@@ -54,7 +55,7 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Builds the answers for a machine with these parts.
+    /// Builds the value from the machine's parts. `store` and the limits are set later.
     pub(crate) fn new(
         frontend: Option<FrontendSteering>,
         senders: Option<Senders<BackendSteering>>,

@@ -1,4 +1,4 @@
-//! Tables of the daemon's sockets and files, by the index that the logic has for each.
+//! Tables of the daemon's sockets and files. The logic (crates/logic) chooses the index of each.
 
 /// Table with at most one thing for each index.
 #[derive(Debug)]

@@ -116,7 +116,7 @@ impl Place {
     }
 }
 
-/// Returns both ends of a flow's connection, this machine's first, as in /proc/net/tcp.
+/// Returns both ends of a flow's connection, in the order of /proc/net/tcp: this machine's end first.
 pub(crate) fn ends(key: &FlowKey) -> (SocketAddr, SocketAddr) {
     let end = |address, port: u16| Endpoint { address: Address(address), port_be: port.to_ne_bytes() }.socket_addr();
     (end(key.server_address, key.server_port), end(key.client_address, key.client_port))

@@ -33,7 +33,7 @@ use revoked::Revoked;
 
 const AUTHORITY: &str = "ca";
 const AUTHORITY_DAYS: u32 = 3650;
-/// Backdating of certificates: each is valid from this long before it was made, because the machines' clocks differ.
+/// Certificates and lists of revoked ones are backdated by this time, because the machines' clocks differ.
 const CLOCKS_DIFFER: Duration = Duration::hours(1);
 
 /// Reasons why the authority could not do what it was asked to.
@@ -329,8 +329,8 @@ mod tests {
         assert_eq!(std::fs::read(&files.key).unwrap(), before);
     }
 
-    /// Limits the length of files in the place of a full disk: `ulimit -f` counts in blocks of 512 bytes. With 0 the key
-    /// cannot be written, and with 1 the certificate cannot, which is longer.
+    /// Limits the length of files in place of a full disk: `ulimit -f` counts in blocks of 512 bytes. With 0, the key
+    /// cannot be written. With 1 the key can be written, but the longer certificate cannot.
     #[test]
     fn a_full_disk_leaves_nothing_in_the_way_of_the_next_attempt() {
         const CHILDS: &str = "SHUNT_TEST_DIRECTORY";

@@ -1,9 +1,9 @@
 //! An agent's configuration: the TOML file in which an operator describes one machine. `docs/shuntd.md` describes every
-//! key. A *peer* is another machine's agent, a *server* a program that connects to this machine's agent, and a *sender*
-//! this machine's kernel socket for a client of a peer; a *parked* sender waits for its next payload. A *payload* is
+//! key. A *peer* is another machine's agent, and a *server* a program that connects to this machine's agent. A *sender*
+//! is this machine's kernel socket for a client of a peer. A *parked* sender waits for its next payload. A *payload* is
 //! the body of a response. An *offer* is a payload that a backend holds ready, and a *claim* is a frontend's message
 //! that asks for it. A *flow* is the steering programs' (BPF) entry for a client's connection. A *store* has the
-//! payloads of programs under `shunt run`; a *reference* names bytes of one.
+//! payloads of programs under `shunt run`; a *reference* names bytes of a payload.
 #![forbid(unsafe_code)]
 
 use std::borrow::Cow;
@@ -37,8 +37,8 @@ mod ports;
 mod reload;
 pub mod speaks_for;
 
-/// Longest heartbeat that may be configured. A peer counts as lost after four heartbeats of silence, 40 s with this
-/// one, and its clients wait until then.
+/// Longest heartbeat that may be configured. A peer counts as lost after four heartbeats of silence, which is 40 s with
+/// this heartbeat. Clients of a lost peer wait until then.
 const HEARTBEAT_MAX: Duration = Duration::from_secs(10);
 /// Longest `drain` that may be configured: the time that payloads under way have to end once the agent is told to end.
 const DRAIN_MAX: Duration = Duration::from_secs(3600);
@@ -47,8 +47,8 @@ const DRAIN_MAX: Duration = Duration::from_secs(3600);
 /// hours.
 const TIME_MIN: Duration = Duration::from_secs(1);
 const TIME_MAX: Duration = Duration::from_secs(3600);
-/// Bounds of a sender's initial send buffer, in bytes. The smallest buffer holds a few segments, and the largest one
-/// more bytes than any path has in flight.
+/// Bounds of a sender's initial send buffer, in bytes. The smallest buffer holds a few segments. The largest buffer
+/// holds more bytes than any path has in flight.
 const SEND_BUFFER_MIN: usize = 16 << 10;
 const SEND_BUFFER_MAX: usize = 64 << 20;
 /// Least memory for the bytes that all senders together have queued, in bytes.
@@ -100,8 +100,8 @@ pub struct Config {
     /// Whether the agent restricts its own system calls by seccomp(2).
     #[serde(default = "default_true")]
     pub seccomp: bool,
-    /// Certificate by which other agents know this machine, its key, and the authority that signs all agents'
-    /// certificates.
+    /// Certificate by which other agents know this machine, the certificate's key, and the authority that signs all
+    /// agents' certificates.
     pub tls: TlsConfig,
     /// Directory in a BPF file system, for the maps that outlive the agent.
     #[serde(default = "default_pins")]
@@ -298,11 +298,11 @@ impl StoreConfig {
 pub struct PeerConfig {
     /// `name` in the peer's own configuration.
     pub name: String,
-    /// `listen` in the peer's own configuration: the address to dial. It does not identify the peer; its certificate
-    /// does.
+    /// `listen` in the peer's own configuration: the address to dial. The address does not identify the peer: the
+    /// peer's certificate does.
     pub address: SocketAddr,
-    /// Addresses by which this peer's clients know it. When this machine is a backend, it may send payloads with these
-    /// source addresses. Without this key, it may use only the IP address of `address`.
+    /// Addresses by which this peer's clients know the peer. If this machine is a backend, it may send payloads for the
+    /// peer with these source addresses. Without this key, it may use only the IP address of `address`.
     #[serde(default)]
     pub speaks_for: Option<Vec<SpeaksFor>>,
     /// Whether the peer was taken out of the file while the agent ran. Its number is not given to another peer.
@@ -663,7 +663,7 @@ impl Config {
     /// Returns who may use the socket of the store.
     ///
     /// # Errors
-    /// The same as those of [`Self::callers`].
+    /// Returns the errors of [`Self::callers`].
     pub fn programs(&self, store: &StoreConfig) -> Result<Callers, String> {
         self.callers_with(&store.users, &store.groups)
     }
@@ -676,8 +676,8 @@ impl Config {
         Callers::new(own, &[&self.users, users].concat(), &groups, &self.observers)
     }
 
-    /// Returns the number of the peer that a certificate belongs to. `is_of` says whether the certificate carries the
-    /// name that it is given.
+    /// Returns the number of the peer that a certificate belongs to. `is_of` takes a name, and says whether the
+    /// certificate carries that name.
     pub fn peer_of(&self, is_of: impl Fn(&str) -> bool) -> Option<usize> {
         self.peers.iter().position(|peer| !peer.is_gone && is_of(&peer.name))
     }

@@ -158,8 +158,8 @@ pub fn take(flow: &mut Flow, handoff: u64, when: u32) -> Counter {
     unsafe { native::native_take(flow, handoff, when) }
 }
 
-/// Returns the answer to SHUNT_STATE, by which a server asks for the state of its connection. The addresses and the
-/// kind of record are left out.
+/// Returns the answer to SHUNT_STATE, by which a server asks for the state of its connection. The addresses, the ports
+/// and the kind of record are left out.
 pub fn describe(flow: &Flow) -> State {
     let mut state = State::default();
     // SAFETY: all pointers are to whole values that live as long as the call.

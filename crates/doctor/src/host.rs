@@ -207,7 +207,7 @@ pub(crate) fn ports(config: &Config) -> Option<Finding> {
     };
     let is_free = |port: u16| !(low..=high).contains(&port) || is_reserved(&reserved, port);
     let advice = (!ports.clone().all(is_free)).then(|| {
-        // sysctl(8) replaces the whole list, and other programs may need what it has.
+        // sysctl(8) replaces the whole list, and other programs may need its present entries.
         let others = if reserved.trim().is_empty() { String::new() } else { format!("{},", reserved.trim()) };
         format!(
             "the kernel gives them to other connections: `sysctl -w              net.ipv4.ip_local_reserved_ports={others}{}-{}`",

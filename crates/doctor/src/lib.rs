@@ -1,4 +1,4 @@
-//! Finds faults in a machine's setup, because of which responses would be relayed (sent through all tiers). Checks each
+//! Finds faults in a machine's setup. With such a fault, responses are relayed (sent through all tiers). Checks each
 //! requirement of Shunt, and says what to do about each one that is not met.
 //!
 //! * `host`: this machine: certificates, interfaces, the BPF file system, the control group, ports, the kernel;

@@ -1,5 +1,5 @@
 //! Parser for the output of `nginx -T`, which is nginx's whole configuration. It takes the parts that matter to Shunt:
-//! the addresses at which servers listen, Shunt's directives, and those that Shunt's depend on.
+//! the addresses at which servers listen, Shunt's directives, and directives of nginx that matter for them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -92,7 +92,7 @@ impl Served {
     }
 }
 
-/// Returns the places of the directives with this name, if `are_so` is true for their parameters.
+/// Returns the place of each directive that has this name, and parameters for which `are_so` is true.
 fn places<'a>(
     all: &'a [(Place, Directive)],
     name: &'a str,
@@ -106,7 +106,8 @@ fn flag(value: &str) -> impl Fn(&[String]) -> bool {
 }
 
 /// Returns whether clients' addresses are trusted where `shunt` is on ([`Served::trusts_clients`]). False in doubtful
-/// cases: if an inner block has another `shunt_trust`, or if the block or an inner block has `shunt off`.
+/// cases: if an inner block has another `shunt_trust`, or if `shunt off` stands in the same block or in an inner one.
+/// Also false for a `shunt_trust` outside all blocks, as in an included file.
 fn trusts_clients(all: &[(Place, Directive)]) -> bool {
     const ALL: [&str; 3] = ["all", "0.0.0.0/0", "::/0"];
     let has_all = |words: &[String]| words.iter().any(|word| ALL.contains(&word.as_str()));

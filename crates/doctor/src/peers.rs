@@ -1,7 +1,7 @@
-//! Checks of every other machine: that it can be reached, that its certificate has the configured name, that its clock
-//! and its routes are right, and that it may send in this machine's name. The doctor makes its own connection to the
-//! agent there, with this agent's certificate, and asks (EXAMINE). The *steering programs* are an agent's BPF programs
-//! on network interfaces.
+//! Checks of every other machine: that it can be reached, and that its certificate has the configured name. Also that
+//! its clock and its routes are right, and that it may send in this machine's name. The doctor makes its own connection
+//! to the agent there, with this agent's certificate, and asks (EXAMINE). The *steering programs* are an agent's BPF
+//! programs on network interfaces.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -54,8 +54,8 @@ pub(crate) fn all(config: &Config, peer: &PeerConfig, listens: &[SocketAddr]) ->
     findings
 }
 
-/// Returns the addresses by which clients know this machine: those at which nginx listens. None if the machine is no
-/// frontend. `stream` is a connection to the peer.
+/// Returns the addresses by which clients know this machine: those at which nginx listens. Returns no address if the
+/// machine is no frontend. `stream` is a connection to the peer.
 fn asked_for(config: &Config, listens: &[SocketAddr], stream: &TcpStream) -> Vec<SocketAddr> {
     let Some(frontend) = &config.frontend else { return Vec::new() };
     let there = if_addrs::get_if_addrs().unwrap_or_default();
@@ -220,7 +220,7 @@ fn why_refused(config: &Config, error: &TransportError) -> String {
         TransportError::Refused(Reason::NotAllowed) => {
             format!("it has no `[[peer]]` \"{}\": add one there", config.name)
         }
-        // These say themselves what to do.
+        // The texts of these errors say what to do.
         TransportError::Tls(_) | TransportError::RefusedBy(_) => error.to_string(),
         error => {
             format!("{error}; check that both certificates are valid, have these names, and come from the same `ca`")

@@ -30,8 +30,9 @@ pub(crate) fn all(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Runs these checks for the doctor of the peer at the address `peer`. Returns bits of [`Examined::faults`].
-/// `interfaces` are those by which payloads leave; `None` where this machine is no backend.
+/// Runs the checks of this file for a doctor that runs on the peer's machine, which has the address `peer`. Returns
+/// bits of [`Examined::faults`]. `interfaces` are those by which payloads leave; `None` where this machine is no
+/// backend.
 pub fn seen_from_here(routes: &mut Routes, interfaces: Option<&[String]>, peer: IpAddr) -> u32 {
     let bit = |is_fault: bool, bit| if is_fault { bit } else { 0 };
     let lost = bit(way_to(routes, peer).is_err(), Examined::NO_ROUTE);

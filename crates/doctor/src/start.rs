@@ -1,5 +1,5 @@
 //! Checks for faults that would stop an agent when it starts, or when it reads its certificates again. No agent is
-//! started for them.
+//! started for these checks.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -51,8 +51,8 @@ fn addresses(config: &Config) -> Vec<Finding> {
     listen.chain(metrics).chain(senders).map(of).collect()
 }
 
-/// Checks that an agent could listen at the paths of its Unix sockets: each is short enough, and has neither another kind
-/// of file nor another agent's socket.
+/// Checks that an agent could listen at the paths of its Unix sockets. Each path must be short enough, and have neither
+/// another kind of file nor another agent's socket.
 fn sockets(config: &Config) -> Vec<Finding> {
     let programs = config.store.iter().map(|store| ("[store] socket", &store.socket));
     let of = |(key, path): (&str, &PathBuf)| {

@@ -1,5 +1,5 @@
-//! Fetches real responses with a client that the doctor makes in a network namespace. The namespace ends with the
-//! doctor.
+//! Fetches real responses with a client that the doctor makes in a network namespace. The namespace is removed when the
+//! client has fetched.
 //!
 //! ```text
 //!   client (namespace)                             this machine, the frontend
@@ -35,7 +35,7 @@ const NEAR_LINK: &str = "02:00:53:48:55:00";
 const FAR_LINK: &str = "02:00:53:48:55:01";
 
 /// Returns the link address of the client's macvlan. It is made from the spare address, so that each trial with this
-/// spare address has the same one: a router on the path may remember it from the last trial.
+/// spare address has the same link address. A router on the path may remember it from the last trial.
 fn link_address(client: IpAddr) -> String {
     let bytes = match client {
         IpAddr::V4(address) => address.octets(),

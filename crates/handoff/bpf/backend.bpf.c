@@ -62,8 +62,8 @@ struct {
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } sender_slots SEC(".maps");
 
-/* Keys of senders whose payload's end has been acknowledged, for the agent to pass on. Not pinned:
- * each agent has its own ring. */
+/* Keys of senders whose payload's end has been acknowledged. The agent tells their frontends. Not
+ * pinned: each agent has its own ring. */
 struct {
     __uint(type, BPF_MAP_TYPE_RINGBUF);
     __uint(max_entries, WORDS_BYTES);
@@ -310,7 +310,7 @@ int be_in(struct __sk_buff *skb)
     return PASS;
 }
 
-/* ---- a sender's socket as it leaves repair mode, before its slot is live ---- */
+/* ---- a sender's socket as it is connected in repair mode, before its slot is live ---- */
 
 SEC("sockops")
 int be_connected(struct bpf_sock_ops *ops)

@@ -30,8 +30,8 @@ static __always_inline struct begun *begun_at(__u64 handoff, __u32 ring)
     return bpf_map_lookup_elem(&begun, &index);
 }
 
-/* Notes a region for the agent. When its setsockopt has returned, the server whose ring is `ring`
- * tells the agent of the handoff. While an element is written, its handoff is 0, which no region
+/* Notes a region for the agent. The server that owns the ring `ring` tells the agent of the handoff
+ * after its setsockopt has returned. While an element is written, its handoff is 0, which no region
  * has. */
 static __always_inline void note_begun(const struct flow_key *key, __u64 handoff, __u32 ring,
                                        __u32 peer, __u64 now)

@@ -26,7 +26,7 @@
 #include "decisions/numbers.h"
 #include "decisions/packet.h"
 
-/* Missing from the libc headers of some systems with the oldest supported kernels. */
+/* Constants of Ethernet and IP headers. The headers that BPF code can include lack some of them. */
 #define ETH_P_IP       0x0800
 #define ETH_P_IPV6     0x86DD
 #define ETHERNET_BYTES 14
@@ -142,7 +142,7 @@ static __always_inline struct ipv6hdr *ipv6_header(struct __sk_buff *skb)
     return (void *) (ip + 1) > end ? NULL : ip;
 }
 
-/* Updates the checksum of an IPv4 header, which is not offloaded. */
+/* Updates an IPv4 header's checksum, which is complete in every packet, and so needs no helper. */
 static __always_inline void ipv4_sum_follows(struct iphdr *ip, __u64 change)
 {
     ip->check = ~fold16((__u16) ~ip->check + change);
@@ -203,7 +203,7 @@ static __always_inline void put_flags(struct edit *e, struct tcphdr *tcp, __u8 c
 
 /*
  * Removes a packet's VLAN tag (IEEE 802.1Q). The kernel has moved the tag from the frame to the skb
- * before we see it, and puts it back when the packet leaves by any port. The tag belongs to the
+ * before we see it, and puts it back when the packet leaves by any link. The tag belongs to the
  * link on which the packet came in. On the link by which we send the packet, it means something
  * else, or nothing. Packets for this host's stack keep the tag, because the stack finds its
  * sub-interface by it. A second tag (802.1ad) stays in the frame, where the IP protocol would be,

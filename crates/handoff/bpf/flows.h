@@ -45,8 +45,8 @@ struct {
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } older_flows SEC(".maps");
 
-/* Not 0 if `older_flows` has all of these connections. Written by the agent. Not pinned: programs
- * of other layouts may begin handoffs until each new program has taken their place. */
+/* Not 0 if `older_flows` has all connections of other layouts. Written by the agent. Not pinned, so
+ * it is 0 for newly loaded programs: until they are attached, other layouts may begin handoffs. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, 1);

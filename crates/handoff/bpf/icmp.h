@@ -47,8 +47,8 @@ struct cited {
     __be32 seq;
 };
 
-/* A report. Addresses, ports and `seq` are those of the cited packet, which this machine sent to a
- * client. */
+/* A report. Addresses, ports and `seq` are those of the cited packet, which was sent to a client:
+ * by this machine, or by a backend in this machine's name. */
 struct too_big {
     __u32 source[4]; /* IPv4 mapped */
     __u32 destination[4];

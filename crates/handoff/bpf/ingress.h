@@ -6,8 +6,8 @@
  * be_in, the backend's program, recognizes copies.
  *
  * A packet for both the frontend's stack and a backend is cloned into this interface's ingress with
- * a mark. The clone passes fe_in a second time and becomes the backend's copy. So the original,
- * whose data the frontend waits for, is neither delayed nor reordered.
+ * a mark. The clone passes fe_in, the program of this file, a second time and becomes the backend's
+ * copy. So the original, whose data the frontend waits for, is neither delayed nor reordered.
  */
 #ifndef INGRESS_H
 #define INGRESS_H

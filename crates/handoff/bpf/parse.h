@@ -57,7 +57,7 @@ static __always_inline void note_option(struct __sk_buff *skb, struct packet *p,
 
 /*
  * Finds options in any order and at any offset. A malformed one ends the search, as in the kernel.
- * Not static: so the verifier checks it once, and not for each caller.
+ * Not static, so that the verifier checks it once, and not for each caller.
  */
 __noinline int scan_options(struct __sk_buff *skb, struct packet *p)
 {
@@ -97,7 +97,7 @@ struct extension {
 /*
  * Moves p->transport, the offset of the TCP header, behind IPv6's extension headers. Refuses kinds
  * of headers that clients do not use on their connections, and more headers than fit before
- * TRANSPORT_MAX. Not static: see scan_options.
+ * TRANSPORT_MAX. Not static, so that the verifier checks it only once.
  */
 __noinline int skip_extensions(struct __sk_buff *skb, struct packet *p, __u32 next)
 {

@@ -117,9 +117,9 @@ static __always_inline bool is_link_local(const __u8 *address)
 }
 
 /*
- * Whether another machine can send to the client in this machine's name. It cannot if the client is
- * this machine: what a machine sends to itself crosses no steered interface. It cannot with a
- * link-local address of either end, which means another host on each link.
+ * Whether another machine can send to the client in this machine's name. No machine can if the
+ * client is this machine: what a machine sends to itself crosses no steered interface. No machine
+ * can if either end's address is link-local: such an address means another host on each link.
  */
 static __always_inline bool is_elsewhere(const struct flow_key *key)
 {

@@ -100,7 +100,7 @@ struct flow {
     __u64 handoff;      /* number of the newest region's handoff, chosen by its server */
     __u64 hold_until;   /* ACKs of fewer bytes of the newest region than this may be dropped */
     __u64 passed_ns;    /* CLOCK_MONOTONIC (coarse) of the last ACK sent on to the backend */
-    __u64 last_seen_ns; /* CLOCK_MONOTONIC (coarse) of the last packet of either side */
+    __u64 last_seen_ns; /* CLOCK_MONOTONIC of the last packet of either side, or of SHUNT_BEGIN */
     __u32 ring;         /* number of the ring that gets the newest region's completion */
     /* The next fields are noted from packets of the client and of the frontend's kernel. */
     __u32 client_ack;    /* newest ACK number of the client, CLIENT space (decisions/claims.h) */
@@ -207,11 +207,11 @@ struct sender_key {
 /*
  * A region that a server has begun or moved: an element of the array `begun`. Each ring has
  * BEGUN_OF_A_RING elements, and the low bits of a handoff's number tell which one is its region's.
- * The agent maps the array. So when a server tells it of a handoff, the agent finds the region
- * without a system call, unless a newer region has overwritten the element.
+ * The agent maps the array. So it needs no system call to find the region of a handoff that a
+ * server reports, unless a newer region has overwritten the element.
  */
 struct begun {
-    __u64 handoff;  /* 0: no region, or the agent has found it */
+    __u64 handoff;  /* 0: no region, or one that the agent has found */
     __u64 begun_ns; /* CLOCK_MONOTONIC when the region began or moved */
     struct flow_key flow;
     __u32 peer;

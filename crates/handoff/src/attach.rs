@@ -2,8 +2,8 @@
 //! missing a packet. A layout is a version of the pinned maps' contents.
 //!
 //! * tc: in the clsact qdisc of an interface, at a priority of ours. A program's handle is its layout's number, so
-//!   there is room for programs of several layouts (older.rs). `TcHook` replaces atomically. Each program is pinned beside
-//!   the maps, and its pin says whose it is (ownership.rs).
+//!   there is room for programs of several layouts (older.rs). `TcHook` replaces atomically. Each program is pinned
+//!   beside the maps, and its pin says whose it is (ownership.rs).
 //! * cgroup: by a link that is pinned beside the maps. A link's program is replaced atomically, too. The programs
 //!   fe_setsockopt of several layouts have an order (calls.rs).
 
@@ -38,8 +38,8 @@ pub(crate) const BE_CONNECTED: &str = "be_connected";
 pub(crate) const FE_DELIVERED: &str = "fe_delivered";
 
 /// Place of a tc program: hook and priority. Each program passes on packets that are not its own, so the order of
-/// programs does not matter. Frontend and backend have different priorities, so that their filters can be told apart,
-/// and from those of other software.
+/// programs does not matter. Frontend and backend have different priorities. So their filters can be told apart from
+/// each other, and from those of other software.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TcPlace {
     pub program: &'static str,

@@ -180,8 +180,8 @@ impl SenderTable for Backend {
         fence(Ordering::Release);
         self.slots.write_field(index as usize, offset_of!(SenderSlot, live), (SENDER_LIVE | SENDER_WORD) as u16);
         // The ACK of the payload's end may pass be_in at this moment. be_in writes `acked` and then reads `live`. This
-        // function writes `live`, and its caller reads `acked` afterwards. So at least one of the two sees that the end
-        // is acknowledged.
+        // function writes `live`, and its caller reads `acked` afterwards. So as a rule, one of the two sees that the
+        // end is acknowledged. But be_in has no fence: if neither sees it, the caller's next sweep does.
         fence(Ordering::SeqCst);
     }
 

@@ -22,7 +22,7 @@ impl Body {
     /// Makes the body that a claim describes.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] if the claim's keys, record numbers or sizes are none that TLS 1.3 allows.
+    /// [`Reason::Malformed`] if the claim has keys, record numbers or sizes that TLS 1.3 does not allow.
     pub(crate) fn of(payload: Payload, claim: &Claim) -> Result<Self, Reason> {
         let generation = claim.generation();
         let Some((suite, _)) = generation.records(payload.remaining()) else {
@@ -73,15 +73,16 @@ impl Body {
         self.payload
     }
 
-    /// See [`Payload::set_told`]. Does nothing if the framing does not bind the content ([`Framing::binds_content`]).
-    /// Without such a framing, another backend may continue with different bytes, so nothing has to be withheld.
+    /// Notes whether the frontend has been told the digest (SHA-256) of the payload's file. Does nothing if the framing
+    /// does not bind the content ([`Framing::binds_content`]). Then another backend may continue with different bytes,
+    /// so nothing has to be withheld.
     pub(crate) fn set_told(&self, told: bool) {
         if self.framing.binds_content() {
             self.payload.set_told(told);
         }
     }
 
-    /// See [`Framing::send_to`].
+    /// Gives a flow as many bytes as it takes. Returns whether the flow has all of them.
     ///
     /// # Errors
     /// Returns the errors of [`Framing::send_to`].

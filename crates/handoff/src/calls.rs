@@ -80,8 +80,9 @@ pub(crate) fn detach(directory: &Path) -> Result<(), SteeringError> {
     pins_of(directory, FE_SETSOCKOPT).iter().try_for_each(|pin| attach::detach_cgroup(pin))
 }
 
-/// The pinned programs below these directories. The time of its loading tells how much a program knows of other
-/// layouts. The time at which a layout was put aside does not: an agent may have ended before it had loaded a program.
+/// Returns the pinned programs of these directories, the last loaded first. How much a program knows of other layouts
+/// depends on when it was loaded. The time at which its layout was put aside tells nothing: an agent may have ended
+/// before it had loaded a program.
 fn last_loaded_first(aside: &[PathBuf]) -> Result<Vec<(&Path, OwnedFd)>, SteeringError> {
     let mut found = Vec::new();
     for directory in aside {

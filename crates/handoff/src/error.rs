@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 const WITHOUT_PINS: &str = "; if no other agent runs, in containers either, this agent's pins were removed: run \
                             `shuntd --detach --force` with this configuration";
 
-/// Error of steering. Every variant names what was called and on what; the kernel's answer is its source.
+/// Error of steering. A variant names what failed, and on what. If the kernel refused a call, the kernel's answer is
+/// the variant's source.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum SteeringError {

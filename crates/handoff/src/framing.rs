@@ -20,7 +20,7 @@ pub trait Framing: Debug + Send {
     /// so that other payloads have their turn.
     ///
     /// # Errors
-    /// [`Reason::FileChanged`] if the file has changed ([`Payload::is_unchanged`]), else why the flow ended.
+    /// [`Reason::FileChanged`] if the file has changed ([`Payload::is_unchanged`]), else why no more can be sent.
     fn send_to(
         &mut self,
         payload: &mut Payload,

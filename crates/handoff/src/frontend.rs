@@ -208,8 +208,8 @@ impl Frontend {
         )?;
         let mut loaded = open.load().map_err(load)?;
         pins::write_layout(&loaded.maps.layout)?;
-        // Agents of other layouts need these two. The one may hear a backend's word about a payload of ours, and the
-        // other answers calls on our connections.
+        // Agents of other layouts need these two: fe_delivered may get a backend's word about a payload of ours, and
+        // fe_setsockopt answers calls on our connections.
         attach::pin_program(&mut loaded.progs.fe_delivered, FE_DELIVERED, &config.pin_dir)?;
         attach::pin_program(&mut loaded.progs.fe_setsockopt, CALLS, &config.pin_dir)?;
 
@@ -491,7 +491,8 @@ impl Frontend {
                 left.insert(key);
                 is_empty = false;
             }
-            // If the kernel had no memory for the whole table, there are no keys, and yet a first one.
+            // `keys` returns none if the kernel had no memory for the whole table. So the table is also asked for a
+            // first key.
             if is_empty && older.flows.keys().next().is_none() {
                 done.push(number);
             }

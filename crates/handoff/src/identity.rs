@@ -19,7 +19,7 @@ pub struct FileIdentity {
     pub inode: u64,
     /// Length in bytes.
     pub size: u64,
-    /// Time of the last write (mtime), which anybody may set.
+    /// Time of the last write (mtime), which the file's owner may set to any time.
     pub mtime_ns: i64,
     /// Time of the last change (ctime), which nobody can set.
     pub ctime_ns: i64,

@@ -15,8 +15,8 @@ use crate::ownership::pinned_program;
 use crate::pins;
 
 /// Looks for an agent with programs on an interface of this thread's network namespace, and with a control group above
-/// or below ours, or the same. That agent may have ended. An agent with programs on one of our interfaces is not
-/// reported by this call. That is found when our programs are attached.
+/// or below ours, or the same. That agent may have ended. This call does not report an agent with programs on one of
+/// our interfaces. Such an agent is found when our programs are attached.
 ///
 /// # Errors
 /// [`SteeringError::Neighbour`] if there is such an agent.

@@ -1,6 +1,6 @@
 //! Map of the connections that programs of other layouts steer. A *layout* is a version of the pinned maps' contents.
 //! Our programs begin no handoff on these connections (bpf/sockopt.h). While the map lacks any of them, our programs
-//! begin handoffs only on connections that have a flow of ours: what they do not know may be another layout's.
+//! begin handoffs only on connections that are in our own table `flows`: any other connection may be another layout's.
 
 use std::collections::HashSet;
 
@@ -18,7 +18,8 @@ pub(crate) struct Noted {
 }
 
 impl Noted {
-    /// Makes the map's keys those of the other layouts' tables, which are `keys`. Returns `false` if some have no place.
+    /// Makes the map's keys those of the other layouts' tables, which are `keys`. Returns `false` if not all have a
+    /// place.
     pub(crate) fn set(&self, keys: &HashSet<Vec<u8>>, older: &[Older]) -> bool {
         let noted: HashSet<Vec<u8>> = pins::entries(&self.older_flows, MapFlags::ANY).map(|(key, _)| key).collect();
         // `keys` may lack some if the kernel had no memory for the answer. So the tables are asked, too.

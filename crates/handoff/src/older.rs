@@ -9,13 +9,13 @@
 //!
 //! The two layouts share the work ("theirs" is what belongs to the other layout):
 //!
-//! * Packets: both layouts' fe_in and fe_out are on each interface, at handles that are their layouts' numbers. Each
-//!   passes on packets of connections that are not in its own table.
-//! * Calls: our fe_setsockopt runs first (calls.rs). It begins nothing on a connection of theirs (noted.rs), and leaves
-//!   it to their fe_setsockopt to tell how far a payload is, and to end it.
+//! * Packets: both layouts' fe_in (the program on ingress) and fe_out (on egress) are on each interface, at handles
+//!   that are their layouts' numbers. Each program passes on packets of connections that are not in its own table.
+//! * Calls of servers: our fe_setsockopt runs first (calls.rs). It begins nothing on a connection of theirs (noted.rs),
+//!   and leaves it to their fe_setsockopt to tell how far a payload is, and to end it.
 //! * Rings (BPF ring buffers for the answers): servers name them by their numbers, in calls that either fe_setsockopt
 //!   may answer. So our rings are entered in their maps, too, at the same numbers.
-//! * Words: a backend's word on a payload of theirs, that it is acknowledged, goes to their fe_delivered.
+//! * Words: a backend's word that a payload of theirs is acknowledged goes to their fe_delivered.
 //!
 //! All this rests on what no version may change: `struct flow_key`, `struct delivery`, the keys of the map `flows`, and
 //! the maps `layout`, `rings` and `ring_owners` of bpf/. A backend's programs of another layout do not stay: its
@@ -128,7 +128,7 @@ pub(crate) fn leave_place(pin_dir: &Path) -> Result<(), SteeringError> {
     if aside.exists() { remove(&aside) } else { Ok(()) }
 }
 
-/// Removes the backend's programs of older layouts. The sockets that they steered ended with their agent.
+/// Removes the backend's programs of other layouts. The sockets that they steered ended with their agent.
 ///
 /// # Errors
 /// Returns an error if a pinned file cannot be removed.
@@ -162,7 +162,7 @@ pub struct Older {
     pub(crate) rings: MapHandle,
     pub(crate) ring_owners: MapHandle,
     pub(crate) fe_delivered: OwnedFd,
-    /// Its directory. An agent that is not root any more can still remove what is in it.
+    /// Directory of the layout's pins. Once it is open, an agent that is not root any more can still remove the pins.
     directory: OwnedFd,
     path: PathBuf,
     owned: Owned,
@@ -208,7 +208,7 @@ impl Older {
     /// # Errors
     /// Returns the kernel's error.
     pub fn take_out(self) -> Result<(), SteeringError> {
-        // An agent without `[backend]` has left the backend's programs there.
+        // An agent that is configured without `[backend]` has left the backend's programs of that layout there.
         attach::take_all_off(&[FE_IN, FE_OUT, BE_IN, BE_OUT], |program| self.owned.has(program))?;
         // The link ends with its pin: nothing else has it open.
         for name in pins::MAPS.iter().chain(&PROGRAMS).chain(&[FE_SETSOCKOPT]) {

@@ -1,8 +1,9 @@
-//! The bytes of a handoff. An offer's payload is a range of a file, with the size and modification time that the file
-//! had when the response's header was made. The payload of a handoff without an offer is ranges of *kept* bytes, which
-//! stay in place until they are sent. Each range has its [`Source`]. A *flow* is the client connection that the bytes
-//! are sent on. The *claimant* is the frontend that asked for them. It may rely on the *digest* (SHA-256) of an offer's
-//! file, by which it has checked that another backend's file is the same.
+//! The bytes of a handoff. An *offer* is a range of a file that a server holds ready as a payload. The offer tells the
+//! size and modification time that the file had when the response's header was made. The payload of a handoff without
+//! an offer is ranges of *kept* bytes, which stay in place until they are sent. Each range has its [`Source`]. A *flow*
+//! is the client connection that the bytes are sent on. The *claimant* is the frontend that asked for the payload. The
+//! claimant may rely on the *digest* (SHA-256) of an offer's file, by which it has checked that another backend's file
+//! is the same.
 
 mod ahead;
 mod offered;
@@ -38,7 +39,8 @@ pub struct Payload {
     next: usize,
     /// Reads file bytes that are not in memory, for this owner. `None`: the calling thread reads them, and waits.
     reader: Option<(Reads, Owner)>,
-    /// Has its threads close files whose closing may wait. `None`: who drops the payload closes them.
+    /// Threads of these reads close files whose closing may wait. `None`: the thread that drops the payload closes
+    /// them.
     closer: Option<Reads>,
     ahead: Ahead,
 }
@@ -156,9 +158,9 @@ impl Payload {
         self.ranges.iter().any(|range| range.source.is_withheld())
     }
 
-    /// Returns the offer that the whole payload is part of, as it was made, with its file and `proven`. It does not
-    /// matter how much has been sent. Number, tag, peer and trace are left out, because they are the claim's. `None` if
-    /// the payload is part of no offer.
+    /// Returns the offer that the whole payload is part of, as it was made, with its file and the identity that
+    /// [`Payload::proven`] was given. It does not matter how much has been sent. Number, tag, peer and trace are left
+    /// out, because they are the claim's. `None` if the payload is part of no offer.
     pub fn into_offer(mut self, length: u64) -> Option<(Offer, File, Option<FileIdentity>)> {
         let [Range { source, end, .. }] = <[Range; 1]>::try_from(std::mem::take(&mut self.ranges)).ok()?;
         source.into_offer(end, length)

@@ -17,8 +17,8 @@ use crate::bpf::frontend::FrontendSkelBuilder;
 use crate::error::SteeringError;
 use crate::{backend, frontend};
 
-/// BPF helpers that older kernels lack, or that a kernel build may leave out, with the type of the program that calls
-/// them.
+/// BPF helpers that older kernels lack, or that a kernel build may leave out, each with the type of a program for which
+/// it is looked up.
 const HELPERS: &[(ProgramType, bpf_func_id, &str)] = &[
     (ProgramType::SchedCls, BPF_FUNC_redirect_neigh, "bpf_redirect_neigh (tc)"),
     (ProgramType::SchedCls, BPF_FUNC_fib_lookup, "bpf_fib_lookup (tc)"),
@@ -76,7 +76,7 @@ pub fn load_frontend() -> Result<(), SteeringError> {
 /// Lets the kernel check the backend's programs, for an agent whose sockets have these ports, and unloads them.
 ///
 /// # Errors
-/// See [`load_frontend`].
+/// [`SteeringError::Load`] with the kernel's answer.
 pub fn load_backend(ports: &RangeInclusive<u16>) -> Result<(), SteeringError> {
     const OBJECT: &str = "backend";
     crate::until_not_interrupted(|| {

@@ -32,8 +32,8 @@ const THREADS_OF_A_FILE: usize = 2;
 /// others.
 const QUEUE: usize = 64 << 10;
 const QUEUE_OF_A_DEVICE: usize = QUEUE / 2;
-/// Time for which a device counts as memory (as of tmpfs) once it was found to be so. After that its number may belong
-/// to another device.
+/// Time for which a device counts as memory once its file system was found to be memory (tmpfs). After that the
+/// device's number may belong to another device.
 const KNOWN_FOR: Duration = Duration::from_secs(10);
 
 /// Party for which a read is made.
@@ -143,7 +143,7 @@ impl State {
         self.next
     }
 
-    /// Takes work for an idle thread: its device, its number, and the work itself.
+    /// Takes work for an idle thread. Returns the device's number, the work's number, and the work itself.
     fn take(&mut self) -> Option<(u64, u64, Work)> {
         let idle = self.idle;
         let mut ready = self.devices.iter_mut().filter(|(_, device)| device.busy.len() < idle);

@@ -90,7 +90,8 @@ pub struct FileNews<'a> {
 pub enum Progress {
     /// The kernel has all bytes.
     Queued,
-    /// The socket takes no more at present. Call [`Senders::resume`] with this index when it is writable.
+    /// The socket takes no more at present, or other payloads have their turn. Call [`Senders::resume`] with this index
+    /// when the socket is writable.
     Blocked(usize),
     /// The next bytes are being read because they are not in memory: [`Senders::take_read`] continues. Or they must not
     /// be sent before the frontend knows that a digest is withdrawn: [`Senders::go_on_unproven`] continues.
@@ -285,7 +286,7 @@ impl<T: SenderTable> Senders<T> {
     /// Continues the sender at `index` after a read has ended. Returns `None` if the read was not this sender's.
     ///
     /// # Errors
-    /// See [`Self::resume`].
+    /// Returns how the handoff ended. The sender is gone then.
     pub fn take_read(&mut self, index: usize, done: Done, now: Instant) -> Result<Option<Progress>, Failure> {
         let taken = self.slots.get_mut(index).map_or(Ok(false), |sender| sender.take_read(done));
         match taken {

@@ -4,7 +4,7 @@
 //! By itself a frontend passes on each ACK of a payload, and each costs the frontend and us more than the segment that
 //! it acknowledges. A sender that may have far more bytes outstanding than lie between two ACKs never waits for the
 //! next ACK. So it tells the frontend how far apart ACKs may be, and the frontend drops the others. `ack_may_wait` in
-//! bpf/decisions/arrivals.h does that, and also decides when it must pass on every ACK again.
+//! bpf/decisions/arrivals.h does that, and also decides when the frontend must pass on every ACK again.
 //!
 //! Congestion control counts bytes, not ACKs (RFC 3465), and the ACKs that are passed on acknowledge all bytes.
 
@@ -30,7 +30,7 @@ pub(crate) struct Spacing {
     /// Number of payload bytes from one ACK that the frontend passes on to the next. 0 or [`EACH`]: it passes on every
     /// ACK.
     known: u32,
-    /// See [`CongestionWindow::retransmitted`].
+    /// Number of segments that the sender had retransmitted when its congestion window was last examined.
     retransmitted: u32,
     /// Whether the sender's congestion control reduces its window only after a loss. Others, such as BBR, make their
     /// window small to probe the path, and no frontend can foresee that. `None` until this first matters.

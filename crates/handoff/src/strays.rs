@@ -23,8 +23,8 @@ pub struct Stray {
     program: Tc,
 }
 
-/// Finds stray programs at the places of a role's programs, on an interface of this thread's network namespace.
-/// Programs with other names belong to other software. Needs CAP_SYS_ADMIN: without it none is found.
+/// Finds stray programs on an interface of this thread's network namespace, at the places of the frontend's programs or
+/// of the backend's. Programs with other names belong to other software. Needs CAP_SYS_ADMIN: without it none is found.
 pub fn strays(ifindex: u32, is_frontend: bool) -> Vec<Stray> {
     attach::log_libbpf();
     let places = attach::places(is_frontend).into_iter();

@@ -1,5 +1,5 @@
-//! Process that uses a directory of pins (BPF programs and maps, as files in bpffs): the agent that holds the lock on it
-//! (flock(2)).
+//! Finds the process that uses a directory of pins (BPF programs and maps, as files in bpffs). It is the agent that
+//! holds the lock on that directory (flock(2)).
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

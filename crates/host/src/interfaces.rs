@@ -201,7 +201,8 @@ mod tests {
         assert!(status.success(), "ip {arguments}");
     }
 
-    /// Returns the answers to `cases` in a new network namespace, which these `ip` commands make.
+    /// Returns the answers of [`indices`] to `cases`, in a new network namespace that the `ip` commands `made_by` set
+    /// up.
     fn answers(made_by: &[&str], cases: &[&[&str]]) -> Vec<Result<usize, String>> {
         let name = format!("shunt-interfaces-{}", std::process::id());
         ip(&format!("netns add {name}"));

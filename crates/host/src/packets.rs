@@ -18,12 +18,13 @@ use rustix::net::{
 use shunt_sys::sockopt::peer_credentials;
 use shunt_wire::local::MAX_PACKET_BYTES;
 
-/// Largest number of descriptors in one packet. The agent's answer to a server (WELCOME) has three: the board (memory
-/// that tells servers of peers and limits), the counters, and the ring by which the kernel tells of completed payloads.
+/// Largest number of descriptors in one packet. The agent's answer to a server (WELCOME) has three: the board, the
+/// counters, and the ring. The board is memory that tells servers of peers and limits. By the ring, the kernel tells of
+/// completed payloads.
 const MAX_DESCRIPTORS: usize = 3;
 /// Longest path of a Unix socket, in bytes (`sun_path` of unix(7), without the zero byte at its end).
 pub const PATH_BYTES_MAX: usize = 107;
-/// Number of attempts to find a path free, and the time between two of them. An agent that is killed may lose the lock
+/// Number of attempts to find a path free, and the time between two attempts. An agent that is killed may lose the lock
 /// on its pins a moment before its sockets are closed.
 const ATTEMPTS: u32 = 5;
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);
@@ -75,9 +76,9 @@ pub fn listener(path: &Path) -> Option<Listener> {
     }
 }
 
-/// Checks that nothing is at a path, or a socket, which [`listen`] replaces if nobody listens there. A symbolic link does not count as a
-/// socket: whoever made the link would choose which socket is replaced. If the path cannot be examined, returns no
-/// error, because [`listen`] then fails and says why.
+/// Checks that a path is free, or has a socket. [`listen`] replaces such a socket if nobody listens there. A symbolic
+/// link does not count as a socket: otherwise its maker would choose which socket is replaced. If the path cannot be
+/// examined, returns no error, because [`listen`] then fails and says why.
 ///
 /// # Errors
 /// Returns [`ListenError::NoSocket`] or [`ListenError::TooLong`].
@@ -125,9 +126,9 @@ impl Place {
         Ok(Self { path: path.into(), device: found.dev(), inode: found.ino() })
     }
 
-    /// Removes the file, unless another agent has put its own socket there meanwhile. The listening socket must still
-    /// be open: an open socket keeps a reference to its file (unix(7)), so no other file can have the same inode
-    /// number.
+    /// Removes the file, unless another agent has put its own socket there meanwhile. Call it while the listening
+    /// socket is still open. An open socket keeps a reference to its file (unix(7)), so no other file can have the same
+    /// inode number.
     pub fn leave(&self) {
         let is_here = Self::of(&self.path).is_ok_and(|found| (found.device, found.inode) == (self.device, self.inode));
         if is_here {
@@ -136,8 +137,9 @@ impl Place {
     }
 }
 
-/// Listens at `path`, and removes a socket at which nobody listens any more. The file's mode lets the agent's user connect. With a
-/// `group` its members may connect, too; with `anybody` all users may, and the agent checks each caller.
+/// Listens at `path`. First removes a socket there at which nobody listens any more. The file's mode lets the agent's
+/// user connect. With a `group`, its members may connect, too. With `anybody`, all users may connect, and the agent
+/// checks each caller.
 ///
 /// # Errors
 /// See [`ListenError`].
@@ -192,8 +194,9 @@ pub fn accept(listener: impl AsFd) -> io::Result<Option<OwnedFd>> {
 /// Result of [`receive`].
 #[derive(Debug)]
 pub enum Received {
-    /// One packet: its length in bytes, the first descriptor that came with it, if any, and the others, which the
-    /// protocol does not have. To close one may take long: on FUSE, close(2) waits for a program.
+    /// One packet: its length in bytes, the first descriptor that came with it, if any, and all further descriptors.
+    /// The protocol has no further ones, so the receiver closes them. That may take long: on FUSE, close(2) waits for a
+    /// program.
     Packet(usize, Option<File>, Vec<File>),
     /// One packet, by its length in bytes, whose descriptors the kernel has dropped, because this process may open no
     /// more.

@@ -2,10 +2,10 @@
 //! rtnetlink(7), RTM_GETROUTE.
 //!
 //! For each packet that `bpf_redirect_neigh` redirects, the kernel looks up a route (net/core/filter.c). This module
-//! asks for the same route, but without naming an interface: for a TCP packet of no particular user and from no
-//! particular source. So the answer follows policy rules, multipath routes, and routes whose source address is on
-//! another interface. Asking needs no privilege. But the kernel may take its lock on all network settings to answer, so
-//! the frontend's agent asks in a separate thread (crates/agent).
+//! asks for the same route, but without naming an interface: for a TCP packet of user 0 and from no particular source.
+//! So the answer follows policy rules, multipath routes, and routes whose source address is on another interface.
+//! Asking needs no privilege. But the kernel may take its lock on all network settings to answer, so the frontend's
+//! agent asks in a separate thread (crates/agent).
 
 use std::io;
 use std::net::IpAddr;
@@ -38,7 +38,7 @@ const GROUPS: [u32; 8] = [
 /// Why the steering programs cannot redirect packets to an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoRoute {
-    /// The kernel has no route. This is its errno.
+    /// The kernel names no route, and answers with this errno.
     #[error("{}", io::Error::from_raw_os_error(*.0))]
     Kernel(i32),
     /// The route does not lead to another machine.

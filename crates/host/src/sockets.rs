@@ -28,9 +28,9 @@ pub fn is_ours(mut address: SocketAddr) -> io::Result<()> {
     UdpSocket::bind(address).map(drop)
 }
 
-/// Returns the number of bytes that all senders (a backend's sockets for clients) together may have queued. It is a
-/// quarter of the memory below which the kernel does not limit TCP (the first number of tcp_mem, in pages), and at
-/// least 16 MiB.
+/// Returns the number of bytes that all senders (a backend's sockets for clients) together may have queued. This is a
+/// quarter of the memory below which the kernel does not limit TCP: the first number of tcp_mem, in pages. It is at
+/// least 16 MiB with pages of 4 KiB.
 pub fn tcp_memory_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_mem").unwrap_or_default();
     let pages = text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(LEAST_TCP_PAGES);

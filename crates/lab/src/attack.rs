@@ -5,9 +5,9 @@
 //! the agents ([`locals`]). An *agent* is shuntd, Shunt's daemon on each machine. A *peer*, another machine's agent,
 //! floods the agents; its certificate is valid ([`peer`]). The honest clients ([`honest`]) compare every byte.
 //!
-//! A second lab with plain nginx is attacked by the same packets. The service with Shunt and this one take turns, and
-//! their results are compared. All attacks have a limited rate, and stay in the network namespaces of the two labs. One
-//! seed decides all random choices.
+//! A second lab has plain nginx, and the stranger and the greedy client attack it in the same way. The two services
+//! take turns, and their results are compared. All attacks have a limited rate, and stay in the network namespaces of
+//! the two labs. One seed decides all random choices.
 
 mod command;
 mod forge;
@@ -33,6 +33,6 @@ struct Hostile {
     packets: AtomicU64,
     /// Number of messages that were sent to agents' Unix sockets.
     messages: AtomicU64,
-    /// Number of frames of the agents' protocol that the hostile peer has made for agents.
+    /// Number of frames of the agents' protocol that the hostile peer has built. Not all of them reach an agent.
     frames: AtomicU64,
 }

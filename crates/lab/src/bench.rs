@@ -1,9 +1,10 @@
-//! `shunt-lab bench`: Shunt against plain nginx, HAProxy and the physical limit, in one run.
+//! `shunt-lab bench`: the lab's benchmarks, and its long tests of a service under load.
 //!
-//! The baseline (nginx without Shunt) and Shunt run side by side, each in its own lab on the same cores. They are
-//! loaded in turns, A B A B; a round is one turn of each. The quoted figure is the median of the rounds' ratios of
-//! Shunt to the baseline. [`case`] names what is measured, [`bed`] has the labs, and [`runs`] measures. [`outcome`] has
-//! the results, which [`page`] and [`show`] display.
+//! The benchmarks `disc`, `tls` and `odb` compare Shunt with plain nginx. The baseline (nginx without Shunt) and Shunt
+//! run side by side, each in its own lab on the same cores. They are loaded in turns, A B A B; a round is one turn of
+//! each. The quoted figure is the median of the rounds' ratios of Shunt to the baseline. [`case`] names what `disc`
+//! measures, [`bed`] has the labs, and [`runs`] measures. [`outcome`] has the results, which [`page`] and [`show`]
+//! display.
 
 mod bed;
 mod beds;
@@ -163,7 +164,8 @@ impl Bench {
         }
     }
 
-    /// Runs the benchmark and prints its table. Returns `false` if a result is not as it must be.
+    /// Runs the benchmark and prints its table. Returns `false` if a result is not as it must be. Missed targets of
+    /// `disc`, `tls` and `odb` do not count.
     ///
     /// # Errors
     /// When something cannot be started, an answer was wrong, or a file cannot be written.

@@ -136,7 +136,7 @@ impl Disk {
 }
 
 impl Disk {
-    /// Has each close(2) of a file hang from here on, or no longer.
+    /// With `hang`, makes each close(2) of a file hang from now on; otherwise lets all of them continue.
     pub fn set_closes_hang(&self, hang: bool) {
         *self.state.closes_hang.lock().unwrap_or_else(PoisonError::into_inner) = hang;
         self.state.closes_changed.notify_all();

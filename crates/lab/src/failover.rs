@@ -1,9 +1,9 @@
 //! Downloads whose backend is lost before the body is complete.
 //!
-//! Several backends have the same files, and a client reads one of them at its own pace. Meanwhile the backend that
-//! sends it is lost: its server and its agent (Shunt's daemon) are killed, or its machine is taken off the network. The
-//! bytes that the client gets are compared with the file. A *claim* is the message by which the frontend's agent asks a
-//! backend's agent to send a body to a client.
+//! Several backends have the same file, and a client downloads the file at its own pace. Meanwhile the backend that
+//! sends the file is lost: its server and its agent (Shunt's daemon) are killed, or its machine is taken off the
+//! network. The bytes that the client gets are compared with the file. A *claim* is the message by which the frontend's
+//! agent asks a backend's agent to send a body to a client.
 
 mod command;
 mod rounds;

@@ -1,5 +1,5 @@
 //! The fault table: every fault at every step of a *handoff* (a backend sends a body on the frontend's connection with
-//! the client). It is data ([`table`]), and one engine ([`cell`]) runs it.
+//! the client). The table is data ([`table`]), and one engine ([`cell`]) runs its cells.
 //!
 //! A cell of the table is one fault at one step. It takes a response to the step and holds it there. It injects the
 //! fault, and compares each byte until the client's response ends. Meanwhile a bystander, another client, downloads a

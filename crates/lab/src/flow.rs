@@ -1,5 +1,5 @@
-//! One connection as its client sees it: bytes that arrived, bytes that the client acknowledged, and segments that the
-//! client must have ignored.
+//! One connection (here called a *flow*) as its client sees it: bytes that arrived, bytes that the client acknowledged,
+//! and segments that the client must have ignored.
 //!
 //! Sequence numbers are kept as 64-bit offsets from each side's initial sequence number, so they never wrap.
 

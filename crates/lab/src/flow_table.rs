@@ -1,5 +1,6 @@
-//! The flow table of a frontend. Tests read it, or fill it without the connections that would fill it. A *flow* is the
-//! entry for a client connection in this BPF map. A *handoff* lets a backend send a response's body on the connection.
+//! The flow table of a frontend: a BPF map with an entry, the *flow*, for each client connection. Tests read the table,
+//! or fill it with flows of connections that do not exist. A *handoff* lets a backend send a response's body on a
+//! client's connection.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;

@@ -84,8 +84,8 @@ pub struct Host {
     netns: Netns,
     /// Sysfs as seen from inside the namespace, for the devices' queues and counters.
     sysfs: OwnedFd,
-    /// Control group of the host's servers. BPF programs that the host's agent attaches there run for these servers
-    /// only.
+    /// Control group of the host's servers. BPF programs that the host's agent attaches to the group run for these
+    /// servers only.
     cgroup: PathBuf,
     ports: Vec<Port>,
     dir: PathBuf,

@@ -42,8 +42,8 @@ pub fn agents_address(host: &Host) -> Result<SocketAddr> {
 }
 
 impl Impostor {
-    /// Uses a certificate of this name from the lab's authority. If an agent of the lab has this name, it is that
-    /// agent's certificate, as if it were stolen. If none has, the authority issues a new one.
+    /// Uses a certificate of this name from the lab's authority. If an agent of the lab has this name, the program uses
+    /// that agent's certificate, as if it were stolen. Otherwise the authority issues a new certificate.
     pub fn with_certificate_of(lab: &Lab, name: &str) -> Result<Self> {
         let directory = lab.dir().join("ca");
         let authority = Authority::open(&directory);

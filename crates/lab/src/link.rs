@@ -39,8 +39,8 @@ pub struct Link {
     /// (RFC 3168).
     pub mark: f64,
     /// Interval at which pure ACKs (segments that have only the ACK flag, no data and no SACK blocks) leave, all
-    /// together, as from modems and radios that wait for their turn. A pure ACK is left out if the next one of its
-    /// connection acknowledges more. Zero: ACKs leave as they come.
+    /// together, as from modems and radios that wait for their turn. A pure ACK is left out if the next frame leaves at
+    /// the same time, and is a pure ACK of the same connection that acknowledges more. Zero: ACKs leave as they come.
     pub ack_slot: Duration,
     /// Rate in bits per second; `None`: no limit.
     pub rate: Option<u64>,
@@ -79,9 +79,9 @@ pub struct Burst {
     pub end: f64,
     /// Fraction of the frames that a bad line loses.
     pub loss: f64,
-    /// Longest time that a line stays bad, because a burst models a short moment. Otherwise a bad line turns good only
-    /// when frames come. A TCP that only retransmits at its timer, after twice the time each time, would then meet the
-    /// same burst again and again.
+    /// Longest time that a line stays bad, because a burst models a short moment. Without this limit, a bad line would
+    /// turn good only when frames come. A TCP that only retransmits by its timer, whose time doubles each time, would
+    /// then meet the same burst again and again.
     pub longest: Duration,
 }
 
@@ -136,7 +136,7 @@ impl Link {
         self
     }
 
-    /// Adds losses in bursts, see [`Burst::of`].
+    /// Adds losses in bursts of `frames` frames on average, which lose a fraction `part` of all frames.
     #[must_use]
     pub fn burst_loss(mut self, part: f64, frames: f64) -> Self {
         self.burst = Some(Burst::of(part, frames));
@@ -156,7 +156,7 @@ impl Link {
         self
     }
 
-    /// Marks a fraction of the frames, see [`Self::mark`].
+    /// Marks a fraction of the frames as having met congestion ([`Self::mark`]).
     #[must_use]
     pub fn marking(mut self, part: f64) -> Self {
         self.mark = part;

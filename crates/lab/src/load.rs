@@ -80,7 +80,7 @@ impl RateCost {
         Ok(Self { cpu, responses: load.requests() })
     }
 
-    /// See [`Cost::microseconds`].
+    /// Microseconds of the measured core per response, less what the core does without a load.
     #[must_use]
     pub fn microseconds(&self, background: &Background) -> f64 {
         background.without(&self.cpu) / self.responses

@@ -52,7 +52,7 @@ pub enum Teller {
     Agents,
     /// nginx of the frontend or of the backend, in its error log, at Debian's default level (`error`).
     Server(Role),
-    /// Nobody: it turned out to be no mistake, or no part of the service can see it.
+    /// Nobody, because this turned out to be no mistake, or because no part of the service can see the mistake.
     Nobody,
 }
 

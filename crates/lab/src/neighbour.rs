@@ -1,4 +1,4 @@
-//! Link (Ethernet) addresses of ports. Each follows from the port's IPv4 address, so every host can work it out.
+//! Link (Ethernet) addresses of ports. Each is made from the port's IPv4 address, so every host can compute it.
 
 use std::net::Ipv4Addr;
 

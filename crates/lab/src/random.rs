@@ -41,7 +41,7 @@ pub fn seed_or_random(named: Option<u64>) -> u64 {
     let from_environment = || std::env::var("SHUNT_SEED").ok()?.parse().ok();
     named.or_else(from_environment).unwrap_or_else(|| {
         let mut bytes = [0; 8];
-        // A short read happens only with a longer buffer (getrandom(2)), so its result is not checked.
+        // The kernel always fills a buffer as short as this one (getrandom(2)), so the result is not checked.
         let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
         u64::from_ne_bytes(bytes)
     })

@@ -40,8 +40,8 @@ pub const ALONE_LENGTH: u64 = 256 << 10;
 pub struct Options {
     /// Whether the service has agents and nginx's module. Without them it is the plain baseline.
     pub shunt: bool,
-    /// Shortest body that backends offer, in bytes, in place of the module's default. If it is set, frontends let every
-    /// body bypass them.
+    /// Shortest body that backends offer, in bytes, in place of the module's default. If it is set, frontends consent
+    /// to shortcuts for bodies of every length.
     pub offer_min: Option<u64>,
     /// Options of `shunt run`. If they are set, every tier is an unmodified nginx under `shunt run`.
     pub on_demand: Option<OnDemand>,
@@ -66,8 +66,8 @@ pub struct Settings {
     pub agent_frontend: &'static str,
     /// Lines of `[backend]` in the configuration of the backends' agents.
     pub agent_backend: &'static str,
-    /// Contents of the brackets of `speaks_for`: the addresses as which an agent may send on behalf of its peers.
-    /// `None`: the peers' own addresses.
+    /// Contents of the brackets of `speaks_for` in each `[[peer]]`: the source addresses that an agent may use when it
+    /// sends bodies for this peer. `None`: the peer's own addresses.
     pub speaks_for: Option<&'static str>,
     /// Directives for every nginx's `http`, without semicolons.
     pub http: &'static [&'static str],
@@ -362,7 +362,7 @@ fn launchers<'lab>(lab: &'lab Lab, options: &Options) -> Result<BTreeMap<&'lab s
 
 /// Shunt's part of a tier's nginx configuration. Intermediates stay plain nginx, which passes on header fields that it
 /// does not know. With `plain`, backends are told that the previous tier does not know Shunt, and that bodies may
-/// bypass it.
+/// bypass that tier.
 fn shunt_part(host: &Host, offer_min: Option<u64>, plain: bool) -> Option<ShuntPart> {
     if host.role() == Role::Intermediate {
         return None;

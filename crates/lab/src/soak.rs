@@ -9,7 +9,8 @@
 //! - in the middle and at the end of a part in which the frontend and the second backend are left alone.
 //!
 //! At the end, the frontend and the second backend must hold no more than in the middle, except for a little memory
-//! ([`health`]). On the path to the second backend, no response of this last part may break.
+//! ([`health`]). The whole service must hold no more than after the warm-up ([`Ledger`]). On the path to the second
+//! backend, no response of this last part may break.
 
 mod connection;
 mod disturbances;
@@ -216,7 +217,7 @@ impl Run {
         Ok(made)
     }
 
-    /// Prints the progress about every 10 seconds. The load calls it every second.
+    /// Prints the progress about every 10 seconds. The load calls this function every second.
     fn say(&self, open: usize) {
         let seconds = self.progress.seconds();
         if !(seconds as u64).is_multiple_of(10) {

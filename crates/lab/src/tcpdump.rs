@@ -19,8 +19,8 @@ pub struct Tcpdump {
 }
 
 impl Tcpdump {
-    /// Captures packets that cross `device` of `host` and match `filter` (pcap-filter(7)). It keeps the first 128 bytes
-    /// of each, which have the headers. Returns when the capture has begun.
+    /// Captures packets that cross `device` of `host` and match `filter` (pcap-filter(7)). The file keeps the first 128
+    /// bytes of each packet, which have the headers. Returns when the capture has begun.
     ///
     /// # Errors
     /// When tcpdump does not start to listen.
@@ -79,9 +79,9 @@ impl Tcpdump {
     }
 }
 
-/// Waits until a process has slept for 60 ms without a break, which shows that tcpdump has caught up. It is not enough
-/// that the process uses no CPU time: a process that waits for a core uses none either, and may still have packets to
-/// read.
+/// Waits until a process has slept for 60 ms without a break, for [`PATIENCE`] at most. Such a sleep shows that tcpdump
+/// has caught up. It is not enough that the process uses no CPU time: a process that waits for a core uses none either,
+/// and may still have packets to read.
 fn wait_until_idle(pid: u32) -> Result<()> {
     let path = format!("/proc/{pid}/schedstat");
     let used = || std::fs::read_to_string(&path).with_context(|| format!("reading {path}"));

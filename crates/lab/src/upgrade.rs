@@ -1,4 +1,4 @@
-//! nginx's own procedure to replace its running program, and with it its modules, on a host of the lab.
+//! nginx's own procedure to replace its running program and modules, on a host of the lab.
 
 use std::process::Command;
 

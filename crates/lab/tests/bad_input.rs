@@ -104,11 +104,11 @@ fn malformed_frames_close_only_their_connection() -> Result<()> {
         let own = Impostor::with_certificate_of(service.lab, frontend.name())?;
         for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 64], &[8, 0, 0, 0, 2, 0, 0, 0], &[]] {
             let answer = own.connect(frontend, backend)?.ask(bytes)?;
-            // REFUSED (7) with a reason, except for a connection that sent nothing.
+            // The agent answers REFUSED (7) with a reason, or nothing to a connection that sent nothing.
             ensure!(answer.is_empty() == bytes.is_empty(), "{bytes:?} answered by {answer:?}");
             ensure!(bytes.is_empty() || answer[4] == 7, "{bytes:?} answered by {answer:?}");
         }
-        // A client that does not speak TLS gets an alert (21), and nothing else.
+        // A client that does not speak TLS gets an alert (21) at most.
         let address = agents_address(backend)?;
         for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 64], &[22, 3, 1, 0, 4, 1, 0, 0, 0]] {
             let answer = frontend.run(|| -> Result<Vec<u8>> {

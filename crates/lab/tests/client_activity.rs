@@ -159,7 +159,7 @@ fn fetch_one(service: &Running<'_>, name: &str) -> Result<()> {
     service.whole(&Fetch::new(service.service.chain().server()).run(service.lab.client(), &[format!("/{name}")])?)
 }
 
-/// Has a client close or reset after each of many numbers of bytes of a response.
+/// Has many clients leave within a response, each at another byte: they close, or (`resets`) reset their connections.
 fn leave_everywhere(options: Options, resets: bool) -> Result<()> {
     beside_others(1, options, |service| {
         for name in ["64k", "300k"] {
@@ -437,8 +437,8 @@ fn one_client_port_to_two_addresses_of_the_frontend_gets_both_bodies() -> Result
         first.ask("/7m", "")?;
         let length = first.head()?;
         let begun = first.take(100_000)?;
-        // Requests alternate between the two backends. One of them already sends to this client's address and port, for
-        // the first connection. Its bodies are fetched (they come through the agents).
+        // Requests alternate between the two backends. One backend already sends to this client's address and port, for
+        // the first connection. Bodies of this backend are fetched (they come through the agents).
         let mut second = Client::connect_to(service, inner, Some(19_998))?;
         for round in 0..4 {
             second.ask("/300k", "")?;

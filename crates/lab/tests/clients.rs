@@ -12,7 +12,7 @@ use shunt_lab::{Host, Lab, Options, Settings, Wrk, file_sha256};
 const URLS_OVER_ONE_CONNECTION: usize = 12;
 const GET_PY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python/get.py");
 
-/// Returns the files' URLs, in an order that mixes small and large ones.
+/// Returns names and URLs of files, from the smallest to the largest and back again.
 fn urls(service: &Running<'_>) -> Vec<(String, String)> {
     let names = FILES.iter().map(|(name, _)| *name).chain(FILES.iter().rev().map(|(name, _)| *name));
     let chain = service.service.chain();

@@ -71,7 +71,7 @@ fn a_payload_of_more_than_2_gib_arrives() -> Result<()> {
     // second is not taken for lost.
     let settings = Settings { agent: "heartbeat = \"10s\"\n", ..Settings::default() };
     start_on(Lab::builder().intermediates(0), FILES, Options { settings, ..Options::shunt() }, |service| {
-        // The file is sparse, except for marks at both sides of 1 GiB and 2 GiB.
+        // The file is sparse, except for marks at offset 0, at 1 GiB, just before and at 2 GiB, and 64 MiB later.
         let file = std::fs::File::create(service.files.join("2g"))?;
         for at in [0, 1 << 30, (1 << 31) - 100, 1 << 31, (1 << 31) + (64 << 20)] {
             std::os::unix::fs::FileExt::write_all_at(&file, format!("here is byte {at}").as_bytes(), at)?;

@@ -1,4 +1,5 @@
-//! Tests of `shunt doctor` and `shuntd --check`: a working setup has no fault, and each mistake is found and named.
+//! Tests of `shunt doctor` and `shuntd --check`: a working setup has no fault, and each mistake is found and named. A
+//! *handoff* lets a backend send a body straight to the client.
 
 mod service;
 
@@ -401,7 +402,7 @@ fn programs_that_are_not_the_agents_are_found_from_either_machine() -> Result<()
             found("programs taken off", &Setup::of(backend)?, "programs", "be_out not there")
         })?;
         all_is_well(backend)?;
-        // Another program takes this one's place: the agent leaves it alone, and the doctor names it.
+        // Another BPF program takes the place of be_out. The agent leaves it alone, and the doctor names it.
         let config = Setup::of(backend)?.config;
         let pins = config.lines().find_map(|line| line.strip_prefix("pins = ")).context("no pins")?;
         run(backend, &format!("tc filter replace {filter} da object-pinned {pins}/be_in").replace('"', ""))?;

@@ -143,8 +143,8 @@ fn a_second_signal_ends_it_at_once() -> Result<()> {
     })
 }
 
-/// Location with a filter that reads bodies and changes nothing, so that the frontend fetches what it would otherwise
-/// hand off.
+/// Returns a location of the frontend with a filter, which reads bodies and changes nothing. A body that a filter reads
+/// is *fetched*: it comes through both agents to the frontend's nginx.
 fn filtered(lab: &Lab, host: &Host) -> String {
     let Some(address) = lab.backend().service_address().filter(|_| host.role() == Role::Frontend) else {
         return String::new();

@@ -37,8 +37,8 @@ fn ten_downloads_are_whole_whenever_their_backends_are_killed() -> Result<()> {
     Ok(())
 }
 
-/// Has a backend lost after `at` bytes of a download, in each way. Asserts that the download is whole, and how many
-/// failovers (moves to another backend) it takes.
+/// Loses a backend after `at` bytes of a download, once in each way of [`HOWS`]. Asserts that the download is whole,
+/// and that it takes this number of failovers (moves to another backend).
 fn lose_at(builder: LabBuilder, at: u64, failovers: u64) -> Result<()> {
     needs_root();
     start(builder, |failover| {

@@ -247,7 +247,7 @@ fn a_busy_core_is_told_from_an_idle_one() -> Result<()> {
     Ok(())
 }
 
-/// Returns what is left of what the process `owner` made: namespaces, files, control groups and pins.
+/// Returns the namespaces, files, control groups and pins that the process `owner` made and that are still there.
 fn remains(owner: u32) -> Vec<String> {
     let mut left = Vec::new();
     let cgroups = shunt_sys::cgroup::root().unwrap_or_default();
@@ -264,8 +264,8 @@ fn remains(owner: u32) -> Vec<String> {
 }
 
 /// Process that the tests below kill. It makes what tests make: a lab with agents, and a pin directory and a control
-/// group outside the lab. Then it writes process ids to a file (those of its backend's server and of its watchdogs),
-/// and waits to be killed.
+/// group outside the lab. Then it writes process ids to a file, and waits to be killed. They are those of its backend's
+/// server and of its watchdogs (processes that remove what it leaves).
 #[test]
 #[ignore = "runs only as the victim of the tests that kill it"]
 fn victim() -> Result<()> {
@@ -295,8 +295,8 @@ fn start_victim(told: &std::path::Path) -> Result<std::process::Child> {
     Ok(victim.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn()?)
 }
 
-/// Returns the process ids that the victim has written: first that of its backend's server, then those of all children
-/// of the victim's thread, which include its watchdogs (processes that remove what the victim leaves).
+/// Returns the process ids that the victim has written. The first is that of its backend's server. The others are those
+/// of all children of the victim's thread, which include its watchdogs.
 fn told_by(victim: &mut std::process::Child, told: &std::path::Path) -> Result<Vec<String>> {
     wait_for("the victim builds a lab", || std::fs::read_to_string(told).is_ok())?;
     let left = remains(victim.id());
@@ -349,7 +349,8 @@ fn a_process_that_is_killed_at_any_moment_leaves_nothing() -> Result<()> {
     Ok(())
 }
 
-/// The victim's watchdogs are killed, too. The next process that starts a watchdog removes what is left.
+/// The victim's watchdogs are killed, too. A sweep, which each process makes before its first watchdog, removes what is
+/// left.
 #[test]
 fn what_the_dead_left_is_swept() -> Result<()> {
     needs_root();

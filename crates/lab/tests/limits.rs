@@ -24,7 +24,7 @@ const CONNECTIONS: u64 = 1500;
 /// Number of descriptors that is less than what an agent keeps free, but enough for the bodies under way and for the
 /// test's questions to the agent.
 const FEW_DESCRIPTORS: u64 = 60;
-/// Most handoffs above the limit: those that the server has begun but not yet told the agent when the limit is reached.
+/// Most handoffs above the limit: those of which the server has not told the agent yet when the limit is reached.
 const UNDER_WAY: u64 = 1;
 const FETCHES: usize = 2;
 
@@ -166,8 +166,8 @@ fn parked_senders_give_way() -> Result<()> {
     })
 }
 
-/// While the greatest number of fetches is under way, the frontend gives no consents, or the backend makes no offers.
-/// So responses are relayed whole. Later, shortcuts are taken again.
+/// While the greatest number of fetches is under way, the frontend asks for no offers, or the backend makes none. So
+/// responses are relayed whole. Later, shortcuts are taken again.
 fn fill_fetches(limits: &'static str, limit: &str) -> Result<()> {
     with_limits(limits, |service| {
         // A connection from the frontend itself is never handed off, so its bodies are fetched.

@@ -43,7 +43,8 @@ impl Footprint {
     }
 }
 
-/// Returns the bytes of all hash maps of a process. For the frontend's agent, that is the flow table.
+/// Returns the memory of all BPF hash maps that a process has open, in bytes. In the frontend's agent, nearly all of it
+/// is the flow table (entries for clients' connections).
 fn map_bytes(pid: u32) -> Result<u64> {
     let mut bytes = 0;
     for entry in std::fs::read_dir(format!("/proc/{pid}/fdinfo"))?.flatten() {

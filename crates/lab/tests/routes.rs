@@ -1,6 +1,8 @@
 //! Shortcuts (bodies that go straight from the backend to the client) over every kind of path: each IP version and
 //! mixtures of both, with and without intermediates, with and without a router between any two hosts. Every byte must
-//! arrive, on one intact connection, and every long body must take the shortcut.
+//! arrive, on one intact connection, and every long body must take the shortcut. A backend *offers* a body if it can
+//! send the body to the client. A body is *fetched* if it comes through both agents, and *relayed* if it comes through
+//! all tiers.
 
 mod service;
 
@@ -39,7 +41,7 @@ fn all_by_shortcut(service: &Running<'_>, clients: Family) -> Result<()> {
     service.no_fallback()
 }
 
-/// Returns all four mixtures of IP versions.
+/// Returns all four choices of IP versions for clients and for tiers.
 fn families() -> impl Iterator<Item = Families> {
     let both = [Family::V4, Family::V6];
     both.into_iter().flat_map(move |clients| both.map(|tiers| Families { clients, tiers, dual_stack: false }))
@@ -78,7 +80,7 @@ fn a_socket_of_both_ip_versions_serves_clients_of_either() -> Result<()> {
     Ok(())
 }
 
-/// Removes the backend's IPv6 addresses, so that its agent has senders of IPv4 only.
+/// Removes the backend's IPv6 addresses, so that its agent can send to clients over IPv4 only.
 fn without_ipv6(lab: &Lab, backend: &str) -> Result<()> {
     let mut flush = Command::new("ip");
     flush.args(["-6", "addr", "flush", "dev", "service0", "scope", "global"]);
@@ -130,7 +132,7 @@ fn where_only_some_backends_have_the_clients_ip_version_the_others_bodies_are_fe
         Options { settings, ..with(families) },
         |lab| without_ipv6(lab, "backend1"),
         |service| {
-            // nginx alternates between its upstreams. In four rounds each backend has served each file.
+            // nginx alternates between its upstreams, so each backend serves some of the long bodies.
             for _ in 0..4 {
                 fetch_all(service)?;
             }

@@ -57,14 +57,14 @@ fn with_closed_ports(service: &Running<'_>) -> Result<()> {
     is_whole(service, service.lab.backend(), "tcp dport 61000-61063")
 }
 
-/// The client's packets reach the frontend, and are dropped by a firewall on the backend.
+/// The client's packets reach the frontend, which passes ACKs on to the backend. A firewall on the backend drops them.
 #[test]
 fn a_firewall_that_closes_the_ports_of_acks_costs_the_rest_of_a_shortcut() -> Result<()> {
     needs_root();
     start(0, |service| with_closed_ports(service))
 }
 
-/// The firewall on the backend drops the packets of a client whose RTT is 100 ms.
+/// A firewall on the backend drops the ACKs of a client whose RTT is 100 ms.
 #[test]
 fn a_client_far_away_has_time_to_answer() -> Result<()> {
     needs_root();

@@ -60,7 +60,7 @@ fn a_handoff_that_a_stopped_agent_never_reads_goes_on_without_it() -> Result<()>
     })
 }
 
-/// Payloads under way need no agent, unless their backend is lost as well. Then the worker has to find that out itself.
+/// While the agent is stopped, the backend of a payload under way is lost. So the worker has to notice the loss itself.
 #[test]
 fn a_payload_whose_backend_is_lost_while_the_agent_is_stopped_goes_on() -> Result<()> {
     needs_root();
@@ -92,8 +92,9 @@ fn a_handoff_of_an_agent_that_is_killed_goes_on_without_it() -> Result<()> {
     })
 }
 
-/// The agent that comes after the one of the handoff is killed, too. Its rings have taken the place of the earlier
-/// agent's, and the worker has to ask the kernel by the newest one.
+/// The agent of the handoff is killed, and then its successor. A *ring* is a BPF ring buffer that the agent makes, and
+/// by which the kernel answers a worker. The successor's rings have replaced those of the first agent, so the worker
+/// has to ask by a ring of the successor.
 #[test]
 fn a_handoff_of_an_agent_whose_successor_is_killed_goes_on_without_it() -> Result<()> {
     needs_root();

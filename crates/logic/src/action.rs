@@ -32,7 +32,7 @@ pub enum Told {
 }
 
 impl Told {
-    /// Returns the packet's bytes.
+    /// Returns the message's bytes.
     pub fn as_bytes(&self) -> &[u8] {
         match self {
             Self::Ended(message) => message.as_bytes(),
@@ -110,7 +110,8 @@ pub enum Action<M: Machine> {
     Steer(usize),
     /// Watch the routes to a peer's senders from now on, and report the interfaces that they lead to.
     WatchRoutes(usize, Hello),
-    /// Note in the kernel's table of client connections which ACKs a peer needs.
+    /// Note in the kernel's table of client connections how many payload bytes may lie between two ACKs for a peer's
+    /// sender.
     SetSpacing(usize, peer::Spacing),
     /// Note in the kernel's table of client connections that a client has acknowledged all of a payload.
     SetDelivered(usize, peer::Delivered),
@@ -161,9 +162,10 @@ pub enum Action<M: Machine> {
     /// Reset the connection of a peer that fetches.
     ResetFetch(usize),
 
-    /// Note which key proves handshakes with an address. `None`: neither this machine nor a peer has this address.
+    /// Set the kernel's key for an address. It proves TCP handshakes between this machine's programs under `shunt run`
+    /// and programs at that address. `None`: remove the key, because neither this machine nor a peer has the address.
     SetEnd(IpAddr, Option<[u8; 16]>),
-    /// Tell programs from which addresses which stores can be reached
+    /// Give programs the list of pairs of an address and a store that programs at this address can fetch from
     /// ([`SourcesOfPeers`](crate::store::sources::SourcesOfPeers)).
     WriteSources,
 }

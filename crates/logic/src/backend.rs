@@ -148,9 +148,9 @@ impl<M: Machine> Backend<M> {
         Ok(Start { local, offered })
     }
 
-    /// Examines the next waiting claim. Returns it to be sent if there is a place for it now. Returns `Some(None)` if
-    /// there is none: the claim goes on waiting, or fails if it has waited too long. Returns `None` when all claims of
-    /// the round have been examined ([`Waiting::begin_round`]).
+    /// Examines the next waiting claim. Returns it to be sent if there is a place for it now. Otherwise returns
+    /// `Some(None)`: the claim goes on waiting, or fails, for example after too long a wait. Returns `None` when all
+    /// claims of the round have been examined ([`Waiting::begin_round`]).
     pub fn next_waiting(&mut self, turn: &mut Turn<'_, M>) -> Option<Option<(Box<Waits>, Start<M>)>> {
         let waits = self.waiting.next_of_round()?;
         let Waits { claim, parts, claimant, until, .. } = &*waits;

@@ -1,6 +1,7 @@
-//! Contents of the board, which servers map and read without a system call (`struct shunt_board`). The daemon copies
-//! each change into their memory. The board is memory of the agent: a head, and one entry for each peer (another
-//! machine's agent) with its keys, its limits and its *epoch*, which grows when a session begins or ends.
+//! Contents of the board, which servers read without a system call (`struct shunt_board`). The board is memory of the
+//! agent that servers map. The daemon copies each change into it. It has a head, and one entry for each peer (another
+//! machine's agent) with its keys, its limits and its *epoch*. The epoch grows when a session begins or ends, and with
+//! new prefixes.
 
 use shunt_wire::local::{BOARD_MAGIC, BoardHead, BoardPeer, VERSIONS};
 use shunt_wire::peer::padded_name;
@@ -126,8 +127,8 @@ impl Board {
         Change::Peer(peer)
     }
 
-    /// Sets which new work servers must not begin ([`closed`](shunt_wire::local::closed)), for one peer or for all.
-    /// Returns `None` if nothing changes.
+    /// Sets the kinds of new work that servers must not begin (bits of [`closed`](shunt_wire::local::closed)), for one
+    /// peer or for all. Returns `None` if nothing changes.
     pub fn close(&mut self, peer: Option<usize>, bits: u32) -> Option<Change> {
         let (word, change) = match peer {
             None => (&mut self.head.closed, Change::Closed),

@@ -1,13 +1,13 @@
 //! This machine as a frontend: it claims payloads from backends' agents for its servers' handoffs.
 //!
-//! The kernel has begun the region already (SHUNT_BEGIN). When the region is complete, the kernel tells the server
-//! directly. The agent only passes the claim on to the backend's agent, and failures back to the server. A *peer* is
-//! another machine's agent. A *handoff* is a server's grant of a client connection's send side for one payload, and a
-//! *claim* is the message that asks the backend for this payload. A *fetch* brings a payload through both agents
-//! instead, and a *store* has the payloads of a machine's programs under `shunt run`. A *sender* is a backend's kernel
-//! socket for a client of a frontend. A *turn* is one pass of the daemon's event loop. A *region* is a range of
-//! sequence numbers of a client's connection, which one payload takes. A *ring* is a BPF ring buffer by which the
-//! kernel tells one server what becomes of its handoffs.
+//! When a server tells the agent of a handoff, the kernel has begun the handoff's region already (SHUNT_BEGIN or
+//! SHUNT_APPEND). When the region is complete, the kernel tells the server directly. The agent only passes the claim on
+//! to the backend's agent, and failures back to the server. A *peer* is another machine's agent. A *handoff* is a
+//! server's grant of a client connection's send side for one payload. A *claim* is the message that asks the backend
+//! for this payload. A *fetch* brings a payload through both agents instead, and a *store* has the payloads of a
+//! machine's programs under `shunt run`. A *sender* is a backend's kernel socket for a client of a frontend. A *turn*
+//! is one pass of the daemon's event loop. A *region* is a range of sequence numbers of a client's connection, which
+//! one payload takes. A *ring* is a BPF ring buffer by which the kernel tells one server what becomes of its handoffs.
 
 pub mod asking;
 pub mod fetches;
@@ -37,7 +37,8 @@ pub enum Canceller {
     Peer(u32),
     /// The server that learns of the handoff's completion by this ring.
     Ring(u32),
-    /// Any server: allowed only if no server has the handoff's ring, because an earlier agent gave that ring out.
+    /// Any server. Allowed only for a handoff whose ring no server of this agent has: an earlier agent gave that ring
+    /// out.
     Anybody,
 }
 
@@ -47,7 +48,7 @@ pub struct Frontend {
     pub steered: SteeredPeers,
     /// Fetches of this machine's servers.
     pub fetches: Fetches,
-    /// Payloads of lost peers.
+    /// Payloads that are watched, because their backend's agent or their server is gone.
     pub losses: Losses,
     /// Handoffs to cancel at the end of this turn.
     cancelled: HashSet<(Canceller, u64)>,
@@ -85,8 +86,8 @@ impl Frontend {
             return turn.end(server, handoff.handoff, Reason::NotAllowed);
         }
         let peer = handoff.peer as usize;
-        // If the handoff belongs to an earlier session with the peer, its region was given up with that session. The
-        // server then hands the rest off again.
+        // Another epoch means that the peer's entry on the board has changed since the server read it, for example with
+        // a new session. The server is told, and gets the payload in another way.
         let is_current = turn.shared.board.epoch(peer) == Some(handoff.epoch);
         if !is_current || !turn.shared.peers.is_up(peer) {
             turn.log_failed_handoff(Reason::UnknownOffer, handoff.handoff, client, handoff.trace);
@@ -130,13 +131,14 @@ impl Frontend {
         }
     }
 
-    /// Cancels a handoff at the end of the turn. Nobody sends its payload, and no server has its connection: only the
-    /// kernel still has the region. A handoff that does not belong to the canceller stays.
+    /// Cancels a handoff at the end of the turn, because nobody sends its payload. A handoff that does not belong to
+    /// the canceller stays.
     pub fn cancel(&mut self, by: Canceller, handoff: u64) {
         self.cancelled.insert((by, handoff));
     }
 
-    /// Cancels the handoffs that this turn has collected, with one scan of all flows.
+    /// Cancels the handoffs that this turn has collected, with one scan of the kernel's table of client connections. A
+    /// region behind which the server may not write (`queues` is false) stays: its server ends it.
     pub fn end_turn<M: Machine>(&mut self, turn: &mut Turn<'_, M>) {
         if self.cancelled.is_empty() {
             return;

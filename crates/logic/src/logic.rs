@@ -64,9 +64,9 @@ pub struct Store {
 }
 
 impl Store {
-    /// Returns the state without sessions. `own_key` proves handshakes within this machine. `configured` has the
-    /// addresses by which peers know its programs, if these differ from its interfaces' addresses. `store` and `stores`
-    /// are the names of this machine's store and of its peers' stores.
+    /// Returns the state without sessions. `own_key` proves TCP handshakes between programs of this machine.
+    /// `configured` has the addresses by which peers know its programs, if these differ from its interfaces' addresses.
+    /// `store` and `stores` are the names of this machine's store and of its peers' stores.
     pub fn new(own_key: Key, configured: &[IpAddr], store: Source, stores: Vec<Source>) -> Self {
         let (ends, sources) = (Ends::new(own_key, configured), SourcesOfPeers::new(store, stores));
         Self { ends, sources, reaching: Reaching::default(), unreached: 0 }
@@ -388,9 +388,9 @@ impl<M: Machine> Logic<M> {
         actions.push(Action::WriteSources);
     }
 
-    /// Handles a peer's ADDRESSES: the addresses of its programs. A peer sends them only to machines that may read its
-    /// store, so its store is a source here from now on. Then all peers whose stores are sources here are told this
-    /// machine's new list of sources.
+    /// Handles a peer's ADDRESSES: the addresses of its programs. They are used only if the peer may read this
+    /// machine's store. A peer sends them only to machines that may read its store, so its store is a source here from
+    /// now on. Then all peers whose stores are sources here are told this machine's new list of sources.
     fn name_addresses(&mut self, peer: usize, addresses: &shunt_wire::addresses::Addresses, call: &mut Call<'_, M>) {
         let may_read = self.shared.settings.peers[peer].may_read_store;
         let Some(store) = &mut self.store else { return };
@@ -430,8 +430,8 @@ impl<M: Machine> Logic<M> {
         }
     }
 
-    /// Handles a change of this machine's addresses: updates the kernel's keys and the programs' sources, and tells
-    /// peers.
+    /// Handles a change of this machine's addresses: updates the kernel's keys and the programs' sources, and tells the
+    /// peers that may read this machine's store.
     pub fn set_own_addresses(&mut self, addresses: &[IpAddr], call: &mut Call<'_, M>) {
         let Some(store) = &mut self.store else { return };
         let changes = store.ends.set_own(addresses);

@@ -108,8 +108,8 @@ pub trait Machine {
     /// Returns the state of a file, if the kernel knows it without asking a program or another machine.
     fn state(&self, file: &Self::File) -> Option<Self::State>;
 
-    /// Returns whether the file is still as its offer says (its size and, without [`Offer::BODY`], its time), and in
-    /// the state `proven` if that is given.
+    /// Returns whether the file still has the size of its offer and, unless the offer has the flag [`Offer::BODY`], the
+    /// offer's modification time. If `proven` is given, the file must also be in this state.
     fn is_unchanged(&self, file: &Self::File, offer: &Offer, proven: Option<Self::State>) -> bool;
 
     /// Looks up the digest of a file in a state. A file that has not been read in this state is queued for reading, if
@@ -132,7 +132,7 @@ pub(crate) mod model {
         pub(crate) has_descriptors: bool,
         pub(crate) is_unchanged: bool,
         pub(crate) known: Known,
-        /// Number of scans of all flows.
+        /// Number of scans of the flow table.
         pub(crate) scans: usize,
     }
 

@@ -14,7 +14,7 @@ use slab::Slab;
 pub const RINGS: u32 = 512;
 /// Time that a new connection has to say its purpose.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Number of connections that each user gets, even if fewer are left for others.
+/// Number of connections that each user may have even if fewer are left for others, unless the limit of all is reached.
 const LEAST_OF_A_USER: usize = 4;
 
 /// Permissions of a process, which follow from its user and groups.
@@ -51,7 +51,8 @@ pub enum Role {
         /// Completion ring of the connection. `None` if this machine is no frontend, all rings or the user's share of
         /// them were taken, or the kernel could not make the ring.
         ring: Option<u32>,
-        /// Number of the newest handoff of stored bytes that the server has told this agent of.
+        /// Number of the newest handoff of stored bytes (payloads of programs under `shunt run`) that the server has
+        /// told this agent of.
         newest: Option<u64>,
     },
     /// Offers.
@@ -94,9 +95,9 @@ impl Server {
 pub enum Refusal {
     /// The limit of connections is reached.
     Full,
-    /// The process is in none of `users`, `groups` and `observers`.
+    /// The process is in none of the configuration's `users`, `groups` and `observers`.
     NotAllowed,
-    /// The process's user has as many connections as are left for others.
+    /// The process's user has as many connections as one user may have now.
     Share {
         /// Number of connections that the process's user has.
         own: usize,
@@ -127,7 +128,8 @@ impl Servers {
         Self { all: Slab::new(), next_worker: 1, free_rings, limit }
     }
 
-    /// Gives free rings out after all others, because servers of an earlier agent may still name them in calls.
+    /// Gives these rings out after all other free ones, because servers of an earlier agent may still name them in
+    /// calls.
     pub fn give_last(&mut self, rings: &[u32]) {
         self.free_rings.retain(|ring| !rings.contains(ring));
         self.free_rings.extend(rings);
@@ -223,7 +225,7 @@ impl Servers {
         self.all.try_remove(server)
     }
 
-    /// Returns the index of the connection with a worker number, as claims and offers have it.
+    /// Returns the index of the connection with this worker number. Claims and offers name connections by it.
     pub fn with_worker(&self, worker: u32) -> Option<usize> {
         self.all.iter().find(|(_, server)| server.worker == worker).map(|(index, _)| index)
     }

@@ -30,7 +30,7 @@
 
 #include "token.h"
 
-/* Return values of the programs for socket options. */
+/* REFUSED and ALLOWED are return values of the programs for socket options. */
 #define REFUSED       0 /* EPERM */
 #define ALLOWED       1
 #define VISIBLE_BYTES 4096 /* most bytes of an option's value that the kernel shows to programs */
@@ -40,7 +40,7 @@
 
 /* Values of a socket's mark. */
 #define SILENT  0 /* sends no option */
-#define MARKED  1 /* sends the option at connect or listen */
+#define MARKED  1 /* sends the option in its handshakes */
 #define AGREED  2 /* the other end has sent the option, too */
 #define ADOPTED 3 /* as AGREED, and a program keeps an account of the connection */
 
@@ -277,7 +277,7 @@ static __always_inline bool count_at(struct place *place)
     __u32 none = 0;
 
 #pragma unroll
-    /* At this moment, another processor may delete the entry, because the only listener that it
+    /* After the look-up, another processor may delete the entry, because the only listener that it
      * counts is leaving. Then this is tried again. */
     for (int i = 0; i < 3; i++) {
         bpf_map_update_elem(&silent, place, &none, BPF_NOEXIST);
@@ -503,8 +503,8 @@ int odb_getsockopt(struct bpf_sockopt *ctx)
  * SYN that the listener has kept. */
 static __always_inline bool load_token(struct bpf_sock_ops *ctx, __u64 where, __u64 *token)
 {
-    /* The option to look for. Its length counts the ExID alone (bpf-helpers(7),
-     * bpf_load_hdr_opt). */
+    /* The option to look for. Its length, 6, is that of an option with the ExID alone
+     * (bpf-helpers(7), bpf_load_hdr_opt). */
     struct option found = {OPTION_KIND, 6, bpf_htonl(OPTION_EXID), 0};
 
     if (bpf_load_hdr_opt(ctx, &found, sizeof(found), where) != OPTION_BYTES)

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
-/// Key of the tokens that prove handshakes between two machines.
+/// Key of the tokens by which two machines prove that a TCP handshake is between programs under `shunt run`.
 pub type Key = [u8; 16];
 
 /// Address that stands for all loopback addresses of this machine.

@@ -257,8 +257,8 @@ fn a_negotiation_within_another_changes_nothing() {
         let (connecting, accepting) = connection(marked.0, marked.1);
         assert_eq!((connecting, accepting), (marked == (true, true), marked == (true, true)), "{marked:?}");
     }
-    // A listener that was told to speak no more is silent: both if the programs of the two agents have marked it, and
-    // if only those of the outer agent have.
+    // A listener that was told to speak no more is silent. This holds if the programs of both agents have marked it,
+    // and also if only the outer agent's programs have.
     let (both_marked, both_address) = listening(true);
     odb::speak_no_more(&both_marked);
     assert!(!odb::speaks(speaking(both_address)) && !odb::speaks(accept(&both_marked).unwrap()));

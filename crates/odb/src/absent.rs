@@ -1,5 +1,5 @@
 //! Absent memory of a process: which addresses stand for which bytes of which payload (RZM in the paper on on-demand
-//! buffers, Figures 4.3, 4.7, 4.8). A *payload* is a body in a store, and a *piece* a range of such addresses.
+//! buffers, Figures 4.3, 4.7, 4.8). A *payload* is a body in a store, and a *piece* is a range of such addresses.
 //!
 //! A fault in the middle of a piece divides it into two. Both parts keep the piece's *hold*: the process's share of the
 //! payload, a part of the right to fetch it.

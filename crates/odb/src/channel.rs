@@ -1,6 +1,7 @@
 //! One end of a connection between a store, which has the payloads of a machine's programs, and a reader, which fetches
-//! them. It carries bytes in order. Between machines they are in TLS records. On one machine they are plain, in a pair
-//! of Unix sockets that no other process has.
+//! them. The connection carries bytes in order. Between machines they are in TLS records. On one machine they are
+//! plain, in a pair of Unix sockets that no other process has. To *seal* content is to encrypt it into a record, and to
+//! *open* a record is to decrypt it.
 
 use std::io;
 use std::ops::Range;

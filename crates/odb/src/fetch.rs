@@ -7,7 +7,8 @@
 //! store is a thread of it.
 //!
 //! A holder that says nothing costs the process a second in all. From then on it is lost, and fetches from it fail at
-//! once, until a thread of the library has had an answer from it ([`tender`]). No other thread waits for it meanwhile.
+//! once. Fetches try the holder again once a thread of the library has had an answer from it ([`tender`]). They also do
+//! so once the holder is a source of this machine anew. No other thread waits for the holder meanwhile.
 
 mod introducers;
 mod line;
@@ -45,7 +46,7 @@ use way::{Asks, Way};
 /// certificates again ends all connections, and may do so many times in a row. A new connection that is made within a
 /// second shows each time that the holder is alive.
 const RETRIES: u32 = 20;
-/// Pause before each try of a fetch from the third on, times the number of the try; about a second in all.
+/// Pause before the third and each later try of a fetch, times the number of tries before it; about a second in all.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Time in which a store that has refused this process is not asked again, in milliseconds.
@@ -64,8 +65,8 @@ pub struct Holders(Arc<Shared>);
 struct Shared {
     /// Path of the socket on which this machine's store listens.
     path: PathBuf,
-    /// Called with each new connection over which this process asks that store itself. Connections of `introducers` do
-    /// not count.
+    /// Called with each new connection over which this process asks this machine's store. Connections of `introducers`
+    /// do not count.
     connected: fn(&Connection),
     threads: Threads,
     own: Own,
@@ -89,10 +90,11 @@ pub struct Wanted<'a> {
 /// Reasons why bytes cannot be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The payload's lease has ended, or some program has given back more weight than it had.
+    /// The payload is gone. As a rule its lease has ended. It is also gone if its file has changed, or if some program
+    /// has given back more weight than it had.
     #[error("{0:?} is gone: its lease has ended")]
     Gone(PayloadId),
-    /// The holder's machine, its agent or the connection to it is broken, or was silent for a second.
+    /// The holder cannot be reached now: a machine, an agent or the connection is broken, or was silent for a second.
     #[error("cannot fetch from {0:?}: {1}")]
     Holder(Holder, #[source] io::Error),
 }
@@ -112,7 +114,7 @@ fn spoken<T>(payload: &PayloadId, answer: Result<T, NoAnswer>) -> Result<Option<
 
 impl Holders {
     /// Makes the access for a program of the machine whose store listens at `path`. `connected` is called with each new
-    /// connection over which the program asks that store itself.
+    /// connection over which the program asks this store.
     #[must_use]
     pub fn new(path: PathBuf, connected: fn(&Connection)) -> Self {
         Self::with_threads(path, connected, Threads::default())
@@ -262,8 +264,8 @@ impl Shared {
         // The payload may be in a file, and too old to be read here. Then the store is asked, so that it knows that the
         // file is still read.
         if !mapped.is_still_there(&wanted.reference) {
-            // The payload is gone, or the segment belongs to an earlier store. The store is asked now, and its answer
-            // tells which.
+            // The payload is gone, or the mapped segment belongs to an earlier store. So it is not used any more, and
+            // the store is asked.
             self.own.lock().mapped.remove(&segment);
         }
         Ok(Some(wanted))
@@ -347,7 +349,8 @@ impl Shared {
         answer
     }
 
-    /// See [`Holders::reach`] for the public form.
+    /// Makes sure that the bytes of a reference can be fetched: maps their segment, or opens a connection to their
+    /// holder.
     fn reach_for(self: &Arc<Self>, reference: &Reference) -> Result<(), FetchError> {
         // Maps the segment now, which opens all descriptors that a later fetch takes. By then the program may have
         // reached its limit of descriptors.

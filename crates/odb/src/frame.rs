@@ -1,5 +1,5 @@
 //! Frames of one direction of a connection. *Real* bytes are sent as they are, and a *reference* is sent in place of
-//! bytes. A direction is *framed* if it carries frames. No I/O.
+//! bytes. A direction is *framed* if it carries frames. No I/O. Numbers in parentheses are lengths in bytes:
 //!
 //! ```text
 //!   preamble (16)   once, where a direction is framed
@@ -160,9 +160,9 @@ pub struct Took {
     pub used_up: bool,
 }
 
-/// Number of reads of a reference from which they count as many. If what is left of a reference is shorter than this
-/// many times the read, the read gets half of the weight that is left. Halves of a power of two are powers of two, so
-/// the last read can get all that is left as one share.
+/// Limit between few reads and many. If what is left of a reference is shorter than this many times the read, the read
+/// gets half of the weight that is left. Halves of a power of two are powers of two, so the last read can get all that
+/// is left as one share.
 const FEW_READS: u64 = 16;
 
 /// Share of a reference's weight for a read of `bytes` bytes, when the reference has `of` bytes and `units` of weight
@@ -318,8 +318,8 @@ impl Receiving {
         }
     }
 
-    /// Returns what [`Self::saw_reference`] would return, without another look at the socket. `None` if no reference is
-    /// partly used.
+    /// Returns what [`Self::saw_reference`] would return, without another look at the socket. `None`: the last byte of
+    /// the present reference was not seen yet, or no reference comes next.
     ///
     /// # Errors
     /// The state is invalid; the direction is broken from now on.

@@ -30,12 +30,13 @@ impl Returns {
         self.give_touched(payload, weight, Touched::default());
     }
 
-    /// Queues a share to be given back to its holder, and which bytes of the payload were needed.
+    /// Queues a share to be given back to its holder, with a record of the payload's bytes that were needed.
     pub fn give_touched(&self, payload: PayloadId, weight: Weight, touched: Touched) {
         self.0.lock().push(Return { payload, weight, touched });
     }
 
-    /// Queues `units` of a payload's weight as shares to be given back, and which bytes of the payload were needed.
+    /// Queues `units` of a payload's weight to be given back, as one or more shares. The first of them has the record
+    /// of the payload's bytes that were needed.
     pub fn give_units(&self, payload: PayloadId, mut units: u64, mut touched: Touched) {
         while let Some(weight) = Weight::most_of(units) {
             self.give_touched(payload, weight, std::mem::take(&mut touched));
@@ -84,8 +85,8 @@ pub struct Hold {
     of_bytes: AtomicU64,
     since_ms: u64,
     /// Bytes needed by this process. They are recorded only if the share came straight from the payload's writer,
-    /// because the writer then sends such bytes as real ones. If another program has passed the payload on, its
-    /// reference was worth it, whatever is needed here.
+    /// because the writer then sends such bytes as real ones. If another program has passed the payload on, the payload
+    /// was worth a reference, whatever is needed here.
     touching: Option<Touching>,
     is_excused: AtomicBool,
     returns: Arc<Returns>,

@@ -22,10 +22,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::touched::Touched;
 
-/// Lengths to choose from, for the real bytes before a reference and for those after it. A program gets the bytes
-/// before the reference by a read of their own. Those after it may share a page with absent bytes, and a touch of such
-/// a page causes it to be fetched. Only the receiver knows where its pages begin. A tail is therefore a page long: the
-/// page of its last byte has no absent bytes.
+/// Lengths to choose from, for the real bytes before a reference (head) and for those after it (tail). A program gets
+/// the head by a separate read. The tail may share a page with absent bytes, which are fetched when that page is
+/// touched. Only the receiver knows where its pages begin. A tail is therefore a page long: the page of its last byte
+/// has no absent bytes.
 const HEADS: [usize; 4] = [0, 512, 4096, 16 << 10];
 const TAILS: [usize; 2] = [0, 4096];
 /// Smallest number of bytes between head and tail for which a reference is used.
@@ -41,12 +41,14 @@ const IN_A_ROW: u8 = 0xf0;
 /// First guess of what a reference saves, in quarters of a microsecond. It is low: one payload that is read as a whole
 /// makes the mean negative.
 const GUESS: i16 = 32;
-/// Largest divisor for the step by which a report moves the mean: one part in this many of the report's difference from
-/// the mean. The first reports move the mean further, the first of all by half.
+/// Largest divisor for the step by which a report moves the mean. The first report moves the mean by half of the
+/// report's difference from it, and the second by a third. Later reports move the mean by one part in this many.
 const MEMORY: u8 = 16;
-/// Number of reports in a row, all of touches only next to the head or tail, after which the head or tail grows.
+/// Number of reports of touches only next to the head or tail, after which the head or tail grows. A report without
+/// touches sets the count back to zero.
 const MISSED: u8 = 2;
-/// Number of reports in a row without a touch, after which head and tail shrink.
+/// Number of reports without a touch, after which head and tail shrink. A report of touches only next to the head or
+/// tail sets the count back to zero.
 const CALM: u8 = 64;
 /// Number of bytes at each end of a reference. If a receiver has touched only these, and some of the outer half of
 /// them, a longer head or tail could have avoided the touches.
@@ -55,7 +57,7 @@ const END_BYTES: u32 = 8192;
 /// Way to send a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Sent as real bytes, because the receiver would read it.
+    /// Sent as real bytes: the receiver would probably read it, or it is too short for a reference.
     Real,
     /// Sent by reference, except for some bytes at the beginning and at the end.
     Reference {
@@ -63,7 +65,7 @@ pub enum Plan {
         head: usize,
         /// Length of the real tail, in bytes.
         tail: usize,
-        /// Head and tail of this plan, which the writer gives back with the report.
+        /// Head and tail of this plan, which the writer passes to [`Learnt::learn`] with the report.
         sent: Sent,
         /// Whether this is only a probe.
         probe: bool,
@@ -124,7 +126,8 @@ impl Learnt {
             return true;
         }
         if self.saved >= 0 && self.reports == 0 {
-            // No payload was long enough for a reference yet, so none was touched: there is nothing to probe.
+            // This payload is too short for a reference, and nothing was reported of longer ones yet. So there is
+            // nothing to probe.
             return false;
         }
         let every = self.probe_every(bytes);
@@ -193,8 +196,8 @@ impl Learnt {
         true
     }
 
-    /// Counts a report without touches. After [`CALM`] of them in a row the head and tail become shorter, because the
-    /// receivers perhaps read even less of them.
+    /// Counts a report without touches, several times if the payload had a shorter head or tail. At a count of [`CALM`]
+    /// the head and tail become shorter, because the receivers perhaps read even less of them.
     fn count_calm(&mut self, sent: Sent) {
         let is_less = sent.head < self.head || sent.tail < self.tail;
         self.calm = self.calm.saturating_add(if is_less { CALM / 4 } else { 1 });
@@ -294,7 +297,7 @@ impl Table {
         self.change(kind, begins, |learnt| learnt.plan(bytes, random))
     }
 
-    /// Takes in a report, unless another kind has replaced its kind in the table.
+    /// Takes in a report, unless another kind has taken the table's entry of the report's kind.
     pub fn learn(&self, report: &Report) {
         let Report { note, bytes, touched } = report;
         if self.0.long(self.entry(note.kind.max(1))).load(Ordering::Acquire) == note.kind.max(1) {

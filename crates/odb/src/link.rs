@@ -1,11 +1,12 @@
 //! A program's connection with its agent, by which other machines send to its clients (include/shunt.h). It tells which
-//! machines can send, what the kernel reports about a connection, and what agents report about handoffs.
+//! machines can send, what the kernel reports about a connection, and what agents report about handoffs. The *agent* is
+//! Shunt's daemon on each machine.
 //!
-//! A *peer* is another machine's agent, and the *board* the memory in which this machine's agent lists its peers. A
-//! *region* is a range of a client connection's sequence numbers that a peer sends: the payload of one *handoff*. The
-//! *steering programs* are the agent's BPF programs, without which nothing can be handed off. A *ring* is a BPF ring
-//! buffer by which the kernel tells this program what becomes of its regions. A *store* has the payloads of a machine's
-//! programs, and a payload's *holder* is the store that has it.
+//! A *peer* is another machine's agent, and the *board* is the memory in which this machine's agent lists its peers. In
+//! a *handoff*, a peer sends a payload to a client. A *region* is the range of the client connection's sequence numbers
+//! that the payload takes. The *steering programs* are the agent's BPF programs, without which nothing can be handed
+//! off. A *ring* is a BPF ring buffer by which the kernel tells this program what becomes of its regions. A *store* has
+//! the payloads of a machine's programs, and a payload's *holder* is the store that has it.
 
 mod standing;
 
@@ -121,8 +122,8 @@ impl Link {
         if welcome.ring == NO_RING {
             return Err(io::Error::other("the agent has no completion ring left"));
         }
-        // The count of handoffs begins at a random number: an agent that was started again numbers its servers anew,
-        // and names of handoffs that outlived the old agent must not be used again.
+        // The count of handoffs begins at a random number. An agent that was started again numbers its connections
+        // anew, and names of handoffs that outlived the old agent must not be used again.
         let mut first = [0; 4];
         rustix::rand::getrandom(&mut first, rustix::rand::GetRandomFlags::empty())?;
         let mut link = Self {
@@ -231,7 +232,7 @@ impl Link {
     ///
     /// # Errors
     /// Returns the kernel's error: this connection cannot be handed off, or not now. `WouldBlock`: there is no proof
-    /// yet that its packets pass the steering programs (bpf/proof.h).
+    /// yet that the connection's packets pass the steering programs (bpf/proof.h).
     pub fn begin(&mut self, socket: impl AsFd, sender: Sender, length: u64) -> io::Result<Handoff> {
         self.made = self.made.wrapping_add(1);
         let handoff = u64::from(self.worker) << 32 | u64::from(self.made);
@@ -319,7 +320,7 @@ impl Link {
     }
 
     /// Returns the state that the kernel wrote into the ring when the region began. Records that other processors are
-    /// still writing may precede it; then this waits for them.
+    /// still writing may precede the state's record; then this waits for them. `None`: it did not come in time.
     fn answer(&mut self, handoff: u64) -> Option<State> {
         const LOOKS: u32 = 10_000;
         (0..LOOKS).find_map(|look| {

@@ -106,8 +106,8 @@ impl SentFile {
     /// Takes an open file with its present state.
     ///
     /// # Errors
-    /// `Unsupported` if the descriptor is not read-only, the file cannot be kept ([`Version::of`]), or its file system
-    /// may make readers wait for a program (fuse(8)). Otherwise the kernel's error of fcntl(2) or fstat(2).
+    /// `Unsupported` if the descriptor is not read-only, if [`Version::of`] finds no state, or if the file system may
+    /// make readers wait for a program (fuse(8)). Otherwise the kernel's error of fcntl(2) or fstat(2).
     pub fn new(descriptor: OwnedFd) -> io::Result<Self> {
         let flags = fcntl_getfl(&descriptor)?;
         let reads = flags & (OFlags::RWMODE | OFlags::PATH | OFlags::DIRECT) == OFlags::RDONLY;
@@ -214,7 +214,7 @@ impl Place {
     /// true afterwards.
     ///
     /// # Errors
-    /// As for [`SentFile::read`].
+    /// [`Changed`] if the file is shorter, or cannot be read.
     ///
     /// # Panics
     /// Panics if the bytes are not inside the range.

@@ -3,9 +3,9 @@
 //!
 //! The share is a weight, a power of two. A new payload has one reference with [`Weight::WHOLE`]. To make two
 //! references of one, its weight is halved. The holder frees the payload when the whole weight has come back. So
-//! forwarding needs no message to the holder, and a payload is not freed while a reference to it exists, until its
-//! *lease* ends: the time for which the holder keeps it. The holder is a store. It leases *segments* of memory to
-//! programs; a *slot* is a segment's entry for one payload.
+//! forwarding needs no message to the holder. A payload is not freed while a reference to it exists, unless its *lease*
+//! ends, the time for which the holder keeps it. The holder is a store. It leases *segments* of memory to programs; a
+//! *slot* is a segment's entry for one payload.
 
 use std::fmt;
 use std::hash::Hasher;

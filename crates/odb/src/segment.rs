@@ -1,5 +1,5 @@
-//! A segment: memory of the store into which one program writes payloads, the bytes of its large writes (odb_buff in
-//! the paper on on-demand buffers).
+//! A segment (odb_buff in the paper on on-demand buffers): memory of the store, into which one program writes its
+//! *payloads*. A payload is the bytes of one large write.
 //!
 //! ```text
 //!   head      one page: whether the store is still there, and which of the program's files it has open
@@ -11,18 +11,18 @@
 //! fetches bytes of a payload, which a *reference* names. The payload's *lease* is the time for which the store keeps
 //! it.
 //!
-//! A slot belongs to the program while it is FREE, and to the store from USED on, until the store makes it RETURNED. So
-//! neither waits for the other, and neither has to tell the other anything. The store looks into a slot when a reader
-//! asks for its payload.
+//! A slot belongs to the program while it is FREE. It belongs to the store from USED on, until the store makes it
+//! RETURNED. So neither waits for the other, and neither has to tell the other anything. The store looks into a slot
+//! when a reader asks for the slot's payload, and when it looks for leases that have ended.
 //!
 //! A payload may also be in a file that the program has given to the store ([`crate::place`]). Then its slot has the
 //! file's number and the offset in that file.
 //!
-//! The store relies on one thing that the program writes here, a payload's place, and checks it. So a program can spoil
-//! only its own payloads.
+//! The program can write anything here. The store checks a payload's place before it reads bytes there. So a program
+//! can spoil only its own payloads.
 //!
-//! A store that ends says so in the head; one that is killed stops updating the head. Either way the program soon
-//! writes no more payloads that could not be fetched.
+//! A store that ends says so in the head; one that is killed stops updating the head. In both cases the program soon
+//! notices this, and writes no more payloads here: nobody could fetch them.
 
 mod files;
 mod writer;
@@ -66,20 +66,24 @@ fn file_at(file: u32) -> usize {
     FILES_AT + (file % FILES) as usize * 4
 }
 
-// Slot: offsets of its state (FREE, USED or RETURNED), of the number of the payload's file, and of the payload's
-// secret, its offset and length in bytes, and the time at which it was made.
+/// Slot: offset of the slot's state: [`FREE`], [`USED`] or [`RETURNED`].
 const STATE: usize = 0;
+/// Slot: offset of the number of the file that has the payload's bytes, or [`NO_FILE`].
 const FILE: usize = 4;
+/// Slot: offset of the payload's secret, without which the store gives no bytes of the payload.
 const SECRET: usize = 8;
+/// Slot: offset of the place of the payload's first byte. The place is an offset in the segment or in the file.
 const OFFSET: usize = 16;
+/// Slot: offset of the payload's length in bytes.
 const LENGTH: usize = 24;
+/// Slot: offset of the time at which the payload was made, in milliseconds of [`now_ms`].
 const BORN_MS: usize = 32;
-/// Slot: offsets of the two words that say which bytes of the payload were needed. The store writes them before
-/// RETURNED; [`UNKNOWN`]: nothing is known.
+/// Slot: offsets of the two words that say which bytes of the payload were needed. The store writes them, if it knows
+/// that, before it makes the slot RETURNED. Otherwise both are [`UNKNOWN`].
 const TOUCHED: [usize; 2] = [40, 48];
 const UNKNOWN: u64 = u64::MAX;
-/// Slot: offset of the number of the stream that the payload is a part of (all that its writer sends on one
-/// connection); 0: none. A slow reader of a stream shows that it is still there by reading other parts.
+/// Slot: offset of the number of the payload's stream; 0: none. A *stream* is all payloads that their writer sends on
+/// one connection. While a slow reader fetches some of them, the store keeps the others.
 const STREAM: usize = 56;
 
 const FREE: u32 = 0;
@@ -90,12 +94,12 @@ fn slot_at(slot: usize) -> usize {
     PAGE_BYTES + slot * SLOT_BYTES
 }
 
-/// Place of a payload's bytes, as its slot says.
+/// Place of a reference's bytes, as the slot of their payload says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     /// In the segment, at these offsets.
     Here(Range<usize>),
-    /// In the file with that number, at these offsets.
+    /// In the file with this number, at these offsets.
     InFile { number: u32, bytes: Range<u64> },
 }
 
@@ -130,7 +134,8 @@ impl Reader {
         &self.0
     }
 
-    /// Returns the place of a reference's bytes. `None`: there is no such payload, or it has fewer bytes.
+    /// Returns the place of a reference's bytes. `None`: the payload is gone, it is shorter than the reference says, or
+    /// its slot names a place outside the data.
     #[must_use]
     pub fn find(&self, reference: &Reference) -> Option<Found> {
         let used = self.slot(reference.payload.slot)?;
@@ -181,8 +186,8 @@ impl Reader {
     pub fn close_file(&self, number: u32) -> bool {
         let word = self.0.word(file_at(number));
         word.store(CLOSED, Ordering::SeqCst);
-        // Now detects a slot that the program filled before it could see that the file is closed (see
-        // `Writer::refer_to_file`).
+        // With this fence, the store sees each slot that the program filled before it could see that the file is
+        // closed. `Writer::refer_to_file` has the other fence.
         fence(Ordering::SeqCst);
         let is_used = self.used().any(|used| used.file == Some(number));
         if is_used {
@@ -196,7 +201,8 @@ impl Reader {
         presence::seen(self.0.long(SEEN), now_ms);
     }
 
-    /// Tells the program that it must write no more payloads here: the store ends, closes, or frees the segment.
+    /// Tells the program that it must write no more payloads here, because the store ends, is closed, or frees the
+    /// segment.
     pub fn end(&self) {
         presence::end(self.0.long(SEEN));
     }
@@ -247,9 +253,8 @@ impl Mapped {
         self.is_still_there(reference)
     }
 
-    /// Whether the bytes that were just read, from the segment or from a file, are the payload's. If the payload's
-    /// lease had ended and its pages had been used again, the slot would have changed before the first of the bytes
-    /// did.
+    /// Whether the payload is still in its slot. If so, bytes that were read from the payload's pages before this call
+    /// are the payload's: the slot changes before its pages are used again.
     #[must_use]
     pub fn is_still_there(&self, reference: &Reference) -> bool {
         fence(Ordering::Acquire);

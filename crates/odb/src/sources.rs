@@ -1,10 +1,11 @@
 //! Sources of a machine: the stores that its programs can fetch from. A *store* has the bodies that a machine's
-//! programs have written, and a *reference* names bytes of one. A program of the machine that got a reference to any
-//! other store would have to break its connection in the middle of the body. So before a program sends a reference, it
-//! checks whether the store is a source of the receiver's machine. If not, it sends the bytes instead.
+//! programs have written, and a *reference* names bytes of one body. If a program got a reference to any other store,
+//! it would have to break its connection in the middle of the body. So before a program sends a reference, it checks
+//! whether the store is a source of the receiver's machine. If not, it sends the bytes instead.
 //!
-//! Each agent tells its peers its sources (SOURCES, shunt_wire::sources). It keeps the sources of all machines in
-//! memory that its own machine's programs read. So a check takes no message and no system call.
+//! The *agent* is Shunt's daemon on each machine. It tells the other machines' agents the sources of its machine
+//! (SOURCES, shunt_wire::sources). It keeps the sources of all machines in memory that its own machine's programs read.
+//! So a check takes no message and no system call.
 //!
 //! ```text
 //!  0         8    4096                        8192
@@ -13,9 +14,9 @@
 //!  |         |    | machine: name, arrivals   | of an end and a store, or zeros |
 //!  +---------+----+---------------------------+---------------------------------+
 //! ```
-//! An *end* is a machine, by one of its addresses. The lowest bits of a pair give its row. A pair for which its row has
-//! no room is not in the table. Then programs send bytes. *Arrivals* are how often a store has become a source of this
-//! machine.
+//! An *end* is a machine, by one of its addresses. A pair of an end and a store is one number, and the lowest bits of
+//! this number give the pair's row. A pair for which its row has no room is not in the table. Then programs send bytes.
+//! *Arrivals* are how often a store has become a source of this machine.
 
 use std::collections::HashSet;
 use std::hash::Hasher;
@@ -71,8 +72,8 @@ impl End {
 
     fn and(self, store: &Holder) -> u64 {
         let (low, high) = name(store);
-        // The constants are odd, and have no further meaning. Each bit of the product's upper half depends on all bits
-        // of both inputs.
+        // The constants are odd, and have no further meaning. A multiplication spreads each bit over the bits above it,
+        // and the shift brings the upper bits down to the lowest, which choose the row.
         let mixed = (self.0 ^ low).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ high;
         (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93).max(1)
     }
@@ -132,8 +133,9 @@ pub fn new(store: Holder) -> io::Result<(Known, Kept)> {
 }
 
 impl Known {
-    /// Sets the pairs: programs at each pair's address can fetch from its store, and from no other store. Returns the
-    /// number of pairs for which there was no room.
+    /// Sets the pairs: programs at each pair's address can fetch from the pair's store. Pairs that are not among these
+    /// are removed, except for this machine with its own store. Returns the number of pairs for which there was no
+    /// room.
     pub fn are(&mut self, all: impl IntoIterator<Item = (IpAddr, Holder)>) -> usize {
         let this = (IpAddr::V6(Ipv6Addr::LOCALHOST), self.store);
         let pairs = all.into_iter().chain([this]).map(|(address, store)| End::of(address).and(&store));

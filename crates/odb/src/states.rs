@@ -1,6 +1,6 @@
-//! Memory for the states of a program's connections. Behind them is what the program has learnt about its receivers
-//! ([`crate::learnt`]). `shunt run` makes the first such memory. A process that becomes another user makes a new one
-//! (crates/process).
+//! Memory for the states of a program's connections, and behind these for what the program has learnt about its
+//! receivers ([`crate::learnt`]). `shunt run` makes the first such memory. A process that becomes another user makes a
+//! new one (crates/process).
 
 use std::io;
 

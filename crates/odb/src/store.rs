@@ -1,5 +1,5 @@
-//! The buffer store (RAB in the paper on on-demand buffers): payloads that outlive the programs that wrote them, for
-//! programs that have references to them.
+//! The buffer store (RAB in the paper on on-demand buffers) has the payloads of a machine's programs. A *payload* is a
+//! body that a program has written. It outlives that program, for other programs that have references to it.
 //!
 //! The store is bounded. A program that asks for a segment when there is no room gets none, and sends the bytes
 //! themselves. A *segment* is memory that the store leases to one program, and a *slot* its entry for one payload. A
@@ -110,7 +110,7 @@ impl Leased {
     }
 }
 
-/// Weight of a slot's payload that has come back, and which of its bytes were needed.
+/// Part of a payload's weight that has come back, and the payload's bytes that were needed.
 #[derive(Debug, Default)]
 struct Returned {
     secret: u64,
@@ -173,8 +173,8 @@ impl Store {
         Ok(Some(id))
     }
 
-    /// From now on leases no segment, so that the store becomes empty. Programs learn from their segments that nobody
-    /// could fetch what they write.
+    /// Leases no segment from now on, so that the store becomes empty. Programs learn from their segments that they
+    /// must write no more payloads there.
     pub fn close(&mut self) {
         self.is_closed = true;
         self.segments.values().for_each(|leased| leased.reader.end());
@@ -217,7 +217,7 @@ impl Store {
         Some(leased.files.open(&leased.reader, number, file, now_ms()))
     }
 
-    /// File of a segment, under the conditions of [`Self::memory_for`].
+    /// File of a segment, if a program of this user may see all of the segment ([`Self::memory_for`]).
     #[must_use]
     pub fn file_for(&self, segment: u32, number: u32, user: u32) -> Option<Arc<SentFile>> {
         Some(Arc::clone(self.leased_for(segment, user)?.files.file(number)?))
@@ -293,8 +293,8 @@ impl Store {
         self.sweep();
     }
 
-    /// Writes into each segment that the store is alive, and frees payloads whose leases have ended. `now_ms` is the
-    /// time by [`crate::segment::now_ms`].
+    /// Writes into each segment that the store is alive, unless the store is closed. Frees payloads whose leases have
+    /// ended, and closes idle files. `now_ms` is the time by [`crate::segment::now_ms`].
     pub fn expire(&mut self, now_ms: u64) {
         let lease_ms = self.limits.lease_ms;
         for leased in self.segments.values_mut() {
@@ -331,7 +331,7 @@ impl Store {
 }
 
 impl Drop for Store {
-    /// Tells programs that still write that nobody could fetch what they write.
+    /// Tells programs that nobody can fetch any more what they write.
     fn drop(&mut self) {
         self.segments.values().for_each(|leased| leased.reader.end());
     }

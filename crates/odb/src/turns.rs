@@ -79,7 +79,7 @@ impl<K: Copy + Eq + Hash, V> Turns<K, V> {
         self.any_slow.load(Ordering::Acquire)
     }
 
-    /// Keeps the work `what` for the thread that waits for `slow`. Returns false if no thread does.
+    /// Keeps the work `what` for the thread that waits for `slow`. Returns false if no thread waits for it.
     pub fn keep(&self, slow: K, what: V) -> bool {
         let mut roles = self.roles.lock();
         let Some(kept) = roles.slow.get_mut(&slow) else { return false };

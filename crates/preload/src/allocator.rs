@@ -1,5 +1,6 @@
-//! The library's own allocator. It does not use glibc's heap, whose locks a faulting thread may hold. Its own lock
-//! costs next to nothing, because other threads rarely hold it.
+//! Allocator of this library, which `shunt run` preloads. It does not use glibc's heap: a thread that touches absent
+//! memory, and waits for the library to fill it, may hold a lock of that heap. The lock of this allocator costs next to
+//! nothing, because other threads rarely hold it.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
@@ -14,7 +15,7 @@ use shunt_sys::lock::{Mutex, MutexGuard};
 use shunt_sys::userfaultfd::PAGE_BYTES;
 
 /// Source of memory for the allocator: mmap(2) and similar calls, made without libc. libc's functions are interposed,
-/// and would take locks of the library. A thread that has one of these locks may be allocating memory.
+/// and would take locks of the library. But a thread may hold one of these locks already while it allocates memory.
 struct Kernel;
 
 impl Kernel {

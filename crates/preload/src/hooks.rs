@@ -44,7 +44,8 @@ fn returned(outcome: Result<usize, Errno>) -> isize {
     }
 }
 
-/// The connection that a descriptor leads to, if it lies between programs under Shunt.
+/// Returns the library's state, and the place in it of the connection that a descriptor leads to. `None` where the
+/// connection does not lie between two programs under `shunt run`.
 #[inline]
 fn connection(fd: RawFd) -> Option<(&'static Runtime, u32)> {
     if fd < 0 {

@@ -1,6 +1,8 @@
-//! The library of `shunt run`. It replaces functions of glibc by ones that know on-demand buffers (crates/process).
+//! The library of `shunt run`. It replaces functions of glibc and OpenSSL by ones that know on-demand buffers
+//! (crates/process): bodies that stay where they were made until a program touches them.
 //!
-//! * [`hooks`]: the symbols that replace glibc's. Each only calls a function of crates/process, or glibc's own;
+//! * [`hooks`]: the symbols that replace glibc's and OpenSSL's. Each only calls a function of crates/process, or the
+//!   function that it replaces;
 //! * [`load`]: sets up the process's state when the library is loaded;
 //! * [`allocator`]: the library's own heap; [`forking`]: forks, with that heap's lock held.
 

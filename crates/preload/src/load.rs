@@ -65,12 +65,12 @@ extern "C" fn at_exit() {
     }
 }
 
-/// Value of a field of [`ENVIRONMENT`].
+/// Returns the value of a field of [`ENVIRONMENT`].
 fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.split(';').find_map(|field| field.split_once('=').filter(|(key, _)| *key == name)).map(|(_, value)| value)
 }
 
-/// Sends unused shares of payloads back to their holders. Called in the thread that makes connections to them.
+/// Sends unused shares of payloads back to their holders. Called in the thread that makes connections to the holders.
 fn tick() -> bool {
     runtime().is_some_and(|runtime| runtime.memory.holders.send_returns(&runtime.memory.returns))
 }

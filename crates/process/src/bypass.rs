@@ -1,9 +1,9 @@
 //! Handoffs of absent bytes that a program writes to a client. *Absent* bytes are those for which the program's memory
-//! only stands; their *holder* has them, a store on another machine. The holder's agent sends them on the client's own
-//! connection, so this machine never has them, only references to them (ARCHITECTURE.md, "On-demand buffers"). The
-//! range of sequence numbers that the agent sends is a *region*. A *handoff* has one region. The kernel begins it only
-//! with *proof* that the client's packets pass the steering programs: these BPF programs send the client's ACKs on to
-//! the holder's machine.
+//! only stands; their *holder* has them, a store on another machine. The holder's *agent* (Shunt's daemon on the other
+//! machine) sends the bytes on the client's own connection. So this machine never has the bytes, only references to
+//! them (ARCHITECTURE.md, "On-demand buffers"). The range of sequence numbers that the agent sends is a *region*. A
+//! *handoff* has one region. The kernel begins it only with *proof* that the client's packets pass the steering
+//! programs: these BPF programs send the client's ACKs on to the holder's machine.
 //!
 //! The program's socket stays what it was. Bytes that are written behind absent ones wait in it, by the kernel's doing
 //! (SHUNT_APPEND). So nothing is queued here, and EAGAIN, poll, close and the end of the process are the kernel's.

@@ -78,7 +78,7 @@ fn settle(runtime: &Runtime, fd: RawFd) -> Option<u32> {
 }
 
 /// Enters a connection whose ends have agreed on frames. `connected`: this end has made it, so it frames what it sends.
-/// `waits`: see [`crate::connections::states::Connections::enter`].
+/// `waits`: whether to wait for a process that may be about to make the connection's state.
 fn adopt(runtime: &Runtime, fd: RawFd, connected: bool, waits: bool) -> Option<u32> {
     let socket = kernel::borrow(fd);
     let Ok(place) = runtime.connections.enter(socket, connected, waits) else {
@@ -140,8 +140,8 @@ pub fn listening(fd: RawFd) {
 }
 
 /// Takes the mark from listeners that another program will inherit, if the library does not get into that program.
-/// Clients that connect to it would send frames, which it does not understand. Called before execve(2); `file` opens
-/// the program's file. The listeners lose their mark even if this process still accepts from them.
+/// Clients that connect to the program would send frames, which it does not understand. Called before execve(2); `file`
+/// opens the program's file. The listeners lose their mark even if this process still accepts from them.
 pub fn executing(file: impl FnOnce() -> Option<OwnedFd>) {
     let mut listeners = entries::listening().filter(|fd| is_inherited(*fd)).peekable();
     if listeners.peek().is_some() && file().is_some_and(|file| !program::is_covered(file)) {
@@ -168,7 +168,8 @@ pub fn arrived(runtime: &Runtime, fd: RawFd) {
     came(runtime, fd, true);
 }
 
-/// Notes a descriptor that was passed to this process, or inherited through exec. `waits`: see [`adopt`].
+/// Notes a descriptor that was passed to this process, or inherited through exec. `waits`: whether to wait for a
+/// process that may be about to make the connection's state.
 fn came(runtime: &Runtime, fd: RawFd, waits: bool) {
     if is_kept(fd) {
         return;

@@ -1,6 +1,8 @@
 //! On-demand buffers in a program's process (ARCHITECTURE.md). This is the library of `shunt run` without its
 //! interposed symbols, so that tests can run it in processes that nothing was preloaded into.
 //!
+//! *Absent* memory of a program only stands for bytes. Their *holder* has them: a store on this or another machine.
+//!
 //! The library has layers. They are listed here from the lowest up, and each uses only lower ones.
 //!
 //! * [`system`]: system calls that are not interposed, glibc's own functions, locks, threads;
@@ -8,7 +10,7 @@
 //!   files and clients;
 //! * [`store`]: the segment where this process leaves the bytes that it writes;
 //! * [`connections`]: which descriptor is which connection, the state of each, and what a read and a write do with it;
-//! * [`bypass`], [`tls`]: handoffs of absent memory to clients, which its holder sends;
+//! * [`bypass`], [`tls`]: handoffs, in which the holder of absent memory's bytes sends them to a client;
 //! * [`descriptors`], [`forks`]: what becomes of this state when descriptors and processes come and go.
 //!
 //! The highest layer are the symbols (crates/preload). A lower layer tells a higher one something by a return value, or

@@ -177,7 +177,8 @@ impl Memory {
         self.state.lock()
     }
 
-    /// Keeps a share of a payload for this process. `from_writer`: see [`Hold::from_writer`].
+    /// Keeps a share of a payload for this process. `from_writer`: the share came straight from the payload's writer,
+    /// so the share records which bytes are needed.
     pub fn hold(&self, reference: &Reference, share: Weight, from_writer: bool) -> Arc<Hold> {
         let new = if from_writer { Hold::from_writer } else { Hold::new };
         // Number of the payload's bytes up to the reference's end. Bytes before `offset` count, too: the program took

@@ -121,8 +121,8 @@ impl Leased {
 
     fn writer(&mut self, path: &Path) -> Option<&mut Writer> {
         if self.writer.as_ref().is_some_and(|writer| !writer.is_served()) {
-            // The agent that served the segment has ended, and perhaps started again. Only readers that have the
-            // segment mapped can still get what is in it.
+            // The store has ended, takes no more payloads, or has not been alive for a while. So the segment is given
+            // up, and perhaps another one is leased. If the store still lives, it keeps the payloads.
             *self = Self::default();
         }
         if self.writer.is_none() {

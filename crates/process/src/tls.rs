@@ -147,7 +147,8 @@ fn adopt(method: *const c_void) -> bool {
     is_complete && candidate.adopt(&functions, || unsafe { shunt_openssl_use(found.as_ptr()) == 1 })
 }
 
-/// Stops counting what a connection writes, because the program has a message callback of its own.
+/// Gives up handoffs on a connection, because the program sets a message callback of its own. That callback takes the
+/// place of the one that counts what the connection writes.
 ///
 /// # Safety
 /// `ssl` is the program's connection.

@@ -56,7 +56,7 @@ pub fn bytes(count: f64) -> String {
     }
 }
 
-/// Name of a body's size in paths and cases: `16k`, `1m`.
+/// Returns the name of a body's size, as URLs' paths and names of benchmarks' cases have it: `16k`, `1m`.
 #[must_use]
 pub fn size_name(bytes: u64) -> String {
     match bytes {

@@ -73,7 +73,7 @@ impl Table {
     /// Adds a row; cells may contain colours.
     ///
     /// # Panics
-    /// Panics when it has more or fewer cells than the table has columns.
+    /// Panics if the row has more or fewer cells than the table has columns.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let cells: Vec<String> = cells.into_iter().collect();
         assert_eq!(cells.len(), self.columns.len(), "a row has a cell for each column");

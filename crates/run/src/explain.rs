@@ -14,7 +14,7 @@ use crate::calls::CALLS;
 /// Extent to which the library covers a program.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Coverage {
-    /// The calls that the program imports from glibc, and that the library interposes.
+    /// The calls of the table [`CALLS`] that the program imports.
     Calls(Vec<String>),
     /// The library would not be loaded, or would see no calls, for this reason.
     None(&'static str),

@@ -114,8 +114,8 @@ impl RunCommand {
     }
 }
 
-/// Returns a sentence if the library will see no call of a program. `None` also for a script: what its interpreter is
-/// told does not show in its file.
+/// Returns a sentence if the library will see no call of a program. Also returns `None` for a script, because its file
+/// does not show which program runs it.
 fn uncovered(program: &OsStr) -> Option<String> {
     let explained = in_path(program).and_then(|path| explain(&path)).ok()?;
     explained.uncovered()

@@ -149,8 +149,8 @@ def show(title, found, results, verbose):
 
 
 def carried(machine):
-    """Prints how many bytes programs have sent by reference and in other ways. If none went by reference, the run has
-    tested nothing."""
+    """Prints how many bytes programs have sent by reference and in other ways. A reference stands for bytes that stay
+    in the agent's store. If no bytes went by reference, the run has tested nothing."""
     counted = machine.counted() or {}
     for name in "sent_real", "sent_by_reference", "received_absent", "fetched", "fetched_by_fault":
         total = sum(counters[name] for counters in counted.values())

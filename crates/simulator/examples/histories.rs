@@ -1,6 +1,6 @@
 //! Runs a number of histories (simulated runs), one seed after the other, and prints how fast they were and what
-//! happened in them.
-//! scripts/coverage-of-logic measures with it which lines of crates/logic are reached. A profiler can run it, too.
+//! happened in them. With this program, scripts/coverage-of-logic measures which lines of crates/logic are reached. A
+//! profiler can run it, too.
 //!
 //! Usage: histories [NUMBER [FIRST SEED]]
 

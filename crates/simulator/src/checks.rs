@@ -13,7 +13,7 @@ const MOST_SERVERS: usize = 3;
 
 impl World {
     /// Checks the use of a machine after its agent has checked the limits. The use may exceed a limit by the work that
-    /// was under way when the limit was reached, and by the offers that servers made before the board said so.
+    /// was under way when the limit was reached, and by the offers that servers made before the board forbade offers.
     pub(crate) fn check_limits(&mut self, machine: usize) {
         let most = self.service.limits;
         let Machine { agent: Some(Agent { logic, .. }), unread, offers_made, offers_then, .. } =
@@ -37,9 +37,9 @@ impl World {
         }
     }
 
-    /// Returns descriptions of what is left although it must not be. It is called when clients ask for nothing more and
-    /// no fault has happened for a while. By then every client must have its response, and no machine may keep anything
-    /// for it.
+    /// Returns descriptions of everything that is left and must not be. It is called when clients ask for nothing more
+    /// and no fault has happened for a while. By then every client must have its response, and no machine may keep
+    /// anything for it.
     pub fn left(&self) -> Vec<String> {
         let mut left = Vec::new();
         for (index, client) in self.clients.iter().enumerate() {

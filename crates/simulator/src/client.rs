@@ -20,7 +20,7 @@ pub enum Kind {
     /// A server hands off a file of the backend, for which the backend has made an offer.
     #[default]
     File,
-    /// As [`Kind::File`], on a TLS connection.
+    /// Like [`Kind::File`], but on a TLS connection.
     Sealed,
     /// A program under `shunt run` hands off bytes of the backend's store.
     Stored,
@@ -54,8 +54,8 @@ impl Response {
         if self.kind == Kind::Sealed { self.length + self.length.div_ceil(RECORD) * OVERHEAD } else { self.length }
     }
 
-    /// Returns the number of the record that has byte `from` of the region, and the number of that record's bytes
-    /// before it.
+    /// Returns the number of the record that has byte `from` of the region, and the number of bytes of that record
+    /// before byte `from`.
     pub fn record_at(&self, from: u64) -> (u64, u64) {
         (from / (RECORD + OVERHEAD), from % (RECORD + OVERHEAD))
     }

@@ -30,7 +30,8 @@ const RCV_NXT: u32 = 1;
 pub struct Copy {
     /// Number of the peer that sends the region's payload.
     pub peer: u32,
-    /// The packet, with the sequence numbers of the backend's space.
+    /// The packet, as the frontend rewrites it. Its sequence number is the highest ACK number of the frontend's kernel.
+    /// Its ACK number lies in the region.
     pub packet: Packet,
     /// Half of the flow's token, which proves that the copy comes from the frontend.
     pub token: u16,
@@ -41,7 +42,7 @@ pub struct Copy {
 pub struct Arrived {
     /// A copy for a backend.
     pub copy: Option<Copy>,
-    /// Number of the handoff that the packet has completed, and of its server's ring.
+    /// Number of the handoff that the packet has completed, and number of the ring of the handoff's server.
     pub complete: Option<(u64, u32)>,
 }
 
@@ -59,7 +60,7 @@ pub struct Connected {
     sent: u64,
     socket: Socket,
     connection: Connection,
-    /// Present from the first region on.
+    /// The steering programs' state of the connection. `None` before the first region.
     flow: Option<Flow>,
     token: u32,
     /// Time at which the last region has begun.
@@ -150,7 +151,8 @@ impl Connected {
                 flags: TH_ACK as u8,
                 ..Packet::default()
             };
-            // fe_out may drop a segment, which is then sent again later, or let it and all later ones wait.
+            // The steering program fe_out may drop a segment, which is then sent again later. Or it lets this segment
+            // and all later ones wait, or resets the connection.
             let departed = match &mut self.flow {
                 None => Some(packet.seq),
                 Some(flow) => match decisions::depart(flow, &packet, nanoseconds(now)) {

@@ -70,7 +70,7 @@ fn service(random: &mut Random) -> Service {
     }
 }
 
-/// Returns what a service has besides handoffs of files. One service in four has nothing else.
+/// Returns the features that a service has besides handoffs of files. At least one service in four has none.
 fn variety(random: &mut Random) -> Variety {
     if random.below(4) == 0 {
         return Variety::default();

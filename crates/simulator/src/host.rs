@@ -63,7 +63,7 @@ pub struct Host {
     pub scarce_until: Duration,
     /// For a peer's number, the time until which payload of this machine does not reach that peer's clients.
     pub unreached: BTreeMap<usize, Duration>,
-    /// Key that proves handshakes with each address, as the agent has told the kernel.
+    /// By address: the key that proves TCP handshakes with programs there, as the agent has told the kernel.
     pub ends: BTreeMap<IpAddr, [u8; 16]>,
     /// Pairs of an address and a store that programs at this address can fetch from. The agent has told these pairs to
     /// this machine's programs.

@@ -6,11 +6,11 @@
 //! ```text
 //!   history.rs   a seed decides everything: the service, its load, its faults
 //!   script.rs    a test decides when clients ask, and when faults happen
-//!   world.rs     the virtual clock: one event after the other
+//!   world.rs     the service and its network: one event after the other
 //!   machine.rs   an agent and its kernel      worker.rs   its servers
 //!   flow.rs      a client's connection at its frontend: socket, flow table
 //!   sender.rs    a backend's socket           client.rs   a client: a TCP receiver that knows what it must get
-//!   checks.rs    what must hold after each step
+//!   checks.rs    what must hold after each check of limits, and at the end
 //! ```
 //!
 //! A history is deterministic: the same seed gives the same history, on any machine.

@@ -30,7 +30,7 @@ pub enum Look {
     NoProgress,
 }
 
-/// Where a payload's bytes come from.
+/// Source of a payload's bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Of {
     /// The file of an offer, in the state that it has when the payload begins.
@@ -86,13 +86,14 @@ pub struct Sender {
     has_given_word: bool,
     /// The agent has ended. The kernel sends the bytes that it has, and then closes the socket.
     is_orphan: bool,
-    /// Where the payload's bytes come from.
+    /// Source of the payload's bytes.
     pub of: Of,
     /// Time at which the payload began.
     pub begun: Duration,
-    /// What the frontend knows of the digest of the payload's file.
+    /// The frontend's knowledge of the digest of the payload's file.
     pub digest: Digest,
-    /// Number of the sender, different for each sender of a history. Events for an earlier sender are dropped.
+    /// Number of the sender, different for each sender of a history (simulated run). Events for an earlier sender are
+    /// dropped.
     pub number: u64,
     /// The client has acknowledged something of this payload, or of an earlier one of the same connection.
     pub is_heard: bool,

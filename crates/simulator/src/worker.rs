@@ -148,8 +148,8 @@ impl Worker {
         self.handoffs
     }
 
-    /// Makes an offer for a peer: the response's file from `offset` to its end. The file's modification time stands for
-    /// its contents, `state`. Returns `None` if no agent is connected.
+    /// Makes an offer for a peer: the response's file from `offset` to its end. `state`, the number of the file's
+    /// state, stands for its modification time. Returns `None` if no agent is connected.
     pub fn offer(&mut self, peer: usize, response: &Response, offset: u64, state: u64) -> Option<Offer> {
         let connected = self.connected?;
         self.offers += 1;

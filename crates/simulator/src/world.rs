@@ -1,6 +1,7 @@
 //! The service, and the network between its machines. A *handoff* lets a backend send a payload on a client's
-//! connection. A *region* is a range of sequence numbers of a client's connection, which one payload takes. A *sender*
-//! is a backend's socket for a client of a frontend. A *fetch* brings a payload through both agents to the frontend's
+//! connection. An *offer* is a payload that a backend's server holds ready, and a *claim* is the message that asks for
+//! it. A *region* is a range of sequence numbers of a client's connection, which one payload takes. A *sender* is a
+//! backend's socket for a client of a frontend. A *fetch* brings a payload through both agents to the frontend's
 //! server. A *ring* is a BPF ring buffer by which the kernel tells a server that a region is complete. A *generation*
 //! is one run of an agent. A *frame* is a message between agents. A *store* has the payloads of a machine's programs
 //! under `shunt run`. A *history* is one simulated run of the service. A *payload* is the body of a response.
@@ -198,7 +199,7 @@ pub struct Service {
     pub think: Duration,
 }
 
-/// What a service has besides handoffs of files: nothing by default. Frequencies are numbers of cases in a million.
+/// Features of a service besides handoffs of files: none by default. Frequencies are numbers of cases in a million.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Variety {
     /// Programs run under `shunt run` on all machines, and hand off bytes of stores.

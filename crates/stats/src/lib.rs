@@ -32,10 +32,10 @@ pub fn agent_stats(socket: &Path) -> Result<Stats> {
     agent_stats_within(socket, ANSWER_LIMIT)
 }
 
-/// Asks the agent that listens at `socket` for its counters, and waits for its answer as long as `limit`.
+/// Asks the agent that listens at `socket` for its counters, and waits for the answer for at most `limit`.
 ///
 /// # Errors
-/// As for [`agent_stats`].
+/// Returns the errors of [`agent_stats`].
 pub fn agent_stats_within(socket: &Path, limit: Duration) -> Result<Stats> {
     let silent = || {
         anyhow!(
@@ -119,7 +119,8 @@ impl Stats {
         flat
     }
 
-    /// Counters below `path` (such as `servers`; empty means all) that are not 0, in one line.
+    /// Returns, in one line, the counters below `path` that are not 0. `path` is, for example, `servers`; if it is
+    /// empty, all counters are meant.
     #[must_use]
     pub fn under(&self, path: &str) -> String {
         let below = |name: &str| path.is_empty() || name.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use rustix::fs::statfs;
 
-/// Type of the file system, from linux/magic.h.
+/// Type of a cgroup v2 file system, from linux/magic.h.
 const CGROUP2_SUPER_MAGIC: i64 = 0x6367_7270;
 
 /// Returns the directory where the hierarchy of control groups is mounted.

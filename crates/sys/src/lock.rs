@@ -1,5 +1,5 @@
 //! Mutex and condition variable, built on direct futex(2) calls (futex.rs). Loom is a checker that tries every order of
-//! the threads' steps (scripts/loom). In builds for loom, loom's own mutex and condition variable replace them
+//! the threads' steps (scripts/loom). In builds for loom, loom's own mutex and condition variable replace these two
 //! (loomed.rs). Loom also checks the futex-based types themselves (tests/lock_orders.rs), with a model of futex(2)
 //! (modelled.rs).
 

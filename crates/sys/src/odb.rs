@@ -15,7 +15,7 @@ use crate::sockopt;
 /// Hands off the next bytes of a connection: another machine sends them. `begin` is a struct shunt_begin.
 ///
 /// # Errors
-/// Returns why the handoff is refused. On `PermissionDenied` this machine has to send the bytes itself.
+/// Returns an error where the handoff is refused. On `PermissionDenied` this machine has to send the bytes itself.
 pub fn append<T: IntoBytes + Immutable>(socket: impl AsFd, begin: &T) -> io::Result<()> {
     sockopt::set(socket, options::SOL, options::APPEND, begin)
 }
@@ -75,8 +75,8 @@ pub fn speaks(socket: impl AsFd) -> bool {
 }
 
 /// Whether all processes have closed a connection on which [`speaks`] was true. `asking` is any TCP socket, and
-/// `cookie` the connection's SO_COOKIE. Returns true once for each [`adopt`], [`adopt_too`] and [`take`] by the
-/// caller's user.
+/// `cookie` the connection's SO_COOKIE. After that, returns true once for each successful [`adopt`], [`adopt_too`] and
+/// [`take`] by the caller's user.
 pub fn ended(asking: impl AsFd, cookie: u64) -> bool {
     sockopt::set(asking, options::SOL, options::ENDED, &cookie).is_ok()
 }
@@ -88,8 +88,8 @@ pub fn adopt(socket: impl AsFd) -> bool {
     asked.map_or_else(|error| error.kind() != io::ErrorKind::PermissionDenied, |()| true)
 }
 
-/// Makes [`ended`] tell this caller, too, of the connection's end. For a program that keeps state of the connection
-/// although [`adopt`] returned false and it did not [`take`] the account.
+/// Makes [`ended`] tell this caller, too, of the connection's end. For a program that keeps state of the connection,
+/// although [`adopt`] returned false and the program did not [`take`] the account.
 pub fn adopt_too(socket: impl AsFd) {
     let _ = sockopt::set(socket, options::SOL, options::ADOPT, &options::ADOPT_TOO);
 }

@@ -24,7 +24,7 @@ pub struct Packet {
     pub is_cut: bool,
     /// Process that has sent the packet, with its real user and group. The process id is 0 where the process is in
     /// another PID namespace, or has sent the packet before this socket asked for credentials (SO_PASSCRED). `None`
-    /// where the socket does not ask for them, or where no packet came, but the end of the stream.
+    /// where the socket does not ask for credentials, or where the stream has ended and no packet came.
     pub sender: Option<PeerCredentials>,
 }
 

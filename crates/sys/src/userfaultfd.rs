@@ -1,5 +1,6 @@
-//! userfaultfd(2) for missing pages of this process: absent memory, which waits for its contents. The structs and
-//! numbers repeat include/uapi/linux/userfaultfd.h, because libc has only the system call.
+//! userfaultfd(2) for missing pages of this process. Their memory is *absent*: a thread that touches it waits until
+//! this process has filled it. The structs and numbers repeat include/uapi/linux/userfaultfd.h, because libc has only
+//! the system call.
 //!
 //! A userfaultfd that is made through /dev/userfaultfd (Linux 6.1) also serves faults inside system calls, and needs no
 //! privilege but access to that file. It belongs to the memory of the process that made it, so each process makes its
@@ -211,7 +212,7 @@ impl Userfaultfd {
     }
 
     /// Asks the kernel whether the page at `at` is registered with this userfaultfd and absent now. The mapping there
-    /// may have changed since it was registered.
+    /// may have changed since the page was registered.
     #[must_use]
     pub fn is_absent(&self, at: usize) -> bool {
         // The kernel checks the destination page before it reads the source. Nothing is mapped at this source address,
@@ -242,8 +243,8 @@ impl Userfaultfd {
     /// Returns the kernel's error of UFFDIO_COPY, for example where the memory is not registered any more.
     pub fn fill(&self, at: usize, bytes: &[u8]) -> io::Result<()> {
         let mut done = 0;
-        // Length of the next copy. The kernel says ENOENT for a range of more than one mapping, even if all of it is
-        // registered. Then copies are one page long.
+        // Length of the next copy. For a range of more than one mapping, the kernel returns ENOENT, even if all of the
+        // range is registered. Then copies are one page long.
         let mut at_once = bytes.len();
         while done < bytes.len() {
             let left = &bytes[done..(done + at_once).min(bytes.len())];
@@ -284,9 +285,9 @@ impl Userfaultfd {
         Ok(())
     }
 
-    /// Returns the number of bytes after which to go on, after a copy to `at` has failed. At a present page (EEXIST)
-    /// that is one page, whose waiting threads are woken. While the address space is changing (EAGAIN), the kernel
-    /// reports in `did` how many bytes it has copied.
+    /// Returns the number of bytes after which to go on, after a copy to `at` has failed. At a present page (EEXIST),
+    /// returns the length of one page, and wakes the threads that wait for this page. While the address space is
+    /// changing (EAGAIN), the kernel reports in `did` how many bytes it has copied.
     ///
     /// # Errors
     /// Returns any other error.

@@ -23,7 +23,8 @@ impl Group {
         let root = shunt_sys::cgroup::root().unwrap();
         let own = fs::read_to_string("/proc/self/cgroup").unwrap();
         let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap().to_owned();
-        // `of_process` starts the watchdog before the process enters the group, so that the watchdog is not in it.
+        // `of_process` starts the watchdog, which removes what tests leave. It does so before this process enters the
+        // group, so that the watchdog is not in the group.
         let path = of_process().cgroup(&root, name);
         fs::create_dir(&path).unwrap();
         fs::write(path.join("cgroup.procs"), "0").unwrap();

@@ -12,8 +12,8 @@ use crate::proc::stat;
 /// Prefix of every name.
 const PREFIX: &str = "shunt-";
 
-/// File in a lab's directory with its owner's [`owner_mark`]. It tells the owner from a later process with the same
-/// process ID.
+/// File in a lab's directory. It has the [`owner_mark`] of the lab's owner, which tells the owner from a later process
+/// with the same process ID.
 pub(crate) const OWNER: &str = "owner";
 
 /// Empty file in a lab's directory. It says that the lab's files are kept after its end.

@@ -21,7 +21,7 @@ pub trait Check {
     /// Value that a check returns when the condition holds.
     type Found;
 
-    /// Returns that value.
+    /// Returns the value, if the condition holds.
     ///
     /// # Errors
     /// Returns why the condition does not hold, as far as the check says.

@@ -23,8 +23,8 @@ use crate::bpffs::{BPFFS, mount_bpffs};
 use crate::id::{KEPT, LabId, OWNER, owner_mark};
 
 /// Script of the shell. `$1`: common prefix of the lab's namespaces; `$2`: the lab's directory, or nothing to keep it;
-/// `$3`: common prefix of its pins; `$4`: common prefix of its control groups. It unmounts file systems in the lab's
-/// directory, because one whose server has ended can only be unmounted.
+/// `$3`: common prefix of the lab's pins; `$4`: common prefix of its control groups. The script unmounts file systems
+/// in the lab's directory first: a file system whose server has ended cannot be removed otherwise.
 const SCRIPT: &str = r#"
 trap '' INT TERM HUP QUIT
 # A member of no group that is to go.

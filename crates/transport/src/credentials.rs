@@ -278,8 +278,8 @@ fn client(
         .with_webpki_verifier(trust.servers.clone())
         .with_client_auth_cert(chain, key)?;
     config.resumption = Resumption::disabled();
-    // The agent makes connections to other machines' stores, and passes them to programs under `shunt run`. The
-    // programs then need the keys (`Transport::into_channel`).
+    // Programs under `shunt run` read bodies from other machines' stores. The agent makes the connections for that, and
+    // passes them to the programs, which then need the keys (`Transport::into_channel`).
     config.enable_secret_extraction = true;
     config.alpn_protocols = vec![ALPN.to_vec()];
     Ok(config)

@@ -188,7 +188,7 @@ impl Transport {
     /// See [`TransportError`].
     pub fn fill(&mut self) -> Result<(), TransportError> {
         for read in 0..READS {
-            // If rustls's buffer of decrypted bytes is full, it reads no more until the caller has used them.
+            // rustls wants to read no more while decrypted bytes wait in it. The caller takes those first.
             if read > 0 && !self.tls.wants_read() {
                 break;
             }
@@ -364,7 +364,7 @@ impl Transport {
     }
 
     /// Takes the connection apart into its socket and its keys, for a program or a store that continues it. The
-    /// handshake must be done, and no bytes of this agent may be left to read or to send.
+    /// handshake must be done, and no bytes may wait to be taken or to be sent.
     ///
     /// # Errors
     /// Returns an error where bytes are left, or rustls does not give its keys out.

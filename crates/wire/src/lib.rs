@@ -6,7 +6,8 @@
 //! * [`frame`]: headers and kinds of the frames between two agents.
 //! * [`local`]: messages between a server and the agent of its machine (`include/shunt.h` has the same in C).
 //! * [`options`]: socket options that steering programs answer.
-//! * [`parts`]: payload of a handoff without an offer, as ranges of bytes in a store.
+//! * [`parts`]: payload of a handoff without an offer, as ranges of bytes in a store (memory for the
+//!   bodies of programs under `shunt run`).
 //! * [`peer`]: messages between two agents.
 //! * [`prefixes`]: server addresses in whose name a backend sends payloads.
 //! * [`reason`]: reasons why a handoff (a body is sent on a client's connection by another machine), a fetch (a body

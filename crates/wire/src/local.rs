@@ -140,7 +140,7 @@ message!(
     Abort, kind::ABORT, { handoff: u64, });
 message!(
     /// No peer sends a handoff's payload, and the server no longer has the client's connection: the agent is to reset
-    /// it.
+    /// that connection.
     Cancel, kind::CANCEL, { handoff: u64, });
 message!(
 /// Question: would a peer send bytes of its store on a connection with these ends?
@@ -278,8 +278,8 @@ fn require(condition: bool) -> Result<(), Reason> {
 }
 
 impl Offer {
-    /// Bit of `flags`: bytes of the file before the range may still be written, which changes its modification time. So
-    /// the agent checks only that the file's size is still the same.
+    /// Bit of `flags`: bytes of the file before the range may still be written, which changes the file's modification
+    /// time. So the agent checks only that the file's size is still the same.
     pub const BODY: u32 = 1;
 
     fn checked(self) -> Result<Self, Reason> {
@@ -460,8 +460,8 @@ impl Handoff {
     }
 }
 
-/// Memory that one worker writes and the agent reads: the worker's counters, and its handoffs that are not over, by
-/// peer (`struct shunt_counters`).
+/// Memory that one worker (server process) writes and the agent reads: its counters, and the number of its handoffs
+/// that are not over, for each peer (`struct shunt_counters`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -512,7 +512,7 @@ mod tests {
         hello.header.size = 0;
         assert_eq!(Request::parse(hello.as_bytes()).unwrap_err(), Reason::Malformed);
         assert_eq!(Request::parse(&[]).unwrap_err(), Reason::Malformed);
-        // Shorter than a header: the next message would begin within this one, or at its own beginning.
+        // A size shorter than a header: the next message would begin within this one, or where this one begins.
         let header = size_of::<Header>() as u32;
         let stats = |size| Request::parse(Header { kind: kind::STATS, size }.as_bytes()).map(|(_, rest)| rest.len());
         assert_eq!([0, header - 1, header].map(stats), [Err(Reason::Malformed), Err(Reason::Malformed), Ok(0)]);

@@ -35,7 +35,7 @@ pub const ENDED: i32 = 18;
 pub const ADOPT: i32 = 19;
 /// Argument of [`ADOPT`] that makes it succeed even where a program keeps an account already.
 pub const ADOPT_TOO: u32 = 2;
-/// Stores an account with its connection (setsockopt), or takes it away (getsockopt).
+/// Stores an account with its connection (setsockopt), or returns and removes it (getsockopt).
 pub const CARRY: i32 = 20;
 /// Length in bytes of an account that [`CARRY`] stores.
 pub const CARRIED_BYTES: usize = 304;

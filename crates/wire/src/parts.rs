@@ -13,9 +13,9 @@ pub const PARTS_MAX: usize = 32;
 /// Size of one part in bytes (`struct shunt_part`).
 pub const PART_BYTES: usize = size_of::<Part>();
 
-/// A range of bytes in the peer's store (`struct shunt_part`). It is a reference (crates/odb) without two fields: the
-/// store's name, because the store is the peer's, and the weight (the size of the reader's share of the payload), which
-/// the program with the reference keeps.
+/// A range of bytes in the peer's store (`struct shunt_part`). It is a reference (crates/odb) without two fields. The
+/// store's name is left out, because the store is the peer's. The weight (the size of the reader's share of the
+/// payload) is left out, because the program with the reference keeps it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 #[allow(missing_docs)]

@@ -109,7 +109,7 @@ body!(
         /// Reserved, zero.
         zero: U16,
         /// Interval at which the sender wants to hear from the receiver, in milliseconds, whatever the receiver's own
-        /// heartbeat is. After four intervals of silence it takes the receiver for lost.
+        /// heartbeat is. After four intervals of silence the sender takes the receiver for lost.
         heartbeat_ms: U32,
         /// Address from which payload goes to IPv4 clients; all zero where there is none.
         sender_ipv4: Address,
@@ -122,8 +122,9 @@ body!(
     }
 );
 body!(
-    /// Frontend's agent to the backend's: send this payload on that flow. There is no answer, unless the handoff fails
-    /// (ENDED), or the flow has `FlowState::WORD` (DELIVERED).
+    /// Frontend's agent to the backend's: send this payload on that flow. The backend's agent does not confirm the
+    /// claim. If the handoff fails or waits, it sends ENDED or ANSWER. For a flow with `FlowState::WORD` it also sends
+    /// DELIVERED, and for one with `FlowState::DIGEST` it sends DIGEST.
     Claim, kind::CLAIM, {
         /// Number of the frontend's worker; returned in ENDED.
         worker: U32,
@@ -636,7 +637,7 @@ impl Claim {
     }
 
     /// Returns the length of the region in bytes: that of the payload, or of its TLS records. `None` where the TLS
-    /// parameters are invalid, which a parsed claim's never are.
+    /// parameters are invalid. Those of a parsed claim are valid.
     pub fn region_bytes(&self) -> Option<u64> {
         self.generation().region_bytes(self.length.get())
     }

@@ -1,6 +1,8 @@
-//! Sources of a machine: the stores that its programs can fetch from. Each agent tells its peers its machine's sources.
-//! A *reference* names bytes of a store, and is sent in their place. A program on a peer's machine looks at the sources
-//! of a receiver's machine: it sends references only to programs that can fetch those bytes (crates/odb, sources.rs).
+//! Sources of a machine: the stores that its programs can fetch from. A *store* has the payloads (bodies) of a
+//! machine's programs under `shunt run`. Each agent tells its peers (other machines' agents) the sources of its
+//! machine. A *reference* names bytes of a store, and is sent in their place. A program on a peer's machine looks at
+//! the sources of a receiver's machine: it sends references only to programs that can fetch those bytes (crates/odb,
+//! sources.rs).
 
 use zerocopy::IntoBytes;
 

@@ -2,8 +2,8 @@
 //!
 //! A tag is SipHash-2-4 with 128-bit output (Aumasson and Bernstein 2012), keyed with the backend's key for one
 //! frontend. Its input is the request's nonce (16 random bytes), the offer's number and the payload's length. A
-//! frontend checks the tag before it sends the header. So the client gets status 502 and no payload where an offer is
-//! forged, replayed, or made for another frontend or length.
+//! frontend checks the tag before it sends the header. So an offer that is forged, replayed, or made for another
+//! frontend or length costs the client nothing: the request runs once more, without a consent.
 
 use std::hash::Hasher;
 

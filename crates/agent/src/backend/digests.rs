@@ -1,4 +1,5 @@
-//! SHA-256 of files, read by separate threads: a disk that is slow, or hangs, delays only them.
+//! Digests (SHA-256) of files. Separate threads read the files, so a disk that is slow, or hangs, delays only these
+//! threads.
 //!
 //! A digest belongs to one state of a file ([`FileIdentity`]), so it stays valid, and is kept for as long as there is
 //! room. There are two kinds of requests for digests. `Want::Ahead`: for payloads under way, in case this machine is
@@ -27,7 +28,7 @@ pub(crate) const MOST_BYTES: u64 = 1 << 30;
 /// recently may still be written to, and its file system's clock may be coarse.
 const QUIET: Duration = Duration::from_secs(3);
 const THREADS_OF_A_KIND: usize = 2;
-/// Most files of each kind that wait to be read.
+/// Most files that wait to be read, for each kind of request.
 const QUEUE: usize = 256;
 /// Most digests that are kept.
 const KEPT: usize = 4096;
@@ -135,7 +136,7 @@ impl Shared {
 /// Computes the digest of a job's file.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read, or does not have the job's identity before the read and after it.
+/// Returns an error if the file cannot be read, or if it differs from the job's identity before or after the read.
 fn digest_of(job: &Job, buffer: &mut [u8]) -> io::Result<Sha256> {
     let (mut context, mut at) = (Context::new(&SHA256), 0);
     let is_same = || job.file.metadata().is_ok_and(|meta| FileIdentity::of(&meta) == job.identity);

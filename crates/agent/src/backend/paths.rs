@@ -1,10 +1,11 @@
 //! Checks whether payload of this machine reaches a client, and the client's ACKs come back. The check is made before a
-//! connection gets its first sender here, and when a frontend asks (ASK). If it refuses an offer's payload, the
-//! frontend fetches that payload. A *peer* is a frontend's agent, for whose clients this machine sends. A *sender* is
-//! this machine's kernel socket for one client.
+//! connection gets its first sender here, and when a frontend asks (ASK). If the check refuses a payload that a server
+//! here has offered, the frontend fetches that payload through both agents. A *peer* is a frontend's agent, for whose
+//! clients this machine sends. A *sender* is this machine's kernel socket for one client.
 //!
 //! This machine knows its routes, `interfaces` and rp_filter. It does not know whether a router further on drops
-//! packets with a frontend's address as their source: that shows only in clients that acknowledge nothing (`silences`).
+//! packets with a frontend's address as their source. Such a loss shows only in clients that acknowledge nothing
+//! (`silences`).
 //!
 //! The kernel answers RTM_GETROUTE without its lock on network settings (RTNL_FLAG_DOIT_UNLOCKED, net/ipv4/route.c and
 //! net/ipv6/route.c), so the agent's one thread may ask. An answer holds for a short time, and until a route changes.
@@ -37,9 +38,9 @@ const NETWORK_SILENT: &str = "clients of this network (/24, /64) acknowledge no 
                               answers to `ports` of [backend]";
 /// Time that an answer holds. It is short because no notification reports changes of rp_filter.
 const HOLDS: Duration = Duration::from_secs(5);
-/// Number of answers that are kept: with one more, all are forgotten. Number of refusals that are remembered as logged:
-/// one more replaces the newest of them.
+/// Most answers about routes that are kept. Once there are so many, the next question forgets all of them.
 const MOST_KEPT: usize = 8192;
+/// Most obstacles that are remembered as logged. One more replaces the newest of them.
 const MOST_SAID: usize = 64;
 /// Stands for a first hop about which the kernel could not be asked.
 const UNKNOWN: Hop = Hop { port: 0, router: None };
@@ -70,8 +71,8 @@ pub(crate) enum Obstacle {
 pub(crate) struct Paths {
     routes: Routes,
     changes: Changes,
-    /// Whether the steering programs (BPF) see the packets that leave by an interface, by the interface's index. It has
-    /// only interfaces that existed when this `Paths` was made.
+    /// Whether the steering programs (BPF) see the packets that leave by an interface, by the interface's index. The
+    /// map has only interfaces that existed when this `Paths` was made.
     covered: BTreeMap<u32, bool>,
     /// Index of the interface that has each address of this machine.
     addresses: HashMap<IpAddr, u32>,
@@ -103,7 +104,7 @@ impl Paths {
         })
     }
 
-    /// Notes which interface has each of this machine's addresses. Called when a session begins.
+    /// Notes which interface has each of this machine's addresses. Called for each new connection with a peer.
     ///
     /// # Errors
     /// Returns the kernel's error of getifaddrs(3).

@@ -1,4 +1,4 @@
-//! Fetches that other agents ask for: the payload of an offer of this machine is sent, encrypted, on the connection by
+//! Fetches that other agents ask for. The payload of an offer of this machine is sent, encrypted, on the connection by
 //! which the other agent asked for it. Such a transfer is a *fetch*. A *turn* is one pass of the daemon's event loop.
 
 use shunt_handoff::payload::Payload;

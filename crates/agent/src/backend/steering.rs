@@ -32,8 +32,8 @@ impl BackendSteering {
         self.0.tc_programs()
     }
 
-    /// Returns the descriptor that is readable when a client has acknowledged a payload's end that a frontend waits
-    /// for.
+    /// Returns the descriptor that is readable when a client has acknowledged the end of a payload, and a frontend
+    /// waits for this news.
     pub fn reports(&self) -> BorrowedFd<'_> {
         self.0.reports()
     }

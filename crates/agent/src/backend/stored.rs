@@ -10,7 +10,7 @@ use shunt_odb::store::pinned::{Pinned, Shelf};
 use shunt_wire::local::Reason;
 use shunt_wire::parts::{Part, Parts};
 
-/// Bytes of a payload in this machine's store, which keeps them until this is dropped.
+/// Bytes of a payload in this machine's store. The store keeps them until this value is dropped.
 #[derive(Debug)]
 struct Stored(Pinned);
 
@@ -30,7 +30,7 @@ impl Kept for Stored {
     }
 }
 
-/// Returns a part of this machine's store as a reference, in the form in which programs have it.
+/// Converts a part of this machine's store into a reference, as programs write it.
 fn reference(holder: Holder, part: &Part) -> Reference {
     let &Part { segment, slot, secret, offset, length } = part;
     let (segment, slot, secret) = (segment.get(), slot.get(), secret.get());
@@ -38,7 +38,8 @@ fn reference(holder: Holder, part: &Part) -> Reference {
     Reference { payload, weight: Weight::WHOLE, offset: offset.get(), length: length.get() }
 }
 
-/// Builds the payload of a claim of parts of the store. The peer may have them: its programs may read this store.
+/// Builds the payload of a claim that asks for parts of the store. The claiming peer may have them, because the peer's
+/// programs may read this store.
 ///
 /// # Errors
 /// Returns [`Reason::UnknownOffer`] if the store no longer has one of the parts.

@@ -1,7 +1,8 @@
 //! Connections of this machine's servers. A control connection is read when it is ready. An offers connection is read
-//! when a claim of one of its offers arrives, so that making an offer wakes nobody. A *ring* is a BPF ring buffer by
-//! which the kernel tells one server what becomes of its handoffs. A *turn* is one pass of the event loop. An *offer*
-//! is a payload that a server holds ready, and a *claim* is another agent's message that asks for it.
+//! ten times a second, and at once when another agent's message names one of its unread offers. So making an offer
+//! wakes nobody. A *ring* is a BPF ring buffer by which the kernel tells one server what becomes of its handoffs. A
+//! *turn* is one pass of the event loop. An *offer* is a payload that a server holds ready, and a *claim* is another
+//! agent's message that asks for it.
 
 use std::fs::File;
 use std::io;
@@ -91,8 +92,9 @@ impl Daemon {
         self.connections.insert(server, Connection::new(socket));
     }
 
-    /// Reads one packet of a connection that is ready. If there are more packets, the loop is woken again, because the
-    /// poll is level-triggered. A server puts all messages of one pass of its own event loop into one packet.
+    /// Handles a connection that is ready: sends messages that waited for room, and reads one packet. If there are more
+    /// packets, the loop is woken again, because the poll is level-triggered. A server puts all messages of one pass of
+    /// its own event loop into one packet.
     pub(crate) fn on_server(&mut self, server: usize) {
         if let Some(connection) = self.connections.get_mut(server).filter(|connection| connection.has_unsent()) {
             connection.send_unsent();
@@ -127,7 +129,8 @@ impl Daemon {
         goes_on
     }
 
-    /// Processes the messages of a packet. Takes `file` if an offer keeps it. Returns whether the server stays.
+    /// Processes the messages of a packet. Takes `file` if an offer keeps it. `was_cut` says that the kernel has
+    /// dropped the packet's descriptors. Returns whether the server stays.
     fn obey(&mut self, server: usize, mut packet: &[u8], file: &mut Option<File>, was_cut: bool) -> bool {
         let mut asks_for_stats = false;
         while !packet.is_empty() {
@@ -225,7 +228,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the handoffs of all servers to each peer, as the servers' counters have them.
+    /// Returns the number of present handoffs to each peer: the sum over all servers' counters.
     pub(crate) fn handoffs_by_peer(&self) -> Vec<u64> {
         let mut all = vec![0; self.config.peers.len()];
         for counters in self.connections.iter().filter_map(|(_, connection)| connection.counters.as_ref()) {
@@ -236,7 +239,7 @@ impl Daemon {
         all
     }
 
-    /// Returns the payloads that are being sent for each peer, with their bytes.
+    /// Returns, for each peer, the numbers of payloads and of bytes that are being sent.
     pub(crate) fn sending_by_peer(&self) -> Vec<Load> {
         let mut all = vec![Load::default(); self.config.peers.len()];
         for (peer, bytes) in self.kernel.senders.iter().flat_map(|senders| senders.loads()) {

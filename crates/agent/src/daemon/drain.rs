@@ -1,6 +1,7 @@
-//! The end of an agent: nothing new begins, and payloads under way have the time `drain` to end by themselves. An
-//! *offer* is a payload that a server holds ready for another machine's agent. A *handoff* lets a backend send a
-//! payload on the connection of a frontend's client. The *store* has the payloads of programs under `shunt run`.
+//! The end of an agent: nothing new begins, and payloads under way have some time to end by themselves (`drain` in the
+//! configuration). An *offer* is a payload that a server holds ready for another machine's agent. A *handoff* lets a
+//! backend send a payload on the connection of a frontend's client. The *store* has the payloads of programs under
+//! `shunt run`.
 //!
 //! ```text
 //!            SIGTERM              nothing under way, or `drain` is over, or a second SIGTERM
@@ -8,7 +9,7 @@
 //! ```
 //!
 //! The store takes no more payloads, and readers get the payloads that it has. Servers learn of the drain by the board
-//! (memory that the agent writes), and peers by a message (CLOSED), as when a limit is reached
+//! (memory that the agent writes), and peers by a message (CLOSED). Both are also used when a limit is reached
 //! (crates/logic/src/limits.rs). So no response waits or fails.
 //!
 //! When the time is over, a backend's agent tells frontends which payloads it gives up. Each frontend then has another
@@ -23,8 +24,8 @@ use shunt_logic::Logic;
 
 use super::{Daemon, Drain};
 
-/// The drain ends when nothing was under way for this time. An offer that a backend made for this machine before the
-/// drain may become a handoff here a moment later.
+/// The drain ends when nothing was under way for this time, or at once if there is no server and no store. An offer
+/// that a backend made for this machine before the drain may become a handoff here a moment later.
 const QUIET: Duration = Duration::from_secs(1);
 
 impl Daemon {
@@ -45,7 +46,8 @@ impl Daemon {
         self.is_drained()
     }
 
-    /// Returns whether the drain is over. To be called in a turn that has read all offers.
+    /// Returns whether the drain is over. Offers that the agent has not read from servers' connections yet do not
+    /// count.
     pub(super) fn is_drained(&mut self) -> bool {
         let Some(Drain { until, busy }) = self.drain else { return false };
         let (left, payloads) = (self.under_way(), self.payloads());
@@ -83,8 +85,8 @@ impl Daemon {
     fn under_way(&self) -> u64 {
         let sending = self.kernel.senders.as_ref().map_or(0, |senders| senders.busy());
         let left = sending as u64 + self.logic.under_way();
-        // Handoffs of programs, and of servers that are gone, are found only by a scan of all flows. The scan is made
-        // only when no other work is left.
+        // Handoffs of programs, and of servers that are gone, are found only by a scan of all flows (the BPF programs'
+        // records of connections). The scan is made only when no other work is left.
         if left > 0 {
             left
         } else {

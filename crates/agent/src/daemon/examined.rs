@@ -1,5 +1,6 @@
-//! Answers for `shunt doctor` at a peer (another machine's agent): this machine's time, the server addresses that this
-//! agent would use as source, and the faults that this machine sees on its paths to the peer and to clients.
+//! Answers for `shunt doctor` on the machine of a peer (another agent). An answer has this machine's time and roles,
+//! and says in the name of which addresses this agent would send payloads for the peer. It also has the faults that
+//! this machine sees on the paths to the peer and to clients.
 
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;

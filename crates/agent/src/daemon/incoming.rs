@@ -1,5 +1,7 @@
-//! Connections that other agents make, for sessions, fetches and reads from the store. Each has a place in the logic's
-//! table until its first frame says its purpose.
+//! Connections that other agents make, for sessions, fetches and reads from the store. Each connection has a place in
+//! the logic's table until its first frame says its purpose. A *session* is the two agents' lasting exchange of
+//! messages. A *fetch* brings one payload through both agents. The *store* has the payloads of programs under `shunt
+//! run`.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 

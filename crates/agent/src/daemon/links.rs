@@ -16,7 +16,8 @@ use crate::peers::arrived::Arrived;
 use crate::peers::link::Link;
 use shunt_transport::{Transport, TransportError};
 
-/// Exporter label (RFC 8446, 7.5) of the key that proves handshakes between the two machines' programs.
+/// Exporter label (RFC 8446, 7.5) of a key that both agents derive. With it, the TCP handshakes between the two
+/// machines' programs prove which machine they come from.
 const HANDSHAKES: &[u8] = b"EXPORTER-shunt-handshakes";
 
 impl Daemon {
@@ -155,8 +156,9 @@ impl Daemon {
         }
     }
 
-    /// Ends the connections that have no session yet: agents that have connected and not said what for, and agents that
-    /// this one has dialled. Their certificates were checked before the present ones were read. They connect again.
+    /// Ends the connections that have no session yet: accepted connections whose purpose is not known, and dialled
+    /// ones. The other agents' certificates may have been checked by an old list. The agents connect again for their
+    /// sessions.
     pub(crate) fn drop_beginnings(&mut self) {
         let places: Vec<usize> = self.arrived.iter().map(|(place, _)| place).collect();
         for place in places {

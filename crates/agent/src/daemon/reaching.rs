@@ -19,8 +19,8 @@ use crate::store::programs::Wish;
 use shunt_transport::{Transport, TransportError};
 
 impl Daemon {
-    /// Handles the wishes (requests) of programs: a connection to another store, or permission for handoffs. A *handoff*
-    /// lets another machine send a payload on a connection of the program.
+    /// Handles the wishes (requests) of programs: a connection to another store, or permission for handoffs. A
+    /// *handoff* lets another machine send a payload on a connection of the program.
     pub(crate) fn on_wishes(&mut self) {
         let wishes = self.store.as_ref().map(|store| store.wishes()).unwrap_or_default();
         for wish in wishes {
@@ -81,7 +81,7 @@ impl Daemon {
         Some((ended, self.reaching.remove(reach)))
     }
 
-    /// Reads the connection to another store's agent, which is ready.
+    /// Handles a connection to another store's agent that is ready.
     pub(crate) fn on_reaching(&mut self, reach: usize) {
         let Some(transport) = self.reaching.get_mut(reach) else { return };
         match read(transport) {
@@ -135,7 +135,7 @@ impl Daemon {
         }
     }
 
-    /// Lets a program of another machine read from this machine's store, on the connection that it has made.
+    /// Lets a program of another machine read from this machine's store, on the connection `arrived`.
     pub(crate) fn serve_reader(&mut self, arrived: Arrived) {
         let peer = self.config.peer_of(|name| arrived.transport.is_of(name));
         let peer = peer.map(|peer| (peer, &self.config.peers[peer]));
@@ -144,8 +144,8 @@ impl Daemon {
             self.logic.shared.counts.end(Reason::NotAllowed);
             return arrived.refuse(Reason::NotAllowed);
         };
-        // The limit is checked here so that the program learns of it early: before it gives up memory whose bytes it
-        // would then have to fetch from this store.
+        // The limit is checked here so that the program learns of it early. Later the program gives up memory, and
+        // would have to fetch that memory's bytes from this store.
         let Some(place) = orders.places().take(peer as u32) else {
             self.logic.shared.counts.end(Reason::Limit);
             if self.logic.shared.refusals.allows(self.now) {
@@ -170,7 +170,7 @@ impl Daemon {
     }
 }
 
-/// Reads the other agent's answer. Returns whether it has agreed; false if the answer has not arrived.
+/// Reads the other agent's answer. Returns true if that agent has agreed, and false if the answer has not arrived.
 fn read(transport: &mut Transport) -> Result<bool, TransportError> {
     transport.connected()?;
     transport.fill()?;

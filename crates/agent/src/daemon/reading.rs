@@ -1,5 +1,6 @@
 //! Reads of files whose bytes are not in the page cache, by separate threads. Senders and fetches continue when the
-//! read that they wait for has ended. An *offer* is a range of a file that this machine holds ready for a claim.
+//! read that they wait for has ended. A *sender* is this machine's kernel socket for a client. A *fetch* brings a
+//! payload through both agents to a frontend's server.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -9,12 +10,13 @@ use shunt_handoff::reading::{Owner, THREADS};
 use super::Daemon;
 use crate::os::threads;
 
-/// Number of threads where there is nothing to read.
+/// Number of threads on a machine that is no backend, where they only close files.
 const CLOSING_THREADS: usize = 4;
 
 impl Daemon {
-    /// Starts the threads that read and close files. A machine that is no backend reads none, but its servers may pass
-    /// files all the same. To be called after privileges are given up, and before system calls are restricted.
+    /// Starts the threads that read and close files. A machine that is no backend reads no files, but its servers may
+    /// pass files to the agent all the same. To be called after privileges are given up, and before system calls are
+    /// restricted.
     ///
     /// # Errors
     /// Returns the error if a thread cannot be made.

@@ -1,4 +1,5 @@
-//! SIGHUP: takes over changed certificates, peers, limits and log level without a restart.
+//! SIGHUP: takes over changed certificates, peers, limits and log level without a restart. A *session* is this agent's
+//! use of a connection with a peer, another machine's agent.
 
 use std::io::Read;
 use std::time::SystemTime;
@@ -9,7 +10,8 @@ use super::Daemon;
 use shunt_config::Config;
 
 impl Daemon {
-    /// Reads the configuration again. If it cannot be used, everything stays as it was.
+    /// Reads the configuration again. If it cannot be used, the old configuration stays in use. In both cases, also
+    /// reads the certificates again.
     pub(super) fn reload(&mut self) {
         while (&self.signals.reload).read(&mut [0; 64]).is_ok_and(|bytes| bytes > 0) {}
         match Config::read(&self.path).map_err(|error| error.to_string()).and_then(|newer| self.take(&newer)) {
@@ -47,16 +49,17 @@ impl Daemon {
         Ok(())
     }
 
-    /// Ends the connections by which other machines' programs read this machine's store. Those that still may connect
-    /// again.
+    /// Ends the connections by which other machines' programs read this machine's store. Programs that still may read
+    /// connect again.
     fn end_store_connections(&self) {
         if let Some(store) = &self.store {
             store.orders.end_connections();
         }
     }
 
-    /// Reads the certificates again, for new connections. Sessions with peers whose certificates are no longer good
-    /// end, and so do connections that have no session yet, whose certificates were checked by the old list.
+    /// Reads the certificates again, for new connections. Ends the sessions with peers whose certificates are no longer
+    /// good. Also ends all connections without a session and all readers' connections, because their certificates were
+    /// checked by the old list.
     fn reload_credentials(&mut self) {
         match self.credentials.renewed(&self.config.tls, &self.config.name, SystemTime::now()) {
             Ok(credentials) => {

@@ -1,6 +1,6 @@
 //! Sending of payloads that frontends have claimed. A *sender* is this machine's kernel socket for a client of a
-//! frontend. A *claim* is the frontend's message that asks for a payload: the file range of an *offer*, or bytes of the
-//! *store* (payloads of programs under `shunt run`).
+//! frontend. A *claim* is the frontend's message that asks for a payload. The payload is the file range of an *offer*,
+//! or bytes of the *store* (payloads of programs under `shunt run`).
 
 use shunt_handoff::payload::Payload;
 use shunt_handoff::reading::Done;
@@ -55,7 +55,7 @@ impl Daemon {
         stored::payload(*holder, shelf, parts)
     }
 
-    /// Begins to send for the waiting claims that can have a sender and a port now.
+    /// Begins to send for claims that had to wait, if there is a sender and a port for them now.
     pub(crate) fn tend_waiting(&mut self) {
         self.logic.begin_waiting_round();
         while let Some(next) = self.event(|logic, call| logic.next_waiting(call)) {
@@ -67,7 +67,7 @@ impl Daemon {
         self.tell_frontends();
     }
 
-    /// If a sender's socket takes no more bytes now, has epoll report once when it takes bytes again.
+    /// If a sender's socket takes no more bytes now, has epoll report once when the socket takes bytes again.
     fn follow(&mut self, progress: Progress) {
         let (Progress::Blocked(index), Some(senders)) = (progress, &self.kernel.senders) else { return };
         let watched = self.poll.set(senders.socket(index), Source::Sender(index), Interest::WritableOnce);
@@ -133,7 +133,7 @@ impl Daemon {
         }
     }
 
-    /// Parks senders whose payloads are acknowledged (they wait for the next payload), ends senders without progress,
+    /// Parks senders whose payloads are acknowledged: they wait for the next payload. Ends senders without progress,
     /// puts back offers of which the client has received nothing, and notes which clients have answered. To be called
     /// ten times a second.
     pub(crate) fn tend_senders(&mut self) {
@@ -154,8 +154,8 @@ impl Daemon {
         }
     }
 
-    /// Tells frontends the digests (SHA-256) of files whose payloads have been under way for a while, and which of
-    /// these files have changed since.
+    /// Tells frontends the digests (SHA-256) of files whose payloads have been under way for a while. Also tells them
+    /// of files that have no digest, or that have changed since their digest was told.
     pub(crate) fn tell_files(&mut self) {
         let Kernel { senders: Some(senders), digests, .. } = &mut self.kernel else { return };
         let mut told = Vec::new();

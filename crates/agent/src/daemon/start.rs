@@ -266,7 +266,8 @@ fn take_out(older: Older) {
     }
 }
 
-/// Raises RLIMIT_NOFILE to its maximum, and returns the limit. Each offer takes one descriptor, and each sender two.
+/// Raises RLIMIT_NOFILE to its maximum, and returns the limit. Each offer takes one descriptor, each sender two, and
+/// each fetch three at most.
 fn raise_descriptor_limit(config: &Config) -> u64 {
     let Rlimit { current, maximum } = rustix::process::getrlimit(Resource::Nofile);
     let raised = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });

@@ -14,12 +14,12 @@ use crate::telemetry::counters::{Daemons, SERVERS};
 use crate::telemetry::log::LOG;
 use shunt_host::packets;
 
-/// Largest answer in bytes, so that it fits into one packet.
+/// Most bytes of the text in an answer, so that the answer fits into one packet.
 const MAX_TEXT_BYTES: usize = 60_000;
 
-/// Returns which part of its absent bytes a program has sent on without fetching them, in percent of all absent bytes
-/// that it has sent on or had to fetch. *Absent* bytes are those that it has received as references, and that are not
-/// in its memory. Bytes that it sends many times (a cache) count each time.
+/// Returns the part of a program's absent bytes that it has sent on without fetching them. It is in percent of all
+/// absent bytes that the program has sent on or had to fetch. *Absent* bytes were received as references, and are not
+/// in the program's memory. Bytes that the program sends many times (a cache) count each time.
 fn bypassed_percent(counts: &[u64; COUNTED.len()]) -> u64 {
     let of = |one: Counted| counts[one as usize];
     let passed_on = of(Counted::PassedOn).saturating_add(of(Counted::HandedOff)).saturating_sub(of(Counted::TakenBack));
@@ -133,7 +133,8 @@ impl Daemon {
         })
     }
 
-    /// Returns the handoffs, payloads and other resources in use. The values are at most a tenth of a second old.
+    /// Returns the numbers of handoffs, payloads and other resources in use. The values are at most a tenth of a second
+    /// old.
     fn use_now(&self) -> Value {
         let used = self.logic.gates.total;
         json!({

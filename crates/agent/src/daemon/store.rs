@@ -11,7 +11,8 @@ use shunt_odb::reference::Holder;
 use super::Daemon;
 
 impl Daemon {
-    /// Tells the kernel the key of an address: connections with it may carry references. `None` removes the address.
+    /// Tells the kernel the key of an address, so that connections with this address may carry references. The key
+    /// proves the TCP handshakes of these connections. `None` removes the address.
     pub(crate) fn set_end(&mut self, address: IpAddr, key: Option<&Key>) {
         let Some(store) = &self.store else { return };
         let told = match key {
@@ -27,7 +28,7 @@ impl Daemon {
         }
     }
 
-    /// Tells programs which stores can be reached from which addresses.
+    /// Tells this machine's programs from which stores the programs at each known address can fetch.
     pub(crate) fn write_sources(&mut self) {
         let (Some(store), Some(logic)) = (&mut self.store, &self.logic.store) else { return };
         let ends = logic.ends.owned();

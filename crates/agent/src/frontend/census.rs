@@ -1,5 +1,5 @@
-//! List of the TCP connections that are open, read by a separate thread because the kernel takes long for it if there
-//! are very many.
+//! List of the open TCP connections. A separate thread reads the list, because the kernel takes long for it if there
+//! are very many connections.
 
 use std::collections::HashSet;
 use std::io;

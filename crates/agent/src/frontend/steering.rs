@@ -1,7 +1,8 @@
 //! The frontend's steering programs, configured for the agent. A *flow* is these programs' record of a client
 //! connection. A *region* is a range of the connection's sequence numbers that a *peer*, a backend's agent, sends: one
 //! payload, for one *handoff* of a server. A *ring* is a BPF ring buffer by which the kernel tells one server (a
-//! *worker*) what becomes of its handoffs. A *layout* is a version of the programs' maps' contents.
+//! *worker*) what becomes of its handoffs. A *sender* is a backend's kernel socket for a client. A *layout* is a
+//! version of the contents of the programs' maps.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,13 +32,13 @@ const _: () = assert!(RINGS == MAX_RINGS);
 /// Longest time between two searches for flows that have ended.
 const GARBAGE_EVERY: Duration = Duration::from_secs(10);
 /// Number of flows from which on the table counts as crowded. In a crowded table, flows that have ended stay for
-/// CROWDED_QUIET at most, and are looked for every CROWDED_EVERY. Each short connection leaves a flow, and if the table
-/// is full, new payloads are fetched.
+/// CROWDED_QUIET at most, and are looked for every CROWDED_EVERY. Each short connection leaves a flow. If the table is
+/// full, no handoff begins on a connection that has no flow.
 const CROWDED: u64 = MAX_FLOWS as u64 / 2;
 const CROWDED_QUIET: Duration = Duration::from_secs(2);
 const CROWDED_EVERY: Duration = Duration::from_secs(1);
-/// Time after the agent's start in which servers of an earlier agent get new rings: they try to connect every 5 s at
-/// least (NGX_HTTP_SHUNT_BACKOFF_MAX).
+/// Time after the agent's start in which servers of an earlier agent get new rings. Servers without an agent try to
+/// connect every 5 s at least (NGX_HTTP_SHUNT_BACKOFF_MAX).
 const LEFT_RINGS_STAY: Duration = Duration::from_secs(15);
 /// Time between two checks whether the kernel has refused handoffs because the table is full.
 const FULL_EVERY: Duration = Duration::from_secs(1);
@@ -45,8 +46,8 @@ const FULL_EVERY: Duration = Duration::from_secs(1);
 /// The loaded programs of the frontend, and the agent's upkeep of the flow table.
 pub struct FrontendSteering {
     programs: Frontend,
-    /// Time of the last search for flows that have ended, number of flows that it left, and number of handoffs that had
-    /// begun by that time.
+    /// The last search for flows that have ended: its time, the number of flows left, and the number of handoffs begun
+    /// by then.
     looked: Option<(Instant, u64, u64)>,
     /// The list of the open connections, and the time to ask for the next list.
     census: Census,
@@ -54,7 +55,8 @@ pub struct FrontendSteering {
     /// Time that a flow stays after its last packet, because both ends may still retransmit (RFC 9293, 3.6.1).
     quiet: Duration,
     full: Full,
-    /// Rings that an earlier agent has left, and that no server of this agent has got, and the time to remove them.
+    /// Numbers of the rings that an earlier agent has left and no server of this agent has got. Then the time to remove
+    /// these rings.
     left_rings: (Vec<u32>, Instant),
     /// Channel to the thread that takes programs off the interfaces. It gets layouts that have no connection left.
     done: Sender<Older>,
@@ -87,8 +89,8 @@ impl FrontendSteering {
         Ok(steering)
     }
 
-    /// Makes the pins (files in bpffs) of other layouts the agent's own, so that it can remove them when it is not root
-    /// any more.
+    /// Makes the pins (files in bpffs) of other layouts the agent's own. So the agent can remove them when it is not
+    /// root any more.
     fn give_older_to(&self, config: &Config) {
         let Some(Ok(user)) = config.user.as_ref().map(Account::user) else { return };
         for older in self.programs.older() {
@@ -136,7 +138,7 @@ impl FrontendSteering {
         }
     }
 
-    /// Steers clients' ACKs to a peer's senders as `entry` says, also those of handoffs under way.
+    /// Steers clients' ACKs to a peer's senders as `entry` says. This also applies to handoffs under way.
     ///
     /// # Errors
     /// Returns the kernel's error of bpf(2).
@@ -154,7 +156,7 @@ impl FrontendSteering {
         self.programs.set_peer(peer, &entry).map_err(io::Error::other)
     }
 
-    /// Sets which ACKs of a flow the peer at `index` gets (its spacing: payload bytes between two of them). Has no
+    /// Sets which ACKs of a flow the peer at `index` gets: one ACK per so many payload bytes (the *spacing*). Has no
     /// effect if that peer sends nothing on the flow now.
     pub fn set_spacing(&self, index: u32, wanted: &peer::Spacing) {
         let spacing =
@@ -208,12 +210,12 @@ impl FrontendSteering {
         is_it.then_some(if is_reset { Reason::ClientGone } else { Reason::Aborted })
     }
 
-    /// Returns the payloads on their way from the peer at `index`, or from all peers.
+    /// Returns the regions of payloads on their way from the peer at `index`. `None` stands for all peers.
     pub fn active_regions(&self, index: Option<u32>) -> Vec<ActiveRegion> {
         self.programs.active_regions().filter(|region| index.is_none_or(|index| region.peer == index)).collect()
     }
 
-    /// Marks a region, so that the client is reset by the next packet that this machine sends on its connection.
+    /// Marks a region. The next packet that this machine sends on the region's connection then resets the client.
     pub fn cancel(&self, region: &Region) {
         let Some(region) = self.region_now(region) else { return };
         if let Err(error) = self.programs.cancel(&region) {
@@ -229,7 +231,7 @@ impl FrontendSteering {
     }
 
     /// Forgets flows whose connections are gone. Looks for them at least every GARBAGE_EVERY, and more often if there
-    /// are many flows. `handoffs` is the number of handoffs that have begun, each of which may have made a flow. Removes
+    /// are many flows. `handoffs` is the number of handoffs that have begun. Each of them may have made a flow. Removes
     /// the rings of an earlier agent, once its servers have had time to get others.
     pub fn tend(&mut self, now: Instant, handoffs: u64) {
         self.tell_full(now);
@@ -286,8 +288,8 @@ impl FrontendSteering {
         }
     }
 
-    /// Logs that the table is full. Responses on connections without a flow are relayed, and their servers cannot tell
-    /// why.
+    /// Logs that the table is full. The kernel then refuses handoffs on connections without a flow, and servers cannot
+    /// tell why.
     fn tell_full(&mut self, now: Instant) {
         if self.full.looked.is_some_and(|(then, _)| now < then + FULL_EVERY) {
             return;

@@ -1,6 +1,7 @@
 //! Keeps the interfaces ("ports") that clients' ACKs leave by, towards each backend, up to date with this machine's
-//! routes. The kernel is asked for them when a session begins, and whenever routes, rules, links or addresses have
-//! changed. A *sender* is a backend's kernel socket for a client, and a *peer* the backend's agent.
+//! routes. The kernel is asked for the routes when a session with the backend's agent begins, and whenever routes,
+//! rules, links or addresses have changed. A *sender* is a backend's kernel socket for a client, and a *peer* the
+//! backend's agent.
 //!
 //! ```text
 //!   agent --watch--> thread "routes": RTM_GETROUTE, at each change, at most every SETTLE; or after EVERY
@@ -136,8 +137,8 @@ impl Watcher {
         }
     }
 
-    /// Waits for a request of the agent or a change, for EVERY at most. `is_settling` says that a change was just seen:
-    /// then it waits for SETTLE, and only a request of the agent ends the wait earlier.
+    /// Waits for a request of the agent or a change, for EVERY at most. `is_settling` says that a change was just seen.
+    /// The wait then takes SETTLE, and only a request of the agent ends it earlier.
     fn wait(&self, is_settling: bool) {
         let (changes, flags) = (self.changes.descriptor(), PollFlags::IN);
         let mut all = [PollFd::new(&self.wake, flags), PollFd::new(&changes, flags)];
@@ -192,7 +193,7 @@ mod tests {
     use shunt_testbed::machine::on_a_machine;
     use std::time::Instant;
 
-    /// Returns the next answer, as the interface's name or the error, and whether there was one before.
+    /// Returns the next answer, as the interface's name or the error, and whether there was an earlier answer.
     fn next(uplinks: &Uplinks) -> (String, bool) {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {

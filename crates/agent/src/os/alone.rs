@@ -1,5 +1,5 @@
-//! Lock on a directory of pins (BPF programs and maps, as files in bpffs; flock(2)), which an agent holds for as long
-//! as it lives: one agent at a time uses the directory.
+//! Lock (flock(2)) on a directory of pins, which are BPF programs and maps as files in bpffs. An agent holds the lock
+//! for as long as it lives, so only one agent at a time uses the directory.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -42,8 +42,8 @@ impl Alone {
         }
     }
 
-    /// Tells the agent that uses these pins to end at once, and then takes the lock as [`Self::with`] does. Kills an agent
-    /// that does not end, such as a stopped one.
+    /// Tells the agent that uses these pins to end at once, and then takes the lock as [`Self::with`] does. Kills an
+    /// agent that does not end, for example because it is stopped.
     ///
     /// # Errors
     /// Returns the errors of [`Self::with`], and [`SteerError::Stays`] if that agent has not ended.

@@ -1,5 +1,5 @@
 //! The addresses of this machine, as they come and go. A separate thread hears of changes (rtnetlink(7)) and then reads
-//! the addresses: the kernel takes its lock on all network settings to answer, and others may hold this lock for long.
+//! the addresses. To answer, the kernel takes its lock on all network settings, which others may hold for long.
 
 use std::io;
 use std::net::IpAddr;

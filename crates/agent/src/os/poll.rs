@@ -33,11 +33,11 @@ pub enum Source {
     Peer(usize),
     /// An accepted connection whose first frame has not come yet.
     Incoming(usize),
-    /// A fetch that this machine's server waits for.
+    /// The connection with a backend's agent, for a fetch that a server of this machine waits for.
     FetchOut(usize),
     /// The server that reads a fetch takes bytes again.
     FetchReader(usize),
-    /// A fetch that this machine serves.
+    /// The connection with a frontend's agent, for a fetch that this machine serves.
     FetchIn(usize),
     /// A sender's socket has room again.
     Sender(usize),
@@ -47,9 +47,9 @@ pub enum Source {
     Digests,
     /// Threads have read bytes of files.
     Reads,
-    /// A connection to another store is being made for a program.
+    /// A connection to another store that is being made for a program.
     Reaching(usize),
-    /// A route to a peer has changed.
+    /// A route to a peer's senders is found, has changed, or is lost.
     Routes,
     /// This machine's addresses have changed.
     Addresses,
@@ -112,7 +112,7 @@ impl Source {
 pub enum Interest {
     /// Bytes or connections to read, or the other end's close.
     Readable,
-    /// As `Readable`, and also room to write.
+    /// The events of `Readable`, and room to write.
     Both,
     /// Room to write. The event is reported once.
     WritableOnce,

@@ -4,8 +4,9 @@
 //! handoffs.
 //!
 //! A thread hears of each change of an interface (rtnetlink(7), RTNLGRP_LINK), and checks all interfaces once in EVERY.
-//! It is a thread because a question to the kernel may wait for its lock on all network settings. The programs are
-//! loaded once, at the start. To put them on a new interface takes only their descriptors and CAP_NET_ADMIN.
+//! This is done in a thread because a question to the kernel may wait for its lock on all network settings. The
+//! programs are loaded once, at the start. To put them on a new interface takes only their descriptors and the
+//! capabilities that the agent keeps.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,7 +34,7 @@ pub(crate) struct Role {
 pub(crate) struct Ports {
     /// Number of times that programs were put on an interface since the start.
     pub(crate) attached: AtomicU64,
-    /// Every interface exists, and has all of its programs.
+    /// Every interface existed, and had all of its programs, when the thread last checked it.
     pub(crate) are_whole: AtomicBool,
 }
 
@@ -56,8 +57,8 @@ enum State {
 }
 
 impl State {
-    /// Logs what has become of an interface, once for each change. `is_new` says that it lacked a program and has all
-    /// of them now.
+    /// Logs what has become of an interface, once for each change. `is_new` says that the interface lacked a program,
+    /// and has all of its programs now.
     fn say(&self, before: &Self, name: &str, is_new: bool) {
         match (before, self) {
             (Self::On(before), Self::On(now)) if before == now && is_new => {
@@ -139,7 +140,8 @@ impl Keeper {
         let _ = poll(&mut [PollFd::new(&changes, PollFlags::IN)], Some(&longest));
     }
 
-    /// Checks the interfaces that have changed since the last look or lack programs, or with `is_whole` all of them.
+    /// Checks interfaces, and puts missing programs on them. With `is_whole`, checks all of them. Otherwise, skips each
+    /// interface that had its programs at its last check and still has the same index.
     fn look(&mut self, is_whole: bool) {
         for at in 0..self.all.len() {
             let Port { role, name, state } = &self.all[at];
@@ -158,8 +160,8 @@ impl Keeper {
 
     fn put_on(&self, role: &Role, name: &str, index: Option<u32>, before: &State) -> (State, bool) {
         let Some(index) = index else { return (State::Missing, false) };
-        // An interface that has its programs is not checked again. Its kind stays the same. The interfaces that it lies
-        // on may change, but were checked when it got the programs.
+        // The kind of an interface that has got its programs is not checked again: it stays the same. The interfaces
+        // below it may change, but were checked when it got the programs.
         let usable = if *before == State::On(index) { Ok(index) } else { self.sysfs.index(name, &role.interfaces) };
         match usable.map(|index| (index, role.programs.keep_on(index))) {
             Ok((index, Ok(is_new))) => (State::On(index), is_new),

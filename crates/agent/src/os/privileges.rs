@@ -2,7 +2,7 @@
 //!
 //! Loading and attaching programs, binding sockets to their addresses, and the directory of the Unix socket need root's
 //! privileges. The work after the start needs two capabilities. All others are given up until the process ends, also
-//! from the bounding set, and no program that this process executes could gain them again (no_new_privs).
+//! from the bounding set. No program that this process executes could gain them again (no_new_privs).
 
 use std::io;
 
@@ -63,8 +63,8 @@ fn lacking(have: &CapsHashSet) -> Result<(), PrivilegesError> {
     if lacking.is_empty() { Ok(()) } else { Err(PrivilegesError::Few(lacking.join(", "))) }
 }
 
-/// Gives up all privileges that the agent's work does not need. `user` is the account to become, if this process is
-/// root.
+/// Gives up all privileges that the agent's work does not need. `user` is the account to become, if the configuration
+/// names one.
 ///
 /// # Errors
 /// See [`PrivilegesError`].
@@ -84,7 +84,7 @@ pub fn give_up(user: Option<&Account>) -> Result<(), PrivilegesError> {
     of_caps("capset", caps::set(None, CapSet::Effective, &needed))?;
     of_caps("capset", caps::set(None, CapSet::Permitted, &needed))?;
     // Keys pass through this process, so it makes no core dump, and only a process with CAP_SYS_PTRACE may read its
-    // memory. This comes last, because the kernel resets it when the user changes.
+    // memory. This call comes last, because a change of the user resets the setting.
     at("prctl(PR_SET_DUMPABLE)", rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable))
 }
 

@@ -3,7 +3,7 @@
 //! by such a call.
 //!
 //! Among the calls that are not allowed: execve, ptrace, calls to open other processes' memory, loading BPF programs,
-//! raw and packet sockets, new executable memory.
+//! packet sockets, new executable memory. Raw sockets need CAP_NET_RAW, which the agent has given up.
 
 use std::collections::BTreeMap;
 
@@ -111,8 +111,8 @@ const FAMILIES: &[c_int] = &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc:
 const BPF_COMMANDS: &[c_int] = &[0, 1, 2, 3, 4, 10, 15, 24];
 /// Option of prctl(2), from linux/prctl.h since Linux 6.4.
 const PR_GET_AUXV: u64 = 0x4155_5856;
-/// ioctl(2): the bytes that a socket has not sent or not received, non-blocking mode, names and indices of interfaces,
-/// and whether a log is a terminal.
+/// ioctl(2): numbers of unsent and of unread bytes in a socket, non-blocking mode, names and indices of interfaces, and
+/// whether a log is a terminal.
 const IOCTLS: &[u64] =
     &[libc::TIOCOUTQ, libc::FIONREAD, libc::FIONBIO, libc::SIOCGIFINDEX, libc::SIOCGIFNAME, libc::TCGETS];
 

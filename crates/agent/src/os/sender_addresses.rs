@@ -1,10 +1,11 @@
 //! Addresses of this machine's senders: one for clients of each IP version, whichever version the agents' session uses.
 //! A payload for a client of IPv6 travels as IPv6, because the client knows its frontend by an address of that version.
-//! A *sender* is this machine's kernel socket for a client of a frontend.
+//! A *sender* is this machine's kernel socket for a client of a frontend, and a *session* is the connection with a peer
+//! (another machine's agent).
 //!
 //! The configuration names the addresses (`[backend] addresses`), or the agent finds them. For the IP version of the
 //! session it takes the session's own address, unless that is link-local. Otherwise, and for the other version, it
-//! takes the first address on the session's interface, or else on an interface that payloads leave by.
+//! takes the first usable address on the session's interface, or else on an interface that payloads leave by.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,7 +17,7 @@ use shunt_logic::store::ends::{is_link_local, is_usable};
 use shunt_config::BackendConfig;
 
 /// Returns the addresses of this machine's senders towards a peer. `session` is this machine's address in the session
-/// with it.
+/// with that peer.
 ///
 /// # Errors
 /// Returns the kernel's error of getifaddrs(3).

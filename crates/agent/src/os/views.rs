@@ -1,6 +1,6 @@
-//! This machine's view of the routes to each peer and to clients, kept for `shunt doctor` on peers' machines, which
-//! asks for it (EXAMINE). The kernel may take long over each question, so a thread asks (ports.rs), and an answer may
-//! be a few seconds old.
+//! This machine's view of the routes to each peer and to clients. It is kept for `shunt doctor` on peers' machines,
+//! which asks this agent (EXAMINE). A *peer* is another machine's agent. The kernel may take long over each question,
+//! so a thread asks (ports.rs), and an answer may be a few seconds old.
 
 use std::io;
 use std::net::IpAddr;
@@ -25,7 +25,8 @@ impl Sight {
         sight
     }
 
-    /// Takes over the peers of a configuration that was read again. Where a peer's address stays, so does what was seen.
+    /// Takes over the peers of a configuration that was read again. The faults that were seen towards a peer stay if
+    /// its address is the same.
     pub(crate) fn follow(&self, config: &Config) {
         self.with(|seen| {
             let before = std::mem::take(seen);

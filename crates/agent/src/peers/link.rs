@@ -21,7 +21,7 @@ impl Link {
         Self { transport, is_blocked: false, is_up: false }
     }
 
-    /// Notes whether the socket has taken all bytes. If not, the poll also waits until it takes more.
+    /// Notes whether the socket has taken all bytes. If not, the poll also waits until the socket takes more.
     ///
     /// # Errors
     /// Returns the kernel's error of epoll_ctl(2).

@@ -1,6 +1,6 @@
-//! The board's memory, which servers map and read without a system call (`struct shunt_board`). The logic decides on
-//! its contents. The board says which peers (other machines' agents) there are, their keys, and limits that are
-//! reached.
+//! The board's memory, which servers map and read without a system call (`struct shunt_board`). The logic
+//! (crates/logic) decides on the board's contents. The board says which peers (other machines' agents) there are, their
+//! keys, and limits that are reached.
 
 use std::fs::File;
 use std::io;
@@ -43,8 +43,8 @@ impl BoardMemory {
         self.read_only.as_fd()
     }
 
-    /// Increments the beat, by which servers see that the agent is at work. While the beat does not change, they relay
-    /// bodies instead of handing off.
+    /// Increments the beat, by which servers see that the agent is at work. While the beat does not change, servers
+    /// relay bodies instead of handing off.
     ///
     /// # Errors
     /// Returns the kernel's error of pwrite(2).

@@ -26,8 +26,8 @@ impl Connection {
         Self { socket, counters: None, unsent: VecDeque::new() }
     }
 
-    /// Sends a message, or keeps it until the socket has room. Returns false if the server has not read for so long that
-    /// too many are kept, or if it is gone.
+    /// Sends a message, or keeps it until the socket has room. Returns false if too many messages are kept, because the
+    /// server does not read, or if the server is gone.
     pub(crate) fn tell(&mut self, told: &Told) -> bool {
         match self.unsent.is_empty().then(|| packets::send(&self.socket, told.as_bytes(), &[])) {
             Some(Ok(true)) => return true,

@@ -1,6 +1,7 @@
-//! Information for the kernel and for programs: keys that prove TCP handshakes between programs under `shunt run`, and
-//! which stores can be reached from which addresses. A *store* has the payloads of a machine's programs, and a *source*
-//! is a store that programs can fetch from.
+//! Information for the kernel, and for programs under `shunt run`. The kernel gets keys, by which TCP handshakes
+//! between such programs prove which machine they come from. Programs learn from which stores the programs at each
+//! address can fetch. A *store* has the payloads of a machine's programs, and a *source* is a store that programs can
+//! fetch from.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,9 +12,8 @@ use shunt_odb::sources::Known;
 
 use crate::os::random;
 
-/// Returns the key for connections within this machine. It is the key that an earlier agent has left in the kernel, if
-/// any, because handshakes under way depend on it. Removes from the kernel the keys of peers that an earlier agent has
-/// left.
+/// Returns the key for connections within this machine. If an earlier agent has left that key in the kernel, it stays
+/// the same, because handshakes under way depend on it. Removes other machines' keys that an earlier agent has left.
 ///
 /// # Errors
 /// Returns the kernel's error of bpf(2), or of getrandom(2).

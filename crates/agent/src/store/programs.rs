@@ -2,7 +2,7 @@
 //! runs in a separate thread (shunt_odb::store), so that copying and encrypting bodies delays no handoff. The *store*
 //! has the bodies (payloads) that this machine's programs have written, and a *holder* is a store by its name. The
 //! daemon's thread does the handshakes with other agents (daemon/reaching.rs). The store's thread passes programs'
-//! requests (wishes) to it by a queue and an eventfd(2).
+//! requests (wishes) to the daemon's thread by a queue and an eventfd(2).
 
 use std::io;
 use std::net::IpAddr;
@@ -54,7 +54,7 @@ pub enum StoreError {
     Io(#[from] io::Error),
 }
 
-/// The store's access to the agent, by which it passes on programs' wishes.
+/// The store's access to the agent: asks who a program is, and passes on programs' wishes.
 struct Link {
     callers: Callers,
     wishes: Sender<Wish>,
@@ -99,7 +99,8 @@ pub(crate) struct Store {
     pub(crate) shelf: Shelf,
     pub(crate) holder: Holder,
     pub(crate) config: StoreConfig,
-    /// Keys in the kernel that prove handshakes.
+    /// BPF map from machines' addresses to keys. The keys prove the TCP handshakes of connections between programs
+    /// under `shunt run`.
     pub(crate) kernel: Ends,
     pub(crate) sources: SourcesMemory,
     /// This machine's addresses as they were read at the start; empty once `changes` watches them.
@@ -227,7 +228,7 @@ impl Store {
 impl Drop for Store {
     /// Stops the store's thread. Programs see from their closed connections that nothing is kept for them any more.
     fn drop(&mut self) {
-        self.place.leave(); // before its socket is closed
+        self.place.leave(); // removes the socket's name, and must come before the socket is closed
         self.orders.stop();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

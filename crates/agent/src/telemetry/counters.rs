@@ -9,8 +9,8 @@ use shunt_odb::store::usage::COUNTED;
 /// Counters of the servers, as (index, name, meaning), from `include/shunt.h` (build.rs).
 pub(crate) const SERVERS: &[(usize, &str, &str)] = include!(concat!(env!("OUT_DIR"), "/counters.rs"));
 
-/// Counters of the daemon, beside those of the logic ([`Counts`]). Each is declared once: field, name below `agent.`,
-/// and meaning.
+/// Counters of the daemon, beside those of the logic ([`Counts`]). Each is declared once: a name, which is also its
+/// name below `agent.`, its type, and its meaning.
 macro_rules! daemons {
     ($($name:ident: $type:ty = $meaning:literal,)*) => {
         /// Values that the daemon counts or finds, beside those of the logic.
@@ -22,7 +22,7 @@ macro_rules! daemons {
         impl Daemons {
             const MEANINGS: &[(&str, &str)] = &[$((stringify!($name), $meaning),)*];
 
-            /// Values by name.
+            /// Returns the values by name.
             pub(crate) fn values(&self) -> impl Iterator<Item = (&'static str, Value)> {
                 [$((stringify!($name), Value::from(self.$name)),)*].into_iter()
             }
@@ -120,7 +120,8 @@ pub(crate) fn agent_help(path: &str) -> String {
     sentence(found.map_or("meaning: docs/counters.md", |(_, help)| help))
 }
 
-/// Gauges of the programs, as (name below `store.by_program.NAME.`, meaning). The other counters are [`COUNTED`].
+/// Gauges of programs under `shunt run`, as (name below `store.by_program.NAME.`, meaning). The other counters are
+/// [`COUNTED`].
 pub(crate) const PROGRAMS: [(&str, &str); 2] = [
     ("processes", "processes at present"),
     (

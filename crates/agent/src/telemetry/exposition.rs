@@ -20,7 +20,7 @@ enum Kind {
 struct Family {
     help: String,
     kind: Kind,
-    /// Labels with their braces, and the value.
+    /// Samples, each as its labels in braces and its value.
     samples: Vec<(String, u64)>,
 }
 

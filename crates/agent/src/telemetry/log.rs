@@ -24,7 +24,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// This process's log.
 pub static LOG: Log = Log::new();
 
-/// Queue of lines for an output that may be slow, and counts of them.
+/// Queue of lines for an output that may be slow, and numbers of waiting and of lost lines.
 pub struct Log {
     queue: OnceLock<SyncSender<Vec<u8>>>,
     /// Number of lines in the queue, together with the one that is being written.
@@ -103,7 +103,7 @@ fn has_room(output: impl std::os::fd::AsFd) -> bool {
     poll(&mut ready, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready == 1)
 }
 
-/// Takes the bytes of each call as one line. No call fails, because tracing_subscriber would panic.
+/// Takes the bytes of each call as one line. No call fails: after an error, tracing_subscriber might panic.
 impl Write for &'static Log {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.take(line);

@@ -1,9 +1,9 @@
 //! HTTP endpoint for Prometheus, on separate threads. However many clients ask, and however slowly they read, the
 //! agent's loop gets one request at a time, as from `shunt stats`. It gets none while the newest page is fresh.
 //!
-//! A few threads wait in accept(2) from the start. So there are never more connections than threads, and each
-//! connection ends after a few seconds. Only the head of one request is read, and only counters and peers' names are
-//! sent.
+//! A few threads wait in accept(2) from the start. So there are never more connections than threads. A connection whose
+//! client sends or takes nothing ends after a few seconds. Only the head of one request is read, and only counters and
+//! peers' names are sent.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -27,7 +27,7 @@ const THREADS: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(5);
 const HEAD_BYTES: usize = 8 << 10;
 const HEADERS: usize = 64;
-/// Time that the agent may take to answer a thread. It answers at once, unless it is ending.
+/// Time that the agent may take to answer a thread. The agent answers at once, unless it is ending.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const ANSWER_BYTES: usize = 64 << 10;
 /// Age up to which the newest page is sent again, instead of a new one.

@@ -89,7 +89,7 @@ fn timestamps_do_not_go_back_behind_what_the_client_has_echoed() {
     assert_eq!(server.depart(&very_old).tsval, very_old.tsval, "made up: none is raised far");
 }
 
-/// If a server may write on, its kernel keeps back what lies behind the payload.
+/// If a server may write behind a payload (SHUNT_APPEND), its kernel keeps these bytes back.
 #[test]
 fn bytes_written_behind_a_growing_payload_wait() {
     let mut server = Server::new(START - 100, ROOM);
@@ -112,8 +112,8 @@ fn bytes_written_behind_a_growing_payload_wait() {
     assert_eq!((departure.fate, departure.seq), (Fate::TRANSLATED, START + 5000));
 }
 
-/// A client is asked only after a silence. SHUNT_APPEND notes the time by an exact clock, and fe_out reads a coarse one
-/// for what the server writes at once.
+/// A client is sent a probe only after a silence. SHUNT_APPEND notes the time by an exact clock. If the server then
+/// writes at once, fe_out reads a coarse clock, which may be behind.
 #[test]
 fn what_is_written_right_after_a_region_began_asks_the_client_nothing() {
     let mut server = Server::new(START - 100, ROOM);

@@ -119,7 +119,7 @@ fn a_server_may_take_the_rest_upon_itself() {
     assert_eq!(route.ack, START + 10, "all that its kernel has sent");
 }
 
-/// SHUNT_UNDO takes a region back of which the client has acknowledged nothing.
+/// SHUNT_UNDO takes back a region of which the client has acknowledged nothing.
 #[test]
 fn a_growing_payload_is_taken_back_where_the_client_has_nothing_of_it() {
     let mut server = Server::new(START - 100, ROOM);

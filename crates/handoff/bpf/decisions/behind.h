@@ -33,7 +33,7 @@
 
 /* Silence of both sides, in nanoseconds, after which the client is sent a probe. */
 #define UNHEARD_NS 100000000
-/* Time, in nanoseconds, after which a client is given up that has room but acknowledges nothing. A
+/* Time, in nanoseconds, after which a client that has room but acknowledges nothing is given up. A
  * backend's agent gives up such a client after `progress` (configuration), by default as long. */
 #define IDLE_NS    60000000000ll
 
@@ -63,8 +63,7 @@ static __always_inline bool lies_behind(const struct flow *flow, const struct pa
     return is_before(local, end) || (p->flags & TH_FIN && !is_before(p->seq, local));
 }
 
-/* Whether a client that has room has acknowledged nothing for IDLE_NS, though its server has more
- * to send. */
+/* Whether the client has had room, but has acknowledged nothing, for more than IDLE_NS. */
 static __always_inline bool is_given_up(struct flow *flow, __u64 now)
 {
     bool has_room = (__u32) flow->client_window << flow->snd_wscale >= flow->mss;

@@ -33,7 +33,8 @@
 #define SENDER_WINDOW 65535
 
 /* Largest distance of a flow's `rcv_nxt` behind its `server_ack`, in bytes, while no region is open
- * (active or cancelled). Sequence numbers can be compared only if they are less than 2^31 apart. */
+ * (active or cancelled). The two are equal when a region begins. Sequence numbers can be compared
+ * only if they are less than 2^31 apart. */
 #define UPLOADED_MAX (1U << 30)
 
 /* Right edge of the client's window, CLIENT space: the first byte that it has no room for. */

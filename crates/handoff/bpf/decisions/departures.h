@@ -23,7 +23,7 @@ enum fate {
     ACK_MOVED,  /* a pure ACK; its sequence number becomes the right edge of the client's window */
     RST_MOVED,  /* a reset, moved to the number where the client accepts it (reset.h) */
     FIN_TO_RST, /* turned into a reset: the server has ended inside a response */
-    ACK_HELD,   /* dropped, see may_acknowledge */
+    ACK_HELD,   /* a pure ACK, dropped: the client may not see it yet (may_acknowledge) */
     UNTOUCHED,
     DROPPED,
     WAITS, /* kept in the server's queue (behind.h) */

@@ -2,9 +2,10 @@
 /*
  * Changes to a flow when its server asks for a region, for a longer one, or for a region's end
  * (include/shunt.h). They use the state of the server's socket. All run under the flow's lock, with
- * the socket locked. A region is a range of the client's sequence numbers that a backend sends: one
- * payload. A break is the record of one region in its flow, the record of the connection. An anchor
- * is a break of length 0, a point that later numbers are compared with (spaces.h).
+ * the socket locked. A flow is the record of a client connection. A region is a range of the
+ * client's sequence numbers that a backend sends: one payload. A break is the flow's record of one
+ * region. An anchor is a break of length 0, a point that later numbers are compared with
+ * (spaces.h).
  */
 #ifndef REGIONS_H
 #define REGIONS_H
@@ -73,9 +74,9 @@ static __always_inline void note_socket(struct flow *flow, const struct bpf_tcp_
 }
 
 /* Notes the ACK number and the window that the socket knows of its client, if the flow knows older
- * ones. The flow may know newer ones, because packets pass fe_in (on ingress) first. It may lack
- * those of packets that came in fragments. `start`: sequence number of the server's next byte, as
- * the client sees it. */
+ * ones or has had no region yet. The flow may know newer ones, because packets pass fe_in (on
+ * ingress) first. It may lack those of packets that came in fragments. `start`: sequence number of
+ * the server's next byte, as the client sees it. */
 static __always_inline void note_client_of(struct flow *flow, const struct asked *a, __u32 start)
 {
     const struct connection *c = &a->connection;
@@ -202,8 +203,8 @@ static __always_inline enum steer_counter undo_region(struct flow *flow, __u64 h
     return FE_UNDONE;
 }
 
-/* Notes up to where the client may have bytes of the backend that sent so far: the right edge of
- * the client's window. */
+/* Notes how many bytes from `start` on the client may have from the backend that sent so far: those
+ * up to the right edge of the client's window. */
 static __always_inline void note_ahead(struct flow *flow)
 {
     flow->ahead = is_before(flow->start, flow->edge) ? flow->edge - flow->start : 0;

@@ -43,7 +43,7 @@ static __always_inline struct flow_break *next_break(struct spaces *s)
     return newest_break(s);
 }
 
-/* Whether the newest region has not completed: it is active or cancelled. */
+/* Whether the newest region is open, that is, active or cancelled, and not complete. */
 static __always_inline bool is_open(const struct spaces *s)
 {
     return s->status != SHUNT_REGION_COMPLETE;

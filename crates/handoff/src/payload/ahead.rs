@@ -7,9 +7,9 @@ use crate::reading::Ticket;
 pub(super) enum Ahead {
     #[default]
     Nothing,
-    /// Another thread reads: bytes of the range with this index, from this offset in its file on.
+    /// Another thread is reading bytes of a range: the read's ticket, the range's index, the bytes' offset in its file.
     Asked(Ticket, usize, u64),
-    /// Another thread has read: bytes of the range with this index, from this offset in its file on.
+    /// Another thread has read bytes of a range: the range's index, the bytes' offset in its file, the bytes.
     Here(usize, u64, Vec<u8>),
 }
 
@@ -21,7 +21,7 @@ impl Ahead {
         }
     }
 
-    /// Returns the bytes that are here of a range, from `at` on, at most `most`.
+    /// Returns the bytes of a range, from `at` on and at most `most`, that another thread has read.
     pub(super) fn bytes(&self, range: usize, at: u64, most: usize) -> Option<&[u8]> {
         let Self::Here(of, from, bytes) = self else { return None };
         let skip = usize::try_from(at.checked_sub(*from).filter(|_| *of == range)?).ok()?;

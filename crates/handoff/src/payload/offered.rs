@@ -31,20 +31,20 @@ pub(super) struct Offered {
     has_changed: Cell<bool>,
     /// Identity that the file must have, if the claimant relies on its digest.
     proven: Option<FileIdentity>,
-    /// Whether the claimant has been told the digest of the first identity, and it has not been withdrawn.
+    /// Whether the claimant has been told the digest of the first identity, and the digest is not withdrawn.
     is_told: Cell<bool>,
     /// Whether calls to the file's file system are known not to wait for a program or another machine, as they do on
     /// FUSE and NFS.
     is_prompt: Cell<bool>,
 }
 
-/// The modification time that an offer's file must have, if it must.
+/// Modification time that an offer's file must have. `None`: any.
 fn told_mtime(offer: &Offer) -> Option<i64> {
     (offer.flags & Offer::BODY == 0).then_some(offer.mtime_ns)
 }
 
-/// Whether a file with the identity `now` fits the modification time and the size that were told, and the identity whose
-/// digest was told.
+/// Whether a file with the identity `now` fits the modification time and the size that were told, and the identity
+/// whose digest was told.
 fn fits(now: FileIdentity, mtime_ns: Option<i64>, size: u64, proven: Option<FileIdentity>) -> bool {
     // Logs, recordings and uploads grow while they are read. The client gets as much as its header told.
     let is_longer = now.size > size && mtime_ns.is_some();
@@ -53,7 +53,7 @@ fn fits(now: FileIdentity, mtime_ns: Option<i64>, size: u64, proven: Option<File
 }
 
 /// Whether the file of an offer is still the one that the offer tells of, as [`super::Payload::is_unchanged`] says of a
-/// payload. Needs no descriptor of its own, which would have to be closed.
+/// payload. For callers without a payload: a payload needs a descriptor of its own, which has to be closed.
 pub fn is_unchanged(file: impl AsFd, offer: &Offer, proven: Option<FileIdentity>) -> bool {
     FileIdentity::at_hand(file).is_ok_and(|now| fits(now, told_mtime(offer), offer.size, proven))
 }

@@ -18,7 +18,7 @@ use crate::reading::{Reads, Wanted};
 /// Bytes that a payload, or a part of it, is made of. A call with [`Reads`] does not wait for a disk.
 ///
 /// If some bytes are still being made, the source does not have them at hand, and wants no read for them
-/// ([`Source::wanted`]). The one who makes them wakes the payload's owner.
+/// ([`Source::wanted`]). Whoever makes the bytes wakes the payload's owner.
 pub trait Source: Debug + Send {
     /// Number of bytes from `at` on that can be had without waiting, at most `most`.
     fn at_hand(&self, at: u64, most: usize, reads: &Reads) -> usize;

@@ -141,7 +141,7 @@ fn a_payload_reads_exactly_its_range_and_notices_a_change() {
 
 #[test]
 fn a_file_that_cannot_be_read_is_told_from_one_that_has_changed() {
-    // Nothing is mapped at address 0, so that a read fails with EIO.
+    // Nothing is mapped at address 0, so a read fails with EIO.
     let mut unreadable = payload(&File::open("/proc/self/mem").unwrap(), 0, 5);
     assert_eq!(unreadable.read(&mut [0; 5]), Err(Reason::Socket));
     assert_eq!(unreadable.read_exactly(0, vec![&mut [0; 5]]), Err(Reason::Socket));

@@ -38,7 +38,7 @@ pub(super) enum Word {
 /// Receive window of a sender's socket, in bytes. The socket never receives data. But its segments offer this window to
 /// the client, and a window that was offered may not become smaller.
 const RCV_WND: u32 = 65535;
-/// Number of payloads of a connection after which its need of ACKs is examined again.
+/// Number of payloads of a connection after which the sender's need of ACKs is examined again.
 const LOOK_EVERY: u32 = 16;
 /// Time after which a payload's frontend is told the digest of the payload's file. For a shorter payload a digest is
 /// not worth computing.
@@ -136,7 +136,7 @@ pub(super) enum FirstWord {
     Silent(Option<(u64, Tag)>),
 }
 
-/// Slot of a sender whose socket begins with `claim`: both sequence spaces are the same.
+/// Slot of a sender whose socket begins with `claim`: the socket counts as the client does.
 pub(super) fn first_slot(claim: &Claim) -> Slot {
     Slot {
         server: Endpoint { address: claim.flow.server_address, port_be: claim.flow.server_port },

@@ -46,7 +46,8 @@ pub trait SenderTable {
     fn insert(&mut self, key: &SenderKey, index: u32) -> io::Result<()>;
     /// Removes a key. From here on packets of `key` are dropped.
     fn remove(&mut self, key: &SenderKey);
-    /// Asks the programs to report, from here on, an ACK up to `end`, in the socket's own sequence space.
+    /// Asks the programs to report, from here on, an ACK that reaches `end`, a number in the sequence space of the
+    /// slot's socket.
     fn await_end(&mut self, index: u32, end: u32);
     /// Highest ACK number that a slot's socket has got from its client, in the socket's own sequence space.
     fn acked(&self, index: u32) -> u32;

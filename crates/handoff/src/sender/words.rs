@@ -1,5 +1,5 @@
-//! The *word*: the message to a frontend that the end of a payload is acknowledged. A payload needs it if it is longer
-//! than 1 MiB, or than its client had room for.
+//! The *word*: the message to a frontend that the end of a payload is acknowledged. A payload that was handed off by
+//! SHUNT_BEGIN (include/shunt.h) needs the word if it is longer than 1 MiB, or than its client had room for.
 //!
 //! A frontend sees what the client acknowledges, but not what has been sent. So it waits for this word, and a client
 //! that waits for its next response waits too. be_in, the steering program on ingress, reports the ACK of the end as it

@@ -51,8 +51,8 @@ impl Sealer {
         Some(Self { keys: Erased::new(Keys { key, iv: *iv }), next: first, end })
     }
 
-    /// Seals `record` in place. The caller leaves room in it for the header, then the content, then room for the type
-    /// and the tag.
+    /// Seals `record` in place. The record has room for the header, then the content, then room for the type and the
+    /// tag.
     ///
     /// # Panics
     /// If no record number is left, or if the record is longer than TLS allows.

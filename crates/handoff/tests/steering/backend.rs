@@ -48,7 +48,7 @@ fn data(seq: u32) -> Segment {
     Segment::ack(us(), client(), seq, RCV_NXT).payload(b"payload").timestamps(50, 60)
 }
 
-/// A copy as fe_in makes it: with half of the token in the urgent pointer.
+/// A copy as fe_in makes it: with half of the token in the urgent pointer. The socket's rcv_nxt is the token.
 fn arriving(seq: u32, ack: u32) -> Segment {
     Segment { urgent: RCV_NXT as u16, ..Segment::ack(client(), us(), seq, ack) }
 }
@@ -247,8 +247,8 @@ fn the_ack_of_an_awaited_end_is_reported() {
     assert!(be.reports().is_empty(), "nobody waits for it");
 }
 
-/// This also covers payloads longer than half of the sequence space. There, the payload's start first compares as
-/// before an ACK's number, and later as after it.
+/// This also covers payloads longer than half of the sequence space. In such a payload, the start compares as before an
+/// ACK's number at first, and later as after it.
 #[test]
 fn acks_are_judged_over_the_whole_sequence_space() {
     let be = with_sender();

@@ -11,7 +11,7 @@ use shunt_testbed::wait_for;
 use super::programs::key;
 use super::steered::*;
 
-/// Key of the flow for which SHUNT_BEGIN has just answered.
+/// Key of the flow on which a region has just begun, from the kernel's record of the region.
 fn flow(steered: &Steered) -> FlowKey {
     let state = steered.answer();
     key(state.flow.client().socket_addr(), state.flow.server().socket_addr())

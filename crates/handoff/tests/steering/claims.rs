@@ -12,9 +12,9 @@ const LENGTH: u32 = 10_000_000;
 const RCV_NXT: u32 = 77_000;
 /// Window that the frontend's kernel has offered to the client, in bytes.
 const SERVER_WINDOW: u32 = 200_000;
-/// Number of payload bytes that the client has acknowledged. ROOM is the number of bytes that it has room for beyond
-/// them.
+/// Number of payload bytes that the client has acknowledged.
 const ACKED: u32 = 50_000;
+/// Number of bytes that the client has room for beyond those that it has acknowledged.
 const ROOM: u32 = 64_000;
 const EDGE: u32 = START + ACKED + ROOM;
 
@@ -128,7 +128,8 @@ fn sequence_numbers_are_the_windows_as_the_kernel_has_it() {
             payload.len()
         );
     }
-    // A client that uploads may be told of two windows, the frontend's and the backend's.
+    // During an upload, a client may use numbers from before the frontend's ACK number, because the backend's segments
+    // offer a smaller window.
     fe.set_flow(&Flow { rcv_nxt: RCV_NXT - 1000, ..under_way() });
     assert!(!strange(&mut fe, RCV_NXT - 1001, b"") && strange(&mut fe, RCV_NXT - 1002, b""));
     fe.set_flow(&Flow { rcv_nxt: RCV_NXT.wrapping_sub(1 << 30), ..under_way() });
@@ -145,8 +146,8 @@ fn sequence_numbers_are_the_windows_as_the_kernel_has_it() {
     assert_eq!(fe.flow().server_edge, RCV_NXT + 90_000, "never back");
 }
 
-/// Two sequence numbers can be compared only if they are less than 2^31 apart. Here the client sends more than that after
-/// the last region began.
+/// Two sequence numbers can be compared only if they are less than 2^31 apart. Here the client sends more than that
+/// many bytes after the last region began.
 #[test]
 fn packets_are_noted_however_much_the_client_uploads_behind_a_payload() {
     let mut flow = under_way();
@@ -184,7 +185,7 @@ fn an_ack_that_is_older_than_a_window_is_not_noted() {
     assert_eq!((fe.flow().client_tsval, fe.flow().client_tsecr), (5000, 5000));
 }
 
-/// A flow whose payload is longer than its client had room for.
+/// A flow whose payload is complete only with the backend's word, as one that is longer than its client had room for.
 fn needs_a_word() -> Flow {
     let mut flow = under_way();
     flow.spaces.breaks[0].end = END_WORD;

@@ -1,6 +1,6 @@
 //! Tests of fe_out, the frontend's program on egress: the frontend's own segments are moved from the sequence numbers
 //! of its kernel (LOCAL) to those that the client sees (CLIENT). A *flow* is the record of a client connection. A
-//! *region* is a range of its CLIENT numbers that a backend sends: one payload.
+//! *region* is a range of its CLIENT numbers that a backend sends: one payload. fe_in is the program on ingress.
 
 use super::programs::*;
 use super::segment::*;
@@ -157,8 +157,8 @@ fn a_fin_during_a_handoff_becomes_a_reset() {
     assert_eq!(fe.counted(), once(&["fe_out_fin_to_rst"]));
 }
 
-/// A client that has more bytes than its ACKs have told answers a reset elsewhere in its window with an ACK (RFC 5961,
-/// 3.2).
+/// A client may have more bytes than its ACKs have said. It answers a reset that has another number in its window with
+/// an ACK (RFC 5961, 3.2).
 #[test]
 fn a_challenge_ack_draws_a_reset_at_its_very_number() {
     let mut fe = Frontend::with_flow(&active());
@@ -181,7 +181,7 @@ fn a_challenge_ack_draws_a_reset_at_its_very_number() {
     assert_eq!(fe.counted(), once(&["fe_in_both"]), "no reset for a reset");
 }
 
-/// The server has given up the region, but not its connection: its client's packets go to the server's kernel.
+/// The server has given up the region, but not the connection: the client's packets go to the server's kernel.
 #[test]
 fn a_cancelled_region_alone_answers_nobody() {
     let mut fe = Frontend::with_flow(&cancelled());
@@ -276,8 +276,8 @@ fn a_client_that_gets_nothing_for_a_minute_is_reset_when_its_server_has_more_to_
         assert_eq!(fe.flow().spaces.status, CANCELLED);
     }
     fe.counted();
-    // The client is not reset if it has no room, if it has acknowledged something since, or if the time of its last ACK
-    // is not known (0). Nor is it reset because another core's clock is ahead.
+    // The client is not reset if it has no room, or if it has acknowledged something since. Nor is it reset if the time
+    // since which it waits is unset (0), or ahead because of another core's clock.
     let mut got = queues(long_ago);
     got.idle_acked = 1999;
     for flow in [Flow { client_window: 0, ..queues(long_ago) }, got, queues(0), queues(u64::MAX >> 1)] {

@@ -1,7 +1,7 @@
-//! Tests of the steering programs on interfaces where a program of somebody else runs before them, and writes into every
-//! packet. A packet that passes a steering program a second time has a mark in two fields, and such a program may
-//! overwrite one of them. A *flow* is the record of a client connection, and a *copy* a client's packet as fe_in
-//! rewrites it for a backend.
+//! Tests of the steering programs on interfaces where a program of somebody else runs before them, and writes into
+//! every packet. A packet that passes a steering program a second time has a mark in two fields, and somebody else's
+//! program may overwrite one of them. A *flow* is the record of a client connection, and a *copy* a client's packet as
+//! fe_in rewrites it for a backend.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};

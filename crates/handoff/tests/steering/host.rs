@@ -115,7 +115,7 @@ pub fn ifindex(name: &str) -> u32 {
     netdevice::name_to_index(any, name).expect("the device is there")
 }
 
-/// Opens a packet socket that sees every frame that arrives, before any program does.
+/// Opens a packet socket that sees every frame that arrives, before any program on the port (BPF) does.
 fn wire() -> rustix::fd::OwnedFd {
     let protocol = Protocol::from_raw((ETH_P_ALL << 8).try_into().expect("not 0"));
     let wire = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, Some(protocol));
@@ -167,7 +167,7 @@ impl Hosts {
                 ip(&["-n", host, "link", "set", device, "up"]);
                 ip(&["-n", host, "link", "set", "lo", "up"]);
             }
-            // The backend's route to the client leads through the frontend's machine, which forwards for it.
+            // The routes between client and backend lead through the frontend's machine, which forwards their packets.
             ip(&["-n", &far, "route", "add", "default", "via", &format!("10.{network}.0.1")]);
             ip(&["-n", &far, "-6", "route", "add", "default", "via", &format!("fd0{network}::1")]);
         }
@@ -236,7 +236,7 @@ impl Hosts {
     }
 
     /// Finishes checksums in software for packets that leave the frontend and the backend, so that their receiver
-    /// verifies them. The client's packets keep a promised checksum (CHECKSUM_PARTIAL), as is normal on a veth.
+    /// verifies them. The client's packets keep an unfinished checksum (CHECKSUM_PARTIAL), as is normal on a veth.
     pub fn checksums_in_software(&self) {
         for (role, device) in [("frontend", "clients"), ("frontend", "backends"), ("backend", "uplink")] {
             self.ethtool(role, device, &["tx", "off"]);

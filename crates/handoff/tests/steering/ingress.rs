@@ -43,7 +43,8 @@ fn finished() -> Flow {
     flow
 }
 
-/// Start of the second payload, CLIENT. The 400 bytes between the two payloads are a header, LOCAL 5000..5400.
+/// Start of the second payload, in CLIENT numbers. The 400 bytes between the two payloads are a header, whose LOCAL
+/// numbers are 5000..5400.
 const SECOND: u32 = END + 400;
 fn second() -> Flow {
     let mut flow = finished();

@@ -1,5 +1,5 @@
-//! Tests of programs of several layouts side by side. A *layout* is a version of the maps' contents. Programs of another
-//! layout stay until the connections in their table of flows have ended.
+//! Tests of steering programs (BPF) of several layouts side by side. A *layout* is a version of the maps' contents.
+//! Programs of another layout stay until the connections in their table of flows have ended.
 //!
 //! Only one layout is built for these tests. An agent of another layout is one of ours whose maps get another number
 //! afterwards, and whose programs move to that layout's handle on the interfaces.
@@ -25,7 +25,7 @@ use super::steered::{SHUNT_CANCEL, SHUNT_SOL, begin};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Makes what an agent has left look like that of another layout.
+/// Makes the maps and programs that an agent has left look like those of another layout.
 fn make_other(pin_dir: &Path, layout: u32) {
     call_it(pin_dir, layout);
     let programs = [
@@ -76,7 +76,7 @@ impl Connection {
         flows(directory).update(self.key().as_bytes(), flow.as_bytes(), MapFlags::ANY).expect("update");
     }
 
-    /// Asserts that the programs of the layout with its maps in this directory answer calls on this connection.
+    /// Asserts that calls on this connection are answered by the layout whose maps are in this directory.
     fn is_answered_by(&self, directory: &Path) {
         self.is_active_in(directory);
         sockopt::set(&self.server, SHUNT_SOL, SHUNT_CANCEL, &0u32).expect("SHUNT_CANCEL");
@@ -94,7 +94,8 @@ fn flows(directory: &Path) -> MapHandle {
     map(directory, "flows")
 }
 
-/// Agents of these layouts have been here, one after the other, and ours at last. Each has a connection.
+/// A host where agents of other layouts have run, one after the other, and then ours. Each of the other layouts has a
+/// connection.
 struct Several {
     connections: Vec<(u32, Connection)>,
     frontend: Frontend,
@@ -273,7 +274,8 @@ fn calls_reach_the_layout_of_their_connection_in_another_control_group() {
     }
 }
 
-/// Attaches a layout's program by one more link, and pins that, as an agent does that then ends.
+/// Attaches a layout's program by one more link, and pins the link. An agent that ends while it starts leaves such a
+/// link.
 fn begin_new_link(directory: &Path) {
     let program = Program::fd_from_pinned_path(directory.join("fe_setsockopt_program")).expect("pinned");
     let group = std::fs::File::open(cgroup()).expect("a control group");
@@ -300,7 +302,7 @@ fn links_that_an_agent_has_begun_to_make_do_not_stay() {
     assert!(directories.iter().all(|directory| !directory.join("fe_setsockopt_next").exists()));
 }
 
-/// Moves all pins but links from one directory to another.
+/// Moves all pins from one directory to another, except the link (fe_setsockopt).
 fn move_all(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).expect("readdir").map(|entry| entry.expect("an entry")) {
         if !entry.file_type().expect("a type").is_dir() && entry.file_name() != "fe_setsockopt" {
@@ -336,7 +338,7 @@ fn an_interrupted_move_of_pins_is_finished_or_taken_back() {
     }
     several.load();
     assert_eq!(several.frontend.flows().count(), 1);
-    // And once more while it took its own pins back. Then `layout` is the first.
+    // Another such agent has ended while it took its own pins back. It moves the pin `layout` first.
     std::fs::create_dir(aside(&several.pins, STEERING_LAYOUT)).expect("mkdir");
     move_all(&pins, &aside(&several.pins, STEERING_LAYOUT));
     for name in ["layout", "counters", "flows"] {
@@ -396,7 +398,7 @@ fn connections_that_no_other_layout_has_any_more_are_not_noted() {
     assert_eq!((done.len(), noted()), (1, 0));
     done.into_iter().for_each(|older| older.take_out().expect("take_out"));
 
-    // Left by an agent that ended.
+    // An agent that ended has left this entry.
     map(&several.pins.0, "older_flows").update(gone.as_bytes(), &[1], MapFlags::ANY).expect("update");
     several.load();
     assert_eq!(map(&several.pins.0, "older_flows").keys().count(), 0);

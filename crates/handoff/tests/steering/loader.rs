@@ -49,7 +49,8 @@ impl Loaded {
     }
 }
 
-/// Time since the machine started, in nanoseconds. It may be shorter than the times that tests go back.
+/// Time since the machine started, in nanoseconds. The machine may have started just now, so tests use parts of this
+/// time as ages of flows.
 fn monotonic_ns() -> u64 {
     Duration::try_from(rustix::time::clock_gettime(rustix::time::ClockId::Monotonic)).expect("after 0").as_nanos()
         as u64
@@ -68,7 +69,7 @@ fn attached(priority: u32) -> Vec<(u32, bool, bool)> {
     attached_at(STEERING_LAYOUT, priority)
 }
 
-/// The same of any layout. Its number is the handle of its filters.
+/// Does the same as [`attached`] for any layout, whose number is the handle of its filters.
 pub fn attached_at(layout: u32, priority: u32) -> Vec<(u32, bool, bool)> {
     let any = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let found = |ifindex: u32, point| {

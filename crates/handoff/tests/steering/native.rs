@@ -1,6 +1,7 @@
 //! Tests that the steering programs decide in a kernel as crates/decisions does, for any flow (the record of a client
-//! connection) and any packet, in both directions. A *copy* is a client's packet as fe_in rewrites it for a backend. A
-//! *region* is a range of sequence numbers that a backend sends: one payload. A *break* is the record of a region.
+//! connection) and any packet, in both directions. crates/decisions has the same decisions as ordinary functions. A
+//! *copy* is a client's packet as fe_in rewrites it for a backend. A *region* is a range of sequence numbers that a
+//! backend sends: one payload. A *break* is the record of a region.
 
 use proptest::prelude::*;
 use shunt_decisions as decisions;
@@ -10,7 +11,8 @@ use super::programs::*;
 use super::seeded::many;
 use super::segment::*;
 
-/// Sequence numbers near which the numbers of most cases lie.
+/// Sequence numbers near which the numbers of most cases lie. LOCAL is one of the frontend's kernel, CLIENT one that
+/// the client sees, RCV_NXT one of the client's own bytes.
 const LOCAL: u32 = 4_294_960_000;
 const CLIENT: u32 = 5000;
 const RCV_NXT: u32 = 4_294_967_000;

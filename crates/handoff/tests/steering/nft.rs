@@ -27,8 +27,8 @@ fn load(test: &str, rules: &str) -> bool {
     output.status.success()
 }
 
-/// Loads `rules`, which translate a client's connection to port 80 into one to the server's address and port. Each
-/// response on it is relayed, and none is lost.
+/// Loads `rules`, which translate a client's connection to port 80 into one to the server's address and port. Checks
+/// that each response on the connection is relayed.
 fn translated(test: &str, steered: &Steered, listening: IpAddr, rules: impl Fn(SocketAddr) -> String) {
     let listener = TcpListener::bind((listening, 0)).expect("listen");
     odb::watch(&listener).expect("SHUNT_WATCH");

@@ -96,7 +96,8 @@ fn without_extra(frame: &[u8], bytes: usize) -> Vec<u8> {
     frame
 }
 
-/// Extra bytes, each with a description, whether they are for IPv6, and the type of the first extension header.
+/// Cases of extra bytes: a description, whether they are for IPv6, the type of the first extension header, and the
+/// bytes.
 fn extras() -> Vec<(&'static str, bool, u8, Vec<u8>)> {
     let padded = |next: u8, eights: u8| {
         let mut bytes = vec![next, eights, 1, 4 + eights * 8, 0, 0, 0, 0];
@@ -259,7 +260,8 @@ fn the_first_fragment_is_translated_and_the_checksum_stays_right() {
     }
 }
 
-/// Frontends send only whole and plain packets. Any other would reach a sender's socket without the checks of be_in.
+/// Frontends send only whole and plain packets. be_in, the backend's program on ingress, drops all others, because it
+/// cannot check them.
 #[test]
 fn at_a_backend_none_of_them_reaches_a_sender() {
     let mut be = Backend::new();

@@ -18,7 +18,7 @@ use super::segment::Segment;
 
 const PORT: u16 = 7001;
 const START: u32 = 70_000;
-/// Receive sequence number of the socket, constant.
+/// Receive sequence number of the socket, which never changes. The client's ACKs carry its lower half as a token.
 const TOKEN: u32 = 400;
 const RCV_WND: u32 = 65_535;
 const SCALE: u8 = 10;

@@ -36,7 +36,7 @@ pub const OTHER_PEER: u32 = 6;
 pub const RING: u32 = 3;
 pub const COPY_MARK: u32 = 0x5348_0000 | STEERING_LAYOUT << 8;
 
-/// Priority of the steering programs. Programs of others may run before them.
+/// Priority of the steering programs on an interface (tc). Programs with a lower number run before them.
 pub const PRIORITY: u32 = 2;
 
 /// Offsets of fields in struct __sk_buff (linux/bpf.h).
@@ -263,7 +263,7 @@ pub fn key(client: SocketAddr, server: SocketAddr) -> FlowKey {
     FlowKey::of(client.into(), server.into())
 }
 
-/// Changes a flow as SHUNT_BEGIN does, for tests that have no socket.
+/// Changes a flow as the setsockopt SHUNT_BEGIN does, for tests that have no socket.
 pub fn begin(flow: &mut Flow, local: u32, start: u32, length: u64, peer: u32) {
     let spaces = &mut flow.spaces;
     spaces.breaks[(spaces.made % BREAKS) as usize] = FlowBreak { local, start, length, peer, end: 0 };

@@ -1,6 +1,7 @@
 //! Tests of the proof that a handoff needs: a client's packets must pass the steering programs with the addresses and
 //! sequence numbers of its server's socket (bpf/proof.h). A *flow* is the programs' record of a client connection. A
-//! *region* is a range of its sequence numbers that a backend sends.
+//! *region* is a range of its sequence numbers that a backend sends. fe_in is the frontend's program on ingress, and
+//! fe_out its program on egress.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -70,7 +71,7 @@ fn a_handshake_is_noted_on_both_ways_where_its_port_is_watched() {
     assert_eq!(fe.counted(), once(&["fe_handshake"]));
 }
 
-/// fe_in notes the client's ACK numbers, and fe_out the end of the server's segments.
+/// fe_in notes the client's ACK numbers. fe_out notes where the server's segments end.
 #[test]
 fn the_packets_of_a_flow_that_pass_are_recorded() {
     let seen = (FLOW_SEEN_IN | FLOW_SEEN_OUT) as u8;
@@ -93,13 +94,13 @@ fn the_packets_of_a_flow_that_pass_are_recorded() {
 
 // ---- real connections ----
 
-/// Makes a connection on a port for which nobody has called SHUNT_WATCH.
+/// Makes a connection on a port for which nobody has called SHUNT_WATCH, so that the programs note no handshake.
 fn connect_unwatched(steered: &Steered) -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind((steered.hosts.frontend_address, 0)).expect("listen");
     steered.connect_by(&listener, listener.local_addr().expect("bound"))
 }
 
-/// Sends a request and its answer. Afterwards each end has the other's packets, and has acknowledged them.
+/// Sends a request and its answer, and reads both. The client's ACK of the answer may still be on its way.
 pub fn exchange(server: &mut TcpStream, client: &mut TcpStream) {
     client.write_all(b"request").expect("a request");
     expect(server, b"request");
@@ -187,8 +188,8 @@ fn an_old_ack_that_comes_late_costs_no_proof() {
     }
 }
 
-/// Since the region began, the server has acknowledged more bytes than sequence numbers can be compared over. The
-/// programs have not seen these ACKs.
+/// The flow is changed as if the server had acknowledged 7 * 2^29 bytes since the last region began, unseen by the
+/// programs. Sequence numbers that are so far apart cannot be compared.
 #[test]
 fn a_flow_whose_last_region_began_long_ago_needs_new_proof() {
     let mut steered = Steered::new();
@@ -237,8 +238,8 @@ fn noted(steered: &Steered, server: &TcpStream, client: &TcpStream) -> (MapHandl
     (map, key, noted)
 }
 
-/// The noted handshake has other numbers than the socket, for instance because it is of another connection with the
-/// same addresses and ports.
+/// The noted handshake has another number than the socket, or no SYN-ACK. It may be of another connection with the same
+/// addresses and ports.
 #[test]
 fn a_handshake_of_other_numbers_is_no_proof() {
     let mut steered = Steered::new();
@@ -300,8 +301,8 @@ fn a_handshake_that_has_aged_proves_again_when_its_server_has_answered() {
     assert!(answered() >= then, "its server has answered it");
 }
 
-/// A flood of SYNs pushes handshakes out of the map. The connection of such a handshake loses one shortcut, and no
-/// response.
+/// A flood of SYNs pushes handshakes out of the map. The connection of such a handshake has one response relayed, and
+/// none lost.
 #[test]
 fn a_forgotten_handshake_costs_a_shortcut_and_a_flood_none_to_whom_comes_later() {
     let mut steered = Steered::new();

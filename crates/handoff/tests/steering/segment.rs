@@ -49,7 +49,7 @@ impl Segment {
         self
     }
 
-    /// Adds timestamps behind two NOPs, as every stack sends them.
+    /// Adds a timestamps option. Two NOPs before the option align its values to 4 bytes (RFC 7323, appendix A).
     pub fn timestamps(self, tsval: u32, tsecr: u32) -> Self {
         let mut option = vec![1, 1, 8, 10];
         option.extend(tsval.to_be_bytes());
@@ -57,7 +57,7 @@ impl Segment {
         self.options(&option)
     }
 
-    /// Adds SACK blocks behind two NOPs, as every stack sends them.
+    /// Adds a SACK option. Two NOPs before the option align its blocks to 4 bytes.
     pub fn sack(self, blocks: &[(u32, u32)]) -> Self {
         let mut option = vec![1, 1];
         option.extend(sack_option(blocks));
@@ -163,7 +163,7 @@ impl Segment {
         })
     }
 
-    /// Returns the SACK blocks, wherever the option is.
+    /// Returns the SACK blocks (left edge, right edge). Their option may have any place among the options.
     pub fn sack_blocks(&self) -> Vec<(u32, u32)> {
         let edge = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
         match self.option(5) {
@@ -212,7 +212,8 @@ fn pseudo_header(from: IpAddr, to: IpAddr, tcp_bytes: usize) -> Vec<u8> {
     pseudo_header_of(6, from, to, tcp_bytes)
 }
 
-/// Pseudo-header for a packet of `bytes` bytes of any protocol.
+/// Makes the pseudo-header that a checksum covers, for `bytes` bytes of any protocol. IPv4's has another layout, but
+/// the same sum.
 pub fn pseudo_header_of(protocol: u8, from: IpAddr, to: IpAddr, bytes: usize) -> Vec<u8> {
     let mut pseudo = Vec::new();
     for address in [from, to] {

@@ -158,7 +158,7 @@ fn serve_with_few_acks(steered: &mut Steered) {
     steered.spacing = Some(8 * 1448);
     serve(steered, &[300_000, 3_000_000, 1, 50_000]);
     let (held, passed) = (steered.count("fe_in_held"), steered.count("fe_in_backend"));
-    // The number of ACKs that are held depends on timing: an ACK that tells of a loss is passed on.
+    // The number of ACKs that end at the frontend depends on timing: an ACK that tells of a loss is passed on.
     assert!(held > 0, "none held, {passed} passed on");
 }
 
@@ -263,7 +263,7 @@ fn a_server_that_leaves_in_the_middle_resets_its_client() {
 }
 
 /// Checks that a client is reset when its server ends the connection by `end`. The client has more bytes than the
-/// frontend knows: all its ACKs were lost, and nothing that anybody sends causes another.
+/// frontend knows: all its ACKs were lost, and nobody sends anything that draws another ACK.
 fn reset_after_lost_acks(end: impl FnOnce(TcpStream)) {
     let mut steered = Steered::new();
     let (mut server, mut client) = steered.connect_and_send_header();
@@ -295,7 +295,7 @@ fn a_client_whose_last_acks_were_lost_is_reset_by_a_reset() {
     });
 }
 
-/// After the close, the kernel repeats the header, and not its FIN.
+/// After the close, the frontend's kernel repeats the header, which is unacknowledged, and not the FIN.
 #[test]
 fn a_client_whose_ack_of_the_header_was_lost_is_reset() {
     let steered = Steered::new();
@@ -413,8 +413,8 @@ fn a_server_continues_though_the_client_has_bytes_behind_a_hole() {
     client_end.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
-/// A server may end a region and send the rest itself (SHUNT_TAKE), on condition that its client has all of it, or
-/// none, or without a condition.
+/// A server may end a region and send the rest itself (SHUNT_TAKE). It may require that the client has the whole
+/// region, or nothing of the region.
 #[test]
 fn a_region_is_taken_only_when_the_client_has_as_much_as_was_said() {
     const WHOLE: u32 = 1;

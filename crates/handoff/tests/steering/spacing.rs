@@ -16,7 +16,7 @@ const RCV_NXT: u32 = 77_000;
 const ACKED: u32 = 100_000;
 const SPACING: u32 = 20_000;
 
-/// Current time of the clock of bpf_ktime_get_coarse_ns, which stands still for a jiffy.
+/// Current time in ns by the clock of bpf_ktime_get_coarse_ns, which moves once in each jiffy.
 fn tick() -> u64 {
     let now = clock_gettime(ClockId::MonotonicCoarse);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
@@ -167,7 +167,7 @@ fn a_silence_of_a_round_trip_says_nothing() {
     }
 }
 
-/// Returns the frame with which the agent runs fe_spacing, as bytes.
+/// Returns the frame with which the agent runs the program fe_spacing, to ask for ACKs that are `bytes` bytes apart.
 fn spacing(peer: u32, bytes: u32, port: u16) -> Vec<u8> {
     let (client, server) = (Endpoint::from(client()), Endpoint::from(server()));
     let mut frame = vec![0; 14];

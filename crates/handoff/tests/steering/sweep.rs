@@ -1,5 +1,5 @@
 //! A test with very many senders at once, whose clients never answer. A *sender* is a backend's socket for one client.
-//! A *sweep* examines a part of all senders.
+//! A *sweep* examines some of the senders, and gives up those without progress.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -24,7 +24,7 @@ const SENDERS: u16 = 8000;
 const SWEEPS: u32 = 10;
 const PROGRESS: Duration = Duration::from_secs(60);
 
-/// A stand-in for the steering programs' table: the keys of the senders in it.
+/// A stand-in for the BPF maps of the senders. It holds the senders' keys alone.
 #[derive(Default)]
 struct Table(HashSet<SenderKey>);
 

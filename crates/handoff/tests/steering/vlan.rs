@@ -56,7 +56,7 @@ impl Tagging {
         host.run(|| attach(self.programs[program].as_fd(), device, point, priority)).expect("setns");
     }
 
-    /// Number of frames that `look` has seen without a tag, with one, and with two.
+    /// Number of frames that the program `look` has seen without a tag, with one, and with two.
     fn seen(&self) -> [u64; 3] {
         [0u32, 1, 2].map(|tags| {
             let bytes = self.frames.lookup(&tags.to_ne_bytes(), MapFlags::ANY).expect("lookup").expect("an array");

@@ -1,4 +1,4 @@
-//! Payloads, keys and sockets for these tests.
+//! Payloads, keys and sockets for the tests of TLS 1.3 records.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -75,8 +75,8 @@ pub fn pair() -> (KernelSocket, UnixStream) {
     (OwnedFd::from(ours).into(), theirs)
 }
 
-/// Returns what a sender's socket carries. Its reader takes `step` bytes at a time, and its send buffer is the smallest
-/// that the kernel allows.
+/// Sends a body through a socket, and returns the bytes that arrive. The reader takes `step` bytes at a time, and the
+/// send buffer is the smallest that the kernel allows.
 pub fn sent(mut stream: Body, step: usize) -> Vec<u8> {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     rustix::net::sockopt::set_socket_send_buffer_size(&ours, 1).unwrap();

@@ -30,7 +30,7 @@ const CLIENTS: usize = 10;
 const LONGEST: usize = 12;
 /// Longest wait for a connection, or for more bytes of a response.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Time without a byte after which the state of the client's connection is noted on each machine.
+/// Time without a byte after which a client notes the state of the connection on each machine.
 const QUIET: Duration = Duration::from_secs(5);
 const THINK: Duration = Duration::from_millis(25);
 
@@ -182,8 +182,8 @@ fn draw(random: &mut Random) -> (&'static str, u64) {
     (FILES[0].0, FILES[0].1)
 }
 
-/// Asks for a file. Each time that nothing has come for [`QUIET`], `looked` gets the state of the connection on each
-/// machine.
+/// Asks for a file. Each time that nothing has come for [`QUIET`], appends to `looked` the state that each machine has
+/// for the connection. After [`PATIENCE`] without a byte, returns [`Ending::Hang`] instead.
 fn ask(stream: &mut dyn Stream, service: &Service<'_>, file: &str, size: u64, looked: &mut String) -> Result<Ending> {
     let (mut answer, mut waited) = (Answer::of(file, size), Duration::ZERO);
     if stream

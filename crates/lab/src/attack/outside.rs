@@ -1,6 +1,6 @@
 //! Attack by a stranger on the clients' network. The stranger sends packets with guessed sequence numbers, with the
-//! source address of a client, of the frontend, of itself or of nobody. They go to every address and port of the
-//! service that a stranger may know.
+//! source address of a client, of the frontend, of itself or of nobody. The packets go to ports of the frontend and of
+//! the backend, and to the clients' ends of connections.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::atomic::Ordering;

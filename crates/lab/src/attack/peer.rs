@@ -26,7 +26,8 @@ const DIALS: usize = 12;
 const KINDS: usize = 32;
 const BODY_BYTES: usize = 600;
 
-/// Entry for the hostile peer in the agents' configuration. It may send in the name of its own address only.
+/// Entry for the hostile peer in the agents' configuration. For this peer, an agent may send bodies with the peer's own
+/// address only (`speaks_for`).
 pub(super) const CONFIGURED: &str =
     "[[peer]]\nname = \"adversary\"\naddress = \"10.77.1.11:7440\"\nspeaks_for = [\"10.77.1.11\"]\n";
 

@@ -1,5 +1,5 @@
-//! State of a stalled response's connection on each of its machines. The frontend's *flow* is the entry for the
-//! connection in Shunt's BPF maps.
+//! State that each machine has for the connection of a stalled response. The connection's *flow* is its entry in
+//! Shunt's BPF map on the frontend.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -9,8 +9,8 @@ use crate::flow_table::FlowTable;
 use crate::host::Host;
 use crate::lab::Lab;
 
-/// Describes a client's connection: the sockets of its ports in the kernels of the client and of the tiers, and its
-/// flow.
+/// Describes a client's connection: the sockets that have the client's port, on the client and on all tiers, and the
+/// connection's flow.
 pub(super) fn look(lab: &Lab, client: &Host, local: SocketAddr, server: SocketAddr) -> String {
     let port = local.port();
     let filter = format!("( sport = :{port} or dport = :{port} )");

@@ -22,7 +22,7 @@ use crate::service::{Options, Service, Stats};
 use crate::tls::tls_authority;
 use crate::wrk::Wrk;
 
-/// Sizes of all bodies that cases ask for; 0 is the body of a header-only response.
+/// Sizes of all bodies that cases ask for, in bytes. A response with a body of 0 bytes is only a header.
 const SIZES: [u64; 8] = [0, 1 << 10, 3 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20];
 
 /// Longest time for a busy core to settle, in multiples of [`Plan::background`].
@@ -61,7 +61,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Plan without HAProxy. `ours` are the options of the service with Shunt. The baselines get its settings, but
+    /// Plan without HAProxy. `ours` are the options of the service with Shunt. The baselines get the same settings, but
     /// neither Shunt nor `shunt run`.
     pub(super) fn of(shape: Shape, ours: Options) -> Self {
         Self { shape, ours, haproxy: false, background: Duration::from_millis(500) }

@@ -12,8 +12,8 @@ use super::show;
 use super::subject::Subject;
 use crate::report::Progress;
 
-/// Measures the cases of a benchmark. Cases of one `kind` share a bed, which is made by the `plan` of the first of
-/// them.
+/// Measures the cases of a benchmark. Cases of one `kind` share a bed. The `plan` of the first of these cases describes
+/// the bed.
 pub(super) fn measure<C: Subject, K: PartialEq + Copy + Display>(
     bench: &'static str,
     choice: &Choice,

@@ -129,7 +129,7 @@ pub(super) fn once<T: PartialEq>(list: impl Iterator<Item = T>) -> Vec<T> {
     seen
 }
 
-/// Fails on a machine with one core, on which the service and its clients would share it.
+/// Fails on a machine with only one core. There the service and its clients would share the core.
 pub(super) fn ensure_two_cores() -> Result<()> {
     let cores = std::thread::available_parallelism()?.get();
     ensure!(cores > 1, "the benchmark needs two cores: one for the service, one for its clients");

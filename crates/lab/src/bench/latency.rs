@@ -20,8 +20,8 @@ fn rate(size: u64) -> f64 {
     }
 }
 
-/// Measures cases that ask for bodies of the same size. One run measures all of them, because they differ only in the
-/// quantile.
+/// Measures cases that ask for bodies of the same size. The same runs measure all of these cases, because the cases
+/// differ only in the quantile.
 pub(super) fn measure(bed: &Bed, cases: &[Case], effort: Effort) -> Result<Vec<CaseOutcome>> {
     let Some(&first) = cases.first() else { return Ok(Vec::new()) };
     let (mut baseline, mut ours) = (Vec::new(), Vec::new());

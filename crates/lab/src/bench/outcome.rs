@@ -113,7 +113,7 @@ impl Outcome {
     }
 }
 
-/// Compares the cases that have a target with it.
+/// Compares the figure of each case that has a target with this target.
 fn targets(cases: &[CaseOutcome]) -> Vec<TargetOutcome> {
     let judged = cases.iter().filter_map(|outcome| {
         let target = outcome.target?;

@@ -131,7 +131,7 @@ fn tier_panels(outcome: &Outcome) -> Vec<Panel> {
     panels.into_iter().filter(|panel| !panel.rows.is_empty()).collect()
 }
 
-/// Panels of every ratio to the baseline that has a target, with the target marked.
+/// Panels with the ratio to the baseline of each case that has a target for this ratio. A line marks the target.
 fn ratio_panels(outcome: &Outcome) -> Vec<Panel> {
     let row = |case: &CaseOutcome| {
         let target = case.target.filter(|target| target.figure == Figure::Ratio)?;

@@ -78,7 +78,7 @@ fn median(costs: &[Cost], of: impl Fn(&Cost) -> f64) -> f64 {
 }
 
 impl Runner {
-    /// Which host has the measured core in a case.
+    /// The host, or the whole service, that runs on the measured core in a case.
     pub(super) fn placement(bed: &Bed, case: Case) -> Result<Placement> {
         Ok(match case {
             Case::TierCpu { tier: Tier::Frontend, .. } | Case::Saturated { .. } => {
@@ -160,9 +160,9 @@ impl Runner {
     }
 
     /// Measures Shunt's CPU per response for the short body and for the case's body, both at the same constant rate,
-    /// and adds them to the outcome as further figures. The outcome itself is from a closed loop. That asks for fewer
-    /// long bodies per second than short ones, and a core that is idle more often spends more CPU on waking up,
-    /// whatever it serves.
+    /// and adds them to the outcome as further figures. The outcome itself is from a closed loop. A closed loop asks
+    /// for fewer long bodies per second than short ones, and a core that is idle more often spends more CPU on waking
+    /// up, whatever the core serves.
     fn growth(&self, bed: &Bed, case: Case, outcome: CaseOutcome) -> Result<CaseOutcome> {
         let (mut short, mut long) = (Sample::default(), Sample::default());
         for _ in 0..self.effort.rounds(case) {
@@ -182,8 +182,8 @@ impl Runner {
     }
 
     /// Measures how many responses per second the frontend's core would carry if it were busy all the time. The clients
-    /// and the backend share the other core, and this may become fully busy first. So the responses per second that
-    /// were really answered are reported as well.
+    /// and the backend share the other core, and that core may become fully busy first. So the number of responses that
+    /// really came, per second, is reported as well.
     fn saturated(&self, bed: &Bed, case: Case) -> Result<CaseOutcome> {
         let background = bed.background();
         let costs = self.costs(bed, case, SATURATING_CONNECTIONS)?;

@@ -2,9 +2,9 @@
 //! body bypasses tiers.
 //!
 //! The two sides (Shunt and plain nginx) have links of the same kind. Before each download, the client's link gets a
-//! random seed that is the same on both sides. So the nth frame of a connection is lost on both or on none, and the
-//! remaining difference is due to how the servers' machines send. With losses a download takes long, so several clients
-//! download at the same time, each over its own link.
+//! seed for its losses, the same on both sides. So the nth frame of a connection is lost on both sides or on none, and
+//! the remaining difference is due to how the servers' machines send. With losses a download takes long, so several
+//! clients download at the same time, each over its own link.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -146,8 +146,8 @@ impl<'lab> Bed<'lab> {
         Self::start_with(lab, files(), Options { settings: settings(), ..Options::shunt() })
     }
 
-    /// Starts a service with other files and options. The nginx locations of the options must include
-    /// [`Self::locations`].
+    /// Starts a service with other files and options. The options must have nginx locations by which `/t/` leads to the
+    /// first backend and `/other/` to the second one, as by [`Self::locations`].
     ///
     /// # Errors
     /// When a part does not start, or the service does not work.

@@ -20,9 +20,9 @@ use crate::pace::Pace;
 
 /// Longest wait for a response, longer than any bound of the table: a response that has not ended by then hangs.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// Longest time from the repair until new connections have shortcuts again. nginx's workers and the agents (Shunt's
-/// daemons) wait 5 seconds at most before they try again (docs/nginx.md, `shunt_agent`). The other 3 seconds are for a
-/// machine that does other work.
+/// Longest time from the repair (or from the end of the response, if this is later) until new connections have
+/// shortcuts again. nginx's workers and the agents (Shunt's daemons) wait 5 seconds at most before they try again
+/// (docs/nginx.md, `shunt_agent`). The other 3 seconds are for a machine that does other work.
 const AGAIN_BOUND: Duration = Duration::from_secs(8);
 /// A bystander that gets no byte for this time has noticed the fault.
 const BYSTANDER_PATIENCE: Duration = Duration::from_secs(3);
@@ -39,7 +39,8 @@ pub struct Outcome {
     pub ending: String,
     /// Time from the fault to the response's end, in seconds.
     pub seconds: f64,
-    /// Time from the repair until new responses on each path are shortcuts again, in seconds.
+    /// Time from the repair until new responses on each path are shortcuts again, in seconds. If the response ended
+    /// after the repair, the time counts from this ending.
     pub again_seconds: f64,
     /// Things that the service held after the repair and not before the fault, with the number of each.
     pub leaks: BTreeMap<String, u64>,

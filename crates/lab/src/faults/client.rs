@@ -112,7 +112,7 @@ impl Client {
     }
 
     /// Reads 16 KiB at a time with a pause after each, until `stop` is true: then returns `None`. If the response ends
-    /// earlier, returns how. It also ends if nothing comes for `limit`.
+    /// earlier, returns how. A response of which nothing comes for `limit` counts as ended by [`Ending::Hang`].
     ///
     /// # Errors
     /// As [`Self::finish`].

@@ -34,7 +34,7 @@ pub enum Step {
     Next,
 }
 
-/// A process of the service that a step stops.
+/// A process of the service that gets signals: from a step, which stops it, or from a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     BackendServer,

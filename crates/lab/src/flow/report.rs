@@ -8,16 +8,16 @@ use std::time::Duration;
 /// Reason for which a client ignores a segment of the server's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ignored {
-    /// All its data had been acknowledged before it arrived: it is a needless retransmission.
+    /// The client had acknowledged all data of the segment before the segment arrived: a needless retransmission.
     OldDuplicate,
-    /// It has no data, and its sequence number is below what the client has acknowledged (RFC 9293, 3.10.7.4). So the
-    /// client does not see its acknowledgment number.
+    /// The segment has no data, and its sequence number is more than 1 below the client's highest acknowledgment
+    /// number (RFC 9293, 3.10.7.4). So the client does not use the segment's acknowledgment number.
     StaleSequence,
-    /// It ends beyond every window that the client advertised.
+    /// The segment ends beyond every window that the client advertised.
     BeyondWindow,
-    /// It acknowledges data that the client never sent.
+    /// The segment acknowledges data that the client never sent.
     AckOfUnsent,
-    /// Its TSval is older than that of an earlier segment (PAWS; RFC 7323, 5).
+    /// The segment's TSval is older than that of an earlier segment (PAWS; RFC 7323, 5).
     OldTimestamp,
 }
 

@@ -134,8 +134,8 @@ fn carry(ends: &[Tap; 2], lines: &Lines, stop: impl AsFd) {
     }
 }
 
-/// Takes the frames that have arrived from the lines, and writes them to the devices at the lines' ends. Returns when
-/// the next frame arrives.
+/// Takes from the lines all frames that are due, and writes them to the devices at the lines' ends. Returns the time at
+/// which the next frame is due.
 fn deliver(ends: &[Tap; 2], lines: &Lines) -> Option<Instant> {
     let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
     let now = Instant::now();

@@ -1,5 +1,5 @@
 //! Parts of a frame that some links look at: pure ACKs, and the field for congestion marks (ECN). A pure ACK is
-//! recognised only in IPv4 without options, and in IPv6 without extension headers. All other frames are carried unread.
+//! recognised only in IPv4 without options, and in IPv6 without extension headers.
 
 use std::ops::Range;
 

@@ -47,9 +47,9 @@ pub struct Counts {
     pub overflowed: u64,
     pub late: u64,
     pub duplicated: u64,
-    /// See [`Link::mark`].
+    /// Frames that got a congestion mark ([`Link::mark`]).
     pub marked: u64,
-    /// Pure ACKs left out because of a newer one: see [`Link::ack_slot`].
+    /// Pure ACKs that were left out because of a newer one ([`Link::ack_slot`]).
     pub thinned: u64,
 }
 

@@ -115,8 +115,8 @@ fn with_files(text: &str, certificate: &Path, key: &Path) -> String {
     set(&set(text, "certificate", &quoted(certificate)), "key", &quoted(key))
 }
 
-/// Replaces the host's certificate by one that is valid from the day `from` until the day `until`, counted from now. It
-/// is of the lab's authority. Returns the text unchanged.
+/// Replaces the host's certificate by another one of the lab's authority, which is valid from the day `from` until the
+/// day `until`, counted from now. Returns the text unchanged.
 fn dated(text: &str, host: &Host, from: i64, until: i64) -> String {
     let now = SystemTime::now();
     let day = |days: i64| {

@@ -68,8 +68,8 @@ fn files() -> Vec<Mistake> {
             .after(|running| {
                 let backend = running.lab.backend();
                 running.service.kill_agent(backend)?;
-                // prlimit is started by a symbolic link `shuntd`, so that the log of the program counts as an agent's
-                // log.
+                // prlimit is started through a symbolic link `shuntd`, so that the log of the program counts as an
+                // agent's log.
                 let program = backend.dir().join("shuntd");
                 std::os::unix::fs::symlink("/usr/bin/prlimit", &program).context("naming prlimit")?;
                 let mut command = Command::new(program);

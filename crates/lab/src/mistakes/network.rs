@@ -73,8 +73,8 @@ fn ways() -> Vec<Mistake> {
                 commands.into_iter().try_for_each(|command| run(lab.backend(), "nft", &[command]))
             })
             .told(Teller::Agent(Backend), &["of [backend]", "10.77.0.1:80"])
-            // A body that fits into one window arrives all the same. Its client acknowledges it, and the frontend sees
-            // that.
+            // A body that fits into one window arrives nevertheless: the client acknowledges the body, and the frontend
+            // sees the acknowledgment.
             .bodies(Bodies::Either),
         Mistake::new("backend-checks-sources", "the backend drops clients' ACKs, which come in on another port than its route to clients leaves by (rp_filter = 1)")
             .before(|lab| {

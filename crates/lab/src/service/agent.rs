@@ -175,8 +175,8 @@ fn configuration(lab: &LabId, host: &Host, peers: &[&Host], options: &Options) -
     Ok(text)
 }
 
-/// Issues a certificate of the lab's authority, unless there is one of this name. Returns the `[tls]` section with its
-/// files.
+/// Issues a certificate of the lab's authority, unless there is one of this name. Returns the `[tls]` section of the
+/// configuration, with the paths of the certificate's files.
 fn credentials(lab: &LabId, name: &str) -> Result<String> {
     let directory = lab.dir().join("ca");
     let authority = match Authority::create(&directory) {

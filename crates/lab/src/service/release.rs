@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use super::built::{module_file, shunt_program, shuntd_program};
 use crate::host::Host;
 
-/// Number of the version before this one. scripts/build-older names its directory by it.
+/// Number of the version before this one. scripts/build-older leaves that version's files in a directory of this name.
 pub const OLDER: &str = "0.1.0";
 
 /// A version of Shunt's programs and of its nginx module.
@@ -17,10 +17,10 @@ pub enum Release {
     /// The version of this source.
     #[default]
     This,
-    /// The version before it, [`OLDER`].
+    /// The version before the one of this source, [`OLDER`].
     Older,
-    /// The version before it, but its agent has a *layout* (version of the pinned BPF maps' contents) that no version
-    /// of Shunt has.
+    /// [`Self::Older`] with a special build of the agent: no release of Shunt has this build's *layout* (version of the
+    /// pinned BPF maps' contents).
     OtherLayout,
 }
 

@@ -1,5 +1,5 @@
-//! On-demand buffers in a lab. Each host's agent (Shunt's daemon) has a *store*, and the host's programs run under
-//! `shunt run`, which leaves the bodies that they write in the store.
+//! On-demand buffers in a lab. Each host's agent (Shunt's daemon) has a *store*. The host's programs run under
+//! `shunt run`, which puts the bodies that these programs write into the store.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,8 +32,8 @@ impl OnDemand {
     /// Options for tests: the order of locks is checked.
     pub const CHECKED: Self = Self { unaligned: false, checks_locks: true };
 
-    /// Command that starts a program on a host under `shunt run` as it was built here. The program's name and arguments
-    /// have to be appended.
+    /// Command that starts a program on a host under `shunt run` of this source. The program's name and arguments have
+    /// to be appended.
     ///
     /// # Errors
     /// When `shunt` was not built.
@@ -41,8 +41,8 @@ impl OnDemand {
         Ok(self.launcher(host, &shunt_program()?))
     }
 
-    /// Command that starts a program on a host under `shunt run` (`program`). The started program's name and arguments
-    /// have to be appended.
+    /// Command that starts a program on a host under `shunt run`. `program` is the path of `shunt`. The started
+    /// program's name and arguments have to be appended.
     pub(super) fn launcher(self, host: &Host, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.arg("run").arg("--store").arg(socket(host));

@@ -41,11 +41,11 @@ pub enum Part {
 /// Manner in which a part goes silent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Manner {
-    /// It does nothing: SIGSTOP, a pulled cable, a disk that does not answer.
+    /// The part does nothing: SIGSTOP, a pulled cable, a disk that does not answer reads.
     Stopped,
-    /// Everything that is sent to it or by it is lost.
+    /// All packets to or from the part are lost. On a disk, files cannot be opened or read.
     Blackholed,
-    /// It works only for short moments. If it is a disk, each read takes long.
+    /// The part works only for short moments. On a disk, each read takes long.
     Slow,
 }
 
@@ -113,12 +113,12 @@ impl Part {
     /// Beginnings of the URL paths that bystanders (clients that do not need the silent part) ask for.
     pub(super) fn bystanders(self, manner: Manner) -> &'static [&'static str] {
         match (self, manner) {
-            // Bystanders also ask for `/t/`, whose nginx worker reads from the silent disk: a file that cannot be read
-            // does not stop the worker. A file that cannot be opened does, with Shunt and without.
+            // Bystanders also ask for `/t/`, although the same nginx worker reads from the silent disk: a file that
+            // cannot be read does not stop the worker. A file that cannot be opened does, with Shunt and without.
             (Self::Disk, Manner::Stopped | Manner::Slow) => &["/t/", "/other/", "/plain/"],
-            // Everything that this frontend hands off to backends goes through its agent.
+            // All responses that this frontend hands off to backends need the frontend's agent.
             (Self::FrontendAgent, _) => &["/plain/"],
-            // Bodies that this frontend fetches come through its agent.
+            // Bodies that this frontend fetches come through the frontend's agent.
             (Self::ReaderStore, _) => &["/own/"],
             _ if self.is_on_demand() => &["/other/", "/own/"],
             _ => &["/other/", "/plain/"],

@@ -183,8 +183,8 @@ fn keep_silent(switch: &Switch<'_>, manner: Manner) -> Result<()> {
             switch.silence(false)?;
             std::thread::sleep(TURNS.1);
         }
-        // The part is made silent once more, because the last statement of this function ends the silence, and some
-        // means of ending it fail if there is none.
+        // The part is made silent once more, because the last statement of this function ends the silence. Ending a
+        // silence may fail if there is none.
         switch.silence(true)
     };
     let quiet = quiet();

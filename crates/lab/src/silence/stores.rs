@@ -1,6 +1,7 @@
 //! The service of the rows about on-demand buffers: unmodified nginx on every tier, under `shunt run`. On each machine,
 //! a *store* (a part of the agent, Shunt's daemon) has the bodies that programs have written, and *references* to their
-//! bytes go through the tiers. A *session* is the use of a connection between two agents.
+//! bytes go through the tiers. A *session* is the use of a connection between two agents. The *reader* is the frontend,
+//! the *middle* is the intermediate, and the *holder* is the first backend.
 //!
 //! ```text
 //!  client --- reader --- middle --- holder      /t/...      the path that meets the silence

@@ -40,7 +40,7 @@ pub(super) struct Expected {
 
 /// Bound for a response that waits for nothing, on a machine that also does other work.
 const SOON: Duration = Duration::from_secs(4);
-/// Bound for a response if the frontend's agent (Shunt's daemon) is stopped or dead. This delays a download by 5 s at
+/// Bound for a response if the frontend's agent (Shunt's daemon) is silent. A silent agent delays a download by 5 s at
 /// most; the other 2 s are for the download itself.
 const AGENT: Duration = Duration::from_secs(7);
 /// Bound for a response that a timeout ends. The timeouts of the service are 3 s (`proxy_read_timeout`, `progress`,

@@ -41,9 +41,9 @@ pub enum Reader {
 /// Manner in which a client leaves before the end of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Abort {
-    /// It closes the connection: its kernel answers later data with resets.
+    /// The client closes the connection: its kernel answers later data with resets.
     Close,
-    /// It resets the connection (SO_LINGER with 0 s).
+    /// The client resets the connection (SO_LINGER with 0 s).
     Reset,
 }
 

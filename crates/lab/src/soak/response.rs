@@ -18,7 +18,7 @@ impl Way {
         if second { Self::Second } else { Self::First }
     }
 
-    /// Beginning of the URL paths that lead to this backend, see [`crate::faults::Bed`].
+    /// Beginning of the URL paths that lead to this backend. [`crate::faults::Bed`] has the nginx locations for them.
     pub(super) fn prefix(self) -> &'static str {
         match self {
             Self::First => "/t/",

@@ -129,7 +129,8 @@ fn in_place_of_second_backend(service: &mut Running<'_>) -> Result<(Connection, 
     Ok((session, hello(other.name(), Some(SocketAddr::new(other.address().into(), 61_000)))))
 }
 
-/// A connection is checked when it begins. One that was kept for later was checked before its certificate was revoked.
+/// The agent checks a certificate when the connection begins. The impostor's connection begins before its certificate
+/// is revoked, and is used afterwards.
 #[test]
 fn a_connection_that_a_revoked_agent_has_kept_begins_no_session() -> Result<()> {
     needs_root();
@@ -161,8 +162,8 @@ fn a_backends_agent_has_no_say_in_anothers_handoffs() -> Result<()> {
 }
 
 /// Builds frames that a backend's agent may not send: answers to questions that nobody has asked, and reports on
-/// handoffs that were given to another agent. They name many worker numbers (numbers of server connections) and
-/// handoffs. Returns the frames and how many they are.
+/// handoffs that were given to another agent. The frames name many worker numbers (numbers of server connections) and
+/// many handoffs. Returns the frames, and their number.
 fn unasked() -> (Vec<u8>, u64) {
     let (mut frames, mut count) = (Vec::new(), 0);
     for (worker, handoff) in (0..8).flat_map(|worker| (0..1024u64).map(move |handoff| (worker, handoff))) {
@@ -242,12 +243,13 @@ fn a_backends_agent_says_once_as_which_servers_it_sends() -> Result<()> {
         Prefixes::default().emit(&mut again);
         session.send(&[&begins[..], &again[..]].concat())?;
         session.wait_for_ping()?;
-        // The message is repeated until the session ends, because messages keep a session alive.
+        // Any message keeps a session alive, so only the repetition of SPEAKS_FOR can be the reason for the end.
         wait_for("the session ends", || session.send(&again).is_err())
     })
 }
 
-/// Sends ENDED and SPACING with guessed numbers while a client downloads.
+/// While a client downloads, sends messages about handoffs that were given to another agent. ENDED has guessed worker
+/// numbers and handoff numbers. SPACING names the true addresses and ports of the frontend's connections.
 fn meddle(service: &mut Running<'_>, session: &mut Connection) -> Result<()> {
     let (client, frontend) = (service.lab.client(), service.lab.frontend());
     let mut slow = Fetch::new(service.service.chain().server());

@@ -175,8 +175,8 @@ fn connections_that_fill_the_flow_table_cost_others_only_the_shortcut() -> Resul
     })
 }
 
-/// More connections end than the flow table has room for, if it kept each flow for the time `flow_quiet`. So flows that
-/// have ended are forgotten sooner.
+/// The flow table is more than half full, with flows of connections that have ended. Such flows are then forgotten
+/// before the time `flow_quiet` is over, so that short connections cannot fill the table.
 #[test]
 fn flows_of_short_connections_make_room() -> Result<()> {
     needs_root();

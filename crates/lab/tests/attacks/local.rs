@@ -34,8 +34,8 @@ fn python_as(user: u32, host: &Host, script: &str, arguments: &[String]) -> Resu
     Ok(process.log())
 }
 
-/// Sends messages (in hexadecimal) to the agent, and prints the kinds and reasons of its answers until the agent
-/// closes.
+/// Sends messages (in hexadecimal) to the agent. Prints the kinds and reasons of its answers, until it closes or
+/// answers with counters (STATS_TEXT, 10).
 const ASK: &str = "
 import socket, struct, sys
 s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -121,8 +121,8 @@ fn another_users_process_is_no_server() -> Result<()> {
     start_on(Lab::builder(), FILES, options, |service| {
         let frontend = service.lab.frontend();
         open_way(service, frontend)?;
-        // The agent answers ENDED (6) with the reason "not allowed" (15) to any request. Observers get STATS_TEXT (10),
-        // and may do no more.
+        // The agent answers any request of another user with ENDED (6) and the reason "not allowed" (15). Only
+        // observers get STATS_TEXT (10) when they ask for counters.
         for messages in [&[HELLO][..], &[STATS]] {
             let answer = ask(NOBODY, frontend, messages)?;
             ensure!(answer.trim() == "6 15", "nobody: {answer:?}");
@@ -180,8 +180,8 @@ for ring in range(64):
 print(*sorted(said))
 ";
 
-/// A FUSE file's close(2) waits for the program that answers for it. So whoever may connect could have the agent wait, by
-/// a descriptor that no message needs.
+/// If the last descriptor of a FUSE file is closed, close(2) waits for the program that serves the file. So a process
+/// that may connect could make the agent wait: it sends such a descriptor with a message that needs none.
 #[test]
 fn descriptors_whose_closing_hangs_stop_nobody() -> Result<()> {
     needs_root();

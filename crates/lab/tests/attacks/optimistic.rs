@@ -191,7 +191,8 @@ fn acks_that_a_stranger_makes_up_stall_no_download() -> Result<()> {
             let reader = scope.spawn(|| slow.run(client, &["/40m"]));
             let numbers = handshake(&incoming, server)?;
             for number in 0..MADE_UP {
-                // Together, the ACKs cover all numbers that may be outstanding, and more.
+                // The ACKs are of 30 to 70 MiB, in steps of 100 KiB: of the file's last quarter, and of bytes behind
+                // its end.
                 send(&outgoing, &numbers.ack((LENGTH / MADE_UP).wrapping_mul(number).wrapping_add(30 << 20)))?;
                 std::thread::sleep(Duration::from_millis(1)); // the pace of the attack
             }

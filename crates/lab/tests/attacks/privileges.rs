@@ -13,8 +13,8 @@ use crate::service::{ALONE, FILES, Running, needs_root, same_file, start_on};
 /// Capabilities that an agent keeps, as bits of capabilities(7): CAP_NET_ADMIN is 12, CAP_BPF 39.
 const NEEDED: &str = "0000008000001000";
 
-/// Location with a filter that reads bodies and changes nothing, so that the frontend fetches what it would otherwise
-/// hand off.
+/// Returns a location of the frontend with a filter, which reads bodies and changes nothing. A body that a filter reads
+/// is *fetched*: it comes through both agents to the frontend's nginx.
 fn filtered(lab: &Lab, host: &Host) -> String {
     let Some(address) = lab.backend().service_address().filter(|_| host.role() == Role::Frontend) else {
         return String::new();
@@ -54,7 +54,8 @@ fn status_of_agent(host: &Host) -> Result<Vec<Status>> {
 fn check_privileges(service: &Running<'_>) -> Result<()> {
     for host in [service.lab.frontend(), service.lab.backend()] {
         let threads = status_of_agent(host)?;
-        // At least the event loop's thread, four for metrics, and one for routes on a frontend. Others read files.
+        // At least the event loop's thread, four for metrics, and one for routes on a frontend. There are further
+        // threads for other work that may have to wait.
         let expected = 5 + usize::from(host.role() == Role::Frontend);
         ensure!(threads.len() >= expected, "{}: {} threads, less than {expected}", host.name(), threads.len());
         for thread in &threads[1..] {

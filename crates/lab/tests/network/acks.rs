@@ -1,5 +1,5 @@
-//! Clients of which few ACKs arrive, and late: the link holds ACKs back for a while, and then lets only the newest one
-//! pass.
+//! Clients whose ACKs arrive late, and only a few of them: the link holds ACKs back for a while, and then lets only the
+//! newest one pass.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! Explicit congestion notification (RFC 3168): client and frontend have agreed on it, and a router marks packets.
 //!
 //! A backend's socket has no ECN, because TCP_REPAIR cannot set it. So the router drops payload packets in place of
-//! marking them. Only the frontend's own packets, with headers, get marks. The client's echoes of these marks reach the
-//! backend, too.
+//! marking them. Only the frontend's own packets, with the responses' headers, get marks. The client's echoes of these
+//! marks reach the backend, too.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
 //! Checks that a service must pass over any path to its clients: every byte arrives, long bodies take the shortcut
-//! (straight from the backend to the client), and the client's only connection is never reset.
+//! (straight from the backend to the client), and the client's only connection is never reset. The *steering programs*
+//! (BPF) pass the client's packets on to the backend that sends. A *handoff* lets the backend send one body.
 
 use std::time::{Duration, Instant};
 
@@ -117,8 +118,8 @@ pub fn patient(service: &Running<'_>) -> Fetch {
     fetch
 }
 
-/// Fetches all paths over one connection. Asserts that they are whole, that long ones take the shortcut, and that no
-/// connection is reset.
+/// Fetches all paths over one connection. Asserts that the bodies are whole, that all long ones (or all but one) take
+/// the shortcut, and that no connection is reset.
 pub fn check(service: &Running<'_>, fetch: &Fetch, paths: &[&str]) -> Result<()> {
     let begin = Instant::now();
     let fetched = get(service, fetch, paths);

@@ -1,5 +1,6 @@
-//! Faults while the agent of a holder (machine that has a body in its store) sends: a body is whole, or its client sees
-//! that it is not. A *handoff* lets this agent send a body on the client's connection.
+//! Faults while the agent of a holder sends: a body is whole, or its client sees that it is not. A *store* is the part
+//! of an agent that keeps its machine's bodies, and a *holder* is a machine that has a body in its store. A *handoff*
+//! lets the holder's agent send a body on the client's connection.
 
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use crate::{LIMIT, options, paths, run};
 /// Time between killing a process and starting it again. The tests are about this time, so they sleep for all of it.
 const GONE: Duration = Duration::from_millis(300);
 
-/// Calls `what` while a client has a part of a body and reads no more. Returns what that client then gets.
+/// Calls `what` while a client has a part of a body and reads no more. Then the client reads on. Returns how its
+/// response ends.
 pub fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<Ending> {
     let server = service.service.chain().server();
     // First waits until bodies are handed off, because otherwise there may be no handoff to disturb.

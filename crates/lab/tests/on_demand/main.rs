@@ -41,7 +41,8 @@ fn run_with(files: &[(&str, u64)], options: Options, what: impl FnOnce(&mut Runn
     })
 }
 
-/// Returns the number of bytes that the frontend's nginx has written to clients without having them in memory.
+/// Returns how many bytes the frontend's nginx has handed off: it has written them to clients, and another machine
+/// sends them.
 fn handed_off(service: &Running<'_>) -> Result<u64> {
     service.counted("store.by_program.nginx.handed_off")
 }
@@ -100,7 +101,8 @@ fn slow_readers_and_closed_connections_get_all() -> Result<()> {
     })
 }
 
-/// Makes the frontend's nginx send chunked bodies that a trailer follows. nginx can do this without reading the bodies.
+/// Returns configuration that makes the frontend's nginx send bodies in chunks, with a trailer. nginx need not read the
+/// bodies for this.
 fn trailers(_: &Lab, host: &Host) -> String {
     if host.role() == Role::Frontend { "add_trailer X-End yes;\n".to_owned() } else { String::new() }
 }

@@ -231,7 +231,7 @@ fn requests_of_all_kinds() -> Result<()> {
     mixed(500)
 }
 
-/// `make odb-suites` runs this test, too.
+/// Takes minutes, so it runs only with `--ignored`. `requests_of_all_kinds` is a sample of it.
 #[test]
 #[ignore = "it takes minutes"]
 fn ten_thousand_requests_of_all_kinds() -> Result<()> {

@@ -8,8 +8,9 @@ use shunt_lab::{OnDemand, Process};
 use crate::intermediate;
 use crate::service::Running;
 
-/// Starts a Python program. Its first argument is the address at which it is to listen, and its second one that of the
-/// server with the bodies. Returns the process, and the first address.
+/// Starts the Python program `text`. Its first argument is the address at which it is to listen, and its second
+/// argument that of the server with the bodies. `arguments` follow. Returns the process, and the address at which it
+/// listens.
 pub fn start(service: &Running<'_>, text: &str, arguments: &[&str]) -> Result<(Process, SocketAddr)> {
     let frontend = service.lab.frontend();
     let file = frontend.dir().join("program.py");

@@ -1,7 +1,7 @@
-//! Backends that refuse to send the bodies in their stores to clients: each client gets every byte all the same. A
-//! *handoff* lets another machine's agent send bytes on a client's connection; the program's agent *claims* them: it
-//! asks the other agent to send them. Handed-off bytes are *taken back* if the program has to write them itself after
-//! all.
+//! Bodies that no backend sends to their clients, because it refuses or because the session (connection) of the agents
+//! is over. A client gets every byte all the same, or its connection ends. A *handoff* lets another machine's agent
+//! send bytes on a client's connection. The program's agent *claims* them: it asks the other agent to send them.
+//! Handed-off bytes are *taken back* if the program has to write them itself after all.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -128,8 +128,8 @@ fn asked_meanwhile(service: &mut Running<'_>, fields: &[String]) -> Result<u64> 
 
 const CLIENTS: u64 = 8;
 
-/// Most attempts. On a busy machine the agent may send claims before it notices that the session is over. Then nothing
-/// is refused, and the attempt tests nothing.
+/// Largest number of attempts. On a busy machine the agent may send claims before it notices that the session is over.
+/// Then nothing is refused, and the attempt tests nothing.
 const TURNS: usize = 5;
 
 /// Makes attempts, each with a new service, until one has met the case that it is to test (`turn` returns true).
@@ -153,8 +153,8 @@ fn a_handoff_of_a_session_that_is_over_is_taken_back() -> Result<()> {
         let whole = asked_meanwhile(service, &[])?;
         let stats = service.frontend_stats()?;
         let (undone, lost) = (stats.count("frontend.fe_undone"), stats.count("agent.ended.PeerLost"));
-        // Before the agent noticed that the session was over, it may have sent claims of some handoffs, which arrived.
-        // So not all need to be lost.
+        // The agent may have sent claims of some handoffs before it noticed that the session was over. These handoffs
+        // are lost, and all others are taken back.
         ensure!(whole == undone && lost >= CLIENTS - whole, "{whole} whole, {undone} taken back, {lost} lost");
         let taken_back = stats.count("store.by_program.nginx.taken_back");
         ensure!(taken_back >= undone * 60_000, "{taken_back} bytes were taken back");
@@ -168,9 +168,10 @@ const BEGINNING: usize = 256 << 10;
 /// lost with the session.
 const BEGUN: usize = 6;
 
-/// Has a program hand off the beginning of a body to clients that read nothing, while no agent can send it. So the
-/// bytes are taken back. Then the program writes more to the last client (`then` is "goes on"), or closes that
-/// connection and greets a new client. Returns what the program reports of that write, the program, and the clients.
+/// Has a program write the beginning of a body to clients that read nothing, as handoffs, while no agent can send it.
+/// So the bytes are taken back. Then the program writes more to the last client (`then` is "goes on"), or closes that
+/// client's connection and greets a new client ("closes"). Returns the program's report on this last write, the
+/// program, and the clients.
 fn written_meanwhile(
     service: &mut Running<'_>,
     then: &str,

@@ -1,5 +1,5 @@
-//! Bodies in a *store* (the part of an agent that has its machine's bodies) from which the next tier cannot fetch. They
-//! are sent to this tier as bytes, not as references.
+//! Bodies in a *store* (the part of an agent that has its machine's bodies) from which the next tier cannot fetch. This
+//! tier is sent the bytes themselves, and no references to them.
 
 use anyhow::{Result, ensure};
 use shunt_lab::{Fetch, Host, Options, Role, Settings};

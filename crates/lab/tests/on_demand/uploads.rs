@@ -1,5 +1,6 @@
-//! A program writes a body to another server, as that server's client. Its own machine sends all bytes, without a
-//! handoff: the server's packets may come in by an interface without steering programs.
+//! A program is a client of a server, and writes a body to it that another machine has. The program's own machine sends
+//! all bytes. It does not let the other machine send them (a *handoff*): the server's packets may come in by an
+//! interface without steering programs (BPF).
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener};

@@ -42,8 +42,8 @@ impl Held {
         Ok(Self { stream, path: name.to_owned(), begun, length })
     }
 
-    /// Asks for `/name` on the same connection, and reads to the end of the header. The first body has been read
-    /// already.
+    /// Asks for `/name` on the same connection, and reads to the end of the header. To be called when the previous body
+    /// has been read.
     pub fn ask_for_next(&mut self, name: &str) -> Result<()> {
         write!(self.stream, "GET /{name} HTTP/1.1\r\nHost: x\r\n\r\n")?;
         name.clone_into(&mut self.path);
@@ -98,7 +98,8 @@ impl Held {
         self.ask_again(name)
     }
 
-    /// Asks for `/name`. The first body has been read already.
+    /// Asks for `/name` on the same connection, and reads the response to its end, without comparing its body. To be
+    /// called when the previous body has been read.
     pub fn ask_again(mut self, name: &str) -> Result<()> {
         write!(self.stream, "GET /{name} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
         let mut response = Vec::new();

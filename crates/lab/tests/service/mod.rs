@@ -26,7 +26,7 @@ pub fn same_file(files: &Path, name: &str, sha256: &str) -> Result<()> {
     Ok(())
 }
 
-/// Names and lengths of files: around the length of the shortest offer (32 KiB), and well above.
+/// Names and lengths of files: around the least length for a shortcut (32 KiB), and well above.
 pub const FILES: &[(&str, u64)] = &[
     ("1k", 1 << 10),
     ("32k-1", (32 << 10) - 1),
@@ -141,7 +141,7 @@ impl Running<'_> {
         wait_or_fail("both bodies take the shortcut", || Ok(self.shortcuts_of_two()? == 2))
     }
 
-    /// Waits until all agents and servers together have counted `least` of `name`.
+    /// Waits until the counter `name`, summed over all agents and servers, is at least `least`.
     pub fn until_counted(&self, name: &str, least: u64) -> Result<()> {
         wait_for(&format!("{least} {name} are counted"), || {
             let counted = self.service.all_stats()?.count(name);
@@ -150,7 +150,7 @@ impl Running<'_> {
         })
     }
 
-    /// Waits until the backend's agent has senders, or has none, not even parked ones.
+    /// Waits until the backend's agent has senders (`is_sending`), or until it has none, not even parked ones.
     pub fn until_sending(&self, is_sending: bool) -> Result<()> {
         wait_for("the backend's senders have begun or are gone", || {
             let stats = self.service.stats(self.lab.backend())?;

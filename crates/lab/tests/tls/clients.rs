@@ -13,8 +13,9 @@ use crate::service::needs_root;
 
 const GET_PY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python/get.py");
 
-/// Runs a client program. Its arguments are a directory, the authority's certificate and URLs, and it writes the body
-/// of URL number N into the file N. Asserts that it makes one connection, and that every body takes the shortcut.
+/// Runs the client program that `program` returns for a directory and the authority's certificate. The URLs are its
+/// last arguments. The client writes the body of URL number N into the file N of the directory. Asserts that it makes
+/// one connection, and that every body takes the shortcut.
 fn over_one_connection(program: impl FnOnce(&str, &Path) -> Command) -> Result<()> {
     on_tls(0, |service| {
         let (urls, authority) = (urls(service, 14), authority(service));

@@ -109,7 +109,8 @@ fn connect(service: &Running<'_>, path: &str, arguments: &str) -> Result<String>
     let output = client.output(shell)?;
     ensure!(output.status.code() != Some(124), "s_client {arguments}: nothing came, and no end");
     let text = String::from_utf8_lossy(&output.stdout);
-    // The line begins with the error's place in OpenSSL's source. The text of the server's alert comes after that.
+    // s_client prints an error as fields with colons between them: thread, `error`, code, library, function, and then
+    // the text of the server's alert.
     let alert = |line: &str| line.contains(" alert ").then(|| line.split(':').nth(5).unwrap_or(line).to_owned());
     let tickets = if arguments.contains("-early_data") { &[] } else { OF_TICKETS };
     let telling = text.lines().filter_map(|line| {

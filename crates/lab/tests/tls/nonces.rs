@@ -109,7 +109,7 @@ fn of_resumed_sessions() -> Result<()> {
     })
 }
 
-/// End of a handoff in the middle of a payload.
+/// Event that ends a handoff in the middle of a payload.
 #[derive(Clone, Copy, PartialEq)]
 enum End {
     /// The client resets the connection.

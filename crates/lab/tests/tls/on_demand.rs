@@ -22,7 +22,8 @@ fn options() -> Options {
     Options { on_demand: Some(OnDemand::CHECKED), settings, ..Options::default() }
 }
 
-/// Returns the number of bytes that the frontend's nginx has written to clients without having them in memory.
+/// Returns how many bytes the frontend's nginx has handed off: it has written them to clients, and another machine
+/// sends them.
 fn handed_off(service: &Running<'_>) -> Result<u64> {
     service.counted("store.by_program.nginx.handed_off")
 }

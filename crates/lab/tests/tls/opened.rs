@@ -92,8 +92,8 @@ pub fn open(records: &[&[u8]], told: &Told, used: &mut Used) -> Result<Opened> {
         _ => Generation::of(secret),
     };
     let (mut key, mut number) = (of(&secret)?, 0);
-    // Handshake records are encrypted with other keys. The first record that this key decrypts is the first one of
-    // application data.
+    // Handshake records are encrypted with other keys. The first record that this key decrypts is the first one after
+    // the server's handshake: a ticket or application data.
     let first = records.iter().position(|record| record[0] == 23 && key.open(record, 0).is_some());
     for record in &records[first.context("no record opens with the secret")?..] {
         let content = key

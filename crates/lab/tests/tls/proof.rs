@@ -1,7 +1,7 @@
 //! Two backends whose files have the same name, length and time, and so the same ETag from nginx. If one backend is
 //! lost, the other may continue its TLS payload only if the files' bytes are the same, too. Otherwise two plaintexts
-//! would be encrypted with one nonce. Backends prove that by a *digest*: the SHA-256 of the file. A *payload* is the
-//! body of a response.
+//! would be encrypted with one nonce. Backends prove that their bytes are the same by a *digest*: the SHA-256 of the
+//! file. A *payload* is the body of a response.
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
@@ -169,7 +169,8 @@ fn a_file_that_is_overwritten_where_nobody_hears_of_it_shows_in_no_record() -> R
             let frontend = service.lab.frontend().service_address().context("the agents' network")?;
             route(sender, &["add", "blackhole", &format!("{frontend}/32")])?;
             let file = File::options().write(true).open(sender.dir().join(BODY))?;
-            // If the file has only grown, the backend goes on sending, unless a digest that it has told still counts.
+            // First the file only grows. The backend may go on sending a file that grows, but not while the frontend
+            // may still rely on the digest that it was told.
             file.write_all_at(b"more", BODY_BYTES)?;
             file.write_all_at(&vec![7; BODY_BYTES as usize], 0)?;
             let told = service.lab.client().run(|| -> Result<_> {

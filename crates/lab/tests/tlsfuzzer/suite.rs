@@ -56,7 +56,8 @@ impl Suite {
         Ok(names)
     }
 
-    /// Runs all conversations of a script against a server's port 443.
+    /// Runs a script against a server's port 443. Without a client's certificate, it runs all of the script's
+    /// conversations. With one, it runs those that the script chooses by default.
     pub fn run(
         &self,
         script: &str,
@@ -77,14 +78,14 @@ impl Suite {
         let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() != Some(124), "{script}: not at its end after {LIMIT} s:\n{text}");
         let endings = endings(&text);
-        // A script that does not start has an exit status, and prints a line that says why.
+        // A script that does not start has no conversations. The last line that it prints says why.
         let said = || text.lines().last().unwrap_or_default().to_owned();
         Ok(if endings.is_empty() { [("start".to_owned(), vec![said()])].into() } else { endings })
     }
 }
 
-/// Parses a script's output. For each conversation, it has `NAME ...`, the conversation's output, and `OK` or the error
-/// that ended it.
+/// Parses a script's output. For each conversation, the output has a line `NAME ...`, the conversation's own lines, and
+/// `OK` or the error that ended the conversation.
 fn endings(text: &str) -> Endings {
     let (mut endings, mut name) = (Endings::new(), None);
     let mut last = String::new();

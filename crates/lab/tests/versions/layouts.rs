@@ -15,9 +15,9 @@ use crate::service::held::Held;
 use crate::service::{ALONE, Running, needs_root, start_on};
 use crate::{NO_AGENT, no_errors_but};
 
-/// Part of the line that nginx logs if a payload stops before its end. The frontend's old agent ends its session. So
-/// the backend's agent ends the socket that sends the payload, unless it has read the whole file by then. nginx relays
-/// the rest.
+/// Part of the line that nginx logs if a payload (body) stops before its end. The frontend's old agent ends its session
+/// with the backend's agent. So the backend's agent ends the socket that sends the payload, unless the whole file is
+/// already in this socket. The frontend's nginx then relays the rest.
 const STOPPED: &str = "has stopped at byte";
 /// Number of the tests' layout (crates/handoff/build.rs).
 const TEST_LAYOUT: u32 = 32;

@@ -15,7 +15,8 @@ use crate::{Target, curl};
 pub const FILES: &[(&str, u64)] = &[("64k", 64 << 10), ("1m", 1 << 20), ("7m", 7 << 20)];
 
 /// Number of files after which a client of plain HTTP makes a new connection. A connection that has had a shortcut gets
-/// no further one from an agent whose BPF maps have another layout, so the load would soon have no shortcuts.
+/// no further one from a new agent whose BPF maps have another layout. With old connections only, the load would have
+/// no shortcuts after such an upgrade.
 const FILES_OF_A_CONNECTION: u64 = 20;
 
 /// Load of several clients that download in threads of their own.

@@ -36,7 +36,7 @@ impl<'lab> Target<'lab> {
 /// Severities in nginx's error log. No change of versions may cause a line with one of them.
 const NGINX_ERRORS: [&str; 4] = ["[error]", "[crit]", "[alert]", "[emerg]"];
 
-/// Part of the line that nginx logs while its agent is away, as it is for a moment when it is replaced.
+/// Part of the line that nginx logs while no agent runs. When an agent is replaced, none runs for a moment.
 const NO_AGENT: &str = "shunt: no agent at";
 
 /// Asserts that no agent and no nginx has logged an error, not even a process that has ended.

@@ -10,7 +10,8 @@ use crate::service::{FILES, Running, needs_root, start_on};
 
 const ROUNDS: usize = 3;
 
-/// Returns the number of bytes that the frontend's nginx has written to clients without having them in memory.
+/// Returns how many bytes the frontend's nginx has handed off: it has written them to clients, and another machine
+/// sends them.
 fn handed_off(service: &Running<'_>) -> Result<u64> {
     Ok(service.frontend_stats()?.count("store.by_program.nginx.handed_off"))
 }

@@ -21,8 +21,8 @@ fn options(from: ReleasesOf) -> Options {
     Options { releases: Some(from), settings, ..Options::shunt() }
 }
 
-/// Replaces a machine's agent: the old one lets its payloads end, and then ends. After that, one of the other version
-/// starts.
+/// Replaces a machine's agent. The old one ends when the bodies that it sends have ended. Then an agent of the version
+/// `release` starts.
 pub fn upgrade_agent(service: &mut Running<'_>, host: &Host, release: Release) -> Result<()> {
     service.service.set_agent_release(host, release)?;
     let agent = service.service.agent_process(host)?.context("it has an agent")?;
@@ -70,7 +70,7 @@ fn upgrade_all(service: &mut Running<'_>, load: &Load, release: Release) -> Resu
     Ok(())
 }
 
-/// Upgrades all machines while clients download, and then takes all back to the older version.
+/// Upgrades all machines to this version while clients download, and then takes all back to the version `from`.
 fn there_and_back(service: &mut Running<'_>, from: Release, clients: Clients) -> Result<()> {
     let (lab, load) = (service.lab, Load::default());
     for host in lab.tiers() {

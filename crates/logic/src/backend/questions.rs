@@ -146,7 +146,7 @@ fn tell_digest<M: Machine>(peer: usize, digest: &peer::Digest, turn: &mut Turn<'
     turn.tell_peer(peer, |out| digest.emit(out));
 }
 
-/// Builds a DIGEST for the worker and handoff that asked.
+/// Builds a DIGEST about a handoff, for the server with this worker number. `None`: the digest is not known.
 pub fn digest(worker: u32, handoff: u64, offset: u64, sha256: Option<Sha256>) -> peer::Digest {
     peer::Digest {
         worker: worker.into(),

@@ -116,8 +116,8 @@ impl<M: Machine> Backend<M> {
     }
 }
 
-/// Checks whether another fetch may begin. A limit that is reached does not refuse a fetch, because a response waits
-/// for it. It stops new consents and offers instead (limits.rs).
+/// Checks whether another fetch may begin. Only a lack of descriptors refuses a fetch, because a response waits for it.
+/// The limits of fetches (limits.rs) refuse none. They stop new handoffs and offers.
 ///
 /// # Errors
 /// Returns [`Reason::Limit`] if there is no descriptor for the fetch.

@@ -14,8 +14,8 @@ use shunt_wire::peer::{Claim, Claimant};
 
 /// Longest time that a claim waits. A client that gets nothing for longer may give up.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Most claims that wait, of all peers. One peer may have as many as are left for others, and MOST_OF_ITS_OWN in any
-/// case.
+/// Number of places for waiting claims of all peers. A peer gets another place if it has fewer than are free, or fewer
+/// than MOST_OF_ITS_OWN.
 const MOST: usize = 4096;
 const MOST_OF_ITS_OWN: usize = 64;
 
@@ -29,13 +29,13 @@ pub struct Waits {
     pub claimant: Claimant,
     /// Time until which the claim may wait.
     pub until: Instant,
-    /// Reason of the wait: [`Reason::Limit`], no sender is free, or [`Reason::Busy`], its client's other connection has
-    /// the sender.
+    /// Reason of the wait: [`Reason::Limit`] if no sender is free, or [`Reason::Busy`] if another connection of the
+    /// claim's client has the sender.
     pub reason: Reason,
 }
 
-/// Waiting claims, the oldest first. Each is in a separate box, whose memory is erased when it is freed (it holds
-/// keys).
+/// Waiting claims, the oldest first. Each is in a separate box, because it may hold keys: the agent's allocator erases
+/// a box that is freed.
 #[derive(Default)]
 pub struct Waiting {
     claims: VecDeque<Box<Waits>>,
@@ -54,8 +54,8 @@ impl Waiting {
         self.claims.is_empty()
     }
 
-    /// Returns whether another claim of this peer may have to wait: one of its own does, or a claim waits for a sender,
-    /// which any claim needs. What other peers' clients are busy with is no reason.
+    /// Returns whether another claim of this peer may have to wait: one of the peer's claims waits, or any peer's claim
+    /// waits for a sender. Other peers' claims that wait because their clients are busy do not matter.
     pub fn delays(&self, peer: u32) -> bool {
         self.claims.iter().any(|waits| waits.claimant.peer == peer || waits.reason == Reason::Limit)
     }
@@ -87,7 +87,8 @@ impl Waiting {
         self.claims.pop_front()
     }
 
-    /// Puts a claim back behind all others, with what it waits for now. So the next round has the same order.
+    /// Puts a claim back behind all others, with the reason for which it waits now. So the next round has the same
+    /// order.
     pub fn keep(&mut self, mut waits: Box<Waits>, reason: Reason) {
         waits.reason = reason;
         self.claims.push_back(waits);

@@ -11,7 +11,8 @@
 //!           <-ANSWER-                 <=ANSWER=
 //! ```
 //!
-//! PROVE: what is the digest of the file behind an offer? See `backend::questions`.
+//! PROVE: what is the digest of the file behind an offer? A server asks before another backend continues the payload of
+//! a lost backend (`backend::questions`).
 
 use shunt_wire::local;
 use shunt_wire::local::Reason;

@@ -42,6 +42,9 @@ struct Watched {
     due: Instant,
     /// Number of messages left before its server counts as gone.
     tells: u32,
+    /// Whether the payload is watched because its server's process is gone, and not because its peer is lost. Then only
+    /// its first bytes are waited for.
+    is_left: bool,
 }
 
 impl Watched {
@@ -51,7 +54,17 @@ impl Watched {
     fn new(region: ActiveRegion, now: Instant) -> Self {
         let silence = if region.is_shut { Duration::ZERO } else { region.quiet };
         let silent_since = now.checked_sub(silence).unwrap_or(now);
-        Self { region, due: silent_since + GRACE + region.round_trip * GRACE_ROUND_TRIPS, tells: TOLD_IN_VAIN }
+        Self {
+            region,
+            due: silent_since + GRACE + region.round_trip * GRACE_ROUND_TRIPS,
+            tells: TOLD_IN_VAIN,
+            is_left: false,
+        }
+    }
+
+    /// Begins to watch a region of which the client has acknowledged nothing, and whose server's process is gone.
+    fn left(region: ActiveRegion, now: Instant) -> Self {
+        Self { region, due: now + LEFT, tells: 1, is_left: true }
     }
 
     /// Compares the region with its earlier state. Returns whether its server has to be told.
@@ -120,26 +133,34 @@ impl Frontend {
                 );
                 turn.act(Action::Cancel(region));
             } else {
-                self.losses.0.push(Watched { region, due: turn.now + LEFT, tells: 1 });
+                self.losses.0.push(Watched::left(region, turn.now));
             }
         }
     }
 
-    /// Examines all watched payloads, and tells the servers of those that are stalled.
+    /// Examines all watched payloads. Tells servers of each stalled payload, and cancels a region made by SHUNT_APPEND
+    /// whose server counts as gone.
     pub fn tend_losses<M: Machine>(&mut self, turn: &mut Turn<'_, M>) {
         let mut stalled = Vec::new();
         let (machine, now) = (&mut *turn.machine, turn.now);
         self.losses.0.retain_mut(|watched| {
             let Some(region) = machine.region_now(&watched.region) else { return false };
+            if watched.is_left && region.acked != 0 {
+                return false; // its backend was asked for it, and sends it
+            }
             if watched.look(region, now) {
-                stalled.push((region, watched.tells == 0));
+                stalled.push((region, watched.tells == 0, watched.is_left));
             }
             true
         });
-        for (region, is_given_up) in stalled {
-            turn.shared.counts.stalled += 1;
+        for (region, is_given_up, is_left) in stalled {
             let (handoff, client) = (region.handoff, region.client.socket_addr());
-            tracing::warn!(handoff, %client, acked = region.acked, "the payload of a lost agent has stopped");
+            if is_left {
+                tracing::warn!(handoff, %client, "the payload of a process that has ended has not begun");
+            } else {
+                turn.shared.counts.stalled += 1;
+                tracing::warn!(handoff, %client, acked = region.acked, "the payload of a lost agent has stopped");
+            }
             tell_all_servers(handoff, Reason::PeerLost, turn);
             if is_given_up && region.queues && !turn.shared.servers.has_ring(region.ring) {
                 turn.act(Action::Cancel(region));

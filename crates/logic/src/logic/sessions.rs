@@ -34,7 +34,7 @@ impl<M: Machine> Logic<M> {
     }
 
     /// Begins a session, because the peer has sent HELLO. `key` was exported from the TLS connection, so only the two
-    /// agents have it. With it the kernel proves handshakes of their machines' programs.
+    /// agents have it. With `key` the kernel proves TCP handshakes between programs of the two machines.
     ///
     /// # Errors
     /// Returns the peer's fault, which ends the connection.
@@ -98,10 +98,10 @@ impl<M: Machine> Logic<M> {
         call.actions.push(Action::WriteBoard(change));
     }
 
-    /// Checks an agent that has connected and sent HELLO. `is_of` says whether its certificate has a name, and `from`
-    /// is its address. `current` returns the address of the other end of a peer's present session. Returns the peer. If
-    /// there is a session with this peer, it is ended: the peer would not connect if its side of that session still
-    /// existed.
+    /// Checks an agent that has connected and sent HELLO. `is_of` says whether the agent's certificate is for a given
+    /// name, and `from` is the agent's address. `current` returns the address of the other end of a peer's present
+    /// session. Returns the peer. If there is a session with this peer, it is ended: the peer would not connect if its
+    /// side of that session still existed.
     ///
     /// # Errors
     /// Returns why the agent is refused.

@@ -87,7 +87,7 @@ impl Hearing {
         }
     }
 
-    /// Counts an unasked message. Returns whether the peer may send it, by the handoffs that it was asked to send for.
+    /// Counts an unasked message. Returns whether the claims that the peer was given allow it.
     fn take(&mut self, news: News) -> bool {
         let left = match news {
             News::End => &mut self.ends,

@@ -4,10 +4,10 @@
 //! named.
 //!
 //! Each agent tells its peers the addresses of its machine's programs (ADDRESSES). For an address that a peer has
-//! named, the kernel gets a key that only the two agents of that session have. The kernel proves handshakes by this key
-//! (crates/negotiation, bpf/token.h). Connections with all other machines carry the same bytes as without Shunt. A
-//! machine that forges packets with a peer's address has no such key, so connections with it carry no references
-//! either.
+//! named, the kernel gets a key that only the two agents of that session have. With this key the kernel proves TCP
+//! handshakes between programs of the two machines (crates/negotiation/bpf/token.h). Connections with all other
+//! machines carry the same bytes as without Shunt. A machine that forges packets with a peer's address has no such key,
+//! so connections with it carry no references either.
 //!
 //! An address has one owner. This machine's own addresses cannot belong to a peer. If two peers name the same address,
 //! it belongs to the first, and to the second when the first no longer names it.
@@ -21,7 +21,7 @@ use shunt_wire::addresses::{ADDRESSES_MAX, Addresses};
 use crate::rate::Throttle;
 use crate::settings::can_be_client;
 
-/// Key that proves handshakes.
+/// Key that proves TCP handshakes between programs of two machines, or of one.
 pub type Key = [u8; 16];
 
 /// Address that stands for all of this machine's loopback addresses.
@@ -79,8 +79,8 @@ struct Session {
     addresses: Throttle<Addresses>,
 }
 
-/// An address, and the key that proves handshakes with it from now on. `None` instead of the key: the address no longer
-/// has an owner.
+/// An address, and the key that proves handshakes with programs at that address from now on. `None` instead of the key:
+/// the address no longer has an owner.
 pub type Change = (IpAddr, Option<Key>);
 
 /// Owners of addresses, and the keys of their sessions.
@@ -94,8 +94,8 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Returns the state without sessions. `own_key` proves handshakes within this machine. `configured` has the
-    /// addresses by which peers know its programs, if these differ from its interfaces' addresses.
+    /// Returns the state without sessions. `own_key` proves handshakes between programs of this machine. `configured`
+    /// has the addresses by which peers know its programs, if these differ from its interfaces' addresses.
     pub fn new(own_key: Key, configured: &[IpAddr]) -> Self {
         Self { owners: Owners::default(), own_key, configured: configured.to_vec(), sessions: BTreeMap::new() }
     }
@@ -128,8 +128,8 @@ impl Ends {
         self.settle()
     }
 
-    /// Replaces the addresses of a peer's programs. Returns the changes, or `None` if the message came too often: then
-    /// the newest is kept for later.
+    /// Replaces the addresses of a peer's programs. Returns the changes. Returns `None` if there is no session, or if
+    /// the messages come too often: then the newest one is kept for later.
     #[must_use]
     pub fn name(&mut self, peer: usize, addresses: &Addresses, now: Instant) -> Option<Vec<Change>> {
         let addresses = self.sessions.get_mut(&peer)?.addresses.take(*addresses, now)?;

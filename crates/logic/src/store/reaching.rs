@@ -20,7 +20,7 @@ const MOST: usize = 256;
 /// A connection that is being made.
 #[derive(Clone, Copy, Debug)]
 pub struct Reach {
-    /// The program's number at its store.
+    /// Number by which this machine's store knows the program.
     pub program: u64,
     /// The store to connect to.
     pub store: Source,

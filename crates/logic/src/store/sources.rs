@@ -53,8 +53,8 @@ impl SourcesOfPeers {
         self.stores.push(store);
     }
 
-    /// Makes a peer's store a source of this machine, because the peer has named its addresses. Returns whether it was
-    /// none before.
+    /// Makes a peer's store a source of this machine, because the peer has named its addresses. Returns whether the
+    /// store was no source before.
     pub fn open(&mut self, peer: usize) -> bool {
         self.open.insert(peer)
     }
@@ -71,7 +71,7 @@ impl SourcesOfPeers {
         self.open.iter().copied()
     }
 
-    /// Handles a peer's SOURCES. Returns false if it came too often: then the newest is kept for later.
+    /// Handles a peer's SOURCES. Returns false if the messages come too often: then the newest one is kept for later.
     #[must_use]
     pub fn hear(&mut self, peer: usize, sources: &Sources, now: Instant) -> bool {
         let said = self.said.entry(peer).or_default();
@@ -82,7 +82,7 @@ impl SourcesOfPeers {
 
     fn take(&mut self, peer: usize, sources: &Sources) {
         // Stores that are neither this machine's nor a peer's are left out: no program here has a reference to them.
-        // Besides, a made-up name could collide with another store's in the table that programs read.
+        // Besides, a peer could make up a name that collides with another store's name in the table that programs read.
         let may_matter = |store: &Source| *store == self.store || self.stores.contains(store);
         let sources = sources.iter().filter(may_matter).collect();
         self.said.entry(peer).or_default().sources = sources;
@@ -156,7 +156,7 @@ mod tests {
         for _ in 0..HEARD {
             assert!(all.hear(0, &Sources::of(STORES[..1].iter().copied()), now));
         }
-        // This message is not processed now, which would take half a millisecond in a large service.
+        // Messages beyond HEARD are processed later. Each takes half a millisecond in a large service.
         assert!(!all.hear(0, &Sources::of(STORES), now));
         assert_eq!(all.of_peers(), 1);
         let later = now + THROTTLE_PERIOD;

@@ -89,7 +89,8 @@ impl Introducers {
     }
 }
 
-/// A connection that is taken for a question. Unless it is kept, dropping this closes it.
+/// A connection that is taken for a question. Dropping this value closes the connection, unless it was kept
+/// ([`Self::keep`]).
 #[derive(Debug)]
 pub(super) struct Introducer<'a> {
     introducers: &'a Introducers,
@@ -97,7 +98,7 @@ pub(super) struct Introducer<'a> {
 }
 
 impl Introducer<'_> {
-    /// Asks for a connection to a store (see [`Connection::reach`]).
+    /// Asks for a connection to a store, this machine's or another's. `None`: it cannot be made now.
     ///
     /// # Errors
     /// Returns the error of [`Connection::reach`].

@@ -127,8 +127,8 @@ impl Own {
 }
 
 impl Local {
-    /// Whether there is no open connection with the store. False if the store is only silent: then it is not asked
-    /// again.
+    /// Whether there is no open connection with the store. False while a thread uses the connection, and if the store
+    /// is only silent: then it is not asked again.
     pub(super) fn is_cut_off(&self) -> bool {
         match &self.link {
             Link::Idle(connection) => !connection.is_served(),

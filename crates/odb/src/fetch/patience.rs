@@ -11,8 +11,8 @@ use rustix::io::Errno;
 
 use crate::channel::{Channel, Moved};
 
-/// Longest silence of a machine that a thread waits for. The thread's other work is delayed by it, and has to be done
-/// within a second in all (docs/silence.md).
+/// Longest silence of a machine that a thread waits for. With its other work, the thread then takes less than a second
+/// in all (docs/silence.md).
 pub(super) const PATIENCE: Duration = Duration::from_millis(900);
 /// Longest single wait, after which the waiting thread checks the state again.
 const SLICE: Duration = Duration::from_millis(50);
@@ -97,7 +97,7 @@ impl<'a> Waiting<'a> {
 /// Time that a program's call waits for all bytes, if it can do with the first ones.
 pub const LONG: Duration = Duration::from_millis(200);
 /// Smallest and largest number of bytes that a call that may end early asks for at a time. In between, the number grows
-/// while answers come quickly. When the call ends early, it becomes the number of bytes that came.
+/// while answers come quickly. When the call ends early, the number becomes that of the bytes that came.
 pub(super) const SOME: RangeInclusive<usize> = (32 << 10)..=(1 << 20);
 
 /// A program's call that may end with a part of its bytes, because the program has other work than to wait for the

@@ -200,8 +200,8 @@ impl Shared {
         Ok(connection)
     }
 
-    /// Connects to a holder through this machine's agent, which may have been started again. If the holder was lost,
-    /// its store has also answered a request.
+    /// Connects to a holder through this machine's agent, which may have been started again. If the holder was lost, it
+    /// has also answered a request when this returns.
     fn reach(self: &Arc<Self>, holder: Holder, way: &Way) -> io::Result<Line> {
         // The reference is read now, and asked for below even if the holder is no longer lost by then: this attempt may
         // be an old one.

@@ -98,7 +98,8 @@ enum Is {
     Making,
     Idle(Box<Line>),
     Used,
-    /// The holder is lost: no thread waits for it, and attempts are made until it answers again.
+    /// The holder is lost: no thread waits for it. Attempts are made until it answers again, or until no thread has
+    /// asked for it for a while.
     Lost,
 }
 
@@ -376,7 +377,7 @@ impl State {
         (self.is, self.waited) = (is, None);
     }
 
-    /// The shares that cannot go back are dropped; their weight ends with the payload's lease.
+    /// Makes the holder lost. The shares that cannot go back are dropped; their weight ends with the payload's lease.
     fn lose(&mut self) {
         self.becomes(Is::Lost);
         self.returns = Vec::new();

@@ -1,7 +1,7 @@
-//! Which machines send to clients in the name of which of this machine's servers (with whose address as source),
-//! according to the machines' own answers. In a *handoff*, another machine sends a payload to a client. Each machine is
-//! asked before the first handoff of each server. A refusal after a handoff has begun would come too late: the program
-//! may have written something behind it.
+//! Answers of machines to a question: whether they send to clients in the name of one of this machine's servers (with
+//! the server's address as source). In a *handoff*, another machine sends a payload to a client. Each machine is asked
+//! before the first handoff of each server. A refusal after a handoff has begun would come too late: the program may
+//! have written something behind the payload.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -45,9 +45,9 @@ enum Said {
 
 #[derive(Debug, Default)]
 pub(super) struct Standings {
-    /// By a machine's index on the agent's board and a server's address: the machine's epoch (a number that changes
-    /// when a session with it begins or ends), what it has said, and the time of that or of the question, in
-    /// milliseconds.
+    /// By a machine's index on the agent's board and a server's address: the machine's epoch, the machine's answer, and
+    /// a time. The epoch is a number that changes when a session with the machine begins or ends. The time is that of
+    /// the answer, or of the question while there is no answer, in milliseconds.
     said: HashMap<(u32, SocketAddr), (u32, Said, u64)>,
     asked: u64,
 }

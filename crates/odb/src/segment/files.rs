@@ -9,14 +9,15 @@ use super::{FILES, SLOTS};
 use crate::place::Version;
 
 /// Shortest range for which a file is given to the store at once, in bytes. Shorter ranges are copied, unless the file
-/// was sent a moment ago, because giving a file takes two messages.
+/// is remembered as sent before, because giving a file takes two messages.
 const GIVEN_AT_ONCE_BYTES: u64 = 256 << 10;
 /// Time since a file's last use after which another may take its place, in milliseconds. If more files are in use than
 /// there are places, those without a place are copied: replacing files at every send would cost more.
 const KEPT_MS: u64 = 1000;
 /// Time after a refusal of the store in which no file is given to it, in milliseconds.
 const RETRY_MS: u64 = 1000;
-/// Number of places in which files that were sent once are remembered, each by a digest of its state.
+/// Number of places in which files that were sent are remembered, each by a digest of its state, until another takes
+/// its place.
 const NOTES: usize = 256;
 /// Most slots that refer to files. The other slots are kept for payloads that are in no file.
 const SLOTS_OF_FILES: usize = SLOTS / 2;
@@ -45,7 +46,7 @@ struct Given {
 pub(super) struct Files {
     given: Vec<Given>,
     slots: usize,
-    /// Digests of files that were sent once.
+    /// Digests of the states of files that were sent.
     notes: [u64; NOTES],
     /// Time of the store's last refusal.
     refused_ms: Option<u64>,
@@ -85,13 +86,14 @@ impl Files {
         idle.min_by_key(|given| given.used_ms).map_or(Way::Copy, Self::anew)
     }
 
-    /// Whether the file was sent a moment ago. Notes that it is sent now.
+    /// Whether the file is remembered as sent before. Remembers from now on that it was sent.
     fn was_noted(&mut self, version: &Version) -> bool {
         let digest = SipHasher24::new().hash(version.as_bytes());
         std::mem::replace(&mut self.notes[digest as usize % NOTES], digest) == digest
     }
 
-    /// Way to give a file that takes this file's place, under the place's next number.
+    /// Way to send a file that takes this file's place: it is given under the place's next number. If slots still refer
+    /// to this file, the other file is copied.
     fn anew(given: &Given) -> Way {
         match given.number.checked_add(FILES) {
             Some(number) if given.slots == 0 => Way::Give(number),

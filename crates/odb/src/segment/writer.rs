@@ -1,7 +1,7 @@
-//! Segment as its program uses it: puts payloads there, and refers to files. A segment is memory that the store leases
-//! to one program. A *slot* is its entry for one payload. A payload has *come back* when the store has returned its
-//! slot: nobody can fetch it any more. The *holder* is the store, by its name. A *reader* is a program that fetches
-//! payloads.
+//! Segment as its program uses it: the program puts payloads there, and refers to files. A segment is memory that the
+//! store leases to one program. A *slot* is the segment's entry for one payload. A payload has *come back* when the
+//! store has returned its slot: nobody can fetch it any more. The *holder* is the store, by its name. A *reader* is a
+//! program that fetches payloads.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice};

@@ -1,6 +1,7 @@
 //! A program's end of its connections to the store of its machine. An *entrance* is a connection to the store that
 //! child processes inherit. A *segment* is memory that the store leases to a program. A *reference* names bytes of a
-//! payload. By a *handoff*, another machine sends a payload to this program's client.
+//! payload. By a *handoff*, another machine sends a payload to this program's client. The *agent* is Shunt's daemon on
+//! each machine, and the store is a thread of it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -22,7 +22,7 @@ struct Open {
     referred_ms: u64,
 }
 
-/// Files by place ([`FILES`]).
+/// Open files by place, a file's number modulo [`FILES`].
 #[derive(Debug, Default)]
 pub(super) struct Files(BTreeMap<u32, Open>);
 
@@ -31,7 +31,8 @@ impl Files {
         self.0.len()
     }
 
-    /// See [`super::Store::open_file`] for the public form.
+    /// Keeps a file open under this number, in place of an earlier one in the same place, and announces it in the
+    /// segment.
     pub(super) fn open(&mut self, reader: &Reader, number: u32, file: SentFile, now_ms: u64) -> Arc<SentFile> {
         let file = Arc::new(file);
         let open = Open { number, file: Arc::clone(&file), used_ms: now_ms, referred_ms: now_ms };
@@ -44,8 +45,8 @@ impl Files {
         self.0.get(&(number % FILES)).filter(|open| open.number == number).map(|open| &open.file)
     }
 
-    /// Returns the place of some bytes of a file, for a reader that asks for them now. `None`: the file is shorter, or
-    /// has changed.
+    /// Returns the place of some bytes of a file, for a reader that asks for them now. `None`: the file is not open
+    /// under this number, is shorter, or has changed.
     pub(super) fn place(&mut self, number: u32, bytes: Range<u64>, now_ms: u64) -> Option<Place> {
         let open = self.0.get_mut(&(number % FILES)).filter(|open| open.number == number)?;
         if bytes.end > open.file.version().size() || !open.file.is_unchanged() {

@@ -1,7 +1,8 @@
 //! Messages between programs and the store of their machine (SOCK_SEQPACKET), and between readers and stores
 //! (crate::channel). A *segment* is memory that the store leases to a program for its payloads. An *entrance* is a
 //! connection to the store that child processes inherit. A *reference* names bytes of a payload; its *weight* is the
-//! size of its share of the right to fetch them. A *reader* is a program that fetches payloads.
+//! size of its share of the right to fetch them. A *reader* is a program that fetches payloads. The *agent* is Shunt's
+//! daemon on each machine.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -1,7 +1,7 @@
 //! A program's connection at the store: the questions that it asks ([`Ask`]), and the descriptors that it gets. The
 //! program keeps the connection open; when it ends, the program is considered ended. A *segment* is memory that the
 //! store leases to a program. A connection may become an *entrance*, which child processes inherit, to reach the store
-//! by it.
+//! by it. The *agent* is Shunt's daemon on each machine, and the store is a thread of it.
 
 use std::collections::HashMap;
 use std::io;
@@ -100,8 +100,8 @@ impl Program {
         }
     }
 
-    /// User as whom the program was admitted, if the sender of a question is still that user. A process that has become
-    /// another user, or has got the connection from another process, gets nothing more that belongs to that user.
+    /// User as whom the program was admitted, if the sender of a question is known, and is still that user. A process
+    /// of another user gets nothing that belongs to the admitted user, even if it has this connection.
     pub(crate) fn still(&self, sender: Option<&PeerCredentials>) -> Option<u32> {
         let connected = peer_credentials(&self.socket).ok()?;
         let is_the_same = sender.is_some_and(|sender| is_known(sender) && sender.uid == connected.uid);

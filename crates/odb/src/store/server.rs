@@ -1,8 +1,8 @@
-//! The store's event loop, in a thread of the agent's: it leases segments of memory to programs that write payloads,
-//! and answers readers, the programs that fetch them. It leaves three things to the agent ([`Agent`]): which programs
-//! may connect, connections to other machines' stores, and connections by which programs hand off. The agent gives it
-//! orders by [`Orders`]. An *entrance* is a program's connection that its child processes inherit, to reach the store
-//! by it.
+//! The store's event loop, in a thread of the agent (Shunt's daemon). The loop leases segments of memory to programs
+//! that write payloads, and answers readers, the programs that fetch them. The store leaves three things to the agent
+//! ([`Agent`]): which programs may connect, connections to other machines' stores, and connections by which programs
+//! hand off. In a *handoff*, another machine sends a payload to a program's client. The agent gives the store orders by
+//! [`Orders`]. An *entrance* is a program's connection that its child processes inherit, to reach the store by it.
 
 mod answers;
 

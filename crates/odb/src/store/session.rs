@@ -1,6 +1,7 @@
 //! A reader's connection at the store: its [`Request`]s, and for each FETCH, in order, an [`Answer`] and the bytes. The
-//! bytes are copied from the segment directly to where they are sealed. A *reader* is a program that has references to
-//! bytes of the store's payloads. Each reference has a *share*, a part of the right to fetch the payload.
+//! bytes are copied from the segment, the memory that has them, directly to the place where they are *sealed*:
+//! encrypted in TLS records. A *reader* is a program that has references to bytes of the store's payloads. Each
+//! reference has a *share*, a part of the right to fetch the payload.
 
 use std::collections::VecDeque;
 use std::io;

@@ -103,7 +103,7 @@ impl Drop for Bed {
     }
 }
 
-/// Bytes that a holder has sent, and number of shares that it has got back.
+/// Number of bytes that a holder has sent, and number of shares that it has got back.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Given {
     pub bytes: usize,
@@ -115,7 +115,7 @@ pub fn give_slowly(store: &mut UnixStream, body: &[u8], most: usize) -> Given {
     give(store, body, most, 10_000)
 }
 
-/// Length of a request: kind, reference, and the bytes touched of the payload.
+/// Length of a request in bytes: kind (8), reference, and report on the payload's bytes that were needed (16).
 const REQUEST_BYTES: usize = 8 + REFERENCE_BYTES + 16;
 
 /// Answers requests for bytes of `body`, `at_a_time` bytes every 10 ms, and at most `most` bytes in all.

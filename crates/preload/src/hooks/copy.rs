@@ -44,8 +44,8 @@ fn is_missing(range: &Range<usize>) -> bool {
     blocks::contains(range.start) && blocks::any(&pages_around(range), PageState::Missing)
 }
 
-/// Calls `work` with the thread marked as inside the library, and preserves the program's errno. Returns false if the
-/// thread is inside already, or if `work` returns false.
+/// Calls `work` with the thread marked as inside the library, and preserves the program's errno. Returns what `work`
+/// returns, or false where `work` is not called: the library is not active, or the thread is inside it already.
 fn inside(work: impl FnOnce(&'static Runtime) -> bool) -> bool {
     let (Some(runtime), Some(_inside)) = (runtime(), Inside::enter()) else { return false };
     let before = errno();
@@ -78,8 +78,8 @@ fn absent(runtime: &'static Runtime, source: &Range<usize>, target: &Range<usize
         // If the bytes cannot be fetched, the copy itself touches them, which ends the process with a message.
         let _ = memory.fetch_range(&(source.start..ahead.max(source.end)));
     }
-    // The source has only real bytes. They are copied without a touch of missing pages, if the target's pages stand for
-    // other bytes, or may soon stand for some (TLS).
+    // The source's bytes are in place now, unless they could not be fetched. They are copied without a touch of missing
+    // pages, if the target's pages stand for other bytes, or may soon stand for some (TLS).
     let keeps = tls::watches() || stands_for_any(runtime, target);
     // SAFETY: the program has asked for this copy.
     keeps && memory.absent_within(source).is_empty() && unsafe { memory.copy(source, target.start) }
@@ -90,8 +90,8 @@ fn stands_for_any(runtime: &Runtime, range: &Range<usize>) -> bool {
     !runtime.memory.absent_within(&pages_around(range)).is_empty()
 }
 
-/// Fills a range of a block with a value, if its pages stand for bytes, which are given up. Returns whether that is
-/// done.
+/// Fills a range of a block with a value, if the range's pages stand for bytes of a store. These bytes are given up.
+/// Returns whether the range is filled.
 #[cold]
 fn fills(to: usize, value: u8, bytes: usize) -> bool {
     const AT_ONCE: usize = 64 << 10;

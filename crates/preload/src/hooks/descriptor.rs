@@ -85,8 +85,8 @@ pub unsafe extern "C-unwind" fn setsockopt(
         return 0;
     }
     if level == libc::SOL_SOCKET && option == libc::SO_ZEROCOPY && runtime().is_some() {
-        // With this option, the kernel tells the program which memory it has read, by counting the system calls that it
-        // made. A framed write makes other system calls than the program, so the count would be wrong.
+        // With this option, the kernel numbers the program's writes, and tells the program of which writes it has read
+        // the memory. A framed write makes other system calls than the program, so the numbers would be wrong.
         set_errno(libc::EOPNOTSUPP);
         return -1;
     }
@@ -187,7 +187,7 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
     if from <= last { unsafe { close_between(from, last, flags) } } else { 0 }
 }
 
-/// Calls close_range(2) for descriptors of which none is the library's own, and notes that they are closed.
+/// Calls close_range(2) for descriptors of which none is the library's own, and notes those that are closed by it.
 ///
 /// # Safety
 /// As for close_range(2).
@@ -212,7 +212,7 @@ pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
     unsafe { close_range(first.max(0).unsigned_abs(), c_uint::MAX, 0) };
 }
 
-/// Copies another process's descriptor (Linux 5.6).
+/// pidfd_getfd(2), which copies another process's descriptor (Linux 5.6).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int {
     // The system call is made by its number, because glibc has the function only since 2.36.
@@ -225,7 +225,8 @@ pub unsafe extern "C-unwind" fn pidfd_getfd(process: c_int, fd: c_int, flags: c_
     copy
 }
 
-/// Notes a copy of `from` that a call has made.
+/// Notes that a call has made `to`, a copy of the descriptor `from`. Returns `to`, which is negative if the call has
+/// failed.
 fn copied(from: c_int, to: c_int) -> c_int {
     if to >= 0 {
         quietly(|_| descriptors::duplicated(from, to));

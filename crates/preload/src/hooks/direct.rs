@@ -80,7 +80,7 @@ unsafe extern "C-unwind" fn syscall(
 
 /// Whether a system call only wakes other threads. All other calls by number end the program's turn, the time between
 /// two waits for events (shunt_process::bypass::turn_ends), because they may wait. A call that wakes does not wait, and
-/// std's locks make it when they are released.
+/// std's locks make such a call whenever they are released.
 fn wakes(number: c_long, operation: usize) -> bool {
     let flags = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
     number == libc::SYS_futex && [libc::FUTEX_WAKE, libc::FUTEX_WAKE_BITSET].contains(&(operation as c_int & !flags))

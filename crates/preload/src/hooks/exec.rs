@@ -1,6 +1,6 @@
 //! Programs that this program executes are under Shunt, too (as if started by `shunt run`), whatever environment it
-//! gives them. They may inherit framed connections, which carry references, and marked listeners, whose handshakes say
-//! that their program is under Shunt (SHUNT_SPEAK).
+//! gives them. They may inherit framed connections, which carry references to bytes beside real bytes, and marked
+//! listeners, whose handshakes say that their program is under Shunt (SHUNT_SPEAK).
 
 use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
@@ -18,12 +18,12 @@ use super::real;
 
 /// Environment variable of this library: fields of `NAME=VALUE`, separated by `;`.
 ///
-/// * `store=PATH`: the store's socket.
+/// * `store=PATH`: socket of the store, the part of this machine's agent that has the bytes of references.
 /// * `table=DESCRIPTOR`: memory of the connections' states.
 /// * `faults=DESCRIPTOR`: the open /dev/userfaultfd.
 /// * `entrance=DESCRIPTOR`: a connection to the store, for processes that do not find the store's socket.
-/// * `cookie=NUMBER`: SO_COOKIE of that connection, by which it is recognised: a program may have put another file at
-///   the descriptor's number.
+/// * `cookie=NUMBER`: SO_COOKIE of the entrance, by which the library recognises it: a program may have put another
+///   file at the descriptor's number.
 /// * `malloc=unaligned`: large blocks do not begin at a page.
 /// * `locks=checked`: the order of locks is checked.
 pub const ENVIRONMENT: &str = "SHUNT_ODB";
@@ -39,7 +39,7 @@ static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 
-/// Notes the file and the variable by which this library was loaded. Called when it is loaded.
+/// Notes the file of this library, and the value of [`ENVIRONMENT`]. Called when the library is loaded.
 pub fn remember(value: &str) {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: an address in this library, and room for the answer.
@@ -57,8 +57,8 @@ pub fn remember(value: &str) {
 /// An environment for another program.
 struct Environment {
     variables: Vec<*const c_char>,
-    /// Text of LD_PRELOAD, to which an element of `variables` points. The other elements point to texts of the program,
-    /// or to texts that are never freed.
+    /// Text of LD_PRELOAD, to which an element of `variables` may point. The other elements point to texts of the
+    /// program, or to texts that are never freed.
     _preload: Vec<u8>,
 }
 

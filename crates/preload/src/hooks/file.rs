@@ -1,5 +1,6 @@
 //! sendfile(2) from files into connections, and splice(2) between connections and pipes. A connection between two
-//! programs under Shunt (started by `shunt run`) may carry references in place of bytes, which then stay in a store.
+//! programs under Shunt (started by `shunt run`) may carry references in place of bytes. These bytes then stay in a
+//! store (part of a machine's agent).
 
 use std::os::fd::RawFd;
 

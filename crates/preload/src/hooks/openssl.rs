@@ -15,8 +15,8 @@ const SET_MESSAGE_CALLBACK: c_int = 15;
 /// OpenSSL's `SSL_ERROR_WANT_WRITE`.
 const WANTS_WRITE: c_int = 3;
 
-/// Defines the symbols. Each jumps to a function here, to which it passes its arguments, and behind them its return
-/// address, which lies in the caller's code (System V ABI for x86_64, 3.2.3).
+/// Defines the symbols. Each jumps to a function of this file. It passes its own arguments, and one more behind them:
+/// its return address, which lies in the caller's code (System V ABI for x86_64, 3.2.3).
 macro_rules! symbols {
     ($($name:ident($($kind:ty),*) -> $result:ty, caller in $register:literal => $target:path;)*) => {$(
         #[unsafe(no_mangle)]
@@ -85,8 +85,8 @@ unsafe extern "C-unwind" fn gets_error(ssl: *const Ssl, returned: c_int, caller:
     // SAFETY: the program passed these arguments to OpenSSL's function, so they are valid for this call.
     let error = unsafe { functions::get_error(ssl, returned, caller) };
     // OpenSSL answers SSL_ERROR_SYSCALL if it knows of no error. So this answer means that the program asks about the
-    // waiting write once more, unless another call has found the connection broken, about which OpenSSL answers the
-    // same. SAFETY: `ssl` is the program's connection.
+    // waiting write once more. The exception is a connection that another call has found broken: OpenSSL gives the same
+    // answer then. SAFETY: `ssl` is the program's connection.
     let is_asked_again = full == Full::Told && error == SYSCALL_ERROR && unsafe { tls::goes_on(ssl.cast_mut()) };
     if is_asked_again { WANTS_WRITE } else { error }
 }

@@ -22,8 +22,8 @@ fn part(at: *const c_void, bytes: size_t) -> iovec {
     iovec { iov_base: at.cast_mut(), iov_len: bytes }
 }
 
-/// The parts of memory that the program has passed. `None` if they are invalid: then the kernel says what is wrong with
-/// them.
+/// Returns the parts of memory that the program has passed. `None` if they are invalid: then the kernel says what is
+/// wrong with them.
 ///
 /// # Safety
 /// There are `count` iovecs at `iov`, as the program promises to the kernel.
@@ -37,10 +37,11 @@ unsafe fn parts<'a>(iov: *const iovec, count: usize) -> Option<&'a [iovec]> {
 }
 
 const MOST_PARTS: usize = libc::UIO_MAXIOV as usize;
-/// Flags of reads that get something beside the stream: urgent bytes, or errors. Such reads are the kernel's.
+/// Flags of reads that get something beside the stream: urgent bytes, or errors. Such reads go to the kernel.
 const BESIDE: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE;
 
-/// Reads, if the descriptor is a framed connection's. Returns `None` if glibc's function has to read.
+/// Reads, if the descriptor is a framed connection's. Returns `None` if glibc's function has to read. Then absent
+/// memory that it is about to overwrite need not be fetched first.
 fn reads(fd: RawFd, iov: Option<&[iovec]>, flags: c_int) -> Option<ssize_t> {
     let iov = iov?;
     if let Some((runtime, place)) = connection(fd) {
@@ -117,8 +118,8 @@ fn fetches(iov: &[iovec]) -> Option<ssize_t> {
     None
 }
 
-/// Result of a call on a framed connection, as glibc's functions return it. `None` if the descriptor is no socket any
-/// more: glibc closes some descriptors by itself.
+/// Returns the result of a call on a framed connection, as glibc's functions do. `None` if the descriptor is no socket
+/// any more: glibc closes some descriptors by itself.
 fn ours(fd: RawFd, outcome: Result<usize, Errno>) -> Option<ssize_t> {
     if outcome == Err(libc::ENOTSOCK) {
         descriptors::forget_entry(fd);
@@ -250,7 +251,7 @@ unsafe fn passed(message: &msghdr, then: impl Fn(&Runtime, RawFd)) {
             if (*control).cmsg_level == libc::SOL_SOCKET && (*control).cmsg_type == libc::SCM_RIGHTS {
                 let data = libc::CMSG_DATA(control);
                 // Descriptors are read only up to the end of the message's control data, even if the program gives a
-                // greater length: the kernel would refuse that.
+                // greater length: the kernel would refuse such a message.
                 let end = message.msg_control as usize + message.msg_controllen;
                 let bytes = (*control).cmsg_len.saturating_sub(data as usize - control as usize);
                 let bytes = bytes.min(end.saturating_sub(data as usize));
@@ -325,8 +326,8 @@ pub unsafe extern "C-unwind" fn sendto(
         .unwrap_or_else(|| unsafe { real::sendto(fd, from, bytes, flags, to, length) })
 }
 
-/// Leaves connections' states with their sockets, for all descriptors that a message carries: the receiver may be
-/// another user's process.
+/// Looks at the descriptors that a message carries. If one leads to a framed connection, leaves the connection's state
+/// with its socket, because the receiver of the message may be another user's process.
 ///
 /// # Safety
 /// `message` is null, or a message as for sendmsg(2).

@@ -23,7 +23,7 @@ pub const REGION_MAX: u64 = 8 << 20;
 /// too.
 const LONG: u64 = 64 << 10;
 
-/// A handoff. It keeps a share of each payload until the client has all of it.
+/// A handoff. This value keeps a share of each payload until the client has all of the handoff's bytes.
 pub struct Handing {
     /// Descriptor by which the connection was last written to. The number may stand for another file by now.
     pub fd: RawFd,

@@ -1,7 +1,8 @@
 //! Handoffs of this process: those that have begun in the kernel, and those that agents know of. In a handoff, another
 //! machine sends bytes on the connection of one of this program's clients. The bytes are *absent* here: the program's
 //! memory only stands for them, and their *holder* has them, the other machine's store. A *run* is absent bytes in a
-//! row that one machine has. The *link* is this process's connection with its own agent.
+//! row that one machine has. The *link* is this process's connection with its own agent. The agent is Shunt's daemon on
+//! each machine.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -223,7 +224,7 @@ impl Handings {
             self.on.insert(handing.cookie, handing.message.handoff);
             self.told.insert(handing.message.handoff, handing);
         } else {
-            // When the handoff began, the link counted it as under way. This takes it from that count.
+            // The link has counted the handoff as under way since it began. Now it no longer does.
             self.link.iter().for_each(|link| link.over(&handing.message));
             self.failed.push(Failed { handing, reason: Reason::Limit });
         }
@@ -270,7 +271,8 @@ impl Handings {
         }
     }
 
-    /// Does what is due, and returns the handoffs that have failed since the last call.
+    /// Tells the agent of handoffs that have begun, and takes in what the kernel and the agents have reported. Returns
+    /// the handoffs that have failed since the last call.
     pub fn tend(&mut self, runtime: &Runtime) -> Vec<Failed> {
         self.tell_all();
         if self.link.as_mut().is_some_and(|link| link.hear().is_err()) {

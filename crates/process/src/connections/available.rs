@@ -1,4 +1,5 @@
-//! FIONREAD: the number of bytes that the program could read now, which is not the number of bytes in the socket.
+//! FIONREAD: the number of bytes that the program could read now. It is not the number of bytes in the socket, which
+//! may also have headers of *frames*, and *references* that stand for many bytes (shunt_odb::frame).
 
 use std::os::fd::RawFd;
 
@@ -13,8 +14,8 @@ use crate::system::kernel::{self, Errno, own};
 /// events) reads more bytes than it was told of, it considers the others new, and waits for the kernel to report the
 /// bytes behind them.
 ///
-/// A program may also rely on this number and read no more bytes. So a read that takes the last of these bytes takes
-/// what is behind them, too ([`Read::tidy`]).
+/// A program may also rely on this number and read no more bytes. So a read that takes the last of these bytes also
+/// takes the header behind them from the socket ([`Read::tidy`]).
 pub fn available(runtime: &'static Runtime, fd: RawFd, place: u32) -> Result<usize, Errno> {
     let connection = runtime.connections.at(place);
     let _locked = connection.lock_receiving(&runtime.connections, fd);

@@ -1,6 +1,6 @@
-//! splice(2) between connections and pipes. In a connection, *real* bytes are sent as they are, and a *reference*
-//! stands for bytes in a store. The kernel's own splice moves real bytes, frame by frame. Bytes that a reference stands
-//! for are fetched first.
+//! splice(2) between connections and pipes. A *framed* connection carries frames (shunt_odb::frame) of *real* bytes,
+//! which are sent as they are, and of *references*, which stand for bytes in a store. The kernel's own splice moves
+//! real bytes, frame by frame. Bytes that a reference stands for are fetched first.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -96,7 +96,7 @@ fn put(bytes: &[u8], pipe: RawFd) -> Result<usize, Errno> {
     waiting::splice(out.as_raw_fd(), pipe, there, libc::SPLICE_F_NONBLOCK)
 }
 
-/// Moves bytes from a pipe into a connection, where they become a real frame.
+/// Moves bytes from a pipe into a connection. If the connection is framed, they become a frame of real bytes.
 pub fn into_connection(
     runtime: &Runtime,
     pipe: RawFd,

@@ -28,7 +28,7 @@ pub struct Read<'a> {
     runtime: &'static Runtime,
     connection: Connection<'a>,
     fd: RawFd,
-    /// The program's flags, without those that say whether to wait.
+    /// The program's flags, without MSG_DONTWAIT.
     flags: i32,
     receiving: Receiving,
     /// Number of bytes that the program has got.
@@ -60,7 +60,7 @@ pub enum Stop {
     /// look makes sense.
     Empty(usize),
     End,
-    /// The read stops here, though there is more: see [`Read::splits`].
+    /// The read stops before absent bytes that would share a page with its last real bytes ([`Read::splits`]).
     Split,
     Failed(Errno),
     /// The direction is not framed: the caller uses the kernel's own read.
@@ -73,8 +73,8 @@ pub fn plain(runtime: &Runtime, fd: RawFd, iov: &[iovec], flags: i32) -> Result<
 }
 
 /// Prepares buffers that the kernel is about to write received bytes into: absent bytes in them need not be fetched
-/// first. Does nothing if no byte has come yet. Once a byte comes, the old contents of the whole buffer are given up:
-/// absent memory in it, behind the bytes that come, reads as zeros from then on.
+/// first. Does nothing if no byte has come yet. Once a byte comes, the old contents of the whole buffer are given up.
+/// Whole pages of absent memory in it, behind the bytes that come, read as zeros from then on.
 pub fn overwriting(runtime: &Runtime, fd: RawFd, iov: &[iovec]) {
     if iov.iter().any(|part| runtime.memory.meets(&addresses(part)))
         && rustix::io::ioctl_fionread(kernel::borrow(fd)).is_ok_and(|there| there > 0)
@@ -262,7 +262,7 @@ impl<'a> Read<'a> {
     }
 
     /// Receives a frame's real bytes into the program's memory. `left`: number of the frame's bytes that are still to
-    /// come. `seen`: bytes in the socket before these. They have been looked at, and are taken with them.
+    /// come. `seen`: bytes before these in the socket, which were looked at and are taken by the same system call.
     fn real(&mut self, rest: &[iovec], left: u64, seen: &mut [u8]) -> Result<(), Stop> {
         let most = usize::try_from(left).unwrap_or(usize::MAX);
         let now = first(rest, most);
@@ -304,7 +304,7 @@ impl<'a> Read<'a> {
         Ok(())
     }
 
-    /// Writes bytes that were seen in the socket to the program's memory.
+    /// Writes bytes to the program's buffers `rest`, from the first buffer on.
     pub fn place(&self, rest: &[iovec], mut bytes: &[u8]) {
         for part in rest {
             let (now, after) = bytes.split_at(bytes.len().min(part.iov_len));
@@ -341,7 +341,8 @@ impl<'a> Read<'a> {
         self.got += bytes;
     }
 
-    /// Takes bytes from the socket without waiting. `needed`: see [`Stop::Empty`].
+    /// Takes bytes from the socket without waiting, or looks at them (MSG_PEEK). `needed`: number of bytes that the
+    /// socket must have before another try makes sense, if it has none now.
     fn take(&mut self, into: &[iovec], needed: usize) -> Result<usize, Stop> {
         match kernel::receive(self.fd, into, self.flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT) {
             Ok(0) => Err(Stop::End),

@@ -78,8 +78,8 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// Value in place of a cookie while a process makes the state.
 const TAKEN: u64 = u64::MAX;
 
-/// All states: a hash table with open addressing, by cookie. Behind the table, the same memory has what programs have
-/// learnt about their receivers ([`crate::connections::learning`]).
+/// All states: a hash table with open addressing, by cookie. A *place* is the index of a state in the table. Behind the
+/// table, the same memory has what programs have learnt about their receivers ([`crate::connections::learning`]).
 pub struct Connections {
     table: Arc<SharedMemory>,
     /// A TCP socket by which the kernel is asked whether another socket has ended. Without it, states of ended sockets

@@ -77,8 +77,8 @@ impl State {
             blocks::set(&around, PageState::Missing);
             return true;
         }
-        // The kernel refuses locked memory (mlock(2)), or has too many mappings. Pages before the refused one may have
-        // been emptied.
+        // The kernel refuses locked memory (mlock(2)), or the process has too many mappings. Pages before the refused
+        // one may have been emptied.
         for page in edges {
             if let Some(copy) = self.saved.remove(&page) {
                 filling::fill(faults, page, &copy[..]);

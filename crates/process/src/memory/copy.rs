@@ -1,6 +1,7 @@
 //! Copies of absent memory that stay absent, and reads of real bytes beside absent ones. Absent memory stands for bytes
 //! of a payload in a store, which are not fetched for a copy. A page is *missing* if the kernel has no memory for it: a
-//! touch waits until the library has filled it.
+//! touch waits until the library has filled it. A *block* is a large block of malloc that the library has allocated
+//! itself.
 
 use std::ops::Range;
 

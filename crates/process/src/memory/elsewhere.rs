@@ -1,6 +1,6 @@
-//! Absent memory outside the library's blocks, such as mappings and libc's own heap. It is registered with userfaultfd
-//! only as long as it stands for something, because the code that uses the memory next knows nothing of the library.
-//! Absent memory stands for bytes in a store.
+//! Absent memory outside *blocks* (large blocks of malloc, which the library allocates itself), such as mappings and
+//! libc's own heap. Absent memory stands for bytes in a store. Here it is registered with userfaultfd only as long as
+//! it stands for something: the code that uses it next knows nothing of the library.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub(super) fn is_absent(faults: &Userfaultfd, piece: &Piece) -> bool {
     faults.is_absent(piece.addresses.start / PAGE_BYTES * PAGE_BYTES)
 }
 
-/// Makes whole pages absent. Returns false if they cannot be; they have lost their contents then.
+/// Makes whole pages absent. Returns false if they cannot be; they may have lost their contents then.
 pub(super) fn discard(faults: &Userfaultfd, pages: &Range<usize>) -> bool {
     let made = faults.discard(pages.clone()).is_ok();
     if !made {

@@ -107,8 +107,8 @@ impl Service {
         true
     }
 
-    /// Serves a fault. Returns `Some` if that took long, so that another thread leads now: with the slow holder, if
-    /// that is known.
+    /// Serves a fault. Returns `Some` if that took long, so that another thread leads now. The value has the slow
+    /// holder, if that is known.
     fn serve(&self, address: usize) -> Option<Option<Holder>> {
         let slow = Cell::new(None);
         let hand_over = || {

@@ -22,7 +22,8 @@ pub fn count(counted: Counted, by: usize) {
     }
 }
 
-/// From now on also counts in a page that the store reads, as long as `connection` lives.
+/// Makes [`count`] write to a new page of the store, too, until another page replaces it. The store reads the page as
+/// long as `connection` is open. Does nothing if the store gives no page.
 pub fn begin(connection: &Connection) {
     let Ok(Some(page)) = connection.counts() else { return };
     usage::write_name(&page, &name());

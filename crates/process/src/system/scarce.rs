@@ -1,6 +1,6 @@
 //! Waits for the kernel to have memory for bytes that a program has read. If the kernel has none for a second, the
-//! process ends, as the kernel might end it because there is no memory. It cannot continue without a page, which would
-//! read as zeros.
+//! process ends, as the kernel might end it because there is no memory. It cannot continue without that page: the page
+//! would read as zeros.
 
 use rustix::mm::{Advice, madvise};
 use rustix::thread::nanosleep;

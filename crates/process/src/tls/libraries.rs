@@ -1,6 +1,7 @@
 //! Finds the OpenSSL that an object of the program belongs to. A process may have several: Python's `ssl` uses the
 //! system's, and a wheel brings its own under another name, which only that wheel sees. The interposed symbols are
-//! called for all of them, so each call goes on to the OpenSSL that made the object it is about.
+//! called for all of them, so each call goes on to the OpenSSL that made the object it is about. One OpenSSL is
+//! *adopted*: only its connections are handed off.
 //!
 //! An object leads to its OpenSSL by its SSL_METHOD, a constant in that library: SSL_CTX_new gets its address, and each
 //! connection has it in one of its first words. The caller's address says less: in a wrapper that ends in a jump

@@ -129,7 +129,8 @@ void shunt_openssl_flush(SSL *ssl)
     }
 }
 
-/* Stops counting a connection's records, because the program has a message callback of its own. */
+/* Forgets a connection's traffic secret, so that nothing is handed off on it any more. The program
+ * has set a message callback in place of the one that counts the connection's records. */
 void shunt_openssl_unwatch(SSL *ssl)
 {
     shunt_tls_state_t *state = shunt_tls_state(ssl);

@@ -209,7 +209,7 @@ impl Machine {
         ends.set(LOOPBACK, SHARED_KEY).unwrap();
     }
 
-    /// Waits until the agent has heard of `all` sources of its peers: stores that their programs can fetch from.
+    /// Waits until the agent has heard of `all` sources of its peers: stores that the peers' programs can fetch from.
     fn waits_for_sources(&self, all: u64) {
         wait_for(&format!("the agent knows {all} stores"), || self.counted("peer_sources") >= all).unwrap();
     }

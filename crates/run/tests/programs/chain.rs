@@ -27,8 +27,8 @@ pub fn chain(bed: &Bed, under_shunt: [bool; 3], backend: &str, proxy: &str) -> [
     [frontend, intermediate, backend]
 }
 
-/// Sends many requests on a few connections, in an order that the seed gives. Returns the bytes of all bodies that are
-/// large enough to be left in the store.
+/// Sends many requests on a few connections, in an order that the seed gives. Returns the total length, in bytes, of
+/// the bodies that are large enough to be left in the store.
 pub fn load(to: SocketAddr, requests: u64, seed: u64) -> u64 {
     println!("seed {seed}");
     let mut clients: Vec<Client> = (0..4).map(|_| Client::new(to)).collect();

@@ -72,7 +72,7 @@ fn with_none_of_ours(mut command: Command) -> Command {
     command
 }
 
-/// Descriptors and memory in KiB of one end, with one connection and with all of them.
+/// Number of descriptors, and memory in KiB, of one end: first with one connection, then with all of them.
 type Held = [[i64; 2]; 2];
 
 fn held(start: impl Fn() -> Command) -> [Held; 2] {

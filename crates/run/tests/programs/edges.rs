@@ -15,7 +15,7 @@ use shunt_odb::store::Limits;
 use crate::bed::{Bed, Program, free_address};
 
 /// Sends the frames that it is given. It does not run under `shunt run`, but marks its socket (SHUNT_SPEAK). So its
-/// handshake says that it does.
+/// handshake says that it runs under `shunt run`.
 const SPEAKS: &str = "
 import socket, sys
 sock = socket.socket()

@@ -41,8 +41,8 @@ struct Meanwhile {
     /// and number of payloads that were sent by reference to find out whether they still do (probes).
     real: u64,
     probes: u64,
-    /// At the intermediate: number of bytes that it passed on as references without having fetched them, number of page
-    /// faults on memory that only stands for such bytes, and number of bytes that were fetched.
+    /// At the intermediate: number of bytes that it passed on as references, number of page faults on memory that only
+    /// stands for bytes, and number of bytes that were fetched because a call needed them.
     passed_on: u64,
     faults: u64,
     fetched: u64,
@@ -141,8 +141,8 @@ fn one_content_type_is_learnt_without_another() {
     }
 }
 
-/// Corresponds to Table 4.1 of the paper on on-demand buffers, in which PHP's framing costs one, one, two and no
-/// faults.
+/// In Table 4.1 of the paper on on-demand buffers, PHP's framing costs one, one, two and no page faults. Here it costs
+/// none, at the latest when the writer has learned from the receiver.
 #[test]
 fn framing_costs_no_faults() {
     let bed = Bed::of(3, Limits::default());

@@ -150,7 +150,7 @@ total = 0";
     assert!(status.success() && said == "went on 0\n", "{status}: {said:?} {why:?}");
 }
 
-/// Gives the address of the received bytes to C code, as `at`.
+/// Sets `c` to the C library, and `at` to the address of the received bytes.
 const FROM_C: &str = "
 import ctypes, os, signal
 signal.alarm(60)

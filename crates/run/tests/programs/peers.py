@@ -52,7 +52,7 @@ def send_some(chooser, sock, data, at):
 
 def receive_some(chooser, sock, buffer, expected, at):
     """Receives some bytes and compares them with expected[at:]. Returns how many: 0 at the end of the stream, -1 if it
-    only looked at them (MSG_PEEK) and took none."""
+    took none, because it only looked at them (MSG_PEEK) or none was there (FIONREAD)."""
     size = chooser.choice([1, 8, 100, 4096, 8192, 65_536, 65_536, 262_144])
     how = chooser.randrange(7)
     if how == 0:

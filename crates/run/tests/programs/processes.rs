@@ -180,8 +180,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     }
 }
 
-/// The library fetches bytes for memory that has been absent for long, before the lease ends for which their holder
-/// (another machine's store) keeps them.
+/// The store keeps bytes only for a time, their lease. Before the lease ends, the library fetches the bytes for memory
+/// that has been absent for long.
 #[test]
 #[ignore = "waits for a minute and a half"]
 fn a_program_that_reads_after_the_lease_finds_the_bytes() {

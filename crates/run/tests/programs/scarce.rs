@@ -82,7 +82,7 @@ impl Drop for Group {
     }
 }
 
-/// Runs a program that looks at bytes for which it may use no memory. Returns how it ended, and its errors.
+/// Runs a program that looks at more bytes than it may have in memory. Returns how it ended, and its errors.
 fn looks(bed: &Bed, group: &Group) -> (ExitStatus, String) {
     let port = free_address().port().to_string();
     let start = |text: &str, arguments: &[&str]| {

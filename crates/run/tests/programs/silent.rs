@@ -112,8 +112,8 @@ fn received(bed: &Bed, then: &str) -> (Talking, [Talking; 2]) {
     (receives, senders)
 }
 
-/// Reading memory cannot fail. So a thread that touches absent bytes of a silent holder waits for a second, and then
-/// the process ends. Until then its other threads must be able to use other holders' bytes.
+/// Reading memory cannot fail. So a thread that touches absent bytes of a silent holder waits for nearly a second, and
+/// then the process ends. Until then, its other threads must be able to use other holders' bytes.
 #[test]
 fn a_thread_that_touches_a_silent_holders_bytes_keeps_nobody_else_waiting() {
     for order in ["reach", "do not"] {
@@ -143,7 +143,7 @@ fn an_agent_that_is_stopped_for_a_moment_costs_no_bytes() {
     assert_eq!(said, ["freed", "others", "touched"]);
 }
 
-/// Only the first call waits for a silent holder. If each call waited for a second, 200 writes would take more than
+/// Only the first call waits for a silent holder. If each call waited for nearly a second, 200 writes would take about
 /// three minutes. Otherwise they take less than a minute, even on a busy machine.
 #[test]
 fn a_silent_holder_is_waited_for_once_and_found_again() {

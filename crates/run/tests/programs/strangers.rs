@@ -30,7 +30,8 @@ except ConnectionResetError:
 print(got.hex(), flush=True)
 ";
 
-/// Marks its own connection (include/shunt.h), sends the bytes that it is given, and prints what it gets.
+/// Marks its connection as one of a program under `shunt run` (SHUNT_SPEAK in include/shunt.h). Then sends the bytes
+/// that it is given, and prints what it gets.
 const STRANGER: &str = "
 import signal, socket, sys
 signal.alarm(60)

@@ -20,8 +20,8 @@ sock.sendall(BODY[::-1])
 sock.recv(1)
 ";
 
-/// Functions for the reading program. `table` returns which memory holds the states of the process's connections and
-/// which user owns it, by the inherited descriptor and by the mappings.
+/// Functions for the reading program. `table` returns the inode and the owner of the memory that holds the states of
+/// the process's connections. It asserts that the inherited descriptor and the mapping are of the same memory.
 const READS: &str = "
 def name(fd):
     try:

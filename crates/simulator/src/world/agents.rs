@@ -193,7 +193,8 @@ impl World {
         self.end_turn(machine);
     }
 
-    /// Ends a turn of an agent: carries out the requests that it has collected, and sends its frames to peers.
+    /// Ends a turn of an agent: carries out the aborts and cancellations that its logic has collected, and sends its
+    /// frames to peers. Checks the limits if that is due.
     pub(crate) fn end_turn(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         self.machines[machine].event(now, base, |logic, call| logic.end_turn(call));

@@ -96,7 +96,7 @@ impl World {
         self.schedule.after(delay, Event::Ask { client });
     }
 
-    /// Has a client reset its connection.
+    /// Has a client reset this connection, if the client still has it and waits for a response.
     pub(super) fn leave(&mut self, client: usize, connection: u32) {
         if self.clients[client].connection == connection && self.clients[client].waits_for.is_some() {
             self.cover("client leaves");

@@ -87,9 +87,9 @@ pub enum Fault {
         /// The machine.
         machine: usize,
     },
-    /// A program connects to the store of another machine.
+    /// Programs of a machine connect to the store of another machine, two at the same time.
     Reach {
-        /// The program's machine.
+        /// The programs' machine.
         machine: usize,
         /// The store's machine.
         other: usize,

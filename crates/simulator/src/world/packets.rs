@@ -64,8 +64,9 @@ impl World {
         self.pump(machine, client);
     }
 
-    /// Has a sender send as much as it may. Its agent, if it is awake, gives the kernel more bytes first. If the client
-    /// has reset the connection, the segments do not arrive.
+    /// Has a sender send as much as it may. Its agent first gives the kernel more bytes, if the agent is awake and the
+    /// payload's file has not changed. The segments do not arrive if the client has reset the connection, or if the
+    /// path to it is closed.
     pub(super) fn pump(&mut self, machine: usize, client: usize) {
         let now = self.now();
         let is_awake = self.machines[machine].is_awake(now);

@@ -1,8 +1,8 @@
-//! What the frontend's servers do when a handoff ends without success: the rest of the payload comes from another
-//! backend, or is relayed, or the client's connection is reset. A *handoff* lets a backend send a payload on a client's
-//! connection. An *offer* is a payload that a backend's server holds ready. The *digest* of a file is its SHA-256. A
-//! *region* is a range of sequence numbers of a client's connection, which one payload takes. A *payload* is the body
-//! of a response.
+//! Steps of the frontend's servers after a handoff has ended without success. The rest of the payload comes from
+//! another backend, or is relayed (sent through the tiers). Otherwise the client's connection is reset. A *handoff*
+//! lets a backend send a payload on a client's connection. An *offer* is a payload that a backend's server holds ready.
+//! The *digest* of a file is its SHA-256. A *region* is a range of sequence numbers of a client's connection, which one
+//! payload takes. A *payload* is the body of a response.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::world::{Body, Event, LOCAL, World};
 /// its file's digest in this time, which proves that the file is the same.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// Returns whether an agent that ends a handoff for this reason has sent no byte of it.
+/// Returns whether an agent that ends a handoff for this reason has sent no byte of the payload.
 fn is_refusal(reason: Reason) -> bool {
     use Reason::{Busy, Length, Limit, Malformed, NotAllowed, Tag, UnknownOffer, Unreachable, Version};
     matches!(reason, UnknownOffer | Tag | Length | Limit | Malformed | Version | Busy | NotAllowed | Unreachable)

@@ -172,7 +172,9 @@ impl World {
         self.end_turn(machine);
     }
 
-    /// Looks at a machine's senders: whether their files have changed, and whether their segments reach the clients.
+    /// Tends a machine's senders. A sender whose client has acknowledged nothing for [`FIRST_WORD`] ends, and its offer
+    /// is usable again. Handles changes of the files that are being sent. Also writes to some of these files, as a
+    /// program would.
     pub(super) fn tend_senders(&mut self, machine: usize) {
         let now = self.now();
         let sending = |sender: &Sender| !sender.is_orphan() && !sender.is_done() && !sender.is_queued();
@@ -220,7 +222,8 @@ impl World {
     }
 
     /// Handles the change of a file whose payload is being sent. If the payload's bytes are still the same and the
-    /// frontend was told the file's digest, withdraws the digest. Otherwise the sender fails.
+    /// frontend was told the file's digest, withdraws the digest. The withdrawal is repeated until it is confirmed. In
+    /// all other cases the sender fails.
     fn on_file_changed(&mut self, machine: usize, client: usize) {
         let (now, base) = (self.now(), self.base);
         let Some(sender) = self.machines[machine].host.senders.get(&client) else { return };

@@ -261,8 +261,8 @@ impl World {
         self.write(client, Run { source: Source::Header(number), from: header, length: trailer });
     }
 
-    /// Ends a response whose whole payload is in the kernel's queue or at the client. Then handles the client's next
-    /// request, if it has come already.
+    /// Ends a response for which the server need not send more of the payload. Writes the bytes after the payload,
+    /// unless they are written already. Then handles the client's next request, if it has come already.
     pub(super) fn end_response(&mut self, machine: usize, client: usize) {
         let serving = self.machines[machine].worker.serving.get(&client).copied();
         if let Some(serving) = serving.filter(|serving| !serving.has_trailer) {

@@ -167,7 +167,8 @@ impl World {
         self.schedule.after(delay, Event::ProgramConnects { machine, generation });
     }
 
-    /// Ends the responses of a program that has ended. A client gets the bytes that its socket still has, or a reset.
+    /// Ends the responses of a program that has ended. A client gets the bytes that the kernel still has for it, or a
+    /// reset.
     fn leave_connections(&mut self, machine: usize) {
         let worker = &self.machines[machine].worker;
         let its = worker.serving.iter().filter(|(_, serving)| serving.response.kind == crate::client::Kind::Stored);
@@ -267,8 +268,8 @@ impl World {
         });
     }
 
-    /// Tells the kernel the key that proves handshakes with programs at an address. `None`: the address has no key any
-    /// more.
+    /// Tells the kernel the key that proves TCP handshakes with programs at an address. `None`: the address has no key
+    /// any more.
     pub(super) fn set_end(&mut self, machine: usize, address: IpAddr, key: Option<[u8; 16]>) {
         self.cover("end");
         let ends = &mut self.machines[machine].host.ends;

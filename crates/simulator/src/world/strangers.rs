@@ -265,7 +265,7 @@ impl World {
                 prove.emit(&mut out);
             }
             14 => {
-                // The right tag of an offer, and another length.
+                // If `made` names an offer: a claim with the offer's tag, but with another length.
                 let mut claim = self.some_claim(machine, offer, handoff);
                 (claim.tag, claim.length) = (tag, (length + 1).into());
                 claim.emit(&mut out);
@@ -289,8 +289,8 @@ impl World {
         out
     }
 
-    /// Returns a claim of an offer with a wrong tag. It names an address of the machine as the server's, or a foreign
-    /// one.
+    /// Returns a claim of an offer, with a tag of zeros, which no nginx worker's offer has. The claim's server address
+    /// is the machine's own or a foreign one. The client's address may be a loopback address.
     fn some_claim(&mut self, machine: usize, offer: u64, handoff: u64) -> Claim {
         let mut claim = Claim::new_zeroed();
         let server = if self.random.below(3) == 0 { IpAddr::from([203, 0, 113, 9]) } else { address(machine) };

@@ -78,7 +78,7 @@ fn a_peer_that_restarted_unnoticed_has_its_payloads_given_up() {
     // The new agent of machine 0 connects to the frontend before the frontend misses the old one's heartbeats.
     script.fail(Fault::Cut { one: 0, other: 1, pause: ms(400) });
     script.fail(Fault::Kill { machine: 0, pause: ms(100) });
-    // This is sooner than the frontend's server would notice by itself that the payload makes no progress.
+    // 4 s is sooner than the frontend's server would notice by itself that the payload makes no progress.
     script.run_until(seconds(4), |script| script.is_served(client));
     script.end();
 }

@@ -18,7 +18,7 @@ use x509_parser::revocation_list::CertificateRevocationList;
 use super::{CredentialsError, certificates, no_certificate, not_there, read, server_name, time_of};
 use shunt_config::TlsConfig;
 
-/// The authority and its list of revoked certificates, as they were in the files when this was read.
+/// The authority and its list of revoked certificates, as they were in the files when the files were read.
 pub(super) struct Trust {
     /// Checks the certificates of agents that this agent has dialled.
     pub(super) servers: Arc<WebPkiServerVerifier>,

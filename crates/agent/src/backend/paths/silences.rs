@@ -1,6 +1,6 @@
-//! Paths on which clients acknowledge no payload: first hops behind which payload seems to vanish, and networks of
-//! clients that seem to be the cause themselves. *Payload* is the data that this machine sends to the clients of a
-//! *peer* (a frontend's agent), in the frontend's name.
+//! Finds paths on which clients acknowledge no payload. Payload may vanish behind a first hop, or the clients of one
+//! network may be the cause themselves. *Payload* is the data that this machine sends to the clients of a *peer* (a
+//! frontend's agent), in the frontend's name.
 //!
 //! ```text
 //!   (none) --silent--> Counting --silent, ROW in a row--> Refusing --pause is over--> Trying
@@ -24,7 +24,7 @@ use shunt_host::routes::Hop;
 /// Number of silent connections in a row after which payload for their network stops. Also the number of silent
 /// networks in a row after which payload by their path stops.
 const ROW: usize = 3;
-/// Length of the first pause, and longest pause. It doubles after each silent trial.
+/// Length of the first pause, and longest pause. The pause doubles after each silent trial.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
 /// Duration of a trial. After it, other connections are tried.
 const TRIAL: Duration = Duration::from_secs(5);

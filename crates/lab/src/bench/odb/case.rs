@@ -131,7 +131,7 @@ impl Case {
         }
     }
 
-    /// Which host has the measured core in this case.
+    /// The host, or the whole service, that runs on the measured core in this case.
     pub(super) fn placement(self) -> Placement {
         match self {
             Self::Tier { tier, .. } => Placement::Tier(

@@ -1,6 +1,6 @@
 //! Frames on connections between programs under `shunt run`, and their lengths, read from a capture. A frame is a run
 //! of real bytes (bytes that the program wrote), or a *reference*, which goes in place of bytes that stay in the
-//! *store* of the writer's machine. The connection begins with a preamble if it has frames.
+//! *store* of the writer's machine. A connection that has frames begins with a preamble.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -29,7 +29,8 @@ pub(super) struct Direction {
     pub(super) frames: Vec<Frame>,
 }
 
-/// Returns every direction in a capture, in the order in which they began. The capture must have whole packets.
+/// Returns both directions of each connection in a capture, in the order in which the directions began. The capture
+/// must have whole packets.
 pub(super) fn directions(capture: &Path) -> Result<Vec<Direction>> {
     let file = File::open(capture).with_context(|| format!("opening {}", capture.display()))?;
     let mut pcap = Pcap::open(BufReader::new(file))?;

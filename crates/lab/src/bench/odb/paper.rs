@@ -175,7 +175,7 @@ impl<'lab> Site<'lab> {
     }
 }
 
-/// For each payload, the number of its bytes in references that programs other than its writer have sent.
+/// For each payload, the number of the payload's bytes in the references that programs other than `writer` have sent.
 fn forwarded(directions: &[Direction], writer: SocketAddr) -> HashMap<PayloadId, u64> {
     let mut bytes = HashMap::new();
     for frame in directions.iter().filter(|one| one.source != writer).flat_map(|one| &one.frames) {

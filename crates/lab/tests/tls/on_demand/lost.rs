@@ -1,6 +1,7 @@
-//! Faults while the agent of a *holder* (machine that has a body in its store) sends on a TLS connection. A body is
-//! whole, or its client sees that it is not. Each record that has come can be decrypted, and no two records have the
-//! same key and number. A *handoff* lets this agent send a body on the client's connection.
+//! Faults while the agent of a holder sends on a TLS connection. A body is whole, or its client sees that it is not.
+//! Each record that has come can be decrypted, and no two records have the same key and number. A *store* is the part
+//! of an agent that keeps its machine's bodies, and a *holder* is a machine that has a body in its store. A *handoff*
+//! lets the holder's agent send a body on the client's connection.
 
 use std::io::ErrorKind;
 use std::time::Duration;

@@ -30,7 +30,7 @@ fn start(service: &Running<'_>) -> Result<Process> {
     host.serve(command, at)
 }
 
-/// The program writes by SSL_write and SSL_write_ex (Python's call), on blocking sockets.
+/// The program writes by Python's `ssl` module (SSL_write_ex), on blocking sockets.
 #[test]
 fn threads_that_wait_in_their_writes_hand_bodies_off() -> Result<()> {
     run(|service| {

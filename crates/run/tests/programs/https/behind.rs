@@ -33,7 +33,7 @@ pub struct Database {
     library: PathBuf,
 }
 
-/// User of the server and its clients: not root.
+/// User as which the server runs, and as which its clients log in: not root.
 const USER: (&str, u32) = ("nobody", 65534);
 
 const FILLS: &str = "

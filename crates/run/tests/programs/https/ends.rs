@@ -33,7 +33,7 @@ fn of(program: Backend) -> End {
     End { address: program.address, _program: Program::Other(program) }
 }
 
-/// Makes a directory that only this program uses.
+/// Makes a directory for one of the proxies.
 fn directory(bed: &Bed, name: &str) -> PathBuf {
     let path = bed.path().join(name);
     fs::create_dir_all(&path).unwrap();
