@@ -68,8 +68,7 @@ static void ngx_http_shunt_forget_file(ngx_http_shunt_ctx_t *ctx)
     msg.epoch = ctx->peer.epoch;
     msg.handoff = ctx->id;
 
-    (void) ngx_http_shunt_agent_post(&msg,
-                                     sizeof(msg)); /* if lost, the agent repeats DIGEST */
+    (void) ngx_http_shunt_agent_post(&msg, sizeof(msg)); /* if lost, the agent repeats DIGEST */
 }
 
 /* Handles the digest of the file behind a handoff in progress, or behind an offer. */

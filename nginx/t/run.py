@@ -744,7 +744,6 @@ class Fetch(Base):
         self.assertEqual(c.get("/small").body, b"s" * 100)
 
     def test_rate(self):
-        t = time.time()
         self.assertEqual(Client().get("/rate/big").body[:100], BIG[:100])
 
     def test_client_closes(self):

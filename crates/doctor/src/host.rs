@@ -210,7 +210,8 @@ pub(crate) fn ports(config: &Config) -> Option<Finding> {
         // sysctl(8) replaces the whole list, and other programs may need its present entries.
         let others = if reserved.trim().is_empty() { String::new() } else { format!("{},", reserved.trim()) };
         format!(
-            "the kernel gives them to other connections: `sysctl -w              net.ipv4.ip_local_reserved_ports={others}{}-{}`",
+            "the kernel gives them to other connections: \
+             `sysctl -w net.ipv4.ip_local_reserved_ports={others}{}-{}`",
             ports.start(),
             ports.end()
         )

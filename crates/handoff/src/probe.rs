@@ -6,8 +6,8 @@ use std::ops::RangeInclusive;
 use std::ptr;
 
 use libbpf_rs::libbpf_sys::{
-    BPF_FUNC_fib_lookup, BPF_FUNC_get_netns_cookie, BPF_FUNC_redirect_neigh, BPF_FUNC_ringbuf_output,
-    BPF_FUNC_setsockopt, BPF_FUNC_skc_lookup_tcp, BPF_FUNC_tcp_sock, bpf_func_id,
+    BPF_FUNC_get_netns_cookie, BPF_FUNC_redirect_neigh, BPF_FUNC_ringbuf_output, BPF_FUNC_setsockopt,
+    BPF_FUNC_skc_lookup_tcp, BPF_FUNC_tcp_sock, bpf_func_id,
 };
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{AsRawLibbpf, MapType, OpenObject, ProgramType, Result};
@@ -21,10 +21,9 @@ use crate::{backend, frontend};
 /// it is looked up.
 const HELPERS: &[(ProgramType, bpf_func_id, &str)] = &[
     (ProgramType::SchedCls, BPF_FUNC_redirect_neigh, "bpf_redirect_neigh (tc)"),
-    (ProgramType::SchedCls, BPF_FUNC_fib_lookup, "bpf_fib_lookup (tc)"),
     (ProgramType::SchedCls, BPF_FUNC_skc_lookup_tcp, "bpf_skc_lookup_tcp (tc)"),
-    (ProgramType::SchedCls, BPF_FUNC_tcp_sock, "bpf_tcp_sock (tc)"),
     (ProgramType::SchedCls, BPF_FUNC_ringbuf_output, "bpf_ringbuf_output (tc)"),
+    (ProgramType::CgroupSockopt, BPF_FUNC_tcp_sock, "bpf_tcp_sock (cgroup/setsockopt)"),
     (ProgramType::CgroupSockopt, BPF_FUNC_get_netns_cookie, "bpf_get_netns_cookie (cgroup/setsockopt)"),
     (ProgramType::SockOps, BPF_FUNC_get_netns_cookie, "bpf_get_netns_cookie (sockops)"),
     (ProgramType::SockOps, BPF_FUNC_setsockopt, "bpf_setsockopt (sockops)"),

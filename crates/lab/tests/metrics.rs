@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use service::{Running, needs_root, start_on};
-use shunt_lab::{Lab, Options, Settings, fetch};
+use shunt_lab::{Host, Lab, Options, Role, Settings, fetch};
 use shunt_testbed::{is_asleep, wait_for};
 
 const ADDRESS: &str = "127.0.0.1:9440";
@@ -96,6 +96,35 @@ fn is_complete(service: &Running<'_>, samples: &BTreeMap<String, u64>) -> Result
         ensure!(document.contains(&wanted), "docs/counters.md does not know {path}");
     }
     Ok(())
+}
+
+/// Gives the frontend's agent as many peers with long names as an agent may have beside the real one. Nobody answers at
+/// their address.
+fn with_many_peers(host: &Host, mut text: String) -> String {
+    if host.role() != Role::Frontend {
+        return text;
+    }
+    for number in 1..256 {
+        let name = format!("{number:a>63}");
+        text += &format!("\n[[peer]]\nname = \"{name}\"\naddress = \"127.0.0.1:9\"\nspeaks_for = []\n");
+    }
+    text
+}
+
+#[test]
+fn an_agent_with_many_peers_tells_of_all_of_them() -> Result<()> {
+    needs_root();
+    let agent = "metrics = \"127.0.0.1:9440\"";
+    let settings = Settings { agent, agent_text: Some(with_many_peers), apart: true, ..Settings::default() };
+    start_on(Lab::builder(), &[("64k", 64 << 10)], Options { settings, ..Options::shunt() }, |service| {
+        wait_for("the agent answers", || service.frontend_stats().map(drop))?;
+        let stats = service.frontend_stats()?;
+        ensure!(stats.0["peers"].as_array().map(Vec::len) == Some(256), "{}", stats.0["peers"]);
+        let samples = service.lab.frontend().run(|| samples(&page()?))??;
+        let peers = samples.keys().filter(|name| name.starts_with("shunt_peer_up")).count();
+        ensure!(peers == 256, "{peers} peers on the page of counters");
+        Ok(())
+    })
 }
 
 #[test]

@@ -271,21 +271,23 @@ static __always_inline void leaves(struct place *place)
         bpf_map_delete_elem(&silent, place);
 }
 
-/* Counts one more listener at a place. Returns false where the map is full. */
+/* Counts one more listener at a place. Returns false where the map is full.
+ *
+ * An entry that counts 0 is about to be deleted on another processor (leaves), so it must not count
+ * a listener any more. This is tried again until that entry is gone. */
 static __always_inline bool count_at(struct place *place)
 {
-    __u32 none = 0;
+    __u32 one = 1;
 
 #pragma unroll
-    /* After the look-up, another processor may delete the entry, because the only listener that it
-     * counts is leaving. Then this is tried again. */
-    for (int i = 0; i < 3; i++) {
-        bpf_map_update_elem(&silent, place, &none, BPF_NOEXIST);
+    for (int i = 0; i < 8; i++) {
+        if (!bpf_map_update_elem(&silent, place, &one, BPF_NOEXIST))
+            return true;
         __u32 *listeners = bpf_map_lookup_elem(&silent, place);
         if (!listeners)
-            return false;
-        __sync_fetch_and_add(listeners, 1);
-        if (is_silent(place))
+            continue;
+        __u32 before = *listeners;
+        if (before && __sync_val_compare_and_swap(listeners, before, before + 1) == before)
             return true;
     }
     return false;

@@ -106,6 +106,7 @@ pub fn explain(program: &Path) -> Result<Explanation> {
         Coverage::Calls(
             CALLS
                 .iter()
+                .filter(|(class, _)| class.is_replaced())
                 .flat_map(|(_, known)| *known)
                 .filter(|name| names.contains(*name))
                 .map(|name| (*name).into())

@@ -15,7 +15,7 @@ use shunt_wire::local::{Ended, Header, Reason, kind};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Largest answer in bytes. An answer is one packet.
-const ANSWER_BYTES: usize = 64 << 10;
+const ANSWER_BYTES: usize = 256 << 10;
 
 /// Longest wait for an answer. An agent that works answers much sooner.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);

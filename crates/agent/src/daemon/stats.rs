@@ -14,8 +14,9 @@ use crate::telemetry::counters::{Daemons, SERVERS};
 use crate::telemetry::log::LOG;
 use shunt_host::packets;
 
-/// Most bytes of the text in an answer, so that the answer fits into one packet.
-const MAX_TEXT_BYTES: usize = 60_000;
+/// Most bytes of the text in an answer. One packet of a Unix socket may have 212,992 bytes (net.core.wmem_default). With
+/// 256 peers, whose names have 63 bytes at most, and counters of 32 programs, the text has some 70,000.
+const MAX_TEXT_BYTES: usize = 200_000;
 
 /// Returns the part of a program's absent bytes that it has sent on without fetching them. It is in percent of all
 /// absent bytes that the program has sent on or had to fetch. *Absent* bytes were received as references, and are not
@@ -42,8 +43,8 @@ fn programs_stats(usage: &Usage) -> Value {
 impl Daemon {
     /// Sends the counters to a server, or to `shunt stats`.
     pub(super) fn send_stats(&mut self, server: usize) {
-        let mut text = self.stats().to_string();
-        text.truncate(MAX_TEXT_BYTES);
+        let text = self.stats().to_string();
+        debug_assert!(text.len() <= MAX_TEXT_BYTES, "{} bytes of counters", text.len());
         let header = Header { kind: kind::STATS_TEXT, size: (size_of::<Header>() + text.len()) as u32 };
         let packet = [header.as_bytes(), text.as_bytes()].concat();
         let Some(connection) = self.connections.get(server) else { return };

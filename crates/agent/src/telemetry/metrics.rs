@@ -29,7 +29,7 @@ const HEAD_BYTES: usize = 8 << 10;
 const HEADERS: usize = 64;
 /// Time that the agent may take to answer a thread. The agent answers at once, unless it is ending.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-const ANSWER_BYTES: usize = 64 << 10;
+const ANSWER_BYTES: usize = 256 << 10;
 /// Age up to which the newest page is sent again, instead of a new one.
 const FRESH: Duration = Duration::from_millis(200);
 
@@ -96,8 +96,24 @@ fn answer(mut stream: TcpStream, asker: &Asker) -> io::Result<()> {
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
     );
-    stream.set_write_timeout(Some(PATIENCE))?;
-    stream.write_all(&[head.as_bytes(), body.as_bytes()].concat())
+    write(&mut stream, &[head.as_bytes(), body.as_bytes()].concat(), Instant::now() + PATIENCE)
+}
+
+/// Writes an answer. A client that reads, but so slowly that the deadline passes, gets only a part.
+fn write(stream: &mut TcpStream, mut answer: &[u8], deadline: Instant) -> io::Result<()> {
+    while !answer.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_write_timeout(Some(left))?;
+        match stream.write(answer) {
+            Ok(written) => answer = &answer[written..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -201,5 +217,22 @@ mod tests {
         }
         let many = format!("GET /metrics HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(HEADERS + 1));
         assert_eq!(parse(many.as_bytes()), Some(Request::Bad));
+    }
+
+    #[test]
+    fn a_client_that_reads_slowly_does_not_keep_the_thread() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        // A read each 10 ms lets some write succeed in any 200 ms. The whole answer would take hours.
+        std::thread::spawn(move || {
+            let mut part = [0; 4096];
+            while matches!(client.read(&mut part), Ok(1..)) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let end = write(&mut stream, &vec![b'x'; 1 << 30], Instant::now() + Duration::from_millis(200));
+        let kinds = [io::ErrorKind::TimedOut, io::ErrorKind::WouldBlock];
+        assert!(end.is_err_and(|error| kinds.contains(&error.kind())));
     }
 }

@@ -37,26 +37,26 @@ pub(super) fn attack(lab: &Lab, from: &Host, targets: &[&Host], mut random: Rand
     while !hostile.over.load(Ordering::Relaxed) {
         let target = targets[random.below(targets.len())];
         let flood = flood(&mut random);
-        match random.below(4) {
+        let is_sent = match random.below(4) {
             // Several connections at once, which are closed without a message.
-            0 => drop((0..DIALS).map(|_| own.connect(from, target)).collect::<Vec<_>>()),
+            0 => {
+                drop((0..DIALS).map(|_| own.connect(from, target)).collect::<Vec<_>>());
+                false
+            }
             // A connection that does not begin with HELLO, the first message of the agents' protocol.
-            1 => {
-                if let Ok(mut connection) = own.connect(from, target) {
-                    let _ = connection.send(&flood);
+            1 => own.connect(from, target).is_ok_and(|mut connection| connection.send(&flood).is_ok()),
+            _ => own.connect(from, target).is_ok_and(|mut connection| {
+                // The agent may close the connection at any frame.
+                let sent = connection.send(&hello(&mut random)).and_then(|()| connection.send(&flood));
+                if sent.is_ok() {
+                    std::thread::sleep(PAUSE);
                 }
-            }
-            _ => {
-                if let Ok(mut connection) = own.connect(from, target) {
-                    // The agent may close the connection at any frame.
-                    let sent = connection.send(&hello(&mut random)).and_then(|()| connection.send(&flood));
-                    if sent.is_ok() {
-                        std::thread::sleep(PAUSE);
-                    }
-                }
-            }
+                sent.is_ok()
+            }),
+        };
+        if is_sent {
+            hostile.frames.fetch_add(FLOOD as u64, Ordering::Relaxed);
         }
-        hostile.frames.fetch_add(FLOOD as u64, Ordering::Relaxed);
         std::thread::sleep(PAUSE);
     }
     Ok(())

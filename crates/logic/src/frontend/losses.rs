@@ -70,7 +70,7 @@ impl Watched {
     /// Compares the region with its earlier state. Returns whether its server has to be told.
     fn look(&mut self, region: ActiveRegion, now: Instant) -> bool {
         if region.acked != self.region.acked || region.is_shut {
-            *self = Self::new(region, now);
+            *self = if self.is_left { Self::left(region, now) } else { Self::new(region, now) };
             return false;
         }
         let is_due = self.due <= now;

@@ -99,6 +99,23 @@ fn a_handoff_that_a_killed_process_has_told_of_is_watched_and_others_end_at_once
 }
 
 #[test]
+fn a_handoff_of_a_killed_process_goes_on_once_its_first_bytes_have_arrived() {
+    let mut service = Service::new();
+    service.hand_off_parts(7);
+    service.carry();
+    let worker = service.worker;
+    service.frontend.machine.regions = vec![region(7, 0, 0)];
+    service.frontend.call(|logic, call| logic.remove_server(worker, call));
+    service.frontend.machine.regions = vec![ActiveRegion { acked: 1, ..region(7, 0, 0) }];
+    // Then the client's network fails for 20 s.
+    for _ in 0..20 {
+        service.frontend.now += Duration::from_secs(1);
+        service.frontend.call(|logic, call| logic.with(call, |frontend, _, turn| frontend.tend_losses(turn)));
+    }
+    assert_eq!((cancelled(&mut service), service.frontend.logic.shared.counts.stalled), (vec![], 0));
+}
+
+#[test]
 fn a_region_that_an_earlier_agent_left_is_cancelled_only_after_servers_had_time_to_find_this_one() {
     let mut service = Service::new();
     service.frontend.machine.regions = vec![region(7, 0, 300)];
