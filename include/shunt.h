@@ -113,9 +113,9 @@ typedef __s64 shunt_s64;
  * setsockopt(SHUNT_SPEAK, u32), with a value other than 0, before connect or listen: this socket's
  * handshakes tell other machines of the service that its program runs under Shunt. With 0 before
  * connect or listen, they do not tell it. With 0 on a listening socket, its later handshakes do not
- * tell it any more, and neither do those of other listeners at its address. This last call needs
- * no permission: any process that has the listening socket may make it. ENOPROTOOPT: these programs
- * are not loaded. EPERM: not TCP, or the user is not allowed to. */
+ * tell it any more. Neither do those of other listeners at the same address and port. This last
+ * call needs no permission: any process that has the listening socket may make it. ENOPROTOOPT:
+ * these programs are not loaded. EPERM: not TCP, or the user is not allowed to. */
 #define SHUNT_SPEAK     16
 /* setsockopt(SHUNT_SPEAKS, any u32) on a connection: returns 0 if both ends have said in the
  * handshake that they run under Shunt, else EPERM or ENOPROTOOPT. */
@@ -124,14 +124,14 @@ typedef __s64 shunt_s64;
  * connection on which SHUNT_SPEAKS returned 0. A frame is a run of bytes, or a reference that
  * stands for bytes. An account of a connection is what a program knows of its frames. Returns 0 if
  * every descriptor of that connection is closed and the caller's user has an account of it. It
- * returns 0 once for each SHUNT_ADOPT that returned 0, and once for each account that
- * getsockopt(SHUNT_CARRY) took. */
+ * returns 0 to that user's programs once for each SHUNT_ADOPT of theirs that returned 0. It also
+ * returns 0 once for each account that they took by getsockopt(SHUNT_CARRY). */
 #define SHUNT_ENDED     18
 /* setsockopt(SHUNT_ADOPT, u32) on a connection on which SHUNT_SPEAKS returns 0: returns 0, once, to
  * the program that begins to keep account of the connection's frames. EPERM: a program keeps
  * account of them already, or SHUNT_SPEAKS would fail, too. With the value SHUNT_ADOPT_TOO it
- * returns 0 even if another program keeps account already: the caller, too, has something to forget
- * when the connection ends. */
+ * returns 0 even if another program keeps account already. SHUNT_ENDED then tells the caller, too,
+ * when the connection has ended. */
 #define SHUNT_ADOPT     19
 #define SHUNT_ADOPT_TOO 2
 /* setsockopt(SHUNT_CARRY, SHUNT_CARRIED_BYTES of the account) leaves the account with its
@@ -145,7 +145,7 @@ typedef __s64 shunt_s64;
 struct shunt_begin {
     shunt_u32 peer;    /* the sender: index into the board */
     shunt_u32 ring;    /* number of the ring (shunt_welcome) for the completion and other records */
-    shunt_u64 handoff; /* the caller's name for the handoff, returned in these records */
+    shunt_u64 handoff; /* the caller's name for the handoff, returned in the ring's records */
     shunt_u64 length;  /* bytes, at least 1 and less than 2^48 */
 };
 
@@ -213,12 +213,13 @@ struct shunt_state {
     shunt_u32 status;  /* SHUNT_REGION_* */
     shunt_u32 regions; /* number of regions that this connection has begun, this one included */
     struct shunt_flow flow;
-    shunt_u8 answered; /* keepalive probes of the server that the client has answered, modulo 256 */
+    shunt_u8 answered; /* number of keepalive probes that the client has answered, modulo 256 */
     shunt_u8 shut;     /* 1: the client lacks bytes, and its window has no room for a segment */
     shunt_u8 pad[2];
 };
 
-/* Bits of shunt_flow.options. The first three: the connection negotiated it (RFC 7323, 2018). */
+/* Bits of shunt_flow.options. The first three: the connection has negotiated this TCP option (RFC
+ * 7323, RFC 2018). */
 #define SHUNT_OPTION_TIMESTAMPS 1
 #define SHUNT_OPTION_SACK       2
 #define SHUNT_OPTION_WSCALE     4
@@ -399,7 +400,7 @@ struct shunt_counters {
 #define SHUNT_MSG_HELLO    1 /* server to agent; only SHUNT_MSG_STATS may come before it */
 #define SHUNT_MSG_WELCOME \
     2 /* answer to HELLO; descriptors: board, counters, ring (ring on control connections only) */
-#define SHUNT_MSG_OFFER   3 /* offers connection; one descriptor: the file */
+#define SHUNT_MSG_OFFER   3 /* on an offers connection; one descriptor: the file */
 #define SHUNT_MSG_HANDOFF 4 /* control connection, after SHUNT_BEGIN or SHUNT_MOVE */
 #define SHUNT_MSG_ABORT   5 /* control connection: the server has given up a handoff */
 #define SHUNT_MSG_ENDED   6 /* agent to server: a handoff or fetch ended without success */
@@ -447,8 +448,8 @@ struct shunt_counters {
 #define SHUNT_REASON_BUSY          13 /* the backend already sends on that flow */
 #define SHUNT_REASON_CLIENT_GONE   14
 #define SHUNT_REASON_NOT_ALLOWED   15 /* an agent's configuration forbids it */
-/* The client receives nothing of this backend's payload, or its ACKs do not come back. The offer is
- * still there, and can be fetched. */
+/* The client receives nothing of this backend's payload, or the client's ACKs do not come back. The
+ * offer is still there, and can be fetched. */
 #define SHUNT_REASON_UNREACHABLE   16
 
 struct shunt_header {
@@ -520,7 +521,7 @@ struct shunt_handoff {
     shunt_u8 tag[16];
     shunt_u8 trace[SHUNT_TRACE_BYTES];
     struct shunt_flow flow; /* from the kernel's answer to the setsockopt: struct shunt_state */
-    struct shunt_tls tls;   /* on TLS, `length` counts the payload; shunt_begin.length, records */
+    struct shunt_tls tls;   /* on TLS, `length` is the payload's, shunt_begin.length the records' */
 };
 
 #define SHUNT_PARTS_MAX 32

@@ -33,8 +33,8 @@
 #define SHUNT_TIERS_MAX 255
 #define SHUNT_TO_BYTES  8
 
-/* Room for a response's header, in bytes, that is assumed at a tier whose consent does not say it:
- * nginx's default buffer. */
+/* Room for a response's header, in bytes, where a consent names no other number: nginx's default
+ * buffer. */
 #define SHUNT_HEADER_BYTES 4096
 
 #define SHUNT_CONSENT_BYTES                                                                   \
@@ -43,10 +43,9 @@
 #define SHUNT_PAYLOAD_BYTES \
     (sizeof("1; backend=; offer=; length=; tag=") + SHUNT_NAME_BYTES + 16 + NGX_INT64_LEN + 32)
 
-/* Number of bytes of a struct of shunt.h, from its beginning to the end of a field. Called with the
- * last field that this module cannot do without. A writer of an earlier release sends at least
- * these bytes, but may lack fields that were added later. So sizeof, which grows with new fields,
- * is not the lower limit. */
+/* Number of bytes of a struct of shunt.h, from its beginning to the end of `field`, the last field
+ * that this module needs. An earlier release's writer sends at least these bytes, but leaves out
+ * fields that were added later. So sizeof, which grows with new fields, is not the lower limit. */
 #define SHUNT_THROUGH(type, field) (offsetof(type, field) + sizeof(((type *) 0)->field))
 
 #define SHUNT_COUNT_X(index, name, meaning) SHUNT_COUNT_##name = index,
@@ -63,17 +62,17 @@ typedef struct {
     ngx_array_t balancers; /* upstreams with their balancers' init handlers: hop.c */
 } ngx_http_shunt_main_conf_t;
 
-/* Counts about the consents of one location or one connection that led to no shortcut: vain.c. */
+/* Counts of one location or one connection, about its consents that led to no shortcut: vain.c. */
 typedef struct {
-    uint16_t row;  /* number of such consents in a row */
+    uint16_t row;  /* number of such consents in a row; does not grow beyond a limit */
     uint16_t skip; /* number of responses, from the next one on, that get no consent */
 } ngx_http_shunt_vain_t;
 
 typedef struct {
     ngx_flag_t shunt;
-    size_t mean_length;   /* consents need this mean of bytes in long bodies per response */
+    size_t mean_length;   /* consents need at least this mean: bytes in long bodies per response */
     uint64_t long_bytes;  /* this worker's decaying sum of bytes in long bodies: worth.c */
-    size_t alone_length;  /* shortest body worth a shortcut if it is alone on its connection */
+    size_t alone_length;  /* shortest body, bytes, worth a shortcut if alone on its connection */
     uint32_t alone_share; /* share of long bodies that were their connection's first, in 1/65536:
                            * lifetime.c */
     ngx_http_shunt_vain_t vain;
@@ -88,7 +87,8 @@ typedef struct {
     ngx_uint_t recover; /* one of NGX_HTTP_SHUNT_NOBODY, _ETAG, _DIGEST */
 } ngx_http_shunt_loc_conf_t;
 
-/* Values of shunt_recover: which backend may send the rest of a payload if its backend is lost. */
+/* Values of shunt_recover: which other backend may send the rest of a payload when the payload's
+ * own backend is lost. */
 #define NGX_HTTP_SHUNT_NOBODY 0
 #define NGX_HTTP_SHUNT_ETAG   1 /* one with the same strong ETag; over TLS as _DIGEST */
 #define NGX_HTTP_SHUNT_DIGEST 2 /* one with the same strong ETag and the same file digest */
@@ -96,8 +96,8 @@ typedef struct {
 typedef struct {
     ngx_str_t frontend;
     u_char nonce[16];
-    u_char to[SHUNT_TO_BYTES]; /* `to` of the received consent: hash of the address that it is meant
-                                * for; hop.c writes the `to` of a consent that is sent */
+    u_char to[SHUNT_TO_BYTES]; /* `to` of the received consent: hash of the address that the consent
+                                * is meant for; hop.c writes the `to` of a consent that is sent */
     ngx_uint_t tiers;          /* number of tiers with Shunt so far */
     ngx_uint_t rest; /* 1: asks for the rest of a payload, which is offered even if it is short */
     uint64_t from;   /* length of the shortest payload to offer, bytes; 0: the backend decides */
@@ -122,8 +122,8 @@ typedef struct {
 } ngx_http_shunt_peer_t;
 
 /*
- * State of a request. NONE: its response has nothing to do with Shunt, or no longer. DONE: the
- * payload is over for this module.
+ * State of a request. NONE: its response has nothing to do with Shunt, or no longer. DONE: this
+ * module has finished with the payload.
  *
  *   backend
  *     NONE --> HELD --> NONE                    the header is held back until the body comes
@@ -140,8 +140,8 @@ typedef struct {
  *                                               for example, or the offer is old
  *     FETCH_EARLY --> NONE                      the fetch failed before the header had left
  *     SHORTCUT --> FETCH_LATE --> DONE          the connection could not be handed off
- *     ACTIVE --> FETCH_LATE                     refused before its first byte, or the payload does
- *                                               not reach the client
+ *     ACTIVE --> FETCH_LATE                     the backend has refused the handoff, or its bytes
+ *                                               do not reach the client
  *     SHORTCUT, ACTIVE, FETCH_LATE --> REST     no agent brings more: the rest is relayed
  *     REST --> DONE                             all bytes were relayed
  */
@@ -167,7 +167,7 @@ typedef struct ngx_http_shunt_rest_s ngx_http_shunt_rest_t;
 typedef struct {
     ngx_http_output_body_filter_pt
         output;               /* next filter for the bytes: below the early or the late filter */
-    ngx_connection_t *stream; /* socket from the agent; NULL before FETCHED and after the end */
+    ngx_connection_t *stream; /* socket from the agent; NULL until it comes, and after the end */
     uint64_t left;            /* bytes still to come from the stream */
     uint64_t skip;            /* bytes at the stream's beginning that the client has already */
     ngx_chain_t *free;
@@ -179,14 +179,14 @@ typedef struct {
 typedef struct {
     ngx_http_request_t *request;
     ngx_http_shunt_mode_t mode;
-    ngx_int_t outcome; /* index of the counter that says what happened, or -1 */
+    ngx_int_t outcome; /* index of the counter that says what happened; -1: none yet */
     uint64_t bytes;    /* the variable $shunt_bytes */
 
     ngx_http_shunt_consent_t consent;
     /* Address of the tier that sent the consent, if the consent was meant for another server and
      * that tier is not configured as "plain"; else empty. */
     ngx_str_t plain;
-    ngx_http_handler_pt content_handler; /* the location's own, while hop.c's is in its place */
+    ngx_http_handler_pt content_handler; /* the location's handler, while hop.c's replaces it */
     ngx_msec_t given_at;                 /* when this tier gave a consent */
     unsigned received : 1;               /* a consent came with the request, from a trusted tier */
     unsigned distrusted : 1;             /* a consent came, from an address that is not trusted */
@@ -198,21 +198,21 @@ typedef struct {
     unsigned header_held : 1; /* the late header filter holds the header */
     unsigned tls_fresh : 1;   /* no record was sent under the present key before this response */
     unsigned deaf : 1;        /* a FIN of the client is ignored while a payload is in progress */
-    unsigned relayable : 1;   /* a failure first tries to relay the rest of the payload: rest.c */
-    unsigned relayed : 1;     /* the rest is relayed, which has been counted */
+    unsigned relayable : 1;   /* if the payload fails, rest.c first tries to relay the rest of it */
+    unsigned relayed : 1;     /* the relaying of the rest has begun, and was counted */
     unsigned claimed : 1; /* the client has acknowledged all; the backend has not confirmed it */
     unsigned probed : 1;  /* the client was asked what it has, after backend or agent was lost */
 
     ngx_http_shunt_payload_t payload;
     ngx_http_shunt_peer_t peer;
 
-    /* The representation (RFC 9110, 3.2) that the payload is part of, for a request for its rest to
-     * another backend. */
+    /* The representation (RFC 9110, 3.2) that the payload is part of. A request to another backend
+     * for the rest of the payload needs these fields. */
     ngx_str_t etag; /* strong ETag; empty: no other backend can continue */
     off_t first;    /* offset of the payload's first byte in the representation */
     off_t complete; /* length of the representation, bytes */
     struct {
-        ngx_uint_t known; /* 1: the agent has told it */
+        ngx_uint_t known; /* 1: the agent has told the two fields below */
         uint64_t offset;  /* offset of the payload in the file */
         u_char sha256[32];
     } file; /* file that the backend sends, as its agent says */
@@ -221,31 +221,31 @@ typedef struct {
     uint64_t region;        /* length of the region: bytes of the payload, or of its TLS records */
     uint16_t content_bytes; /* payload bytes of each TLS record; 0: not encrypted */
 
-    uint64_t id; /* number of the handoff or fetch, for pending.c; 0: none */
+    uint64_t id; /* number of this request's handoff or fetch, for pending.c; 0: none */
     ngx_http_shunt_ring_t *ring;
     uint64_t acked;  /* bytes of the region that the client has acknowledged */
-    u_char answered; /* probes that the client has answered, as the kernel counts them */
+    u_char answered; /* probes that the client has answered, modulo 256 (the kernel's count) */
     u_char shut;     /* 1: the client lacks bytes, and its window has no room for a segment */
     struct {
         ngx_event_t event; /* timer while the answer to a probe is awaited */
         ngx_msec_t until;  /* end of the wait */
         ngx_uint_t reason; /* SHUNT_REASON_* of the loss, or NGX_HTTP_SHUNT_ASKED_* */
         u_char answered;   /* ctx->answered when the probe was sent */
-        ngx_http_shunt_keepalive_t before; /* the connection's settings before the probe */
+        ngx_http_shunt_keepalive_t before; /* keepalive settings before the probe */
     } probe;
     struct {
         ngx_msec_t looked_at; /* time of the last check */
-        ngx_uint_t times;     /* how often the client was asked */
+        ngx_uint_t times; /* questions to the client so far; stall_end() sets the largest number */
     } stall;
     ngx_uint_t why;         /* counter of the reason for an abort; 0: the client or nginx ends it */
     ngx_msec_t progress_at; /* when the client, or a fetch, made progress last */
-    ngx_event_t progress;   /* timer: checks whether the client has acknowledged more */
+    ngx_event_t progress;   /* timer: looks for progress, or limits the first wait of a fetch */
     ngx_event_t watch;      /* posted: begins to read from a client on TLS */
     ngx_event_handler_pt reader; /* nginx's read handler, while ours is in its place */
-    ngx_event_t failure;         /* posted: gives the request up, outside of any filter */
+    ngx_event_t failure; /* posted: gives the request up or asks once more, outside of any filter */
     ngx_http_shunt_fetch_t fetch;
     ngx_http_output_body_filter_pt output; /* filter below the late one; set by a handoff */
-    ngx_http_shunt_rest_t *rest;           /* relaying of the rest; NULL: not begun */
+    ngx_http_shunt_rest_t *rest;           /* relaying of the rest; NULL: not begun, or given up */
 } ngx_http_shunt_ctx_t;
 
 extern ngx_module_t ngx_http_shunt_module;
@@ -300,7 +300,8 @@ void ngx_http_shunt_hop_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
 ngx_uint_t ngx_http_shunt_hop_is_ours(ngx_connection_t *c, const ngx_http_shunt_consent_t *consent);
 void ngx_http_shunt_hop_refuse(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
 
-#define NGX_HTTP_SHUNT_LONG (32 * 1024) /* bytes: the default of shunt_offer_min_length */
+/* Length of the shortest long body, in bytes: the default of shunt_offer_min_length. */
+#define NGX_HTTP_SHUNT_LONG (32 * 1024)
 
 /* worth.c: whether bodies are long enough for consents */
 void ngx_http_shunt_worth_init(ngx_http_shunt_loc_conf_t *lcf);
@@ -314,7 +315,7 @@ void ngx_http_shunt_vain_refused(ngx_http_request_t *r, ngx_uint_t reason);
 void ngx_http_shunt_vain_stalled(ngx_http_request_t *r);
 void ngx_http_shunt_vain_end(ngx_http_request_t *r);
 
-/* lifetime.c: bodies of which length get consents */
+/* lifetime.c: how long a body has to be for a shortcut */
 void ngx_http_shunt_lifetime_init(ngx_http_shunt_loc_conf_t *lcf);
 uint64_t ngx_http_shunt_least_length(ngx_http_request_t *r, const ngx_http_shunt_loc_conf_t *lcf);
 void ngx_http_shunt_lifetime_note(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf);
@@ -327,7 +328,7 @@ ngx_int_t ngx_http_shunt_backend_offer(ngx_http_request_t *r, ngx_http_shunt_ctx
                                        ngx_chain_t *in);
 ngx_int_t ngx_http_shunt_forbid_cache(ngx_http_request_t *r);
 
-/* header.c: whether an offer fits into the header for the tier before */
+/* header.c: whether the tier before has room for a header with an offer */
 ngx_uint_t ngx_http_shunt_header_fits(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
 ngx_uint_t ngx_http_shunt_offer_fits(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
 
@@ -363,7 +364,7 @@ void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx);
 
 /* probe.c: asks a client what it has of a payload. The reason to ask is a SHUNT_REASON_* for which
  * the payload's backend was lost, or one of these: */
-#define NGX_HTTP_SHUNT_ASKED_GONE    0                 /* this machine's agent is gone */
+#define NGX_HTTP_SHUNT_ASKED_GONE    0                 /* this machine's agent is stopped or gone */
 #define NGX_HTTP_SHUNT_ASKED_STALLED ((ngx_uint_t) -1) /* the payload makes no progress */
 
 ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
@@ -442,7 +443,7 @@ ngx_uint_t ngx_http_shunt_is_same_file(ngx_http_shunt_ctx_t *ctx, const struct s
                                        uint64_t from);
 void ngx_http_shunt_digest_told(ngx_http_shunt_ctx_t *ctx, const struct shunt_digest *msg);
 
-/* ssl.c: TLS connections; for other connections these functions do nothing */
+/* ssl.c: TLS connections; other connections may be passed to these functions, too */
 ngx_int_t ngx_http_shunt_ssl_init(ngx_conf_t *cf);
 ngx_uint_t ngx_http_shunt_ssl_not_eligible(ngx_connection_t *c);
 ngx_uint_t ngx_http_shunt_ssl_is_fresh(ngx_connection_t *c);
@@ -458,7 +459,7 @@ void ngx_http_shunt_ssl_give_up(ngx_connection_t *c);
 uint64_t ngx_http_shunt_ssl_payload_bytes(ngx_http_shunt_ctx_t *ctx, uint64_t acked);
 void ngx_http_shunt_ssl_forget(struct shunt_tls *keys);
 
-/* watch.c: whether the kernel sees the clients' packets */
+/* watch.c: has the kernel note clients' handshakes */
 void ngx_http_shunt_watch_listeners(ngx_cycle_t *cycle);
 void ngx_http_shunt_watch_again(ngx_cycle_t *cycle);
 void ngx_http_shunt_watch_begun(void);
@@ -472,7 +473,7 @@ ngx_int_t ngx_http_shunt_fetch_pump(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_fetch_failed(ngx_http_shunt_ctx_t *ctx, const char *why);
 void ngx_http_shunt_fetch_close(ngx_http_shunt_ctx_t *ctx);
 
-/* agent.c: the two connections to the agent */
+/* agent.c: messages to the agent, on one or two connections */
 ngx_int_t ngx_http_shunt_agent_init(ngx_cycle_t *cycle, ngx_http_shunt_main_conf_t *mcf);
 void ngx_http_shunt_agent_exit(void);
 ngx_int_t ngx_http_shunt_agent_ready(void);

@@ -31,8 +31,8 @@ ngx_int_t ngx_http_shunt_address_of(const struct sockaddr *sa, ngx_http_shunt_ad
     }
 }
 
-/* Returns the connection's own address, as the other end knows it. If the socket listens at a
- * wildcard address, asks the kernel for the local one, once for each connection. */
+/* Gets the address and port of this end of a connection. If the socket listens at a wildcard
+ * address, asks the kernel, once for each connection. */
 ngx_int_t ngx_http_shunt_local_address(ngx_connection_t *c, ngx_http_shunt_address_t *address)
 {
     if (ngx_connection_local_sockaddr(c, NULL, 0) != NGX_OK) {
@@ -42,7 +42,9 @@ ngx_int_t ngx_http_shunt_local_address(ngx_connection_t *c, ngx_http_shunt_addre
     return ngx_http_shunt_address_of(c->local_sockaddr, address);
 }
 
-/* Text of an address as "shunt_trust" takes it: without a port, and IPv4 addresses not mapped. */
+/* Makes the text of an address as "shunt_trust" takes it: without a port, and an IPv4 address as
+ * a.b.c.d, even if it is mapped into IPv6. Any address that is not an IP address becomes
+ * "unix:". */
 ngx_int_t ngx_http_shunt_address_text(ngx_pool_t *pool, struct sockaddr *sa, socklen_t socklen,
                                       ngx_str_t *text)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Asks for a response once more, if the first answer cannot be used and nothing of it has left: the
- * offer was refused, its fetch failed, a filter of an intermediate needs the body, or a consent
- * made the request too long. This costs the shortcut, never the response: the request runs once
- * more from its content handler on, without a consent, and the new answer has a body. Consents are
- * given for GET alone, which may be repeated (RFC 9110, 9.2.2). A consent is the request's header
- * field by which tiers say that they may be bypassed. An offer is a backend's answer to it: a body
- * that the backend holds ready.
+ * offer was refused, its fetch failed, an intermediate needs the body, or a consent made the
+ * request too long. This costs the shortcut, never the response: the request runs once more from
+ * its content handler on, without a consent, and the new answer has a body. Consents are given for
+ * GET alone, which may be repeated (RFC 9110, 9.2.2). A consent is the request's header field by
+ * which tiers say that they may be bypassed. An offer is a backend's answer to it: a body that the
+ * backend holds ready.
  *
  *   AGAIN --posted event--> the upstream is ended --> content handler
  *
@@ -21,7 +21,8 @@
 static void ngx_http_shunt_again_handler(ngx_event_t *ev);
 
 /* Whether to ask once more: at most once for each request, only before the header has left, and
- * only if this tier gave a consent or passed one on, which may be why the answer has no body. */
+ * only if this tier gave a consent or passed one on. That consent may be the reason why the answer
+ * has no body. */
 ngx_uint_t ngx_http_shunt_may_ask_again(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     return ctx && !ctx->again && (ctx->consented || ctx->passed) && r->content_handler &&
@@ -52,7 +53,7 @@ static void ngx_http_shunt_again_soon(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* Drops the header that is in a filter now, and the body behind it, and asks once more. */
+/* Drops the response whose header a filter handles now, and has it asked for once more. */
 void ngx_http_shunt_ask_again(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     ctx->mode = SHUNT_MODE_AGAIN;
@@ -118,8 +119,8 @@ static void ngx_http_shunt_forget_response(ngx_http_request_t *r, ngx_http_shunt
     }
 }
 
-/* Sends an error page as ngx_http_filter_finalize_request() does. But this function resets the
- * request's state first, so that the connection can still be used. */
+/* Sends an error page, as ngx_http_filter_finalize_request() does, but first resets the request's
+ * state, so that the connection can still be used. */
 static void ngx_http_shunt_bad_gateway(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     ctx->filtered = 1;

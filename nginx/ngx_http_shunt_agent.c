@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Sends the other files' messages to shuntd, the agent of this machine. A worker has two
- * connections to it (channel.c): CONTROL for handoffs and fetches, and OFFERS for descriptors of
- * files, so that many offers never delay a handoff. All control messages of one pass of the event
- * loop leave together. An offer is a body that a backend holds ready, and that its response's
- * header names. A handoff lets a backend send such a body, the payload, on the client's own
- * connection. A fetch brings a payload through both agents to this nginx. A ring is a BPF ring
- * buffer by which the kernel tells this worker what becomes of its handoffs.
+ * Sends the other files' messages to shuntd, the agent of this machine. A worker has up to two
+ * connections to the agent (channel.c). CONTROL is for handoffs and fetches. A backend's workers
+ * also have OFFERS, for offers with the descriptors of their files, so that many offers never delay
+ * a handoff. Control messages of one pass of the event loop leave together, many in one packet. An
+ * offer is a body that a backend holds ready, and that its response's header names. A handoff lets
+ * a backend send such a body, the payload, on the client's own connection. A fetch brings a payload
+ * through both agents to this nginx. A ring is a BPF ring buffer by which the kernel tells this
+ * worker what becomes of its handoffs.
  *
  * While a connection is lost, new responses are relayed, which means sent through all tiers.
- * Handoffs in progress continue, because the kernel reports their completion.
+ * Handoffs that the agent was told of continue, because the kernel reports their completion.
  */
 #include "ngx_http_shunt_channel.h"
 
-#define NGX_HTTP_SHUNT_MESSAGES_MAX 1024 /* if so many messages wait, no handoff begins */
+#define NGX_HTTP_SHUNT_MESSAGES_MAX 1024 /* if so many wait, no handoff or fetch begins */
 #define NGX_HTTP_SHUNT_BATCH        64   /* messages in one packet, at most */
 
-/* A message that waits for the socket, copied. */
+/* Copy of a message that waits to be sent. */
 typedef union {
     struct shunt_header header;
     struct shunt_handoff handoff;
@@ -207,7 +208,7 @@ ngx_int_t ngx_http_shunt_agent_post(const void *message, size_t size)
             return NGX_ERROR;
         }
 
-        /* not realloc(), which may leave a copy of keys */
+        /* not realloc(), which may leave keys in the memory that it frees */
         ngx_memcpy(messages, ngx_http_shunt_messages,
                    ngx_http_shunt_nmessages * sizeof(ngx_http_shunt_message_t));
         explicit_bzero(ngx_http_shunt_messages,

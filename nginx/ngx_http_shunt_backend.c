@@ -71,7 +71,7 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
     }
 
     /* The rest of a payload is offered in spite of a limit: the client has the first part already,
-     * and the frontend cannot use the rest as a relayed body. */
+     * and the frontend reads no body in the answer to this request. */
     if (((board->closed | ctx->peer.closed) & SHUNT_CLOSED_OFFERS) && !ctx->consent.rest) {
         return SHUNT_COUNT_relayed_offers_limit;
     }
@@ -101,7 +101,8 @@ ngx_int_t ngx_http_shunt_backend_candidate(ngx_http_request_t *r)
     return 1;
 }
 
-/* Returns the buf of the chain that is one range of a file and the whole body, or NULL. */
+/* Returns the buf that is the whole body, as one range of a file. NULL: the chain has no such
+ * buf. */
 static ngx_buf_t *ngx_http_shunt_whole_file(ngx_http_request_t *r, ngx_chain_t *in)
 {
     ngx_uint_t last = 0;
@@ -152,7 +153,8 @@ static ngx_int_t ngx_http_shunt_send_offer(ngx_http_request_t *r, ngx_http_shunt
     ngx_file_info_t fi;
     struct shunt_offer offer;
 
-    /* reads size and time, because the agent does not send a file that changes from now on */
+    /* reads the file's size and time, by which the agent later finds out whether the file has
+     * changed */
     if (ngx_fd_info(b->file->fd, &fi) == NGX_FILE_ERROR || !ngx_is_file(&fi) ||
         ngx_file_size(&fi) < b->file_last) {
         ngx_http_shunt_outcome(r, SHUNT_COUNT_relayed_not_file);

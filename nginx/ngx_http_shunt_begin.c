@@ -81,7 +81,7 @@ ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
     msg->handoff = ctx->id;
     msg->offer = ctx->payload.number;
     msg->length = length;
-    msg->rate = ctx->request->limit_rate; /* the write filter set it when it sent the header */
+    msg->rate = ctx->request->limit_rate; /* set by the write filter when the header was sent */
     ngx_memcpy(msg->tag, ctx->payload.tag, 16);
     ngx_http_shunt_trace(ctx->request, msg->trace);
     msg->flow = state->flow;
@@ -92,8 +92,8 @@ ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
     return NGX_OK;
 }
 
-/* Begins the region. Returns 0, or the counter of the reason why it was refused. `keys` gets the
- * keys for the region's TLS records. */
+/* Begins the region. Returns 0, or the counter of the reason why the region cannot begin. `keys`
+ * gets the keys for the region's TLS records. */
 static ngx_uint_t ngx_http_shunt_begin_region(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                               struct shunt_tls *keys)
 {
@@ -176,7 +176,8 @@ static ngx_int_t ngx_http_shunt_claim(ngx_http_shunt_ctx_t *ctx, const struct sh
 }
 
 /* Begins a handoff. If it cannot begin, fetches or relays the payload. Called when the late body
- * filter gets the end of the response; the payload before that end comes from the backend. */
+ * filter gets the last buf of the response. No bytes have come before that buf, because the backend
+ * sends the payload. */
 ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_http_output_body_filter_pt output)
 {

@@ -215,9 +215,9 @@ static ngx_int_t ngx_http_shunt_board_copy(const struct shunt_board_peer *entry,
 }
 
 /*
- * Copies an entry, and waits while the agent changes it. A change takes microseconds, when a
- * session begins or ends. But the agent may need this core to continue, or may have been killed, so
- * the wait ends after a few milliseconds.
+ * Copies an entry, and waits while the agent changes it. A change, made when a session begins or
+ * ends, takes microseconds. But the agent may need this core to continue, or may have been killed,
+ * so the wait ends after a few milliseconds.
  */
 static ngx_int_t ngx_http_shunt_board_read(const struct shunt_board_peer *entry,
                                            ngx_http_shunt_peer_t *peer)

@@ -121,7 +121,7 @@ static ngx_int_t ngx_http_shunt_welcomed(ngx_http_shunt_channel_t *ch,
     }
 
     /* Board (memory in which the agent lists its peers) and counters. The welcome of an OFFERS
-     * connection may lack them, because the welcome of CONTROL brings them, too. */
+     * connection may lack them, because the CONTROL connection's welcome always brings them. */
     if (in->fds[0] != -1 && in->fds[1] != -1) {
         if (ngx_http_shunt_board_map(in->fds[0], in->fds[1], log) != NGX_OK) {
             return NGX_ERROR;
@@ -151,8 +151,9 @@ static ngx_int_t ngx_http_shunt_welcomed(ngx_http_shunt_channel_t *ch,
     return NGX_OK;
 }
 
-/* Logs that there is no agent. The log level is higher only when the reason is a new one, because a
- * machine without an agent must not fill the log. */
+/* Logs that there is no agent, or that the agent does not serve this worker's user. The level is
+ * raised only for the control connection, and only if the reason is new or has no errno: a machine
+ * without an agent must not fill the log. */
 static void ngx_http_shunt_say_absent(ngx_http_shunt_channel_t *ch, ngx_err_t err, ngx_log_t *log)
 {
     ngx_uint_t level = NGX_LOG_INFO;

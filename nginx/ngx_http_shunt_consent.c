@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The request side. A trusted tier's consent is kept, and every Shunt-* field is removed from the
- * request, whoever sent it, before it can be passed on. Just before the content phase, when the
- * location is known, a consent is added: a new one of this tier, or the received one with its
- * number of tiers increased by one. A consent is a header field of a request, by which each tier
- * (server on the request's path) says that it may be bypassed. A backend answers it with an offer,
- * a body that it holds ready for the frontend's agent.
+ * The request side. A trusted tier's consent is kept. Every Shunt-* field, whoever sent it, is
+ * removed before the request can be passed on. Just before the content phase, when the location is
+ * known, a consent may be added: a new one of this tier, or the received one with its number of
+ * tiers increased by one. A consent is a header field of a request, by which each tier (server on
+ * the request's path) says that it may be bypassed. A backend may answer a consent with an offer, a
+ * body that it holds ready for the frontend's agent.
  */
 #include <sys/random.h>
 
@@ -13,8 +13,8 @@
 
 #define NGX_HTTP_SHUNT_NONCE_BATCH 256 /* nonces per getrandom(), 4 KiB */
 
-/* Modules whose location configuration begins with an ngx_http_upstream_conf_t. Weak: nginx may be
- * built without any of them. */
+/* Modules whose location configuration begins with an ngx_http_upstream_conf_t. Weak, because nginx
+ * may be built without some of them. */
 extern ngx_module_t ngx_http_proxy_module __attribute__((weak));
 extern ngx_module_t ngx_http_fastcgi_module __attribute__((weak));
 extern ngx_module_t ngx_http_uwsgi_module __attribute__((weak));
@@ -75,7 +75,7 @@ ngx_table_elt_t *ngx_http_shunt_find_field(ngx_list_t *list)
 }
 
 /*
- * Removes the fields for which strips() returns true from a request. nginx's lists cannot drop an
+ * Removes from a request the fields for which strips() returns true. nginx's lists cannot drop an
  * element, and pointers such as headers_in.host lead into the old list. So this function makes a
  * new list, and leaves the old one unchanged. A subrequest shares the old list with its parent. So
  * a subrequest's fields can be removed without changing its parent's.
@@ -112,9 +112,9 @@ ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r, ngx_int_t (*strips)(ngx_ta
     return NGX_OK;
 }
 
-/* Handles a consent that was meant for another server: a tier without Shunt is in between. It is
- * not known how long a header the tier in between accepts. Notes the address of the tier that sent
- * the consent, unless it is trusted as "plain". */
+/* Checks whether the consent was meant for this server. If not, a tier without Shunt is in between,
+ * which may accept only short headers. Then limits the room for a header, and notes the address
+ * that the consent came from, unless this address is trusted as "plain". */
 static ngx_int_t ngx_http_shunt_note_hop(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf,
                                          ngx_http_shunt_ctx_t *ctx)
 {
@@ -239,8 +239,9 @@ ngx_int_t ngx_http_shunt_add_consent(ngx_http_request_t *r, ngx_http_shunt_conse
     return ngx_http_shunt_add_request_field(r, "Shunt-Consent", "shunt-consent", &value);
 }
 
-/* Iterates over the modules that ask upstreams, without those that are not built in: returns the
- * next one's configuration in this location, or NULL after the last. `i`: 0 at the first call. */
+/* Returns this location's configuration of the next module that asks upstreams. Skips modules that
+ * are not built in. NULL: there is no further one. `i`: place in the list of modules, 0 at the
+ * first call. */
 static ngx_http_upstream_conf_t *ngx_http_shunt_next_upstream(ngx_http_request_t *r, ngx_uint_t *i)
 {
     ngx_module_t *module, *modules[] = {&ngx_http_proxy_module, &ngx_http_fastcgi_module,
@@ -280,8 +281,8 @@ uint64_t ngx_http_shunt_header_room(ngx_http_request_t *r)
     return room ? room : SHUNT_HEADER_BYTES;
 }
 
-/* Returns 0, or the counter of the reason why the body must come here: it may be stored, or its
- * rate is limited. */
+/* Returns 0, or the counter of the reason why the body must come here: it is assembled from slices,
+ * may be stored, or is limited in rate. */
 static ngx_uint_t ngx_http_shunt_body_needed(ngx_http_request_t *r)
 {
     ngx_uint_t i = 0;
@@ -342,7 +343,7 @@ static ngx_uint_t ngx_http_shunt_family_served(ngx_connection_t *c, uint32_t fam
     return families & family;
 }
 
-/* Returns 0, or the counter of the reason why this client's connection cannot be handed off. */
+/* Returns 0, or the counter of the reason why this request's response cannot be handed off. */
 static ngx_uint_t ngx_http_shunt_not_eligible(ngx_http_request_t *r)
 {
     ngx_uint_t reason;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Parses and formats the header fields Shunt-Consent and Shunt-Payload (docs/protocols.md). Parsing
- * is strict: it accepts only what this file would write, so that two tiers (servers on a request's
- * path) can never read one field differently. Also parses the field "traceparent", which is not
- * Shunt's. Shunt-Consent is a consent: by it each tier says that it may be bypassed. Shunt-Payload
- * names an offer: a body that a backend holds ready.
+ * is strict: it accepts only what this file and hop.c would write, so that two tiers (servers on a
+ * request's path) can never read one field differently. Also parses the field "traceparent", which
+ * is not Shunt's. Shunt-Consent is a consent: by it each tier says that it may be bypassed.
+ * Shunt-Payload names an offer: a body that a backend holds ready.
  */
 #include "ngx_http_shunt.h"
 
 #define NGX_HTTP_SHUNT_CONSENT_START "1; frontend="
 
-/* A `to` that names no server: SHUNT_TO_BYTES of zeros, in hex. */
+/* A `to` that names no server: SHUNT_TO_BYTES bytes of 0, in hex. */
 #define NGX_HTTP_SHUNT_TO_NOBODY "0000000000000000"
 
 typedef struct {

@@ -22,8 +22,8 @@ static ngx_http_output_body_filter_pt ngx_http_shunt_next_late_body;
 
 /* ---- early: the header ---- */
 
-/* Takes the upstream's offer, if any, out of the response, with every other Shunt-* field. Returns
- * the offer's field, or NULL. `keep`: the offer stays in the response. */
+/* Removes all Shunt-* fields from the response; with `keep`, all but the offer. Returns the offer's
+ * field, or NULL if the upstream has sent no offer. */
 ngx_table_elt_t *ngx_http_shunt_take_offer(ngx_http_request_t *r, ngx_uint_t keep)
 {
     ngx_uint_t i;
@@ -211,13 +211,13 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
     ctx->mode = SHUNT_MODE_ACCEPTED;
 
     if (ctx->peer.lost) {
-        /* the backend made the offer before it noticed that the connection between the agents is
-         * lost, and may still be reachable */
+        /* the backend made the offer before it noticed the loss of the connection between the
+         * agents; perhaps the backend can still be reached */
         ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_no_session);
 
     } else if (board == NULL || ngx_current_msec - ctx->given_at >= board->offer_lifetime_ms / 2) {
-        /* More than half of the offer's lifetime may be over, and the agents need time to claim
-         * it. */
+        /* More than half of the offer's lifetime may be over, and the agents need time to claim the
+         * offer. */
         ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_expired);
 
     } else if (!ngx_http_shunt_backend_speaks(r->connection, ctx->peer.index)) {

@@ -54,10 +54,10 @@ static void ngx_http_shunt_reading_handler(ngx_event_t *rev)
 
 /*
  * Installs the handler above. While nginx reads from an upstream, proxy_ignore_client_abort and its
- * equivalents make it continue to send to a client that has closed its half of the connection. An
- * upstream that answers with an offer is done at once. Then nginx would react to a FIN as soon as
- * the filters have returned, even to a FIN that is reported together with the answer. So with these
- * directives, ctx->deaf makes the handler ignore a FIN.
+ * equivalents make nginx continue to send to a client that has closed its half of the connection.
+ * An upstream that answers with an offer is done at once. Then nginx would react to a FIN as soon
+ * as the filters have returned, even to a FIN that is reported together with the answer. So with
+ * these directives, ctx->deaf makes the handler ignore a FIN.
  */
 void ngx_http_shunt_watch_reading(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
@@ -236,7 +236,8 @@ const char *ngx_http_shunt_reason_text(ngx_uint_t reason)
     return text ? text : "for a reason of another version";
 }
 
-/* Called when an agent has ended a handoff or a fetch, or when an agent is lost. */
+/* Called when an agent has ended a handoff or a fetch, or is lost. If the client is then asked what
+ * it has (probe.c), called once more after that. */
 void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
     ngx_uint_t level;
@@ -341,7 +342,7 @@ static void ngx_http_shunt_give_up_active(ngx_http_shunt_ctx_t *ctx)
 }
 
 /* Gives up a request's handoff or fetch, and releases timers, events and other things that refer to
- * the request, in any state of it. May be called more than once. */
+ * the request, whatever the request's state is. May be called more than once. */
 void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_connection_t *c = ctx->request->connection;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Greatest length that a response's header may have when ngx_http_header_filter() writes it. A tier
- * (server on a request's path) reads a whole header into one buffer (proxy_buffer_size), and
+ * Upper bound of a response header's length, as ngx_http_header_filter() will write the header. A
+ * tier (server on a request's path) reads a whole header into one buffer (proxy_buffer_size), and
  * answers 502 if the header does not fit. A header that fits may not fit any more with an offer's
  * fields, so a consent says how much room there is. An offer is a body that a backend holds ready,
  * and that its response's header names. A consent is a header field of a request, by which each

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The server that a consent is meant for. A tier that has never heard of Shunt passes the field on
- * like any other, and its filters and caches would see no bodies. So a consent's `to` says which
- * server it goes to: a hash of the upstream's address and port, keyed with the nonce. A server that
- * finds another hash there knows that the consent came through a tier without Shunt. A consent is a
- * header field of a request, by which each tier (server on the request's path) says that it may be
- * bypassed. The nonce is 16 random bytes of the consent.
+ * The server that a consent is meant for. A tier without Shunt passes the consent on like any other
+ * header field. Then bodies would bypass this tier, too, and its filters and caches would see no
+ * bodies. So a consent's `to` says which server the consent goes to: a hash of the upstream's
+ * address and port, keyed with the nonce. A server that finds another hash there knows that the
+ * consent came through a tier without Shunt. A consent is a header field of a request, by which
+ * each tier (server on the request's path) says that it may be bypassed. The nonce is 16 random
+ * bytes of the consent.
  *
  * nginx chooses the upstream when the request's bytes exist already, and again for each further
  * try:

@@ -8,8 +8,8 @@
  * the consent to a connection's first shortcut says how long a body has to be:
  *
  *   shunt_alone_length   if the connection ends with this response
- *   a share of it        else, if this connection has brought no long body yet: the share of long
- *                        bodies that are their connection's first
+ *   a part of that       else, if this connection has brought no long body yet: shunt_alone_length
+ *                        times the share of long bodies that are their connection's first
  *   nothing              else
  *
  * Each worker measures for itself, and begins as if each connection had eight long bodies. A
@@ -20,7 +20,7 @@
 
 #define NGX_HTTP_SHUNT_WHOLE  65536 /* alone_share if each long body is its connection's first */
 #define NGX_HTTP_SHUNT_HOPED  8     /* long bodies per connection, as assumed at first */
-#define NGX_HTTP_SHUNT_RECENT 8     /* log2 of how many long bodies alone_share is a mean of */
+#define NGX_HTTP_SHUNT_RECENT 8     /* log2 of the number of long bodies in the mean alone_share */
 
 /* History of a client's connection. It is kept as the data of a cleanup handler of the connection's
  * pool. The handler does nothing. */
@@ -72,7 +72,8 @@ void ngx_http_shunt_lifetime_init(ngx_http_shunt_loc_conf_t *lcf)
     lcf->alone_share = NGX_HTTP_SHUNT_WHOLE / NGX_HTTP_SHUNT_HOPED;
 }
 
-/* Returns the length in bytes that a body needs for a shortcut; 0: the backend decides. */
+/* Returns the length in bytes that a body needs for a shortcut. 0: the backend decides. A length of
+ * at most NGX_HTTP_SHUNT_LONG is returned as 0. */
 uint64_t ngx_http_shunt_least_length(ngx_http_request_t *r, const ngx_http_shunt_loc_conf_t *lcf)
 {
     uint64_t length = lcf->alone_length;
@@ -117,7 +118,7 @@ void ngx_http_shunt_lifetime_shortcut(ngx_connection_t *c)
 }
 
 /* Returns the counts of this connection's consents that led to no shortcut, or NULL. `create`:
- * makes them, if there are none yet. */
+ * makes the counts, if there are none yet. */
 ngx_http_shunt_vain_t *ngx_http_shunt_lifetime_vain(ngx_connection_t *c, ngx_uint_t create)
 {
     ngx_http_shunt_past_t *past;

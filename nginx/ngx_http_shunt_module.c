@@ -10,7 +10,8 @@
 
 #include "ngx_http_shunt.h"
 
-#define NGX_HTTP_SHUNT_HEAP_KEPT (4 * 1024 * 1024) /* bytes of free heap that a worker keeps */
+/* Largest amount of free heap that a worker keeps, in bytes. */
+#define NGX_HTTP_SHUNT_HEAP_KEPT (4 * 1024 * 1024)
 
 static ngx_int_t ngx_http_shunt_postconfiguration(ngx_conf_t *cf);
 static ngx_int_t ngx_http_shunt_init_module(ngx_cycle_t *cycle);
@@ -26,7 +27,7 @@ static void ngx_http_shunt_cleanup(void *data);
 
 #define NGX_HTTP_SHUNT_ANYWHERE NGX_HTTP_MAIN_CONF | NGX_HTTP_SRV_CONF | NGX_HTTP_LOC_CONF
 
-static ngx_uint_t ngx_http_shunt_heap_is_set; /* an operator has set malloc's thresholds */
+static ngx_uint_t ngx_http_shunt_heap_is_set; /* 1: the environment may set malloc's thresholds */
 
 static ngx_conf_enum_t ngx_http_shunt_recover_values[] = {{ngx_string("off"),
                                                            NGX_HTTP_SHUNT_NOBODY},
@@ -221,8 +222,7 @@ ngx_uint_t ngx_http_shunt_level(ngx_uint_t level)
 }
 
 /* Limits log lines that clients or other machines could cause without end: returns 1 at the first
- * call in each second. Cases that are not logged are counted all the same. `said`: time of the last
- * call. */
+ * call in each second, else 0. `said`: time of the caller's last call. */
 ngx_uint_t ngx_http_shunt_may_say(time_t *said)
 {
     ngx_uint_t may = *said != ngx_time();

@@ -91,9 +91,8 @@ static ngx_int_t ngx_http_shunt_is_replaced(ngx_table_elt_t *h)
            (h->key.len > 3 && ngx_strncasecmp(h->key.data, (u_char *) "If-", 3) == 0);
 }
 
-/* Makes the header fields of the clone: the client's fields, with the range of the payload from
- * byte `from` on, and only of the same representation (If-Match). The clone's fields have no
- * consent. */
+/* Makes the header fields of the clone: the client's fields without Shunt-*, Range and If-*. Adds a
+ * Range for the payload from byte `from` on, and an If-Match for the same representation. */
 ngx_int_t ngx_http_shunt_part_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
                                      uint64_t from)
 {
@@ -120,8 +119,8 @@ ngx_int_t ngx_http_shunt_part_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_
  * Shortens the timeouts of a request to `connect` and `answer` milliseconds. Returns the location's
  * own configuration, or NULL if no upstream is asked or there is no memory. The location's own
  * timeouts suit clients that have got nothing yet, and would be too long. If a server has
- * acknowledged nothing for `unacknowledged` milliseconds, it cannot be reached, and nginx tries the
- * next one.
+ * acknowledged nothing for `unacknowledged` milliseconds, it counts as unreachable, and nginx tries
+ * the next one.
  */
 ngx_http_upstream_conf_t *ngx_http_shunt_part_impatiently(ngx_http_request_t *sr,
                                                           ngx_msec_t connect, ngx_msec_t answer,
@@ -176,7 +175,7 @@ void ngx_http_shunt_part_end(ngx_http_request_t *sr)
 /* ---- the answer ---- */
 
 /* Whether the answer is an error that another server, or the same server a little later, may not
- * make. */
+ * repeat. */
 ngx_uint_t ngx_http_shunt_part_is_error(ngx_http_request_t *sr)
 {
     ngx_uint_t status = sr->upstream ? sr->upstream->headers_in.status_n : 0;

@@ -9,25 +9,23 @@
  * that a backend sends on the client's own connection. A region is the range of the client
  * connection's sequence numbers that a payload takes.
  *
- * If a payload has SHUNT_OPTION_WORD and the client claims to have all of it, it is complete only
- * when its backend confirms that. If the backend or the agent of this machine is lost, no
- * confirmation can come, and the client's answer counts.
+ * If a payload has SHUNT_OPTION_WORD and the client claims to have all of it, the payload is
+ * complete only when its backend confirms that. If the backend or the agent of this machine is
+ * lost, no confirmation can come, and the client's answer counts.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
 
 #define NGX_HTTP_SHUNT_PROBE_LOOK         20  /* ms between two checks for the answer */
 #define NGX_HTTP_SHUNT_PROBE_LOOK_STALLED 100 /* ms, the same if a payload has stalled */
-/*
- * Longest waits for an answer, in ms. The kernel sends probes to a client that has been silent for
- * a second; the answer then takes a round trip. A client that needs another backend does not wait
- * for this second (PROBE_WAIT): without an answer, its newest packet counts. A client that claims
- * to have all loses nothing by waiting longer (WAIT_ALL). Where a payload has stalled, the wait is
- * WAIT_STALLED.
- */
-#define NGX_HTTP_SHUNT_PROBE_WAIT         300
-#define NGX_HTTP_SHUNT_PROBE_WAIT_ALL     1500
-#define NGX_HTTP_SHUNT_PROBE_WAIT_STALLED 1000
+
+/* Longest waits for an answer, in ms. The kernel sends probes to a client that has been silent for
+ * a second; the answer then takes a round trip. If a payload needs another backend, its client is
+ * not kept waiting for that second: without an answer, the client's newest packet counts. A client
+ * that claims to have all loses nothing by a longer wait. */
+#define NGX_HTTP_SHUNT_PROBE_WAIT         300  /* another backend may have to continue */
+#define NGX_HTTP_SHUNT_PROBE_WAIT_ALL     1500 /* the client claims to have all */
+#define NGX_HTTP_SHUNT_PROBE_WAIT_STALLED 1000 /* the payload has stalled */
 
 /* Completes the payload if the client claims to have all of it. NGX_DECLINED: it does not, or the
  * region has ended. */

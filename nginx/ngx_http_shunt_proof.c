@@ -21,8 +21,8 @@ ngx_uint_t ngx_http_shunt_proof_needed(ngx_http_shunt_ctx_t *ctx)
     return ctx->content_bytes || ngx_http_shunt_proof_conf(ctx)->recover == NGX_HTTP_SHUNT_DIGEST;
 }
 
-/* Asks the agent of the backend that has offered the rest for its file's digest. `id`: number of
- * the question. NGX_ERROR: the question cannot be sent. */
+/* Asks for the digest of the file behind an offer of the rest. The agent of the backend that made
+ * this offer answers. `id`: number of the question. NGX_ERROR: the question cannot be sent. */
 ngx_int_t ngx_http_shunt_prove(ngx_http_shunt_ctx_t *ctx, uint64_t id,
                                const ngx_http_shunt_peer_t *peer,
                                const ngx_http_shunt_payload_t *rest)
@@ -92,8 +92,8 @@ void ngx_http_shunt_digest_told(ngx_http_shunt_ctx_t *ctx, const struct shunt_di
         return;
     }
 
-    /* Keeps a digest that is known already: a backend that continues for another one has proved by
-     * it that its file is the same. */
+    /* Keeps a digest that is known already. A backend that continues another one's payload has
+     * proved that its file has this digest. */
     if (!ctx->file.known) {
         ctx->file.known = msg->known;
         ctx->file.offset = msg->offset;

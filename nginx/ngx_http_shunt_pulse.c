@@ -11,8 +11,8 @@
 #include "ngx_http_shunt.h"
 
 #define NGX_HTTP_SHUNT_PULSE_LOOK 250 /* ms between two checks, while something is pending */
-/* ms without a sign of the agent. Longer than FRESH in crates/handoff/src/frontend.rs: an agent
- * that reads the message of a handoff later than FRESH after its beginning looks whether the region
+/* ms without a sign of the agent. Longer than FRESH in crates/handoff/src/frontend.rs: if an agent
+ * reads of a handoff later than FRESH after the handoff's beginning, it checks whether the region
  * is still active. */
 #define NGX_HTTP_SHUNT_PULSE_GONE 2000
 
@@ -72,8 +72,8 @@ static void ngx_http_shunt_pulse_visit(ngx_http_shunt_ctx_t *ctx)
         return;
     }
 
-    /* If the client reads slowly, or not at all, it is not the agent that delays the payload. The
-     * backend's kernel may well have the rest. */
+    /* A client without room in its window (`shut`) delays the payload itself. Then the agent is not
+     * the cause, and the backend's kernel may have the rest. */
     if (ctx->mode == SHUNT_MODE_ACTIVE && !ctx->shut &&
         ngx_current_msec - ctx->progress_at >= NGX_HTTP_SHUNT_PULSE_GONE &&
         ngx_http_shunt_probe(ctx, NGX_HTTP_SHUNT_ASKED_GONE) != NGX_AGAIN) {

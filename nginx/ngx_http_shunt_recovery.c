@@ -4,13 +4,13 @@
  * reset. If the response had a strong ETag and its server supports ranges, any backend that has the
  * same bytes can send the rest of them. So the rest is asked for (part.c) with a consent: the load
  * balancer chooses a backend, and every tier may refuse. The answer must be the rest, and an offer.
- * Then the region moves to the new backend's agent, the new peer (SHUNT_MOVE), which is told as at
- * a handoff's beginning. Nothing of the answer reaches the client. If no backend continues, the
- * rest is relayed through all tiers (rest.c), or the client is reset. A handoff lets a backend send
- * a payload, a response's body, on the client's own connection. A consent is a header field of a
- * request, by which each tier says that it may be bypassed. An offer is a body that a backend holds
- * ready, and that its response's header names. A region is the range of the client connection's
- * sequence numbers that a payload takes.
+ * Then the region moves to the new backend's agent, the new peer (SHUNT_MOVE). The new peer is told
+ * what a handoff's first peer is told. Nothing of the answer reaches the client. If no backend
+ * continues, the rest is relayed through all tiers (rest.c), or the client is reset. A handoff lets
+ * a backend send a payload, a response's body, on the client's own connection. A consent is a
+ * header field of a request, by which each tier says that it may be bypassed. An offer is a body
+ * that a backend holds ready, and that its response's header names. A region is the range of the
+ * client connection's sequence numbers that a payload takes.
  *
  *   ended --> asking ------------> moved  ACTIVE all the while: the client may still acknowledge,
  *               ^  | |               ^    complete or reset what the lost backend has sent
@@ -33,8 +33,8 @@
 #define NGX_HTTP_SHUNT_ASK_IN_ALL  16    /* requests for one response, at most */
 #define NGX_HTTP_SHUNT_ASK_CONNECT 500   /* ms for a server to accept connection and request */
 #define NGX_HTTP_SHUNT_ASK_ANSWER  10000 /* ms for the server's answer */
-/* ms that a handoff may make no progress after its backend's agent is lost, if no other backend can
- * continue. It gets this time because the backend's kernel may still send. */
+/* ms without progress after which a handoff is given up, if its backend's agent is lost and no
+ * other backend can continue. Not at once, because the backend's kernel may still send. */
 #define NGX_HTTP_SHUNT_STALLED     3000
 #define NGX_HTTP_SHUNT_PROOF       5000 /* ms for a backend to read its file */
 
@@ -478,8 +478,8 @@ static ngx_int_t ngx_http_shunt_answered(ngx_http_request_t *sr, void *data, ngx
 
 /* ---- beginning and end ---- */
 
-/* Whether another backend may continue a handoff that ended for this reason. After FILE_CHANGED it
- * may not: the changed file may have the same ETag, because nginx's ETag has a resolution of one
+/* Whether another backend may continue a handoff that ended for this reason. After FILE_CHANGED
+ * none may: the changed file may have the same ETag, because nginx's ETag has a resolution of one
  * second. */
 ngx_uint_t ngx_http_shunt_is_loss(ngx_uint_t reason)
 {
@@ -575,8 +575,8 @@ void ngx_http_shunt_recovery_end(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* Stops looking for a backend. Called when the client's request continues: then the connection's
- * next request would have to wait for an open request for the rest, so this ends that one, too. */
+/* Stops looking for a backend, and ends an open request for the rest. Called when the handoff is
+ * complete: otherwise the connection's next request would have to wait for the open one. */
 void ngx_http_shunt_recovery_drop(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_request_t *sr = ctx->recovery ? ctx->recovery->request : NULL;

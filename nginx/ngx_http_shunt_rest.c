@@ -71,9 +71,9 @@ void ngx_http_shunt_rest_forget(ngx_http_shunt_ctx_t *ctx)
     ctx->rest = NULL;
 }
 
-/* Drops the rest, which is not needed any more. Ends an open request for it: otherwise the client's
- * own request would wait for the open one, and the next request for the rest would queue behind
- * that one. Must not be called from the open request's filters. */
+/* Drops the rest, which is not needed any more. Ends an open request for the rest: otherwise the
+ * client's own request, and a further request for the rest, would have to wait for the open one.
+ * Must not be called from the open request's filters. */
 void ngx_http_shunt_rest_drop(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_request_t *sr = ctx->rest ? ctx->rest->request : NULL;
@@ -323,10 +323,9 @@ static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shu
     return NGX_OK;
 }
 
-/* Runs in place of all other header filters. From here on this nginx writes to the connection
- * again, unless the handoff has just completed. A handoff that completes drops an open request for
- * the rest. This request must not be dropped while its filters run, so rest->request is NULL
- * meanwhile. */
+/* Runs in place of all other header filters. If the answer fits, this nginx writes to the
+ * connection again from here on. A handoff that completes drops an open request for the rest. This
+ * request must not be dropped while its filters run, so rest->request is NULL meanwhile. */
 ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
 {
     ngx_int_t rc;
@@ -353,8 +352,9 @@ static void ngx_http_shunt_rest_cut(ngx_buf_t *b, uint64_t bytes)
     }
 }
 
-/* Puts the bytes that the client needs into a new chain, without special bufs. NGX_ERROR: there are
- * too many bytes, or there is no memory. */
+/* Puts the bytes that the client needs into a new chain, without the answer's special bufs. If no
+ * byte is missing any more, adds a last buf. NGX_ERROR: there are too many bytes, or there is no
+ * memory. */
 static ngx_int_t ngx_http_shunt_rest_chain(ngx_http_request_t *r, ngx_http_shunt_rest_t *rest,
                                            ngx_chain_t *in, ngx_chain_t **out)
 {

@@ -285,8 +285,9 @@ ngx_uint_t ngx_http_shunt_ring_answered(void)
 
 /*
  * Returns the kernel's answer about a handoff since ngx_http_shunt_ring_ask(). Handles earlier
- * events in the ring first, perhaps this handoff's completion. NULL: the ring had no room for the
- * answer, or a record before it takes too long to be written.
+ * events in the ring first, perhaps this handoff's completion. NULL: there is no such answer, for
+ * example because the ring had no room for it, or because a record before it takes too long to be
+ * written.
  */
 const struct shunt_state *ngx_http_shunt_ring_answer(ngx_http_shunt_ring_t *ring, uint64_t handoff)
 {

@@ -45,8 +45,8 @@ static ngx_uint_t ngx_http_shunt_peer_speaks(const struct shunt_board_peer *peer
     return 0;
 }
 
-/* Whether to log an address and port: the first NGX_HTTP_SHUNT_SAID of them once each, and one of
- * the others in each minute. */
+/* Whether to log an address and port: the first NGX_HTTP_SHUNT_SAID of them once each, and at most
+ * one of the others in each minute. */
 static ngx_uint_t ngx_http_shunt_may_say_mute(const ngx_http_shunt_address_t *server)
 {
     static ngx_http_shunt_address_t said[NGX_HTTP_SHUNT_SAID];

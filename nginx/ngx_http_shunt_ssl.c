@@ -184,8 +184,8 @@ ngx_int_t ngx_http_shunt_ssl_reclaim(ngx_http_request_t *r)
 
 /*
  * Finds out where another backend has to continue when the client has `acked` bytes of the region.
- * Returns in `from` the payload byte at which it begins, the first of a record, and in `keys` the
- * keys for the remaining records.
+ * Returns in `from` the payload byte at which that backend begins. On TLS, this byte is the first
+ * of a record, and `keys` gets the keys for the remaining records.
  */
 ngx_int_t ngx_http_shunt_ssl_rest(ngx_http_shunt_ctx_t *ctx, uint64_t acked, uint64_t *from,
                                   struct shunt_tls *keys)

@@ -10,8 +10,8 @@
  * server without range requests, costs one request and nothing else.
  *
  * A client that does not answer is away, and the backend waits for it as any server would. This
- * file asks it less and less often, and only a few times, because each unanswered probe brings the
- * kernel nearer to ending the connection (tcp_keepalive_timer).
+ * file asks such a client less and less often, and only a few times, because each unanswered probe
+ * brings the kernel nearer to ending the connection (tcp_keepalive_timer).
  *
  * A relayed rest needs a strong ETag, a connection without TLS, and a shunt_recover other than
  * "digest". Other responses wait for send_timeout, and so does a response whose client claims to

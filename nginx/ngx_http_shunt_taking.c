@@ -49,9 +49,9 @@ static void ngx_http_shunt_forget(ngx_http_shunt_ctx_t *ctx)
 }
 
 /* Ends the region. `when`: one of SHUNT_TAKE_*. NGX_OK: the region has ended; `state`, if not NULL,
- * gets the kernel's answer, or NULL where the ring had no room for it. NGX_DECLINED: the region had
- * ended already, or what the client has is not what `when` requires. NGX_AGAIN: the kernel's answer
- * could not be read now, so the region stays. */
+ * gets the kernel's answer, or NULL if there is none to read in the ring. NGX_DECLINED: the region
+ * had ended already, or what the client has is not what `when` requires. NGX_AGAIN: the kernel's
+ * answer could not be read now, so the region stays. */
 ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t when,
                                     const struct shunt_state **state)
 {
@@ -191,7 +191,8 @@ ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         return rc == NGX_DECLINED ? rc : NGX_OK;
     }
 
-    /* if the client acknowledges bytes that nobody has sent, the response fails */
+    /* the response fails if the client acknowledges bytes that nobody has sent, or if OpenSSL
+     * cannot write records again */
     if ((acked && (reason != SHUNT_REASON_UNREACHABLE || ctx->content_bytes)) ||
         ngx_http_shunt_ssl_reclaim(r) != NGX_OK) {
         ctx->mode = SHUNT_MODE_DONE;

@@ -6,27 +6,28 @@
  *
  *   the location     a filter here needs its bodies, its upstreams are not trusted, a backend does
  *                    not send to its clients: the location gives no consents for a while
- *   the connection   the kernel does not hand it off, because the client is on this machine or the
- *                    flow table is full, or the path between backend and client is closed: the
- *                    connection gets no consents for a while, after the first one in vain
- *   want of proof    the connection may have proof next time; if it does not, it gets no consents
+ *   the connection   the kernel does not hand it off (the client is on this machine, or the table
+ *                    of connections is full), or something on the path to the client drops packets:
+ *                    the connection gets no consents for a while, after the first one in vain
+ *   lack of proof    the connection may have proof next time; if it does not, it gets no consents
  *                    for a while, after the second one in vain
  *   the moment       a window was full, an offer old, a session lost: nothing follows from that
  *
  * A location gives no consents after a few in a row were in vain. It gives one again after a pause
  * of one response. Each further consent in vain makes the pause about twice as long: 3 responses,
- * then 7. A complete shortcut ends the pauses. Consents that one connection makes vain count only
- * once for its location. So one connection stops no location, but a location whose connections
- * cannot be handed off stops. A consent is a header field of a request, by which each tier says
- * that it may be bypassed. An offer is a body that a backend holds ready, and that its response's
- * header names. Proof is the kernel's knowledge that a client's packets pass the steering programs
- * (the agent's BPF programs).
+ * then 7. A complete shortcut ends the pauses; at an intermediate, an offer that it passes on does.
+ * Consents that one connection makes vain count only once for its location. So one connection stops
+ * no location, but a location whose connections cannot be handed off stops. A consent is a header
+ * field of a request, by which each tier says that it may be bypassed. An offer is a body that a
+ * backend holds ready, and that its response's header names. Proof is the kernel's knowledge that a
+ * client's packets pass the steering programs (the agent's BPF programs).
  *
- * Each worker counts for itself. With shunt_mean_length 0, consents are always given.
+ * Each worker counts for itself. With shunt_mean_length 0, no consent is held back because earlier
+ * ones were in vain.
  */
 #include "ngx_http_shunt.h"
 
-#define NGX_HTTP_SHUNT_VAIN_ROW  4 /* consents in vain before a location gives no more */
+#define NGX_HTTP_SHUNT_VAIN_ROW  4 /* consents in vain, in a row, after which a location pauses */
 /* Number of further consents in vain that prolong the pause. The pause grows to 2^11 - 1
  * responses. */
 #define NGX_HTTP_SHUNT_VAIN_MOST 10
@@ -38,7 +39,8 @@ typedef enum {
     SHUNT_VAIN_MOMENT
 } ngx_http_shunt_cause_t;
 
-/* Returns the cause for a counter, which says why the consent was in vain. */
+/* Returns the kind of cause for which a consent was in vain. `counter`: the counter of the
+ * reason. */
 static ngx_http_shunt_cause_t ngx_http_shunt_cause(ngx_uint_t counter)
 {
     switch (counter) {
@@ -55,7 +57,7 @@ static ngx_http_shunt_cause_t ngx_http_shunt_cause(ngx_uint_t counter)
     case SHUNT_COUNT_fetched_no_session:
         return SHUNT_VAIN_MOMENT;
 
-    default: /* the reason is a filter here, or a backend's offer, senders or configuration */
+    default: /* the cause is a filter or a limit here, or a backend's offer or configuration */
         return SHUNT_VAIN_LOCATION;
     }
 }
@@ -148,7 +150,8 @@ void ngx_http_shunt_vain_stalled(ngx_http_request_t *r)
     }
 }
 
-/* Notes that a consent has led to a complete shortcut. */
+/* Ends the pauses. Called when a handoff is complete and, at an intermediate, when an offer is
+ * passed on. */
 void ngx_http_shunt_vain_end(ngx_http_request_t *r)
 {
     ngx_http_shunt_vain_t *vain = ngx_http_shunt_lifetime_vain(r->connection, 0);

@@ -1,35 +1,42 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Names the ports whose handshakes the kernel should note. The kernel hands a connection off only
- * with proof that its client's packets pass the steering programs, the agent's BPF programs
- * (include/shunt.h, SHUNT_BEGIN). For a connection's first response, the proof is the handshake.
- * The kernel notes handshakes only for ports that a server has named before; this file names all
- * ports that HTTP clients connect to. A handoff lets a backend send a response's body on the
- * client's connection.
+ * Names to the kernel the ports whose TCP handshakes it should note (SHUNT_WATCH). The kernel hands
+ * a connection off only with proof that its client's packets pass the steering programs, the
+ * agent's BPF programs (include/shunt.h, SHUNT_BEGIN). For a connection's first response, the proof
+ * is the handshake. The kernel notes handshakes only for ports that a server has named, or on which
+ * a handoff was refused because proof was missing. This file names all ports that HTTP clients
+ * connect to. A handoff lets a backend send a response's body on the client's connection. A consent
+ * is the request's header field that asks for a handoff. It is in vain if no handoff follows, or if
+ * the handoff fails.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
 
-/* The lack of proof is logged when this number of connections, one after the other, had none. A
- * higher number might never be reached: a location stops giving consents after this number
+/* The lack of proof is logged when ngx_http_shunt_unproven reaches this value. A higher value would
+ * be reached much later, because a location gives few consents after 4 in a row were in vain
  * (ngx_http_shunt_vain.c). */
 #define NGX_HTTP_SHUNT_UNPROVEN_LOGGED 4
-#define NGX_HTTP_SHUNT_UNPROVEN_AGAIN  2 /* count of a connection that lacks proof once more */
+/* Added, in place of 1, if a consent of the connection was in vain before. */
+#define NGX_HTTP_SHUNT_UNPROVEN_AGAIN  2
 
-/* Longest time in ms that a connection is expected to wait for accept(). */
+/* Longest expected wait of a connection for accept(), in ms. */
 #define NGX_HTTP_SHUNT_ACCEPT_MS    1000
-/* ms; less than the time for which the kernel keeps a handshake (HANDSHAKE_SECONDS in
- * crates/handoff/bpf/steering.h). */
+/* Age of a connection, in ms, from which on the kernel may have forgotten its handshake. Less than
+ * HANDSHAKE_SECONDS (crates/handoff/bpf/steering.h), for which the kernel keeps a handshake. */
 #define NGX_HTTP_SHUNT_HANDSHAKE_MS 50000
 
-static ngx_uint_t ngx_http_shunt_unproven; /* connections in a row that had no proof */
+/* Number of times that proof was missing since the kernel last accepted a SHUNT_BEGIN. Some count
+ * twice or not at all (ngx_http_shunt_note_unproven()). */
+static ngx_uint_t ngx_http_shunt_unproven;
 
-/* The kernel has noted the handshakes of connections that were accepted after this time. */
+/* The kernel should have noted the handshakes of connections accepted at this time or later
+ * (ngx_current_msec). */
 static ngx_msec_t ngx_http_shunt_watched;
-/* 1: the ports were named before the first worker started */
+/* 1: all ports were named before the workers started, and no agent has welcomed this worker yet */
 static ngx_uint_t ngx_http_shunt_watched_early;
 
-/* Logs why the kernel answers no call of this process: no program of the agent runs for it. */
+/* Logs why the kernel does not know this process's SHUNT_* socket options (ENOPROTOOPT): the
+ * agent's BPF programs do not run for this process. */
 static void ngx_http_shunt_say_unsteered(ngx_cycle_t *cycle, ngx_socket_t fd)
 {
     uint64_t ours = ngx_http_shunt_kernel_netns(fd);
@@ -71,14 +78,15 @@ void ngx_http_shunt_watch_listeners(ngx_cycle_t *cycle)
     }
 }
 
-/* Names the ports to the kernel once more. Called when an agent has connected, whose programs are
- * in the kernel by then. */
+/* Names the ports to the kernel once more. Called when this worker has connected to an agent. The
+ * agent's programs are in the kernel by then. */
 void ngx_http_shunt_watch_again(ngx_cycle_t *cycle)
 {
     ngx_uint_t i;
     ngx_listening_t *ls = cycle->listening.elts;
 
-    /* The programs may be new, unless this is the agent that was there when the worker started. */
+    /* The programs may be new, and lack earlier handshakes. But the first agent that welcomes this
+     * worker counts as the one whose programs were there before. */
     if (!ngx_http_shunt_watched_early) {
         ngx_http_shunt_watched = ngx_current_msec + NGX_HTTP_SHUNT_ACCEPT_MS;
     }
@@ -114,9 +122,9 @@ static ngx_uint_t ngx_http_shunt_handshake_is_noted(ngx_connection_t *c)
            ngx_current_msec - c->start_time < NGX_HTTP_SHUNT_HANDSHAKE_MS;
 }
 
-/* Counts a connection without proof. The connection's first time does not count if the kernel
- * cannot know the handshake, because it came before the steering programs were there, or too long
- * ago. */
+/* Counts a lack of proof on a connection. If a consent of this connection was in vain before, adds
+ * NGX_HTTP_SHUNT_UNPROVEN_AGAIN. Else adds 1, or 0 if the kernel cannot know the handshake: the
+ * handshake came before the steering programs, or too long ago. */
 static void ngx_http_shunt_note_unproven(ngx_connection_t *c)
 {
     ngx_uint_t before = ngx_http_shunt_unproven;
@@ -139,7 +147,7 @@ static void ngx_http_shunt_note_unproven(ngx_connection_t *c)
     }
 }
 
-/* Returns the counter of the reason why the kernel has refused SHUNT_BEGIN. */
+/* Returns the counter of the reason why SHUNT_BEGIN was refused, or could not be called. */
 ngx_uint_t ngx_http_shunt_watch_refused(ngx_http_shunt_ctx_t *ctx)
 {
     const struct shunt_state *state = ngx_http_shunt_ring_answer(ctx->ring, ctx->id);

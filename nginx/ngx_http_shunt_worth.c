@@ -3,10 +3,10 @@
  * Whether consents are worth their cost. A consent costs both ends about 2 us of CPU for each
  * request, to write, read and judge it. A shortcut saves about 0.5 us for each KiB of a long body.
  * So a location with short responses gives no consents. The criterion is the mean, over its latest
- * responses, of the bytes that came in long bodies, relayed or not. One download among a thousand
- * answers of an API is enough for consents; one picture of 64 KiB among a thousand is not. A
- * consent is a header field of a request, by which each tier says that it may be bypassed. A
- * shortcut is a response whose body bypasses this nginx.
+ * responses, of the bytes that came in long bodies, relayed or not. By default, this mean has to be
+ * at least 4 KiB: one download of 5 MiB among a thousand answers of an API is enough, one picture
+ * of 64 KiB is not. A consent is a header field of a request, by which each tier says that it may
+ * be bypassed. A shortcut is a response whose body bypasses this nginx.
  *
  * Each worker measures for itself, and begins as if bodies were long.
  */

@@ -4,7 +4,7 @@
  * 8446, 4.6.3). OpenSSL has no call for that, and needs none. The gate is a BIO that OpenSSL writes
  * through. While the gate is closed, SSL_key_update brings OpenSSL into the next generation, and
  * sends nothing. A payload is a body that the backend seals with these keys. A region is the range
- * of the connection's sequence numbers that its records take.
+ * of the connection's sequence numbers that the payload's records take.
  */
 #include "shunt_tls_state.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * TLS 1.3 connections whose send side is handed to a backend for a while, and comes back. Uses only
- * OpenSSL's public calls, and nothing of nginx: nginx/t/tls_test.c runs without it. A payload is
+ * OpenSSL's public calls, and nothing of nginx: nginx/t/tls_test.c runs without nginx. A payload is
  * the body that the backend sends. A region is the range of the connection's sequence numbers that
- * its records take.
+ * the payload's records take.
  *
  *     watch            for each SSL_CTX, once: begins to record what OpenSSL's callbacks tell
  *     refused          says whether this connection can be handed off now
@@ -33,7 +33,8 @@ typedef enum {
     SHUNT_TLS_VERSION, /* not TLS 1.3, so there are no KeyUpdates */
     SHUNT_TLS_EARLY,   /* the handshake is not complete: the request came as 0-RTT data */
     SHUNT_TLS_SUITE,   /* the suite cannot be handed over, or the secret is not known */
-    SHUNT_TLS_KERNEL,  /* the kernel encrypts (kTLS), and counts records itself */
+    /* the kernel encrypts (kTLS), and counts records itself, or the program has replaced our BIO */
+    SHUNT_TLS_KERNEL,
     SHUNT_TLS_BUDGET   /* this client would not accept two more KeyUpdates now */
 } shunt_tls_refusal_t;
 
@@ -42,8 +43,9 @@ int shunt_tls_watch(SSL_CTX *ctx);
 shunt_tls_refusal_t shunt_tls_refused(SSL *ssl, uint64_t now_ms);
 int shunt_tls_is_fresh(SSL *ssl);
 
-/* Returns 1 with `keys` filled in, which the caller has to cleanse after use. 0: the socket is
- * full, nothing is handed over, and OpenSSL continues by itself. -1: the connection is broken. */
+/* `fresh`: what is_fresh said before the response. Returns 1 with `keys` filled in, which the
+ * caller has to cleanse after use. 0: the socket is full, nothing is handed over, and OpenSSL
+ * continues by itself. -1: the connection is broken. */
 int shunt_tls_hand_over(SSL *ssl, int fresh, uint64_t now_ms, struct shunt_tls *keys);
 /* Closes the gate (shunt_tls_gate.c): from here on OpenSSL's writes are dropped, and only the
  * backend encrypts records in this generation. `keys` are those that were handed over, `payload`

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The gate: a BIO through which OpenSSL writes. It is closed from freeze to take_back, while a
- * backend writes under OpenSSL's key. Then it drops what OpenSSL writes: anything that left (an
- * alert, a close_notify) would be a second plaintext under a nonce that the backend uses. After
- * take_back the gate sends the KeyUpdate that ends the backend's generation (its use of the key),
- * together with OpenSSL's next record. It does not send the KeyUpdate sooner, because some clients
- * (wget, urllib3) drop an idle connection on which there is something to read.
+ * The gate: a BIO through which OpenSSL writes. It is closed from freeze to take_back
+ * (shunt_tls.h), while a backend writes under OpenSSL's key. Then it drops what OpenSSL writes:
+ * anything that left (an alert, a close_notify) would be a second plaintext under a nonce that the
+ * backend uses. After take_back the gate sends the KeyUpdate that ends the backend's generation
+ * (its use of the key), together with OpenSSL's next record. It does not send the KeyUpdate sooner,
+ * because some clients (wget, urllib3) drop an idle connection on which there is something to read.
  */
 #include "shunt_tls_state.h"
 
@@ -15,7 +15,8 @@
 #include <sys/uio.h>
 
 /* Sends the waiting KeyUpdate and the `n` bytes at `bytes` after it in one call. Returns how many
- * of these bytes were sent, or -1 with errno. */
+ * of these `n` bytes were sent, or -1 with errno. Errno is EAGAIN if only bytes of the KeyUpdate
+ * were sent. */
 static ssize_t tls_gate_send(shunt_tls_state_t *state, int fd, const char *bytes, int n)
 {
     ssize_t sent;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Derives the keys of a generation (the time between two KeyUpdates) from the server's application
- * traffic secret (RFC 8446, 7.1 to 7.3). Encrypts the record that ends the generation with these
- * keys. Computes the length of a payload's records. A payload is the body that a backend sends. The
- * backend gets the key and the IV of one generation, from which no later key can be derived.
+ * traffic secret (RFC 8446, 7.1 to 7.3). Encrypts, with these keys, the record that ends the
+ * generation. Computes the length of a payload's records. A payload is the body that a backend
+ * sends. The backend gets the key and the IV of one generation, from which no later key can be
+ * derived.
  */
 #include "shunt_tls_state.h"
 
@@ -240,7 +241,7 @@ uint64_t shunt_tls_payload_bytes(uint64_t content_bytes, uint64_t payload, uint6
 {
     uint64_t whole = wire / (content_bytes + TLS_OVERHEAD_BYTES) * content_bytes;
 
-    /* All bytes are on the wire. The last record, which may be shorter, is whole, too. */
+    /* If all bytes are on the wire, the last record, which may be shorter, is whole, too. */
     if (wire >= payload + tls_data_records(content_bytes, payload) * TLS_OVERHEAD_BYTES) {
         return payload;
     }

@@ -36,7 +36,7 @@ typedef struct {
     unsigned strict : 1;     /* the client limits KeyUpdates by the clock */
     uint64_t told;           /* generation whose keys hand_over returned last */
     uint64_t handed;         /* generation that a backend has, or had last */
-    uint64_t handed_records; /* number of records that OpenSSL had written in that generation */
+    uint64_t handed_records; /* number of records that OpenSSL wrote in `handed` until freeze */
     int read_ahead;          /* value of SSL_get_read_ahead before the handoff */
 
     unsigned char key_update[SHUNT_TLS_KEY_UPDATE_BYTES]; /* sent before OpenSSL's next record */

@@ -80,8 +80,8 @@ static size_t tls_parse_secret(const char *line, unsigned char secret[SHUNT_TLS_
     return n / 2;
 }
 
-/* Keylog callback. OpenSSL calls it with a secret when it begins to write under the key of that
- * secret, and has written nothing under the key yet. */
+/* Keylog callback. OpenSSL passes a secret when it sets the key of that secret for writing. Nothing
+ * has been written under the key by then. */
 static void tls_keylog(const SSL *ssl, const char *line)
 {
     shunt_tls_state_t *state;
@@ -214,7 +214,7 @@ int shunt_tls_watch(SSL_CTX *ctx)
 
     SSL_CTX_set_msg_callback(ctx, tls_message);
 
-    /* fails if OpenSSL handles the extension itself */
+    /* SSL_CTX_add_custom_ext fails if OpenSSL handles the extension itself */
     if (!SSL_CTX_has_client_custom_ext(ctx, TLS_RECORD_SIZE_LIMIT_EXTENSION)) {
         (void) SSL_CTX_add_custom_ext(ctx, TLS_RECORD_SIZE_LIMIT_EXTENSION, SSL_EXT_CLIENT_HELLO,
                                       tls_no_record_size_limit, NULL, NULL, tls_record_size_limit,

@@ -1,5 +1,5 @@
-//! Compiles openssl/shunt_tls*.c and src/tls/openssl.c. The nginx module uses openssl/shunt_tls*.c, too. This needs
-//! OpenSSL's headers, but not its libraries.
+//! Compiles openssl/shunt_tls*.c and src/tls/openssl.c. The nginx module uses openssl/shunt_tls*.c, too. The
+//! compilation needs OpenSSL's headers, but not its libraries.
 
 use std::path::Path;
 

@@ -10,8 +10,8 @@
 
 #include "ngx_http_shunt.h"
 
-/* Stand-ins for nginx's functions. Only the module's functions that write fields call them, and the
- * fuzzer calls none of these. */
+/* Stand-ins for nginx's functions that the module calls when it writes fields. The fuzzer only has
+ * the module parse fields, so these functions are never called. */
 void *ngx_pnalloc(ngx_pool_t *pool, size_t size)
 {
     abort();

@@ -3,8 +3,8 @@ package InFront;
 # perl -MInFront: the HTTP servers of a file of nginx-tests have tiers in front of them (tiers.py).
 #
 # A server that listens on 127.0.0.1, with plain HTTP/1, listens on IN_FRONT_LISTEN, too. A connection of the test to such
-# a server is made to IN_FRONT_CONNECT instead, to the same port and IN_FRONT_PORTS, from the network namespace
-# IN_FRONT_FROM. All other connections (the servers' own, TLS, HTTP/2, mail, streams) stay on the loopback.
+# a server is made to IN_FRONT_CONNECT instead, from the network namespace IN_FRONT_FROM. Its port is the server's, plus
+# IN_FRONT_PORTS. All other connections (the servers' own, TLS, HTTP/2, mail, streams) stay on the loopback.
 
 use warnings;
 use strict;

@@ -94,8 +94,8 @@ class Asked(Base):
 
 
 class Silent(Base):
-    """Answers of the agent that do not come. The worker does not wait 60 s as for an upstream: it runs the request once
-    more."""
+    """Answers of the agent that do not come. The worker does not wait 60 s, as it would for an upstream: it runs the
+    request once more."""
     PATIENCE = 30  # seconds
 
     def whole(self, uri, body, outcome, asked=1):

@@ -1,13 +1,13 @@
 """A small agent for the module's tests: the local protocol of include/shunt.h, without a network.
 
 It is the agent of both frontend and backend ("self"), so one nginx can claim a body that it has offered itself. It
-serves a handoff (a backend's sending of a body on the client's connection) by writing into the client's own socket,
-which kernel_shim.c passes to it. Completion goes through a real BPF ring buffer.
+serves a handoff (a backend's sending of a body on the client's connection) by writing into nginx's socket for the
+client, which kernel_shim.c passes to the agent. Completion goes through a real BPF ring buffer.
 
 A claim is the message that asks for an offered body. The board is memory that the agent writes and nginx reads. Each
 worker numbers its own handoffs, so two workers may use the same number. In this file and in the tests, a handoff's
-number is therefore the number of its worker's ring times 2^64, plus the worker's own number. The first ring is 0, so
-with one worker this is the worker's own number.
+number is therefore the number of its worker's ring (BPF ring buffer) times 2^64, plus the number that the worker has
+given the handoff. The first ring has the number 0, so with one worker both numbers of a handoff are equal.
 """
 import array, ctypes, fcntl, hashlib, ipaddress, itertools, mmap, os, re, socket, struct, termios, threading, time
 
@@ -150,7 +150,7 @@ class Agent:
         self.on_begin = lambda handoff: None  # called after SHUNT_BEGIN, before the worker continues
         self.on_digest = self.tell_digest     # called for a handoff with OPTION_DIGEST, and for PROVE
         self.changed = threading.Condition()
-        self.refusal = lambda handoff: 0      # status with which SHUNT_BEGIN is refused
+        self.refusal = lambda handoff: 0      # status with which SHUNT_BEGIN is refused; 0: not refused
         self.takes_offers = threading.Event()  # if cleared, the agent reads one more offer, and then none
         self.takes_offers.set()
         self.ring = Rings() if with_ring else None
@@ -159,8 +159,8 @@ class Agent:
         self.ring_of = {}                     # number of each control connection's ring
         self.workers, self.numbers = 0, itertools.count(1)
         self.counter_maps, self.connections, self.offering = [], [], set()
-        # Versions that the agent speaks, and number of bytes by which two things on its board are longer than in this
-        # version: the part before the entries, and each entry.
+        # Versions that the agent speaks, and number of bytes by which three things are longer than in this version: the
+        # board's part before the entries, each entry, and the welcome.
         self.versions, self.wider = versions, wider
         self.welcome_bytes = welcome_bytes or 32 + wider
         board = os.memfd_create("board")
@@ -361,7 +361,7 @@ class Agent:
             if what == BEGIN:
                 self.before_answer(handoff, fds[0])
             if what in (BEGIN, STATE, MOVE) and self.ring and not self.is_answer_lost():
-                self.ring.rings[ring].write(data[28:], NO_WAKEUP)  # as the steering programs do
+                self.ring.rings[ring].write(data[28:], NO_WAKEUP)  # wakes no worker, as with the steering programs
             if what == BEGIN:
                 self.on_begin(handoff)
             self.shim.sendto(b".", at)
@@ -379,8 +379,8 @@ class Agent:
                 self.note("cancel", handoff)
 
     def close_copies(self, fd):
-        """Closes the copies of a client's socket that came with earlier handoffs: as long as a copy is open, nginx's
-        close sends no reset."""
+        """Closes the copies of nginx's socket for a client that came with earlier handoffs. As long as a copy is open,
+        nginx's close sends no reset."""
         def ends(fd):
             with socket.socket(fileno=os.dup(fd)) as s:
                 try:

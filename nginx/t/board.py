@@ -19,7 +19,8 @@ class Newer(Base):
 
 
 class Older(Base):
-    """An agent of an earlier release: its welcome lacks the fields that this module can do without."""
+    """An agent of an earlier release: its welcome (the first message to nginx) lacks the fields that this module can do
+    without."""
     agent_options = {"welcome_bytes": 16}
 
     def test_what_it_leaves_out_is_not_missed(self):
@@ -37,7 +38,7 @@ class Strange(Base):
 
 
 class TooShort(Strange):
-    """A welcome without the ring's number."""
+    """A welcome that ends before the end of the number of the worker's ring (BPF ring buffer)."""
     agent_options = {"welcome_bytes": 15}
 
     def test_it_is_said(self):
@@ -52,7 +53,7 @@ class TooNew(Strange):
 
 
 class TooLarge(Strange):
-    """A board whose last entries are beyond its end."""
+    """A board that ends before its entries do."""
     agent_options = {"wider": 16}
 
     def setUp(self):

@@ -1,5 +1,6 @@
 """The module together with other parts of nginx: other upstreams, other methods to send a file, several workers, error
-pages, redirects by header field. run.py runs these tests, with its tiers and its client.
+pages, redirects by header field. An offer is a body that a backend holds ready. A consent is the request's header field
+by which each tier (server on the path) permits an offer. run.py runs these tests, with its tiers and its client.
 
 Addresses of the tests' own applications (upstreams without nginx): 127.0.0.5, which the frontend trusts, and 127.0.0.6,
 which no tier trusts.

@@ -12,15 +12,15 @@ class Missing(Exception):
 
 
 def fetch(copy, repository, commit):
-    """Fetches one commit of a repository on GitHub into a directory, unless it is there."""
+    """Fetches one commit of a repository on GitHub into a directory, unless the commit is there already."""
     done = subprocess.run([FETCH_COMMIT, copy, repository, commit], stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise Missing((done.stderr.strip() or "git failed").splitlines()[-1])
 
 
 def own_network():
-    """Moves this process into a new network namespace, if it is root's. There nothing else listens on a suite's ports,
-    and no packet leaves."""
+    """Moves this process into a new network namespace. Does nothing if the process is not root's. In the new namespace
+    nothing else listens on a suite's ports, and no packet leaves."""
     if os.geteuid() != 0:
         return
     if LIBC.unshare(CLONE_NEWNET) != 0 or subprocess.run(["ip", "link", "set", "lo", "up"]).returncode:
@@ -41,8 +41,8 @@ def started(command, directory, environment):
 
 
 def finished(process, timeout, when_it_hangs=lambda: ""):
-    """Waits for a test file. Returns its output and exit status. If it has not ended after `timeout` seconds, it is
-    ended with its servers, after `when_it_hangs` was called for more output."""
+    """Waits for a test file's process. Returns its output and exit status. If the process has not ended after `timeout`
+    seconds, calls `when_it_hangs` for more output, and then ends the process and its servers."""
     found = ""
     for seconds, end in (timeout, signal.SIGTERM), (10, signal.SIGKILL):
         try:

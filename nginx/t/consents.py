@@ -1,5 +1,5 @@
 """Consents as a frontend writes them, made by a test. A consent is a header field of a request, by which each tier
-(server on its path) says that it may be bypassed. A consent also names the server that it is meant for
+(server on the request's path) says that it may be bypassed. A consent also names the server that it is meant for
 (ngx_http_shunt_hop.c)."""
 import ipaddress, struct
 
@@ -9,8 +9,8 @@ NONCE = "a" * 32
 
 
 def to(host="127.0.0.2", port=8083, nonce=NONCE):
-    """Returns the parameter `to` for a server: a hash of its address, or of a Unix socket's path, keyed with a
-    nonce."""
+    """Returns the parameter `to` for a server: a hash of its address and port, or of its Unix socket's path, keyed with
+    a nonce."""
     if host.startswith("/"):
         named = b"u" + host.encode()
     else:

@@ -1,5 +1,5 @@
-"""Handoffs that end in an unusual way: the client closes at once, the worker has to exit, or the agent ends. run.py
-runs these tests."""
+"""Handoffs that end in an unusual way: the client closes at once, the worker has to exit, or the agent ends. A handoff
+lets a backend send a body on the client's connection. run.py runs these tests."""
 import os, re, signal, struct, subprocess, sys, threading
 
 import agent as agents
@@ -8,7 +8,8 @@ from run import BIG, TEXT, Base, Client, read
 from tls import Tls, TlsClient
 from wait import wait_for
 
-# Program that writes 0 and 1 in turn into the board's field `alive`, which says whether the agent runs.
+# Program that writes 0 and 1 in turn into the field `alive` of the board, memory that the agent shares with nginx. The
+# field says whether the agent runs.
 FLIPPER = "import mmap, sys\nboard = mmap.mmap(int(sys.argv[1]), 4096)\nwhile True:\n    board[16] = 0\n    board[16] = 1\n"
 
 
@@ -103,7 +104,7 @@ class Shutdown(Tls):
         self.ends(Client, "/sub/text.html", "fetch")
 
 
-# tls.py runs the tests that Shutdown inherits from Tls.
+# Removes the tests that Shutdown inherits from Tls, because tls.py runs them.
 for name in [name for name in dir(Tls) if name.startswith("test_")]:
     setattr(Shutdown, name, None)
 
@@ -134,7 +135,7 @@ class Unsent(Tls):
         self.assertEqual({key for key in self.handoffs_in_memory(worker)} - {bytes(32)}, set())
 
     def handoffs_in_memory(self, pid):
-        """Yields the keys of everything in this worker's memory that looks like a HANDOFF message."""
+        """Yields the TLS key of each HANDOFF message, or whatever looks like one, in this worker's memory."""
         size = struct.calcsize(agents.HANDOFF_FORMAT)
         whole = struct.pack("=IIII", agents.HANDOFF, size, 0, 2)
         with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:

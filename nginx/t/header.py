@@ -1,5 +1,7 @@
 """Responses that are relayed because of their headers' length. Such a header fits into the buffer that a tier (server
-on the path) reads it into, but would not fit with an offer's fields. run.py runs these tests."""
+on the path) reads it into, but would not fit with an offer's fields. By an offer, a backend announces a body that it
+holds ready, and does not send it. A consent is the request's header field by which each tier permits an offer, and
+tells its room for the header. run.py runs these tests."""
 from consents import consent
 from run import TEXT, Base, Client, Raw, field
 

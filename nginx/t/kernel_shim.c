@@ -2,10 +2,10 @@
 /*
  * Stands in for the steering programs (BPF), so that the module's shortcut (a body that bypasses
  * nginx) can be tested without them. Preloaded into nginx, it answers the options of SHUNT_SOL
- * itself. At SHUNT_BEGIN, it passes the client's socket to the test's agent, which writes the
- * payload into the socket, as a backend would. Only a BPF program can write into the ring, and the
- * agent has one. So this library sends the kernel's answers to the agent, and waits until they are
- * in the ring.
+ * itself. At SHUNT_BEGIN, it passes nginx's socket for the client to the test's agent. The agent
+ * writes the payload into the socket, as a backend would. Only a BPF program can write into the
+ * worker's ring (BPF ring buffer), and the agent has such a program. So this library sends the
+ * kernel's answers to the agent, and waits until the answers are in the ring.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -29,7 +29,7 @@ static struct region {
     struct shunt_begin begin;
     uint64_t
         base; /* value of tcpi_bytes_acked when all bytes before the payload are acknowledged */
-    uint32_t port; /* the client's; if it differs, the descriptor has a later connection */
+    uint32_t port; /* client's port; if it differs, the descriptor has a later connection */
 } regions[FDS];
 
 static char path[108];
@@ -138,7 +138,8 @@ static void describe(int fd, const struct tcp_info *info, struct shunt_state *st
         info->tcpi_options & (SHUNT_OPTION_TIMESTAMPS | SHUNT_OPTION_SACK | SHUNT_OPTION_WSCALE);
 }
 
-/* Whether SHUNT_BEGIN is to fail: a test then puts a file beside the agent's socket. */
+/* Whether SHUNT_BEGIN is to fail: a test then puts a file named `refuse` beside the agent's
+ * socket. */
 static int refuses(void)
 {
     char file[sizeof(path)];
@@ -252,8 +253,8 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 {
     int rc;
 
-    /* the module switches keepalive on, to probe the client, which seems to answer at once, unless
-     * a test wants "mute" */
+    /* The module switches keepalive on to probe the client. The client seems to answer at once,
+     * unless a test wants "mute". */
     if (level == SOL_SOCKET && name == SO_KEEPALIVE && fd < FDS && *(const int *) value) {
         regions[fd].state.answered += !is_wanted("mute");
         say("asked");

@@ -14,8 +14,8 @@ UNKNOWN_OFFER, EXPIRED = 1, 2
 
 
 class Late(Base):
-    """Fetches without steering programs (BPF): SHUNT_BEGIN fails with ENOPROTOOPT, and everything is fetched after its
-    header."""
+    """Fetches without steering programs (BPF): SHUNT_BEGIN fails with ENOPROTOOPT, and each offered body is fetched
+    after its header has left."""
     shim = False
 
     def refuse(self, reason):
@@ -150,7 +150,7 @@ class LateDescriptors(Base):
 
     def test_a_worker_without_a_descriptor_for_it(self):
         """The worker may open no more descriptors, so the kernel drops the one that comes with FETCHED. A moment later
-        it may open descriptors again."""
+        the worker may open descriptors again."""
         worker = worker_of(self.nginx)
         before = resource.prlimit(worker, resource.RLIMIT_NOFILE)
 

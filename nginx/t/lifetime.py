@@ -1,5 +1,6 @@
 """The first shortcut (body that bypasses nginx) of a connection: only long bodies get it, unless further ones are
-likely to follow. run.py runs these tests."""
+likely to follow. A consent is the request's header field by which the frontend permits the shortcut. run.py runs these
+tests."""
 from run import BIG, TEXT, Base, Client
 
 ALONE = 256 * 1024  # the default of shunt_alone_length; TEXT is shorter, BIG is longer

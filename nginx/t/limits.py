@@ -1,5 +1,6 @@
-"""Limits that the agent sets in the memory that it shares with nginx (the board), the number of handoffs under way that
-it reads in shared memory, and trace ids. run.py runs these tests."""
+"""Limits that the agent sets in the board (memory that it shares with nginx), the number of handoffs under way, which
+the agent reads in shared memory, and trace ids. A handoff lets a backend send a body on the client's connection. run.py
+runs these tests."""
 import os, struct
 
 import agent as agents

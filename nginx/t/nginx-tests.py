@@ -80,8 +80,9 @@ shunt_offer on; shunt_offer_min_length 1;
 # ---- one test file ----
 
 def sendfile(suite, name):
-    """Returns the directive that switches sendfile on, because only a file that nginx would send with it is offered.
-    Returns nothing for a test file that has the directive already, because a second one would be an error."""
+    """Returns the directive that switches sendfile on, because only a file that nginx would send with
+    sendfile is offered. Returns nothing for a test file that has the directive already, because a second one would be
+    an error."""
     with open(f"{suite}/{name}", errors="replace") as f:
         return "" if "sendfile" in f.read() else "sendfile on;\n"
 

@@ -227,7 +227,8 @@ class Application(Lost):
         return f"Shunt-Payload: 1; backend=self; offer={number:016x}; length={length}; tag={tag.hex()}\r\n"
 
     def answer(self, q, status="206 Partial Content", fields=None, offered=True, body="", **change):
-        """Returns an answer with the range that the request asks for, or with the whole file; by default an offer."""
+        """Returns an answer with the range that the request asks for, or with the whole file. By default, the answer is
+        an offer."""
         asked = field(q, "Range")
         first, last = map(int, asked[6:].split("-")) if asked else (0, len(BIG) - 1)
         number, length = len(self.raw.requests), change.pop("length", last + 1 - first)
@@ -265,7 +266,7 @@ class Application(Lost):
             s, handoff = told[0]
             for _ in range(3):
                 self.agent.end(s, handoff, PEER_LOST)
-            # When the worker answers this request, it has read the agent's three messages, which came before it.
+            # When the worker answers this request, the worker has read the agent's three messages, which came earlier.
             Client().get("/small")
             return self.answer(q, offered=False).replace(b"Length: 0", b"Length: %d" % (len(BIG) - 1000)) + BIG[1000:]
 
@@ -284,7 +285,8 @@ class Application(Lost):
         self.assertEqual((n["failover_failed"], n["relayed_stopped"], n["aborted"]), (1, 1, 0))
 
     def test_a_payload_that_completes_all_the_same_leaves_no_request_for_its_rest(self):
-        """Otherwise the connection's next request would wait for the answer to the request for the rest."""
+        """If the request for the rest stayed, the connection's next request would have to wait until that request is
+        answered."""
         answered = threading.Event()
 
         def rest(q):
@@ -407,7 +409,7 @@ class Application(Lost):
         self.assertEqual(Client(timeout=30).get("/raw/x").body == BIG, True)
         consents = [bool(field(q, "Shunt-Consent")) for q in self.raw.requests]
         self.assertEqual(consents, [True] * (len(consents) - 1) + [False])
-        self.assertIn(len(consents), range(5, 8)) # fewer on a slow machine: their time is limited, too
+        self.assertIn(len(consents), range(5, 8)) # fewer on a slow machine: the time is limited, too
 
     def test_forged_offer(self):
         self.refused(lambda q: self.answer(q, key=b"X" * 16))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests of the nginx module against a small agent (agent.py), as root, in one network namespace. A handoff lets a
-backend send a body on the client's own connection; an offer is a body that a backend holds ready. A fetch brings it
-through the agents instead.
+backend send a body on the client's own connection; an offer is a body that a backend holds ready. A fetch brings such a
+body through the agents instead. A consent is the request's header field by which a frontend permits an offer.
 
 agent.py stands in for shuntd: it speaks the protocol between the agent and nginx. More tests are in other files:
 
@@ -322,7 +322,8 @@ class SeveralRequests:
 
 
 class Unproven(Base):
-    """The kernel finds no proof that a client's packets pass the steering programs (BPF), which a handoff needs."""
+    """The kernel finds no proof that a client's packets pass the steering programs (BPF). A handoff needs this
+    proof."""
 
     def test_is_fetched_says_so_and_is_tried_again(self):
         refusals = iter([agents.UNPROVEN, 0])
@@ -705,7 +706,7 @@ class Stall(Base):
             c = self.agent.client_socket(h["handoff"])
             self.agent.write(c, self.agent.payload(h["offer"]))
             c.close()
-        # The shim never reports COMPLETE, so this checks only that nothing hangs.
+        # kernel_shim.c never reports that a region is complete, so this test checks only that nothing hangs.
         self.agent.on_handoff = silent
         c = Client()
         r = c.get("/text.html")
@@ -715,8 +716,8 @@ class Stall(Base):
 
 
 class Fetch(Base):
-    """Fetches without steering programs (BPF): SHUNT_BEGIN fails with ENOPROTOOPT, and everything is fetched after its
-    header."""
+    """Fetches without steering programs (BPF): SHUNT_BEGIN fails with ENOPROTOOPT, and each offered body is fetched
+    after its header has left."""
     shim = False
 
     def test_body(self):

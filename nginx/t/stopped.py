@@ -1,5 +1,6 @@
-"""An agent that is stopped or gone, and a backend that refuses: every response is whole nevertheless. run.py runs these
-tests."""
+"""An agent that is stopped or gone, and a backend that refuses: every response is whole nevertheless, or ends in a
+reset. A handoff lets a backend send a body on the client's connection. A consent is the request's header field by which
+a frontend permits that. run.py runs these tests."""
 import os, socket, ssl, threading, time
 
 import agent as agents
@@ -361,8 +362,8 @@ class Unanswered(Base):
         wait_for(lambda: self.agent.handoffs() == 0)  # due to the event: the worker itself checks only after 15 s
 
     def test_an_older_answer_is_not_taken_for_it(self):
-        """An older answer of the kernel says that the client has less than it really has. If nginx used it, the client
-        would get bytes twice."""
+        """An older answer of the kernel says that the client has less than it really has. If nginx used that answer,
+        the client would get bytes twice."""
         def some(s, h):
             connection = self.agent.client_socket(h["handoff"])
             self.agent.write(connection, BIG[:50_000])

@@ -104,7 +104,7 @@ class Host:
         return self.addresses[-1]
 
     def command(self, command):
-        """Returns the command that runs this command on the host."""
+        """Returns a command that runs the given command on this host."""
         return ["nsenter", f"--net=/run/netns/{self.namespace}", *command]
 
     def join(self):
@@ -135,7 +135,7 @@ class Tiers:
         self.frontend, self.intermediate = self.hosts["frontend"], self.hosts["intermediate1"]
         self.backend, self.client = self.hosts["backend"], self.hosts["client"]
         self.processes = []
-        # The lab's hosts have no IPv6, but files of the suite need its loopback.
+        # The lab's hosts have no IPv6, but files of the suite need IPv6 on the loopback.
         loopback = "net.ipv6.conf.lo.disable_ipv6=0"
         subprocess.run(self.backend.command(["sysctl", "-q", "-w", loopback]), check=True)
         self._start_agents()
@@ -182,7 +182,7 @@ class Tiers:
                 (self.intermediate, self.backend, f"shunt_trust {self.frontend.address()} {self.backend.address()};")):
             if host is self.frontend:
                 shunt += f" shunt_trust {upstream.address()};"
-            listen = host.addresses[0]  # the address to which the tier before connects
+            listen = host.addresses[0]  # the address to which the previous tier connects
             served = [SERVER.format(address=listen, ports="8000-8999", shunt=shunt, upstream=upstream.address()),
                       SERVER.format(address=listen, ports="18000-18999", shunt="", upstream=upstream.address())]
             if host is self.intermediate:  # requests to 18000-18999 go to the suite's ports 8000-8999, too

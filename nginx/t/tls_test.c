@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Tests shunt_tls.c without nginx: a server, a client and a backend that use its keys. */
+/* Tests shunt_tls.c without nginx, with a server, a client, and a backend that seals records with
+ * the server's keys. A generation is the time between two KeyUpdates of the server. */
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -170,7 +171,7 @@ static void nothing_leaves_while_it_is_frozen(pair_t *p)
     p->server = NULL;
 }
 
-/* The keys are handed over and not used, as when the kernel refuses the region: OpenSSL continues
+/* The keys are handed over and not used, as when the kernel refuses the handoff: OpenSSL continues
  * under the header's keys. */
 static void a_connection_of_whose_handoff_nothing_comes_goes_on(pair_t *p)
 {

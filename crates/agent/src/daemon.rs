@@ -68,7 +68,8 @@ const TICK: Duration = Duration::from_millis(100);
 /// Interval between two checks of how long this agent's certificate is still valid.
 const WARN_EVERY: Duration = Duration::from_secs(3600);
 
-/// State of a drain: from the first termination signal on, nothing new begins, and work under way may end.
+/// State of a drain. It begins with the first termination signal. From then on nothing new begins, and work under way
+/// may end.
 struct Drain {
     /// Time at which the drain ends, whatever is left.
     until: Instant,
@@ -86,7 +87,7 @@ struct Listeners {
     peers: TcpListener,
     /// accept(2) has failed. The sockets are not watched until the next tick, because the loop would spin otherwise.
     are_deaf: bool,
-    /// Number of times that accept(2) has failed.
+    /// Number of times that no connection could be accepted, because descriptors or memory were short.
     failed: u64,
 }
 
@@ -125,27 +126,29 @@ pub struct Daemon {
     pub(crate) credentials: Credentials,
     pub(crate) fetches_out: Slots<Fetching>,
     pub(crate) fetches_in: Slots<Serving>,
-    /// The connection on which a peer has just asked for a fetch.
+    /// The connection on which a peer has just asked for a fetch, until the fetch is served or refused.
     pub(crate) serving: Option<Arrived>,
     pub(crate) store: Option<Store>,
     /// Connections to other stores that are being made.
     pub(crate) reaching: Slots<Transport>,
     /// The thread that looks up routes. `None` until it starts, and on a machine that is no frontend.
     pub(crate) uplinks: Option<Uplinks>,
-    /// For the thread that keeps the steering programs (BPF) on their interfaces (`ports`). `None` once it has started.
+    /// View of the interfaces, for the thread (`ports`) that keeps the steering programs (BPF) on them. `None` once
+    /// that thread has started.
     pub(crate) sysfs: Option<Sysfs>,
     pub(crate) ports: Arc<Ports>,
-    /// Faults of the routes to each peer, as a thread has seen them (`ports`).
+    /// Faults of the routes to each peer, as the thread of `ports` last saw them.
     pub(crate) sight: Sight,
     /// Buffer for a server's packet; `None` while a packet is being processed.
     pub(crate) packet: Option<Box<[u8; MAX_PACKET_BYTES]>>,
     listeners: Listeners,
-    /// For the threads that serve the counters. `None` once they have started.
+    /// Listening socket for the threads that serve the counters. `None` without `metrics` in the configuration, and
+    /// once these threads have started.
     metrics: Option<Endpoint>,
     signals: Signals,
     drain: Option<Drain>,
     next_warning: Instant,
-    /// Lock that ensures that no other agent uses the same pins.
+    /// Lock that ensures that no other agent uses the same pins (BPF programs and maps, as files in bpffs).
     _alone: Alone,
 }
 
@@ -170,7 +173,7 @@ impl Daemon {
         answer
     }
 
-    /// Runs the event loop until a termination signal, and then until the payloads under way have ended (`drain`).
+    /// Runs the event loop until a termination signal, and then until the drain ends (`drain`).
     ///
     /// # Errors
     /// Returns the kernel's error of epoll_wait(2). A session or handoff that fails does not stop the loop.

@@ -1,6 +1,6 @@
 //! `shuntd --detach`: removes the programs and maps that an agent leaves in the kernel. The programs are BPF programs.
-//! *Steering programs* translate connections that have had a handoff. Others find connections between programs under
-//! `shunt run`.
+//! *Steering programs* translate connections that have had a handoff. Other BPF programs find connections between
+//! programs under `shunt run`.
 
 use shunt_handoff::frontend::FlowKey;
 
@@ -12,10 +12,10 @@ use shunt_config::Config;
 use shunt_host::sockets;
 
 /// Removes from the kernel everything that an agent with this configuration has put there, the store's parts included.
-/// If an agent runs, `force` ends it first. Without `force` this is an error.
+/// If an agent runs, `force` ends it first. Without `force`, a running agent is an error.
 ///
 /// # Errors
-/// See [`SteerError`].
+/// Returns a [`SteerError`]: an agent runs or does not end, or something cannot be removed from the kernel.
 pub fn detach(config: &Config, force: bool) -> Result<(), SteerError> {
     if config.pins.exists() {
         let _alone = if force { Alone::after_stopping(&config.pins) } else { Alone::with(&config.pins) }?;

@@ -33,7 +33,7 @@ pub enum StartError {
     /// The steering programs (BPF) cannot be loaded.
     #[error(transparent)]
     Steer(#[from] SteerError),
-    /// A user or group that the configuration names in `users`, `groups` or `observers` does not exist on this machine.
+    /// A user or group that the configuration names in `user`, `users`, `groups` or `observers` does not exist here.
     #[error("{0}; name an existing one, or create it")]
     Account(String),
     /// An address of `[backend] addresses` cannot be used.

@@ -25,8 +25,8 @@ use crate::backend::paths::Paths;
 use crate::backend::steering::BackendSteering;
 use crate::frontend::steering::FrontendSteering;
 
-/// If less than one FREE_PART-th of all descriptors is free, parked senders are closed until that part is free. So
-/// there is room for files and connections that come before the next tick (100 ms).
+/// If less than one FREE_PART-th of the descriptors (all but SPARE_DESCRIPTORS) is free, parked senders are closed
+/// until that part is free. So there is room for files and connections that come before the next tick (100 ms).
 const FREE_PART: u64 = 8;
 
 /// The parts of this machine from which the logic's questions are answered.
@@ -42,7 +42,7 @@ pub(crate) struct Kernel {
     pub(crate) store: Option<(Holder, Shelf)>,
     /// Names of the peers, for the log.
     pub(crate) peers: Vec<String>,
-    /// Number of the process's descriptors that are not senders', as last counted.
+    /// Number of the process's descriptors that do not belong to senders, as last counted.
     pub(crate) other_descriptors: u64,
     /// Most descriptors of the process (RLIMIT_NOFILE).
     pub(crate) descriptor_limit: u64,
@@ -55,7 +55,7 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Builds the value from the machine's parts. `store` and the limits are set later.
+    /// Builds the value from the machine's parts. `store` and `descriptor_limit` are set later.
     pub(crate) fn new(
         frontend: Option<FrontendSteering>,
         senders: Option<Senders<BackendSteering>>,
@@ -89,7 +89,7 @@ impl Kernel {
     }
 
     /// Makes room before descriptors are used up: closes parked senders until one FREE_PART-th of the descriptors is
-    /// free. Called at each check of the limits.
+    /// free, or no sender is parked any more. Called at each check of the limits.
     pub(crate) fn keep_room(&mut self) {
         self.has_swept = false;
         let room = self.descriptor_limit.saturating_sub(SPARE_DESCRIPTORS).max(1);
@@ -99,8 +99,8 @@ impl Kernel {
         }
     }
 
-    /// Frees descriptors: parks senders whose payload is acknowledged, which closes its file, and then closes parked
-    /// senders.
+    /// Frees descriptors. First parks each sender whose payload is acknowledged, and closes the payload's file: once
+    /// between two checks of the limits. Then closes up to `descriptors` parked senders.
     fn make_room(&mut self, descriptors: usize) {
         let is_first = !std::mem::replace(&mut self.has_swept, true);
         let Some(senders) = &mut self.senders else { return };

@@ -19,7 +19,7 @@ impl<T> Slots<T> {
         self.0[index] = Some(thing);
     }
 
-    /// Takes the thing at an index out.
+    /// Takes the thing at an index out, and returns it.
     pub(crate) fn remove(&mut self, index: usize) -> Option<T> {
         self.0.get_mut(index)?.take()
     }

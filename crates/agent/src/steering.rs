@@ -17,7 +17,7 @@ use shunt_host::errors::chain;
 use shunt_host::interfaces::{self, InterfaceError};
 use shunt_host::sockets;
 
-/// Reason why the steering programs could not be loaded.
+/// Reason why the steering programs could not be loaded, used or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum SteerError {
     /// An interface of the configuration cannot be used.
@@ -59,9 +59,9 @@ pub enum SteerError {
     /// Another agent's programs are on an interface.
     #[error("{error}{}", holder::running(.pins.as_ref()))]
     Taken {
-        /// The interface, and what to do.
+        /// Names the interface, and says what to do.
         error: SteeringError,
-        /// Directory with the other agent's pins.
+        /// Directory with the other agent's pins, if it is known.
         pins: Option<PathBuf>,
     },
     /// An agent still uses programs whose pins (files in bpffs) are gone.

@@ -72,7 +72,7 @@ pub enum CaError {
     NotIssued {
         /// File of the certificate.
         path: PathBuf,
-        /// Error of reading or parsing it.
+        /// Error of reading or parsing that file.
         error: String,
     },
     /// A file or directory cannot be written.
@@ -143,7 +143,8 @@ impl Authority {
     /// Makes an authority in a directory, which is created where it is missing.
     ///
     /// # Errors
-    /// See [`CaError`]; [`CaError::Exists`] where the directory has an authority already.
+    /// Returns [`CaError::Exists`] if the directory has an authority already. Returns another [`CaError`] if the
+    /// authority cannot be made.
     pub fn create(directory: &Path) -> Result<Self, CaError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
         made.map_err(|error| CaError::Write { path: directory.into(), error })?;
@@ -185,7 +186,8 @@ impl Authority {
     /// Revokes an agent's certificate. Returns the number of revoked certificates on the list after that.
     ///
     /// # Errors
-    /// See [`CaError`]. The list is unchanged then.
+    /// Returns a [`CaError`]: there is no such authority or certificate, or a file cannot be written. The list is
+    /// unchanged then.
     pub fn revoke(&self, name: &str) -> Result<usize, CaError> {
         if !is_name(name) || name == AUTHORITY {
             return Err(CaError::Name(name.into()));
@@ -207,7 +209,7 @@ impl Authority {
     /// Makes a key and a certificate for an agent.
     ///
     /// # Errors
-    /// See [`CaError`].
+    /// Returns a [`CaError`]: the name or the validity is not allowed, the files exist, or they cannot be made.
     pub fn issue(&self, request: &Request) -> Result<Files, CaError> {
         if !(1..=AUTHORITY_DAYS).contains(&request.days) {
             return Err(CaError::Days(request.days));
@@ -218,7 +220,7 @@ impl Authority {
     /// Makes a key and a certificate with this validity, for tests of clocks and dates.
     ///
     /// # Errors
-    /// See [`CaError`].
+    /// Returns a [`CaError`]: the name is not allowed, the files exist, or they cannot be made.
     pub fn issue_between(&self, request: &Request, from: SystemTime, until: SystemTime) -> Result<Files, CaError> {
         let mut params = agent_params(request)?;
         (params.not_before, params.not_after) = (from.into(), until.into());
@@ -286,7 +288,7 @@ fn replace(path: &Path, text: &str) -> Result<(), CaError> {
     std::fs::rename(&next, path).map_err(|error| CaError::Write { path: path.into(), error })
 }
 
-/// Writes a new file. If the disk has no room for it, no part of it is left.
+/// Writes a new file. If the text cannot be written, no part of the file is left.
 fn write_new(path: &Path, mode: u32, text: &str) -> Result<(), CaError> {
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::AlreadyExists => CaError::Exists(path.into()),

@@ -67,7 +67,7 @@ impl CaCommand {
     /// Runs the command.
     ///
     /// # Errors
-    /// When a file exists already, is missing, or cannot be read or written.
+    /// Returns the error of the authority ([`shunt_ca::CaError`]), or of writing to standard output.
     pub fn run(self) -> Result<()> {
         match self {
             Self::Init(init) => init.run(),

@@ -42,9 +42,9 @@ pub mod speaks_for;
 const HEARTBEAT_MAX: Duration = Duration::from_secs(10);
 /// Longest `drain` that may be configured: the time that payloads under way have to end once the agent is told to end.
 const DRAIN_MAX: Duration = Duration::from_secs(3600);
-/// Bounds of `flow_quiet`, `offer_lifetime`, `progress` and `park`; `park` may also be 0. With shorter times, busy
-/// machines would be taken for dead ones. With longer times, the state of lost machines and clients would stay for
-/// hours.
+/// Bounds of `flow_quiet`, `offer_lifetime`, `progress` and `park`; `park` may also be shorter than TIME_MIN, down to
+/// 0. With shorter times, busy machines would be taken for dead ones. With longer times, the state of lost machines and
+/// clients would stay for hours.
 const TIME_MIN: Duration = Duration::from_secs(1);
 const TIME_MAX: Duration = Duration::from_secs(3600);
 /// Bounds of a sender's initial send buffer, in bytes. The smallest buffer holds a few segments. The largest buffer
@@ -103,7 +103,7 @@ pub struct Config {
     /// Certificate by which other agents know this machine, the certificate's key, and the authority that signs all
     /// agents' certificates.
     pub tls: TlsConfig,
-    /// Directory in a BPF file system, for the maps that outlive the agent.
+    /// Directory in a BPF file system, for the BPF programs and maps that outlive the agent.
     #[serde(default = "default_pins")]
     pub pins: PathBuf,
     /// cgroup v2 directory that holds the servers of this machine. Without this key, the agent looks for the directory
@@ -224,7 +224,7 @@ pub struct StoreConfig {
     /// Time that a payload waits for its readers: the programs that have references to it.
     #[serde(default = "default_lease", with = "humantime_serde")]
     pub lease: Duration,
-    /// Peers whose programs may fetch from this store. Without this key, the programs of all peers may.
+    /// Names of the peers whose programs may fetch from this store. Without this key, the programs of all peers may.
     #[serde(default)]
     pub readers: Option<Vec<String>>,
     /// Addresses by which peers know this machine's programs. If none is given, the addresses of the machine's
@@ -302,7 +302,7 @@ pub struct PeerConfig {
     /// peer's certificate does.
     pub address: SocketAddr,
     /// Addresses by which this peer's clients know the peer. If this machine is a backend, it may send payloads for the
-    /// peer with these source addresses. Without this key, it may use only the IP address of `address`.
+    /// peer with these source addresses. Without this key, this machine may use only the IP address of `address`.
     #[serde(default)]
     pub speaks_for: Option<Vec<SpeaksFor>>,
     /// Whether the peer was taken out of the file while the agent ran. Its number is not given to another peer.
@@ -461,7 +461,7 @@ impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// See [`ConfigError`].
+    /// Returns a [`ConfigError`]: the file cannot be read, or cannot be used.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read { path: path.into(), error })?;
         Self::parse(&text, path)
@@ -470,7 +470,7 @@ impl Config {
     /// Parses and checks a configuration's text. `path` appears in messages only.
     ///
     /// # Errors
-    /// See [`ConfigError`].
+    /// Returns [`ConfigError::Parse`] or [`ConfigError::Invalid`].
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let failed = |error: toml::de::Error| {
             let advice = instead(error.message(), text);
@@ -543,8 +543,8 @@ impl Config {
         None
     }
 
-    /// Returns what is wrong with the ports that agents listen at and connect to. With port 0 the kernel would choose
-    /// another port at each start, which no peer could know.
+    /// Returns what is wrong with the ports that agents listen at and connect to. With port 0, the kernel would choose
+    /// a port at each start, and peers could not know the port.
     fn port_problem(&self) -> Option<String> {
         if self.listen.port() == 0 {
             return Some(format!("listen = \"{}\": port 0 is no port; write 7440, as in the examples", self.listen));
@@ -683,7 +683,7 @@ impl Config {
     }
 
     /// Returns whether `address` is that of a configured peer. Connections from peers' addresses have precedence, but
-    /// all others are accepted, too.
+    /// connections from other addresses are accepted, too.
     pub fn is_peers_address(&self, address: IpAddr) -> bool {
         self.peers.iter().any(|peer| !peer.is_gone && peer.address.ip() == address.to_canonical())
     }
@@ -832,7 +832,7 @@ mod tests {
         are_named(&cases);
     }
 
-    /// Asserts that each text is refused, with these words.
+    /// Asserts that each text is refused, with an error that contains the words beside it.
     fn are_named(cases: &[(String, &str)]) {
         for (text, expected) in cases {
             let error = parse(text).unwrap_err();

@@ -62,7 +62,7 @@ impl Config {
     }
 
     /// Returns for each peer, in the peers' order, the port of the senders: this backend's sockets for the peer's
-    /// clients. Returns nothing without `[backend]`. `before` has the present ports of the first peers, which keep
+    /// clients. Returns no ports without `[backend]`. `before` has the present ports of the first peers, which keep
     /// them.
     pub fn sender_ports(&self, before: &[u16]) -> Vec<u16> {
         let Some(backend) = &self.backend else { return Vec::new() };

@@ -1,8 +1,8 @@
 //! `speaks_for`: source addresses that this backend may use for payloads that a frontend's agent claims.
 //!
-//! A claim is a frontend's message that asks for a payload. It names the address and port that the client knows as the
-//! server's, and the backend's BPF program on egress writes them into every segment. Without `speaks_for`, one
-//! frontend's agent could make backends send payloads in the name of any other machine.
+//! A claim is a frontend's message that asks for a payload. The claim names the address and port that the client knows
+//! as the server's. The backend's BPF program on egress writes this address and port into every segment. Without
+//! `speaks_for`, one frontend's agent could make backends send payloads in the name of any other machine.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -90,7 +90,8 @@ pub fn blocks_to_local(spaces: &Spaces, mut sack: Sack) -> Sack {
     sack
 }
 
-/// Returns whose byte a router's report cites.
+/// Returns where the packet that a router's report cites begins: at a byte of the server, in outstanding payload, or in
+/// other payload.
 pub fn cites(flow: &Flow, seq: u32) -> Cites {
     // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_cites(flow, seq) }
@@ -151,8 +152,8 @@ pub fn move_on(flow: &mut Flow, to: &Move, asked: &Asked<'_>) -> Counter {
 }
 
 /// Decides on a server's setsockopt(SHUNT_TAKE), which ends a handoff's active region at what the client has
-/// acknowledged. `when` is one of SHUNT_TAKE_*: how much of the region that must be. Returns FE_TAKEN, or the counter
-/// of the reason for the refusal.
+/// acknowledged. `when` is one of SHUNT_TAKE_*: how much of the region the client must have acknowledged. Returns
+/// FE_TAKEN, or the counter of the reason for the refusal.
 pub fn take(flow: &mut Flow, handoff: u64, when: u32) -> Counter {
     // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_take(flow, handoff, when) }
@@ -183,7 +184,7 @@ pub fn deliver(flow: &mut Flow, peer: u32, handoff: u64) -> Option<Route> {
     unsafe { native::native_deliver(flow, peer, handoff, &mut route) }.then_some(route)
 }
 
-/// Cancels a region that nobody sends any more. Returns false if the region is not active.
+/// Cancels a handoff's region that nobody sends any more. Returns false if this handoff has no active region.
 pub fn cancel(flow: &mut Flow, handoff: u64) -> bool {
     // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_cancel(flow, handoff) }
@@ -195,7 +196,8 @@ pub fn note_sent(slot: &mut SenderSlot, packet: &Packet) {
     unsafe { native::native_note_sent(slot, packet) }
 }
 
-/// Whether a copy at be_in was not made by the frontend. `token` is half of the flow's token, as found in the copy.
+/// Whether a copy at be_in cannot come from the frontend, by its token and sequence number. `token` is half of the
+/// flow's token, as found in the copy.
 pub fn is_made_up(slot: &SenderSlot, packet: &Packet, token: u16) -> bool {
     // SAFETY: all pointers are to whole values that live as long as the call.
     unsafe { native::native_is_made_up(slot, packet, token) }

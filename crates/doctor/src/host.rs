@@ -26,7 +26,8 @@ const SOON: Duration = Duration::from_secs(3 * 24 * 3600);
 /// Oldest version of Linux on which Shunt works: major and minor number.
 const OLDEST_KERNEL: (u32, u32) = (5, 15);
 
-/// Checks that the files of `[tls]` can be used, and that the certificate has this agent's name and is valid now.
+/// Checks that the files of `[tls]` can be used, and that the certificate has this agent's name, is valid now and does
+/// not expire soon.
 pub(crate) fn certificate(config: &Config, now: SystemTime) -> Vec<Finding> {
     let path = config.tls.certificate.display();
     let credentials = match Credentials::read(&config.tls, &config.name) {
@@ -53,7 +54,8 @@ pub(crate) fn certificate(config: &Config, now: SystemTime) -> Vec<Finding> {
     vec![Finding::of("certificate", about, advice)]
 }
 
-/// Returns a time as text, in days, hours, minutes or seconds: the largest unit of which it has at least two.
+/// Returns a time as text: in the largest of days, hours and minutes of which the time has at least two, else in
+/// seconds.
 fn in_words(seconds: u64) -> String {
     let units = [(24 * 3600, "days"), (3600, "hours"), (60, "minutes")];
     let unit = units.iter().find(|(length, _)| seconds >= 2 * length);
@@ -119,7 +121,7 @@ pub(crate) fn pins(config: &Config) -> Finding {
     Finding::of("bpffs", about, (!is_bpf).then(|| advice.into()))
 }
 
-/// Checks the kernel, and that an agent that this process starts could have its capabilities.
+/// Checks the kernel, and that an agent that is started here could have the capabilities that it needs.
 pub(crate) fn machine(config: &Config) -> Vec<Finding> {
     let mut findings = vec![kernel(), capabilities()];
     match probe::missing() {

@@ -2,13 +2,14 @@
 //! requirement of Shunt, and says what to do about each one that is not met.
 //!
 //! * `host`: this machine: certificates, interfaces, the BPF file system, the control group, ports, the kernel;
-//! * `start`: what would stop an agent when it starts: accounts, addresses, sockets, access to the key;
+//! * `start`: faults that would make an agent's start fail: accounts, addresses, sockets, access to the key;
 //! * `routes`: the routes to clients and peers, and the filters on them;
 //! * `servers`: nginx's configuration, and the control group of its workers;
 //! * `trial`: one real response, for a client that the doctor makes;
 //! * `peers`: every other machine, by a question to its agent (EXAMINE).
 //!
-//! `shuntd --check` runs the checks that need neither an agent nor a network. `shunt doctor` runs all of them.
+//! `shuntd --check` runs the checks that need neither an agent nor a network. `shunt doctor` runs all of them, and the
+//! trial if the operator asks for it.
 #![forbid(unsafe_code)]
 
 mod finding;
@@ -36,8 +37,8 @@ pub fn check(config: &Config) -> Vec<Finding> {
     [certificate, host::interfaces(config), vec![host::pins(config)], start::all(config)].concat()
 }
 
-/// Runs all checks. `stats` are the counters of the running agent, or the reason why it did not answer. `servers` says
-/// where nginx's configuration is read from.
+/// Runs all checks except the trial ([`Trial`]). `stats` are the counters of the running agent, or the reason why it
+/// did not answer. `servers` says where nginx's configuration is read from.
 pub fn examine(config: &Config, stats: &Result<Value, String>, servers: &Servers) -> Vec<Finding> {
     let served = servers::read(servers);
     let mut findings = check(config);

@@ -1,7 +1,7 @@
-//! Checks of every other machine: that it can be reached, and that its certificate has the configured name. Also that
-//! its clock and its routes are right, and that it may send in this machine's name. The doctor makes its own connection
-//! to the agent there, with this agent's certificate, and asks (EXAMINE). The *steering programs* are an agent's BPF
-//! programs on network interfaces.
+//! Checks of every other machine. It must be reachable, and have a certificate of the configured name. Its clock and
+//! its routes must be right. If it is a backend, it must agree to send in this machine's name. The doctor makes its own
+//! connection to the agent there, with this agent's certificate, and asks (EXAMINE). The *steering programs* are an
+//! agent's BPF programs on network interfaces.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -19,7 +19,7 @@ use shunt_logic::store::ends::is_usable;
 use shunt_transport::credentials::Credentials;
 use shunt_transport::{Transport, TransportError};
 
-/// Longest time for connecting to a peer, and then for its answer.
+/// Longest time for connecting to a peer, and longest time for the peer's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Largest difference between the clocks of two machines that is no fault. With a larger one, logs and certificates'
 /// dates are hard to compare.

@@ -41,8 +41,8 @@ pub fn seen_from_here(routes: &mut Routes, interfaces: Option<&[String]>, peer: 
         | bit(filtered(routes, peer).is_some_and(|found| found.is_fault()), Examined::FILTERED)
 }
 
-/// Returns the name of the interface by which packets for an address leave. The error is the part of a sentence that
-/// says why there is none.
+/// Returns the name of the interface by which packets for an address leave. The error is a phrase that says why there
+/// is none.
 fn way_to(routes: &mut Routes, address: IpAddr) -> Result<String, String> {
     match routes.port_towards(address) {
         Ok(Ok(index)) => Ok(shunt_host::interfaces::interface_name(index)),
@@ -57,9 +57,9 @@ fn to_peer(routes: &mut Routes, name: &str, address: IpAddr) -> Finding {
     Finding::of("route", about, advice)
 }
 
-/// Checks that payload for distant clients leaves by an interface in `interfaces`. The route to its client decides by
-/// which interface a payload leaves. Only on `interfaces` are there steering programs (BPF), which give its segments
-/// the addresses and sequence numbers that the client expects.
+/// Checks that payload for distant clients leaves by an interface in `interfaces`. The route to a client decides by
+/// which interface its payload leaves. Only `interfaces` have steering programs (BPF). These give the payload's
+/// segments the addresses and sequence numbers that the client expects.
 fn to_clients(routes: &mut Routes, interfaces: &[String]) -> Finding {
     let about = "by which payloads leave for clients elsewhere";
     let Ok(name) = way_to(routes, ANYWHERE.into()) else {

@@ -66,7 +66,8 @@ pub(crate) fn read(servers: &Servers) -> Result<Served, Finding> {
     }
 }
 
-/// Returns the fault of a file or a program that has no configuration of nginx. `why` also says what to do.
+/// Returns the fault of a file that has no configuration of nginx, or of a program that prints none. `why` also says
+/// what to do.
 fn unusable(why: &str) -> Finding {
     Finding::fault("nginx", "its configuration", why)
 }
@@ -145,8 +146,8 @@ fn without_sendfile() -> Finding {
     Finding::fault("nginx", "shunt_offer", advice)
 }
 
-/// Checks that nginx speaks TLS 1.3, if it listens with TLS and hands off: older versions have no KeyUpdate, which a
-/// handoff needs.
+/// Checks that nginx speaks TLS 1.3, if it listens with TLS and hands off: older versions of TLS have no KeyUpdate,
+/// which a handoff needs.
 fn tls(served: &Served) -> Option<Finding> {
     const ABOUT: &str = "TLS 1.3 where it listens with `ssl`";
     let by_itself = served.version.map(|version| version >= TLS13_BY_ITSELF);

@@ -1,5 +1,5 @@
-//! Checks for faults that would stop an agent when it starts, or when it reads its certificates again. No agent is
-//! started for these checks.
+//! Checks for faults that would make the start of an agent fail, or a reload of its certificates. No agent is started
+//! for these checks.
 
 use std::fs;
 use std::net::SocketAddr;

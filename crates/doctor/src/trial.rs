@@ -1,5 +1,5 @@
-//! Fetches real responses with a client that the doctor makes in a network namespace. The namespace is removed when the
-//! client has fetched.
+//! Fetches real responses with a client that the doctor makes in a network namespace. The namespace is removed at the
+//! end, also after an error.
 //!
 //! ```text
 //!   client (namespace)                             this machine, the frontend
@@ -29,8 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const NEAR: &str = "shunt-doctor0";
 const FAR: &str = "shunt-doctor1";
 const WIRE: &str = "shunt-doctor2";
-/// Link addresses of the veth pair's ends, locally administered (IEEE 802). Each end has the other's in its table of
-/// neighbours, so that neither has to ask for it.
+/// Link addresses of the veth pair's ends, locally administered (IEEE 802). Each end has the link address of the other
+/// end in its table of neighbours, so that neither has to ask for it.
 const NEAR_LINK: &str = "02:00:53:48:55:00";
 const FAR_LINK: &str = "02:00:53:48:55:01";
 

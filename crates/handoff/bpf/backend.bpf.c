@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
  * Steering at a backend. Segments of the agent's sockets leave with the frontend's address. The
- * client's ACKs come from fe_in, the frontend's program on ingress, and reach the sockets as from
- * the client. Attached to the interfaces that lead to clients and frontends (tc, be_in and be_out)
- * and to a cgroup (be_connected). A sender is one socket of the agent, for one client. Its state is
- * in its slot (struct sender_slot).
+ * client's ACKs come from fe_in, the frontend's program on ingress, and reach the sockets as if the
+ * client had sent them here. The programs are attached to the interfaces that lead to clients and
+ * frontends (tc, be_in and be_out) and to a cgroup (be_connected). A sender is one socket of the
+ * agent, for one client. Its state is in its slot (struct sender_slot).
  *
  * A range of ports is reserved for the agent's sockets. A packet with such a port and no live
  * sender is dropped in both directions: a kernel that has closed the socket would answer with a
@@ -77,7 +77,7 @@ static __always_inline bool is_reserved(__u16 port)
     return port >= sender_port_low && port <= sender_port_high;
 }
 
-/* The sender for a client on one of our ports, or NULL. */
+/* Returns the slot of the sender that uses `port` for a client, or NULL. */
 static __always_inline struct sender_slot *find_sender(const __u32 *client, __be16 client_port,
                                                        __be16 port)
 {
@@ -89,7 +89,8 @@ static __always_inline struct sender_slot *find_sender(const __u32 *client, __be
     return bpf_map_lookup_elem(&sender_slots, index);
 }
 
-/* The sender for a client on one of our ports, if it is live; else NULL. */
+/* Returns the slot of the sender that uses `port` for a client, if the sender is live; else NULL.
+ */
 static __always_inline struct sender_slot *live_sender(const __u32 *client, __be16 client_port,
                                                        __be16 port)
 {
@@ -159,8 +160,8 @@ int be_out(struct __sk_buff *skb)
         count(BE_DROP_STRAY_OUT);
         return p.payload_bytes || p.flags & TH_FIN ? reset_orphan(skb, &p) : TC_ACT_SHOT;
     }
-    /* A socket that is closed while it has bytes to send puts its FIN on the last segment of them.
-     * That segment leaves without the FIN. */
+    /* A socket that is closed while it has bytes to send puts its FIN on the last segment of those
+     * bytes. That segment leaves without the FIN. */
     if (p.flags & (TH_RST | TH_SYN) || (p.flags & TH_FIN && p.payload_bytes == 0)) {
         count(BE_DROP_FIN);
         bool all_acked = !is_before(slot->acked, p.seq);
@@ -249,8 +250,9 @@ static __always_inline bool is_strange(struct __sk_buff *skb, const struct sende
     return !tcp || is_made_up(slot, p, bpf_ntohs(tcp->urg_ptr));
 }
 
-/* Handles a report of a smaller path MTU, which fe_in has passed on. The sequence number that it
- * cites becomes the socket's own. */
+/* Handles a packet that parse() refuses. A report of a smaller path MTU that cites a reserved port
+ * was passed on by fe_in: the cited sequence number becomes the socket's own. Without a live sender
+ * the report is dropped. Other packets pass unchanged. */
 static __noinline int receive_report(struct __sk_buff *skb)
 {
     struct too_big t = {};

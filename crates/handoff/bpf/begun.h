@@ -31,8 +31,8 @@ static __always_inline struct begun *begun_at(__u64 handoff, __u32 ring)
 }
 
 /* Notes a region for the agent. The server that owns the ring `ring` tells the agent of the handoff
- * after its setsockopt has returned. While an element is written, its handoff is 0, which no region
- * has. */
+ * after its setsockopt has returned. While an element is being written, its `handoff` is 0, which
+ * stands for no region. */
 static __always_inline void note_begun(const struct flow_key *key, __u64 handoff, __u32 ring,
                                        __u32 peer, __u64 now)
 {
@@ -49,8 +49,8 @@ static __always_inline void note_begun(const struct flow_key *key, __u64 handoff
     b->handoff = handoff;
 }
 
-/* Forgets a region that is over, or whose handoff has another number now. Not inlined, because
- * fe_in's stack is full. */
+/* Forgets a region that a call or a reset has ended, or whose handoff has another number now. Not
+ * inlined, because fe_in's stack is full. */
 static __noinline int forget_begun(__u64 handoff, __u32 ring)
 {
     struct begun *b = begun_at(handoff, ring);

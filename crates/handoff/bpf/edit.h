@@ -4,8 +4,9 @@
  *
  * Fields are written in place, through direct packet access, and every change is added up in a
  * struct edit. One or two helper calls at the end bring the TCP checksum up to date. The helpers
- * know what the program cannot see: whether skb->ip_summed is CHECKSUM_PARTIAL, where the checksum
- * field holds the pseudo header's sum only (net/core/utils.c, inet_proto_csum_replace_by_diff).
+ * know what the program cannot see: whether skb->ip_summed is CHECKSUM_PARTIAL, in which case the
+ * checksum field holds the pseudo header's sum only (net/core/utils.c,
+ * inet_proto_csum_replace_by_diff).
  *
  * Every helper call invalidates packet pointers, so none is kept across functions.
  */
@@ -109,8 +110,8 @@ static __always_inline __u16 fold16(__u64 sum)
     return folded;
 }
 
-/* The fixed part of the TCP header. It is never NULL after parse(), but the verifier requires a
- * check. */
+/* Returns a pointer to the fixed part of the TCP header. The pointer is never NULL after parse(),
+ * but the verifier requires a check. */
 static __always_inline struct tcphdr *tcp_header(struct __sk_buff *skb, const struct packet *p)
 {
     void *end = (void *) (long) skb->data_end;

@@ -33,9 +33,9 @@ struct {
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } peers SEC(".maps");
 
-/* Connections that are in the flow tables of other layouts, versions of these maps. The programs of
- * those layouts translate them, and ours begin no handoff on them. Written by the agent
- * (crates/handoff/src/noted.rs). */
+/* Connections that are in the flow tables of other layouts. A layout is a version of these maps.
+ * The programs of the other layouts translate these connections, and ours begin no handoff on them.
+ * Written by the agent (crates/handoff/src/noted.rs). */
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(max_entries, MAX_FLOWS);
@@ -54,7 +54,7 @@ struct {
     __type(value, __u32);
 } older_noted SEC(".maps");
 
-/* The flow of a packet from the server to the client. */
+/* Returns the flow of a packet from the server to the client, or NULL. */
 static __always_inline struct flow *flow_of_servers(const void *server, __be16 server_port,
                                                     const void *client, __be16 client_port)
 {

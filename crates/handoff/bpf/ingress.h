@@ -152,8 +152,9 @@ static __noinline int to_backend(struct __sk_buff *skb, struct packet *p, struct
 
 /* ---- the program ---- */
 
-/* Whether the kernel already has a connection with the packet's addresses and ports. Then a SYN
- * does not begin a new one (RFC 5961, 4). */
+/* Whether the kernel already has a connection with the packet's addresses and ports, so that a SYN
+ * does not begin a new one (RFC 5961, 4). Connections in TIME-WAIT, and those whose handshake is
+ * not complete, do not count. */
 static __noinline bool has_connection(struct __sk_buff *skb, const struct packet *p)
 {
     struct bpf_sock_tuple t = {};

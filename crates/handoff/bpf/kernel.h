@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * A connection's state that only the kernel's own structures have. Fields are found by name
- * (CO-RE): those below have to exist, at any offset, except tcp_usec_ts. They are read with
- * bpf_probe_read_kernel, because a cgroup program has no typed pointer to a struct tcp_sock in
+ * A connection's state that only the kernel's own structures have. The fields below are found by
+ * name (CO-RE), at any offset. All of them have to exist, except tcp_usec_ts. The fields are read
+ * with bpf_probe_read_kernel, because a cgroup program has no typed pointer to a struct tcp_sock in
  * Linux 5.15.
  */
 #ifndef KERNEL_H

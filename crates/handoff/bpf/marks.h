@@ -22,7 +22,7 @@
 #define NUMBER_MASK   0xf
 
 /* The mark as skb->tc_index has it, which is 16 bits wide. Layouts, at most 32, leave the upper two
- * bits free. They are set, because queueing disciplines put small numbers there. */
+ * bits free. These bits are set, because queueing disciplines put small numbers into tc_index. */
 #define TC_INDEX_OF(mark) (0xc000 | (0xffff & (mark)))
 
 /* Returned by take_mark for a packet without the mark. */
@@ -33,7 +33,7 @@ struct marks {
     __u32 tc_index;
 };
 
-/* Marks a packet. Returns what it had before. */
+/* Marks a packet. Returns its former mark and tc_index. */
 static __always_inline struct marks put_mark(struct __sk_buff *skb, __u32 mark)
 {
     struct marks before = {.mark = skb->mark, .tc_index = skb->tc_index};

@@ -56,8 +56,9 @@ static __always_inline void note_option(struct __sk_buff *skb, struct packet *p,
 }
 
 /*
- * Finds options in any order and at any offset. A malformed one ends the search, as in the kernel.
- * Not static, so that the verifier checks it once, and not for each caller.
+ * Finds the timestamps and SACK options, in any order and at any offset. A malformed option ends
+ * the search, as in the kernel. Not static, so that the verifier checks it once, and not for each
+ * caller.
  */
 __noinline int scan_options(struct __sk_buff *skb, struct packet *p)
 {
@@ -123,7 +124,8 @@ __noinline int skip_extensions(struct __sk_buff *skb, struct packet *p, __u32 ne
     return next == IPPROTO_TCP ? PARSED_TCP : PARSED_OTHER;
 }
 
-/* `end`: set to the offset in the frame where the packet ends, by its own length field. */
+/* Parses the IP headers. Sets `end` to the offset in the frame at which the packet ends, by its own
+ * length field. */
 static __always_inline enum parsed parse_ip(struct __sk_buff *skb, struct packet *p, __u32 *end)
 {
     struct ethhdr *eth = (void *) (long) skb->data;

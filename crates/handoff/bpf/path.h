@@ -51,8 +51,9 @@ static __always_inline int report_to_server(struct __sk_buff *skb, const struct 
     return PASS;
 }
 
-/* Handles a packet that parse() refuses. It is passed on, unless it is a report about a flow, the
- * record of a client connection. */
+/* Handles a packet that parse() refuses. A report of a smaller path MTU on a known connection (map
+ * `flows`) goes to its backend or to the frontend's stack, or is dropped. All other packets are
+ * passed on. */
 static __noinline int steer_report(struct __sk_buff *skb)
 {
     struct too_big t = {};

@@ -51,8 +51,9 @@ struct {
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } handshakes SEC(".maps");
 
-/* Ports on which handoffs are requested. The index is a port in the machine's byte order, and the
- * value 1 if it is one of them. Only a process with a socket on a port can set its entry. */
+/* Ports on which handoffs are requested. The index is a port in the machine's byte order. The value
+ * is 1 if handoffs are requested on that port. Only a process with a socket on a port can set its
+ * entry. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, PORTS);
@@ -116,7 +117,8 @@ static __noinline int note_syn_ack(const struct packet *p)
     return 0;
 }
 
-/* Whether the programs have seen the handshake of this very connection. */
+/* Whether the programs have seen this connection's own handshake, answered less than
+ * HANDSHAKE_SECONDS ago. */
 static __always_inline bool was_seen_to_begin(const struct flow_key *key,
                                               const struct bpf_tcp_sock *tcp)
 {

@@ -71,8 +71,8 @@ int fe_delivered(struct __sk_buff *skb)
     return PASS;
 }
 
-/* Cancels the region of a handoff. Request: struct cancelling. If a server still sends on that
- * connection, fe_out resets it. */
+/* Cancels the region of a handoff. Request: struct cancelling. If the server's kernel then still
+ * sends a segment other than a pure ACK, fe_out turns that segment into a reset. */
 SEC("tc")
 int fe_cancel(struct __sk_buff *skb)
 {

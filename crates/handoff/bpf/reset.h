@@ -13,8 +13,8 @@
  *                 next number is, so the client answers
  *   edge          the client's next number, if all of the window has arrived
  *
- * The client's answer is answered with a reset at exactly its number: by the frontend's kernel if
- * the server's socket is gone, by fe_in if the server has ended but its socket is still there.
+ * The client's answer is answered with a reset at exactly its ACK number: by the frontend's kernel
+ * if the server's socket is gone, by fe_in if the server has ended but its socket is still there.
  */
 #ifndef RESET_H
 #define RESET_H
@@ -87,7 +87,8 @@ static __noinline bool move_seq(struct __sk_buff *skb, const struct packet *p, _
 }
 
 /* Sends a clone of a leaving reset with its present sequence number, and one with edge - 1. The
- * reset itself then leaves with `edge`. If a full queue drops them, the kernel sends them again. */
+ * reset itself then leaves with `edge`. If a full queue drops them, a later FIN or reset of the
+ * kernel ends the connection instead. */
 static __noinline bool spread_reset(struct __sk_buff *skb, const struct packet *p, __u32 edge)
 {
     struct marks before = put_mark(skb, RESET_MARK);

@@ -118,8 +118,9 @@ static __always_inline bool is_link_local(const __u8 *address)
 
 /*
  * Whether another machine can send to the client in this machine's name. No machine can if the
- * client is this machine: what a machine sends to itself crosses no steered interface. No machine
- * can if either end's address is link-local: such an address means another host on each link.
+ * client is this machine (with the server's own address, or in 127.0.0.0/8): what a machine sends
+ * to itself crosses no steered interface. No machine can if either end's address is link-local:
+ * such an address means a different host on each link.
  */
 static __always_inline bool is_elsewhere(const struct flow_key *key)
 {
@@ -367,8 +368,9 @@ static __always_inline bool tell_state(struct bpf_sockopt *ctx, struct bpf_sock 
     return true;
 }
 
-/* Whether the programs of another layout steer the connection, or may steer it: it is not in our
- * flow table, and it is in one of theirs, or not all of theirs are noted. */
+/* Whether the programs of another layout steer the connection, or may steer it. A connection in our
+ * flow table is ours. Any other is theirs if it is in `older_flows`, and may be theirs until
+ * `older_flows` has all of theirs. */
 static __noinline bool is_of_older(struct bpf_sock *sk)
 {
     struct flow_key key = {};
@@ -444,8 +446,8 @@ int fe_setsockopt(struct bpf_sockopt *ctx)
     if (answered == ALLOWED)
         return ALLOWED;
     /* After this program, those of other layouts run for the same call. While an agent starts, this
-     * one may run twice (crates/handoff/src/calls.rs). With another level, the later programs leave
-     * the call alone. */
+     * program may run twice for a call (crates/handoff/src/calls.rs). With another level, the later
+     * programs leave the call alone. */
     SET_FIELD(ctx, level, 0);
     if (answered == REFUSED)
         return REFUSED;

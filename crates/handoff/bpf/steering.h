@@ -26,10 +26,10 @@
 
 /*
  * Version of the pinned maps' contents, at most 32. Any change to the meaning of a field below
- * raises it. An agent takes over only maps of its own layout. Maps of another layout stay, with
- * their programs, until their connections have ended (crates/handoff/src/older.rs). The agent still
- * uses a part of them. So this part must never change: struct flow_key, struct delivery, the keys
- * of the map `flows`, and the maps `layout`, `rings` and `ring_owners`.
+ * raises this number. An agent takes over only maps of its own layout. Maps of another layout stay,
+ * with their programs, until their connections have ended (crates/handoff/src/older.rs). The agent
+ * still uses a part of those maps. So this part must never change: struct flow_key, struct
+ * delivery, the keys of the map `flows`, and the maps `layout`, `rings` and `ring_owners`.
  */
 #ifndef STEERING_LAYOUT
 #define STEERING_LAYOUT 13
@@ -40,14 +40,14 @@
 #define MAX_PEERS         256 /* as many as the board has: SHUNT_BOARD_PEERS */
 #define MAX_RINGS         512
 #define MAX_HANDSHAKES    65536
-#define BEGUN_OF_A_RING   64 /* number of regions kept for each ring, the newest; a power of two */
+#define BEGUN_OF_A_RING   64 /* number of newest regions kept for each ring; a power of two */
 #define BEGUN             (MAX_RINGS * BEGUN_OF_A_RING)
 #define PORTS             65536
 #define HANDSHAKE_SECONDS 60     /* time for which a handshake counts as proof */
 #define RING_BYTES        262144 /* room for 8,192 completions between two reads by a worker */
 #define WORDS_BYTES       262144 /* room for 8,192 words between two reads by a backend's agent */
-/* Number of a flow's payloads whose sequence numbers are kept, the newest, to translate late
- * segments and ACKs. A power of two. */
+/* Number of a flow's newest payloads whose sequence numbers are kept, to translate late segments
+ * and ACKs. A power of two. */
 #define BREAKS            4
 
 /* A client connection, as the frontend sees it. */
@@ -94,18 +94,18 @@ struct flow {
     struct bpf_spin_lock lock;
     __u32 regions; /* number of regions that have begun so far */
 #if STEERING_LAYOUT == 32
-    __u64 unused; /* makes this layout differ: tests upgrade between it and the usual one */
+    __u64 unused; /* makes this layout differ from the usual one: tests upgrade between the two */
 #endif
     struct spaces spaces;
     __u64 handoff;      /* number of the newest region's handoff, chosen by its server */
-    __u64 hold_until;   /* ACKs of fewer bytes of the newest region than this may be dropped */
+    __u64 hold_until;   /* number of bytes of the newest region; ACKs of fewer may be dropped */
     __u64 passed_ns;    /* CLOCK_MONOTONIC (coarse) of the last ACK sent on to the backend */
     __u64 last_seen_ns; /* CLOCK_MONOTONIC of the last packet of either side, or of SHUNT_BEGIN */
     __u32 ring;         /* number of the ring that gets the newest region's completion */
     /* The next fields are noted from packets of the client and of the frontend's kernel. */
     __u32 client_ack;    /* newest ACK number of the client, CLIENT space (decisions/claims.h) */
     __u32 client_tsval;  /* newest timestamp of the client */
-    __u32 client_tsecr;  /* newest timestamp echoed by the client: ours must not be older */
+    __u32 client_tsecr;  /* newest timestamp echoed by the client; our segments get no older one */
     __u32 edge;          /* highest right edge of the client's window so far, CLIENT space */
     __u32 server_ack;    /* highest ACK number of the frontend's kernel */
     __u32 server_edge;   /* highest right edge of the window that the frontend's kernel offered */
@@ -163,7 +163,7 @@ struct steer_peer {
      * agents may use other addresses. */
     __u8 ipv4[16];
     __u8 ipv6[16];
-    __u32 ipv4_ifindex; /* interface towards that address; 0: no handoffs of IPv4 clients to it */
+    __u32 ipv4_ifindex; /* interface towards `ipv4`; 0: no handoffs of IPv4 clients to it */
     __u32 ipv6_ifindex;
     __be16 port; /* port from which the backend sends for this frontend */
     __u16 up;    /* 0: SHUNT_BEGIN is refused */
@@ -184,7 +184,7 @@ struct delivery {
     __u64 handoff;
 };
 
-/* Argument of fe_cancel: a handoff that no backend sends, and whose server is gone. */
+/* Argument of fe_cancel: a handoff whose payload no backend sends, and whose server is gone. */
 struct cancelling {
     __u64 handoff;
     struct flow_key flow;
@@ -206,8 +206,8 @@ struct sender_key {
 
 /*
  * A region that a server has begun or moved: an element of the array `begun`. Each ring has
- * BEGUN_OF_A_RING elements, and the low bits of a handoff's number tell which one is its region's.
- * The agent maps the array. So it needs no system call to find the region of a handoff that a
+ * BEGUN_OF_A_RING elements, and the low bits of a handoff's number tell which of them its region
+ * has. The agent maps the array. So it needs no system call to find the region of a handoff that a
  * server reports, unless a newer region has overwritten the element.
  */
 struct begun {
@@ -218,9 +218,9 @@ struct begun {
 };
 
 /*
- * State of one sender: an element of the array `sender_slots`, whose index is in the map `senders`.
- * The agent maps the array, and so writes it without a system call. The programs write `ack`,
- * `window`, `sent`, `edge`, `acked` and `start`. OWN are the socket's own sequence numbers.
+ * State of one sender: an element of the array `sender_slots`. The map `senders` has the element's
+ * index. The agent maps the array, and so writes it without a system call. The programs write
+ * `ack`, `window`, `sent`, `edge`, `acked` and `start`. OWN are the socket's own sequence numbers.
  */
 struct sender_slot {
     __u8 server_address[16]; /* the frontend's address, as the client knows it */
@@ -229,12 +229,12 @@ struct sender_slot {
     __u32 start;     /* lower ACK numbers are raised to it; at first the payload's start, CLIENT */
     __u32 seq_delta; /* CLIENT minus OWN */
     __u32 ts_delta;  /* number that is added to the socket's TSval */
-    __u32 rcv_nxt;   /* the socket's rcv_nxt, which never changes: its value is the flow's token */
-    __u32 ack;       /* ACK number of the frontend in its newest copy; our segments leave with it */
+    __u32 rcv_nxt;   /* the socket's rcv_nxt: always the flow's token */
+    __u32 ack;       /* frontend's ACK number in the newest copy; the sender's segments have it */
     __u32 end;       /* the payload's end, OWN, if SENDER_WORD is set */
     __u32 ts_recent; /* newest timestamp of the client, as the frontend knew it */
     __u32 sent;      /* end of what this socket has sent, OWN */
-    __u32 edge;      /* `sent`, or the end of what an earlier sender may have sent, OWN */
+    __u32 edge;      /* later of `sent` and the end of what an earlier sender may have sent; OWN */
     __u32 acked;     /* end of what the client has acknowledged to this socket, OWN */
     __u16 window;    /* window field of the newest ACK for this sender */
     /* Initial congestion window in segments, which be_connected sets; 0: unchanged. With this field

@@ -65,8 +65,8 @@ pub(crate) fn log_libbpf() {
     })));
 }
 
-/// Calls `load` again if the verifier was interrupted. The verifier gives up for any signal that is pending for this
-/// thread (kernel/bpf/verifier.c, EAGAIN), and libbpf tries only five times.
+/// Calls `load` again if the verifier was interrupted, up to 20 times in all. The verifier gives up for any signal that
+/// is pending for this thread (kernel/bpf/verifier.c, EAGAIN), and libbpf tries only five times.
 #[doc(hidden)]
 pub fn until_not_interrupted<T>(mut load: impl FnMut() -> Result<T, SteeringError>) -> Result<T, SteeringError> {
     const TRIES: usize = 20;
@@ -210,7 +210,7 @@ pub(crate) fn places(is_frontend: bool) -> [TcPlace; 2] {
     if is_frontend { [FE_IN, FE_OUT] } else { [BE_IN, BE_OUT] }
 }
 
-/// Id of the program of our layout at a place of an interface, if there is one.
+/// Id of the program at a place of an interface, at our layout's handle, if there is one. It may be another agent's.
 pub(crate) fn filter_at(ifindex: u32, place: TcPlace) -> Option<u32> {
     filter_of(ifindex, place, HANDLE)
 }
@@ -222,14 +222,15 @@ fn filter_of(ifindex: u32, place: TcPlace, handle: u32) -> Option<u32> {
     hook(&any, ifindex, place, handle).query().ok()
 }
 
-/// Handles and BPF ids of our programs at one place of an interface, whatever layout (version of the maps' contents)
-/// they are for.
+/// Handles and BPF ids of the programs at one place of an interface, at the handles of all layouts (versions of the
+/// maps' contents). They may be another agent's.
 pub(crate) fn filters_at(ifindex: u32, place: TcPlace) -> Vec<(u32, u32)> {
     let handles = std::iter::once(FIRST_HANDLE).chain(HANDLES);
     handles.filter_map(|handle| Some((handle, filter_of(ifindex, place, handle)?))).collect()
 }
 
-/// BPF ids of our programs at one place of an interface, whatever layout (version of the maps' contents) they are for.
+/// BPF ids of the programs at one place of an interface, of all layouts (versions of the maps' contents). They may be
+/// another agent's.
 pub(crate) fn programs_at(ifindex: u32, place: TcPlace) -> Vec<u32> {
     filters_at(ifindex, place).into_iter().map(|(_, program)| program).collect()
 }

@@ -1,6 +1,6 @@
 //! The bytes of a region that a sender has left to send: a payload in the framing of its connection. A *region* is the
-//! range of a client connection's sequence numbers that the payload takes, and a *flow* is that connection. A *claim*
-//! is a frontend's message that asks for the payload.
+//! range of a client connection's sequence numbers that the framed payload takes, and a *flow* is that connection. A
+//! *claim* is a frontend's message that asks for the payload.
 
 use shunt_wire::local::Reason;
 use shunt_wire::peer::Claim;
@@ -39,12 +39,12 @@ impl Body {
         Self::sealed(payload, generation)
     }
 
-    /// The payload as it is.
+    /// Makes a body that is the payload as it is.
     pub fn plain(payload: Payload) -> Self {
         Self { payload, framing: Box::new(Plain) }
     }
 
-    /// The payload as records of TLS 1.3.
+    /// Makes a body that is the payload as records of TLS 1.3.
     ///
     /// # Errors
     /// [`Reason::Malformed`] for keys, record numbers or sizes that TLS 1.3 does not allow.

@@ -58,7 +58,7 @@ pub(crate) fn attach(
 ) -> Result<(), SteeringError> {
     let theirs = last_loaded_first(aside)?;
     let group = File::open(cgroup).map_err(SteeringError::path("open", cgroup))?;
-    // New links of an agent that ended before it had made all.
+    // Removes new links of an earlier agent that ended before it had made all of them.
     for directory in aside.iter().map(PathBuf::as_path).chain([pin_dir]) {
         let [_, new] = pins_of(directory, FE_SETSOCKOPT);
         attach::detach_cgroup(&new)?;
@@ -103,7 +103,7 @@ fn load_time(program: BorrowedFd<'_>) -> libbpf_rs::Result<Duration> {
     found.map(|found| found.load_time).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound).into())
 }
 
-/// Removes the former links, and gives their pins to the new ones.
+/// Removes the former links, and gives the names of their pins to the new links.
 fn replace_former(pin_dir: &Path, aside: &[PathBuf]) -> Result<(), SteeringError> {
     let mut former = Vec::new();
     for directory in aside.iter().map(PathBuf::as_path).chain([pin_dir]) {

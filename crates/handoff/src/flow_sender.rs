@@ -37,13 +37,13 @@ pub trait FlowSender: Send {
     /// Returns why the connection is over.
     fn unacknowledged(&self) -> io::Result<u32>;
 
-    /// Congestion window, and what is in flight.
+    /// Congestion window, and the number of segments in flight.
     ///
     /// # Errors
     /// Returns why the connection is over.
     fn congestion_window(&self) -> io::Result<CongestionWindow>;
 
-    /// Most payload bytes that the sender holds until they are acknowledged.
+    /// Largest number of unacknowledged payload bytes that the sender can hold.
     ///
     /// # Errors
     /// Returns why the connection is over.
@@ -83,7 +83,8 @@ pub struct KernelSocket {
 }
 
 impl KernelSocket {
-    /// Makes the socket of a connection. Also returns the offset of its timestamp clock from [`repair::clock_ms`].
+    /// Makes the socket of a connection. Also returns the offset of the socket's timestamp clock from
+    /// [`repair::clock_ms`].
     ///
     /// # Errors
     /// Returns why the kernel refuses, as [`repair::restore`] does.

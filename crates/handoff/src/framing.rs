@@ -1,5 +1,5 @@
 //! Framing of a payload's bytes on the wire. A *flow* is the client connection that the bytes are sent on. A *region*
-//! is the range of its sequence numbers that they take.
+//! is the range of the connection's sequence numbers that the framed bytes take.
 
 use std::fmt::Debug;
 
@@ -28,8 +28,8 @@ pub trait Framing: Debug + Send {
         workbench: &mut Workbench,
     ) -> Result<bool, Reason>;
 
-    /// Whether another backend that goes on with the region has to send the very same bytes of the same file, because
-    /// they are encrypted under the same record numbers.
+    /// Whether another backend that continues the region has to send exactly the same payload bytes, because it
+    /// encrypts them under the same record numbers.
     fn binds_content(&self) -> bool;
 }
 

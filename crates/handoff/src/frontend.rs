@@ -38,14 +38,14 @@ const PASS: i32 = -1;
 /// Length of the Ethernet header before the argument of a program that runs without a packet, in bytes.
 const ETHERNET_BYTES: usize = 14;
 
-/// A backend's message on the spacing of ACKs of a flow: `struct spacing` of bpf/steering.h, which is in no map and so
-/// not generated.
+/// A backend's message on the spacing of ACKs of a flow: `struct spacing` of bpf/steering.h. No map contains that
+/// struct, so its Rust type is not generated.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Spacing {
     /// The flow's key.
     pub flow: FlowKey,
-    /// Number of the peer that says so. Only the message of the peer that sends the newest region counts.
+    /// Number of the peer whose message this is. Only the message of the peer that sends the newest region counts.
     pub peer: u32,
     /// Number of payload bytes between two ACKs that the backend needs.
     pub bytes: u32,
@@ -80,7 +80,7 @@ const FRESH: Duration = Duration::from_secs(1);
 /// Status of a region that is active (SHUNT_REGION_ACTIVE).
 pub const ACTIVE: u32 = 1;
 
-/// A region whose client does not have all of the payload yet.
+/// A region that is active: neither complete nor ended in another way.
 #[derive(Clone, Copy, Debug)]
 pub struct ActiveRegion {
     /// Key of the connection.
@@ -89,14 +89,14 @@ pub struct ActiveRegion {
     pub handoff: u64,
     /// Number of the peer that sends.
     pub peer: u32,
-    /// Number of payload bytes that the client has acknowledged.
+    /// Number of bytes of the region that the client has acknowledged.
     pub acked: u64,
-    /// Whether bytes are left for which the client has no room, not even for a whole segment. Then the sender is not at
+    /// Whether the client lacks bytes of the payload, but has no room for a whole segment. Then the sender is not at
     /// fault if the payload makes no progress.
     pub is_shut: bool,
     /// Round-trip time of the connection when the region began.
     pub round_trip: Duration,
-    /// Time since a packet of either side has passed.
+    /// Time since the last packet of either side.
     pub quiet: Duration,
     /// Whether the server may write behind the region (SHUNT_APPEND).
     pub queues: bool,

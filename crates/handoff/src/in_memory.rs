@@ -99,7 +99,7 @@ fn is_here(file: impl AsFd, at: u64) -> Result<bool, Untold> {
     }
 }
 
-/// Reads bytes that are in memory, at least one.
+/// Reads bytes that are in memory: at least one, or none at the end of the file.
 ///
 /// # Errors
 /// EAGAIN if the first byte is not in memory, EOPNOTSUPP if the file system does not tell.

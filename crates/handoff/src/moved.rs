@@ -12,7 +12,7 @@ use crate::error::SteeringError;
 use crate::{attach, calls, older, pins};
 
 /// Removes the socket option by which handoffs begin, and returns the connections that have had a handoff. From here on
-/// no connection can join them. The caller closes these connections and then calls [`crate::detach_all`].
+/// no other connection can have one. The caller closes these connections and then calls [`crate::detach_all`].
 ///
 /// # Errors
 /// Returns an error if a pinned file cannot be removed.

@@ -13,13 +13,13 @@ use crate::pins;
 #[derive(Debug)]
 pub(crate) struct Noted {
     pub(crate) older_flows: MapHandle,
-    /// Whether `older_flows` has all of these connections.
+    /// Map whose one value tells whether `older_flows` has all of these connections.
     pub(crate) older_noted: MapHandle,
 }
 
 impl Noted {
-    /// Makes the map's keys those of the other layouts' tables, which are `keys`. Returns `false` if not all have a
-    /// place.
+    /// Enters `keys`, the keys in the other layouts' tables, into the map. Removes keys that are in none of these
+    /// tables any more. Returns `false` if the map has no room for all.
     pub(crate) fn set(&self, keys: &HashSet<Vec<u8>>, older: &[Older]) -> bool {
         let noted: HashSet<Vec<u8>> = pins::entries(&self.older_flows, MapFlags::ANY).map(|(key, _)| key).collect();
         // `keys` may lack some if the kernel had no memory for the answer. So the tables are asked, too.

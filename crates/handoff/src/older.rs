@@ -52,7 +52,7 @@ const PROGRAMS: [&str; 10] = [
     "be_out",
     "be_out_next",
 ];
-/// Names of the pins that only a backend has.
+/// Names of those pins of a layout that are put aside, and that only a backend has.
 const SENDERS: [&str; 6] = ["be_in", "be_in_next", "be_out", "be_out_next", "senders", "sender_slots"];
 
 fn directory_of(pin_dir: &Path, layout: u32) -> PathBuf {
@@ -219,7 +219,7 @@ impl Older {
                 _ => {}
             }
         }
-        // Only root may remove the directory itself; empty, it does no harm.
+        // Only root may remove the directory itself. An empty one does no harm.
         let _ = rustix::fs::unlinkat(rustix::fs::CWD, &self.path, rustix::fs::AtFlags::REMOVEDIR);
         Ok(())
     }

@@ -28,7 +28,7 @@ use source::Range;
 pub use offered::is_unchanged;
 pub use source::{Kept, Source};
 
-/// Most bytes that are copied at once, for a flow that has no kernel socket to send from files.
+/// Largest number of bytes that are copied at once, for a flow that is no kernel socket.
 const COPIED_AT_ONCE: usize = 64 << 10;
 
 /// The part of a payload that is left to send.
@@ -111,7 +111,8 @@ impl Payload {
         Ok(true)
     }
 
-    /// Asks another thread to read bytes of a range, from `at` on. Does nothing if there are no such threads.
+    /// Asks another thread to read bytes of a range, from `at` on. Does nothing if there are no such threads, or if the
+    /// source has nothing to read yet.
     fn ask(&mut self, range: usize, at: u64) -> Result<(), Reason> {
         let (Some((reads, owner)), Range { source, end, .. }) = (&self.reader, &self.ranges[range]) else {
             return Ok(());
@@ -123,7 +124,7 @@ impl Payload {
         Ok(())
     }
 
-    /// Number of bytes that the kernel does not have yet.
+    /// Number of bytes that are left to send or read.
     pub fn remaining(&self) -> u64 {
         self.ranges.iter().map(Range::remaining).sum()
     }
@@ -131,10 +132,10 @@ impl Payload {
     /// Whether an offer's file still has the size and modification time that the response's header told the client, and
     /// whether kept bytes are unchanged.
     ///
-    /// A file that was replaced by another (rename) is the same file under this descriptor, and its bytes are right. If
-    /// a header in front of the body, in the same file, may be rewritten ([`Offer::BODY`]), only the size is compared.
-    /// A file that has grown counts as unchanged, because something was usually appended to it. But if the claimant
-    /// relies on the file's digest, a file that has grown counts as changed.
+    /// If another file has taken the name of the offer's file (rename), the descriptor still leads to the offer's file,
+    /// and its bytes are right. If a header in front of the body, in the same file, may be rewritten ([`Offer::BODY`]),
+    /// only the size is compared. A file that has grown counts as unchanged, because something was usually appended to
+    /// it. But if the claimant relies on the file's digest, a file that has grown counts as changed.
     pub fn is_unchanged(&self) -> bool {
         self.ranges.iter().all(|range| range.source.is_unchanged())
     }
@@ -244,8 +245,8 @@ impl Payload {
         self.still_good(true).map(|_| bytes)
     }
 
-    /// Fills the slices, one after the other, with bytes that are left to send, from the one with index `at` on. Sends
-    /// nothing. Returns `false` if a read has to end first.
+    /// Fills the slices, one after the other, with bytes that are left to send. The first `at` of these bytes are
+    /// skipped. Sends nothing. Returns `false` if a read has to end first.
     ///
     /// # Errors
     /// [`Reason::FileChanged`] if the file ends too early, [`Reason::Socket`] if it cannot be read.

@@ -32,8 +32,8 @@ pub(crate) const MAPS: [&str; 11] = [
 /// # Errors
 /// Returns an error if the directory cannot be made, or is in no BPF file system.
 pub fn prepare(directory: &Path) -> Result<(), SteeringError> {
-    // Checked first: without a mounted BPF file system, sysfs would refuse the directory, and another file system would
-    // wrongly get one.
+    // The file system is checked first: without a mounted BPF file system, sysfs would refuse the directory, and
+    // another file system would wrongly get one.
     let there = directory.ancestors().find(|path| path.exists());
     if !there.is_some_and(is_bpf_fs) {
         return Err(SteeringError::NotBpffs { path: directory.into() });
@@ -96,7 +96,7 @@ pub(crate) fn entries(table: &MapHandle, flags: MapFlags) -> impl Iterator<Item 
     table.lookup_batch(MAX_FLOWS, flags, MapFlags::ANY).into_iter().flatten()
 }
 
-/// Writes our layout's number, once the maps exist.
+/// Writes our layout's number into the map `layout`. To be called once the maps exist.
 pub(crate) fn write_layout(layout: &impl MapCore) -> Result<(), SteeringError> {
     layout
         .update(&0u32.to_ne_bytes(), &STEERING_LAYOUT.to_ne_bytes(), MapFlags::ANY)
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_directory_of_another_file_system_is_left_as_it_was() {
         let directory = tempfile::tempdir().unwrap();
-        // sysfs refuses new directories, like /sys/fs/bpf where nothing is mounted there.
+        // sysfs refuses new directories. /sys/fs/bpf is a part of sysfs if nothing is mounted there.
         for path in [directory.path().join("one/two"), "/sys/kernel/shunt".into()] {
             let error = prepare(&path).unwrap_err();
             assert!(error.to_string().contains("`mount -t bpf bpf /sys/fs/bpf`"), "{error}");

@@ -1,5 +1,5 @@
 //! Checks whether this kernel has the features that the steering programs need, by loading a small program for each, as
-//! libbpf does. Also checks whether it accepts the steering programs themselves.
+//! libbpf does. Also checks whether the kernel accepts the steering programs themselves.
 
 use std::mem::MaybeUninit;
 use std::ops::RangeInclusive;
@@ -53,8 +53,8 @@ pub fn missing() -> Result<Vec<&'static str>> {
     Ok(missing)
 }
 
-/// Cookie of some network namespace. With cookie 0 the programs would not check the namespace, and the verifier would
-/// skip that code.
+/// An arbitrary cookie of a network namespace. With cookie 0 the programs would not check the namespace, and the
+/// verifier would skip that code.
 const SOME_COOKIE: u64 = 1;
 
 /// Lets the kernel check the frontend's programs, and unloads them. Nothing is attached or pinned.

@@ -28,8 +28,8 @@ pub const THREADS: usize = 32;
 /// Length of one read in bytes, if the payload has as many left.
 pub(crate) const READ_BYTES: usize = 256 << 10;
 const THREADS_OF_A_FILE: usize = 2;
-/// Most reads that wait at a time. One device has half as many at most, so that a device that hangs leaves room for
-/// others.
+/// Largest number of reads that wait at a time. One device has at most half as many, so that a device that hangs leaves
+/// room for others.
 const QUEUE: usize = 64 << 10;
 const QUEUE_OF_A_DEVICE: usize = QUEUE / 2;
 /// Time for which a device counts as memory once its file system was found to be memory (tmpfs). After that the
@@ -270,7 +270,8 @@ impl Reads {
         state.waiting + state.devices.values().map(|device| device.busy.len()).sum::<usize>()
     }
 
-    /// Passes a file to a thread that closes it, if this is its last descriptor.
+    /// Gives this handle of a file to one of the threads, which drops the handle, because closing a file may wait. The
+    /// file is closed with its last handle.
     pub fn close(&self, file: Arc<OwnedFd>) {
         let device = FileIdentity::at_hand(&*file).map_or(0, |identity| identity.device);
         self.0.lock().add(device, Work::Close(file));
@@ -280,8 +281,8 @@ impl Reads {
     /// Queues a read for `owner`.
     ///
     /// # Errors
-    /// [`Reason::Socket`] if too many reads wait. The reason is not [`Reason::Limit`], from which a frontend would
-    /// conclude that no byte was sent and no record sealed.
+    /// [`Reason::Socket`] if too many reads wait. [`Reason::Limit`] is not used: a frontend would conclude from it that
+    /// no byte was sent and no record sealed.
     pub(crate) fn ask(&self, owner: Owner, wanted: Wanted) -> Result<Ticket, Reason> {
         let mut state = self.0.lock();
         let device = wanted.identity.device;
@@ -299,7 +300,7 @@ impl Reads {
         self.0.found.lock().unwrap_or_else(PoisonError::into_inner).bytes_from(file, at, Instant::now())
     }
 
-    /// Notes bytes of a file that are in memory now.
+    /// Notes that `bytes` bytes of a file, from `at` on, are in memory now.
     pub(crate) fn note_found(&self, file: FileIdentity, at: u64, bytes: usize) {
         self.0.found.lock().unwrap_or_else(PoisonError::into_inner).note(file, at, bytes, Instant::now());
     }
@@ -317,7 +318,8 @@ impl AsFd for Reads {
     }
 }
 
-/// Does the work. Returns the result of a read, and whether its file is in a file system that is memory.
+/// Does the work. Returns the result of a read, and whether the file is in a file system that is memory. `None` after a
+/// close.
 fn do_work(id: u64, work: Work) -> Option<(Done, bool)> {
     match work {
         Work::Close(file) => {

@@ -1,13 +1,14 @@
 //! The backend's side of a handoff: kernel TCP sockets that continue a connection where the frontend's socket stopped.
 //!
 //! There is one [`Sender`] per client connection. The first payload of a connection makes its socket with TCP_REPAIR.
-//! Later payloads find the socket **parked**, with its congestion window and RTT, and cost no more than `sendfile`. The
-//! socket counts in its own sequence space, and the steering programs add `seq_delta` (crates/handoff/bpf/steering.h).
-//! A *peer* is a frontend's agent. A *claim* is its message that asks for a payload, and its server's *handoff* is what
-//! the claim is for. A handoff is named by the peer, the server's worker number there, and the handoff's number. A
-//! claim's *claimant* is this peer and server, with the handoff's number. A *slot* is a sender's place in the table of
-//! [`Senders`], and in that of the steering programs. By the *digest* (SHA-256) of a payload's file, the frontend can
-//! check that another backend's file is the same. A digest is *withdrawn* when the file changes.
+//! Later payloads find the socket **parked** (idle, with all bytes acknowledged), with its congestion window and RTT,
+//! and cost no more than `sendfile`. The socket counts in its own sequence space, and the steering programs add
+//! `seq_delta` (crates/handoff/bpf/steering.h). A *peer* is a frontend's agent. A *handoff* lets a backend send one
+//! payload on a client's connection, and a *claim* is the peer's message that asks for the payload. A handoff is named
+//! by its *claimant*: the peer, the worker number of the frontend's server, and the handoff's number. A *slot* is a
+//! sender's place in the table of [`Senders`], and in that of the steering programs. By the *digest* (SHA-256) of a
+//! payload's file, the frontend can check that another backend's file is the same. A digest is *withdrawn* when the
+//! file changes.
 //!
 //! ```text
 //!            start                      all queued              all acknowledged
@@ -47,7 +48,7 @@ pub use table::{SenderKey, SenderTable, Slot};
 /// Limits that an operator sets.
 #[derive(Clone, Copy, Debug)]
 pub struct SenderLimits {
-    /// Sockets in all, parked ones included.
+    /// Largest number of sockets, parked ones included.
     pub senders: usize,
     /// Initial send buffer of each socket, in bytes. The kernel doubles it, so up to twice as many bytes are queued
     /// before the agent must be woken again.
@@ -115,7 +116,7 @@ pub struct Senders<T> {
     replaced: Vec<Failure>,
     /// Index of the slot that was swept last.
     swept: usize,
-    /// Number of senders that are not parked. Each holds its payload's file open beside its socket.
+    /// Number of senders that are not parked. Each of them may hold its payload's file open, besides its socket.
     busy: usize,
     workbench: Workbench,
     /// Reads file bytes that are not in memory. `None`: the calling thread reads them, and waits.
@@ -127,7 +128,7 @@ const SWEEP_AT_LEAST: usize = 256;
 /// Number of sweeps that together examine all slots, if there are many slots.
 const SWEEPS_FOR_ALL: usize = 10;
 /// Number of parked senders that are closed together to make room. To find the oldest ones, all senders are examined.
-/// That search costs too much for a single one.
+/// That search costs too much to close a single sender.
 pub const EVICTED_AT_ONCE: usize = 32;
 /// Smallest initial send buffer, however many senders there are, unless the limit `send_buffer_bytes` is smaller.
 const LEAST_SEND_BUFFER_BYTES: usize = 64 << 10;
@@ -139,8 +140,8 @@ pub struct SenderCounts {
     pub restored: u64,
     /// Payloads sent by a socket that was parked.
     pub reused: u64,
-    /// Sockets that could not be used for their client's next payload: they were of another connection, had too small
-    /// segments, or had unacknowledged bytes.
+    /// Sockets that could not be used for their client's next payload: they were of another connection, were closed,
+    /// had too small segments, or had unsent or unacknowledged bytes.
     pub discarded: u64,
     /// Parked sockets that were closed to make room.
     pub evicted: u64,
@@ -194,7 +195,7 @@ impl<T: SenderTable> Senders<T> {
         share.max(LEAST_SEND_BUFFER_BYTES).min(self.limits.send_buffer_bytes)
     }
 
-    /// Counts since the start.
+    /// Returns the counts since the agent started.
     pub fn counts(&self) -> SenderCounts {
         self.counts
     }
@@ -307,11 +308,11 @@ impl<T: SenderTable> Senders<T> {
         }
     }
 
-    /// Discards the senders of a peer whose session is lost, parked ones included: this agent hears no more of the
-    /// peer's client connections.
+    /// Discards the senders of a peer whose session is lost, parked ones included, because this agent hears no more of
+    /// the peer's client connections.
     ///
-    /// Payloads of which the kernel has all bytes are still sent: the frontend may still be there, and see the client
-    /// acknowledge them.
+    /// Exception: a sender stays if the kernel has all bytes of its payload. The frontend may still be there, and see
+    /// the client acknowledge them.
     pub fn forget_peer(&mut self, peer: u32) {
         let gone: Vec<usize> = self
             .slots
@@ -331,15 +332,15 @@ impl<T: SenderTable> Senders<T> {
     }
 
     /// Parks senders whose payload is acknowledged, and closes parked ones that have waited too long. Returns the
-    /// handoffs that have failed. To be called about ten times a second. Each call examines a part of the senders, so
-    /// that it stays short with very many: each sender is examined about once a second.
+    /// handoffs that have failed. To be called about ten times a second. With very many senders each call examines only
+    /// a part of them, so that it stays short. Each sender is examined at least about once a second.
     pub fn sweep(&mut self, now: Instant) -> Vec<Failure> {
         let slots = self.slots.capacity();
         self.look_at(slots.min(SWEEP_AT_LEAST.max(slots.div_ceil(SWEEPS_FOR_ALL))), now)
     }
 
-    /// Does the same as [`Self::sweep`] for all senders, so that acknowledged ones are parked, and their files closed,
-    /// at once.
+    /// Does the same as [`Self::sweep`] for all senders. So those whose payload is acknowledged are parked, and their
+    /// files are closed, at once.
     pub fn sweep_all(&mut self, now: Instant) -> Vec<Failure> {
         self.look_at(self.slots.capacity(), now)
     }
@@ -477,9 +478,9 @@ impl<T: SenderTable> Senders<T> {
         std::mem::take(&mut self.advice)
     }
 
-    /// Returns the payloads about whose files frontends are to be told now, and forgets this list: payloads that have
-    /// been sent for a while and whose file's digest is wanted, and payloads whose file has changed since its digest
-    /// was told.
+    /// Returns the payloads about whose files frontends are to be told now, and forgets this list. Some of them have
+    /// been sent for a while, and their file's digest is wanted. The files of the others have changed since their
+    /// digest was told.
     pub fn take_news(&mut self) -> Vec<FileNews<'_>> {
         let news = std::mem::take(&mut self.news);
         let of = |index: usize| {

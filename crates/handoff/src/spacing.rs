@@ -14,7 +14,7 @@ use crate::flow_sender::FlowSender;
 
 /// Divisor: the spacing is a quarter of the bytes that may be outstanding.
 const PARTS: u64 = 4;
-/// Largest spacing, in bytes. When an ACK comes, a sender sends as many bytes at once as the spacing has. Segmentation
+/// Largest spacing, in bytes. Each ACK lets a sender send about as many bytes at once as the spacing has. Segmentation
 /// offload makes bursts of this size anyway.
 const MOST: u64 = 65536;
 /// Smallest useful spacing, in segments. Clients acknowledge every second segment by themselves (RFC 9293, 3.8.6.3), so
@@ -27,8 +27,8 @@ const EACH: u32 = 1;
 /// Spacing of ACKs at a sender's frontend, as far as the sender knows it.
 #[derive(Debug, Default)]
 pub(crate) struct Spacing {
-    /// Number of payload bytes from one ACK that the frontend passes on to the next. 0 or [`EACH`]: it passes on every
-    /// ACK.
+    /// Number of payload bytes between two ACKs that the frontend passes on. 0 or [`EACH`]: the frontend passes on
+    /// every ACK.
     known: u32,
     /// Number of segments that the sender had retransmitted when its congestion window was last examined.
     retransmitted: u32,
@@ -43,7 +43,8 @@ impl Spacing {
         self.known = known;
     }
 
-    /// Returns the spacing to tell the frontend, if it is at least twice the present one, or at most half of it.
+    /// Returns the spacing to tell the frontend, if that spacing is at least twice the present one, or at most half of
+    /// it.
     pub(crate) fn news(&mut self, flow: &dyn FlowSender) -> Option<u32> {
         if self.by_loss == Some(false) && self.known <= EACH {
             return None;
@@ -61,7 +62,7 @@ impl Spacing {
     }
 
     fn wanted(&mut self, window: CongestionWindow, flow: &dyn FlowSender) -> u32 {
-        // The congestion window comes first: if it is small, neither the algorithm nor the buffer need be asked for.
+        // The congestion window is checked first: if it is small, the algorithm and the buffer need not be asked for.
         if between(window, usize::MAX) == 0 || !*self.by_loss.get_or_insert_with(|| flow.shrinks_only_by_loss()) {
             return EACH;
         }

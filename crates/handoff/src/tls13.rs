@@ -10,10 +10,10 @@
 //! ```
 //!
 //! A backend gets the key and IV of a generation, never the traffic secret from which later generations are derived.
-//! Nothing else is sent under that generation, except the header of this response. A nonce is made of the record's
-//! number and the IV (5.3). No record is sealed twice, so that a file that changes cannot put two plaintexts under one
-//! nonce. Bytes that a socket does not take are kept as ciphertext, and lost bytes are repeated from the kernel's send
-//! buffer.
+//! Besides the payload, only the header of this response and the KeyUpdate are sent under that generation. A nonce is
+//! made of the record's number and the IV (5.3). No record is sealed twice, so that a file that changes cannot put two
+//! plaintexts under one nonce. Bytes that a socket does not take are kept as ciphertext, and lost bytes are repeated
+//! from the kernel's send buffer.
 //!
 //! [`keys`] has a generation's keys and the sealing of one record; [`stream`] a payload as a stream of records.
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use procfs::LockType;
 
-/// Returns the process that uses these pins, as far as /proc/locks tells.
+/// Returns the id of the process that uses these pins, as far as /proc/locks tells.
 pub fn holder(pins: &Path) -> Option<i32> {
     let inode = std::fs::metadata(pins).ok()?.ino();
     let device = std::fs::metadata(pins).ok()?.dev();

@@ -53,13 +53,14 @@ pub enum InterfaceError {
 /// Returns the index of a network interface.
 ///
 /// # Errors
-/// Returns the kernel's error of socket(2) or ioctl(2): there is no such interface.
+/// Returns the kernel's error of socket(2) or ioctl(2), for example because there is no such interface.
 pub fn interface_index(name: &str) -> io::Result<u32> {
     let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     Ok(rustix::net::netdevice::name_to_index(&socket, name)?)
 }
 
-/// Returns the name of a network interface, for logs. Where it no longer exists, returns "number" and its index.
+/// Returns the name of a network interface, for logs. If the interface no longer exists, returns "number" and its
+/// index.
 pub fn interface_name(index: u32) -> String {
     let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
     let name = socket.and_then(|socket| rustix::net::netdevice::index_to_name(&socket, index));
@@ -69,16 +70,17 @@ pub fn interface_name(index: u32) -> String {
 /// Returns the indices of these interfaces, all of which must be usable for steering programs.
 ///
 /// # Errors
-/// See [`InterfaceError`].
+/// Returns an [`InterfaceError`] for the first interface that cannot be used.
 pub fn indices(names: &[String]) -> Result<Vec<u32>, InterfaceError> {
     let sysfs = Sysfs::open();
     names.iter().map(|name| sysfs.index(name, names)).collect()
 }
 
-/// Returns the indices of those interfaces that exist now. The agent waits for the others (crates/agent, os/ports.rs).
+/// Returns the indices of the interfaces in `names` that exist now. The agent waits for the others (crates/agent,
+/// os/ports.rs).
 ///
 /// # Errors
-/// See [`InterfaceError`].
+/// Returns an [`InterfaceError`] for the first interface that exists and cannot be used.
 pub fn present(names: &[String]) -> Result<Vec<u32>, InterfaceError> {
     let sysfs = Sysfs::open();
     let index = |name: &String| match sysfs.index(name, names) {
@@ -89,7 +91,7 @@ pub fn present(names: &[String]) -> Result<Vec<u32>, InterfaceError> {
 }
 
 /// Returns for each interface that exists now, by its index, whether packets that leave by it also pass an interface in
-/// `names`. This is so if `names` has the interface itself, or one on which it lies.
+/// `names`. They do so if `names` has the interface itself, or another one on which it lies.
 pub fn covered(names: &[String]) -> BTreeMap<u32, bool> {
     let sysfs = Sysfs::open();
     let all = fs::read_dir(&sysfs.directory).into_iter().flatten().flatten();

@@ -58,8 +58,8 @@ fn listens(path: &Path, listener: &Listener) -> String {
     format!("an agent{process} listens at {}: stop it first, or name another path", path.display())
 }
 
-/// Returns the program that listens at `path`. `None` where nobody does, as after an agent that was killed, and where
-/// this process may not connect.
+/// Returns the program that listens at `path`. Returns `None` if no program listens there, as after an agent was
+/// killed, or if this process may not connect.
 pub fn listener(path: &Path) -> Option<Listener> {
     // An agent that is stopped accepts nothing. Once its backlog is full, connect(2) of a blocking socket would wait.
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -95,7 +95,7 @@ pub fn is_for_a_socket(path: &Path) -> Result<(), ListenError> {
 /// Removes the socket at `path`, where there is one and nobody listens there. A file of another kind stays.
 ///
 /// # Errors
-/// See [`ListenError`].
+/// Returns a [`ListenError`]: the path is too long, has another file or another program's socket, or cannot be freed.
 fn remove(path: &Path) -> Result<(), ListenError> {
     is_for_a_socket(path)?;
     let mut attempts = 0;
@@ -142,7 +142,7 @@ impl Place {
 /// checks each caller.
 ///
 /// # Errors
-/// See [`ListenError`].
+/// Returns a [`ListenError`]: the path is too long or not free, or the socket cannot be made.
 pub fn listen(path: &Path, group: Option<u32>, anybody: bool) -> Result<(OwnedFd, Place), ListenError> {
     remove(path)?;
     bind(path, group, anybody).map_err(|error| ListenError::Kernel(path.into(), error))
@@ -179,7 +179,7 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Accepts the next connection. Returns `None` where none waits.
+/// Accepts the next connection. Returns `None` if there is none to accept now.
 ///
 /// # Errors
 /// Returns the kernel's error of accept4(2).
@@ -195,11 +195,11 @@ pub fn accept(listener: impl AsFd) -> io::Result<Option<OwnedFd>> {
 #[derive(Debug)]
 pub enum Received {
     /// One packet: its length in bytes, the first descriptor that came with it, if any, and all further descriptors.
-    /// The protocol has no further ones, so the receiver closes them. That may take long: on FUSE, close(2) waits for a
-    /// program.
+    /// The protocol has no further descriptors, so the receiver closes them. Closing may take long: on FUSE, close(2)
+    /// waits for a program.
     Packet(usize, Option<File>, Vec<File>),
-    /// One packet, by its length in bytes, whose descriptors the kernel has dropped, because this process may open no
-    /// more.
+    /// One packet, by its length in bytes. The kernel has dropped the packet's descriptors, because this process may
+    /// open no more.
     Cut(usize),
     /// No packet waits.
     Nothing,

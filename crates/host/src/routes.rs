@@ -1,11 +1,11 @@
 //! Finds the interface ("port") by which packets for an address leave, according to this machine's routes:
 //! rtnetlink(7), RTM_GETROUTE.
 //!
-//! For each packet that `bpf_redirect_neigh` redirects, the kernel looks up a route (net/core/filter.c). This module
-//! asks for the same route, but without naming an interface: for a TCP packet of user 0 and from no particular source.
-//! So the answer follows policy rules, multipath routes, and routes whose source address is on another interface.
-//! Asking needs no privilege. But the kernel may take its lock on all network settings to answer, so the frontend's
-//! agent asks in a separate thread (crates/agent).
+//! For each packet that `bpf_redirect_neigh` redirects, the kernel looks up a route (net/core/filter.c).
+//! [`Routes::port_towards`] asks for the same route, but without naming an interface: for a TCP packet of user 0 and
+//! from no particular source. So the answer follows policy rules, multipath routes, and routes whose source address is
+//! on another interface. Asking needs no privilege. The frontend's agent asks in a separate thread (crates/agent), so
+//! that no answer delays the agent.
 
 use std::io;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use shunt_sys::sockopt;
 
 /// Size of the buffer for an answer, which is one route, in bytes.
 const ANSWER_BYTES: usize = 16 << 10;
-/// Largest number of notifications that [`Changes::take`] reads in one call. One of them is enough to know that
+/// Largest number of notifications that [`Changes::take`] reads in one call. One notification is enough to know that
 /// something has changed, so it does no harm if some are left.
 const NOTIFICATIONS: usize = 4096;
 
@@ -79,7 +79,7 @@ impl Routes {
     /// packets belong to no process.
     ///
     /// # Errors
-    /// Returns an error where the kernel could not be asked. It says nothing about the route.
+    /// Returns an error if the kernel could not be asked. The error says nothing about the route.
     pub fn port_towards(&mut self, address: IpAddr) -> io::Result<Result<u32, NoRoute>> {
         let redirected = [RouteAttribute::Uid(0)];
         Ok(self.ask(address, &redirected)?.map(|hop| hop.port))
@@ -89,7 +89,7 @@ impl Routes {
     /// this machine.
     ///
     /// # Errors
-    /// Returns an error where the kernel could not be asked. It says nothing about the route.
+    /// Returns an error if the kernel could not be asked. The error says nothing about the route.
     pub fn hop_from(&mut self, source: IpAddr, address: IpAddr) -> io::Result<Result<Hop, NoRoute>> {
         let sent = [RouteAttribute::Source(source.into()), RouteAttribute::Uid(rustix::process::geteuid().as_raw())];
         self.ask(address, &sent)
@@ -216,8 +216,9 @@ impl Changes {
         for _ in 0..NOTIFICATIONS {
             match self.0.recv(&mut &mut [0; 64][..], 0) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // A notification, perhaps cut to the buffer's 64 bytes: only its arrival matters. Or an error: ENOBUFS
-                // means that notifications were lost, so something may have changed, too.
+                // A notification, perhaps cut to the buffer's 64 bytes, or an error. Of a notification, only the
+                // arrival matters. The error ENOBUFS means that notifications were lost, so something may have changed,
+                // too.
                 _ => changed = true,
             }
         }

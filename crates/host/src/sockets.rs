@@ -37,7 +37,8 @@ pub fn tcp_memory_bytes() -> u64 {
     pages.max(LEAST_TCP_PAGES) * rustix::param::page_size() as u64 / 4
 }
 
-/// Returns both ends, this machine's first, of every TCP connection of this network namespace.
+/// Returns both ends, this machine's first, of every TCP connection of this network namespace. Listening sockets are
+/// among the connections: their other end has port 0.
 ///
 /// # Errors
 /// Returns an error where /proc/net/tcp cannot be read.

@@ -12,7 +12,7 @@ use crate::http::ResponseReader;
 pub enum Ending {
     /// The body has every byte of the file, and no other.
     Whole,
-    /// A complete error response in place of the body, with its status.
+    /// A complete response with this status, which is not 200.
     Error(u16),
     /// The connection ended before the header of a response was complete. This is allowed: a server may close an idle
     /// connection just when a request comes. Clients then send the request again on another connection.

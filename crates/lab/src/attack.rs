@@ -1,9 +1,11 @@
-//! `shunt-lab bench attack`: honest clients load a service, while attackers of every kind that can reach it attack it.
+//! `shunt-lab bench attack`: honest clients load a service. Meanwhile attackers of every kind that can reach the
+//! service attack it.
 //!
 //! A stranger on the clients' network forges packets ([`outside`]). A client behind a slow link acknowledges what it
-//! has not received, and opens connections that it does not read ([`greedy`]). Other users write to the Unix sockets of
-//! the agents ([`locals`]). An *agent* is shuntd, Shunt's daemon on each machine. A *peer*, another machine's agent,
-//! floods the agents; its certificate is valid ([`peer`]). The honest clients ([`honest`]) compare every byte.
+//! has not received, and opens connections that it does not read ([`greedy`]). Other users of the service's machines
+//! write to the Unix sockets of the agents ([`locals`]). An *agent* is shuntd, Shunt's daemon on each machine. A
+//! hostile *peer* floods the agents: it plays another machine's agent, and has a valid certificate ([`peer`]). The
+//! honest clients ([`honest`]) compare every byte.
 //!
 //! A second lab has plain nginx, and the stranger and the greedy client attack it in the same way. The two services
 //! take turns, and their results are compared. All attacks have a limited rate, and stay in the network namespaces of
@@ -33,6 +35,7 @@ struct Hostile {
     packets: AtomicU64,
     /// Number of messages that were sent to agents' Unix sockets.
     messages: AtomicU64,
-    /// Number of frames of the agents' protocol that the hostile peer has built. Not all of them reach an agent.
+    /// Number of frames, valid or not, that the hostile peer has written to connections with agents. Not all of them
+    /// reach an agent.
     frames: AtomicU64,
 }

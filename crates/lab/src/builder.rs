@@ -67,7 +67,8 @@ impl LabBuilder {
         self
     }
 
-    /// Which processes and which packet reception run on the measured core; see [`Lab::place`].
+    /// Selects the hosts whose processes and reception of packets run on the measured core (the core whose CPU time is
+    /// measured). By default no host is placed.
     #[must_use]
     pub fn placement(mut self, placement: Placement) -> Self {
         self.placement = placement;
@@ -87,7 +88,7 @@ impl LabBuilder {
         self
     }
 
-    /// Puts a router between any two hosts, instead of one bridge for all.
+    /// Joins the hosts by a router instead of a bridge, so that no two hosts share a link.
     #[must_use]
     pub fn routed(mut self) -> Self {
         self.routed = true;
@@ -126,7 +127,8 @@ impl LabBuilder {
     /// Builds the lab.
     ///
     /// # Errors
-    /// Without root, when a link's properties make no sense, and when the kernel or `ip` refuses a step.
+    /// Without root, when the numbers of hosts or a link's properties make no sense, and when the kernel or `ip`
+    /// refuses a step.
     pub fn build(self) -> Result<Lab> {
         ensure!(
             rustix::process::geteuid().is_root(),

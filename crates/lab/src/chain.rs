@@ -22,7 +22,7 @@ pub struct Families {
     pub clients: Family,
     /// IP version between tiers.
     pub tiers: Family,
-    /// The frontend has an IPv6 socket that accepts both versions (`ipv6only=off`), whatever the clients use.
+    /// Whether the frontend has an IPv6 socket that accepts both versions (`ipv6only=off`), whatever the clients use.
     pub dual_stack: bool,
 }
 
@@ -185,7 +185,7 @@ impl Chain {
         self.tiers.iter_mut().find(|tier| tier.host == host)
     }
 
-    /// Fails if a server has ended, with the end of its log.
+    /// Fails if a server has ended. The error has the end of the server's log.
     ///
     /// # Errors
     /// When a server has ended.

@@ -94,7 +94,7 @@ impl LabCommand {
 
 impl Up {
     fn run(self) -> Result<()> {
-        // Signals are caught from here on, so that none can end this process while the lab is being built.
+        // Both signals are caught from here on, so that neither can end this process while the lab is being built.
         let mut signals = Signals::new([SIGINT, SIGTERM]).context("catching signals")?;
         let placement = match self.place.as_deref() {
             None => Placement::None,

@@ -1,5 +1,5 @@
 //! `shunt-lab demo`: loads real servers by real clients, first without Shunt and then with it, and shows what Shunt
-//! saves.
+//! saves. A *shortcut* is a response whose body bypasses tiers.
 
 mod bodies;
 mod kill_backend;

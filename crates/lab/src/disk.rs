@@ -37,7 +37,7 @@ pub enum Reads {
     /// Reads are answered at once.
     #[default]
     Well,
-    /// Reads fail if they reach to [`BAD_FROM`] or beyond it.
+    /// Reads fail if they ask for the byte at [`BAD_FROM`] or for a later one.
     Fail,
     /// Reads hang until the behaviour changes. Files can be opened.
     Hang,
@@ -91,7 +91,7 @@ impl Files {
 }
 
 impl Disk {
-    /// Mounts the files of `directory` in the directory `at`, which it makes.
+    /// Makes the directory `at`, and mounts the files of `directory` there.
     ///
     /// # Errors
     /// When a file cannot be opened, or the kernel refuses.
@@ -114,7 +114,7 @@ impl Disk {
         Ok(Self { session, state, files: count })
     }
 
-    /// Changes how reads behave, and lets the kernel forget what it has read already.
+    /// Changes how reads behave, and makes the kernel forget what it has read already.
     ///
     /// # Errors
     /// When the kernel cannot forget what it has read.

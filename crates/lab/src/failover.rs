@@ -61,7 +61,8 @@ impl fmt::Display for How {
     }
 }
 
-/// Loss of a backend when the client has `at` bytes of the body. With 0, it is lost as soon as the download begins.
+/// Loss of a backend when the client has `at` bytes of the body. With 0, the backend is lost as soon as the download
+/// begins.
 #[derive(Debug, Clone, Copy)]
 pub struct Loss {
     pub at: u64,
@@ -225,7 +226,7 @@ impl<'lab> Failover<'lab> {
             let host = self.lab().host(name)?;
             match how {
                 How::Kill => {
-                    // The agent starts first, because a server that finds no agent relays its first responses.
+                    // The agent starts first. A server that finds no agent sends its first bodies through all tiers.
                     self.service.restart_agent(host)?;
                     self.service.chain_mut().restart(host)?;
                 }

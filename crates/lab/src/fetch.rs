@@ -48,7 +48,7 @@ pub struct Fetched {
     /// Time from the request to the last byte. With [`Fetch::pipeline`], the first response's time begins when all
     /// requests are written, and each later response's when the previous response has ended.
     pub elapsed: Duration,
-    /// Longest time without a byte, from the request on.
+    /// Longest time without a byte, from the request on. The client's own pauses count, too.
     pub longest_pause: Duration,
 }
 

@@ -5,7 +5,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 /// Bytes of one file, in order. They are computed from the file's name, and do not repeat within a short distance
-/// (xorshift64). Whoever knows the name can check each byte of a body as it arrives.
+/// (xorshift64). A client that knows the name can check each byte of a body as it arrives.
 #[derive(Debug, Clone)]
 pub struct Contents {
     state: u64,

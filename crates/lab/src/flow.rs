@@ -14,7 +14,7 @@ use crate::segment::{Segment, flag};
 use ranges::Ranges;
 pub use report::{FlowReport, Ignored};
 
-/// Number of violations that a flow describes in words. Further ones are only counted.
+/// Largest number of violations by segments that a flow describes in words. Further ones are only counted.
 const TOLD: usize = 20;
 
 /// Follows one connection through a capture.
@@ -184,8 +184,9 @@ impl Flow {
         None
     }
 
-    /// Checks that timestamps grow in the order of the bytes. A segment with earlier bytes may arrive later with an
-    /// older timestamp: networks reorder packets, and so does a veth pair between cores.
+    /// Checks that timestamps are not missing, that they grow in the order of the bytes, and that they echo only what
+    /// the client has sent. A segment with earlier bytes may arrive later with an older timestamp: networks reorder
+    /// packets, and so does a veth pair between cores.
     fn check_timestamps(&mut self, segment: &Segment, start: u64) {
         let Some((value, echo)) = segment.options.timestamps else {
             if self.newest_timestamp.is_some() {

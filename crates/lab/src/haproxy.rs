@@ -1,4 +1,5 @@
-//! Real HAProxy, with which Shunt is compared as with plain nginx. HAProxy splices bodies from socket to socket.
+//! Real HAProxy. Benchmarks compare Shunt with HAProxy, as with plain nginx. HAProxy splices bodies from socket to
+//! socket.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;

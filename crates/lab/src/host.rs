@@ -301,7 +301,8 @@ impl Host {
         Ok(File::from(file.with_context(|| format!("opening sysfs {path} of {}", self.name))?))
     }
 
-    /// Pins the host's processes and its reception of packets to `core`. `None`: they may run on all cores.
+    /// Pins the host's processes and its reception of packets to `core`. `None`: the processes may run on all cores,
+    /// and packets are received on the sender's core.
     pub(crate) fn place(&self, core: Option<usize>) -> Result<()> {
         *self.core.lock().unwrap_or_else(PoisonError::into_inner) = core;
         let mask = core.map_or("0".to_owned(), |core| format!("{:x}", 1_u64 << core));

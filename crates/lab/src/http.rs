@@ -74,7 +74,7 @@ impl ResponseReader {
         Ok(at)
     }
 
-    /// Takes a piece of the header or of the body, or one byte between chunks.
+    /// Takes a piece of the header or of the body, or one byte of the lines around a body's chunks.
     fn step(&mut self, input: &[u8], sink: &mut dyn FnMut(&[u8])) -> Result<usize> {
         let mut take = |left: u64| {
             let used = usize::try_from(left).unwrap_or(usize::MAX).min(input.len());

@@ -108,8 +108,8 @@ impl Connection {
         Ok(self.tls.flush()?)
     }
 
-    /// Returns the next frame (message of the agents' protocol), with its header; `None` if the agent has closed the
-    /// connection.
+    /// Returns the next frame (message of the agents' protocol), with its header. `None` if the agent has closed the
+    /// connection, or has sent nothing for [`PATIENCE`].
     pub fn frame(&mut self) -> Result<Option<Vec<u8>>> {
         let mut frame = vec![0; 8];
         if self.tls.read_exact(&mut frame).is_err() {
@@ -132,7 +132,7 @@ impl Connection {
     }
 
     /// Sends bytes, and returns everything that comes back until the agent closes the connection. If the agent had
-    /// refused the connection, nothing comes back.
+    /// refused the connection, nothing comes back. Without bytes, this end sends no more after the TLS handshake.
     pub fn ask(mut self, bytes: &[u8]) -> Result<Vec<u8>> {
         self.send(bytes)?;
         if bytes.is_empty() {

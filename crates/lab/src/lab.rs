@@ -155,8 +155,8 @@ impl Lab {
         self.switch.check(ip).map(drop)
     }
 
-    /// Makes the switch drop all frames from and to a host's port, or carry them again. Neither end of the cable
-    /// notices.
+    /// With `drops`, makes the switch drop all frames from and to a host's port. Without it, makes the switch carry
+    /// them again. Neither end of the cable notices.
     ///
     /// # Errors
     /// When the host has no such device, or the kernel refuses.
@@ -193,8 +193,8 @@ impl Lab {
         Ok(&self.switch.ports()[at].device)
     }
 
-    /// Makes files of the given names and sizes in a directory of the lab, and returns that directory. Their contents
-    /// differ by name, and do not repeat within a short distance.
+    /// Makes files of the given names and sizes in a directory of the lab, and returns that directory. Each name has
+    /// other contents, which do not repeat within a short distance.
     ///
     /// # Errors
     /// When they cannot be written.

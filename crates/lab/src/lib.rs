@@ -1,5 +1,5 @@
-//! The test lab: hosts as network namespaces joined by a switch, and servers and loads in them. It measures them, and
-//! tells whether a client's TCP connection stayed intact.
+//! The test lab: hosts as network namespaces joined by a switch, and servers and loads in these hosts. The lab measures
+//! the servers, and tells whether a client's TCP connection stayed intact.
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
@@ -16,8 +16,8 @@
 //! Hosts are joined by veth pairs, which lose nothing and add no delay. [`LabBuilder::client_link`] joins the clients
 //! by links with the properties of real networks instead.
 //!
-//! A lab needs root. All of it is removed when the [`Lab`] is dropped, and also when its process ends in any other way
-//! (`shunt_testbed`).
+//! A lab needs root. The whole lab is removed when the [`Lab`] is dropped, and also when the process that built it ends
+//! in any other way (`shunt_testbed`). With `SHUNT_LAB_KEEP=1`, only the lab's files stay.
 #![forbid(unsafe_code)]
 
 mod answer;

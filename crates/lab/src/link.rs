@@ -38,9 +38,9 @@ pub struct Link {
     /// Fraction of the frames that a router marks as having met congestion, among those whose senders accept marks
     /// (RFC 3168).
     pub mark: f64,
-    /// Interval at which pure ACKs (segments that have only the ACK flag, no data and no SACK blocks) leave, all
-    /// together, as from modems and radios that wait for their turn. A pure ACK is left out if the next frame leaves at
-    /// the same time, and is a pure ACK of the same connection that acknowledges more. Zero: ACKs leave as they come.
+    /// Interval at which pure ACKs leave, all together, as from modems and radios that wait for their turn. A pure ACK
+    /// is a segment that has only the ACK flag, no data and no SACK blocks. A pure ACK is left out if the next frame
+    /// leaves at the same time, and is a newer pure ACK of the same connection. Zero: ACKs leave as they come.
     pub ack_slot: Duration,
     /// Rate in bits per second; `None`: no limit.
     pub rate: Option<u64>,
@@ -170,7 +170,7 @@ impl Link {
         self
     }
 
-    /// Limits the rate; up to `queue_bytes` may wait in front of it.
+    /// Limits the rate. Frames of up to `queue_bytes` bytes in total may wait until they can leave.
     #[must_use]
     pub fn rate(mut self, bits_per_second: u64, queue_bytes: usize) -> Self {
         (self.rate, self.queue) = (Some(bits_per_second), queue_bytes);

@@ -56,7 +56,7 @@ const BRIDGE: &str = "link add bridge type bridge stp_state 0 forward_delay 0 mc
 /// frames.
 const TAP_FRAMES: u32 = 16384;
 
-/// Makes the hosts' namespaces, empty.
+/// Makes an empty network namespace for each host.
 pub(crate) fn make_namespaces<'a>(plans: impl IntoIterator<Item = &'a HostPlan>, lab: &LabId) -> Result<()> {
     let batch: String = plans.into_iter().map(|plan| format!("netns add {}\n", plan.namespace(lab))).collect();
     ip_batch(None, &batch)
@@ -116,8 +116,8 @@ impl Joins<'_> {
         self.links.iter().find(|(whose, _)| whose.has(name, role)).map(|(_, link)| *link)
     }
 
-    /// For each port of a host with a [`Link`], makes a TAP device at both ends, and starts the thread that carries
-    /// frames between the two. Other hosts have veth pairs.
+    /// For each port of a host with a [`Link`], makes a TAP device at both ends. Starts a thread that carries frames
+    /// between the two devices. Other hosts have veth pairs.
     fn cables(&self, hosts: &[Host], core: usize) -> Result<Vec<Cable>> {
         let mut cables = Vec::new();
         for (host, plan) in hosts.iter().zip(self.plans) {
@@ -179,12 +179,12 @@ fn port_links(Port { device, address, ipv6 }: &Port, link: Option<Link>) -> Stri
     batch
 }
 
-/// Deletes a port of a host that is joined by a bridge.
+/// Deletes a port of a host. The lab's switch must be a bridge.
 pub(crate) fn delete(host: &Host, device: &str) -> Result<()> {
     ip_batch(Some(host), &format!("link del {device}\n"))
 }
 
-/// Makes a deleted port again.
+/// Makes a deleted port again, and joins it to the switch's bridge.
 pub(crate) fn make(host: &Host, device: &str, switch: &Host, switch_device: &str) -> Result<()> {
     let namespace = host.namespace();
     let pair = format!("link add {switch_device} type veth peer name {device} netns {namespace}\n");

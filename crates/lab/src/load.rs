@@ -1,4 +1,4 @@
-//! A load, and what it cost. The measured core is the one on which the hosts in question run.
+//! A load, and what it cost. The *measured core* runs the hosts whose CPU time is measured.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -95,7 +95,7 @@ const QUIET: f64 = 0.05;
 pub struct Background(pub f64);
 
 impl Background {
-    /// Measures how busy the core is for `time`.
+    /// Measures for `time` how busy the core is.
     ///
     /// # Errors
     /// When /proc does not show the times.
@@ -106,7 +106,7 @@ impl Background {
     }
 
     /// Waits until the core is quiet, for about `limit` at most. Each measurement takes `time`. Returns the last
-    /// measured background. The caller cannot subtract other work that competes with a load, but only wait for its end.
+    /// measured background. Waiting is needed because other work that competes with a load cannot be subtracted.
     ///
     /// # Errors
     /// When /proc does not show the times.
@@ -120,9 +120,10 @@ impl Background {
         }
     }
 
-    /// Microseconds of a core's work during a load, less its work without one.
+    /// Microseconds of a core's work during a load, less the work that the core does without a load.
     fn without(self, cpu: &CpuUse) -> f64 {
-        // At most QUIET is subtracted. Work beyond it is another load, which gets less of the core while ours runs.
+        // At most QUIET is subtracted. A background above QUIET is due to another load, which gets less of the core
+        // while ours runs.
         let idle_work = cpu.wall.mul_f64(self.0.min(QUIET));
         cpu.busy.saturating_sub(idle_work).as_secs_f64() * 1e6
     }

@@ -35,9 +35,9 @@ impl CpuUse {
 /// Measures the busy time of one core.
 ///
 /// A kernel that accounts CPU time by sampling (CONFIG_TICK_CPU_ACCOUNTING) misses short work. But the *idle* time of a
-/// tickless core is measured in nanoseconds, without interrupts in the idle loop. Busy time is the rest of the wall
-/// time. The numbers come from `/proc/timer_list`, read on the measured core: the core is then not idle, so its idle
-/// time is complete.
+/// tickless core is measured in nanoseconds, without interrupts in the idle loop. Busy time is the wall time less the
+/// idle time and the time that the hypervisor gave to others. The idle time comes from `/proc/timer_list`, read on the
+/// measured core: the core is then not idle, so its idle time is complete.
 #[derive(Debug)]
 pub struct CpuMeter {
     core: usize,

@@ -118,7 +118,7 @@ impl Mistake {
         Self { before, ..self }
     }
 
-    /// Sets the processes that run beside the service. They start before it.
+    /// Sets the processes that run beside the service. These processes start before the service.
     fn beside(self, beside: fn(&Lab) -> Result<Vec<Process>>) -> Self {
         Self { beside, ..self }
     }

@@ -16,10 +16,10 @@ use crate::process::Process;
 /// Debian's nginx.
 pub const NGINX: &str = "/usr/sbin/nginx";
 
-/// Environment in which glibc's allocator keeps free memory (mallopt(3)). By default the allocator gives the free
-/// memory at the top of the heap back to the kernel if there is more than 128 KiB of it. In a proxy with large buffers
-/// this may happen after every response, and the next response then has page faults. They may double the proxy's CPU
-/// time for a body of 256 KiB, depending on the heap's layout.
+/// Environment in which glibc's allocator keeps free memory (mallopt(3)). By default the allocator gives free memory at
+/// the top of the heap back to the kernel if this is more than 128 KiB. In a proxy with large buffers this may happen
+/// after every response, and the next response then has page faults. These page faults may double the proxy's CPU time
+/// for a body of 256 KiB, depending on the heap's layout.
 const KEPT_HEAP: [(&str, &str); 2] = [("MALLOC_TRIM_THRESHOLD_", "67108864"), ("MALLOC_TOP_PAD_", "67108864")];
 
 /// Starts nginx on `host` with the configuration `text`, and waits until it listens at `address`. Relative file names

@@ -1,5 +1,5 @@
-//! Reads pcap files (draft-ietf-opsawg-pcap) as tcpdump writes them. They have packets that were cut at the snapshot
-//! length, each with its original length. The pcap-file crate refuses these packets.
+//! Reads pcap files (draft-ietf-opsawg-pcap) as tcpdump writes them. In these files, packets may be cut at the snapshot
+//! length, and each has its original length. The pcap-file crate refuses cut packets.
 
 use std::io::{ErrorKind, Read};
 use std::time::Duration;

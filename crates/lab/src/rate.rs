@@ -53,10 +53,10 @@ impl RateReport {
         Duration::from_nanos(self.latency_ns.value_at_quantile(quantile))
     }
 
-    /// Fails unless every request was answered.
+    /// Fails unless every request was answered in full, with a 2xx status.
     ///
     /// # Errors
-    /// When a request failed or was not answered in full.
+    /// When a request failed, was not answered in full, or was answered with another status.
     pub fn check(&self) -> Result<()> {
         let wrong = self.status_errors + self.connection_errors;
         ensure!(wrong == 0 && self.answered == self.due, "{} of {} requests failed", wrong.max(1), self.due);
@@ -219,8 +219,8 @@ impl<'a> Run<'a> {
         connection.reader = ResponseReader::default();
         match connection.stream.write(&self.request) {
             Ok(written) if written == self.request.len() => Ok(()),
-            // A request is small and the connection is idle, so its send buffer has room, unless the connection is
-            // broken.
+            // A request is small and the connection is idle, so the socket's send buffer has room, unless the
+            // connection is broken.
             Ok(_) => bail!("a connection accepted only a part of a request"),
             Err(_) => self.on_broken(number),
         }

@@ -37,8 +37,9 @@ pub(crate) struct Options {
 
 impl Segment {
     /// Parses an Ethernet frame, possibly with a VLAN tag. `frame` has the first bytes of the frame, and `frame_bytes`
-    /// is the length of the whole frame. `None` if the frame does not hold the beginning of a TCP segment over IPv4 or
-    /// IPv6, if its lengths are wrong, or if `frame` does not have the first 16 bytes of the TCP header.
+    /// is the length of the whole frame. Returns `None` if the frame does not hold the beginning of a TCP segment over
+    /// IPv4 or IPv6, or if lengths in the headers are wrong. Also returns `None` if `frame` does not have the first 16
+    /// bytes of the TCP header.
     pub(crate) fn parse(time: Duration, frame: &[u8], frame_bytes: usize) -> Option<Self> {
         let tag = if be16(frame, 12)? == ETHERTYPE_VLAN { 4 } else { 0 };
         let (packet, packet_bytes) = (frame.get(14 + tag..)?, frame_bytes.checked_sub(14 + tag)?);

@@ -1,8 +1,8 @@
 //! A whole service in a lab: nginx on every tier and, if the options say so, an *agent* (Shunt's daemon) on the
-//! frontend and on each backend. An agent's *peers* are the other agents of the service, and a *session* is the use of
-//! a connection with one of them. An *offer* is a body that a backend holds ready. Under `shunt run`, each tier's agent
-//! has a *store* with the bodies that programs of its machine have written, and *references* name them on the
-//! connections between tiers.
+//! frontend and on each backend. An agent's *peers* are the agents of other machines with which it has connections. A
+//! *session* is the use of one of these connections. An *offer* is a body that a backend holds ready. Each tier's agent
+//! has a *store* under `shunt run`, with the bodies that programs of its machine have written. *References* name these
+//! bodies on the connections between tiers.
 
 mod agent;
 mod built;
@@ -41,7 +41,7 @@ pub struct Options {
     /// Whether the service has agents and nginx's module. Without them it is the plain baseline.
     pub shunt: bool,
     /// Shortest body that backends offer, in bytes, in place of the module's default. If it is set, frontends consent
-    /// to shortcuts for bodies of every length.
+    /// to shortcuts (bodies that bypass tiers) for bodies of every length.
     pub offer_min: Option<u64>,
     /// Options of `shunt run`. If they are set, every tier is an unmodified nginx under `shunt run`.
     pub on_demand: Option<OnDemand>,
@@ -121,7 +121,7 @@ impl<'lab> Service<'lab> {
     /// Starts the service; its backends serve the files of a directory.
     ///
     /// # Errors
-    /// When `shuntd` or the module is not built, or a part does not start.
+    /// When a program or the module that the service needs is not built, or a part does not start.
     pub fn start(lab: &'lab Lab, files: &Path, options: Options) -> Result<Self> {
         let mut service = Self { lab, chain: None, agents: Vec::new() };
         let mut chain = NginxChain::new(files).families(options.families);

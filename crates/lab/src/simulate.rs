@@ -87,7 +87,7 @@ struct Run {
     seed: u64,
     time: Duration,
     begin: Instant,
-    /// Number of histories that threads have begun. It is also the number of the next history.
+    /// Number of the next history, counted from 0. A thread takes this number, and raises it by 1.
     begun: AtomicU64,
     counts: Mutex<Counts>,
 }

@@ -1,8 +1,8 @@
 //! `shunt-lab bench soak`: a service under a mix of loads and disturbances for a long time, with every byte compared.
 //!
 //! Hundreds of connections at the same time use a lossy link, each with its own lifetime, sizes and pauses ([`mix`]).
-//! Meanwhile servers are reloaded and agents killed ([`disturbances`]). Between the parts of the run the load stops,
-//! and what the service holds is counted:
+//! Meanwhile servers are reloaded, and agents (Shunt's daemons) are killed ([`disturbances`]). Between the parts of the
+//! run the load stops, and what the service holds is counted:
 //! - at the start;
 //! - after a warm-up;
 //! - after a part in which everything is disturbed;

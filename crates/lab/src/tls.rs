@@ -11,7 +11,8 @@ use crate::host::Host;
 /// Port at which frontends speak TLS.
 pub(crate) const PORT: u16 = 443;
 
-/// Lines for the server of a frontend: it listens for TLS at its address, with a certificate for that address.
+/// Lines for a frontend's nginx server. They make the server listen for TLS at the frontend's address, with a
+/// certificate for this address.
 ///
 /// # Errors
 /// When the certificate cannot be made, or was made before.

@@ -27,7 +27,8 @@ impl Wire {
         }
     }
 
-    /// Sets the segmentation offloads of one device of `host`. Checksum offload stays on with both kinds.
+    /// Turns off the segmentation offloads of one device of `host` if the kind is [`Self::Mtu`]. By default these
+    /// offloads are on. Checksum offload stays on with both kinds.
     pub(crate) fn configure(self, host: &Host, device: &str) -> Result<()> {
         if self == Self::Mtu {
             let mut ethtool = Command::new("ethtool");

@@ -1,5 +1,5 @@
-//! Only one agent runs on a machine. While it runs, a second `shuntd` and `shuntd --detach` fail, and say which process
-//! runs.
+//! Only one agent runs on a machine. While it runs, a second `shuntd` fails, and so does `shuntd --detach` without
+//! `--force`. Both say which process runs.
 
 mod service;
 

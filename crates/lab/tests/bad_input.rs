@@ -1,5 +1,5 @@
-//! Malformed input to servers and agents. It is refused with a reason, and ends at most the connection that it came on.
-//! Other connections are not affected. A *shortcut* is a body that goes straight from the backend to the client.
+//! Malformed and forged input to servers and agents. It ends at most the connection that it came on. Other connections
+//! are not affected. A *shortcut* is a body that goes straight from the backend to the client.
 
 mod service;
 
@@ -31,14 +31,15 @@ fn forged_fields_of_a_client_are_stripped_and_counted() -> Result<()> {
         let stats = service.frontend_stats()?;
         let forged = stats.count("servers.forged_request_field");
         ensure!(forged == 9, "{forged} forged fields counted");
-        // The frontend replaces the forged fields by its own consent field, and the body still takes the shortcut.
+        // The frontend replaces the forged fields by its own consent field, and the two long bodies still take the
+        // shortcut.
         ensure!(stats.count("servers.shortcuts") == 2, "{}", stats.under("servers"));
         service.still_good()
     })
 }
 
 /// Sends packets to an agent's Unix socket. Returns what the agent answered before it closed the connection, or `None`
-/// if it did not close it.
+/// if the agent neither answered nor closed it for 2 s.
 fn provoke(host: &Host, packets: &[Vec<u8>]) -> Result<Option<Vec<u8>>> {
     let socket = connect_to_agent(host)?;
     let patience = Some(Duration::from_secs(2));

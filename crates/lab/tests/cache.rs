@@ -14,7 +14,8 @@ use shunt_testbed::wait_or_fail;
 const FILES: &[(&str, u64)] = &[("1m", 1 << 20), ("7m", 7 << 20)];
 const CACHE: &[&str] = &["proxy_cache_path temp/cache keys_zone=c:1m use_temp_path=off"];
 
-/// Locations of the backend: one with a cache, and one with the files, from which the cache gets its responses.
+/// Returns two locations of the backend's nginx: one with a cache, and one with the files, from which the cache gets
+/// its responses.
 fn cache(lab: &Lab, host: &Host) -> String {
     if host.role() != Role::Backend {
         return String::new();
@@ -38,7 +39,7 @@ fn ask(service: &Running<'_>, path: &'static str) -> Result<String> {
     Ok(fetched[0].field("x-cache").unwrap_or_default().to_owned())
 }
 
-/// Asks until a request has made the cache revalidate its response.
+/// Asks for a path again and again, until a request has made the cache revalidate the response.
 fn until_revalidated(service: &Running<'_>, path: &'static str) -> Result<()> {
     wait_or_fail(&format!("{path} is revalidated"), || Ok(ask(service, path)? == "REVALIDATED"))
 }

@@ -159,7 +159,8 @@ fn fetch_one(service: &Running<'_>, name: &str) -> Result<()> {
     service.whole(&Fetch::new(service.service.chain().server()).run(service.lab.client(), &[format!("/{name}")])?)
 }
 
-/// Has many clients leave within a response, each at another byte: they close, or (`resets`) reset their connections.
+/// Has many clients leave within a response, each at a different byte. They close their connections, or reset them if
+/// `resets` is set.
 fn leave_everywhere(options: Options, resets: bool) -> Result<()> {
     beside_others(1, options, |service| {
         for name in ["64k", "300k"] {
@@ -179,8 +180,8 @@ fn leave_everywhere(options: Options, resets: bool) -> Result<()> {
     })
 }
 
-/// Has a client leave at byte `at` of a response. The client sends two requests, so that a second response waits at
-/// that moment.
+/// Has a client leave at byte `at` of a response whose header ends at byte `start`. The client sends two requests, so
+/// that a second response waits at that moment.
 fn leave_at(service: &Running<'_>, name: &str, start: u64, at: u64, resets: bool) -> Result<()> {
     let mut client = Client::connect(service)?;
     client.ask(&format!("/{name}"), "")?;
@@ -245,7 +246,8 @@ fn requests_that_come_with_acknowledgments_wait_their_turn() -> Result<()> {
     })
 }
 
-/// Sends bytes that are no request during a download. Returns the answer that follows the body.
+/// Sends bytes that are no request during a download. Returns the answer that follows the body, without its line
+/// `Date`.
 fn noise_in_the_stream(service: &Running<'_>, noise: &[u8]) -> Result<Vec<u8>> {
     let mut client = Client::connect(service)?;
     client.ask("/7m", "")?;
@@ -316,13 +318,13 @@ fn half_close(service: &Running<'_>, name: &str, moment: Moment) -> Result<bool>
     let end = client.stream.read_to_end(&mut rest);
     same(&service.files, name, before, &rest)?;
     let whole = before + rest.len() == length;
-    // nginx gives up the connection when it sees the FIN, which may be only after it has sent all bytes.
+    // nginx gives up the connection when it sees the FIN. It may see the FIN only after it has sent all bytes.
     ensure!(!whole || end.is_ok() || !matches!(moment, Moment::AtTheLastByte), "a whole body, and then {end:?}");
     Ok(whole)
 }
 
-// nginx closes the connection of a client that has closed its sending half: while it reads the response from an
-// upstream, and while the response waits to be sent.
+// nginx closes the connection of a client that has closed its sending half. It does so both while nginx reads the
+// response from an upstream and while the response waits to be sent.
 #[test]
 fn a_client_that_has_closed_its_half_is_never_left_with_wrong_bytes() -> Result<()> {
     beside_others(0, soon(), |service| {
@@ -357,9 +359,9 @@ fn whole_though_half_closed(service: &Running<'_>) -> Result<Vec<String>> {
     Ok(whole)
 }
 
-// With `proxy_ignore_client_abort`, nginx without Shunt sends to a half-closed client while it reads from an upstream.
-// It looks for the FIN again when it writes the last bytes, so it depends on buffers how much the client gets. With a
-// shortcut (a body that the backend sends), nginx does not write the last bytes, so it does not look again.
+// With `proxy_ignore_client_abort`, nginx without Shunt goes on sending to a half-closed client while nginx reads from
+// an upstream. nginx looks for the FIN again when it writes the last bytes, so buffers decide how much the client gets.
+// With a shortcut (a body that the backend sends), nginx does not write the last bytes, so it does not look again.
 #[test]
 fn a_client_that_has_closed_its_half_gets_everything_where_aborts_are_ignored() -> Result<()> {
     beside_others(0, deaf(), |service| {
@@ -416,7 +418,8 @@ fn a_client_with_a_closed_window_gets_answers_to_its_keepalive_probes() -> Resul
     })
 }
 
-/// Gives the client a route to the frontend's address in the service network, so that it can connect to both addresses.
+/// Gives the client a route to the frontend's address in the service network, so that the client can connect to both
+/// addresses of the frontend.
 fn by_way_of_the_frontend(lab: &Lab) -> Result<()> {
     let (inner, outer) = (lab.frontend().service_address_of(Family::V4)?, lab.frontend().address());
     let mut route = Command::new("ip");
@@ -438,7 +441,8 @@ fn one_client_port_to_two_addresses_of_the_frontend_gets_both_bodies() -> Result
         let length = first.head()?;
         let begun = first.take(100_000)?;
         // Requests alternate between the two backends. One backend already sends to this client's address and port, for
-        // the first connection. Bodies of this backend are fetched (they come through the agents).
+        // the first connection. For the second connection, the bodies of this backend are therefore fetched (they come
+        // through the agents).
         let mut second = Client::connect_to(service, inner, Some(19_998))?;
         for round in 0..4 {
             second.ask("/300k", "")?;

@@ -12,14 +12,15 @@ use shunt_lab::{Host, Lab, Options, Settings, Wrk, file_sha256};
 const URLS_OVER_ONE_CONNECTION: usize = 12;
 const GET_PY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python/get.py");
 
-/// Returns names and URLs of files, from the smallest to the largest and back again.
+/// Returns names and URLs of [`URLS_OVER_ONE_CONNECTION`] files: from the smallest to the largest, and back again.
 fn urls(service: &Running<'_>) -> Vec<(String, String)> {
     let names = FILES.iter().map(|(name, _)| *name).chain(FILES.iter().rev().map(|(name, _)| *name));
     let chain = service.service.chain();
     names.take(URLS_OVER_ONE_CONNECTION).map(|name| (name.to_owned(), chain.url(&format!("/{name}")))).collect()
 }
 
-/// Runs a client that writes one file for each URL into a directory, and compares the files.
+/// Runs a client that writes one file for each URL into a directory, and compares these files with the originals.
+/// Asserts that each long body took the shortcut.
 fn compare(service: &Running<'_>, client: impl FnOnce(&Host, &[(String, String)], &str) -> Result<()>) -> Result<()> {
     let directory = tempfile::tempdir()?;
     let path = directory.path().to_str().context("a temporary path in UTF-8")?;

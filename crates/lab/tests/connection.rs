@@ -23,7 +23,8 @@ fn try_one_connection(pipeline: bool) -> Result<u64> {
         for one in &fetched {
             ensure!(!one.fields.iter().any(|(name, _)| name.starts_with("shunt")), "{:?}", one.fields);
         }
-        // A kernel whose timer expires while an ACK waits for a processor sends the last segment again (RFC 8985, 7.3).
+        // A kernel whose timer expires while an ACK waits for a processor sends the last segment again: a tail loss
+        // probe (RFC 8985, 7.3).
         let probes = |host| counted_by_kernel(host, "netstat", "TcpExt", "TCPLossProbes");
         let probes = probes(service.lab.frontend())? + probes(service.lab.backend())?;
         let verdict = capture.check(&Expect::of(client.address()).connections(1).duplicates(probes));
@@ -37,8 +38,8 @@ fn try_one_connection(pipeline: bool) -> Result<u64> {
     })
 }
 
-/// Runs the test until one run has less than 8 tail loss probes. On a busy machine, ACKs may wait for a processor, and
-/// cause some probes. But if each of five runs has as many probes as its 8 shortcuts, ACKs do not arrive.
+/// Runs the test up to five times, until a run has less than 8 tail loss probes. On a busy machine, ACKs may wait for a
+/// processor, which causes some probes. But if each run has a probe for each of its 8 long bodies, ACKs do not arrive.
 fn one_connection(pipeline: bool) -> Result<()> {
     const TIMES: usize = 5;
     needs_root();
@@ -71,7 +72,8 @@ fn a_payload_of_more_than_2_gib_arrives() -> Result<()> {
     // second is not taken for lost.
     let settings = Settings { agent: "heartbeat = \"10s\"\n", ..Settings::default() };
     start_on(Lab::builder().intermediates(0), FILES, Options { settings, ..Options::shunt() }, |service| {
-        // The file is sparse, except for marks at offset 0, at 1 GiB, just before and at 2 GiB, and 64 MiB later.
+        // The file is sparse, except for marks at offset 0, at 1 GiB, 100 bytes before 2 GiB, at 2 GiB, and 64 MiB
+        // behind it.
         let file = std::fs::File::create(service.files.join("2g"))?;
         for at in [0, 1 << 30, (1 << 31) - 100, 1 << 31, (1 << 31) + (64 << 20)] {
             std::os::unix::fs::FileExt::write_all_at(&file, format!("here is byte {at}").as_bytes(), at)?;

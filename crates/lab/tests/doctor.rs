@@ -19,14 +19,14 @@ use shunt_testbed::wait_for;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{Examined, Refused};
 
-/// A host's agent configuration, and the configuration of its nginx.
+/// A host, with the texts of its agent's and its nginx's configuration.
 struct Setup<'a> {
     host: &'a Host,
     config: String,
     nginx: String,
 }
 
-/// Area and advice of each fault.
+/// For each fault: its area, and a text with its subject and the advice.
 type Faults = Vec<(String, String)>;
 
 impl<'a> Setup<'a> {
@@ -58,12 +58,12 @@ impl<'a> Setup<'a> {
         Ok((config, nginx))
     }
 
-    /// Runs the doctor and returns its faults. Asserts that its exit status agrees.
+    /// Runs the doctor, and returns the faults that it finds. Asserts that its exit status agrees with them.
     fn faults(&self) -> Result<Faults> {
         self.faults_by(&[])
     }
 
-    /// Like `faults`, with the doctor started by another program: `starter` has its name and its arguments.
+    /// Like `faults`, with the doctor started by another program: `starter` is that program's name and arguments.
     fn faults_by(&self, starter: &[&str]) -> Result<Faults> {
         let (code, findings) = self.findings(starter)?;
         let fault = |finding: &Value| {
@@ -90,7 +90,7 @@ impl<'a> Setup<'a> {
         Ok((output.status.code(), findings))
     }
 
-    /// Runs `shuntd --check`. Returns what it prints, if it finds a fault.
+    /// Runs `shuntd --check`. Returns what it prints if it finds a fault, else `None`.
     fn checked(&self) -> Result<Option<String>> {
         let (config, _) = self.write()?;
         let mut command = Command::new(shuntd_program()?);
@@ -164,7 +164,7 @@ fn is_of_programs(about: &str) -> bool {
     about.starts_with("the BPF programs of ")
 }
 
-/// Returns the doctor's finding about handoffs, while a client downloads.
+/// Runs the doctor while a client downloads. Returns the doctor's finding about handoffs.
 fn handoff(service: &Running<'_>, path: &str) -> Result<Value> {
     let (frontend, client) = (service.lab.frontend(), service.lab.client());
     let (config, nginx) = Setup::of(frontend)?.write()?;
@@ -439,7 +439,7 @@ ip route replace default via 198.51.100.2 dev spare0
     })
 }
 
-/// Asserts that the doctor finds this fault, where something else answers in place of the backend's agent.
+/// Asserts that the doctor finds this fault when the test answers in place of the backend's agent.
 fn answered(service: &mut Running<'_>, answer: impl FnOnce() -> Vec<u8> + Send, area: &str, says: &str) -> Result<()> {
     let (frontend, backend) = (service.lab.frontend(), backend(service)?);
     service.service.kill_agent(backend)?;
@@ -494,7 +494,7 @@ fn an_old_kernel_and_missing_capabilities_are_found() -> Result<()> {
     needs_root();
     with_service(|service| {
         let frontend = service.lab.frontend();
-        // This process sees the kernel as Linux 2.6 (personality(2), UNAME26).
+        // The doctor sees the kernel as Linux 2.6 (personality(2), UNAME26).
         started_by(frontend, &["setarch", "--uname-2.6"], "kernel", "Linux 5.15 or newer")?;
         started_by(frontend, &["setpriv", "--bounding-set", "-bpf"], "capabilities", "CAP_BPF")
     })
@@ -518,7 +518,8 @@ fn a_certificate_out_of_its_time_fails_the_check() -> Result<()> {
             let authority = Authority::open(directory);
             let request = Request { name: "frontend".into(), addresses: Vec::new(), days: 1 };
             let files = authority.files_of("frontend");
-            // The authority overwrites no file. The agent has read its own certificate already.
+            // The authority overwrites no file, so the old certificate and key are removed. The running agent has read
+            // them already.
             std::fs::remove_file(&files.certificate)?;
             std::fs::remove_file(&files.key)?;
             authority.issue_between(&request, begin, end)?;

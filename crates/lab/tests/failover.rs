@@ -1,4 +1,5 @@
-//! A backend is lost in the middle of a download, and the download continues.
+//! Backends that are lost before or during a download. Another backend continues the download if it surely has the same
+//! bytes. Otherwise the client's connection is reset.
 
 mod service;
 
@@ -13,7 +14,7 @@ use shunt_lab::{Lab, LabBuilder, Role, Wire};
 
 const HOWS: [How; 2] = [How::Kill, How::CutOff];
 /// Number of body bytes after which a backend is lost. Near the body's end, the lost backend's kernel could still send
-/// all the rest, because its send buffer has it.
+/// all the rest out of its send buffer.
 const MIDDLE: u64 = BODY_BYTES / 2;
 
 fn start<T>(builder: LabBuilder, test: impl FnOnce(&mut Failover<'_>) -> Result<T>) -> Result<T> {
@@ -38,7 +39,7 @@ fn ten_downloads_are_whole_whenever_their_backends_are_killed() -> Result<()> {
 }
 
 /// Loses a backend after `at` bytes of a download, once in each way of [`HOWS`]. Asserts that the download is whole,
-/// and that it takes this number of failovers (moves to another backend).
+/// ends in time, and takes this number of failovers (moves to another backend).
 fn lose_at(builder: LabBuilder, at: u64, failovers: u64) -> Result<()> {
     needs_root();
     start(builder, |failover| {
@@ -109,8 +110,8 @@ fn lost_twice_in_one_download() -> Result<()> {
 }
 
 /// The backend is off the network for about the time after which an agent takes its peer for lost. So one agent may
-/// have ended the session, and the other one not yet. No offer (body that a backend holds ready) may be refused for
-/// that.
+/// have ended the session, and the other one not yet. No offer (body that a backend holds ready) may be refused because
+/// of this.
 #[test]
 fn after_a_moment_off_the_network_no_offer_is_refused() -> Result<()> {
     needs_root();

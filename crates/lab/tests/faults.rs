@@ -23,7 +23,7 @@ fn slow(service: &Running<'_>) -> Fetch {
     fetch
 }
 
-/// Changes a file while a slow client reads it. The client must not take what it got for the whole.
+/// Changes a file while a slow client reads it. The client must get a reset, and not take a part for the whole.
 fn spoil(change: impl Fn(&File) -> Result<()>) -> Result<()> {
     needs_root();
     start(0, |service| {
@@ -105,7 +105,8 @@ fn a_file_replaced_in_flight_is_sent_as_it_was() -> Result<()> {
     })
 }
 
-/// Drops all packets that the client sends, or (`heard`) lets them pass again. The client still gets others' packets.
+/// Drops all packets that the client sends, or lets them pass again if `heard` is true. The client still gets others'
+/// packets.
 fn client_is_heard(service: &Running<'_>, heard: bool) -> Result<()> {
     let mut tc = Command::new("tc");
     let device = service.lab.client().ports()[0].device.as_str();
@@ -119,7 +120,7 @@ fn client_is_heard(service: &Running<'_>, heard: bool) -> Result<()> {
     service.lab.client().check(tc).map(drop)
 }
 
-/// Waits until the value that `of` computes from a host's sockets has been the same ten times in a row.
+/// Waits until the value that `of` computes from a host's sockets has not changed in ten looks in a row.
 fn until_settled(host: &Host, of: impl Fn(&[TcpSocket]) -> u64) -> Result<()> {
     let (mut last, mut same) = (u64::MAX, 0);
     wait_for("the bytes in the sockets stay the same", || {
@@ -131,8 +132,8 @@ fn until_settled(host: &Host, of: impl Fn(&[TcpSocket]) -> u64) -> Result<()> {
     })
 }
 
-/// The client's last ACKs are lost. Then the backend is lost, with all that it could retransmit, so nothing makes the
-/// client send an ACK any more. When the frontend resets the connection, the client has more than the frontend knows.
+/// The client's last ACKs are lost. Then the backend is lost, so nobody retransmits, and nothing makes the client send
+/// an ACK any more. When the frontend resets the connection, the client has more than the frontend knows.
 fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Result<()> {
     let lab = service.lab;
     let server = service.service.chain().server();
@@ -256,8 +257,8 @@ fn a_connection_survives_the_restart_of_both_agents() -> Result<()> {
     })
 }
 
-/// All machines stand still together for longer than four heartbeats. This happens to virtual machines whose host is
-/// moved, or has no core for them.
+/// Both agents stand still at the same time, for longer than four heartbeats. This happens on virtual machines that are
+/// moved to another host, or whose host has no core for them.
 #[test]
 fn machines_that_stand_still_together_lose_no_session() -> Result<()> {
     needs_root();
@@ -317,7 +318,7 @@ fn a_client_that_goes_away_leaves_nothing() -> Result<()> {
             client.run(|| -> Result<()> {
                 let mut stream = std::net::TcpStream::connect(server)?;
                 stream.write_all(b"GET /7m HTTP/1.1\r\nHost: x\r\n\r\n")?;
-                std::thread::sleep(Duration::from_millis(20)); // then the client leaves, at whatever byte it has got to
+                std::thread::sleep(Duration::from_millis(20)); // then the client leaves, wherever in the body it is
                 Ok(()) // closes with unread bytes, so the client's kernel sends a reset
             })??;
         }

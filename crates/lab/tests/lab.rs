@@ -133,7 +133,8 @@ fn a_link_has_its_delay_and_its_mtu() -> Result<()> {
     let client = lab.client().run(|| UdpSocket::bind(to))??;
     client.set_read_timeout(Some(Duration::from_secs(2)))?;
     let backend = lab.backend().run(|| UdpSocket::bind((lab.backend().address(), 4001)))??;
-    // On a busy machine, a datagram may be lost. So each has a number, which tells when the one that came was sent.
+    // On a busy machine, a datagram may be lost. So each datagram has a number, by which the test knows when the one
+    // that arrived was sent.
     let (mut buffer, mut sent) = ([0], Vec::new());
     wait_for("a datagram arrives", || {
         sent.push(Instant::now());
@@ -264,8 +265,9 @@ fn remains(owner: u32) -> Vec<String> {
 }
 
 /// Process that the tests below kill. It makes what tests make: a lab with agents, and a pin directory and a control
-/// group outside the lab. Then it writes process ids to a file, and waits to be killed. They are those of its backend's
-/// server and of its watchdogs (processes that remove what it leaves).
+/// group outside the lab. Then it writes process IDs to a file, and waits to be killed. These are the ID of its
+/// backend's server, and those of the children of its thread. The children include its watchdogs (processes that remove
+/// what it leaves).
 #[test]
 #[ignore = "runs only as the victim of the tests that kill it"]
 fn victim() -> Result<()> {
@@ -295,8 +297,8 @@ fn start_victim(told: &std::path::Path) -> Result<std::process::Child> {
     Ok(victim.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn()?)
 }
 
-/// Returns the process ids that the victim has written. The first is that of its backend's server. The others are those
-/// of all children of the victim's thread, which include its watchdogs.
+/// Waits for the process IDs that the victim writes, and returns them. The first is that of the victim's backend
+/// server. The others are those of all children of the victim's thread, which include its watchdogs.
 fn told_by(victim: &mut std::process::Child, told: &std::path::Path) -> Result<Vec<String>> {
     wait_for("the victim builds a lab", || std::fs::read_to_string(told).is_ok())?;
     let left = remains(victim.id());

@@ -1,7 +1,8 @@
 //! Limits of an agent: while one is reached, new responses are relayed (sent through the tiers), and are whole and
 //! right. Below the limit, they take shortcuts again (from the backend straight to the client). Responses under way
-//! continue. An *offer* is a body that a backend holds ready for a shortcut. A *fetched* body comes through both
-//! agents. A *parked* socket of a backend waits for the next body of its client's connection.
+//! continue. An *offer* is a body that a backend holds ready for a shortcut. A *handoff* lets the backend send the
+//! body. A *fetched* body comes through both agents. A *parked* socket of a backend waits for the next body of its
+//! client's connection.
 
 mod service;
 
@@ -17,14 +18,15 @@ use shunt_testbed::{wait_for, wait_or_fail};
 
 const FILES: &[(&str, u64)] = &[("held", HELD_BYTES), ("64k", 64 << 10), ("7m", 7 << 20)];
 const LIMIT: u64 = 10;
-/// Number of descriptors that a backend's agent may have, and a number of connections whose parked sockets alone would
+/// Number of descriptors that a backend's agent may have. The parked sockets of [`CONNECTIONS`] connections alone would
 /// need more.
 const DESCRIPTORS: u64 = 1000;
 const CONNECTIONS: u64 = 1500;
 /// Number of descriptors that is less than what an agent keeps free, but enough for the bodies under way and for the
 /// test's questions to the agent.
 const FEW_DESCRIPTORS: u64 = 60;
-/// Most handoffs above the limit: those of which the server has not told the agent yet when the limit is reached.
+/// Greatest number of handoffs above the limit. The server may not have told the agent of these when the limit is
+/// reached.
 const UNDER_WAY: u64 = 1;
 const FETCHES: usize = 2;
 
@@ -35,8 +37,8 @@ fn with_limits(limits: &'static str, test: impl FnOnce(&mut Running<'_>) -> Resu
 }
 
 /// Asks for twice as many bodies as the limit, one after the other, while none of them ends. Then lets all end. Asserts
-/// that as many bodies as the limit allows took shortcuts, that the limit was reached once, and that the other bodies
-/// were relayed because of it.
+/// that as many bodies as the limit allows (up to [`UNDER_WAY`] more) took shortcuts. Also asserts that the limit was
+/// reached once, and that the other bodies were relayed because of this limit.
 fn fill(limits: &'static str, limit: &str, relayed: &str) -> Result<()> {
     with_limits(limits, |service| {
         service.lab.client().run(|| -> Result<()> {
@@ -62,8 +64,8 @@ fn until_idle(service: &Running<'_>) -> Result<()> {
     })
 }
 
-/// Asks for a body, and waits until the agent knows all handoffs: a worker tells it only at the end of a pass of its
-/// event loop. All bodies that were asked for earlier must still be under way.
+/// Asks for a body, and waits until the agent knows all handoffs: nginx's worker tells the agent of handoffs only at
+/// the end of a pass of the worker's event loop. All bodies that were asked for earlier must still be under way.
 fn ask_slowly(service: &Running<'_>) -> Result<Held> {
     let held = Held::ask(service, "held", "")?;
     wait_for("the agent knows each handoff", || {
@@ -126,7 +128,8 @@ fn allow_descriptors(service: &Running<'_>, most: u64) -> Result<()> {
     Ok(())
 }
 
-/// An agent without free descriptors takes no new offers, sends those that it has, and takes new ones again later.
+/// An agent without free descriptors takes no new offers, sends those that it has, and takes new ones again when it has
+/// descriptors.
 #[test]
 fn descriptors_run_out() -> Result<()> {
     with_limits("", |service| {
@@ -166,8 +169,8 @@ fn parked_senders_give_way() -> Result<()> {
     })
 }
 
-/// While the greatest number of fetches is under way, the frontend asks for no offers, or the backend makes none. So
-/// responses are relayed whole. Later, shortcuts are taken again.
+/// While the greatest allowed number of fetches is under way, the frontend asks for no offers, or the backend makes
+/// none. So responses are relayed whole. Later, shortcuts are taken again.
 fn fill_fetches(limits: &'static str, limit: &str) -> Result<()> {
     with_limits(limits, |service| {
         // A connection from the frontend itself is never handed off, so its bodies are fetched.

@@ -17,9 +17,10 @@ const CLIENTS: usize = 2000;
 /// Number of rounds. In each round, the test asks for as many bodies as are still missing until [`CLIENTS`] handoffs
 /// (bodies that the backend sends to clients) are under way.
 const ROUNDS: usize = 10;
-/// Descriptors that the test needs: a backend's agent has a socket and a file for each client, and some more.
+/// Number of descriptors that one process of the test needs: the backend's agent has a socket and a file for each
+/// client, and some other descriptors.
 const DESCRIPTORS: u64 = 2 * CLIENTS as u64 + 200;
-/// Most memory of the frontend's agent for each shortcut, in bytes, with its part of the flow table.
+/// Bound on the frontend agent's memory for each shortcut, in bytes. It includes the shortcut's part of the flow table.
 const AGENT_BYTES_EACH: u64 = 8 << 10;
 
 /// Memory and descriptors of one process.
@@ -64,8 +65,8 @@ fn tcp_pages() -> Result<u64> {
     Ok(tcp.split("mem ").nth(1).context("no mem")?.trim().parse()?)
 }
 
-/// Asks for bodies until [`CLIENTS`] handoffs are under way. More than one round may be needed: while an agent gets no
-/// core, servers relay (`relayed_agent_busy`).
+/// Asks for bodies in [`ROUNDS`] rounds, until [`CLIENTS`] handoffs are under way. More than one round may be needed:
+/// while an agent gets no core, servers send bodies through the tiers (`relayed_agent_busy`).
 fn hold_all(service: &Running<'_>) -> Result<Vec<Held>> {
     let mut held = Vec::new();
     for _ in 0..ROUNDS {
@@ -76,7 +77,7 @@ fn hold_all(service: &Running<'_>) -> Result<Vec<Held>> {
     Ok(held)
 }
 
-/// Returns the number of handoffs under way, once it no longer grows.
+/// Returns the number of handoffs under way, once two counts in a row are the same.
 fn under_way(service: &Running<'_>) -> Result<usize> {
     let mut before = None;
     wait_for("no more handoffs begin", || {
@@ -87,7 +88,7 @@ fn under_way(service: &Running<'_>) -> Result<usize> {
     })
 }
 
-/// Asserts that all handoffs are under way at once.
+/// Asserts that [`CLIENTS`] handoffs are under way at once.
 fn all_are_held(service: &Running<'_>) -> Result<()> {
     let stats = service.service.all_stats()?;
     let now = service.counted("agent.now.handoffs")?;

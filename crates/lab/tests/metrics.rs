@@ -15,7 +15,7 @@ use shunt_testbed::{is_asleep, wait_for};
 
 const ADDRESS: &str = "127.0.0.1:9440";
 
-/// Sends a request to the agent's page of counters, and returns the whole answer.
+/// Sends a request to the agent's HTTP server for counters, and returns the whole answer.
 fn ask(request: &[u8]) -> Result<String> {
     let mut stream = TcpStream::connect(ADDRESS)?;
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;
@@ -74,8 +74,8 @@ fn samples(page: &str) -> Result<BTreeMap<String, u64>> {
     Ok(samples)
 }
 
-/// Asserts that the page has every number of `shunt stats`, and that docs/counters.md has a line for each number or its
-/// group.
+/// Asserts that the page has as many samples as `shunt stats` has numbers, besides one sample for each peer. Also
+/// asserts that docs/counters.md names each number or its group.
 fn is_complete(service: &Running<'_>, samples: &BTreeMap<String, u64>) -> Result<()> {
     let document = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/counters.md");
     let document = std::fs::read_to_string(document)?;
@@ -98,8 +98,8 @@ fn is_complete(service: &Running<'_>, samples: &BTreeMap<String, u64>) -> Result
     Ok(())
 }
 
-/// Gives the frontend's agent as many peers with long names as an agent may have beside the real one. Nobody answers at
-/// their address.
+/// Adds 255 peers with long names to the configuration of the frontend's agent. With the real peer, they are as many as
+/// an agent may have. Nobody answers at their address.
 fn with_many_peers(host: &Host, mut text: String) -> String {
     if host.role() != Role::Frontend {
         return text;
@@ -170,7 +170,7 @@ fn an_agent_that_was_stopped_answers_when_it_goes_on() -> Result<()> {
         let mut stream = frontend.run(|| TcpStream::connect(ADDRESS))??;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\n")?;
-        // A thread of the agent has read this part of the request, and waits for the rest.
+        // Waits until a thread of the agent has read this part of the request. The thread then waits for the rest.
         wait_for("the request is read", || {
             let unread = frontend.tcp_sockets()?.iter().map(|socket| socket.unread_bytes).sum::<u64>();
             ensure!(unread == 0, "{unread} bytes are unread");

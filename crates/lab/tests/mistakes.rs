@@ -1,5 +1,5 @@
 //! The table of operators' mistakes (crates/lab/src/mistakes/). Each mistake is reported to the operator, and no
-//! response fails because of it.
+//! response fails because of it. Rows of the list `KNOWN` are excepted.
 
 mod service;
 

@@ -51,7 +51,8 @@ fn locations(lab: &Lab, host: &Host) -> String {
     }
 }
 
-/// Makes the intermediate, which is another operator's, cache responses although it is told not to.
+/// Makes the intermediate, which is another operator's, cache responses although their header forbids it
+/// (X-Accel-Expires).
 fn caching(host: &Host, text: String) -> String {
     let cache = "    proxy_cache_path temp/kept keys_zone=kept:1m;\n    proxy_ignore_headers X-Accel-Expires;\n";
     match host.role() {

@@ -184,7 +184,7 @@ fn acks_leave_by_one_of_several_paths() -> Result<()> {
 
 #[test]
 fn acks_leave_as_policy_rules_say() -> Result<()> {
-    // The interface of the source address is cut off.
+    // The frontend's interface in the service network, which has the ACKs' source address, is cut off.
     let back = ["route add 10.77.1.1/32 via 10.77.0.1 dev service0 onlink"];
     let commands = [
         "route add blackhole 10.77.1.101/32",

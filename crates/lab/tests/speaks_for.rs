@@ -1,5 +1,5 @@
-//! A wrong `speaks_for` (the addresses with which a backend may send for a frontend): responses do not take the
-//! shortcut from the backend to the client, but none fails.
+//! A wrong `speaks_for` (the server addresses in whose name a backend may send): responses do not take the shortcut
+//! from the backend to the client, but none fails.
 
 mod service;
 
@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use service::{FILES, needs_root, start_on};
 use shunt_lab::{Lab, Options, Settings, fetch};
 
-/// The backend's agent may not send with the address that clients know as the service's. In practice, this happens if
+/// The backend's agent may not send in the name of the address that clients connect to. In practice, this happens if
 /// the service's public address is none of the frontend's own addresses.
 #[test]
 fn a_backend_that_does_not_speak_for_the_frontend_relays() -> Result<()> {

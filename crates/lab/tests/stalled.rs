@@ -13,7 +13,7 @@ use service::{FILES, Running, needs_root, start, start_on};
 use shunt_lab::{Host, Lab, Link, Options};
 
 const RELAYED: &str = "servers.relayed_stalled";
-/// Number of body bytes that are more than a window: the last ones are sent only after ACKs of earlier ones.
+/// Number of body bytes that is more than a window: the backend sends the last of them only after ACKs of earlier ones.
 const HEARD: usize = 512 << 10;
 
 fn nft(host: &Host, rule: &str) -> Result<()> {

@@ -16,7 +16,8 @@ fn signal(service: &mut Running<'_>, host: &Host, signal: Signal) -> Result<()> 
     service.service.agent_process(host)?.context("the host has an agent")?.signal(signal)
 }
 
-/// Asks for a body that is longer than the client's buffers, so that its window closes after a part of it.
+/// Asks for a body that is longer than the client's buffers, so that the client's window closes after a part of the
+/// body.
 fn ask(service: &Running<'_>) -> Result<Held> {
     service.lab.client().run(|| Held::ask(service, "7m", ""))?
 }
@@ -60,7 +61,8 @@ fn a_handoff_that_a_stopped_agent_never_reads_goes_on_without_it() -> Result<()>
     })
 }
 
-/// While the agent is stopped, the backend of a payload under way is lost. So the worker has to notice the loss itself.
+/// While the frontend's agent is stopped, the backend's agent is killed in the middle of a payload. So the worker has
+/// to notice the loss itself.
 #[test]
 fn a_payload_whose_backend_is_lost_while_the_agent_is_stopped_goes_on() -> Result<()> {
     needs_root();

@@ -1,11 +1,11 @@
-//! Actions: steps that the logic asks the daemon to carry out. They are done in their order, before the next event. No
-//! action holds keys of clients' TLS connections or of offers. A *peer* is another machine's agent. A *server* is a
-//! program of this machine that is connected to the agent. A *sender* is this machine's kernel socket for a client of a
-//! peer. A *ring* is a BPF ring buffer by which the kernel tells one server what becomes of its handoffs. A *handoff*
-//! lets a backend send a payload on the connection of a frontend's client, and a *region* is the range of sequence
-//! numbers that the payload takes there. A *fetch* brings a payload through both agents instead. The *board* is memory
-//! that the agent writes and servers read. The *digest* of a file is its SHA-256. A *store* has the payloads of a
-//! machine's programs under `shunt run`.
+//! Actions: steps that the logic asks the daemon to carry out. The daemon carries them out in their order, before the
+//! next event. No action holds keys of clients' TLS connections or of offers. A *peer* is another machine's agent. A
+//! *server* is a program of this machine that is connected to the agent. A *sender* is this machine's kernel socket for
+//! a client of a peer. A *ring* is a BPF ring buffer by which the kernel tells one server what becomes of its handoffs.
+//! A *handoff* lets a backend send a payload on the connection of a frontend's client. A *region* is the range of
+//! sequence numbers that the payload takes there. A *fetch* brings a payload through both agents to the frontend's
+//! server instead. The *board* is memory that the agent writes and servers read. The *digest* of a file is its SHA-256.
+//! A *store* has the payloads of a machine's programs under `shunt run`.
 
 use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
@@ -17,7 +17,8 @@ use zerocopy::IntoBytes;
 use crate::board::Change;
 use crate::machine::{ActiveRegion, Machine};
 
-/// Names of handoffs at a backend: number of the peer, worker number, number of the handoff.
+/// Handoffs as a backend names them: the peer's number, the worker number (the peer's number of a server's connection),
+/// and the handoff's number.
 pub type Given = HashSet<(u32, u32, u64)>;
 
 /// A message for a server.
@@ -25,9 +26,10 @@ pub type Given = HashSet<(u32, u32, u64)>;
 pub enum Told {
     /// A handoff or fetch has ended without success.
     Ended(local::Ended),
-    /// Answer to a server's question (ASK): whether a peer would send bytes of its store.
+    /// Answer to a server's question (ASK) whether a peer would send bytes of its store. Or the news that a handoff of
+    /// such bytes has to wait.
     Answer(local::Answer),
-    /// The digest of a file.
+    /// The digest of a file, or the news that it is unknown or no longer valid.
     Digest(local::Digest),
 }
 
@@ -42,7 +44,7 @@ impl Told {
     }
 }
 
-/// Actions in their order. The buffer is reused: a handoff allocates nothing.
+/// Actions in their order. The buffer is reused, so that the queue needs no new memory for a handoff.
 pub struct Actions<M: Machine>(VecDeque<Action<M>>);
 
 impl<M: Machine> Default for Actions<M> {
@@ -80,18 +82,19 @@ pub enum Action<M: Machine> {
     /// Close the connection with a peer, if there is one.
     HangUp(usize),
 
-    /// Send a message to a server, now or once its socket has room. If it cannot be kept until then, call
+    /// Send a message to a server, now or once its socket has room. If the message cannot be kept until then, call
     /// [`Logic::unread`](crate::Logic::unread).
     Tell(usize, Told),
-    /// Answer HELLO with WELCOME, with the memory for counters, and with the ring if the server has one.
+    /// Answer a server's HELLO with WELCOME. Descriptors of the board, of memory for the server's counters, and of its
+    /// ring (if it gets one) go with this message.
     Welcome {
         /// The server.
         server: usize,
-        /// Purpose of its connection.
+        /// Purpose of the server's connection.
         channel: Channel,
-        /// Number of the ring to make, for processes of `user`.
+        /// Number of the ring to make, for processes of `user`. `None`: make no ring.
         ring: Option<u32>,
-        /// User of the process.
+        /// User ID of the server's process.
         user: u32,
         /// The server's worker number.
         worker: u32,
@@ -105,26 +108,29 @@ pub enum Action<M: Machine> {
     /// Remove a ring from the kernel.
     CloseRing(u32),
 
-    /// Have the BPF programs steer clients' ACKs to a peer's senders, as the peer's entry says now
-    /// ([`Steered`](crate::frontend::steered::Steered)).
+    /// Have the BPF programs steer clients' ACKs to a peer's senders, as the peer's
+    /// [`Steered`](crate::frontend::steered::Steered) says now.
     Steer(usize),
-    /// Watch the routes to a peer's senders from now on, and report the interfaces that they lead to.
+    /// Watch the routes to the addresses of a peer's senders (in its HELLO) from now on. Report the interfaces that the
+    /// routes lead to.
     WatchRoutes(usize, Hello),
     /// Note in the kernel's table of client connections how many payload bytes may lie between two ACKs for a peer's
     /// sender.
     SetSpacing(usize, peer::Spacing),
     /// Note in the kernel's table of client connections that a client has acknowledged all of a payload.
     SetDelivered(usize, peer::Delivered),
-    /// Mark a region, so that the next packet that this machine sends on its connection resets the client.
+    /// Mark a region as cancelled. The next packet that this machine sends on the client's connection then resets this
+    /// connection.
     Cancel(ActiveRegion),
 
-    /// Discard the senders of these handoffs: the frontend has given them up.
+    /// Discard the senders of these handoffs, which the frontends have given up.
     Abort(Given),
-    /// Continue the senders of these handoffs: the frontends' servers have forgotten the digests of their files.
+    /// Continue the senders of these handoffs, because the frontends' servers have forgotten the digests of the
+    /// payloads' files.
     GoOn(Given),
     /// Discard the senders of a lost peer, except those whose whole payload is already in their send buffers.
     ForgetPeer(u32),
-    /// Close files whose offers have expired.
+    /// Close files whose offers have expired, or cannot be fetched because the file has changed.
     CloseFiles(Vec<M::File>),
 
     /// Connect to a peer for a fetch, and send this request first.
@@ -136,7 +142,7 @@ pub enum Action<M: Machine> {
         /// The request.
         request: peer::Fetch,
     },
-    /// Give a server its end of the socket pair of a fetch, then call [`Logic::fetch_moved`](crate::Logic::fetch_moved)
+    /// Give a server its end of a fetch's socket pair, then call [`Logic::fetch_moved`](crate::Logic::fetch_moved)
     /// whenever bytes move.
     DeliverFetch {
         /// Number of the fetch.
@@ -156,16 +162,17 @@ pub enum Action<M: Machine> {
         offer: Offer,
         /// File of the offer.
         file: M::File,
-        /// State of the file when a frontend was told its digest, or `None` if none was told.
+        /// State of the file when a frontend was told the file's digest. `None`: no digest was told.
         proven: Option<M::State>,
     },
     /// Reset the connection of a peer that fetches.
     ResetFetch(usize),
 
-    /// Set the kernel's key for an address. It proves TCP handshakes between this machine's programs under `shunt run`
-    /// and programs at that address. `None`: remove the key, because neither this machine nor a peer has the address.
+    /// Set the kernel's key for an address. The key proves TCP handshakes between this machine's programs under `shunt
+    /// run` and programs at that address. `None`: remove the key, because neither this machine nor a peer has the
+    /// address.
     SetEnd(IpAddr, Option<[u8; 16]>),
-    /// Give programs the list of pairs of an address and a store that programs at this address can fetch from
+    /// Give programs the list of pairs: an address, and a store that programs at this address can fetch from
     /// ([`SourcesOfPeers`](crate::store::sources::SourcesOfPeers)).
     WriteSources,
 }

@@ -1,8 +1,8 @@
-//! This machine as a backend: it sends payloads to the clients of its peers. A *claim* (CLAIM) is a frontend's message
-//! that asks for one of them. An *offer* is a payload, a range of a file, that a server of this machine holds ready for
-//! a claim. A *sender* is this machine's kernel socket for a client. The *store* has the payloads of this machine's
-//! programs under `shunt run`. A *fetch* brings a payload through both agents to the frontend's server. The *digest* of
-//! a file is its SHA-256. A *turn* is one pass of the daemon's event loop.
+//! This machine as a backend: it sends payloads to the clients of its peers. A *peer* is another machine's agent. A
+//! *claim* (CLAIM) is a frontend's message that asks for a payload. An *offer* is a payload, a range of a file, that a
+//! server of this machine holds ready for a claim. A *sender* is this machine's kernel socket for a client. The *store*
+//! has the payloads of this machine's programs under `shunt run`. A *fetch* brings a payload through both agents to the
+//! frontend's server. The *digest* of a file is its SHA-256. A *turn* is one pass of the daemon's event loop.
 //!
 //! ```text
 //!   server --OFFER--> offers --+
@@ -39,15 +39,15 @@ pub struct Start<M: Machine> {
     pub offered: Option<Offered<M>>,
 }
 
-/// State of a backend. A machine that is no backend has it, too, and refuses everything.
+/// State of a backend. A machine that is no backend has it, too, and refuses all claims.
 pub struct Backend<M: Machine> {
     settings: Option<BackendSettings>,
     has_store: bool,
-    /// Open offers.
+    /// Offers that are neither claimed nor expired.
     pub offers: Offers<M>,
-    /// Claims of stored bytes that wait for a sender or a port.
+    /// Claims of stored bytes that wait because no sender is free, or because the client's sender is busy.
     pub waiting: Waiting,
-    /// Questions that wait for a file's digest.
+    /// Questions of peers that wait for a file's digest.
     pub questions: Questions<M>,
     /// Fetches that peers have asked for.
     pub served: Served,
@@ -60,7 +60,7 @@ pub struct Backend<M: Machine> {
 }
 
 impl<M: Machine> Backend<M> {
-    /// Returns the state of a machine without offers and claims.
+    /// Returns the state of a machine that has no offers and no claims yet.
     pub fn new(settings: Option<BackendSettings>, has_store: bool) -> Self {
         let lifetime = settings.map_or(std::time::Duration::from_secs(30), |backend| backend.offer_lifetime);
         Self {
@@ -75,8 +75,8 @@ impl<M: Machine> Backend<M> {
         }
     }
 
-    /// Handles a peer's claim of an offer, or of `parts` of this machine's store. Returns what the daemon is to send,
-    /// or `None` if the claim is refused or has to wait.
+    /// Handles a peer's claim of an offer, or of `parts` of this machine's store. Returns the payload for the daemon to
+    /// send, or `None` if the claim is refused or has to wait.
     pub fn claim(
         &mut self,
         peer: usize,
@@ -97,8 +97,8 @@ impl<M: Machine> Backend<M> {
         }
     }
 
-    /// Refuses a claim for `reason`, or lets it wait if a sender or a port may become free. To be called only if no
-    /// byte of its payload has left.
+    /// Refuses a claim for `reason`. A claim of stored bytes waits instead if a sender may become free later. To be
+    /// called only if no byte of the claim's payload was sent.
     pub fn refuse(
         &mut self,
         claim: &Claim,
@@ -120,7 +120,7 @@ impl<M: Machine> Backend<M> {
         }
     }
 
-    /// Finds a sender and a port for a claim, and takes the claimed offer.
+    /// Finds a sender for a claim, or room for another sender. Then takes the claimed offer.
     fn place(
         &mut self,
         claim: &Claim,
@@ -148,9 +148,9 @@ impl<M: Machine> Backend<M> {
         Ok(Start { local, offered })
     }
 
-    /// Examines the next waiting claim. Returns it to be sent if there is a place for it now. Otherwise returns
-    /// `Some(None)`: the claim goes on waiting, or fails, for example after too long a wait. Returns `None` when all
-    /// claims of the round have been examined ([`Waiting::begin_round`]).
+    /// Examines the next waiting claim. Returns the claim and the payload to send, if there is a place for it now.
+    /// Otherwise returns `Some(None)`: the claim goes on waiting, or fails, for example after too long a wait. Returns
+    /// `None` when all claims of the round have been examined ([`Waiting::begin_round`]).
     pub fn next_waiting(&mut self, turn: &mut Turn<'_, M>) -> Option<Option<(Box<Waits>, Start<M>)>> {
         let waits = self.waiting.next_of_round()?;
         let Waits { claim, parts, claimant, until, .. } = &*waits;
@@ -167,11 +167,11 @@ impl<M: Machine> Backend<M> {
         })
     }
 
-    /// Checks whether this machine may send packets with a server's address as their source, for a peer.
+    /// Checks whether this machine may send packets to a peer's client with a server's address as their source.
     ///
     /// # Errors
-    /// Returns [`Reason::UnknownOffer`] if this machine is no backend, and [`Reason::NotAllowed`] if the peer may not
-    /// speak for the server.
+    /// Returns [`Reason::UnknownOffer`] if this machine is no backend. Returns [`Reason::NotAllowed`] if the peer may
+    /// not speak for the server, or `client` cannot be another machine's address.
     pub fn may_speak_for(
         &self,
         peer: usize,
@@ -195,11 +195,12 @@ impl<M: Machine> Backend<M> {
         Err(Reason::NotAllowed)
     }
 
-    /// Checks whether this machine may send bytes of its store with a server's address as their source, for a peer.
+    /// Checks whether this machine may send bytes of its store to a peer's client, in packets with a server's address
+    /// as their source.
     ///
     /// # Errors
     /// Returns the errors of [`Backend::may_speak_for`], [`Reason::UnknownOffer`] if there is no store, and
-    /// [`Reason::NotAllowed`] if the peer may not read it.
+    /// [`Reason::NotAllowed`] if the peer may not read the store.
     pub fn would_send(
         &self,
         peer: usize,
@@ -226,7 +227,7 @@ impl<M: Machine> Backend<M> {
         answer(peer, ask.worker.get(), ask.handoff.get(), reason, turn);
     }
 
-    /// Checks that a claim of stored bytes would not have to wait, and that this agent does not drain.
+    /// Returns [`Reason::Limit`] if another claim of stored bytes may have to wait, or if this agent is draining.
     fn has_place(&self, peer: usize, turn: &Turn<'_, M>) -> Result<(), Reason> {
         if self.waiting.delays(peer as u32) || turn.shared.is_draining { Err(Reason::Limit) } else { Ok(()) }
     }
@@ -243,7 +244,8 @@ impl<M: Machine> Backend<M> {
     }
 
     /// Ends the handoffs that frontends have given up: at the end of a turn, and before the next claim. They are
-    /// collected, because many are given up at the same time, and each would cost a scan of all senders.
+    /// collected, because many may be given up at the same time, and aborting each alone would cost a scan of all
+    /// senders.
     pub fn abort_given_up(&mut self, turn: &mut Turn<'_, M>) {
         if self.given_up.is_empty() {
             return;
@@ -253,7 +255,8 @@ impl<M: Machine> Backend<M> {
         turn.act(Action::Abort(given_up));
     }
 
-    /// Carries out the aborts and the withdrawals of digests that this turn has collected.
+    /// Carries out the aborts that this turn has collected. Also lets senders go on, if the frontend's server has
+    /// forgotten the withdrawn digest.
     pub fn end_turn(&mut self, turn: &mut Turn<'_, M>) {
         self.abort_given_up(turn);
         if !self.withdrawn.is_empty() {

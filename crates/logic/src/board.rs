@@ -1,7 +1,8 @@
 //! Contents of the board, which servers read without a system call (`struct shunt_board`). The board is memory of the
-//! agent that servers map. The daemon copies each change into it. It has a head, and one entry for each peer (another
-//! machine's agent) with its keys, its limits and its *epoch*. The epoch grows when a session begins or ends, and with
-//! new prefixes.
+//! agent that servers map. The daemon copies each change into this memory. The board has a head, and one entry for each
+//! peer (another machine's agent) with its keys, its limits and its *epoch*. The epoch is a number that grows with each
+//! change of the peer's session, keys or prefixes. An *offer* is a payload that a backend's server holds ready for one
+//! peer. A *fetch* brings its payload through both agents.
 
 use shunt_wire::local::{BOARD_MAGIC, BoardHead, BoardPeer, VERSIONS};
 use shunt_wire::peer::padded_name;
@@ -23,13 +24,13 @@ pub enum Change {
     Peers,
 }
 
-/// The board's head and its peers' entries. It holds keys, and so has no `Debug`.
+/// The board's head, and the entries of the peers. This type has no `Debug`, because the entries hold keys.
 pub struct Board {
     head: BoardHead,
     peers: Vec<BoardPeer>,
 }
 
-/// Facts about an agent that the board has from the start.
+/// Facts about an agent, which the board has from the start.
 #[derive(Clone, Copy, Debug)]
 pub struct Role<'a> {
     /// Name of this machine.
@@ -68,7 +69,7 @@ impl Board {
         Self { head, peers: peers.iter().map(blank).collect() }
     }
 
-    /// Returns the head. The daemon writes `alive` and `beat` itself.
+    /// Returns the head. The daemon writes the fields `alive` and `beat` in servers' memory by itself.
     pub fn head(&self) -> &BoardHead {
         &self.head
     }
@@ -101,7 +102,7 @@ impl Board {
         self.change(peer, |entry| (entry.state, entry.our_key, entry.their_key) = (BoardPeer::UP, our_key, their_key))
     }
 
-    /// Notes that the session with a peer has ended. The peer's offers can still be fetched, so its keys stay.
+    /// Notes that the session with a peer has ended. The keys stay, because the peer's offers can still be fetched.
     pub fn lost(&mut self, peer: usize) -> Change {
         self.change(peer, |entry| entry.state = BoardPeer::LOST)
     }
@@ -118,8 +119,8 @@ impl Board {
         self.change(peer, |entry| (entry.prefixes, entry.prefix) = prefixes.list())
     }
 
-    /// Edits a peer's entry under a new epoch. An epoch in this copy is even, and grows by two. In servers' memory it
-    /// is odd while the entry is being written (include/shunt.h).
+    /// Edits a peer's entry under a new epoch. An epoch in this copy is even, and grows by two. In servers' memory, the
+    /// epoch is odd while the entry is being written (include/shunt.h).
     fn change(&mut self, peer: usize, edit: impl FnOnce(&mut BoardPeer)) -> Change {
         let entry = &mut self.peers[peer];
         entry.epoch = entry.epoch.wrapping_add(2);
@@ -137,8 +138,8 @@ impl Board {
         (std::mem::replace(word, bits) != bits).then_some(change)
     }
 
-    /// Notes for each peer the IP versions of the clients that it can send to (`SHUNT_FAMILY_*`). Returns `None` if
-    /// nothing changes.
+    /// Notes for each peer the IP versions of the clients that the peer can send to (`SHUNT_FAMILY_*`). Returns `None`
+    /// if nothing changes.
     pub fn set_families(&mut self, of: impl Fn(usize) -> u32) -> Option<Change> {
         let mut is_other = false;
         for (index, entry) in self.peers.iter_mut().enumerate() {

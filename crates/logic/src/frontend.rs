@@ -3,11 +3,13 @@
 //! When a server tells the agent of a handoff, the kernel has begun the handoff's region already (SHUNT_BEGIN or
 //! SHUNT_APPEND). When the region is complete, the kernel tells the server directly. The agent only passes the claim on
 //! to the backend's agent, and failures back to the server. A *peer* is another machine's agent. A *handoff* is a
-//! server's grant of a client connection's send side for one payload. A *claim* is the message that asks the backend
-//! for this payload. A *fetch* brings a payload through both agents instead, and a *store* has the payloads of a
-//! machine's programs under `shunt run`. A *sender* is a backend's kernel socket for a client of a frontend. A *turn*
-//! is one pass of the daemon's event loop. A *region* is a range of sequence numbers of a client's connection, which
-//! one payload takes. A *ring* is a BPF ring buffer by which the kernel tells one server what becomes of its handoffs.
+//! server's grant of a client connection's send side for one payload. A *session* is the use of the connection with a
+//! peer. A *claim* is the message that asks the backend for the payload. An *offer* is a payload that a backend's
+//! server holds ready for a claim. A *fetch* brings a payload through both agents instead, and a *store* has the
+//! payloads of a machine's programs under `shunt run`. A *sender* is a backend's kernel socket for a client of a
+//! frontend. A *turn* is one pass of the daemon's event loop. A *region* is a range of sequence numbers of a client's
+//! connection, which one payload takes. A *ring* is a BPF ring buffer by which the kernel tells one server what becomes
+//! of its handoffs. The *board* is memory that the agent writes and servers read, with an entry for each peer.
 
 pub mod asking;
 pub mod fetches;
@@ -37,8 +39,8 @@ pub enum Canceller {
     Peer(u32),
     /// The server that learns of the handoff's completion by this ring.
     Ring(u32),
-    /// Any server. Allowed only for a handoff whose ring no server of this agent has: an earlier agent gave that ring
-    /// out.
+    /// Any server. Allowed only for a handoff whose ring no server of this agent has now. The ring's server is gone, or
+    /// an earlier agent gave the ring out.
     Anybody,
 }
 
@@ -55,7 +57,7 @@ pub struct Frontend {
 }
 
 impl Frontend {
-    /// Returns the state of a machine with this number of peers, without any session.
+    /// Returns the state of a machine that has this number of peers, and no session.
     pub fn new(peers: usize) -> Self {
         Self {
             steered: SteeredPeers::new(peers),
@@ -86,8 +88,8 @@ impl Frontend {
             return turn.end(server, handoff.handoff, Reason::NotAllowed);
         }
         let peer = handoff.peer as usize;
-        // Another epoch means that the peer's entry on the board has changed since the server read it, for example with
-        // a new session. The server is told, and gets the payload in another way.
+        // Another epoch means that the peer's entry on the board has changed since the server read the entry, for
+        // example with a new session. The server is told, and gets the payload in another way.
         let is_current = turn.shared.board.epoch(peer) == Some(handoff.epoch);
         if !is_current || !turn.shared.peers.is_up(peer) {
             turn.log_failed_handoff(Reason::UnknownOffer, handoff.handoff, client, handoff.trace);
@@ -103,7 +105,7 @@ impl Frontend {
         turn.shared.peers.peer(peer).hearing.give(&claim, parts.is_some());
     }
 
-    /// Tells all peers that a server has given a handoff up. Only one peer knows this handoff, but aborts are rare.
+    /// Tells all peers that a server has given a handoff up. Only one peer needs the message, but aborts are rare.
     pub fn abort<M: Machine>(&mut self, server: usize, handoff: u64, turn: &mut Turn<'_, M>) {
         let Some(maker) = turn.shared.servers.find(server) else { return };
         let abort = Abort { worker: maker.worker.into(), handoff: handoff.into() };
@@ -112,7 +114,7 @@ impl Frontend {
         }
     }
 
-    /// Handles the message (ENDED) of a backend's agent that it has ended a handoff.
+    /// Handles ENDED of a backend's agent: that agent has ended a handoff.
     pub fn ended<M: Machine>(&mut self, peer: usize, ended: &Ended, turn: &mut Turn<'_, M>) {
         if !turn.hear(peer, None, News::End) {
             return;

@@ -1,7 +1,8 @@
 //! An agent's decisions, without sockets, clocks and BPF.
 //!
-//! [`Logic`] is one agent. The daemon (crates/agent) passes events to it, with the time, and carries out the actions
-//! that it asks for:
+//! [`Logic`] is one agent. The daemon (crates/agent) tells it of each event, with the time, and carries out the actions
+//! that the logic asks for. The *board* is memory that the agent writes and its servers read. A *frame* is a message
+//! between agents.
 //!
 //! ```text
 //!   daemon: epoll, descriptors, BPF, TLS          Logic: state machines
@@ -12,10 +13,10 @@
 //! Nothing here waits, reads a clock, draws a random number or makes a system call. The simulator (crates/simulator)
 //! runs many agents on a virtual clock.
 //!
-//! Each module below is for one role: `peers` for other agents, `servers` for the programs of this machine that connect
-//! to the agent, `frontend` and `backend` for the two ends of a handoff (the frontend lets the backend send a body on a
-//! client's connection), `store` for programs under `shunt run`. A state machine gets the state that it shares with
-//! others as a [`Turn`].
+//! Five modules have the state machines. `peers` is for other agents, and `servers` for the programs of this machine
+//! that connect to the agent. `frontend` and `backend` are for the two ends of a handoff, and `store` is for programs
+//! under `shunt run`. In a *handoff*, the frontend lets the backend send a body on a client's connection. State that
+//! several state machines use is passed to them as a [`Turn`].
 #![forbid(unsafe_code)]
 
 pub mod action;

@@ -1,18 +1,19 @@
-//! Limits on the work of an agent. When one is reached, new responses are *relayed*: their bodies come through all
-//! tiers, as without Shunt. A server learns this from the board, memory that the agent writes, so a limit costs a
-//! response nothing. A *handoff* lets another machine send a payload on a client's connection. A *consent* is a
-//! request's header field that permits this. An *offer* is a payload that this machine holds ready. A *fetch* brings a
-//! payload through both agents to the frontend's server. A *sender* is this machine's kernel socket for a client of a
-//! *peer*, another machine's agent. A *turn* is one pass of the daemon's event loop. A limit's state is its *gate*,
-//! which is open or closed.
+//! Limits on the work of an agent. When a limit is reached, new responses are *relayed*: their bodies come through all
+//! tiers, as without Shunt. Servers see on the board (memory that the agent writes) whether a limit is reached, so no
+//! response has to ask the agent. A *handoff* lets another machine send a payload on a client's connection. A *consent*
+//! is a request's header field that permits this. An *offer* is a payload that this machine holds ready for a *claim*,
+//! a peer's message that asks for the payload. A *fetch* brings a payload through both agents to the frontend's server.
+//! A *sender* is this machine's kernel socket for a client of a *peer*, another machine's agent. A *turn* is one pass
+//! of the daemon's event loop. A limit's state is its *gate*, which is open or closed.
 //!
 //! Limits are soft where a response could break otherwise. A response that has a consent or an offer when a limit is
-//! reached is still handed off. So each limit may be exceeded by what is under way at that moment. Descriptors are the
-//! exception: the last ones are kept for work that has already begun.
+//! reached is still handed off. So such a limit may be exceeded by the work that is under way at that moment.
+//! Descriptors are the exception: the last ones are kept for work that has already begun.
 //!
-//! Any consent may lead to a fetch. So a limit of fetches that is reached closes consents (at the frontend, for all
-//! peers) and offers (at the backend, for one peer or all). A peer that delays fetches can so keep other peers'
-//! payloads from being handed off, but no response fails.
+//! Any consent may lead to a fetch. So a frontend that has reached its limit of fetches gives no consents, and a
+//! backend that has reached its limit makes no offers. The limit for one peer stops only offers between the two
+//! machines: a frontend that reaches it tells the peer to make none (CLOSED). So a peer that delays fetches can keep
+//! other peers' payloads from being handed off, but it makes no response fail.
 
 use std::ops::{AddAssign, SubAssign};
 use std::time::Instant;
@@ -24,8 +25,8 @@ use crate::rate::Seldom;
 
 /// Number of descriptors that stay free for work that has already begun: sessions, answers, fetches.
 pub const SPARE_DESCRIPTORS: u64 = 64;
-/// Divisor of a limit: between two checks, a limit may be exceeded by one SLACK-th of it. Not each offer causes a
-/// check, because a check of all limits costs more than an offer.
+/// Divisor of a limit: new work between two checks may exceed a limit by one SLACK-th of the limit, or by 1. So not
+/// each offer causes a check, because a check of all limits costs more than an offer.
 const SLACK: u64 = 32;
 
 /// Section `[limits]` of the configuration.
@@ -48,8 +49,8 @@ pub struct Limits {
     pub fetches: usize,
     /// Most fetches under way with one peer, in each direction.
     pub fetches_per_peer: usize,
-    /// Most connections of this machine's servers, two for each worker. A user gets no more connections than are left
-    /// for others, so at most half of this limit, but four in any case.
+    /// Most connections of this machine's servers, two for each nginx worker. A user gets no more connections than are
+    /// left for others, so at most half of this limit, but four in any case.
     pub servers: usize,
 }
 
@@ -70,7 +71,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Returns an error in the limits, as a sentence that says what to do.
+    /// Returns a sentence that names an error in the limits and says what to do, or `None` if there is no error.
     pub fn problem(&self) -> Option<String> {
         let Limits { handoffs, offers, bytes, fetches, servers, .. } = *self;
         let zero = [("handoffs", handoffs), ("offers", offers), ("bytes", bytes), ("servers", servers as u64)];
@@ -96,7 +97,7 @@ impl Limits {
     }
 }
 
-/// Payloads that wait for their claim or are being sent.
+/// Number and size of payloads that are offered or being sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// Number of payloads.
@@ -108,12 +109,12 @@ pub struct Load {
 }
 
 impl Load {
-    /// Returns the load of one payload that nobody has claimed.
+    /// Returns the load of one payload of this length that is offered and not claimed.
     pub fn waiting(bytes: u64) -> Self {
         Self { payloads: 1, bytes, senders: 0 }
     }
 
-    /// Returns the load of one payload that is being sent.
+    /// Returns the load of one payload of this length that is being sent.
     pub fn sending(bytes: u64) -> Self {
         Self { payloads: 1, bytes, senders: 1 }
     }
@@ -141,7 +142,7 @@ impl SubAssign for Load {
 pub struct Use {
     /// Handoffs of this machine's servers.
     pub handoffs: u64,
-    /// Payloads that are offered or sent.
+    /// Payloads that are offered or being sent.
     pub sent: Load,
     /// Fetches of this machine's servers.
     pub fetches_out: u64,
@@ -158,7 +159,7 @@ impl AddAssign for Use {
     }
 }
 
-/// Descriptors of the process.
+/// File descriptors of the agent's process.
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptors {
     /// Number of open descriptors.
@@ -185,7 +186,8 @@ struct Bound<'a> {
     limit: u64,
 }
 
-/// State of one limit. It closes when the limit is reached, and opens below nine tenths of it.
+/// Gate of one limit. It closes when the use reaches the limit, and opens when the use is below nine tenths of the
+/// limit (rounded up).
 #[derive(Clone, Copy, Debug, Default)]
 struct Gate {
     is_closed: bool,
@@ -208,7 +210,7 @@ impl Gate {
     }
 }
 
-/// Number of times that each limit was reached. `shunt stats` shows them by these names (`agent.limited`).
+/// Number of times that each limit was reached. `shunt stats` shows the numbers under these names (`agent.limited`).
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 #[allow(missing_docs)]
 pub struct Closings {
@@ -252,10 +254,10 @@ pub struct Gates {
     peers: Vec<PeerGates>,
     /// Number of times that each gate was closed.
     pub closings: Closings,
-    /// Use at the last check.
+    /// Use of all peers together at the last check.
     pub total: Use,
-    /// The limits are to be checked at the end of the turn: something has happened that this table has not counted, for
-    /// example a peer's CLOSED.
+    /// The limits are to be checked at the end of the turn. Something other than new handoffs and offers has happened,
+    /// for example a peer's CLOSED.
     is_news: bool,
     handoffs_left: u64,
     offers_left: u64,
@@ -265,7 +267,7 @@ pub struct Gates {
 /// Result of the check of one peer's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Looked {
-    /// The peer's bits of [`closed`].
+    /// Bits of [`closed`] for the peer's entry on the board.
     pub closed: u32,
     /// This agent has reached its limit of handoffs to the peer, or of fetches from it.
     pub is_full: bool,
@@ -309,9 +311,9 @@ impl Gates {
         self.bytes_left = self.bytes_left.saturating_sub(length);
     }
 
-    /// Returns whether the limits are to be checked at the end of this turn: there is news, or enough new work has come
-    /// that a limit may be reached. If a limit for all peers is already reached, new work alone causes no check before
-    /// the next tick (10 a second).
+    /// Returns whether the limits are to be checked at the end of this turn. They are if there is news, or if so much
+    /// new work has come that a limit may be reached. If a limit of handoffs, offers or bytes for all peers is already
+    /// reached, new work causes no check before the next tick (10 a second).
     pub fn is_look_due(&self) -> bool {
         let closed = self.handoffs.is_closed || self.offers.is_closed || self.bytes.is_closed;
         self.is_news || !closed && (self.handoffs_left == 0 || self.offers_left == 0 || self.bytes_left == 0)
@@ -407,7 +409,8 @@ impl Gates {
         }
     }
 
-    /// Logs that a peer takes no offers. The limit is configured at the peer, and the peer's log names it.
+    /// Logs that a peer takes no offers, if that is so, at most once per [`SELDOM`](crate::rate::SELDOM). The reason is
+    /// in the peer's log.
     pub fn say_full(&mut self, peer: usize, name: &str, now: Instant) {
         let gates = &mut self.peers[peer];
         if gates.is_full && gates.said_full.allows(now) {
@@ -426,8 +429,8 @@ pub fn bits(handoffs: bool, offers: bool) -> u32 {
     (u32::from(handoffs) * closed::HANDOFFS) | (u32::from(offers) * closed::OFFERS)
 }
 
-/// Returns how much new work may come before the next check: what is left of the limit, but at least one SLACK-th of
-/// it, and at least 1.
+/// Returns how much new work may come before the next check: the unused part of the limit, but at least one SLACK-th of
+/// the limit, and at least 1.
 fn left(limit: u64, used: u64) -> u64 {
     limit.saturating_sub(used).max(limit / SLACK).max(1)
 }
@@ -462,7 +465,7 @@ mod tests {
         assert_eq!(left(10, 10), 1);
     }
 
-    /// Checks what each limit closes, and for which peers.
+    /// Checks what the limits of handoffs, offers, bytes, senders and fetches close, and for which peers.
     #[test]
     fn each_limit_closes_its_own_gate() {
         let most = Limits {
@@ -501,7 +504,7 @@ mod tests {
             let closed = gates.look(&all, &most, 7, descriptors, now);
             let Looked { closed: of_peer, is_full } = gates.look_at_peer(0, "be", &all[0], &most, now);
             assert_eq!((closed, of_peer, is_full), expected, "{used:?} of {peers}");
-            // Nothing is closed for another peer.
+            // Nothing is closed for a peer that uses nothing.
             assert_eq!(gates.look_at_peer(2, "other", &all[2], &most, now), Looked { closed: 0, is_full: false });
             let later = now + Duration::from_secs(1);
             assert_eq!(gates.look(&[Use::default(); 3], &most, 7, descriptors, later), 0, "{used:?}");

@@ -1,9 +1,10 @@
 //! One agent: its state machines, and the dispatch of events to them. A *peer* is another machine's agent, and a
 //! *session* the use of the connection with it. A *server* is a program of this machine that is connected to the agent.
-//! A *handoff* lets a backend send a payload on the connection of a frontend's client. A *claim* is a frontend's
-//! message that asks this machine for a payload: an *offer* of a server, or bytes of the *store* (payloads of programs
-//! under `shunt run`). A *waiting* claim is one for which no sender (kernel socket for the client) is free. A *fetch*
-//! brings a payload through both agents instead. A *source* is a store that a machine's programs can fetch from. A
+//! A *handoff* lets a backend send a payload on the connection of a frontend's client. A *fetch* brings a payload
+//! through both agents to the frontend's server instead. A *claim* is a frontend's message that asks this machine for
+//! an offer, or for bytes of the store. An *offer* is a payload that a server holds ready, and the *store* has the
+//! payloads of programs under `shunt run`. A *waiting* claim is one for which no sender (kernel socket for the client)
+//! is free. The *digest* of a file is its SHA-256. A *source* is a store that a machine's programs can fetch from. A
 //! *turn* is one pass of the daemon's event loop.
 
 mod connections;
@@ -51,22 +52,23 @@ pub struct Call<'a, M: Machine> {
     pub actions: &'a mut Actions<M>,
 }
 
-/// State for programs under `shunt run` that concerns other agents.
+/// State for programs under `shunt run`: addresses and stores of this machine and its peers, and connections to stores.
 pub struct Store {
-    /// Machine that each known address of programs belongs to.
+    /// Known addresses of programs, and the machine that each address belongs to.
     pub ends: Ends,
-    /// Stores that programs can fetch from.
+    /// For each machine, the stores that its programs can fetch from.
     pub sources: SourcesOfPeers,
-    /// Connections to other stores that are being made.
+    /// Connections that are being made to other machines' stores.
     pub reaching: Reaching,
-    /// Number of connections to other stores that could not be made.
+    /// Number of connections to other machines' stores that could not be made.
     pub unreached: u64,
 }
 
 impl Store {
-    /// Returns the state without sessions. `own_key` proves TCP handshakes between programs of this machine.
-    /// `configured` has the addresses by which peers know its programs, if these differ from its interfaces' addresses.
-    /// `store` and `stores` are the names of this machine's store and of its peers' stores.
+    /// Returns the state of an agent without sessions. `own_key` proves TCP handshakes between programs of this
+    /// machine. `configured` has the addresses by which peers know these programs. If it is empty, peers know them by
+    /// the addresses of this machine's interfaces. `store` and `stores` are the names of this machine's store and of
+    /// its peers' stores.
     pub fn new(own_key: Key, configured: &[IpAddr], store: Source, stores: Vec<Source>) -> Self {
         let (ends, sources) = (Ends::new(own_key, configured), SourcesOfPeers::new(store, stores));
         Self { ends, sources, reaching: Reaching::default(), unreached: 0 }
@@ -81,7 +83,8 @@ pub struct Logic<M: Machine> {
     pub frontend: Frontend,
     /// This machine as a backend.
     pub backend: Backend<M>,
-    /// Connections of agents whose first frame, which says their purpose, has not arrived.
+    /// Connections that other agents have made, until the first frame arrives. This frame says the connection's
+    /// purpose.
     pub incoming: Incoming,
     /// State of each limit.
     pub gates: Gates,
@@ -90,7 +93,8 @@ pub struct Logic<M: Machine> {
 }
 
 impl<M: Machine> Logic<M> {
-    /// Returns an agent that starts. `netns` is the cookie of its network namespace, or 0 if it is not known.
+    /// Returns an agent without sessions. `netns` is the cookie of the agent's network namespace, or 0 if the cookie is
+    /// not known.
     pub fn new(settings: Settings, netns: u64, store: Option<Store>, now: Instant) -> Self {
         let names: Vec<&str> = settings.peers.iter().map(|peer| peer.name.as_str()).collect();
         let lifetime = settings.backend.map_or(30_000, |backend| backend.offer_lifetime.as_millis() as u32);
@@ -123,10 +127,11 @@ impl<M: Machine> Logic<M> {
         }
     }
 
-    /// Handles a frame of a peer with a session. Claims are handled by [`Logic::claim`].
+    /// Handles a frame that a peer sends in a session. Claims are handled by [`Logic::claim`] instead, and HELLO by
+    /// [`Logic::hello`].
     ///
     /// # Errors
-    /// Returns the peer's fault, which ends the session.
+    /// Returns the peer's fault. The daemon then ends the session.
     pub fn frame(&mut self, peer: usize, frame: &Frame, call: &mut Call<'_, M>) -> Result<(), Reason> {
         self.shared.peers.note_heard(peer, call.now);
         let Self { shared, frontend, backend, gates, .. } = self;
@@ -161,7 +166,7 @@ impl<M: Machine> Logic<M> {
         Ok(())
     }
 
-    /// Calls `do_it` with both roles' state, and with the context of this event.
+    /// Calls `do_it` with the state of this machine as a frontend and as a backend, and with the context of this event.
     fn with<R>(
         &mut self,
         call: &mut Call<'_, M>,
@@ -172,9 +177,9 @@ impl<M: Machine> Logic<M> {
         do_it(&mut self.frontend, &mut self.backend, turn)
     }
 
-    /// Returns the index of an offers connection and the number of an offer, if a frame names an offer that has not
-    /// been read from that connection yet. The daemon reads the connection before it passes the frame on, because
-    /// making an offer does not wake the agent.
+    /// If a frame names an offer that has not been read from its connection yet, returns the index of that connection
+    /// and the offer's number. The daemon reads the connection before it passes the frame on, because making an offer
+    /// does not wake the agent.
     pub fn missing_offer(&self, frame: &Frame) -> Option<(usize, u64)> {
         let number = match frame {
             Frame::Claim(claim) => claim.offer.get(),
@@ -189,12 +194,13 @@ impl<M: Machine> Logic<M> {
         self.shared.servers.find(server)?.takes_offers().then_some((server, number))
     }
 
-    /// Handles a server's message. Takes `file`, which came with it, if the message is an offer that is kept; the caller
-    /// closes a file that is left. `was_cut` says that descriptors of its packet were lost.
+    /// Handles a server's message. `file` came with the message, and is taken if the message is an offer that is kept.
+    /// The caller closes a file that is not taken. `was_cut` says that descriptors that came with the message were
+    /// lost.
     ///
     /// # Errors
-    /// Returns the server's fault, which ends its connection. A handoff that fails is no fault of the server, and is
-    /// answered.
+    /// Returns the server's fault. The daemon then ends the server's connection. A failed handoff is not such a fault:
+    /// the server gets a message about it.
     pub fn request(
         &mut self,
         server: usize,
@@ -215,7 +221,7 @@ impl<M: Machine> Logic<M> {
                 let is_own = offer.number >> 32 == u64::from(maker.worker);
                 match file {
                     Some(_) if is_own => return self.offer(*offer, file, call),
-                    // The offer came without its descriptor because this process had none left.
+                    // The offer came without its descriptor, because the agent had no descriptor left.
                     None if is_own && was_cut => self.shared.counts.offers_without_descriptor += 1,
                     _ => return Err(Reason::Malformed),
                 }
@@ -254,8 +260,8 @@ impl<M: Machine> Logic<M> {
         Ok(())
     }
 
-    /// Handles a peer's claim of an offer, or of `parts` of this machine's store. Returns what the daemon is to send,
-    /// or `None` if the claim is refused or has to wait. If the daemon cannot begin to send, it calls
+    /// Handles a peer's claim of an offer, or of `parts` of this machine's store. Returns the payload for the daemon to
+    /// send, or `None` if the claim is refused or has to wait. If the daemon cannot begin to send, it calls
     /// [`Logic::start_failed`].
     pub fn claim(
         &mut self,
@@ -268,7 +274,8 @@ impl<M: Machine> Logic<M> {
         self.with_gates(call, |backend, gates, turn| backend.claim(peer, claim, parts, gates, turn))
     }
 
-    /// Notes that the daemon could not begin to send for a claim. No byte has left, but the claim's offer is used up.
+    /// Notes that the daemon could not begin to send the payload of a claim. No byte was sent. The claim's offer, if it
+    /// had one, is used up.
     pub fn start_failed(
         &mut self,
         claimant: Claimant,
@@ -285,8 +292,8 @@ impl<M: Machine> Logic<M> {
         self.backend.waiting.begin_round();
     }
 
-    /// Examines the next waiting claim. Returns it with what to send, or `Some(None)` if it is not sent now. Returns
-    /// `None` when all claims of the round have been examined.
+    /// Examines the next waiting claim. Returns the claim and the payload to send, or `Some(None)` if the payload is
+    /// not sent now. Returns `None` when all claims of the round have been examined.
     pub fn next_waiting(&mut self, call: &mut Call<'_, M>) -> Option<Option<(Box<Waits>, Start<M>)>> {
         self.with_gates(call, |backend, _, turn| backend.next_waiting(turn))
     }
@@ -306,9 +313,9 @@ impl<M: Machine> Logic<M> {
         self.with(call, |_, _, turn| turn.fail_claim(claimant, reason));
     }
 
-    /// Tells frontends which ACKs each sender needs (`advice`: payload bytes between two of them), and which payloads
-    /// clients have acknowledged wholly (`words`). Peers without a session are not told: a frontend that has lost this
-    /// agent watches its payloads itself.
+    /// Tells frontends which ACKs each sender needs (`advice`: how many payload bytes may lie between two ACKs), and
+    /// which payloads clients have acknowledged wholly (`words`). Peers without a session are not told: a frontend that
+    /// has lost this agent watches by itself whether payloads arrive.
     pub fn tell_frontends(&mut self, advice: &[(u32, Spacing)], words: &[(u32, Delivered)], call: &mut Call<'_, M>) {
         self.with(call, |_, _, turn| {
             for (peer, spacing) in advice {
@@ -320,19 +327,19 @@ impl<M: Machine> Logic<M> {
         });
     }
 
-    /// Tells a frontend the digest of the file behind a claim that is under way. `None` says that the digest is
-    /// unknown, or no longer valid.
+    /// Tells a frontend the digest of the file whose bytes are being sent for the claim `of`. `None` says that the
+    /// digest is unknown, or no longer valid. `offset` is the place of the payload in the file.
     pub fn tell_file(&mut self, of: &Claimant, offset: u64, sha256: Option<Sha256>, call: &mut Call<'_, M>) {
         self.with(call, |_, backend, turn| backend.tell_file(of, offset, sha256, turn));
     }
 
-    /// Watches all payloads on their way to clients of this machine, because they are from before this agent's start.
-    /// The backends' agents have lost their sessions with the earlier agent.
+    /// Watches all payloads on their way to clients of this machine, because they began before this agent started. The
+    /// agents of their backends have lost the sessions with this machine's earlier agent.
     pub fn watch_regions(&mut self, call: &mut Call<'_, M>) {
         self.with(call, |frontend, _, turn| frontend.watch_regions(None, turn));
     }
 
-    /// Answers peers' questions again, because more digests are known.
+    /// Examines peers' waiting questions, because more digests are known. Answers those that need not wait any longer.
     pub fn answer_questions(&mut self, call: &mut Call<'_, M>) {
         self.with(call, |_, backend, turn| backend.answer_questions(turn));
     }
@@ -350,13 +357,14 @@ impl<M: Machine> Logic<M> {
         here as u64 + self.gates.total.handoffs
     }
 
-    /// Notes that a turn came late ([`Peers::excuse`]).
+    /// Notes that a turn came late by `late`, so that a long delay of this agent does not count as silence of peers
+    /// ([`Peers::excuse`]).
     pub fn excuse_peers(&mut self, late: Duration, now: Instant) {
         self.shared.peers.excuse(late, self.shared.settings.heartbeat, now);
     }
 
-    /// Ends a turn: carries out the aborts, withdrawals of digests and cancellations that its events have collected.
-    /// The daemon then sends the outboxes' frames.
+    /// Ends a turn: carries out the aborts, withdrawals of digests and cancellations that the turn's events have
+    /// collected. The daemon then sends the outboxes' frames.
     pub fn end_turn(&mut self, call: &mut Call<'_, M>) {
         self.with(call, |frontend, backend, turn| {
             backend.end_turn(turn);
@@ -388,9 +396,10 @@ impl<M: Machine> Logic<M> {
         actions.push(Action::WriteSources);
     }
 
-    /// Handles a peer's ADDRESSES: the addresses of its programs. They are used only if the peer may read this
-    /// machine's store. A peer sends them only to machines that may read its store, so its store is a source here from
-    /// now on. Then all peers whose stores are sources here are told this machine's new list of sources.
+    /// Handles a peer's ADDRESSES: the addresses of the peer's programs. They are used only if the peer may read this
+    /// machine's store. The peer sends them only to machines that may read the peer's store. So this store becomes a
+    /// source of this machine. If it was none before, all peers whose stores are sources here are told the new list of
+    /// sources.
     fn name_addresses(&mut self, peer: usize, addresses: &shunt_wire::addresses::Addresses, call: &mut Call<'_, M>) {
         let may_read = self.shared.settings.peers[peer].may_read_store;
         let Some(store) = &mut self.store else { return };

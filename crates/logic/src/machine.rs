@@ -1,9 +1,11 @@
 //! Questions that the logic asks its machine. They are answered at once, without blocking: by the daemon from the
-//! kernel's tables, by the simulator from its models. A *region* is a range of sequence numbers of a client's
-//! connection, which another machine (a *peer*) sends for one *handoff* of a server. The *flow table* is the BPF
-//! programs' table of client connections. An *offer* is a payload, a range of a file, that a server holds ready, and a
-//! *claim* is a peer's message that asks for it. A *sender* is this machine's kernel socket for a client of a peer; it
-//! is *parked* while it waits for the next payload. The *digest* of a file is its SHA-256.
+//! kernel's tables, by the simulator from its models. A *handoff* lets another machine (a *peer*) send a payload on the
+//! connection of a server's client. A *region* is the range of sequence numbers that the payload takes on this
+//! connection. A *ring* is a BPF ring buffer by which the kernel tells one server what becomes of its handoffs. The
+//! *flow table* is the BPF programs' table of client connections. An *offer* is a payload (a range of a file) that a
+//! server holds ready. A *claim* is a peer's message that asks for a payload. A *sender* is this machine's kernel
+//! socket for a client of a peer; it is *parked* while it waits for the next payload. The *digest* of a file is its
+//! SHA-256.
 
 use std::fmt::Debug;
 use std::net::{IpAddr, SocketAddr};
@@ -19,9 +21,10 @@ pub type Sha256 = [u8; 32];
 /// Knowledge of a file's digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
-    /// The digest. The file was in the state that was asked about when it was read.
+    /// The digest of the file in the state that was asked about.
     Digest(Sha256),
-    /// The file waits to be read, or is being read.
+    /// The digest is not known yet. The file is being read, waits to be read, or has yet to find room among the files
+    /// that wait.
     NotYet,
     /// The file has no digest: it has changed, is too large, or cannot be read.
     Never,
@@ -36,10 +39,10 @@ pub enum Want {
     Now,
 }
 
-/// A handoff, as the kernel's flow table has it.
+/// State of a handoff's region, as the kernel's flow table has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Region {
-    /// The region is active, with the handoff's connection, peer and ring.
+    /// The region is active, and the table has the same connection, peer and ring for it as the handoff.
     Active,
     /// The region is over already, for this reason.
     Over(Reason),
@@ -52,11 +55,11 @@ pub enum Region {
 pub struct ActiveRegion {
     /// The client's end of the connection.
     pub client: Endpoint,
-    /// This machine's end, as the client knows it.
+    /// This machine's end of the connection, as the client knows it.
     pub server: Endpoint,
     /// Number of the handoff, given by its server.
     pub handoff: u64,
-    /// The peer that sends.
+    /// Number of the peer that sends the payload.
     pub peer: u32,
     /// Payload bytes that the client has acknowledged.
     pub acked: u64,
@@ -65,11 +68,11 @@ pub struct ActiveRegion {
     pub is_shut: bool,
     /// Round-trip time of the connection when the region began.
     pub round_trip: Duration,
-    /// Time since the last packet of either side.
+    /// Time since the steering programs (BPF) last saw a packet of the connection, or since the region began.
     pub quiet: Duration,
     /// The server may write bytes after the payload while the region is active (SHUNT_APPEND).
     pub queues: bool,
-    /// Number of the ring (a BPF ring buffer) by which the server learns that the region is complete.
+    /// Number of the ring by which the server learns that the region is complete.
     pub ring: u32,
 }
 
@@ -86,26 +89,28 @@ pub trait Machine {
     /// Returns the active regions whose payload `peer` sends, or with `None` all active regions.
     fn active_regions(&mut self, peer: Option<u32>) -> Vec<ActiveRegion>;
 
-    /// Returns the present state of a region, or `None` if it has ended or another peer sends it.
+    /// Returns the present state of a region, or `None` if the region has ended or another peer sends its payload.
     fn region_now(&mut self, region: &ActiveRegion) -> Option<ActiveRegion>;
 
     /// Checks that there is a sender for a claim, or room for another sender. `local` is the sender's address and port.
     /// Parked senders may be closed to make room.
     ///
     /// # Errors
-    /// Returns [`Reason::Busy`], [`Reason::Limit`] or [`Reason::Unreachable`].
+    /// Returns [`Reason::Busy`] if the only sender that the client can have is busy on another connection of the
+    /// client. Returns [`Reason::Limit`] if there is no room. Returns [`Reason::Unreachable`] if payload from `local`
+    /// does not reach the client.
     fn find_place(&mut self, peer: usize, claim: &Claim, local: SocketAddr) -> Result<(), Reason>;
 
     /// Checks that payload from `local` reaches a client.
     ///
     /// # Errors
-    /// Returns [`Reason::Unreachable`].
+    /// Returns [`Reason::Unreachable`] if the payload does not arrive.
     fn reaches(&mut self, peer: usize, local: IpAddr, client: IpAddr) -> Result<(), Reason>;
 
     /// Returns whether one more descriptor may be opened. Parked senders may be closed to make room.
     fn has_descriptors(&mut self) -> bool;
 
-    /// Returns the state of a file, if the kernel knows it without asking a program or another machine.
+    /// Returns the state of a file. `None`: the kernel would have to ask a program or another machine for the state.
     fn state(&self, file: &Self::File) -> Option<Self::State>;
 
     /// Returns whether the file still has the size of its offer and, unless the offer has the flag [`Offer::BODY`], the
@@ -117,16 +122,16 @@ pub trait Machine {
     fn digest(&mut self, file: &Self::File, state: Self::State, want: Want) -> Known;
 }
 
-/// Model of a machine, whose answers tests set.
+/// Model of a machine. Tests set its answers.
 #[cfg(test)]
 pub(crate) mod model {
     use super::*;
 
-    /// The answers. A file is only a number, and its state is the same number.
+    /// The model's answers. A file is only a number, and its state is the same number.
     pub(crate) struct Model {
         pub(crate) region: Region,
         pub(crate) regions: Vec<ActiveRegion>,
-        /// Answers of `find_place`, taken from the last to the first. After these it finds a place.
+        /// Answers of `find_place`, taken from the last to the first. When none is left, `find_place` finds a place.
         pub(crate) places: Vec<Result<(), Reason>>,
         pub(crate) reaches: Result<(), Reason>,
         pub(crate) has_descriptors: bool,

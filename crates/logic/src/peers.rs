@@ -28,8 +28,8 @@ use hearing::Hearing;
 
 /// Shortest and longest pause before the next attempt to connect to a peer. The pause doubles with each failure.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// Time that a new connection may take until its session begins. A peer that dials this agent may stay away for the
-/// same time before that is logged.
+/// Time that a new connection may take until its session begins. A peer that dials this agent may stay away for at
+/// least this time before its absence is logged.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// Number of heartbeat intervals without any frame after which a peer is lost.
 pub const SILENT_HEARTBEATS: u32 = 4;
@@ -68,7 +68,7 @@ impl SenderAddresses {
 /// Data of a new connection with a peer, from the daemon.
 #[derive(Clone, Copy, Debug)]
 pub struct Opened {
-    /// Addresses of this machine's senders for the peer's clients, chosen by the connection's local address.
+    /// Addresses of this machine's senders for the peer's clients. They may depend on the connection's local address.
     pub senders: SenderAddresses,
     /// A new random key for the tags of offers to the peer, used if the peer has no key yet.
     pub key: [u8; 16],
@@ -88,11 +88,11 @@ struct Session {
     /// The peer has sent SPEAKS_FOR: the server addresses in whose name it sends payloads for this machine.
     has_spoken: bool,
     /// Time at which the last frame from the peer came (`heard`), and at which the last frame to the peer was sent
-    /// (`told`).
+    /// (`told`). [`Peers::excuse`] may set `heard` to a later time.
     heard: Instant,
     told: Instant,
-    /// Longest time that this agent sends nothing to the peer: then it sends PING. The peer's heartbeat or this
-    /// agent's, whichever is shorter.
+    /// Longest time that this agent sends nothing to the peer. After this time, it sends PING. The peer's heartbeat or
+    /// this agent's, whichever is shorter.
     beat: Duration,
 }
 
@@ -104,14 +104,14 @@ pub struct Peer {
     is_dialled: bool,
     link: Link,
     backoff: Duration,
-    /// Key of the tags of offers to the peer; zeros before the first session. It stays when a session ends, because
-    /// offers do.
+    /// Key of the tags of offers to the peer; zeros before the first connection. It stays when a session ends, because
+    /// the offers stay, too.
     offer_key: [u8; 16],
     /// Addresses of this machine's senders for the peer's clients, as the newest HELLO to the peer has them.
     pub senders: SenderAddresses,
-    /// Bound on the number of the peer's messages that servers have to read.
+    /// Bound on the number of the peer's messages that are passed on to this machine's servers.
     pub hearing: Hearing,
-    /// Frames that wait for the end of the turn.
+    /// Frames for the peer, which are sent at the end of the turn.
     outbox: Vec<u8>,
     is_unsent: bool,
     /// Reason why there is no session, as last logged.
@@ -249,8 +249,8 @@ impl Peers {
         &mut of.outbox
     }
 
-    /// Returns the next peer with waiting frames, and its buffer. The daemon sends and clears the frames at the end of
-    /// a turn. The buffer stays, and is reused.
+    /// Returns the next peer that may have waiting frames, and the peer's buffer. The daemon sends and clears the
+    /// frames at the end of a turn. The buffer stays, and is reused.
     pub fn next_unsent(&mut self, now: Instant) -> Option<(usize, &mut Vec<u8>)> {
         let peer = self.unsent.pop()?;
         let of = &mut self.all[peer];
@@ -288,13 +288,13 @@ impl Peers {
     }
 
     /// Returns whether a peer has been silent for too long. Before the session ends for that reason, the daemon reads
-    /// the peer's connection once more, because this agent may not have had time to read it.
+    /// the peer's connection once more: this agent may have had no time to read.
     pub fn is_silent(&self, peer: usize, heartbeat: Duration, now: Instant) -> bool {
         matches!(self.all[peer].link, Link::Up(session) if now.duration_since(session.heard) > heartbeat * SILENT_HEARTBEATS)
     }
 
     /// Notes that a turn came late. If it came late by more than a heartbeat, the delay does not count as silence of
-    /// peers: they may have stood still together with this agent, as virtual machines of one host do, or processes on
+    /// peers. They may have stood still together with this agent, as virtual machines of one host do, or processes on
     /// one core.
     pub fn excuse(&mut self, late: Duration, heartbeat: Duration, now: Instant) {
         if late > heartbeat {
@@ -311,14 +311,15 @@ impl Peers {
         }
     }
 
-    /// Notes SPEAKS_FOR of a peer. Returns whether it is the first one of the session. A second one is not allowed:
-    /// each changes the epoch of the peer's entry on the board, and handoffs that are just beginning are then refused.
+    /// Notes SPEAKS_FOR of a peer. Returns whether it is the first one of the session. A second one is not allowed.
+    /// Each changes the epoch (number) of the peer's entry in the table that servers read. Handoffs that are just
+    /// beginning are then refused.
     pub fn speaks_first(&mut self, peer: usize) -> bool {
         self.all[peer].session().is_some_and(|session| !std::mem::replace(&mut session.has_spoken, true))
     }
 
-    /// Prepares a session on a connection with a peer: sends HELLO, and SPEAKS_FOR if this machine is a backend.
-    /// Returns the peer's outbox.
+    /// Prepares a session on a connection with a peer: writes HELLO to the peer's outbox, and SPEAKS_FOR if this
+    /// machine is a backend. Returns the outbox.
     pub fn open(&mut self, peer: usize, settings: &Settings, opened: &Opened, now: Instant) -> &mut Vec<u8> {
         let of = &mut self.all[peer];
         of.link = Link::Opening { deadline: now + PATIENCE };
@@ -378,8 +379,8 @@ impl Peers {
         Ok(Begun { version, our_key: self.all[peer].offer_key, their_key: hello.offer_key })
     }
 
-    /// Logs that a peer has another heartbeat than this agent: the two sides would notice a loss at different times. It
-    /// is logged once, and again when it changes.
+    /// Logs that a peer has another heartbeat than this agent, if so: the two sides would notice a loss at different
+    /// times. Each such heartbeat of a peer is logged once, until it changes.
     fn say_heartbeat(&mut self, peer: usize, hello: &Hello, ours: Duration) {
         let of = &mut self.all[peer];
         let theirs = Some(Peer::heartbeat(hello)).filter(|theirs| *theirs != ours);
@@ -398,7 +399,7 @@ impl Peers {
         }
     }
 
-    /// Notes that a connection has ended or could not be made. Returns whether there was a session.
+    /// Notes that the connection with a peer has ended or could not be made. Returns whether there was a session.
     pub fn lose(&mut self, peer: usize, why: &str, now: Instant) -> bool {
         let of = &mut self.all[peer];
         let was_up = of.is_up();
@@ -421,7 +422,7 @@ impl Peers {
         self.all[peer].address = address;
     }
 
-    /// Forgets the key of a peer that is not trusted any more.
+    /// Forgets the key of offers to a peer that is not trusted any more.
     pub fn distrust(&mut self, peer: usize) {
         self.all[peer].offer_key = [0; 16];
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Allows `MOST` events a second.
+/// Allows at most `MOST` events a second.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PerSecond<const MOST: u32>(Option<(Instant, u32)>);
 
@@ -19,7 +19,7 @@ impl<const MOST: u32> PerSecond<MOST> {
     }
 }
 
-/// Time between two lines of the log about a condition that lasts.
+/// Shortest time between two lines of the log about a condition that lasts.
 pub const SELDOM: Duration = Duration::from_secs(60);
 
 /// Allows one event in [`SELDOM`].
@@ -27,7 +27,7 @@ pub const SELDOM: Duration = Duration::from_secs(60);
 pub struct Seldom(Option<Instant>);
 
 impl Seldom {
-    /// Returns whether the event is allowed. An event that is not allowed does not count.
+    /// Returns whether the event is allowed. An event that is not allowed does not delay the next allowed one.
     pub fn allows(&mut self, now: Instant) -> bool {
         let is_due = self.0.is_none_or(|last| now.duration_since(last) >= SELDOM);
         if is_due {
@@ -40,7 +40,8 @@ impl Seldom {
 /// Period over which [`Throttle`] counts.
 pub const THROTTLE_PERIOD: Duration = Duration::from_secs(1);
 
-/// Delays messages that come too often: the newest of them is kept until one more message is allowed.
+/// Delays messages that come too often. The newest of them is kept until one more message is allowed, and the older
+/// ones are dropped.
 #[derive(Debug)]
 pub struct Throttle<T> {
     most: u32,
@@ -50,7 +51,7 @@ pub struct Throttle<T> {
 }
 
 impl<T> Throttle<T> {
-    /// Allows `most` messages in each [`THROTTLE_PERIOD`].
+    /// Returns a throttle that allows `most` messages in each [`THROTTLE_PERIOD`].
     pub fn new(most: u32) -> Self {
         Self { most, period: None, count: 0, kept: None }
     }
@@ -64,7 +65,8 @@ impl<T> Throttle<T> {
         is_allowed
     }
 
-    /// Returns the message if it is allowed now. Keeps it otherwise, in place of an older one.
+    /// Returns the message if it is allowed now, and keeps it otherwise. In both cases, a message that was kept before
+    /// is dropped.
     pub fn take(&mut self, message: T, now: Instant) -> Option<T> {
         if self.allows(now) {
             self.kept = None;

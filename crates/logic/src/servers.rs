@@ -1,7 +1,7 @@
 //! Connections of this machine's servers: nginx workers, and programs under `shunt run` that hand off their own
 //! connections. The *worker* number is the agent's number of one such connection. A *handoff* lets another machine send
-//! a payload on the connection of a server's client, a *fetch* brings a payload through both agents instead, and an
-//! *offer* is a payload that a server holds ready for a *claim*, another agent's message that asks for it. A *ring* is
+//! a payload on the connection of a server's client. A *fetch* brings a payload through both agents instead. An *offer*
+//! is a payload that a server holds ready for a *claim*, another agent's message that asks for the payload. A *ring* is
 //! a BPF ring buffer by which the kernel tells one server what becomes of its handoffs.
 
 use std::collections::VecDeque;
@@ -46,7 +46,7 @@ pub struct Caller {
 pub enum Role {
     /// Not known yet. The server must say its purpose by this time.
     Unknown(Instant),
-    /// Handoffs and fetches.
+    /// Handoffs, fetches and questions.
     Control {
         /// Completion ring of the connection. `None` if this machine is no frontend, all rings or the user's share of
         /// them were taken, or the kernel could not make the ring.
@@ -95,7 +95,7 @@ impl Server {
 pub enum Refusal {
     /// The limit of connections is reached.
     Full,
-    /// The process is in none of the configuration's `users`, `groups` and `observers`.
+    /// The configuration names neither the process's user nor its groups, in `users`, `groups` or `observers`.
     NotAllowed,
     /// The process's user has as many connections as one user may have now.
     Share {
@@ -109,8 +109,8 @@ pub enum Refusal {
 pub struct Servers {
     all: Slab<Server>,
     next_worker: u32,
-    /// Free rings in the order in which they are given. A freed ring goes to the end: payloads that its process has
-    /// handed off may still be under way, and would pass for payloads of the next process with that ring.
+    /// Free rings in the order in which they are given. A freed ring goes to the end, because payloads that its process
+    /// has handed off may still be under way. They would pass for payloads of the next process with that ring.
     free_rings: VecDeque<u32>,
     limit: usize,
 }
@@ -128,8 +128,8 @@ impl Servers {
         Self { all: Slab::new(), next_worker: 1, free_rings, limit }
     }
 
-    /// Gives these rings out after all other free ones, because servers of an earlier agent may still name them in
-    /// calls.
+    /// Gives these rings out after all other free ones, because servers of an earlier agent may still name these rings
+    /// in calls to the kernel.
     pub fn give_last(&mut self, rings: &[u32]) {
         self.free_rings.retain(|ring| !rings.contains(ring));
         self.free_rings.extend(rings);
@@ -160,7 +160,7 @@ impl Servers {
         self.all.iter()
     }
 
-    /// Adds a connection, if that is allowed. Returns its index.
+    /// Adds a connection, if that is allowed. Returns the connection's index.
     ///
     /// # Errors
     /// Returns why the connection is refused.
@@ -180,8 +180,8 @@ impl Servers {
         Ok(self.all.insert(Server { worker, caller, role: Role::Unknown(now + PATIENCE) }))
     }
 
-    /// Sets a connection's purpose, which the server has said. Returns its ring, if it gets one. No user gets more
-    /// rings than are left for others.
+    /// Sets a connection's purpose, which the server has said. Returns the connection's ring, if it gets one. No user
+    /// gets more rings than are left for others.
     pub fn welcome(&mut self, server: usize, channel: Channel) -> Option<u32> {
         let user = self.all[server].caller.uid;
         let own = self.all.iter().filter(|(_, server)| server.caller.uid == user && server.ring().is_some()).count();

@@ -31,7 +31,7 @@ pub struct Settings {
 /// Settings of a backend.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendSettings {
-    /// Most senders.
+    /// Most senders that there may be at a time.
     pub senders: usize,
     /// Time that an offer waits for its claim.
     pub offer_lifetime: Duration,
@@ -48,8 +48,7 @@ pub struct PeerSettings {
     pub is_dialled: bool,
     /// TCP port of this machine's senders for the peer's clients, if this machine is a backend.
     pub port: u16,
-    /// Addresses of servers of the peer's machine that this machine may use as its source address towards their
-    /// clients.
+    /// Addresses of the peer's servers. This machine may send with these source addresses to the servers' clients.
     pub speaks_for: Vec<Prefix>,
     /// Programs of the peer's machine may read from this machine's store.
     pub may_read_store: bool,

@@ -34,9 +34,9 @@ pub struct Shared {
     pub counts: Counts,
     /// Limits the log lines about failed handoffs and fetches.
     pub failures: PerSecond<100>,
-    /// Limits the log lines about refusals.
+    /// Limits the log lines about refused connections of servers, and of programs with stores.
     pub refusals: OncePerSecond,
-    /// Keys of a TLS connection were handled in this turn, so the daemon wipes its stack afterwards.
+    /// Keys of a TLS connection were handled in this turn, so the daemon wipes its stack after the turn.
     pub keys_passed: bool,
     /// The agent is draining: it takes on nothing new.
     pub is_draining: bool,
@@ -88,7 +88,8 @@ impl<M: Machine> Turn<'_, M> {
         self.tell_peer(claimant.peer as usize, |out| ended.emit(out));
     }
 
-    /// Logs a failed handoff. Many fail because their clients go away, and these are logged at level debug.
+    /// Logs a failed handoff. A handoff that fails because its client went away is logged at level debug, because there
+    /// are many of these.
     pub fn log_failed_handoff(&mut self, reason: Reason, handoff: u64, client: Option<SocketAddr>, trace: TraceId) {
         let (client, trace) = (client.map(display), trace.known().map(display));
         if is_clients(reason) {
@@ -106,7 +107,8 @@ impl<M: Machine> Turn<'_, M> {
     }
 }
 
-/// Returns whether `reason` means that a handoff's client went away.
+/// Returns whether `reason` means that a handoff's client went away, or that the frontend gave the handoff up (most
+/// often for that reason).
 pub fn is_clients(reason: Reason) -> bool {
     matches!(reason, Reason::ClientGone | Reason::Aborted)
 }

@@ -123,8 +123,8 @@ struct {
 /*
  * Places (address and port) of listeners that were told to speak no more (SHUNT_SPEAK 0), with the
  * number of such listeners at each place. Such a listener's SYN-ACKs still reach this program,
- * because its flags are those that it got at listen. The program cannot see which listener a
- * SYN-ACK belongs to. So it looks here for a listener at the SYN-ACK's source address and port.
+ * because the listener keeps the flags that it got at listen. The program cannot see which listener
+ * a SYN-ACK belongs to. So it looks here for a listener at the SYN-ACK's source address and port.
  */
 struct place {
     struct end_address address; /* zeros: all addresses */
@@ -271,10 +271,10 @@ static __always_inline void leaves(struct place *place)
         bpf_map_delete_elem(&silent, place);
 }
 
-/* Counts one more listener at a place. Returns false where the map is full.
+/* Counts one more listener at a place. Returns false where the map is full, or after eight tries.
  *
  * An entry that counts 0 is about to be deleted on another processor (leaves), so it must not count
- * a listener any more. This is tried again until that entry is gone. */
+ * a listener any more. This is tried again, because that entry is soon gone. */
 static __always_inline bool count_at(struct place *place)
 {
     __u32 one = 1;
@@ -293,10 +293,11 @@ static __always_inline bool count_at(struct place *place)
     return false;
 }
 
-/* Counts a listener among those that speak no more. Returns false where a map is full. `mark` is
- * NULL where only the same program of another cgroup has marked the listener. The listener is
- * counted even so: flags of a socket are common to all programs, so those that the other program
- * has set make this program write its option, too. */
+/* Counts a listener among those that speak no more. Returns false where it cannot be counted.
+ * `mark` is NULL where this program has not marked the listener. The listener is counted in that
+ * case, too: the same program of another cgroup may have marked it. A socket's flags are common to
+ * all programs, so the flags that the other program has set make this program write its option,
+ * too. */
 static __always_inline bool silence(struct bpf_sock *sk, __u32 *mark)
 {
     struct place place = {};
@@ -350,7 +351,7 @@ int odb_release(struct bpf_sock *ctx)
         return ALLOWED;
     __u64 cookie = bpf_get_socket_cookie(ctx);
     struct keepers *all = bpf_sk_storage_get(&keepers, ctx, 0, 0);
-    if (!all) { /* a program adopted it under an older version, which counted no accounts by user */
+    if (!all) { /* a program adopted the connection under an older version, which counted none */
         tell_of_end(cookie, ANYBODY, 1);
         return ALLOWED;
     }

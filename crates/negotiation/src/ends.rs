@@ -37,7 +37,7 @@ impl Ends {
     }
 
     /// Sets the key for an address. From now on, handshakes of programs under `shunt run` with that address carry a
-    /// token. Its machine accepts the token if it has the same key.
+    /// token. The machine at that address accepts the token if it has the same key.
     ///
     /// # Errors
     /// Returns the kernel's error of bpf(2), for example where the map is full.

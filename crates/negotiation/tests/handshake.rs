@@ -152,8 +152,8 @@ fn ends_once_with_its_last_descriptor() {
     assert!(!odb::ended(&asking, cookies[1]), "the other end lives");
 }
 
-/// If several programs use a connection, also of different users, exactly one of them begins the account. Exactly one
-/// takes an account that was left with the connection.
+/// If several programs use a connection, even programs of different users, exactly one of them begins the account.
+/// Exactly one takes an account that was left with the connection.
 fn an_account_is_begun_once_and_goes_by_the_socket() {
     let (listener, address) = listening(true);
     let client = tcp();

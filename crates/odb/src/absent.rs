@@ -55,7 +55,7 @@ impl Absent {
         self.bytes
     }
 
-    /// Adds a piece, which replaces what was absent at its addresses.
+    /// Adds a piece. It replaces pieces, or parts of them, that have the same addresses.
     pub fn insert(&mut self, piece: Piece) {
         if piece.addresses.is_empty() {
             return;

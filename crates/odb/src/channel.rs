@@ -60,14 +60,14 @@ impl Bench {
 pub struct Channel {
     socket: OwnFd,
     records: Option<Records>,
-    /// Whether calls wait for the other end: until the socket's timeout, or until a signal comes.
+    /// Whether calls wait for the other end, at most until the socket's timeout has passed or a signal comes.
     waits: bool,
     received: Box<[u8]>,
     /// Content in `received` that was not taken yet.
     content: Range<usize>,
-    /// Bytes in `received`, after the content, that were not opened yet.
+    /// Bytes in `received`, after the content, of records that were not opened yet.
     sealed: Range<usize>,
-    /// Sealed bytes that the socket has not taken.
+    /// Bytes that are to be sent, and that the socket has not taken. They are sealed if the connection is encrypted.
     unsent: Vec<u8>,
     /// Numbers of bytes that the socket has delivered and taken.
     moved: Moved,
@@ -137,8 +137,8 @@ impl Channel {
         self.records.is_some()
     }
 
-    /// Puts content onto the bench, in records if the connection is encrypted. `fill` writes a part of the content,
-    /// from the offset that it is given.
+    /// Puts `bytes` bytes of content onto the bench, in records if the connection is encrypted. `fill` gets an offset
+    /// in the content and a buffer, and fills the buffer with the content from there on.
     ///
     /// # Errors
     /// The keys have reached their limit.
@@ -206,7 +206,8 @@ impl Channel {
         Ok(sent)
     }
 
-    /// Takes content that the other end has sent. Returns 0 if the other end has closed the connection.
+    /// Takes content that the other end has sent, and returns its length. Returns 0 if the other end has closed the
+    /// connection.
     ///
     /// # Errors
     /// `WouldBlock` if nothing came in time, `InvalidData` if no valid record came, else the kernel's error of recv(2).

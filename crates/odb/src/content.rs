@@ -8,7 +8,8 @@ const NAME: &[u8] = b"content-type";
 /// Longest type that is recognised, in bytes.
 const TYPE_BYTES: usize = 64;
 
-/// Returns the type and subtype as they are written. `None`: there is no content type, or only a part of it.
+/// Returns the type and subtype as they are written. `None`: these bytes have no content type, only a part of one, or
+/// one that is too long.
 #[must_use]
 pub fn content_type(message: &[u8]) -> Option<&[u8]> {
     let message = &message[..message.len().min(LOOK_BYTES)];

@@ -1,14 +1,15 @@
 //! Fetching of payload bytes from the stores that hold them, for one process. Payloads of this machine are copied from
 //! their segments (shared memory), if the store lets this program map them. For other payloads this machine's agent
-//! makes one connection to each holder, which carries one batch of fetches at a time. A *reference* names bytes of a
-//! payload, with a *share* of the right to fetch them. The size of a share is its *weight*, a power of two. The
-//! *holder* is the store that has the payload, and the payload's *lease* the time for which the holder keeps it. A
+//! makes one connection to each holder. The connection carries one batch of fetches at a time. A *reference* names
+//! bytes of a payload, with a *share* of the right to fetch them. The size of a share is its *weight*, a power of two.
+//! The *holder* is the store that has the payload, and the payload's *lease* the time for which the holder keeps it. A
 //! *source* is a store that a machine's programs can fetch from. The *agent* is Shunt's daemon on each machine, and the
 //! store is a thread of it.
 //!
-//! A holder that says nothing costs the process a second in all. From then on it is lost, and fetches from it fail at
-//! once. Fetches try the holder again once a thread of the library has had an answer from it ([`tender`]). They also do
-//! so once the holder is a source of this machine anew. No other thread waits for the holder meanwhile.
+//! A holder that says nothing costs the process a second in all. From then on the holder is *lost*, and fetches from it
+//! fail at once. Threads of the library go on trying to reach it ([`tender`]), and no other thread waits for it.
+//! Fetches try the holder again after such a thread has had an answer. They also do so after the holder has become a
+//! source of this machine anew.
 
 mod introducers;
 mod line;
@@ -46,21 +47,23 @@ use way::{Asks, Way};
 /// certificates again ends all connections, and may do so many times in a row. A new connection that is made within a
 /// second shows each time that the holder is alive.
 const RETRIES: u32 = 20;
-/// Pause before the third and each later try of a fetch, times the number of tries before it; about a second in all.
+/// Pause before the third and each later try of a fetch, multiplied by the number of earlier tries. All pauses together
+/// take about a second.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Time in which a store that has refused this process is not asked again, in milliseconds.
 const ASK_AGAIN_MS: u64 = 1000;
 
-/// Age of a payload up to which this process reads the bytes of its file itself, in milliseconds. Later it asks the
-/// store for them, so that the store learns that they are still read, and keeps them.
+/// Age of a payload up to which this process reads the bytes of its file itself, in milliseconds. If the payload is
+/// older, the process asks the store for the bytes. So the store learns that they are still read, and keeps them.
 const READ_HERE_MS: u64 = 10_000;
 
 /// Access of this process to all stores.
 #[derive(Debug)]
 pub struct Holders(Arc<Shared>);
 
-/// State that the threads share. No lock is held while a thread waits for an agent or a store, and no thread holds two.
+/// State that the threads share. No lock is held while a thread waits for an agent or a store. Only
+/// [`Holders::hold_still`] holds more than one.
 #[derive(Debug)]
 struct Shared {
     /// Path of the socket on which this machine's store listens.
@@ -136,7 +139,8 @@ impl Holders {
         }))
     }
 
-    /// Starts the thread that makes connections, before one is needed. Returns false if no thread can be started.
+    /// Starts the thread that orders attempts to connect ([`tender`]), before a connection is needed. Returns false if
+    /// no thread can be started.
     pub fn start(&self) -> bool {
         self.0.start_tender()
     }
@@ -146,10 +150,10 @@ impl Holders {
         self.0.wake();
     }
 
-    /// Whether this process can fetch: it has all connections to its machine's store that a fetch takes. It keeps them,
-    /// and so stays able to fetch, even if it becomes another user or changes its root directory. A process that is not
-    /// ready must not be sent references. If the agent is stopped, this takes a second. After a failure it returns
-    /// false at once for a second.
+    /// Whether this process can fetch: it has all connections to its machine's store that a fetch takes. The process
+    /// keeps them, and so stays able to fetch, even if it becomes another user or changes its root directory. A process
+    /// that is not ready must not be sent references. If the agent is stopped, the call takes a second. In the second
+    /// after a failure, calls return false at once.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         let Shared { path, introducers, refused_ms, .. } = &*self.0;
@@ -164,8 +168,8 @@ impl Holders {
     }
 
     /// Makes sure that the bytes of a reference can be fetched: opens a connection to its holder. To be called before
-    /// memory stands for these bytes. Then a reference whose holder does not exist ends only its connection, not the
-    /// process. Waits for a second at most. The payload itself is not asked for.
+    /// memory stands for these bytes. Then a reference whose holder does not exist ends only the connection that it
+    /// came over, not the process. Waits for a second at most. The payload itself is not asked for.
     ///
     /// # Errors
     /// There is no connection.
@@ -190,7 +194,7 @@ impl Holders {
     }
 
     /// Fetches the first bytes of a reference, as a rule all of them, and returns how many. A call that has taken long
-    /// and may end gets only the bytes that have come, perhaps none. It has to ask for the rest again.
+    /// and may end gets only the bytes that have come, perhaps none. Then the caller has to ask for the rest again.
     ///
     /// # Errors
     /// The bytes cannot be fetched, now or later.
@@ -224,8 +228,8 @@ impl Holders {
         Ok(())
     }
 
-    /// Prevents that connections are opened or closed until the value is dropped. To be held during a fork, so that the
-    /// child can call [`Still::forget`].
+    /// Holds the locks of the state that threads share, until the value is dropped. To be held during a fork, so that
+    /// the child can call [`Still::forget`].
     #[must_use]
     pub fn hold_still(&self) -> Still<'_> {
         let Shared { own, ways, introducers, tasks, .. } = &*self.0;
@@ -233,8 +237,7 @@ impl Holders {
     }
 
     /// Sends unused shares back to their holders, as far as that takes no waiting. Shares of lost holders are dropped;
-    /// their weight ends with the payload's lease. Returns true if some shares wait for a connection; the next call
-    /// sends them.
+    /// their weight ends with the payload's lease. Returns true if some shares still wait; a later call sends them.
     pub fn send_returns(&self, returns: &Returns) -> bool {
         self.0.send_returns(returns)
     }
@@ -261,8 +264,8 @@ impl Shared {
         if mapped.copy(&wanted.reference, wanted.into) || self.read_file(&mapped, wanted) {
             return Ok(None);
         }
-        // The payload may be in a file, and too old to be read here. Then the store is asked, so that it knows that the
-        // file is still read.
+        // The payload may be in a file, and too old to be read here. Then the store is asked, so that the store knows
+        // that the file is still read.
         if !mapped.is_still_there(&wanted.reference) {
             // The payload is gone, or the mapped segment belongs to an earlier store. So it is not used any more, and
             // the store is asked.
@@ -352,8 +355,8 @@ impl Shared {
     /// Makes sure that the bytes of a reference can be fetched: maps their segment, or opens a connection to their
     /// holder.
     fn reach_for(self: &Arc<Self>, reference: &Reference) -> Result<(), FetchError> {
-        // Maps the segment now, which opens all descriptors that a later fetch takes. By then the program may have
-        // reached its limit of descriptors.
+        // Maps the segment now. This opens all descriptors that a later fetch takes: later the program may have reached
+        // its limit of descriptors.
         if self.mapped(&reference.payload)?.is_some_and(|mapped| mapped.is_still_there(reference)) {
             return Ok(());
         }
@@ -382,8 +385,8 @@ impl Shared {
         gone.map_or(Ok(()), |payload| Err(FetchError::Gone(payload)))
     }
 
-    /// Asks a holder, and repeats the question while the connection breaks. Returns `ended` if the program's call
-    /// (`asks.call`) ends before there is a connection.
+    /// Asks a holder, and repeats the question each time the connection breaks, up to [`RETRIES`] times. Returns
+    /// `ended` if the program's call (`asks.call`) ends before there is a connection.
     fn by_way<T>(
         self: &Arc<Self>,
         about: &Reference,

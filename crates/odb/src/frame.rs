@@ -2,7 +2,7 @@
 //! bytes. A direction is *framed* if it carries frames. No I/O. Numbers in parentheses are lengths in bytes:
 //!
 //! ```text
-//!   preamble (16)   once, where a direction is framed
+//!   preamble (16)   once, at the beginning of a framed direction
 //!   kind (1)  zero (3)  length (4, little-endian)   then, by kind:
 //!     REAL       `length` bytes
 //!     REFERENCE  a reference (REFERENCE_BYTES), standing for as many bytes as it says, and whether it counts (1)
@@ -112,9 +112,9 @@ pub struct Receiving {
     /// not be a power of two.
     units: u64,
     /// Number of bytes in `reference` so far, or [`REFERENCE_KNOWN`]. The byte after them says whether the reference
-    /// counts. It stays in the socket, and keeps it readable, until the program has got all bytes of the reference.
-    /// Only this one byte stays: a kernel whose receive buffer is nearly full opens no window for the end of a frame
-    /// while its beginning is not taken.
+    /// counts. That byte stays in the socket, and keeps the socket readable, until the program has got all bytes of the
+    /// reference. Only this one byte stays: a kernel whose receive buffer is nearly full opens no window for a frame's
+    /// end while the frame's beginning is not taken.
     reference_bytes: u32,
     reference: [u8; REFERENCE_BYTES],
 }
@@ -160,9 +160,10 @@ pub struct Took {
     pub used_up: bool,
 }
 
-/// Limit between few reads and many. If what is left of a reference is shorter than this many times the read, the read
-/// gets half of the weight that is left. Halves of a power of two are powers of two, so the last read can get all that
-/// is left as one share.
+/// Limit between large reads, of which few follow, and small ones. A read is large if the rest of the reference is
+/// shorter than this many times the read. A large read gets half of the weight that is left, rounded down to a power of
+/// two. If the weight was a power of two, so is the other half. Then the last read can get all that is left as one
+/// share.
 const FEW_READS: u64 = 16;
 
 /// Share of a reference's weight for a read of `bytes` bytes, when the reference has `of` bytes and `units` of weight
@@ -383,7 +384,8 @@ impl Receiving {
     }
 }
 
-/// Size of `owed`. At most 77 bytes are owed at once: a preamble (16), a header (8) and a REFERENCE frame's body (53).
+/// Size of `owed` in bytes. At most 77 bytes are owed at once: a preamble (16), a header (8) and a REFERENCE frame's
+/// body (53).
 const OWED_MAX: usize = 88;
 
 /// State of the sending end of a framed direction. All zeros before the first byte.
@@ -430,7 +432,7 @@ impl Sending {
     }
 
     /// The same as [`Self::real`] for a short write. After many short writes in a row ([`Self::wrote`]), the frame
-    /// promises more bytes than this write has, because the next writes are likely short, too. If a long one comes
+    /// promises more bytes than this write has, because the next writes are likely short, too. If a long write comes
     /// instead, some of its bytes have to be real: at most 1/[`AHEAD_PART`] as many as the short writes had.
     #[inline]
     pub fn short(&mut self, bytes: usize) -> usize {
@@ -482,8 +484,8 @@ impl Sending {
         self.flags |= OWES_REFERENCE;
     }
 
-    /// Voids the reference of which the socket has taken only a part: the last byte of its frame will say that it does
-    /// not count. The program is told that nothing was written.
+    /// Voids the reference of which the socket has taken only a part: the last byte of its frame will say that the
+    /// reference does not count. The caller tells the program that nothing was written.
     pub fn void_reference(&mut self) {
         if self.flags & OWES_REFERENCE != 0 && self.owed_bytes > 0 {
             let last = self.owed().len() - 1;
@@ -527,8 +529,8 @@ impl Sending {
         &self.owed[..(self.owed_bytes as usize).min(OWED_MAX)]
     }
 
-    /// Notes that the socket has taken `bytes` of [`Self::owed`] and the real bytes after it. Returns how many of them
-    /// were real.
+    /// Notes that the socket has taken the first `bytes` bytes of [`Self::owed`] and the real bytes behind it. Returns
+    /// how many of these bytes were real.
     #[inline]
     pub fn sent(&mut self, bytes: usize) -> usize {
         let owed = self.owed().len();

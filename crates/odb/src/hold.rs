@@ -74,7 +74,8 @@ impl Still<'_> {
     }
 }
 
-/// A process's share of a payload. Dropping it queues what is left of its weight to be given back.
+/// A process's share of a payload. When this value is dropped, the rest of the share's weight is queued to be given
+/// back.
 #[derive(Debug)]
 pub struct Hold {
     payload: PayloadId,
@@ -93,7 +94,7 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Makes a share that came in a reference. `of_bytes`: offset in the payload at which the reference's bytes end.
+    /// Keeps a share that came with a reference. `of_bytes`: offset in the payload at which the reference's bytes end.
     #[must_use]
     pub fn new(payload: PayloadId, weight: Weight, of_bytes: u64, returns: &Arc<Returns>) -> Self {
         let (units, passed_on, of_bytes) =
@@ -133,8 +134,8 @@ impl Hold {
         self.is_excused.store(true, Ordering::Relaxed);
     }
 
-    /// End of the last bytes of the payload that this process has references to, as an offset. It may have no
-    /// references to some of the bytes before.
+    /// Offset in the payload at which the last bytes end to which this process has got a reference. The process may
+    /// have got no references to some of the bytes before.
     #[must_use]
     pub fn of_bytes(&self) -> u64 {
         self.of_bytes.load(Ordering::Relaxed)
@@ -161,8 +162,8 @@ impl Hold {
     /// the weight that is left, and later ones about a 64th. `None` if the weight cannot be divided any more.
     #[must_use]
     pub fn refer(&self, offset: u64, length: u64) -> Option<Reference> {
-        /// Number of references that get half of the weight. Halves of a power of two are powers of two, so what is
-        /// left goes back as one share. After other parts it goes back as several.
+        /// Number of references that get half of the weight that is left. Half of a power of two is again a power of
+        /// two, so the rest goes back as one share. After other parts the rest goes back as several shares.
         const HALVES: u32 = 8;
         let part = if self.passed_on.fetch_add(1, Ordering::Relaxed) < HALVES { 2 } else { 64 };
         let share = |units: u64| Weight::most_of((units / part).max(1)).filter(|_| units > 1);

@@ -2,9 +2,9 @@
 //! as real bytes. If they read nearly all of a payload, all of it is sent so. No I/O: random numbers come as arguments.
 //!
 //! A *payload* is one large write of a program. Its *real* bytes are sent as they are. A payload that is sent by
-//! *reference* stays in the writer's store, and its receiver fetches the bytes that it touches; until then they are
-//! *absent* there. The store *reports* to the writer which bytes were fetched. A *kind* is a number that stands for all
-//! payloads that are likely read in the same way.
+//! *reference* stays in the writer's store. Its receiver fetches the bytes that it touches; until then these bytes are
+//! *absent* at the receiver. The store *reports* to the writer which bytes were fetched. A *kind* is a number that
+//! stands for all payloads that are likely read in the same way.
 //!
 //! ```text
 //!   plan    decides how the next payload of a kind is sent: real, or by reference between a real head and a real tail
@@ -22,33 +22,33 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::touched::Touched;
 
-/// Lengths to choose from, for the real bytes before a reference (head) and for those after it (tail). A program gets
+/// Lengths to choose from, for the real bytes before a reference (head) and for those after it (tail). A receiver gets
 /// the head by a separate read. The tail may share a page with absent bytes, which are fetched when that page is
-/// touched. Only the receiver knows where its pages begin. A tail is therefore a page long: the page of its last byte
-/// has no absent bytes.
+/// touched. Only the receiver knows where its pages begin. So a tail, if there is one, is a page long: then the page of
+/// its last byte has no absent bytes.
 const HEADS: [usize; 4] = [0, 512, 4096, 16 << 10];
 const TAILS: [usize; 2] = [0, 4096];
 /// Smallest number of bytes between head and tail for which a reference is used.
 pub const REFERENCE_MIN: usize = 4096;
 
-/// Interval between probes. While a kind is sent as real bytes, one payload in this many is sent by reference, to see
-/// what becomes of it. Probes are more frequent if references cost only a little more than they save.
+/// Interval between probes. While a kind is sent as real bytes, about one payload in this many is sent by reference, to
+/// see what becomes of it. Probes are more frequent if references cost only a little more than they save.
 pub const PROBE_EVERY: u8 = 64;
 /// A value of [`Learnt::until_probe`] above this means that the next payloads are probes. The difference is their
 /// number.
 const IN_A_ROW: u8 = 0xf0;
 
-/// First guess of what a reference saves, in quarters of a microsecond. It is low: one payload that is read as a whole
-/// makes the mean negative.
+/// First guess of what a reference saves, in quarters of a microsecond. It is low: as a rule, one payload that is read
+/// as a whole makes the mean negative.
 const GUESS: i16 = 32;
 /// Largest divisor for the step by which a report moves the mean. The first report moves the mean by half of the
-/// report's difference from it, and the second by a third. Later reports move the mean by one part in this many.
+/// difference between the two, the second by a third, and so on. The divisor does not grow beyond this.
 const MEMORY: u8 = 16;
 /// Number of reports of touches only next to the head or tail, after which the head or tail grows. A report without
 /// touches sets the count back to zero.
 const MISSED: u8 = 2;
-/// Number of reports without a touch, after which head and tail shrink. A report of touches only next to the head or
-/// tail sets the count back to zero.
+/// Count of reports without a touch ([`Learnt::count_calm`]) at which head and tail shrink. A report of touches only
+/// next to the head or tail sets the count back to zero.
 const CALM: u8 = 64;
 /// Number of bytes at each end of a reference. If a receiver has touched only these, and some of the outer half of
 /// them, a longer head or tail could have avoided the touches.
@@ -95,8 +95,8 @@ pub struct Learnt {
 
 impl Learnt {
     /// Makes empty knowledge. `begins`: the payloads of this kind are the first bytes of a message. A program that
-    /// passes them on reads their beginning first. If the whole message is in one payload, it reads bytes of the
-    /// protocol at its end, too.
+    /// passes them on reads their beginning first. If a payload is the whole message, the program also reads bytes of
+    /// the protocol at the payload's end.
     #[must_use]
     pub fn new(begins: bool) -> Self {
         let end = u8::from(begins);
@@ -166,8 +166,9 @@ impl Learnt {
         }
     }
 
-    /// Whether only bytes next to the head or tail were touched, and a longer head or tail can avoid such touches. Then
-    /// they do not count against references.
+    /// Whether only bytes next to the head or tail were touched, and such touches can be avoided: the head or tail can
+    /// grow, or has grown since. Then the touches do not count against references. Also makes the head or tail grow,
+    /// after enough such reports.
     fn misses(&mut self, bytes: u32, sent: Sent, touched: &Touched) -> bool {
         let Touched { first, end, .. } = *touched;
         let (at_head, at_tail) = (first < END_BYTES / 2, end > bytes.saturating_sub(END_BYTES / 2));
@@ -196,8 +197,9 @@ impl Learnt {
         true
     }
 
-    /// Counts a report without touches, several times if the payload had a shorter head or tail. At a count of [`CALM`]
-    /// the head and tail become shorter, because the receivers perhaps read even less of them.
+    /// Counts a report without touches; several times if the payload had a shorter head or tail than payloads have now.
+    /// At a count of [`CALM`] the head and tail become shorter, because the receivers perhaps read less than they
+    /// contain.
     fn count_calm(&mut self, sent: Sent) {
         let is_less = sent.head < self.head || sent.tail < self.tail;
         self.calm = self.calm.saturating_add(if is_less { CALM / 4 } else { 1 });
@@ -228,7 +230,7 @@ impl Learnt {
 pub struct Note {
     /// Kind of the payload.
     pub kind: u64,
-    /// Head and tail with which it was sent.
+    /// Head and tail with which the payload was sent.
     pub sent: Sent,
 }
 

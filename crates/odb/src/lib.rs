@@ -2,22 +2,25 @@
 //!
 //! A *payload* is a body that a program under `shunt run` has written. Its bytes stay in the *store* of that program's
 //! machine, and a *reference* goes through the connection in their place. A *share* is a part of the right to fetch a
-//! payload; each reference has one.
+//! payload; each reference has one. The *agent* is Shunt's daemon on each machine, and the store is a thread of it.
 //!
 //! * [`reference`]: place of a payload's bytes, and a share of the right to fetch them;
 //! * [`frame`]: references, and bytes that are sent as they are (*real* bytes), in a connection;
 //! * [`absent`]: memory of a process that stands for bytes of payloads;
-//! * [`hold`]: shares of payloads that a process has, and their return;
+//! * [`hold`]: a process's shares of payloads, and the return of these shares;
 //! * [`touched`], [`learnt`], [`content`]: what receivers read of payloads, which bytes writers therefore send as real
-//!   bytes, and how they tell kinds of payloads apart;
+//!   bytes, and how writers tell kinds of payloads apart;
 //! * [`place`]: a range of memory or of a file that holds a reference's bytes;
-//! * [`segment`], [`store`], [`fetch`]: memory for payloads, the store that serves them, and fetching from it;
+//! * [`segment`], [`store`], [`fetch`]: memory for payloads, the store that serves them, and the fetching of payload
+//!   bytes from it;
+//! * [`times`], [`turns`]: mean durations of fetches, and roles of threads, one of which may wait for a silent peer;
 //! * [`states`]: memory for the states of connections;
 //! * [`sources`]: stores that each machine's programs can fetch from;
-//! * [`link`]: a program's connection with its agent, by which other machines send payloads to the program's clients;
+//! * [`link`]: a program's connection with its machine's agent. By it, the program has other machines send payloads to
+//!   its clients;
 //! * [`channel`], [`records`]: connections between readers and stores, encrypted between machines.
 //!
-//! This crate touches neither a program's memory nor its sockets; crates/process does.
+//! This crate interposes no calls of programs; crates/process applies it to a program's memory and sockets.
 #![forbid(unsafe_code)]
 
 pub mod absent;

@@ -1,12 +1,13 @@
-//! A program's connection with its agent, by which other machines send to its clients (include/shunt.h). It tells which
-//! machines can send, what the kernel reports about a connection, and what agents report about handoffs. The *agent* is
-//! Shunt's daemon on each machine.
+//! A program's connection with its machine's *agent* (Shunt's daemon on each machine), for handoffs (include/shunt.h).
+//! By it, the program learns which machines can send to its clients, what the kernel reports about a connection, and
+//! what agents report about handoffs.
 //!
 //! A *peer* is another machine's agent, and the *board* is the memory in which this machine's agent lists its peers. In
-//! a *handoff*, a peer sends a payload to a client. A *region* is the range of the client connection's sequence numbers
-//! that the payload takes. The *steering programs* are the agent's BPF programs, without which nothing can be handed
-//! off. A *ring* is a BPF ring buffer by which the kernel tells this program what becomes of its regions. A *store* has
-//! the payloads of a machine's programs, and a payload's *holder* is the store that has it.
+//! a *handoff*, a peer sends a payload (a body that some program has written) to a client. A *region* is the range of
+//! the client connection's sequence numbers that the payload takes. The *steering programs* are the agent's BPF
+//! programs, without which nothing can be handed off. A *ring* is a BPF ring buffer by which the kernel tells this
+//! program what becomes of its regions. A *store* has the payloads of a machine's programs, and a payload's *holder* is
+//! the store that has it.
 
 mod standing;
 
@@ -100,7 +101,7 @@ pub struct Link {
     made: u32,
     /// Stores of the peers, by index on the board.
     holders: Vec<Holder>,
-    /// Outcomes that were read, and that the program has not taken yet, with the handoffs' names.
+    /// Outcomes that were read and that the program has not taken yet, each with its handoff's name.
     outcomes: Vec<(u64, Outcome)>,
     standings: Standings,
 }
@@ -109,8 +110,8 @@ impl Link {
     /// Opens a link on a connection that the agent has given (`store::client::Connection::agent`).
     ///
     /// # Errors
-    /// Returns the kernel's error of a system call, or an error if the agent does not answer, or has no steering
-    /// programs loaded.
+    /// Returns the kernel's error of a system call, or another error if the agent does not answer, is of another
+    /// version, or cannot hand off now.
     pub fn open(socket: OwnedFd) -> io::Result<Self> {
         let blocking = rustix::fs::fcntl_getfl(&socket)? - rustix::fs::OFlags::NONBLOCK;
         rustix::fs::fcntl_setfl(&socket, blocking)?;
@@ -302,7 +303,8 @@ impl Link {
         self.counters.word(at).fetch_add(by, Ordering::Relaxed);
     }
 
-    /// Reads the ring. Returns the state of `handoff`'s connection, if the kernel has written it there.
+    /// Reads the ring, and keeps the outcomes found there. Returns the state of `handoff`'s connection, if the kernel
+    /// has written it there.
     fn look(&mut self, handoff: u64) -> Option<State> {
         let (mut found, outcomes) = (None, &mut self.outcomes);
         self.ring.drain(|record| {
@@ -337,7 +339,7 @@ impl Link {
         std::mem::take(&mut self.outcomes)
     }
 
-    /// Reads what agents have reported meanwhile.
+    /// Reads the reports of agents that have come over the connection.
     ///
     /// # Errors
     /// The agent is gone.

@@ -1,6 +1,6 @@
-//! Place of a reference's bytes: a range of a segment (memory of the store into which one program writes), or of a file
-//! that a program has sent (sendfile(2)). A *reference* names bytes of a payload, a body. The *store* has the payloads
-//! of a machine's programs.
+//! Place of a reference's bytes: a range of a segment, or of a file that a program has sent (sendfile(2)). A *segment*
+//! is memory of the store into which one program writes. A *reference* names bytes of a payload, a body. The *store*
+//! has the payloads of a machine's programs.
 //!
 //! A file is not copied. So after its bytes were read, and before they are used, the file is compared with its state at
 //! the time when the reference was made ([`Version`]). A body is therefore either whole, or visibly cut off.
@@ -71,7 +71,7 @@ impl Version {
         self.size.get()
     }
 
-    /// Whether every change from now on will change the state, too.
+    /// Whether every change of the file from now on will change its state, too.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let now = clock_gettime(ClockId::RealtimeCoarse);
@@ -81,7 +81,7 @@ impl Version {
 
     /// Whether a file whose state is now `other` still has the bytes that it had in the state `self`. A modification
     /// time can be set by hand (utimensat(2)), but then the time of the inode's change tells. A later change of the
-    /// inode is accepted if the links, permissions or owner differ, because that explains it.
+    /// inode is accepted if the links, permissions or owner differ, because such a difference explains the change.
     #[must_use]
     pub fn has_bytes_of(&self, other: &Self) -> bool {
         let bytes = |version: &Self| (version.device, version.inode, version.size, version.modified_ns);
@@ -106,8 +106,9 @@ impl SentFile {
     /// Takes an open file with its present state.
     ///
     /// # Errors
-    /// `Unsupported` if the descriptor is not read-only, if [`Version::of`] finds no state, or if the file system may
-    /// make readers wait for a program (fuse(8)). Otherwise the kernel's error of fcntl(2) or fstat(2).
+    /// `Unsupported` if the descriptor is not read-only, if it is open with O_DIRECT or O_PATH, or if [`Version::of`]
+    /// finds no state. Also `Unsupported` if the file system may make readers wait for a program (fuse(8)). Otherwise
+    /// the kernel's error of fcntl(2) or fstat(2).
     pub fn new(descriptor: OwnedFd) -> io::Result<Self> {
         let flags = fcntl_getfl(&descriptor)?;
         let reads = flags & (OFlags::RWMODE | OFlags::PATH | OFlags::DIRECT) == OFlags::RDONLY;

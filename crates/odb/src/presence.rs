@@ -1,5 +1,5 @@
-//! A word of shared memory that tells programs whether their machine's store is alive. It has the time at which the
-//! store was last alive, and is written four times a second. The *store* is the part of the agent that has the
+//! A word of shared memory that tells programs whether their machine's store is alive. The word is the time at which
+//! the store was last alive. The store writes it four times a second. The *store* is the part of the agent that has the
 //! programs' payloads.
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -31,8 +31,8 @@ pub struct Sealing {
     pub receive: Keys,
 }
 
-/// The connection cannot be used any more: something was received that is no valid record, or its keys have reached
-/// their limit.
+/// The connection cannot be used any more: something was received that is no valid record, or the connection's keys
+/// have reached their limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the connection's records end here")]
 pub struct Broken;
@@ -135,7 +135,7 @@ pub fn record_bytes(bytes: &[u8]) -> Result<Option<usize>, Broken> {
     if good { Ok(Some(HEADER_BYTES + body)) } else { Err(Broken) }
 }
 
-/// Hides the keys.
+/// Shows the numbers of the next records, and hides the keys.
 impl std::fmt::Debug for Records {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "records {} and {}", self.send.next, self.receive.next)

@@ -4,8 +4,8 @@
 //! The share is a weight, a power of two. A new payload has one reference with [`Weight::WHOLE`]. To make two
 //! references of one, its weight is halved. The holder frees the payload when the whole weight has come back. So
 //! forwarding needs no message to the holder. A payload is not freed while a reference to it exists, unless its *lease*
-//! ends, the time for which the holder keeps it. The holder is a store. It leases *segments* of memory to programs; a
-//! *slot* is a segment's entry for one payload.
+//! (the time for which the holder keeps it) has ended. The holder is a store, a part of an *agent* (Shunt's daemon on
+//! each machine). The store leases *segments* of memory to programs; a *slot* is a segment's entry for one payload.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -53,8 +53,8 @@ impl Weight {
     }
 }
 
-/// Name of a store: a digest of the name of the agent that has it, the same on every machine. A reader's own agent
-/// knows where the store's agent is, and whether it may be asked.
+/// Name of a store: a digest of the name of the agent that has it, the same on every machine. The agent of a program
+/// that fetches knows where the store's agent is, and whether the program may fetch there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
 pub struct Holder([u8; 16]);

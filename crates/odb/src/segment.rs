@@ -11,9 +11,10 @@
 //! fetches bytes of a payload, which a *reference* names. The payload's *lease* is the time for which the store keeps
 //! it.
 //!
-//! A slot belongs to the program while it is FREE. It belongs to the store from USED on, until the store makes it
-//! RETURNED. So neither waits for the other, and neither has to tell the other anything. The store looks into a slot
-//! when a reader asks for the slot's payload, and when it looks for leases that have ended.
+//! A slot belongs to the store while its state is USED; else it belongs to the program. The program makes it USED, and
+//! the store makes it RETURNED. If the payload's reference was never sent, the program itself makes the slot RETURNED.
+//! So neither waits for the other, and neither has to tell the other anything. The store looks into a slot when a
+//! reader asks for the slot's payload, and in its search for leases that have ended.
 //!
 //! A payload may also be in a file that the program has given to the store ([`crate::place`]). Then its slot has the
 //! file's number and the offset in that file.
@@ -57,7 +58,7 @@ const FILES_AT: usize = 64;
 /// Number of places for files in a segment. A file's place is its number modulo this. A number is never used for
 /// another file.
 pub const FILES: u32 = 256;
-/// Value of a place's word in the table of files: no file is open there, or the store has closed it.
+/// Value of a place's word in the table of files: the store has no file open there.
 const CLOSED: u32 = 0;
 /// Value of [`FILE`] in a slot whose payload is in the segment itself.
 const NO_FILE: u32 = 0;
@@ -182,12 +183,13 @@ impl Reader {
     }
 
     /// Closes a file to which no slot refers, and tells the program so in the segment's head. Returns false if a slot
-    /// refers to it meanwhile; then it stays open.
+    /// does refer to the file; then the file stays open.
     pub fn close_file(&self, number: u32) -> bool {
         let word = self.0.word(file_at(number));
         word.store(CLOSED, Ordering::SeqCst);
-        // With this fence, the store sees each slot that the program filled before it could see that the file is
-        // closed. `Writer::refer_to_file` has the other fence.
+        // The program first fills a slot, and then looks at the word above. The store first writes that word, and then
+        // looks at the slots. With a fence between the two steps on each side (`Writer::refer_to_file`), at least one
+        // side sees what the other has written.
         fence(Ordering::SeqCst);
         let is_used = self.used().any(|used| used.file == Some(number));
         if is_used {
@@ -241,8 +243,8 @@ impl Mapped {
         Self(Reader::new(memory))
     }
 
-    /// Copies the bytes of a reference from the segment. Returns false if they are not there, or were replaced
-    /// meanwhile; then `into` has unspecified contents.
+    /// Copies the bytes of a reference from the segment. Returns false if they are not in the segment, or were replaced
+    /// during the copy; then `into` has unspecified contents.
     #[must_use]
     pub fn copy(&self, reference: &Reference, into: &mut [u8]) -> bool {
         let Some(Found::Here(place)) = self.0.find(reference) else { return false };

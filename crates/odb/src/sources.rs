@@ -114,8 +114,8 @@ pub struct Known {
 #[derive(Debug)]
 pub struct Kept {
     memory: Arc<SharedMemory>,
-    /// Read-only descriptor for programs. It is opened at the beginning: once the agent has become another user, it
-    /// could not open the memory again.
+    /// Read-only descriptor of the memory, for programs. It is opened at the beginning, because the agent could not
+    /// open it once the agent has become another user.
     to_read: OwnedFd,
 }
 
@@ -163,8 +163,8 @@ impl Known {
             .for_each(|place| place.store(by, Ordering::Relaxed));
     }
 
-    /// Sets the sources of this machine. The number of arrivals of each new one grows, so programs that had lost it try
-    /// it again.
+    /// Sets the sources of this machine. The number of arrivals of each new source grows, so programs that had lost
+    /// that source try it again.
     pub fn own_are(&mut self, stores: &HashSet<Holder>) {
         for store in stores.difference(&self.own) {
             let (name, _) = name(store);
@@ -224,7 +224,7 @@ impl Sources {
         row(pair).any(|at| self.0.long(at).load(Ordering::Relaxed) == pair)
     }
 
-    /// How often this store has become one that this machine's programs can fetch from.
+    /// Returns how often this store has become one that this machine's programs can fetch from.
     #[must_use]
     pub fn came(&self, store: &Holder) -> u64 {
         let (name, _) = name(store);

@@ -1,10 +1,10 @@
 //! The buffer store (RAB in the paper on on-demand buffers) has the payloads of a machine's programs. A *payload* is a
-//! body that a program has written. It outlives that program, for other programs that have references to it.
+//! body that a program has written. The payload outlives that program, for other programs that have references to it.
 //!
 //! The store is bounded. A program that asks for a segment when there is no room gets none, and sends the bytes
 //! themselves. A *segment* is memory that the store leases to one program, and a *slot* its entry for one payload. A
-//! payload's *lease* is the time that it waits for its readers. A reference has a *share* of the payload, whose size is
-//! its *weight*. A *stream* is all that a program writes to one connection.
+//! payload's *lease* is the time for which the payload waits for programs that read it. A reference has a *share* of
+//! the payload, whose size is its *weight*. A *stream* is all that a program writes to one connection.
 
 pub mod caller;
 pub mod client;
@@ -72,7 +72,7 @@ impl Default for Limits {
 struct Leased {
     reader: Reader,
     returned: HashMap<u32, Returned>,
-    /// By slot: number of [`Store::pin`]s that have not ended.
+    /// By slot: number of pins ([`Store::pin`]) that have not ended. A slot with a pin is not freed.
     pins: HashMap<u32, u32>,
     /// User of the program that writes the segment. The user's other programs may map it.
     user: u32,
@@ -82,9 +82,10 @@ struct Leased {
     streams: HashMap<u64, u64>,
 }
 
-/// Longest life of a payload, in leases: first for payloads in files, which take no memory, then for copies. A payload
-/// outlives its first lease while its file, or another payload of its stream, is read. The reason is that a program
-/// sends a long body at once, and the body's reader may be slow. The limit is for payloads whose reader has crashed.
+/// Latest start of a payload's last lease, in leases after the payload was made. The first constant is for payloads in
+/// files, which take no memory, and the second for copies. A payload outlives its first lease while its file, or
+/// another payload of its stream, is read. The reason is that a program sends a long body at once, and the body's
+/// reader may be slow. The limit is for payloads whose reader has crashed.
 const LEASES_OF_FILE: u64 = 60;
 const LEASES_OF_COPY: u64 = 15;
 
@@ -98,9 +99,9 @@ impl Leased {
         }
     }
 
-    /// Time at which a payload's present lease began: when the payload was made, or, if later, when its file or some
-    /// payload of its stream was last read. It is at most [`LEASES_OF_FILE`] or [`LEASES_OF_COPY`] leases after the
-    /// payload was made.
+    /// Time at which a payload's present lease began. It is the time at which the payload was made, or the later one at
+    /// which its file or some payload of its stream was last read. This is at most [`LEASES_OF_FILE`] or
+    /// [`LEASES_OF_COPY`] leases after the payload was made.
     fn last_of_use(&self, used: &Used, lease_ms: u64) -> u64 {
         let file_ms = used.file.and_then(|number| self.files.used_ms(number)).unwrap_or(0);
         let read_ms = self.streams.get(&used.stream).copied().unwrap_or(0);
@@ -152,7 +153,7 @@ impl Store {
         self.segments.len()
     }
 
-    /// Leases a segment to a program of a user, and returns its id. `None`: the store is full.
+    /// Leases a segment to a program of a user, and returns the segment's id. `None`: the store is full or closed.
     ///
     /// # Errors
     /// Returns the kernel's error of making the memory.
@@ -206,7 +207,7 @@ impl Store {
 
     /// Takes a file that a segment's program has sent, under a number that the program has chosen. An earlier file in
     /// the same place (number modulo [`crate::segment::FILES`]) can no longer be fetched. `None`: there are too many
-    /// files.
+    /// files, or there is no such segment.
     pub fn open_file(&mut self, segment: u32, number: u32, file: SentFile) -> Option<Arc<SentFile>> {
         let user = self.segments.get(&segment)?.user;
         let of_user = self.segments.values().filter(|leased| leased.user == user).map(|leased| leased.files.len());
@@ -285,7 +286,7 @@ impl Store {
         }
     }
 
-    /// Notes that the segment's program has ended. Its payloads stay.
+    /// Notes that the segment's program has ended. The program's payloads stay.
     pub fn writer_gone(&mut self, segment: u32) {
         if let Some(leased) = self.segments.get_mut(&segment) {
             leased.writer_lives = false;

@@ -1,7 +1,7 @@
-//! Time that fetches take besides the copying, as a mean for each holder. It differs between holders: for mapped
-//! payloads it is a switch between threads, for those of other machines a round trip through the network. It is
-//! reported to the payload's writer ([`crate::learnt`]). All times are in quarters of a microsecond. The holder is the
-//! store that has the payload.
+//! Time that fetches take besides the copying, as a mean for each *holder*: a store that has payloads (bodies that
+//! programs have written). For payloads in memory that this process has mapped, this time is a switch between threads.
+//! For payloads of other machines it is a round trip through the network. The time is reported to a payload's writer
+//! ([`crate::learnt`]). All times are in quarters of a microsecond.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::reference::Holder;
 
 /// Number of holders whose means are kept. A further holder takes the place of another.
 const PLACES: usize = 32;
-/// Mean of a holder before its first fetch, in quarters of a microsecond (15 us).
+/// Mean of a holder before the first fetch from it, in quarters of a microsecond (15 us).
 const FIRST: u32 = 60;
 /// Divisor of the mean: the newest fetch counts for one eighth, and the mean so far for seven eighths.
 const OF: u32 = 8;

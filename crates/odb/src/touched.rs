@@ -11,8 +11,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Bytes of a payload that were needed. A reader that reports wrong bytes can only cause bad guesses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
-    /// Offsets in the payload: of the first byte that was touched, and behind the last one. Both are equal if none was
-    /// touched.
+    /// Offset in the payload of the first byte that was touched. `end` is the offset behind the last one. Both are
+    /// equal if none was touched.
     pub first: u32,
     pub end: u32,
     /// Number of bytes that were fetched.

@@ -249,7 +249,8 @@ proptest! {
     }
 }
 
-/// A file of 1 GiB is one reference, which is read in small pieces, passed on, and read in small pieces once more.
+/// A file of 1 GiB is one reference, which is read in small pieces. A page with the smallest share is passed on, and is
+/// read byte by byte.
 #[test]
 fn every_read_of_a_long_reference_gets_a_share_that_can_be_divided_as_often_again() {
     const GIB: u64 = 1 << 30;
@@ -321,7 +322,7 @@ fn every_header_that_is_none_breaks_the_direction() {
     }
 }
 
-/// Writes `bytes` bytes in short writes, all of which the socket takes. Returns the number of headers.
+/// Makes one short write of `bytes` bytes, all of which the socket takes. Returns the number of headers that it needs.
 fn short(sending: &mut Sending, mut bytes: usize) -> usize {
     let (all, mut headers) = (bytes, 0);
     while bytes > 0 {

@@ -25,8 +25,8 @@ enum Looks {
 /// Time of a fetch in quarters of a microsecond, as measured once: 15 us.
 const FETCH: u32 = 60;
 
-/// Report of a receiver that reads these parts of a payload: `bytes` bytes, of which `head` at the beginning and `tail`
-/// at the end are real.
+/// Report of a receiver that reads these parts of a payload of `bytes` bytes. The first `head` and the last `tail`
+/// bytes of the payload are sent as real bytes.
 fn touched(looks: Looks, bytes: usize, head: usize, tail: usize) -> Touched {
     let length = bytes - head - tail;
     let page = length.min(4096) as u32;
@@ -46,8 +46,8 @@ fn touched(looks: Looks, bytes: usize, head: usize, tail: usize) -> Touched {
     }
 }
 
-/// Sends a payload. If it was sent by reference: returns the reference's length, head and tail, and which bytes were
-/// touched.
+/// Sends a payload as planned. If that is by reference, returns the reference's length, the head and tail, and the
+/// bytes that are touched; else `None`.
 fn send(learnt: &mut Learnt, looks: Looks, bytes: usize, random: u8) -> Option<(u32, Sent, Touched)> {
     match learnt.plan(bytes, random) {
         Plan::Real => None,

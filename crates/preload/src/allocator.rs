@@ -1,6 +1,6 @@
 //! Allocator of this library, which `shunt run` preloads. It does not use glibc's heap: a thread that touches absent
-//! memory, and waits for the library to fill it, may hold a lock of that heap. The lock of this allocator costs next to
-//! nothing, because other threads rarely hold it.
+//! memory, and waits for the library to fill it, may hold a lock of that heap. The lock of this allocator costs little,
+//! because other threads rarely hold it.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;

@@ -1,5 +1,5 @@
-//! Forks, with the lock of the library's allocator held. That lock is taken last and released first, because the other
-//! steps at a fork allocate memory.
+//! Steps before and after a fork. During the fork, the lock of the library's allocator is held. That lock is taken last
+//! and released first, because the other steps at a fork allocate memory.
 
 use shunt_process::forks;
 

@@ -1,6 +1,6 @@
-//! The interposed symbols. Each only calls a function of crates/process, or glibc's function of the same name.
+//! The interposed symbols. Most only call functions of crates/process, or the function that they replace.
 
-/// Defines symbols that are other names of functions here.
+/// Defines symbols that are other names of functions in the file that calls this macro.
 macro_rules! same {
     ($($name:ident is $of:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {$(
         #[unsafe(no_mangle)]

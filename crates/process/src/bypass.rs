@@ -2,11 +2,12 @@
 //! only stands; their *holder* has them, a store on another machine. The holder's *agent* (Shunt's daemon on the other
 //! machine) sends the bytes on the client's own connection. So this machine never has the bytes, only references to
 //! them (ARCHITECTURE.md, "On-demand buffers"). The range of sequence numbers that the agent sends is a *region*. A
-//! *handoff* has one region. The kernel begins it only with *proof* that the client's packets pass the steering
-//! programs: these BPF programs send the client's ACKs on to the holder's machine.
+//! *handoff* has one region. The kernel begins a region only with *proof* that the client's packets pass the steering
+//! programs. These BPF programs send the client's ACKs on to the holder's machine.
 //!
 //! The program's socket stays what it was. Bytes that are written behind absent ones wait in it, by the kernel's doing
-//! (SHUNT_APPEND). So nothing is queued here, and EAGAIN, poll, close and the end of the process are the kernel's.
+//! (SHUNT_APPEND). So nothing is queued here, and the kernel alone handles EAGAIN, poll, close and the end of the
+//! process.
 //!
 //! ```text
 //!   write ---> a region begins, or grows (setsockopt)         the program's turn ends: it waits for events
@@ -52,7 +53,8 @@ pub use sealed::{Client, Turn, can_begin, seal};
 /// sends, the client's socket takes few bytes. Bytes that were fetched and not taken cannot be handed off any more.
 const BESIDE_AT_ONCE: usize = 32 << 10;
 
-/// By descriptor: whether it is a client's connection on which another machine could send.
+/// By descriptor: one of the values below, which say whether it is a client's connection on which another machine could
+/// send.
 static CLIENTS: [AtomicU8; 1 << 20] = [const { AtomicU8::new(UNKNOWN) }; 1 << 20];
 const UNKNOWN: u8 = 0;
 /// Value for a TCP connection that was not prepared for handoffs yet.
@@ -168,8 +170,8 @@ pub fn write(
     }
     match outside::write(&runtime.memory, &rest, at_once, call, emit) {
         Ok(sent) => Ok(done + sent),
-        // If bytes cannot be fetched any more, the program is told at once. After a short write it would wait for room,
-        // and nothing would wake it.
+        // If bytes cannot be fetched any more, the program is told at once. After a short write the program would wait
+        // for room, and nothing would wake it.
         Err(errno) if done > 0 && errno != libc::ECONNRESET => Ok(done),
         Err(errno) => Err(errno),
     }
@@ -277,7 +279,7 @@ fn tell() {
     }
 }
 
-/// Handles what agents have said, and handoffs that no call has looked at for a while. Called several times a second.
+/// Handles reports of agents, and handoffs that no call has looked at for a while. Called several times a second.
 pub fn tend(runtime: &'static Runtime) {
     let Some(mut handings) = try_lock() else { return };
     let failed = handings.tend(runtime);

@@ -17,7 +17,8 @@ use crate::system::kernel;
 use crate::system::program;
 use crate::system::real::{self, errno, set_errno};
 
-/// Place of the state of a connection between programs under Shunt. `None`: all calls are the kernel's.
+/// Returns the place of the state of a descriptor's connection between programs under Shunt. `None`: all calls on the
+/// descriptor go to the kernel.
 #[inline]
 pub fn place(runtime: &Runtime, fd: RawFd) -> Option<u32> {
     match entry(fd)?.load(Ordering::Relaxed) {
@@ -66,7 +67,7 @@ fn settle(runtime: &Runtime, fd: RawFd) -> Option<u32> {
         let mut ready = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
         let patience = Timespec { tv_sec: 0, tv_nsec: 0 };
         match poll(&mut ready, if waits { None } else { Some(&patience) }) {
-            // There is no connection, or none yet. The kernel gets the program's call now, which says so and moves no
+            // There is no connection, or none yet. The kernel gets the program's call now. The call fails, and moves no
             // bytes.
             Ok(0) => return None,
             Ok(_) if ready[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) => return None,
@@ -77,8 +78,8 @@ fn settle(runtime: &Runtime, fd: RawFd) -> Option<u32> {
     }
 }
 
-/// Enters a connection whose ends have agreed on frames. `connected`: this end has made it, so it frames what it sends.
-/// `waits`: whether to wait for a process that may be about to make the connection's state.
+/// Enters a connection whose ends have agreed on frames. `connected`: this end has connected to the other one, so it
+/// frames what it sends. `waits`: whether to wait for a process that may be about to make the connection's state.
 fn adopt(runtime: &Runtime, fd: RawFd, connected: bool, waits: bool) -> Option<u32> {
     let socket = kernel::borrow(fd);
     let Ok(place) = runtime.connections.enter(socket, connected, waits) else {
@@ -180,8 +181,8 @@ fn came(runtime: &Runtime, fd: RawFd, waits: bool) {
         return;
     }
     if odb::speaks(socket) {
-        // If nobody has used the connection yet, it is not known which end has made it. What this end sends is framed
-        // once the other end frames.
+        // If nobody has used the connection yet, it is not known which end has connected to the other. This end sends
+        // frames once it has got frames.
         adopt(runtime, fd, false, waits);
     } else if rustix::net::sockopt::socket_domain(socket)
         .is_ok_and(|domain| matches!(domain, AddressFamily::INET | AddressFamily::INET6))
@@ -221,8 +222,8 @@ pub fn duplicated(from: RawFd, to: RawFd) {
     }
 }
 
-/// Notes that a descriptor is about to be closed or replaced: it is the kernel's from now on. Returns its place, for
-/// [`closed`].
+/// Notes that a descriptor is about to be closed or replaced: from now on all calls on it go to the kernel. Returns the
+/// place of its connection's state, for [`closed`].
 pub fn closing(fd: RawFd) -> Option<u32> {
     let entry = entry(fd)?;
     if entry.load(Ordering::Relaxed) == FOREIGN {

@@ -13,14 +13,15 @@
 //! * [`bypass`], [`tls`]: handoffs, in which the holder of absent memory's bytes sends them to a client;
 //! * [`descriptors`], [`forks`]: what becomes of this state when descriptors and processes come and go.
 //!
-//! The highest layer are the symbols (crates/preload). A lower layer tells a higher one something by a return value, or
-//! by a function that it was given for that ([`memory::Calls`]). tests/layers.rs checks the order against the code.
+//! The interposed symbols (crates/preload) are the highest layer. A lower layer tells a higher one something by a
+//! return value, or calls a function that the higher layer has given it ([`memory::Calls`]). tests/layers.rs checks the
+//! order against the code.
 //!
 //! Rules that keep a program from hanging:
 //!
 //! * No lock but a connection's own is held while program memory is touched or bytes are fetched.
-//! * Nothing here is allocated from glibc, whose locks a faulting thread may hold. So a thread that serves faults
-//!   starts no thread.
+//! * Nothing here is allocated from glibc's heap: a thread that waits for absent memory may hold the heap's locks. So a
+//!   thread that serves faults starts no thread.
 
 pub mod bypass;
 pub mod connections;

@@ -1,9 +1,9 @@
-//! Absent memory of the process. When a program reads a reference from a connection, its memory becomes absent: it
-//! *stands for* bytes of a payload (a body in a store), and does not contain them. The payload's *holder* has them: a
-//! store on this or another machine. A *share* of the payload, which came with the reference, keeps the payload in the
-//! store until the share is sent back or the payload's *lease* ends, a limited time. The library fetches the bytes when
-//! a thread touches the memory, or when a call needs them. Bytes that are in memory are called *real*. A *piece* is a
-//! range of addresses that stand for contiguous bytes.
+//! Absent memory of the process. When a program reads a reference from a connection, its memory becomes absent: the
+//! memory *stands for* bytes of a payload (a body in a store), and does not contain them. The payload's *holder* has
+//! them: a store on this or another machine. With the reference came a *share* of the payload. The share keeps the
+//! payload in the store until it is sent back, or until the payload's *lease*, a limited time, ends. The library
+//! fetches the bytes when a thread touches the memory, or when a call needs them. Bytes that are in memory are called
+//! *real*. A *piece* is a range of addresses that stand for contiguous bytes.
 //!
 //! `State::absent` and the registration of memory with userfaultfd change together under one lock. That lock is never
 //! held while bytes are fetched, or while memory is touched that may be absent. Bytes are fetched into memory of the
@@ -49,7 +49,7 @@ use scratch::Scratch;
 
 /// Most bytes that one fetch asks for.
 const FETCH_BYTES: usize = 1 << 20;
-/// Cost of a touch of absent memory besides the fetch, in quarters of a microsecond: the kernel tells the thread that
+/// Cost of a touch of absent memory besides the fetch, in quarters of a microsecond. The kernel tells the thread that
 /// serves faults, and later wakes the thread that touched the memory.
 const FAULT_QUARTERS: u32 = 20;
 /// Number of unused shares of payloads at which the library begins to send them back to the holders. It is small
@@ -101,8 +101,8 @@ pub struct Memory {
 #[derive(Default)]
 struct State {
     absent: Absent,
-    /// By address of a missing page in a block: a copy of the page, in which its real bytes are right. Its other bytes
-    /// are absent.
+    /// By address of a missing page in a block: a copy of the page. The page's real bytes are right in the copy. The
+    /// copy's other bytes mean nothing.
     saved: BTreeMap<usize, Box<[u8; PAGE_BYTES]>>,
     touches: Touches,
     /// This process's userfaultfd. It is made when memory first becomes absent, with the threads that serve its faults.
@@ -121,8 +121,8 @@ struct Touches {
 }
 
 impl Touches {
-    /// Number of bytes to fetch for a touch of a page. A program that looks at a header rarely looks at what follows
-    /// it, and one that continues with the next page usually looks at everything.
+    /// Number of bytes to fetch for a touch of a page. A program that looks at a header rarely looks at the bytes
+    /// behind it. A program that continues with the next page usually looks at everything.
     fn window(&mut self, page: usize) -> usize {
         const MOST_BYTES: usize = 256 << 10;
         self.window = if page == self.next { (self.window * 4).min(MOST_BYTES) } else { PAGE_BYTES };
@@ -209,7 +209,7 @@ impl Memory {
         }
     }
 
-    /// Makes memory stand for a payload's bytes from `offset` on, in place of what it holds. `addresses` lies in what
+    /// Makes memory stand for a payload's bytes from `offset` on, in place of its contents. `addresses` lies in what
     /// [`Self::can_be_absent`] returned. Returns false if this memory cannot become absent now; its contents may be
     /// lost then.
     pub fn make_absent(&'static self, addresses: Range<usize>, hold: &Arc<Hold>, offset: u64) -> bool {
@@ -318,8 +318,8 @@ impl Memory {
         self.return_shares();
     }
 
-    /// Number of bytes from an address to the end of its page, if the page is missing and the address is not its start;
-    /// else 0. [`Self::write`] can write these bytes, but a touch would cause a fetch of the page.
+    /// Number of bytes from an address to the end of its page, if the page is missing and does not begin at the
+    /// address; else 0. [`Self::write`] can write these bytes, but a touch would cause a fetch of the page.
     pub fn behind_absent(&self, address: usize) -> usize {
         let inside = address % PAGE_BYTES;
         let is_shared = inside > 0
@@ -593,7 +593,7 @@ impl Memory {
         Some(self.lock().absent.within(&(page..page + PAGE_BYTES)).first()?.hold.payload().holder)
     }
 
-    /// Serves a fault: fetches the page that was touched. If touches go on from one page to the next, it also fetches
+    /// Serves a fault: fetches the page that was touched. If touches go on from one page to the next, also fetches
     /// absent bytes behind the page, more each time. `tell` is called when the fetch takes long.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! The segment where this process leaves the bytes that it writes: memory of the machine's store, which is a thread of
-//! the agent (Shunt's daemon). This process leases it from the store when it first needs it. What goes into a
-//! connection in place of the bytes is a *reference*. A *payload* is what one write has left in the store.
+//! the agent (Shunt's daemon). This process leases the segment from the store when it first needs one. A *reference*
+//! goes into a connection in place of the bytes. A *payload* is the bytes that one write has left in the store.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -63,8 +63,8 @@ impl Store {
         Some(reference)
     }
 
-    /// Keeps a file's bytes from offset `from` on: by reference to the file, or as a copy of the first of them. Returns
-    /// `None` if there is no room now, or the file has no bytes there.
+    /// Keeps a file's bytes from offset `from` on, at most `bytes` of them: by reference to the file, or as a copy of
+    /// the first of them. Returns `None` if there is no room now, or the file has no bytes there.
     pub fn put_file(&self, file: BorrowedFd<'_>, from: u64, bytes: usize, stream: u64) -> Option<Reference> {
         let version = Version::of(file).ok().flatten();
         let mut leased = self.leased.lock();
@@ -76,7 +76,7 @@ impl Store {
         Some(reference)
     }
 
-    /// Attaches a note to a payload. It is returned in a later report on what has become of the payload.
+    /// Attaches a note to a payload. The note is returned in a later report on what has become of the payload.
     pub fn note(&self, reference: &Reference, note: Note) {
         let mut leased = self.leased.lock();
         if let Some(writer) = &mut leased.writer {

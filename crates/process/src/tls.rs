@@ -1,10 +1,11 @@
-//! TLS connections of a program whose library is OpenSSL 3. If it writes absent bytes (bytes for which its memory only
-//! stands) to a TLS 1.3 client, the agent of their holder seals and sends them (ARCHITECTURE.md, "TLS 1.3", "On-demand
-//! buffers"). In such a *handoff*, another machine sends the bytes on the client's connection.
+//! TLS connections of a program whose library is OpenSSL 3. *Absent* bytes are bytes for which the program's memory
+//! only stands; a store on another machine has them, their *holder*. If the program writes absent bytes to a TLS 1.3
+//! client, the *agent* (Shunt's daemon) of the holder's machine seals and sends them (ARCHITECTURE.md, "TLS 1.3",
+//! "On-demand buffers"). In such a *handoff*, that agent sends the bytes on the client's own connection.
 //!
 //! The nginx module's C files about OpenSSL (openssl/shunt_tls*.c) are compiled for this library, too. They count what
 //! OpenSSL writes, and give away the keys of one generation of a connection: the write keys between two KeyUpdates. The
-//! order of events is simpler here than in the module. What OpenSSL writes behind a payload waits in the kernel
+//! order of events is simpler here than in the module. Bytes that OpenSSL writes behind a payload wait in the kernel
 //! ([`crate::bypass`]), so OpenSSL goes on at once, in the next generation.
 //!
 //! ```text
@@ -48,8 +49,8 @@ const READY: c_int = 0;
 /// Number of times that a write waits for room in the socket and asks again for a handoff, before its bytes are
 /// fetched.
 const PATIENCE: u32 = 8;
-/// Number of bytes of a payload that are fetched together with those of a write, and that lie behind them. Used if no
-/// handoff is possible.
+/// If no handoff is possible, a write's bytes are fetched together with absent memory for bytes behind them in the
+/// payload. This is the distance up to which such memory may begin.
 const AHEAD_BYTES: u64 = 256 << 10;
 /// Most functions of OpenSSL that the C files may call: the length of the table of their addresses.
 const FUNCTIONS_MAX: usize = 96;
@@ -166,7 +167,7 @@ struct Progress {
     done: usize,
     /// Number of bytes behind the `done` ones that OpenSSL has begun to write.
     begun: usize,
-    /// Whether the program is to wait for room in the socket. The library tells it so, and not OpenSSL.
+    /// Whether the program is to wait for room in the socket. This library, not OpenSSL, tells the program that.
     full: Full,
 }
 
@@ -183,9 +184,9 @@ pub enum Full {
 
 impl Progress {
     /// Bit of the number in which OpenSSL keeps the progress for this library: the write waits for room in the socket.
-    /// OpenSSL has begun nothing of such a write, so the bits of `begun` are free for this bit and the next.
+    /// OpenSSL has begun nothing of such a write, so the bits of `begun` are free for this bit and for [`Self::TOLD`].
     const FULL: u64 = 1 << 63;
-    /// Bit that is only set with [`Self::FULL`]: the program has been told so.
+    /// Bit that is only set with [`Self::FULL`]: the program has been told that the write waits.
     const TOLD: u64 = 1 << 62;
 
     fn from_long(all: u64) -> Self {
@@ -237,8 +238,9 @@ pub unsafe fn begin_again(ssl: *mut Ssl) {
     }
 }
 
-/// Whether the last write waits for room in the socket. Called when the program asks for an error, and so is told: the
-/// first call returns `Yes`, later ones `Told`. A program that asks again may mean the same write, or another call.
+/// Whether the last write waits for room in the socket. Called when the program asks for an error (SSL_get_error(3)):
+/// the answer tells the program. The first call returns `Yes`, later ones `Told`, because a program that asks again may
+/// mean the same write, or another call.
 ///
 /// # Safety
 /// `ssl` is the program's connection.
@@ -367,7 +369,8 @@ struct Connection {
 }
 
 impl Connection {
-    /// When a run of absent bytes may be handed off: by a new handoff, or by one that has begun and grows.
+    /// Returns whether a run of absent bytes may be handed off: at once or later, in a new handoff or in one that has
+    /// begun.
     fn turn(&self, run: &[Piece]) -> Turn {
         let (Some(_inside), Some(client)) = (Inside::enter(), self.client) else { return Turn::Never };
         // SAFETY: `ssl` is the program's connection.

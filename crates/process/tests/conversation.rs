@@ -1,5 +1,5 @@
-//! Two programs under Shunt (as if started by `shunt run`) exchange bytes over a connection, both in this process and
-//! with nothing preloaded. Whatever they do to the connection and to their memory, each gets the bytes that the other
+//! Two programs under Shunt (as if started by `shunt run`) exchange bytes over a connection. Both are in this process,
+//! and nothing is preloaded. Whatever they do to the connection and to their memory, each gets the bytes that the other
 //! has sent, in order. The memory of each contains the bytes that were put there last.
 //!
 //! The kernel's part is real: the agreement in the handshake (shunt-negotiation), sockets, userfaultfd.
@@ -32,7 +32,7 @@ const FILE_BYTES: usize = 200_000;
 struct End {
     socket: Socket,
     said: Vec<u8>,
-    /// Number of the other end's bytes that this one has taken.
+    /// Number of the other end's bytes that this end has taken.
     heard: usize,
 }
 
@@ -45,9 +45,9 @@ struct Conversation {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// One end writes some memory. The number is the index of the end, as in all steps that have one.
+    /// One end writes some memory. In this step and in all others of one end, the first number is that end's index.
     Writes(usize, Vec<Part>),
-    /// One end sends a part of the file, between two places in units of 1/65,536.
+    /// One end sends a part of the file, between two places. A place is in units of 1/65,536 of the file's length.
     SendsFile(usize, u16, u16),
     /// One end sends some memory through a pipe, by splice(2).
     SplicesIn(usize, Part),

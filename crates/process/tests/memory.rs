@@ -1,6 +1,6 @@
 //! Absent memory as a program uses it: memory that only stands for bytes in a store. The bytes are fetched when
-//! something touches it. Whatever is done to such memory, in any order, it reads as if it had never been absent. The
-//! kernel's userfaultfd, the threads that serve its faults, the store and the forks are real.
+//! something touches that memory. Whatever is done to such memory, in any order, it reads as if it had never been
+//! absent. The kernel's userfaultfd, the threads that serve its faults, the store and the forks are real.
 
 mod bed;
 

@@ -1,7 +1,7 @@
-//! A holder (a store that has a body) that gives its bytes slowly, and a program with many clients, which waits in no
-//! call. The program writes the bytes that have come, and the rest when it is told that there is room. A *share* of a
-//! payload keeps it in the store; it goes back to the holder when the program does not need the payload any more. A
-//! *wish* is a program's request for a connection to a holder.
+//! A *holder* (a store that has a body) gives the body's bytes slowly to a program. As a rule, the program's calls do
+//! not wait, because it has other clients. It writes the bytes that have come, and the rest when it is told that there
+//! is room. A *share* of a payload keeps the payload in the store. The share goes back to the holder when the program
+//! does not need the payload any more. A *wish* is a program's request for a connection to a holder.
 
 mod bed;
 
@@ -71,7 +71,7 @@ fn who_is_told_to_come_again_hears_of_room_and_who_waits_in_his_calls_is_not_tol
     assert!(!comes_again(local.as_raw_fd(), libc::MSG_DONTWAIT), "nobody could tell its program");
 }
 
-/// Makes memory that stands for the body `sent`, which a holder has in a number of payloads.
+/// Makes memory that stands for the body `sent`. A holder has the body, in a number of payloads.
 fn absent(holder: &str, sent: &[u8], payloads: usize, kind: Kind) -> Range<usize> {
     let process = process();
     let memory = std::mem::ManuallyDrop::new(Region::new((kind, BYTES))).memory.clone();
@@ -209,8 +209,8 @@ fn a_tier_that_fetches_for_the_next_one_writes_what_has_come() {
     assert!(given.returns <= 3, "{given:?} in {calls}");
 }
 
-/// The test fetches bytes into place before anything reads them. A tier does so before it writes them to a program that
-/// cannot fetch from the holder.
+/// The test fetches bytes into place before anything reads them. A program does so before it sends them on to a program
+/// that cannot fetch from the holder.
 #[test]
 fn bytes_that_must_be_in_place_come_in_many_calls() {
     needs_root();

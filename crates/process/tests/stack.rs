@@ -40,7 +40,7 @@ fn on_another(stack: &mut [u8]) {
     }
 }
 
-/// Stack for a coroutine, in a separate mapping.
+/// Memory in a separate mapping, for a coroutine's stack or to be asked about.
 fn mapping(bytes: usize) -> Vec<u8> {
     vec![0u8; bytes]
 }
@@ -67,6 +67,6 @@ fn a_coroutines_stack_is_a_stack() {
     ADDRESS.store(other.as_ptr() as usize + other.len() - 1, Ordering::Relaxed);
     on_another(&mut stack);
     assert_eq!(TOLD.load(Ordering::Relaxed), 0b01, "what lies between two stacks");
-    // The coroutine's stack lies above this thread's.
+    // Once more in a new thread, whose stack lies below the coroutine's.
     std::thread::spawn(move || ask_all(&mut stack)).join().unwrap();
 }

@@ -1,6 +1,6 @@
 //! Threads touch memory while another thread makes it absent again and again, each time for new bytes. *Absent* memory
-//! stands for bytes in a store, which are fetched when it is touched. Each touch finds the old bytes or the new ones,
-//! and no others. No thread waits for ever.
+//! stands for bytes in a store, which are fetched when the memory is touched. Each touch finds the old bytes or the new
+//! ones, and no others. No thread waits for ever.
 
 mod bed;
 
@@ -42,7 +42,7 @@ impl Shared {
         self.memory.start + pages.start * PAGE_BYTES..self.memory.start + pages.end * PAGE_BYTES
     }
 
-    /// Reads pages by `how`, and compares the result with what they may hold.
+    /// Reads pages by `how`, and checks that each page has bytes of a generation that it may have.
     fn look(&self, pages: &Range<usize>, how: impl FnOnce(&Range<usize>) -> Vec<u8>) {
         let before: Vec<u8> = pages.clone().map(|page| self.done[page].load(Ordering::SeqCst)).collect();
         let got = how(&self.part(pages));
@@ -91,7 +91,7 @@ fn sent(range: &Range<usize>) -> Vec<u8> {
     got.into_inner()
 }
 
-/// Reads a copy, which may be absent, too.
+/// Reads a copy that the library makes in a block. The copy may be absent, too.
 fn copied(range: &Range<usize>) -> Vec<u8> {
     let memory = process().memory;
     let target = blocks::allocate(range.len()).unwrap();

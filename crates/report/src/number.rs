@@ -1,7 +1,7 @@
 //! Numbers formatted for people.
 
-/// Formats a number with two decimals if it is below 10, with one below 100, and with none from 100 on. Thousands are
-/// separated: `0.12`, `3.45`, `67.8`, `1,234`. A number that is not finite becomes `-`.
+/// Formats a number by its size without the sign: 0 as `0`, below 10 with two decimals, below 100 with one, and from
+/// 100 on with none. Thousands are separated: `0.12`, `3.45`, `67.8`, `1,234`. A number that is not finite becomes `-`.
 #[must_use]
 pub fn plain(value: f64) -> String {
     match value.abs() {
@@ -56,7 +56,8 @@ pub fn bytes(count: f64) -> String {
     }
 }
 
-/// Returns the name of a body's size, as URLs' paths and names of benchmarks' cases have it: `16k`, `1m`.
+/// Returns a size as paths of URLs and names of benchmarks have it: in MiB (`1m`) or KiB (`16k`) if it is a multiple,
+/// else in bytes (`100`).
 #[must_use]
 pub fn size_name(bytes: u64) -> String {
     match bytes {

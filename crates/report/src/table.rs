@@ -104,7 +104,7 @@ impl Table {
     }
 }
 
-/// Number of characters that take up space. The escape sequences of colours do not.
+/// Returns the number of characters that take up space. The escape sequences of colours do not.
 fn width(text: &str) -> usize {
     let mut in_escape = false;
     let shown = text.chars().filter(|&c| {

@@ -1,7 +1,7 @@
 //! Table of glibc's calls that move bytes, make or close descriptors, allocate or free memory, or start programs. It
-//! says what the library of `shunt run` does about each. tests/calls.rs compares it with the library and with glibc.
-//! The bytes of a program's bodies are in the *store* of its machine's agent. Memory may be *absent*: it then stands
-//! for bytes in a store, and gets them when somebody touches it. On a connection between two programs under
+//! says what the library of `shunt run` does about each. tests/calls.rs compares this table with the library and with
+//! glibc. The bytes of a program's bodies are in the *store* of its machine's agent. Memory may be *absent*: it then
+//! stands for bytes in a store, and gets them when somebody touches it. On a connection between two programs under
 //! `shunt run`, bytes travel in *frames*, which have either the bytes themselves or references to bytes of a store.
 
 /// Treatment of a call by the library.
@@ -19,7 +19,7 @@ pub enum Class {
     Descriptors,
     /// Replaced: the call reads or sets a property of a connection.
     Asks,
-    /// Replaced: the call waits, or ends the process. Before it does, the library tells the agent which of the written
+    /// Replaced: the call waits, or ends the process. Before that, the library tells the agent which of the written
     /// bodies another machine is to send.
     Turns,
     /// Replaced: the call allocates or frees memory, which may be absent.
@@ -29,7 +29,8 @@ pub enum Class {
     /// Replaced: the call starts a program, which then also runs under `shunt run`. Or it starts a process, whose
     /// memory must have all of its bytes.
     Programs,
-    /// Replaced: the call may change the process's user. The library then moves its data to memory of the new user.
+    /// Replaced: the call may change the process's user. The library then moves the states of the process's connections
+    /// to memory of the new user.
     Users,
     /// Replaced: a call of OpenSSL's, not glibc's. The library needs it to hand off TLS connections.
     Openssl,

@@ -14,7 +14,7 @@ use crate::calls::CALLS;
 /// Extent to which the library covers a program.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Coverage {
-    /// The calls of the table [`CALLS`] that the program imports.
+    /// The calls that the program imports and that the library replaces, by the table [`CALLS`].
     Calls(Vec<String>),
     /// The library would not be loaded, or would see no calls, for this reason.
     None(&'static str),
@@ -23,7 +23,7 @@ pub enum Coverage {
 /// Clients to which the machine that has a body can send it in the program's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clients {
-    /// Clients over TCP. The program itself uses no TLS.
+    /// Clients over TCP. The program does not import OpenSSL's functions that write.
     Tcp,
     /// Clients over TCP, and over TLS 1.3: the program writes by OpenSSL, to sockets.
     Tls,

@@ -56,7 +56,7 @@ pub struct RunCommand {
 }
 
 impl RunCommand {
-    /// Replaces this process by the program.
+    /// Replaces this process by the program. With `--explain`, only prints which of the program's calls are covered.
     ///
     /// # Errors
     /// Returns what is missing, and what to do about it.
@@ -107,7 +107,8 @@ impl RunCommand {
                  socket with --store",
                 self.config.display()
             ),
-            // The user who starts programs may not be allowed to read the agent's configuration.
+            // The user who starts programs may not be allowed to read the agent's configuration. The store's usual path
+            // is used then.
             Err(ConfigError::Read { .. }) if self.config == Path::new(CONFIG) => Ok(STORE_SOCKET.into()),
             Err(error) => Err(error.into()),
         }
@@ -121,7 +122,8 @@ fn uncovered(program: &OsStr) -> Option<String> {
     explained.uncovered()
 }
 
-/// Returns the file that the shell would run for a program's name.
+/// Returns the file that a program's name stands for: the name itself if it is a path, or else the first such file in
+/// PATH.
 fn in_path(program: &OsStr) -> Result<PathBuf> {
     if Path::new(program).components().count() > 1 {
         return Ok(program.into());
@@ -177,7 +179,7 @@ impl Launch {
     /// socket, because of chroot(2), reaches the store by the entrance.
     ///
     /// # Errors
-    /// Returns an error where there is no agent's store, or where it has another version.
+    /// Returns an error if there is no agent's store, or if the store refuses this user or has another version.
     pub fn enter(&mut self) -> Result<()> {
         let entrance = inherited(entrance(&self.store)?)?;
         let cookie = rustix::net::sockopt::socket_cookie(&entrance)?;

@@ -12,9 +12,10 @@ NAME = "apache"
 TIMEOUT = 1800  # seconds for all files
 FILES = ["t/apache/*", "t/filter/*", "t/http11/*", "t/modules/*", "t/protocol/*", "t/ssl/*"]
 QUICK = ["t/http11/*", "t/filter/*", "t/modules/include.t"]
-# Left out: tests that list the other tests, and tests that take minutes and are not about proxying and bodies.
+# Left out: tests that only check whether the other tests of their directory can run, and one that takes minutes and is
+# not about proxying or bodies.
 LEFT_OUT = ["t/*/all.t", "t/apache/leaks.t"]
-EXPECTED = {}  # (file, assertion): reason
+EXPECTED = {}  # (file, assertion): reason why a difference is meant
 
 SUITE = f"{ROOT}/target/apache-suite/httpd-tests"
 COPIES = [SUITE]

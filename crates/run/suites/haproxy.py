@@ -8,7 +8,7 @@ from tap import Result
 
 NAME = "haproxy"
 TIMEOUT = 60  # seconds for one file
-EXPECTED = {}  # (file, assertion): reason
+EXPECTED = {}  # (file, assertion): reason why a difference is meant
 FILES = ["*"]
 QUICK = ["*/cookie_insert_indirect.vtc", "*/unique-id-from-proxy.vtc", "*/basic.vtc", "*/http_reuse_always.vtc"]
 HAPROXY = "/usr/sbin/haproxy"

@@ -35,7 +35,7 @@ def unified_hierarchy():
 
 
 def own_address():
-    """Returns an address that no other agent of this machine has."""
+    """Returns an address that depends on the process ID, so that agents of other runs rarely have it."""
     process = os.getpid()
     return f"127.{128 | process >> 16 & 127}.{process >> 8 & 255}.{process & 255 | 1}"
 
@@ -121,7 +121,7 @@ class Machine:
         return "\n" + "\n".join(found)
 
     def counted(self):
-        """Returns what the programs have counted: {program: {counter: value}}."""
+        """Returns what the programs have counted, {program: {counter: value}}, or None if nothing answers."""
         done = subprocess.run([self.shunt, "stats", "--socket", f"{self.directory}/agent.sock", "--json"],
                               capture_output=True, text=True)
         return json.loads(done.stdout)["store"]["by_program"] if done.returncode == 0 else None

@@ -9,7 +9,7 @@ from tap import Result
 NAME = "nginx"
 TIMEOUT = 180  # seconds for one file
 COPIES = [nginx_suite.CHECKOUT]
-EXPECTED = {}  # (file, assertion): reason
+EXPECTED = {}  # (file, assertion): reason why a difference is meant
 FILES = """proxy*.t upstream*.t fastcgi*.t ssi*.t http_*.t uwsgi*.t scgi*.t grpc*.t h2_proxy*.t stream*.t slice.t
 gzip*.t gunzip*.t sub_filter*.t addition*.t mirror*.t auth_request*.t range*.t not_modified*.t image_filter*.t
 limit_rate*.t binary_upgrade.t worker_shutdown*.t post_action*.t memcached*.t""".split()

@@ -36,7 +36,7 @@ REPETITIONS = 4
 # ---- running ----
 
 class Runner:
-    """Runs sessions (lists of test files of one suite), each in its own process. A session's network ends with it."""
+    """Runs sessions (lists of test files of one suite), each in its own process with its own network."""
 
     def __init__(self, machine, prepared):
         self.machine, self.prepared = machine, prepared

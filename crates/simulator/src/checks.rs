@@ -1,4 +1,4 @@
-//! Invariants: each time that an agent has checked its limits, they hold; and nothing is left when all is quiet. An
+//! Invariants: the limits hold each time that an agent has checked them, and nothing is left when all is quiet. An
 //! *offer* is a payload that a backend's server holds ready. The *board* is memory in which an agent tells its servers
 //! which limits are reached. A *fetch* brings a payload through both agents to the frontend's server. A *program* runs
 //! under `shunt run`, and leaves payloads in its machine's *store*. A *payload* is the body of a response.
@@ -12,8 +12,8 @@ use crate::world::World;
 const MOST_SERVERS: usize = 3;
 
 impl World {
-    /// Checks the use of a machine after its agent has checked the limits. The use may exceed a limit by the work that
-    /// was under way when the limit was reached, and by the offers that servers made before the board forbade offers.
+    /// Checks a machine's use of resources after its agent has checked the limits. The use may exceed a limit by the
+    /// work under way when the limit was reached, and by the offers made before the board forbade offers.
     pub(crate) fn check_limits(&mut self, machine: usize) {
         let most = self.service.limits;
         let Machine { agent: Some(Agent { logic, .. }), unread, offers_made, offers_then, .. } =
@@ -37,9 +37,9 @@ impl World {
         }
     }
 
-    /// Returns descriptions of everything that is left and must not be. It is called when clients ask for nothing more
-    /// and no fault has happened for a while. By then every client must have its response, and no machine may keep
-    /// anything for it.
+    /// Returns descriptions of everything that is left and must not be. It is called again and again once clients ask
+    /// for nothing more and no more faults happen. In the end, every client must have its response, and no machine may
+    /// keep anything for a client.
     pub fn left(&self) -> Vec<String> {
         let mut left = Vec::new();
         for (index, client) in self.clients.iter().enumerate() {

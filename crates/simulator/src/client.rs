@@ -14,7 +14,7 @@ pub const WINDOW: u32 = 1 << 20;
 /// Shift of the window fields of client and server (RFC 7323).
 pub const WSCALE: u8 = 8;
 
-/// The kind of program that serves a response at the frontend, and the place of its payload at the backend.
+/// The kind of program that serves a response at the frontend, and the place of the response's payload at the backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
     /// A server hands off a file of the backend, for which the backend has made an offer.

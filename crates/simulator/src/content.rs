@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 /// Source of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Header of a response, by the response's number.
+    /// Bytes that a frontend's server writes for a response: the header, and after it the bytes that follow the
+    /// payload. The number is that of the response.
     Header(u64),
-    /// Contents of the file that a response's payload is read from. The number is that of the contents: it changes when
-    /// a file is written over.
+    /// Contents of the file that a response's payload is read from, or the TLS records with these contents. The number
+    /// is that of the contents: it changes when the file is written over.
     File(u64),
 }
 
@@ -52,7 +53,8 @@ impl Stream {
         }
     }
 
-    /// Returns the rest of the run in which `place` is, from there on, or `None` if the stream has no byte there.
+    /// Returns the part, from `place` on, of the run that contains `place`. Returns `None` if the stream has no byte
+    /// there.
     pub fn at(&self, place: u64) -> Option<Run> {
         let (start, run) = self.runs.range(..=place).next_back()?;
         let skip = place - start;

@@ -2,7 +2,8 @@
 //! state of the connection. A *region* is a range of sequence numbers of a client's connection, which one payload
 //! takes. The payload is sent by a *peer*, the agent of a backend. A *handoff* is a payload that a server has left to a
 //! peer to send. A *ring* is a BPF ring buffer by which the kernel tells a server that the client has acknowledged a
-//! payload. A *payload* is the body of a response.
+//! payload. A *token* is a connection's random number. Each copy of a client's packet for a backend has half of the
+//! token, as a proof that the copy comes from the frontend. A *payload* is the body of a response.
 
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ pub struct Copy {
     /// The packet, as the frontend rewrites it. Its sequence number is the highest ACK number of the frontend's kernel.
     /// Its ACK number lies in the region.
     pub packet: Packet,
-    /// Half of the flow's token, which proves that the copy comes from the frontend.
+    /// Half of the connection's token. It proves that the copy comes from the frontend.
     pub token: u16,
 }
 
@@ -65,7 +66,7 @@ pub struct Connected {
     token: u32,
     /// Time at which the last region has begun.
     begun: Duration,
-    /// The kernel has reset the connection, because nobody sends its region's payload any more.
+    /// The kernel has reset the connection, because nobody sends the payload of the connection's region any more.
     is_reset: bool,
 }
 
@@ -134,7 +135,7 @@ impl Connected {
     }
 
     /// Sends as much as the client's window allows. After a loss (`again`), it begins at the first byte that is not
-    /// acknowledged. Returns the segments as the client gets them.
+    /// acknowledged. Returns the segments as the client gets them: sequence number and contents.
     pub fn send(&mut self, again: bool, now: Duration) -> Vec<(u32, Run)> {
         let mut segments = Vec::new();
         let mut at = if again { self.acked } else { self.sent };
@@ -290,7 +291,8 @@ impl Connected {
         completed(&decisions::deliver(flow, peer, handoff)?)
     }
 
-    /// Returns whether the kernel has reset the connection, because nobody sends its region's payload any more.
+    /// Returns whether the kernel has reset the connection, because nobody sends the payload of the connection's region
+    /// any more.
     pub fn is_reset(&self) -> bool {
         self.is_reset
     }

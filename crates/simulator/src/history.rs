@@ -10,7 +10,7 @@ use shunt_logic::limits::Limits;
 use crate::random::Random;
 use crate::world::{Service, Variety, Weather, World};
 
-/// Period in which clients ask for responses and faults happen.
+/// First period of a history, in which clients ask for responses and faults happen.
 const BUSY: Duration = Duration::from_secs(2);
 /// Time after [`BUSY`] by which no response or handoff may be left. A claim waits for up to 30 s, and a client that
 /// acknowledges nothing is given up after 60 s.
@@ -70,7 +70,8 @@ fn service(random: &mut Random) -> Service {
     }
 }
 
-/// Returns the features that a service has besides handoffs of files. At least one service in four has none.
+/// Returns the features that a service has besides handoffs of files. On average, at least one service in four has
+/// none.
 fn variety(random: &mut Random) -> Variety {
     if random.below(4) == 0 {
         return Variety::default();
@@ -170,7 +171,7 @@ mod tests {
             assert!(outcome.violations.is_empty(), "seed {seed}: {:#?}", outcome.violations);
             outcome.covered.into_iter().for_each(|(what, times)| *covered.entry(what).or_default() += times);
         }
-        // Each of these happens more than 20 times in 200 histories.
+        // Each of these usually happens more than 20 times in 200 histories.
         for what in [
             "abort of a server",
             "claim waits",

@@ -81,7 +81,8 @@ impl Host {
         self.changed.get(&file).copied().unwrap_or(FileNow { state: 0, content: file })
     }
 
-    /// Returns whether the file of a client's payload is still in the state that it had when the payload began.
+    /// Returns whether the file of a client's payload is still in the state that the client's sender has noted. True
+    /// also if there is no sender, or the payload is not a file's.
     pub fn is_as_begun(&self, client: usize) -> bool {
         match self.senders.get(&client).map(|sender| sender.of) {
             Some(Of::File { file, state, .. }) => self.file(file).state == state,
@@ -168,7 +169,7 @@ impl Machine for Host {
         state as i64 == offer.mtime_ns && proven.is_none_or(|proven| proven == state)
     }
 
-    /// Returns a file's digest half a second after the first question, the time that reading the file takes.
+    /// Returns a file's digest half a second after the first question, because reading the file takes this time.
     fn digest(&mut self, file: &u64, state: u64, _: Want) -> Known {
         let FileNow { state: now, content } = self.file(*file);
         if now != state || self.has_strange_files && file.is_multiple_of(11) {

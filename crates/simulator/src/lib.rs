@@ -1,7 +1,8 @@
-//! Simulation of whole services: 2 to 20 machines with the agents' logic (crates/logic), the decisions of the steering
-//! programs (crates/decisions), and models of everything around them. The models are workers, sockets, clients, and a
-//! network that delays, loses, duplicates and reorders packets. Agents stand still, are killed and start again, and
-//! machines are cut off from each other.
+//! Simulation of whole services: 2 to 20 machines with the agents' logic (crates/logic), the steering programs'
+//! decisions (crates/decisions), and models of all else. The *steering programs* are Shunt's BPF programs, which pass
+//! packets between clients, frontends and backends. The models are workers, sockets, clients, and a network that
+//! delays, loses, duplicates and reorders packets. Agents stand still, are killed and start again, and machines are cut
+//! off from each other.
 //!
 //! ```text
 //!   history.rs   a seed decides everything: the service, its load, its faults
@@ -13,7 +14,7 @@
 //!   checks.rs    what must hold after each check of limits, and at the end
 //! ```
 //!
-//! A history is deterministic: the same seed gives the same history, on any machine.
+//! A *history* is one simulated run. It is deterministic: the same seed gives the same history, on any machine.
 #![forbid(unsafe_code)]
 
 pub mod checks;

@@ -48,7 +48,8 @@ const USER_OF_PROGRAMS: u32 = 1000;
 pub struct Fetching {
     /// Number of the fetch's connection in [`World::links`](crate::world::World).
     pub link: usize,
-    /// The server's number of the fetch, and how many bytes are still to come. `None` until the backend has answered.
+    /// The server's number of the fetch, and number of bytes that are still to come. `None` until the backend has
+    /// answered.
     pub reader: Option<(u64, u64)>,
 }
 
@@ -70,8 +71,8 @@ pub struct Agent {
     /// For each connection to another machine's store that is being made, by the logic's number of it: number of the
     /// connection in [`World::links`](crate::world::World).
     pub reaches: BTreeMap<usize, usize>,
-    /// Present once the agent is told to end: the last time at which something was under way, and the time at which the
-    /// agent ends at the latest.
+    /// Present once the agent is told to end: the last time at which something was under way, and the latest time at
+    /// which the agent ends.
     pub drain: Option<(Duration, Duration)>,
     /// Key that proves handshakes between two programs of this machine.
     pub own_key: [u8; 16],
@@ -199,7 +200,7 @@ impl Machine {
     }
 
     /// Connects the nginx worker to the agent, once for control messages and once for offers. If one connection is
-    /// refused, the worker closes the other: its index is returned.
+    /// refused, returns the index of the other one, which the caller has to close.
     pub fn connect_servers(&mut self, now: Duration, base: Instant) -> Option<usize> {
         let control = self.connect(Channel::Control, USER, now, base);
         let offers = self.connect(Channel::Offers, USER, now, base);
@@ -212,8 +213,8 @@ impl Machine {
         }
     }
 
-    /// Connects the program under `shunt run` to the agent, with the permissions of a server. The program forgets what
-    /// it has learned about peers.
+    /// Connects the program under `shunt run` to the agent, with the permissions of a server. A program that is
+    /// accepted forgets all that it has learned about peers.
     pub fn connect_program(&mut self, now: Duration, base: Instant) {
         if let Some((control, worker, ring)) = self.connect(Channel::Control, USER_OF_PROGRAMS, now, base) {
             let program = Connected { control, worker, ring, offers: usize::MAX, offerer: 0 };
@@ -240,13 +241,13 @@ impl Machine {
         })?
     }
 
-    /// Returns whether the configuration of this machine names another one.
+    /// Returns whether the configuration of this machine names another machine.
     pub fn knows(&self, other: usize) -> bool {
         let peer = self.peer(other);
         peer < self.settings.peers.len() && self.changed != Some(peer)
     }
 
-    /// Returns whether payload of this machine reaches the clients of another one.
+    /// Returns whether payload of this machine reaches the clients of another machine.
     pub fn reaches(&self, other: usize, now: Duration) -> bool {
         self.host.unreached.get(&self.peer(other)).is_none_or(|until| *until <= now)
     }

@@ -14,12 +14,12 @@ impl Random {
         Self(ChaCha8Rng::seed_from_u64(seed))
     }
 
-    /// Returns a number below `end`, which must not be 0.
+    /// Returns a random number below `end`, which must not be 0.
     pub fn below(&mut self, end: u64) -> u64 {
         self.0.next_u64() % end
     }
 
-    /// Returns a number from `least` to `most`.
+    /// Returns a random number from `least` to `most`, both included.
     pub fn between(&mut self, least: u64, most: u64) -> u64 {
         least + self.below(most - least + 1)
     }
@@ -29,7 +29,7 @@ impl Random {
         self.below(1_000_000) < often
     }
 
-    /// Returns a time from `least` to `most`.
+    /// Returns a random time from `least` to `most`.
     pub fn time(&mut self, least: Duration, most: Duration) -> Duration {
         Duration::from_nanos(self.between(least.as_nanos() as u64, most.as_nanos() as u64))
     }
@@ -41,7 +41,7 @@ impl Random {
         key
     }
 
-    /// Returns any 32-bit number.
+    /// Returns a random 32-bit number.
     pub fn word(&mut self) -> u32 {
         self.0.next_u32()
     }

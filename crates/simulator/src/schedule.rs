@@ -11,7 +11,7 @@ pub struct Schedule<E> {
     now: u64,
     made: u64,
     /// For each event: its time in nanoseconds, its number, and its place in `events`. Events are large, and a heap
-    /// moves its entries often, so the events are not in it.
+    /// moves its entries often, so the events are kept outside the heap.
     heap: BinaryHeap<Reverse<(u64, u64, usize)>>,
     events: Slab<E>,
 }
@@ -34,7 +34,7 @@ impl<E> Schedule<E> {
         self.heap.push(Reverse((self.now + delay.as_nanos() as u64, self.made, self.events.insert(event))));
     }
 
-    /// Takes the next event, if it comes at `end` or earlier, and sets the clock to its time.
+    /// Takes the next event, if it comes at `end` or earlier. Sets the clock to the event's time.
     pub fn next(&mut self, end: Duration) -> Option<E> {
         let Reverse((at, ..)) = *self.heap.peek()?;
         if at > end.as_nanos() as u64 {

@@ -22,7 +22,7 @@ const STARTED: Duration = Duration::from_secs(1);
 const QUIET: Duration = Duration::from_secs(60);
 /// Length of a response's header, in bytes.
 const HEADER: u64 = 300;
-/// Longest pause of a client between two responses: practically endless, so that clients ask only when the script says.
+/// Longest pause of a client between two responses: so long that clients ask only when the script says.
 const NEVER: Duration = Duration::from_secs(1_000_000);
 
 /// A scripted history.
@@ -86,7 +86,7 @@ impl Script {
     /// Processes events until `holds` is true.
     ///
     /// # Panics
-    /// Panics with the violation, if there is one, and if `holds` is false for longer than `period`.
+    /// Panics with the violation, if there is one. Panics also if `holds` is false for longer than `period`.
     pub fn run_until(&mut self, period: Duration, holds: impl Fn(&Self) -> bool) {
         let end = self.world.now() + period;
         while !holds(self) {

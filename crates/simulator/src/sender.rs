@@ -33,13 +33,14 @@ pub enum Look {
 /// Source of a payload's bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Of {
-    /// The file of an offer, in the state that it has when the payload begins.
+    /// The file of an offer.
     File {
         /// The offer.
         offer: Offer,
         /// Number of the file.
         file: u64,
-        /// State of the file when the payload began.
+        /// State of the file when the payload began. After a withdrawn digest: its state when the withdrawal was
+        /// confirmed.
         state: u64,
         /// State of the file for which the backend has told a frontend the digest. `None`: it has told none.
         proven: Option<u64>,
@@ -57,7 +58,7 @@ pub enum Digest {
     Untold,
     /// The frontend was told the digest of the file in this state.
     Told(u64),
-    /// The backend last said at this time that the digest no longer holds. It encrypts nothing more until the
+    /// The backend last said at this time that the digest no longer holds. The backend encrypts nothing more until the
     /// frontend's server has confirmed this.
     Withdrawn(Duration),
     /// There is no digest, or it no longer counts.
@@ -99,7 +100,8 @@ pub struct Sender {
     pub is_heard: bool,
     /// Time at which the client last acknowledged more, or, before that, at which the payload began.
     progress: Duration,
-    /// Time at which the client last acknowledged more, or bytes were last sent again.
+    /// Time at which the client last acknowledged more, or bytes were last sent again, or, before both, at which the
+    /// payload began.
     timer: Duration,
 }
 
@@ -147,7 +149,8 @@ impl Sender {
         }
     }
 
-    /// Has the agent give the kernel as many bytes as it takes.
+    /// Has the agent give the kernel as many bytes as the kernel takes. An agent that has ended, or that waits for the
+    /// confirmation of a withdrawal, gives none.
     pub fn queue(&mut self) {
         if !self.is_orphan && !matches!(self.digest, Digest::Withdrawn(_)) {
             self.queued = self.length.min(self.acked + BUFFER);
@@ -174,8 +177,8 @@ impl Sender {
         self.acked == if self.is_orphan { self.queued } else { self.length }
     }
 
-    /// Sends as much as the client's window allows. After a time without progress, it sends all outstanding bytes
-    /// again. Returns the segments as the client gets them.
+    /// Sends as much as the client's window allows. After a time without progress, sends all unacknowledged bytes
+    /// again. Returns the segments as the client gets them: sequence number and contents.
     pub fn send(&mut self, now: Duration) -> Vec<(u32, Run)> {
         if self.sent > self.acked && now >= self.timer + TIMEOUT {
             self.sent = self.acked;

@@ -18,7 +18,7 @@ use crate::client::{Kind, Response};
 /// Stage of a response at the frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// A backend has been asked.
+    /// A backend has been asked for the response.
     Asked,
     /// A program has asked whether a peer would send bytes of its store, and waits for the answer.
     Asking {
@@ -61,8 +61,8 @@ pub struct Rest {
     pub asked: Duration,
     /// Numbers of the other backend and of its offer, once it has made one.
     pub offered: Option<(usize, u64)>,
-    /// Number of the question that asks the other backend for the digest of its offer's file. The handoff of the rest
-    /// gets the same number.
+    /// Number for the question about the digest of the other backend's file, and then for the handoff of the rest. It
+    /// is 0 until the other backend has made an offer.
     pub handoff: u64,
 }
 
@@ -73,8 +73,8 @@ pub struct Serving {
     pub response: Response,
     /// Stage of the response.
     pub stage: Stage,
-    /// Number of checks by the servers (one a second) since the response began, or since the client acknowledged more
-    /// of a handoff.
+    /// Number of checks by the servers (one a second) since the response began, or since its handoff last made
+    /// progress.
     pub quiet: u32,
     /// Digest (SHA-256) of the file that the backend sends, once the backend has told it.
     pub digest: Option<Sha256>,
@@ -102,9 +102,9 @@ pub struct Connected {
     pub worker: u32,
     /// Number of the control connection's completion ring, if it has one.
     pub ring: Option<u32>,
-    /// Index of the offers connection. A program has none.
+    /// Index of the offers connection. A program has none (`usize::MAX`).
     pub offers: usize,
-    /// Worker number of the offers connection.
+    /// Worker number of the offers connection, or 0 for a program.
     pub offerer: u32,
 }
 
@@ -119,12 +119,12 @@ pub struct Worker {
     pub serving: BTreeMap<usize, Serving>,
     /// Requests that wait for the end of the response under way, by their clients.
     pub pending: BTreeMap<usize, Response>,
-    /// Answers of peers whether they would send bytes of their stores. By peer: the epoch (number) of the session in
-    /// which the peer answered, and the answer.
+    /// Peers' answers to the question whether they would send bytes of their stores. By peer: the epoch (number) of the
+    /// session in which the peer answered, and the answer.
     pub would_send: BTreeMap<usize, (u32, bool)>,
     /// For a peer, the time until which the program makes no claims to it, because an earlier claim still waits there.
     pub waits_until: BTreeMap<usize, Duration>,
-    /// The newest offer that the nginx worker has made.
+    /// The newest offer that the nginx worker has made since it connected to the agent.
     pub last: Option<Offer>,
     handoffs: u64,
     offers: u32,
@@ -163,8 +163,8 @@ impl Worker {
         Some(offer)
     }
 
-    /// Returns the number of the offer that was made `back` offers before the newest one. If there were fewer, the
-    /// number is one that no offer has.
+    /// Returns the number of the offer that was made `back` offers before the newest one. If there are not so many
+    /// offers, the number is one that no offer has.
     pub fn some_offer(&self, back: u32) -> u64 {
         let offerer = self.connected.map_or(0, |connected| connected.offerer);
         u64::from(offerer) << 32 | u64::from(self.offers.saturating_sub(back))

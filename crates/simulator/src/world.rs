@@ -60,7 +60,7 @@ pub(crate) enum Event {
     Connected { link: usize },
     /// The next item on a connection between agents reaches machine `to`.
     Delivered { link: usize, to: usize },
-    /// The server that reads a fetch has taken its bytes so far, so the backend's agent sends more.
+    /// The server that reads a fetch has taken all bytes so far, so the backend's agent sends more.
     Credit { link: usize },
     /// A server's message reaches its agent.
     ToAgent { machine: usize, generation: u32, server: usize, request: Box<Request> },
@@ -72,9 +72,9 @@ pub(crate) enum Event {
     Ring { machine: usize, ring: u32, handoff: u64 },
     /// A client asks for its next response.
     Ask { client: usize },
-    /// A client resets its connection, if it still has this one.
+    /// A client resets this connection, if the client still has it.
     Leave { client: usize, connection: u32 },
-    /// A client's reset reaches the backend that sends to it.
+    /// A client's reset reaches the backend that sends to the client.
     Gone { machine: usize, client: usize, token: u32 },
     /// A request reaches a backend. With `rest`, it asks only for the payload's bytes from this byte of the region on.
     Asked { machine: usize, from: usize, client: usize, response: Response, consents: bool, rest: Option<u64> },
@@ -149,7 +149,8 @@ pub(crate) struct Link {
     is_closed: [bool; 2],
     /// Whether each end has got the other end's HELLO.
     is_up: [bool; 2],
-    /// Place in the list of accepted connections of the agent that was dialled. `None` once the first frame has come.
+    /// Place in the list of accepted connections of the agent that was dialled. `None` before that agent accepts, and
+    /// once the first frame has come.
     place: Option<usize>,
     /// The first frame has come to the end that was dialled.
     has_spoken: bool,
@@ -167,7 +168,7 @@ pub(crate) struct Served {
     /// File of the payload, and its state when the fetch began.
     file: u64,
     state: u64,
-    /// Bytes that are still to be sent.
+    /// Number of bytes that are still to be sent.
     left: u64,
 }
 
@@ -208,10 +209,10 @@ pub struct Variety {
     pub stored: u64,
     /// Frequency of TLS responses among the responses that an nginx worker serves.
     pub sealed: u64,
-    /// If a backend is lost, another backend sends the rest of its payloads.
+    /// If a backend is lost, servers ask another backend for the rest of its payloads.
     pub recovers: bool,
     /// Frequency of payloads that a server fetches although it could hand them off. With `Some`, a server also fetches
-    /// what it cannot hand off. With `None`, nobody fetches.
+    /// offers that it cannot hand off. With `None`, nobody fetches.
     pub fetches: Option<u64>,
     /// Frequency of messages that a server's socket does not take from the agent.
     pub unread: u64,
@@ -221,7 +222,8 @@ pub struct Variety {
     pub has_slow_clients: bool,
     /// Some files have no digest, or are on file systems that do not tell when a file has changed.
     pub has_strange_files: bool,
-    /// Frequency of writes to a file: one chance after each offer of it, and one at each tick while it is being sent.
+    /// Frequency of writes to a file: one chance after each offer of the whole file, and one at each tick while it is
+    /// being sent.
     pub writes: u64,
     /// The last machine is no backend.
     pub has_plain_frontend: bool,
@@ -445,7 +447,8 @@ impl World {
         self.cuts.get(&pair).is_none_or(|until| *until <= self.now())
     }
 
-    /// Sends a packet from or to a client, which the network may lose, duplicate or delay.
+    /// Sends a packet from or to a client, or a copy of one to a backend. The network may duplicate or delay the packet
+    /// or, until the history is ending, lose it.
     pub(crate) fn send_packet(&mut self, client: usize, event: impl Fn() -> Event) {
         let distance = if self.clients[client].is_slow { 100 } else { 1 };
         let Weather { loss, copies, late } = self.service.weather;

@@ -27,7 +27,7 @@ pub struct Stats(pub Value);
 /// Asks the agent that listens at `socket` for its counters.
 ///
 /// # Errors
-/// Returns an error where no agent listens there, it refuses this user, or no answer comes in time.
+/// Returns an error if no agent listens there, if the agent refuses this user, or if no readable answer comes in time.
 pub fn agent_stats(socket: &Path) -> Result<Stats> {
     agent_stats_within(socket, ANSWER_LIMIT)
 }

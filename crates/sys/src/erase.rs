@@ -117,7 +117,8 @@ unsafe impl GlobalAlloc for ErasingAllocator {
 /// Number of bytes of stack that [`wipe_stack`] overwrites: more than any chain of calls with a key uses.
 pub const WIPED_STACK_BYTES: usize = 32 << 10;
 
-/// Overwrites the stack below the caller's frame, where the caller's earlier calls may have left copies of keys.
+/// Overwrites the first [`WIPED_STACK_BYTES`] of stack below the caller's frame, where the caller's earlier calls may
+/// have left copies of keys.
 #[inline(never)]
 pub fn wipe_stack() {
     let mut below = [0u8; WIPED_STACK_BYTES];

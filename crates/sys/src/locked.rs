@@ -60,7 +60,8 @@ impl Locked {
 pub struct Still(#[allow(dead_code, reason = "it is held")] MutexGuard<'static, Locked>);
 
 /// Locks the free places until the returned value is dropped, so that no thread takes a place or gives one back. Hold
-/// the value during a fork, so that no other thread holds the lock in the child.
+/// the value during a fork: otherwise another thread might hold the lock then, and the child, which lacks that thread,
+/// would wait forever.
 pub fn hold_still() -> Still {
     Still(places())
 }

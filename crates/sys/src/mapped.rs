@@ -61,7 +61,7 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> MappedArray<T> {
         unsafe { self.base.as_ptr().add(index).write_volatile(*value) }
     }
 
-    /// Writes one field of an element, at `offset` in bytes. It leaves the other fields alone, because BPF programs may
+    /// Writes one field of an element, at `offset` in bytes. Does not write the other fields, because BPF programs may
     /// change them meanwhile.
     ///
     /// # Panics

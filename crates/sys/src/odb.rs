@@ -75,14 +75,14 @@ pub fn speaks(socket: impl AsFd) -> bool {
 }
 
 /// Whether all processes have closed a connection on which [`speaks`] was true. `asking` is any TCP socket, and
-/// `cookie` the connection's SO_COOKIE. After that, returns true once for each successful [`adopt`], [`adopt_too`] and
-/// [`take`] by the caller's user.
+/// `cookie` the connection's SO_COOKIE. After the last close, returns true once for each successful [`adopt`],
+/// [`adopt_too`] or [`take`] by the caller's user, and false in further calls.
 pub fn ended(asking: impl AsFd, cookie: u64) -> bool {
     sockopt::set(asking, options::SOL, options::ENDED, &cookie).is_ok()
 }
 
 /// Whether the caller is the first program that keeps an account of a connection's frames. [`speaks`] must be true for
-/// the connection. Also true where the kernel cannot tell, because an older agent has loaded its BPF programs.
+/// the connection. Also true where the kernel cannot tell, because the BPF programs in it are an older agent's.
 pub fn adopt(socket: impl AsFd) -> bool {
     let asked = sockopt::set(socket, options::SOL, options::ADOPT, &1u32);
     asked.map_or_else(|error| error.kind() != io::ErrorKind::PermissionDenied, |()| true)

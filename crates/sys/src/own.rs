@@ -5,8 +5,8 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Lowest number that the library's descriptors get. Programs that rely on low numbers, or wait with select(2), use
-/// numbers below it.
+/// Lowest number to which the library's descriptors are moved. Programs that rely on low numbers, or wait with
+/// select(2), use numbers below it.
 const FROM: RawFd = 512;
 /// Descriptor numbers below this one are recorded.
 const NUMBERS: usize = 1 << 20;
@@ -30,7 +30,8 @@ pub fn is_own(fd: RawFd) -> bool {
 pub struct OwnFd(OwnedFd);
 
 impl OwnFd {
-    /// Moves a descriptor to a high number and records it. Where no high number is free, it keeps its number.
+    /// Moves a descriptor to a high number and records it. Where no high number is free, the descriptor keeps its
+    /// number.
     #[must_use]
     pub fn new(fd: OwnedFd) -> Self {
         let fd = rustix::io::fcntl_dupfd_cloexec(&fd, FROM).unwrap_or(fd);

@@ -60,9 +60,8 @@ impl SharedMemory {
         Self::sealed(file, false)
     }
 
-    /// Opens a second, read-only descriptor of this memory. It also removes the file's write permission, so that a
-    /// process that gets this descriptor cannot open the memory for writing. Only the file's owner can permit that
-    /// again.
+    /// Opens a second, read-only descriptor of this memory. Also removes the file's write permission, so that a process
+    /// that gets this descriptor cannot open the memory for writing. Only the file's owner can permit that again.
     ///
     /// # Errors
     /// Returns the kernel's error of fchmod(2) or open(2).
@@ -88,8 +87,8 @@ impl SharedMemory {
         Ok(Self { file: OwnFd::new(file), base, bytes, writable, shared: PhantomData })
     }
 
-    /// Maps other memory of the same size in place of this memory, at the same address. The old memory is no longer
-    /// mapped by this value.
+    /// Maps the memory of `by` in place of this memory, at the same address, and makes this value's descriptor one of
+    /// the memory of `by`. This value then no longer has its old memory.
     ///
     /// # Errors
     /// Returns the kernel's error of mmap(2) or dup3(2). Then parts of the mapping may be unchanged.

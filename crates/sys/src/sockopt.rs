@@ -160,9 +160,9 @@ pub fn bound_interface(socket: impl AsFd) -> io::Result<u32> {
     get(socket, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX)
 }
 
-/// Credentials of a process (`struct ucred`). Those of the other end of a Unix socket are from the time when it
-/// connected, with its effective user and group ([`peer_credentials`]). Those of a packet's sender have its real user
-/// and group ([`crate::packet`]).
+/// Credentials of a process (`struct ucred`). [`peer_credentials`] returns those that the other end of a Unix socket
+/// had at its connect(2), listen(2) or socketpair(2), with the effective user and group. Those of a packet's sender
+/// have its real user and group ([`crate::packet`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes)]
 #[repr(C)]
 pub struct PeerCredentials {

@@ -18,7 +18,7 @@ impl Tap {
     ///
     /// # Errors
     /// Returns the kernel's error of open(2) or TUNSETIFF: no CAP_NET_ADMIN, no TUN/TAP, or the name is taken.
-    /// `InvalidInput` where the name is too long for a device.
+    /// `InvalidInput` where the name is too long for a device, or contains a zero byte.
     pub fn make(name: &str) -> io::Result<Self> {
         let mut request = libc::ifreq {
             ifr_name: [0; libc::IFNAMSIZ],

@@ -7,7 +7,7 @@
 //! own.
 //!
 //! This module calls the kernel through rustix for memory and events, not through libc. The reason is that
-//! crates/preload interposes libc's calls, and calls this module with its locks held.
+//! crates/preload interposes libc's calls, and calls this module while it holds locks of its own.
 //!
 //! While memory is being unmapped or moved, the kernel fills no page (EAGAIN) until somebody has read the event about
 //! the change. So a thread that fills pages also reads events: the thread that handles events may be waiting for a lock
@@ -285,9 +285,9 @@ impl Userfaultfd {
         Ok(())
     }
 
-    /// Returns the number of bytes after which to go on, after a copy to `at` has failed. At a present page (EEXIST),
-    /// returns the length of one page, and wakes the threads that wait for this page. While the address space is
-    /// changing (EAGAIN), the kernel reports in `did` how many bytes it has copied.
+    /// Returns how many bytes to advance after a copy to `at` has failed. At a present page (EEXIST), this is one page,
+    /// and the threads that wait for the page are woken. While the address space is changing (EAGAIN), this is the
+    /// number of bytes that the kernel has copied (`did`).
     ///
     /// # Errors
     /// Returns any other error.

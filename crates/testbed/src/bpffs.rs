@@ -6,7 +6,7 @@ use std::process::Command;
 /// Directory in which BPF objects are pinned.
 pub const BPFFS: &str = "/sys/fs/bpf";
 
-/// Mounts a BPF file system at [`BPFFS`], where none is mounted.
+/// Mounts a BPF file system at [`BPFFS`], if none is mounted there.
 ///
 /// # Errors
 /// When the list of mounts cannot be read, or mount(8) fails. Mounting needs root.

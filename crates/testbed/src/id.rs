@@ -19,7 +19,7 @@ pub(crate) const OWNER: &str = "owner";
 /// Empty file in a lab's directory. It says that the lab's files are kept after its end.
 pub(crate) const KEPT: &str = "kept";
 
-/// Identity of one lab: the process ID of its owner, the process that made it, and a count.
+/// Identity of one lab: the process ID of its owner (the process that made the lab), and a count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LabId(String);
 
@@ -75,7 +75,7 @@ impl LabId {
         root.join(format!("{PREFIX}lab-{}-{host}", self.0))
     }
 
-    /// Beginning of the paths of this lab's control groups.
+    /// Beginning of the paths of this lab's control groups. `None` if there is no cgroup v2 hierarchy.
     pub(crate) fn cgroup_prefix(&self) -> Option<PathBuf> {
         cgroup::root().ok().map(|root| self.cgroup(&root, ""))
     }

@@ -45,7 +45,7 @@ impl Drop for Machine {
 /// Runs `work` in the network namespace of a new machine, on which the `ip` commands `more` have run.
 ///
 /// # Panics
-/// When this process is not root.
+/// When this process is not root, or a command fails.
 pub fn on_a_machine<T: Send>(test: &str, more: &[&str], work: impl FnOnce(&Machine) -> T + Send) -> T {
     crate::needs_root();
     let name = format!("shunt-{test}-{}", std::process::id());

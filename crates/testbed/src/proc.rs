@@ -10,7 +10,7 @@ pub(crate) fn stat(directory: &Path) -> Option<(String, Vec<String>)> {
     Some((name.split_once(' ')?.0.to_owned(), rest.split_whitespace().map(str::to_owned).collect()))
 }
 
-/// Whether a process sleeps until an event: state S of proc_pid_stat(5). A process that only waits for a core does not.
+/// Whether a process sleeps until an event: state S of proc_pid_stat(5). A process that only waits for a CPU does not.
 #[must_use]
 pub fn is_asleep(pid: u32) -> bool {
     let state = stat(&Path::new("/proc").join(pid.to_string())).and_then(|(_, fields)| fields.into_iter().next());

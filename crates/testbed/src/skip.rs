@@ -13,8 +13,8 @@ pub fn skipped(test: &str, why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
 }
 
-/// Fails a test that is not run by root, and says what to do. If it returned instead, it would count as passed without
-/// having tested anything.
+/// Fails a test that is not run by root, and says what to do. If this function returned instead, the test would count
+/// as passed without having tested anything.
 ///
 /// # Panics
 /// When this process is not root.

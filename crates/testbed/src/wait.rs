@@ -15,8 +15,8 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// Result of one check of a condition: whether it holds (`bool`), what it found (`Option`), or why it does not hold
-/// (`Result`).
+/// Result of one check of a condition: whether the condition holds (`bool`), what the check found (`Option`), or why
+/// the condition does not hold (`Result`).
 pub trait Check {
     /// Value that a check returns when the condition holds.
     type Found;
@@ -97,11 +97,11 @@ pub fn wait_at_most<C: Check>(time: Duration, what: &str, mut check: impl FnMut(
     }
 }
 
-/// Waits until all threads of a process that was sent SIGSTOP have stopped. They run on until one of them handles the
-/// signal. A process that ends meanwhile counts as stopped.
+/// Waits until all threads of a process that was sent SIGSTOP have stopped. The threads run on until one of them
+/// handles the signal. A process that ends meanwhile counts as stopped.
 ///
 /// # Errors
-/// When it has not stopped within [`PATIENCE`].
+/// When the process has not stopped within [`PATIENCE`].
 pub fn until_stopped(pid: u32) -> Result<()> {
     let process = Path::new("/proc").join(pid.to_string());
     wait_for(&format!("process {pid} has stopped"), || is_stopped(&process))

@@ -23,8 +23,9 @@ use crate::bpffs::{BPFFS, mount_bpffs};
 use crate::id::{KEPT, LabId, OWNER, owner_mark};
 
 /// Script of the shell. `$1`: common prefix of the lab's namespaces; `$2`: the lab's directory, or nothing to keep it;
-/// `$3`: common prefix of the lab's pins; `$4`: common prefix of its control groups. The script unmounts file systems
-/// in the lab's directory first: a file system whose server has ended cannot be removed otherwise.
+/// `$3`: common prefix of the lab's pins; `$4`: common prefix of the lab's control groups. Before the script removes
+/// the directory, it unmounts the file systems in it. A file system whose server has ended could not be removed
+/// otherwise.
 const SCRIPT: &str = r#"
 trap '' INT TERM HUP QUIT
 # A member of no group that is to go.
@@ -125,7 +126,8 @@ pub fn of_process() -> &'static LabId {
 /// Returns all labs that have a namespace, a directory, a control group or a pin on this machine.
 ///
 /// # Errors
-/// When a directory cannot be read.
+/// When a directory cannot be read. A directory that does not exist, or that this process may not read, counts as
+/// empty.
 pub fn labs() -> io::Result<BTreeSet<LabId>> {
     let mut labs = BTreeSet::new();
     let mut places = vec![

@@ -2,7 +2,8 @@
 //!
 //! An agent's identity is the DNS name in its certificate, which the authority of the configuration (`ca`) has signed.
 //! Neither its address nor the name that it gives in messages counts. TLS sessions are not resumed. So both ends'
-//! certificates are checked for each connection, against the files of [tls] as they were last read.
+//! certificates are checked for each connection, against the files that [tls] in the configuration names, as they were
+//! last read.
 
 mod trust;
 mod words;
@@ -259,7 +260,7 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// Returns whether a certificate has this agent name. The caller has verified the certificate.
+/// Returns whether a certificate has this agent name. Does not verify the certificate.
 pub fn names(certificate: &CertificateDer<'_>, name: &str) -> bool {
     let (Ok(parsed), Some(name)) = (ParsedCertificate::try_from(certificate), server_name(name)) else {
         return false;

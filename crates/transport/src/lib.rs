@@ -2,10 +2,10 @@
 //! only [`Transport`]. A *peer* is the agent at the other end.
 //!
 //! A *frame* is a message of the agents' protocol. All frames that one turn (pass) of the agent's event loop sends
-//! leave in one record and one write. [`Transport::fill`] makes a few reads at most, of bytes that have arrived
-//! already. The caller uses all bytes that [`Transport::fill`] decrypts in the same turn, because epoll does not report
-//! bytes that wait in rustls. [`credentials`] says who the other agent is. A *payload* is a response's body that comes
-//! as a stream after a frame. A *store* has the bodies of programs under `shunt run`.
+//! leave together, in one record and one write if they are short enough. [`Transport::fill`] makes a few reads at most,
+//! of bytes that have arrived already. The caller uses all bytes that [`Transport::fill`] decrypts in the same turn,
+//! because epoll does not report bytes that wait in rustls. [`credentials`] checks who the other agent is. A *payload*
+//! is a response's body that comes as a stream after a frame. A *store* has the bodies of programs under `shunt run`.
 #![forbid(unsafe_code)]
 
 pub mod credentials;
@@ -32,7 +32,8 @@ const MAX_OUTPUT_BYTES: usize = 4 << 20;
 const INPUT_BYTES: usize = 16 << 10;
 /// Size of one read by rustls, in bytes.
 const READ_BYTES: usize = 4096;
-/// Largest number of reads in one turn. Another read follows only one that got [`READ_BYTES`] bytes.
+/// Largest number of reads in one call of [`Transport::fill`]. A read of fewer than [`READ_BYTES`] bytes is the last
+/// one.
 const READS: usize = 4;
 
 /// Why a connection between agents ended.
@@ -50,7 +51,7 @@ pub enum TransportError {
     /// The peer refuses this agent.
     #[error("the peer's agent refuses this one: {}", refusal(*.0))]
     RefusedBy(Reason),
-    /// The certificate of either end is refused, or the peer does not speak TLS.
+    /// An error of TLS. For example, the certificate of either end is refused, or the peer does not speak TLS.
     #[error("TLS: {}", credentials::in_words(.0))]
     Tls(#[from] rustls::Error),
     /// Error of a system call on the socket.
@@ -245,7 +246,7 @@ impl Transport {
         }
     }
 
-    /// Returns bytes of the payload that follows the last frame. Empty where more must be read first.
+    /// Returns bytes of the payload that follows the last frame. Returns an empty slice where more must be read first.
     ///
     /// # Errors
     /// See [`TransportError`].
@@ -283,8 +284,8 @@ impl Transport {
     }
 
     /// Overwrites decrypted bytes that rustls still has. rustls decrypts in its receive buffer. Bytes that were taken
-    /// from it stay there until others are read into their place. So this makes rustls read zeros into the whole
-    /// buffer, except where bytes still wait in it.
+    /// from it stay there until others are read into their place. So this method makes rustls read zeros into the whole
+    /// buffer, except where bytes still wait in the buffer.
     fn forget_decrypted(&mut self) {
         struct Zeros;
         impl Read for Zeros {
@@ -324,8 +325,9 @@ impl Transport {
         loop {
             // rustls takes a bounded number of bytes, and keeps them until the handshake is done.
             let taken = if self.output.is_empty() { 0 } else { self.tls.writer().write(&self.output)? };
-            // Not `drain`, which would leave the bytes that were taken in the buffer. They may be keys. `split_off` and
-            // the assignment free the buffer, and the agent's allocator overwrites memory that it frees.
+            // `drain` would leave copies of the bytes that rustls took, perhaps keys, in the buffer's memory.
+            // `split_off` and the assignment free the buffer, and the agent's allocator overwrites memory that it
+            // frees.
             self.output = self.output.split_off(taken);
             if !self.write_records()? || taken == 0 {
                 break;
@@ -461,7 +463,8 @@ mod tests {
                 return Some(error);
             }
         }
-        // In TLS 1.3 the end that dials is done before the other end has seen its certificate.
+        // In TLS 1.3, the end that dials completes the handshake before the other end has checked the dialler's
+        // certificate.
         turn(one, other).err()
     }
 

@@ -1,6 +1,6 @@
-//! Addresses of a machine's programs under `shunt run`. Each agent tells them to its peers. On the peers' machines,
-//! connections with these addresses may then carry references, which stand for bytes that the receiver fetches later
-//! (crates/negotiation).
+//! Addresses of a machine's programs under `shunt run`. Each agent tells these addresses to its peers, which are other
+//! machines' agents. On the peers' machines, connections with these addresses may then carry references, which stand
+//! for bytes that the receiver fetches later (crates/negotiation).
 
 use std::net::IpAddr;
 

@@ -3,12 +3,13 @@
 //! documents the fields; `tests/header.rs` checks that header and module agree.
 //!
 //! A *peer* is another machine's agent. A *handoff* lets a peer send a *payload*, the body of one response, on a
-//! client's connection; a *region* is the range of sequence numbers that it takes there. An *offer* is a payload that a
-//! backend's server holds ready, and a *claim* is the message by which the frontend's agent asks for it. The *digest*
-//! of a file is its SHA-256. A *store* has the payloads of a machine's programs under `shunt run`. A *fetch* brings a
-//! payload through both agents to the frontend's server. The *board* is memory that the agent writes and servers read.
-//! A *ring* is a BPF ring buffer by which the kernel tells one server what becomes of its handoffs. A *session* is the
-//! use of a connection between two agents.
+//! client's connection; a *region* is the range of sequence numbers that the payload takes there. The *frontend* has
+//! the client's connection, and the *backend* has the payload. An *offer* is a payload that a backend's server holds
+//! ready, and a *claim* is the message by which the frontend's agent asks for it. The *digest* of a file is its
+//! SHA-256. A *store* has the payloads of a machine's programs under `shunt run`. A *fetch* brings a payload through
+//! both agents to the frontend's server. The *board* is memory that the agent writes and servers read. A *ring*
+//! (completion ring) is a BPF ring buffer by which the kernel tells one server what becomes of its handoffs. A *worker*
+//! is a process of a server. A *session* is the use of a connection between two agents.
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -171,8 +172,8 @@ message!(
     /// Answer to FETCH. Its one descriptor is a socket that yields the payload and then ends.
     Fetched, kind::FETCHED, { fetch: u64, length: u64, });
 
-/// One generation of a TLS 1.3 connection's write keys (`struct shunt_tls`). All zeros where the connection is not
-/// encrypted.
+/// One generation of a TLS 1.3 connection's write keys (`struct shunt_tls`): those between two KeyUpdates. All zeros
+/// where the connection is not encrypted.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -210,7 +211,7 @@ impl Handoff {
 #[allow(missing_docs)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, for as long as it is looked at: a box would cost more")]
 pub enum Request {
-    /// HELLO, and the version that both sides speak.
+    /// HELLO: the connection's purpose, and the version that both sides speak.
     Hello(Channel, u16),
     Offer(Offer),
     Handoff(Handoff),
@@ -406,7 +407,7 @@ impl Event {
     pub const STATE: u32 = 3;
 }
 
-/// Record of a completion ring: state of a connection and of its newest region (`struct shunt_state`).
+/// Record of a completion ring: state of a connection and of the connection's newest region (`struct shunt_state`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 #[allow(missing_docs)]

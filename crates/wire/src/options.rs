@@ -1,7 +1,8 @@
 //! Socket options by which a server, or a program under `shunt run`, speaks to the kernel about its own connections
 //! (`include/shunt.h`: setsockopt(2) with [`SOL`]). BPF programs answer them. A *region* is a range of a connection's
-//! sequence numbers that another machine sends. A *frame* is a run of bytes, or a reference that stands for bytes, in a
-//! connection between two programs. An *account* of a connection is what a program knows of its frames.
+//! sequence numbers that another machine sends. A *peer* is another machine's agent. A *frame* is a run of bytes, or a
+//! reference that stands for bytes, in a connection between two programs. An *account* of a connection is what a
+//! program knows of its frames.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

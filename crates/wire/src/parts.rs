@@ -1,7 +1,8 @@
 //! Payload of a handoff without an offer: an ordered list of ranges of bytes in the store of the backend's machine. In
-//! a message, the list follows the other fields, and the message's length tells how many parts it has. A *store* has
-//! the payloads of a machine's programs under `shunt run`. A *peer* is the agent of the backend's machine. A
-//! *reference* names bytes in a store.
+//! a message, the list follows the other fields, and the message's length tells how many parts the list has. In a
+//! *handoff*, a backend sends a payload on a client's connection. An *offer* is a payload that a backend's server holds
+//! ready. A *store* has the payloads of a machine's programs under `shunt run`. A *peer* is the agent of the backend's
+//! machine. A *reference* names bytes in a store.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -59,7 +59,7 @@ macro_rules! body {
         }
 
         impl $name {
-            /// Appends this as one frame.
+            /// Appends this message as one frame to `out`.
             pub fn emit(&self, out: &mut Vec<u8>) {
                 FrameHeader::emit($kind, &[self.as_bytes()], out);
             }
@@ -134,7 +134,7 @@ body!(
         zero: U16,
         /// Name of the handoff, a number that the frontend's server has chosen; returned in ENDED.
         handoff: U64,
-        /// Offer to send.
+        /// Number of the offer to send; 0 in CLAIM_PARTS.
         offer: U64,
         /// Length of the payload in bytes.
         length: U64,
@@ -250,7 +250,7 @@ body!(
         zero: U32,
         /// Name of the handoff; returned in DIGEST.
         handoff: U64,
-        /// Offer in question.
+        /// Number of the offer in question.
         offer: U64,
         /// Length of the payload in bytes.
         length: U64,
@@ -304,7 +304,7 @@ body!(
     Fetch, kind::FETCH, {
         /// Protocol versions that the sender speaks.
         protocol: Protocol,
-        /// Offer to fetch.
+        /// Number of the offer to fetch.
         offer: U64,
         /// Length of the payload in bytes.
         length: U64,
@@ -398,7 +398,7 @@ pub enum Frame {
 }
 
 impl Frame {
-    /// Returns the claim, if the frame is one, of an offer or of stored bytes. A claim may have keys.
+    /// Returns the claim if the frame is a claim, whether of an offer or of bytes in a store. A claim may have keys.
     pub fn claim(&self) -> Option<&Claim> {
         match self {
             Self::Claim(claim) | Self::ClaimParts(claim, _) => Some(claim),
@@ -636,8 +636,9 @@ impl Claim {
         }
     }
 
-    /// Returns the length of the region in bytes: that of the payload, or of its TLS records. `None` where the TLS
-    /// parameters are invalid. Those of a parsed claim are valid.
+    /// Returns the number of bytes that the backend sends for this claim: the length of the payload, or of the
+    /// payload's TLS records without [`Claim::skip`]. `None` where the TLS parameters are invalid. The parameters of a
+    /// parsed claim are valid.
     pub fn region_bytes(&self) -> Option<u64> {
         self.generation().region_bytes(self.length.get())
     }

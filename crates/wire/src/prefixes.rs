@@ -13,7 +13,7 @@ use crate::reason::Reason;
 
 /// Largest number of prefixes for one peer (`SHUNT_PREFIXES_MAX`).
 pub const PREFIXES_MAX: usize = 64;
-/// Leading bits of a mapped IPv4 address (RFC 4291, 2.5.5.2) that come before its own 32 bits.
+/// Number of bits before the IPv4 address itself in a mapped IPv4 address (RFC 4291, 2.5.5.2).
 pub const MAPPED_BITS: u8 = 96;
 
 /// A range of addresses, at one port or at all ports (`struct shunt_prefix`).

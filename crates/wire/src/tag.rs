@@ -1,4 +1,6 @@
-//! Tag of an offer: proof that the backend made the offer for this request.
+//! Tag of an offer: proof that the backend made the offer for this request. An *offer* is a response's body (payload)
+//! that a backend holds ready for a frontend, which has the client's connection. A *consent* is the request's header
+//! field by which the frontend permits an offer.
 //!
 //! A tag is SipHash-2-4 with 128-bit output (Aumasson and Bernstein 2012), keyed with the backend's key for one
 //! frontend. Its input is the request's nonce (16 random bytes), the offer's number and the payload's length. A

@@ -84,7 +84,7 @@ pub struct Generation {
 
 impl Generation {
     /// Returns the number of bytes that a payload takes on the wire, without [`Self::skip`]. `None` where the
-    /// parameters are inconsistent, or the payload would exceed the suite's limit of records.
+    /// parameters are invalid, or the payload would exceed the suite's limit of records.
     pub fn region_bytes(self, payload_bytes: u64) -> Option<u64> {
         let Self { suite: 0, content_bytes: 0, skip: 0, record: 0 } = self else {
             let (suite, records) = self.records(payload_bytes)?;

@@ -1,4 +1,5 @@
-//! The trace-id of a request (W3C Trace Context, 3.2.2.3). It is in the logs of every tier that handled the request.
+//! The trace-id of a request (W3C Trace Context, 3.2.2.3). It is in the logs of every tier (server on the request's
+//! path) that handled the request.
 
 use std::fmt;
 

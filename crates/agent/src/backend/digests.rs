@@ -2,10 +2,10 @@
 //! threads.
 //!
 //! A digest belongs to one state of a file ([`FileIdentity`]), so it stays valid, and is kept for as long as there is
-//! room. There are two kinds of requests for digests. `Want::Ahead`: for payloads under way, in case this machine is
-//! lost and another one continues them; the threads for these have the lowest priority. `Want::Now`: for clients that
-//! wait. Each kind has two threads, which read one file of a device at a time. So a file system that hangs takes one
-//! thread of each kind.
+//! room. There are two kinds of requests for digests. `Want::Ahead` is for payloads under way, in case this machine is
+//! lost and another one continues them. The threads for this kind have the lowest priority. `Want::Now` is for clients
+//! that wait. Each kind has two threads, which read one file of a device at a time. So a file system that hangs takes
+//! one thread of each kind.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
@@ -22,7 +22,7 @@ use shunt_logic::machine::{Known, Sha256, Want};
 
 use crate::os::threads;
 
-/// Largest file that has a digest. Larger ones take too long to read.
+/// Size of the largest file that has a digest, in bytes. Larger files take too long to read.
 pub(crate) const MOST_BYTES: u64 = 1 << 30;
 /// Time that must have passed since a file's last change before its digest is made. A file that has changed more
 /// recently may still be written to, and its file system's clock may be coarse.
@@ -33,7 +33,7 @@ const QUEUE: usize = 256;
 /// Most digests that are kept.
 const KEPT: usize = 4096;
 const READ_BYTES: usize = 256 << 10;
-/// Lowest priority of nice(2). Not SCHED_IDLE, under which a busy machine would never finish a digest.
+/// Lowest priority of nice(2). Under SCHED_IDLE, a busy machine would never finish a digest.
 const LOWEST: i32 = 19;
 
 struct Job {
@@ -41,7 +41,7 @@ struct Job {
     identity: FileIdentity,
 }
 
-/// Files of one kind ([`Want`]) that wait, and the devices that are being read.
+/// Files that wait for one kind of request ([`Want`]), and the devices that this kind's threads read.
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
@@ -63,8 +63,8 @@ impl Queue {
     }
 }
 
-/// Digests that were made. The oldest ones are dropped to make room for new ones. The value `None` means that the file
-/// has no digest.
+/// Results of reads. The oldest result is dropped to make room for a new one. The value `None` means that the file has
+/// no digest, because it could not be read or has changed.
 #[derive(Default)]
 struct Cache {
     known: HashMap<FileIdentity, Option<Sha256>>,
@@ -89,7 +89,7 @@ struct State {
     ahead: Queue,
     now: Queue,
     cache: Cache,
-    /// Number of files that have been read to their end.
+    /// Number of digests that were computed.
     made: u64,
 }
 
@@ -162,8 +162,8 @@ fn digest_of(job: &Job, buffer: &mut [u8]) -> io::Result<Sha256> {
 }
 
 /// Returns whether, at the time `ago` before now, a file had been unchanged for 3 s, and has not changed since.
-/// `identity` is its present state. If the answer is false, bytes that were read at that time may belong to an earlier
-/// state of the file with the same times.
+/// `identity` is the file's present state. If the answer is false, bytes that were read at that time may belong to an
+/// earlier state of the file with the same times.
 pub(crate) fn was_quiet(identity: &FileIdentity, ago: Duration) -> bool {
     identity.is_older_than(QUIET + ago, SystemTime::now())
 }
@@ -205,7 +205,7 @@ impl Digests {
         )
     }
 
-    /// Returns the eventfd that is readable when more digests are known.
+    /// Returns the eventfd that is readable when a digest is known, or a file turns out to have none.
     pub(crate) fn wake(&self) -> &OwnedFd {
         &self.0.wake
     }
@@ -215,13 +215,14 @@ impl Digests {
         let _ = rustix::io::read(self.wake(), &mut [0; 8]);
     }
 
-    /// Returns the number of files that have been read to their end.
+    /// Returns the number of digests that were computed.
     pub(crate) fn made(&self) -> u64 {
         self.0.lock().made
     }
 
-    /// Returns a file's digest if it is known. If not, queues the file to be read, unless it changed in the last 3 s,
-    /// or the queue is full. A file that is too large never gets a digest.
+    /// Returns a file's digest if it is known. If not, queues the file to be read. Does not queue a file that is queued
+    /// already or has changed in the last 3 s, nor any file if the queue is full. A file that is too large never gets a
+    /// digest.
     pub(crate) fn ask(&self, file: impl AsFd, identity: FileIdentity, want: Want) -> Known {
         let mut state = self.0.lock();
         if let Some(known) = state.cache.known.get(&identity) {

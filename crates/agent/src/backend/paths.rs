@@ -8,7 +8,8 @@
 //! (`silences`).
 //!
 //! The kernel answers RTM_GETROUTE without its lock on network settings (RTNL_FLAG_DOIT_UNLOCKED, net/ipv4/route.c and
-//! net/ipv6/route.c), so the agent's one thread may ask. An answer holds for a short time, and until a route changes.
+//! net/ipv6/route.c), so the agent's one thread may ask. An answer holds for HOLDS, but no longer than until a route
+//! changes.
 
 mod silences;
 
@@ -42,7 +43,7 @@ const HOLDS: Duration = Duration::from_secs(5);
 const MOST_KEPT: usize = 8192;
 /// Most obstacles that are remembered as logged. One more replaces the newest of them.
 const MOST_SAID: usize = 64;
-/// Stands for a first hop about which the kernel could not be asked.
+/// Stands for a first hop about which the kernel could not be asked, or gave no answer that is understood.
 const UNKNOWN: Hop = Hop { port: 0, router: None };
 
 /// Reason why payload does not reach a client, as far as this machine knows.
@@ -71,15 +72,17 @@ pub(crate) enum Obstacle {
 pub(crate) struct Paths {
     routes: Routes,
     changes: Changes,
-    /// Whether the steering programs (BPF) see the packets that leave by an interface, by the interface's index. The
-    /// map has only interfaces that existed when this `Paths` was made.
+    /// Whether the steering programs (BPF) see the packets that leave by an interface. The key is the interface's
+    /// index. The map has only interfaces that existed when this `Paths` was made.
     covered: BTreeMap<u32, bool>,
     /// Index of the interface that has each address of this machine.
     addresses: HashMap<IpAddr, u32>,
+    /// Answers about routes, by this machine's address and the client's: the time of the question, and the answer.
     known: HashMap<(IpAddr, IpAddr), (Instant, Result<Hop, Obstacle>)>,
     silences: Silences,
     /// Limits the log lines about silent networks, because a client can make its own network silent.
     said_of_network: Seldom,
+    /// Obstacles that were logged: number of the peer, the obstacle, and the time.
     said: Vec<(usize, Obstacle, Instant)>,
 }
 

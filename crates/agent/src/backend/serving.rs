@@ -1,17 +1,18 @@
-//! Fetches that other agents ask for. The payload of an offer of this machine is sent, encrypted, on the connection by
-//! which the other agent asked for it. Such a transfer is a *fetch*. A *turn* is one pass of the daemon's event loop.
+//! Fetches that other agents ask for. An *offer* is a payload that a server of this machine holds ready. The payload is
+//! sent, encrypted, on the connection by which the other agent asked for it. Such a transfer is a *fetch*. A *turn* is
+//! one pass of the daemon's event loop.
 
 use shunt_handoff::payload::Payload;
 use shunt_wire::local::Reason;
 
 use shunt_transport::{Transport, TransportError};
 
-/// Number of bytes that are read from the file and encrypted at a time.
+/// Most bytes that are read from the file and encrypted at a time.
 const CHUNK_BYTES: usize = 32 << 10;
 /// Most chunks of [`CHUNK_BYTES`] in one turn, so that a fast reader leaves time for everybody else.
 const CHUNKS: usize = 8;
 
-/// A fetch of another agent.
+/// A fetch that another agent has asked for.
 pub(crate) struct Serving {
     pub(crate) transport: Transport,
     pub(crate) payload: Payload,

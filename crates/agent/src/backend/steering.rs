@@ -20,7 +20,7 @@ impl BackendSteering {
     /// Loads the programs, or takes over those that an earlier agent has left pinned.
     ///
     /// # Errors
-    /// See [`SteerError`].
+    /// Returns a [`SteerError`]: why the programs cannot be loaded or attached.
     pub fn load(config: &Config, interfaces: &[String], ports: RangeInclusive<u16>) -> Result<Self, SteerError> {
         let Place { cgroup, netns_cookie, interfaces } = Place::of(config, interfaces)?;
         let pin_dir = config.pins.clone();

@@ -13,7 +13,7 @@ use crate::frontend::steering::FrontendSteering;
 use crate::kernel::Kernel;
 
 impl Daemon {
-    /// Carries out all queued actions, and those that they cause.
+    /// Carries out all queued actions, and the actions that these cause.
     pub(super) fn act(&mut self) {
         if std::mem::replace(&mut self.is_acting, true) {
             return;

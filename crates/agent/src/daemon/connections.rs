@@ -1,8 +1,9 @@
-//! Connections of this machine's servers. A control connection is read when it is ready. An offers connection is read
-//! ten times a second, and at once when another agent's message names one of its unread offers. So making an offer
-//! wakes nobody. A *ring* is a BPF ring buffer by which the kernel tells one server what becomes of its handoffs. A
-//! *turn* is one pass of the event loop. An *offer* is a payload that a server holds ready, and a *claim* is another
-//! agent's message that asks for it.
+//! Connections of this machine's servers. A server has a control connection, for handoffs and fetches, and may have
+//! another one for offers. A control connection is read when it is ready. An offers connection is read ten times a
+//! second, and at once when another agent's message names one of its unread offers. So making an offer wakes nobody. A
+//! *ring* is a BPF ring buffer by which the kernel tells one server what becomes of its handoffs. A *turn* is one pass
+//! of the event loop. An *offer* is a payload that a server holds ready, and a *claim* is another agent's message that
+//! asks for it.
 
 use std::fs::File;
 use std::io;
@@ -27,8 +28,8 @@ use shunt_host::packets::{self, Received};
 const NO_RING: u32 = u32::MAX;
 /// Optional features of the protocol that this agent has, one per bit (`struct shunt_welcome`). There are none yet.
 const FEATURES: u64 = 0;
-/// Most offers that are read from one connection before other connections have their turn. A socket holds fewer at a
-/// time.
+/// Most packets with offers that are read from one connection before other connections have their turn. A socket holds
+/// fewer at a time.
 const OFFERS_IN_A_TURN: usize = 4096;
 
 /// Calls `read` until it returns false, at most [`OFFERS_IN_A_TURN`] times, because a server may offer without end.
@@ -58,8 +59,8 @@ impl Daemon {
         }
     }
 
-    /// Connects a program under `shunt run` with this agent as a server, and returns the program's end. The store has
-    /// already asked the kernel for the program's `credentials`.
+    /// Makes a connection between this agent and a program under `shunt run`, and treats the program as a server.
+    /// Returns the program's end. The store has already asked the kernel for the program's `credentials`.
     ///
     /// # Errors
     /// Returns the kernel's error of socketpair(2).
@@ -214,7 +215,8 @@ impl Daemon {
         }
     }
 
-    /// Reads the offers connection of the offer that a frame names, until this offer has been read.
+    /// Reads the offers connection of the offer that a frame names, until this offer has been read, or no packet is
+    /// left. Reads at most [`OFFERS_IN_A_TURN`] packets.
     pub(crate) fn read_missing_offer(&mut self, frame: &Frame) {
         let Some((server, number)) = self.logic.missing_offer(frame) else { return };
         for_a_turn(|| !self.logic.backend.offers.contains(number) && self.read_server(server));

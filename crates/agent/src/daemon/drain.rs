@@ -24,8 +24,9 @@ use shunt_logic::Logic;
 
 use super::{Daemon, Drain};
 
-/// The drain ends when nothing was under way for this time, or at once if there is no server and no store. An offer
-/// that a backend made for this machine before the drain may become a handoff here a moment later.
+/// The drain ends when nothing has been under way for this time. Without servers and a store, it ends as soon as
+/// nothing is under way. An offer that a backend made for this machine before the drain may become a handoff here a
+/// moment later.
 const QUIET: Duration = Duration::from_secs(1);
 
 impl Daemon {

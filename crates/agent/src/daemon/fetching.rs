@@ -104,7 +104,7 @@ impl Daemon {
     }
 
     /// Passes on the bytes that have arrived, until there are no more for now or the server takes no more. Returns true
-    /// if there are no more for now.
+    /// if the payload is not complete, and more bytes have to come from the backend.
     fn relay(&mut self, fetch: usize) -> Result<bool, Reason> {
         let Some(fetching) = self.fetches_out.get_mut(fetch) else { return Ok(false) };
         let (wait, has_moved) = fetching.relay()?;

@@ -1,7 +1,7 @@
-//! Connections that other agents make, for sessions, fetches and reads from the store. Each connection has a place in
-//! the logic's table until its first frame says its purpose. A *session* is the two agents' lasting exchange of
-//! messages. A *fetch* brings one payload through both agents. The *store* has the payloads of programs under `shunt
-//! run`.
+//! Connections that other agents make, for sessions, fetches, reads from the store and questions of `shunt doctor`
+//! (EXAMINE). Each connection has a place in the logic's table until its first frame says its purpose. A *session* is
+//! the two agents' lasting exchange of messages. A *fetch* brings one payload through both agents. The *store* has the
+//! payloads of programs under `shunt run`.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 
@@ -92,7 +92,7 @@ impl Daemon {
         self.logic.incoming.log_refusal(from, why, self.now);
     }
 
-    /// Closes connections of agents that have said nothing for too long.
+    /// Closes connections whose first frame has not arrived in time.
     pub(crate) fn tend_incoming(&mut self) {
         while let Some(place) = self.logic.incoming.remove_silent(self.now) {
             self.arrived.remove(place);

@@ -16,7 +16,7 @@ use crate::peers::arrived::Arrived;
 use crate::peers::link::Link;
 use shunt_transport::{Transport, TransportError};
 
-/// Exporter label (RFC 8446, 7.5) of a key that both agents derive. With it, the TCP handshakes between the two
+/// Exporter label (RFC 8446, 7.5) of a key that both agents derive. By this key, the TCP handshakes between the two
 /// machines' programs prove which machine they come from.
 const HANDSHAKES: &[u8] = b"EXPORTER-shunt-handshakes";
 
@@ -36,7 +36,7 @@ impl Daemon {
         self.open(peer, transport)
     }
 
-    /// Makes a connection the peer's link, and has the logic send HELLO on it.
+    /// Takes a connection as the peer's link, and has the logic send HELLO on this link.
     fn open(&mut self, peer: usize, transport: Transport) -> io::Result<()> {
         let mut opened = Opened { senders: Default::default(), key: random::key()? };
         if let Some(backend) = &self.config.backend {
@@ -157,8 +157,8 @@ impl Daemon {
     }
 
     /// Ends the connections that have no session yet: accepted connections whose purpose is not known, and dialled
-    /// ones. The other agents' certificates may have been checked by an old list. The agents connect again for their
-    /// sessions.
+    /// ones. The other agents' certificates may have been checked by an old list of revoked certificates. The agents
+    /// connect again for their sessions.
     pub(crate) fn drop_beginnings(&mut self) {
         let places: Vec<usize> = self.arrived.iter().map(|(place, _)| place).collect();
         for place in places {

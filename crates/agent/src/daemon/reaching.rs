@@ -81,7 +81,7 @@ impl Daemon {
         Some((ended, self.reaching.remove(reach)))
     }
 
-    /// Handles a connection to another store's agent that is ready.
+    /// Continues a connection that is being made to another store's agent, when epoll reports the connection.
     pub(crate) fn on_reaching(&mut self, reach: usize) {
         let Some(transport) = self.reaching.get_mut(reach) else { return };
         match read(transport) {
@@ -144,8 +144,8 @@ impl Daemon {
             self.logic.shared.counts.end(Reason::NotAllowed);
             return arrived.refuse(Reason::NotAllowed);
         };
-        // The limit is checked here so that the program learns of it early. Later the program gives up memory, and
-        // would have to fetch that memory's bytes from this store.
+        // The limit is checked here, so that the program learns of it early. Later, parts of the program's memory are
+        // empty, and only this store can fill them.
         let Some(place) = orders.places().take(peer as u32) else {
             self.logic.shared.counts.end(Reason::Limit);
             if self.logic.shared.refusals.allows(self.now) {
@@ -170,7 +170,7 @@ impl Daemon {
     }
 }
 
-/// Reads the other agent's answer. Returns true if that agent has agreed, and false if the answer has not arrived.
+/// Reads the other agent's answer. Returns true if that agent has agreed, and false if no answer has arrived yet.
 fn read(transport: &mut Transport) -> Result<bool, TransportError> {
     transport.connected()?;
     transport.fill()?;

@@ -49,8 +49,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Ends the connections by which other machines' programs read this machine's store. Programs that still may read
-    /// connect again.
+    /// Ends the connections by which other machines' programs read this machine's store. Programs that are still
+    /// allowed to read connect again.
     fn end_store_connections(&self) {
         if let Some(store) = &self.store {
             store.orders.end_connections();
@@ -58,8 +58,8 @@ impl Daemon {
     }
 
     /// Reads the certificates again, for new connections. Ends the sessions with peers whose certificates are no longer
-    /// good. Also ends all connections without a session and all readers' connections, because their certificates were
-    /// checked by the old list.
+    /// good. Also ends all connections without a session, and all connections by which other machines read the store.
+    /// The other agents' certificates were checked by the old list of revoked certificates.
     fn reload_credentials(&mut self) {
         match self.credentials.renewed(&self.config.tls, &self.config.name, SystemTime::now()) {
             Ok(credentials) => {

@@ -1,4 +1,5 @@
-//! Routes to peers' senders (kernel sockets of backends for this machine's clients). A separate thread looks them up.
+//! Routes to peers' senders (kernel sockets of backends for this machine's clients). A separate thread looks up the
+//! routes.
 
 use std::io;
 

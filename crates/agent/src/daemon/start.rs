@@ -138,7 +138,7 @@ impl Daemon {
     /// sockets. After SIGHUP, the configuration is read from `path`, and `set_log` sets its log level.
     ///
     /// # Errors
-    /// See [`StartError`].
+    /// Returns a [`StartError`]: why the agent cannot start.
     pub fn start(config: Config, path: &Path, set_log: SetLog) -> Result<Self, StartError> {
         let credentials = Credentials::read(&config.tls, &config.name)?;
         let callers = config.callers().map_err(StartError::Account)?;
@@ -233,7 +233,7 @@ impl Daemon {
     /// calls are restricted.
     ///
     /// # Errors
-    /// See [`StoreError`].
+    /// Returns the [`StoreError`] if the thread, or the watch of this machine's addresses, cannot be started.
     pub fn start_store(&mut self) -> Result<(), StoreError> {
         self.store.as_mut().map_or(Ok(()), |store| store.start(&self.poll))
     }

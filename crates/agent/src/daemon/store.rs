@@ -1,6 +1,6 @@
 //! Information on other machines for the kernel and for programs under `shunt run`: keys of ends, and sources. An *end*
-//! is the address of a machine's programs, and a *source* a store that its programs can fetch from. A *store* has the
-//! payloads of a machine's programs, and a *reference* names bytes in a store.
+//! is an address of a machine's programs. A *source* is a store that the programs at an end can fetch from. A *store*
+//! has the payloads of a machine's programs, and a *reference* names bytes in a store.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -28,7 +28,8 @@ impl Daemon {
         }
     }
 
-    /// Tells this machine's programs from which stores the programs at each known address can fetch.
+    /// Tells this machine's programs from which stores the programs at each known address can fetch, and from which
+    /// stores they can fetch themselves.
     pub(crate) fn write_sources(&mut self) {
         let (Some(store), Some(logic)) = (&mut self.store, &self.logic.store) else { return };
         let ends = logic.ends.owned();
@@ -46,7 +47,7 @@ impl Daemon {
         store.sources.lost = lost;
     }
 
-    /// Tells the logic that this machine's addresses have changed.
+    /// Tells the logic this machine's addresses, if they have changed.
     pub(crate) fn on_own_addresses(&mut self) {
         let addresses = self.store.as_ref().and_then(|store| store.new_addresses());
         if let Some(addresses) = addresses {

@@ -13,12 +13,12 @@ use shunt_host::sockets;
 /// Both ends of each connection, this machine's first.
 pub(crate) type Connections = HashSet<(SocketAddr, SocketAddr)>;
 
-/// The thread, and the list that it was last asked for.
+/// The agent's ends of the channels to the thread, and the thread's ends until it starts.
 pub(crate) struct Census {
     wanted: SyncSender<()>,
     lists: Receiver<io::Result<Connections>>,
     work: Option<(Receiver<()>, SyncSender<io::Result<Connections>>)>,
-    /// Time at which the list that is being made was asked for.
+    /// Time at which the list that is being made was asked for. `None` if no list is being made.
     asked: Option<Instant>,
 }
 

@@ -31,14 +31,14 @@ use shunt_host::errors::chain;
 const _: () = assert!(RINGS == MAX_RINGS);
 /// Longest time between two searches for flows that have ended.
 const GARBAGE_EVERY: Duration = Duration::from_secs(10);
-/// Number of flows from which on the table counts as crowded. In a crowded table, flows that have ended stay for
-/// CROWDED_QUIET at most, and are looked for every CROWDED_EVERY. Each short connection leaves a flow. If the table is
-/// full, no handoff begins on a connection that has no flow.
+/// Number of flows above which the table counts as crowded. In a crowded table, flows that have ended are looked for
+/// every CROWDED_EVERY, and may stay only CROWDED_QUIET after their last packet. Each short connection leaves a flow.
+/// If the table is full, no handoff begins on a connection that has no flow.
 const CROWDED: u64 = MAX_FLOWS as u64 / 2;
 const CROWDED_QUIET: Duration = Duration::from_secs(2);
 const CROWDED_EVERY: Duration = Duration::from_secs(1);
 /// Time after the agent's start in which servers of an earlier agent get new rings. Servers without an agent try to
-/// connect every 5 s at least (NGX_HTTP_SHUNT_BACKOFF_MAX).
+/// connect at least once every 5 s (NGX_HTTP_SHUNT_BACKOFF_MAX).
 const LEFT_RINGS_STAY: Duration = Duration::from_secs(15);
 /// Time between two checks whether the kernel has refused handoffs because the table is full.
 const FULL_EVERY: Duration = Duration::from_secs(1);
@@ -49,17 +49,20 @@ pub struct FrontendSteering {
     /// The last search for flows that have ended: its time, the number of flows left, and the number of handoffs begun
     /// by then.
     looked: Option<(Instant, u64, u64)>,
-    /// The list of the open connections, and the time to ask for the next list.
+    /// The list of the open connections.
     census: Census,
+    /// Time from which on the next list may be asked for.
     next_census: Instant,
     /// Time that a flow stays after its last packet, because both ends may still retransmit (RFC 9293, 3.6.1).
     quiet: Duration,
     full: Full,
-    /// Numbers of the rings that an earlier agent has left and no server of this agent has got. Then the time to remove
-    /// these rings.
+    /// Rings of an earlier agent: the numbers of those that no server of this agent has got, and the time to remove
+    /// them.
     left_rings: (Vec<u32>, Instant),
-    /// Channel to the thread that takes programs off the interfaces. It gets layouts that have no connection left.
+    /// Channel to the thread that takes programs off the interfaces. The thread gets the layouts that have no
+    /// connection left.
     done: Sender<Older>,
+    /// Receiving end of `done`, until that thread takes it.
     taken_out: Option<Receiver<Older>>,
 }
 
@@ -75,7 +78,7 @@ impl FrontendSteering {
     /// Loads the programs, or takes over those that an earlier agent has left pinned.
     ///
     /// # Errors
-    /// See [`SteerError`].
+    /// Returns a [`SteerError`]: why the programs cannot be loaded or attached.
     pub fn load(config: &Config, frontend: &FrontendSettings) -> Result<Self, SteerError> {
         let Place { cgroup, netns_cookie, interfaces } = Place::of(config, &frontend.interfaces)?;
         let pin_dir = config.pins.clone();
@@ -119,7 +122,7 @@ impl FrontendSteering {
         self.programs.tc_programs()
     }
 
-    /// Returns the numbers of the rings that an earlier agent has left.
+    /// Returns the numbers of the rings that an earlier agent has left and no server of this agent has got.
     pub fn left_rings(&self) -> &[u32] {
         &self.left_rings.0
     }
@@ -138,7 +141,7 @@ impl FrontendSteering {
         }
     }
 
-    /// Steers clients' ACKs to a peer's senders as `entry` says. This also applies to handoffs under way.
+    /// Steers clients' ACKs to a peer's senders as `entry` says. The change also applies to handoffs under way.
     ///
     /// # Errors
     /// Returns the kernel's error of bpf(2).
@@ -182,8 +185,9 @@ impl FrontendSteering {
         }
     }
 
-    /// Returns whether the kernel knows a handoff as its server describes it: by connection, peer and the server's own
-    /// ring. A handoff that differs in one of these may be another server's, and its payload part of another response.
+    /// Returns whether the kernel knows a handoff as its server describes it: by number, connection, peer and the
+    /// server's own ring. A handoff that differs in one of these may be another server's, and its payload part of
+    /// another response.
     pub fn knows(&mut self, handoff: &Handoff, ring: u32) -> bool {
         let key = FlowKey::of(handoff.flow.client(), handoff.flow.server());
         if self.programs.take_begun(ring, handoff.handoff, handoff.peer, &key) {
@@ -201,8 +205,8 @@ impl FrontendSteering {
             .is_some_and(is_it)
     }
 
-    /// Returns why a handoff of the server that has `ring` is over already. `None` if the kernel does not know the
-    /// handoff, or it is not over.
+    /// Returns why a handoff of the server that has `ring` is over already. Returns `None` if the kernel does not know
+    /// the handoff, or if the handoff is not over.
     pub fn end_of(&self, handoff: &Handoff, ring: u32) -> Option<Reason> {
         let flow = self.programs.flow(&FlowKey::of(handoff.flow.client(), handoff.flow.server())).ok()??;
         let is_it = flow.handoff == handoff.handoff && flow.ring == ring && flow.spaces.status != ACTIVE;
@@ -223,8 +227,8 @@ impl FrontendSteering {
         }
     }
 
-    /// Returns the present state of the handoff that `region` describes. `None` if it has ended, or if another peer
-    /// sends its payload now.
+    /// Returns the present state of the handoff that `region` describes. Returns `None` if the handoff has ended, or if
+    /// another peer sends its payload now.
     pub fn region_now(&self, region: &Region) -> Option<ActiveRegion> {
         let now = self.programs.active_region(&FlowKey::of(region.client, region.server)).ok()?;
         now.filter(|now| now.handoff == region.handoff && now.peer == region.peer)
@@ -272,8 +276,7 @@ impl FrontendSteering {
         }
     }
 
-    /// Forgets connections of other layouts that have ended. When a layout has no connection left, its programs are
-    /// removed.
+    /// Forgets ended connections of other layouts. When a layout has no connection left, its programs are removed.
     fn tend_older(&mut self, now: Instant, quiet: Duration, living: &Connections) {
         match self.programs.collect_older(now, quiet, |key| living.contains(&ends(key))) {
             Ok(done) => done.into_iter().for_each(|older| {
@@ -288,8 +291,8 @@ impl FrontendSteering {
         }
     }
 
-    /// Logs that the table is full. The kernel then refuses handoffs on connections without a flow, and servers cannot
-    /// tell why.
+    /// Logs that the table is full, if the kernel has refused handoffs for that reason since the last check. The kernel
+    /// refuses handoffs on connections without a flow, and servers cannot tell why.
     fn tell_full(&mut self, now: Instant) {
         if self.full.looked.is_some_and(|(then, _)| now < then + FULL_EVERY) {
             return;

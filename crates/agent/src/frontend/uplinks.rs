@@ -1,16 +1,14 @@
-//! Keeps the interfaces ("ports") that clients' ACKs leave by, towards each backend, up to date with this machine's
-//! routes. The kernel is asked for the routes when a session with the backend's agent begins, and whenever routes,
-//! rules, links or addresses have changed. A *sender* is a backend's kernel socket for a client, and a *peer* the
-//! backend's agent.
+//! Keeps the agent informed by which interfaces ("ports") clients' ACKs leave this machine towards each backend. The
+//! kernel is asked for the routes when a session with the backend's agent begins, and whenever routes, rules, links or
+//! addresses have changed. A *sender* is a backend's kernel socket for a client, and a *peer* the backend's agent.
 //!
 //! ```text
 //!   agent --watch--> thread "routes": RTM_GETROUTE, at each change, at most every SETTLE; or after EVERY
 //!         <--news---                  only answers that are new
 //! ```
 //!
-//! The kernel may wait for its lock on all network settings before it answers, and others may hold the lock for long.
-//! So a separate thread asks. Until it has an answer for one IP version, responses to clients of this version are
-//! relayed, not handed off.
+//! A separate thread asks, so that no question to the kernel delays the agent. Until the thread has an answer for one
+//! IP version, responses to clients of this version are relayed, not handed off.
 
 use std::io;
 use std::net::IpAddr;
@@ -43,7 +41,7 @@ struct Watch {
     addresses: Addresses,
 }
 
-/// An answer that differs from the one before.
+/// An answer that differs from the one before, or is the first one for its address.
 pub(crate) struct News {
     pub(crate) peer: u32,
     pub(crate) address: IpAddr,
@@ -92,20 +90,21 @@ impl Uplinks {
         Ok(Self { watches, news, wake_thread, wake_agent })
     }
 
-    /// Asks for the interfaces towards a peer's senders from now on. The first answer for each address counts as news.
+    /// Asks for the interfaces towards a peer's senders from now on, in place of the peer's earlier addresses. The
+    /// first answer for each address counts as news.
     pub(crate) fn watch(&self, peer: u32, addresses: Addresses) {
         let _ = self.watches.send(Watch { peer, addresses });
         wake(&self.wake_thread);
     }
 
-    /// Returns the answers that have come.
+    /// Returns the news since the last call.
     pub(crate) fn take_news(&self) -> Vec<News> {
         let _ = rustix::io::read(&self.wake_agent, &mut [0; 8]);
         self.news.try_iter().collect()
     }
 }
 
-/// An address of a peer, and the last answer about it.
+/// An address of a peer's senders, and the last answer about it.
 struct Watched {
     peer: u32,
     address: IpAddr,
@@ -193,7 +192,8 @@ mod tests {
     use shunt_testbed::machine::on_a_machine;
     use std::time::Instant;
 
-    /// Returns the next answer, as the interface's name or the error, and whether there was an earlier answer.
+    /// Waits for news. Returns the newest answer, as the interface's name or the error, and whether there was an
+    /// earlier one.
     fn next(uplinks: &Uplinks) -> (String, bool) {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {

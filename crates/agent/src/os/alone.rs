@@ -59,7 +59,8 @@ impl Alone {
         })
     }
 
-    /// Sends these signals, one after the other, to the agent that uses these pins, and waits until it has ended.
+    /// Sends these signals, one after the other, to the agent that uses these pins. Waits until that agent has ended,
+    /// for `patience` at most, and takes the lock.
     fn after(signals: &[Signal], pins: &Path, patience: Duration) -> Result<Self, SteerError> {
         let deadline = Instant::now() + patience;
         let mut signals = signals.iter();

@@ -86,8 +86,8 @@ impl Closer {
     /// has it.
     ///
     /// # Errors
-    /// Returns ENOENT if there is no such connection, EOPNOTSUPP if the kernel lacks SOCK_DESTROY, or its error of
-    /// send(2) or recv(2).
+    /// Returns an error of the kind `NotFound` if there is no such connection or it is in TIME_WAIT. Returns EOPNOTSUPP
+    /// if the kernel lacks SOCK_DESTROY, or another error of the kernel.
     pub(crate) fn close(&mut self, local: SocketAddr, remote: SocketAddr) -> io::Result<()> {
         // If there is no such connection, the kernel would find the listening socket of that port in its place. So the
         // kernel is asked first, and then the socket with the answer's cookie is destroyed.

@@ -9,7 +9,7 @@ pub fn by(process: Option<i32>) -> String {
     process.map(|process| format!(" (process {process})")).unwrap_or_default()
 }
 
-/// Returns text for an operator: the process id of the agent that uses these pins, or nothing if no agent does.
+/// Returns text for an operator: the process id of the agent that uses these pins, or no text if no agent does.
 pub fn running(pins: Option<&PathBuf>) -> String {
     pins.and_then(|pins| holder(pins)).map(|process| format!("; it runs as process {process}")).unwrap_or_default()
 }

@@ -14,7 +14,7 @@ use crate::os::poll::{Interest, Poll, Source};
 use crate::os::threads;
 use shunt_host::routes::Changes;
 
-/// Time after which the thread reads the addresses without a change, because notifications may be lost.
+/// Time after which the thread reads the addresses even without a notification, because notifications may be lost.
 const EVERY: Duration = Duration::from_secs(5);
 
 /// Returns all addresses that interfaces have now, sorted.

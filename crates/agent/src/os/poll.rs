@@ -1,8 +1,8 @@
-//! The agent's epoll(7) instance, level-triggered: one `read` per wake-up is enough. An edge-triggered one would need a
-//! second `read`, which finds nothing. A *peer* is another machine's agent, and a *server* a program of this machine
-//! that is connected to the agent. A *fetch* brings a payload from a backend to a frontend's server. A *sender* is this
-//! machine's kernel socket for a client. A *store* has the payloads of a machine's programs under `shunt run`, and a
-//! *digest* is the SHA-256 of a file.
+//! The agent's epoll(7) instance. It is level-triggered, so one `read` per wake-up is enough: an edge-triggered one
+//! would need a second `read`, which finds nothing. A *peer* is another machine's agent, and a *server* a program of
+//! this machine that is connected to the agent. A *fetch* brings a payload from a backend to a frontend's server. A
+//! *sender* is this machine's kernel socket for a client. A *store* has the payloads of a machine's programs under
+//! `shunt run`, and a *digest* is the SHA-256 of a file.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -43,7 +43,7 @@ pub enum Source {
     Sender(usize),
     /// A program has a request for the agent.
     Store,
-    /// Digests of more files are known.
+    /// Digests of more files are known, or are known not to exist.
     Digests,
     /// Threads have read bytes of files.
     Reads,
@@ -166,7 +166,8 @@ impl Poll {
     pub fn wait(&self, ready: &mut Vec<Source>, timeout: Duration) -> io::Result<()> {
         ready.clear();
         let timeout = Timespec::try_from(timeout).expect("the agent's timeouts are short");
-        // This array is on the stack, because this program erases heap memory that it frees.
+        // This array is on the stack: this program erases heap memory that it frees, which would take time at each
+        // call.
         let mut events = [const { MaybeUninit::uninit() }; EVENTS_AT_ONCE];
         match epoll::wait(&self.0, &mut events, Some(&timeout)) {
             Ok((events, _)) => ready.extend(events.iter().map(|event| Source::of_token(event.data.u64()))),

@@ -3,8 +3,8 @@
 //! the agent has started, or lose its programs to other software. The *steering programs* are the BPF programs of
 //! handoffs.
 //!
-//! A thread hears of each change of an interface (rtnetlink(7), RTNLGRP_LINK), and checks all interfaces once in EVERY.
-//! This is done in a thread because a question to the kernel may wait for its lock on all network settings. The
+//! A thread hears of each change of an interface (rtnetlink(7), RTNLGRP_LINK), and checks all interfaces once per
+//! EVERY. This is done in a thread because a question to the kernel may wait for its lock on all network settings. The
 //! programs are loaded once, at the start. To put them on a new interface takes only their descriptors and the
 //! capabilities that the agent keeps.
 
@@ -22,7 +22,7 @@ use shunt_host::routes::Changes;
 /// Time between two checks of all interfaces, because other software may have taken programs off.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// The programs of one role (frontend or backend), and the interfaces that they belong on.
+/// The programs of one role (frontend or backend), and the interfaces that the configuration names for this role.
 #[derive(Debug)]
 pub(crate) struct Role {
     pub(crate) programs: Arc<TcPrograms>,
@@ -172,9 +172,9 @@ impl Keeper {
     }
 }
 
-/// Starts the thread that keeps the programs of some roles on their interfaces. It calls `also` after each check of all
-/// interfaces. Call this once the agent has given up all privileges but those that it needs, and before system calls
-/// are restricted.
+/// Starts the thread that keeps the programs of some roles on their interfaces. The thread calls `also` after each
+/// check of all interfaces. Call this once the agent has given up all privileges but those that it needs, and before
+/// system calls are restricted.
 ///
 /// # Errors
 /// Returns why the socket or the thread cannot be made.

@@ -1,8 +1,8 @@
 //! Privileges that the agent keeps once it has started (capabilities(7), credentials(7)).
 //!
 //! Loading and attaching programs, binding sockets to their addresses, and the directory of the Unix socket need root's
-//! privileges. The work after the start needs two capabilities. All others are given up until the process ends, also
-//! from the bounding set. No program that this process executes could gain them again (no_new_privs).
+//! privileges. The work after the start needs two capabilities. All others are given up, and leave the bounding set,
+//! too. This process cannot get them back: no program that it executes could gain them (no_new_privs).
 
 use std::io;
 
@@ -25,7 +25,7 @@ pub enum PrivilegesError {
     /// The configuration's `user` does not exist or cannot be used.
     #[error("{0} (`user` in the configuration)")]
     User(String),
-    /// This process is not root, and lacks these capabilities.
+    /// This process lacks these capabilities.
     #[error("start it as root, or with the capabilities that docs/shuntd.md lists: it has no {0}")]
     Few(String),
     /// A system call failed.
@@ -53,7 +53,7 @@ fn of_caps<T>(call: &'static str, result: Result<T, caps::errors::CapsError>) ->
 /// the error of the first system call that needs one.
 ///
 /// # Errors
-/// See [`PrivilegesError`].
+/// Returns [`PrivilegesError::Few`] with the missing capabilities, or [`PrivilegesError::Kernel`].
 pub fn are_enough() -> Result<(), PrivilegesError> {
     lacking(&of_caps("capget", caps::read(None, CapSet::Effective))?)
 }
@@ -67,7 +67,7 @@ fn lacking(have: &CapsHashSet) -> Result<(), PrivilegesError> {
 /// names one.
 ///
 /// # Errors
-/// See [`PrivilegesError`].
+/// Returns a [`PrivilegesError`]: the user does not exist, or a system call failed.
 pub fn give_up(user: Option<&Account>) -> Result<(), PrivilegesError> {
     at("prctl(PR_SET_NO_NEW_PRIVS)", rustix::thread::set_no_new_privs(true))?;
     let needed: CapsHashSet = NEEDED.into_iter().collect();
@@ -91,14 +91,14 @@ pub fn give_up(user: Option<&Account>) -> Result<(), PrivilegesError> {
 /// Gives up all capabilities that are left, for the calling thread only.
 ///
 /// # Errors
-/// See [`PrivilegesError`].
+/// Returns [`PrivilegesError::Kernel`] if capset(2) fails.
 pub fn give_up_all() -> Result<(), PrivilegesError> {
     [CapSet::Effective, CapSet::Permitted, CapSet::Inheritable]
         .into_iter()
         .try_for_each(|set| of_caps("capset", caps::clear(None, set)))
 }
 
-/// Becomes the user of `account`, with its group and no other. The permitted capabilities stay.
+/// Becomes the user of `account`, with that user's group and no other. The permitted capabilities stay.
 fn become_user(account: &Account) -> Result<(), PrivilegesError> {
     let uid = Uid::from_raw(account.user().map_err(PrivilegesError::User)?);
     let gid = at("getpwuid", User::from_uid(uid))?.map_or(Gid::from_raw(uid.as_raw()), |user| user.gid);

@@ -127,10 +127,10 @@ pub enum SeccompError {
     Build(#[from] BackendError),
 }
 
-/// Restricts this process to the listed system calls, until it ends and in all its threads.
+/// Restricts all threads of this process to the listed system calls, until the process ends.
 ///
 /// # Errors
-/// See [`SeccompError`].
+/// Returns a [`SeccompError`]: the filter cannot be built, or the kernel refuses it.
 pub fn restrict() -> Result<(), SeccompError> {
     let filter = SeccompFilter::new(
         rules()?,

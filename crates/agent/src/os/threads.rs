@@ -1,4 +1,4 @@
-//! Threads for work that may wait. They have no capability, and the caller waits until they have begun.
+//! Threads for work that may block. They have no capability, and the caller waits until they have begun.
 
 use std::io;
 use std::sync::{Arc, Barrier};

@@ -1,6 +1,6 @@
-//! This machine's view of the routes to each peer and to clients. It is kept for `shunt doctor` on peers' machines,
-//! which asks this agent (EXAMINE). A *peer* is another machine's agent. The kernel may take long over each question,
-//! so a thread asks (ports.rs), and an answer may be a few seconds old.
+//! This machine's view of the routes to each peer and to clients. `shunt doctor` on a peer's machine asks this agent
+//! for it (EXAMINE). A *peer* is another machine's agent. The kernel may take long over each question, so a thread asks
+//! (ports.rs), and an answer may be a few seconds old.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use shunt_config::Config;
 use shunt_doctor::seen_from_here;
 use shunt_host::routes::Routes;
 
-/// A peer's address, and the faults that were last seen towards it: bits of `Examined::faults`.
+/// For each peer, its address and the faults that were last seen towards it: bits of `Examined::faults`.
 type Seen = Vec<(IpAddr, u32)>;
 
 /// Faults that were seen towards each peer, by the peer's index. The event loop and the thread share it.
@@ -50,7 +50,7 @@ impl Sight {
         });
     }
 
-    /// The lock is held for a moment only: no question to the kernel is asked under it.
+    /// Calls `act` under the lock. The lock is held for a moment only: meanwhile, the kernel is asked nothing.
     fn with<T>(&self, act: impl FnOnce(&mut Seen) -> T) -> T {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -16,7 +16,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Makes a link of a connection on which no frame was sent yet.
+    /// Makes a link of a connection on which this agent has sent no frame yet.
     pub(crate) fn new(transport: Transport) -> Self {
         Self { transport, is_blocked: false, is_up: false }
     }

@@ -38,7 +38,7 @@ impl BoardMemory {
         Ok(Self { memory, read_only, beat: 0 })
     }
 
-    /// Returns the descriptor of the board for servers, read-only.
+    /// Returns the read-only descriptor of the board, which servers get.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.read_only.as_fd()
     }
@@ -140,7 +140,7 @@ mod tests {
         Board::new(&role, &["is", "be"])
     }
 
-    /// Returns the bytes of the board's head and of its peers, as servers read them.
+    /// Returns the bytes of the board's head, and the bytes behind it: the peers' entries.
     fn parts(memory: &BoardMemory) -> (Vec<u8>, Vec<u8>) {
         let mut head = vec![0; BOARD_BYTES];
         memory.memory.read_exact_at(&mut head, 0).unwrap();

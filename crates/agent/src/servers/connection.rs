@@ -8,7 +8,7 @@ use shunt_logic::action::Told;
 
 use super::board::WorkerCounters;
 
-/// Most messages that are kept for a server whose socket is full. Its socket has room for some 280 more.
+/// Most messages that are kept for a server whose socket is full. The socket itself holds some 280 more.
 const KEPT: usize = 4096;
 
 /// One connection with a server.

@@ -45,8 +45,8 @@ pub enum StoreError {
     /// `cgroup` of the configuration cannot be used.
     #[error("`cgroup`: {0}")]
     Group(String),
-    /// The negotiation cannot be loaded: BPF programs that find out, in the TCP handshake, whether both ends run under
-    /// `shunt run`.
+    /// The negotiation cannot be loaded. These are the BPF programs that find out, in the TCP handshake, whether both
+    /// ends run under `shunt run`.
     #[error(transparent)]
     Negotiation(#[from] NegotiationError),
     /// Another system call has failed.
@@ -140,7 +140,7 @@ impl Store {
     /// Does the steps of the start that need root's privileges. Returns the store, and the logic's part of it.
     ///
     /// # Errors
-    /// See [`StoreError`].
+    /// Returns a [`StoreError`]: why the store cannot start.
     pub(crate) fn open(
         config: &Config,
         store: &StoreConfig,

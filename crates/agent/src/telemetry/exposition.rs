@@ -1,5 +1,5 @@
 //! The values that `shunt stats` shows, in Prometheus' text format (version 0.0.4). Reasons become labels, so that one
-//! expression sums over all of them.
+//! expression sums over all reasons.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -38,7 +38,7 @@ impl Page {
         family.samples.push((braced(labels), value));
     }
 
-    /// Adds one sample for each field of an object, with the field's name as a label.
+    /// Adds one sample for each field of the object `values`. The field's name becomes the value of the label `label`.
     fn add_all(&mut self, name: &str, kind: Kind, help: &str, label: &str, values: &Value) {
         for (key, value) in values.as_object().into_iter().flatten() {
             self.add(name, kind, help, &[(label, key)], value);

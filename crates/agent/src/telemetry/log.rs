@@ -42,8 +42,8 @@ impl Log {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Starts a thread without capabilities, which writes the lines from now on. Call it after privileges were given
-    /// up, and before system calls are restricted.
+    /// Starts a thread without capabilities. From now on, this thread writes the lines to `output`. Call it after
+    /// privileges were given up, and before system calls are restricted.
     ///
     /// # Errors
     /// Returns an error if the thread cannot be made.
@@ -97,7 +97,7 @@ impl Log {
     }
 }
 
-/// Returns whether a line can be written at once. For a pipe, poll(2) says so if a page of it is free.
+/// Returns whether a line can be written at once. For a pipe, poll(2) says so if a page of the pipe is free.
 fn has_room(output: impl std::os::fd::AsFd) -> bool {
     let mut ready = [PollFd::new(&output, PollFlags::OUT)];
     poll(&mut ready, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready == 1)

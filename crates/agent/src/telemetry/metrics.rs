@@ -23,7 +23,7 @@ use crate::telemetry::exposition::{CONTENT_TYPE, exposition};
 use shunt_host::packets;
 
 const THREADS: usize = 4;
-/// Time in which a request's head must arrive, and in which a client must take bytes of the answer.
+/// Time in which a request's head must arrive, and in which a client must take the whole answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 const HEAD_BYTES: usize = 8 << 10;
 const HEADERS: usize = 64;
@@ -33,7 +33,7 @@ const ANSWER_BYTES: usize = 256 << 10;
 /// Age up to which the newest page is sent again, instead of a new one.
 const FRESH: Duration = Duration::from_millis(200);
 
-/// The agent's socket, and the newest page, for all threads.
+/// Path of the agent's socket, and the newest page, for all threads.
 struct Asker {
     socket: PathBuf,
     page: Mutex<Option<(Instant, String)>>,
@@ -124,7 +124,7 @@ enum Request {
     Bad,
 }
 
-/// Reads to the end of the head, within limits of time and size.
+/// Reads to the end of a request's head, within limits of time and size.
 fn read_head(stream: &mut TcpStream, head: &mut [u8; HEAD_BYTES]) -> io::Result<Request> {
     let deadline = Instant::now() + PATIENCE;
     let mut filled = 0;
@@ -181,7 +181,7 @@ impl Asker {
         Ok(text)
     }
 
-    /// Asks the agent, in the way of `shunt stats`.
+    /// Asks the agent, as `shunt stats` does.
     fn ask(&self) -> io::Result<Value> {
         let agent = packets::connect(&self.socket)?;
         set_socket_timeout(&agent, Timeout::Recv, Some(ANSWER_LIMIT))?;
@@ -224,7 +224,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut stream, _) = listener.accept().unwrap();
-        // A read each 10 ms lets some write succeed in any 200 ms. The whole answer would take hours.
+        // A read each 10 ms lets some write succeed in any 200 ms. The whole answer would take more than half an hour.
         std::thread::spawn(move || {
             let mut part = [0; 4096];
             while matches!(client.read(&mut part), Ok(1..)) {

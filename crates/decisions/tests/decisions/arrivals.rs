@@ -1,6 +1,6 @@
-//! Tests of who gets which client packet: the table of crates/handoff/bpf/decisions/arrivals.h, row by row. A *region*
-//! is a range of the client's sequence numbers that a backend sends: one payload. A *copy* is a client's packet,
-//! rewritten for the backend.
+//! Tests of who gets which client packet, as the table of crates/handoff/bpf/decisions/arrivals.h says. A *region* is a
+//! range of the client's sequence numbers that a backend sends: one payload. A *copy* is a client's packet, rewritten
+//! for the backend.
 
 use shunt_decisions::*;
 
@@ -189,7 +189,7 @@ fn acks_that_a_backend_does_not_need_go_no_further() {
     assert!(!server.route(&server.ack(START.wrapping_add(25_000))).held, "and from then on each goes");
 }
 
-/// An ACK is no sign of silence if another core has passed one on since this core read its clock.
+/// An ACK is no sign of silence if another core has passed on another ACK since this core read its clock.
 #[test]
 fn acks_on_two_cores_at_once_are_no_silence() {
     let mut server = under_way(LENGTH);

@@ -52,7 +52,7 @@ struct History {
     taken: u64,
     /// For each of the client's packets that are on their way: number of bytes of the stream that it acknowledges.
     on_their_way: VecDeque<u64>,
-    /// Largest number of bytes of the stream that the packets that have arrived acknowledge.
+    /// Highest stream offset that any of the client's arrived packets acknowledges.
     heard: u64,
     /// Stream offset and length of each payload.
     payloads: Vec<(u64, u64)>,

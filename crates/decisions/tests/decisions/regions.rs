@@ -1,5 +1,5 @@
-//! Tests of the requests that a server may make, and of its flow afterwards, the record of its client's connection. A
-//! *region* is a range of the client's sequence numbers that a backend sends: one payload.
+//! Tests of the requests that a server may make, and of its flow afterwards. A *flow* is the record of a client
+//! connection. A *region* is a range of the client's sequence numbers that a backend sends: one payload.
 
 use shunt_decisions::*;
 
@@ -114,7 +114,7 @@ fn a_server_may_take_the_rest_upon_itself() {
     let departure = server.send(10);
     assert_eq!((departure.fate, departure.seq), (Fate::TRANSLATED, START + 1000));
 
-    // The lost backend had sent bytes behind a hole: the client's ACK is ahead of what its server's kernel has sent.
+    // The lost backend had sent bytes behind a hole: the client's ACK is ahead of what the server's kernel has sent.
     let route = server.route(&server.ack(START + 3000));
     assert_eq!(route.ack, START + 10, "all that its kernel has sent");
 }

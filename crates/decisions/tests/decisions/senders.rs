@@ -1,6 +1,6 @@
 //! Tests of how far a sender, a backend's socket for a client, believes the copies that it gets. A *copy* is a client's
-//! packet as the frontend has rewritten it. It has half of the connection's *token*, a random number, which the
-//! sender's slot (its record) has, too.
+//! packet as the frontend has rewritten it. It has half of the connection's *token*, a random number. The sender's
+//! *slot* (its record) has the whole token.
 
 use proptest::prelude::*;
 use shunt_decisions::*;
@@ -75,8 +75,8 @@ enum Step {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Over gigabytes, no ACK of bytes that have not been sent is accepted, and no honest ACK is refused. The number of
-    /// acknowledged bytes never decreases.
+    /// Over gigabytes, no ACK of bytes that have not been sent is accepted. No ACK of sent bytes is refused if its
+    /// number is at least the highest so far. Each accepted ACK gets its number in the socket's own sequence space.
     #[test]
     fn only_sent_bytes_are_acknowledged(
         start in any::<u32>(), first in any::<u32>(),

@@ -88,8 +88,8 @@ fn streams() -> impl Strategy<Value = Stream> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(20_000))]
 
-    /// A client's number, at most 1 GiB before or behind the newest one, becomes the number that counts only the
-    /// server's own bytes before it.
+    /// A client's number that is remembered, at most 1 GiB before or behind the newest one, becomes the number that
+    /// counts only the server's own bytes before it.
     #[test]
     fn a_clients_number_is_the_count_of_the_servers_bytes(stream in streams(), back in -(1i64 << 30)..1i64 << 30) {
         let offset = stream.newest().saturating_add_signed(back).max(stream.oldest());
@@ -97,7 +97,7 @@ proptest! {
         prop_assert_eq!(to_local(&spaces, stream.number(offset)), stream.number(stream.own(offset)));
     }
 
-    /// A segment of the server's moves to the place of its bytes in the stream. A segment on both sides of a payload
+    /// A server's segment is translated to the place of its bytes in the stream. A segment on both sides of a payload
     /// has no place.
     #[test]
     fn a_servers_segment_is_where_its_bytes_are(stream in streams(), which in any::<prop::sample::Index>(),
@@ -113,7 +113,7 @@ proptest! {
         prop_assert_eq!(found, expected);
     }
 
-    /// A number of the server's that is translated for the client, and back, is the same again.
+    /// If a server's number behind all payloads is translated for the client, and back, the result is the same number.
     #[test]
     fn translation_to_the_client_and_back_is_the_identity(stream in streams(), from in 0u64..3000) {
         let stream = Stream { reached: None, ..stream };

@@ -49,8 +49,8 @@
 
 /* Time in nanoseconds. If two ACKs are apart by no more than this time and a round trip, no sender
  * has timed out in between: a timeout takes a round trip and at least 200 ms (RTO_MIN). The round
- * trip is added because a silence of that length is normal on a long path: a sender sends its whole
- * window at once, and the ACKs of the window come together. */
+ * trip is added because a silence of a round trip is normal on a long path: a sender sends its
+ * whole window at once, and the ACKs of the window come together. */
 #define SILENCE_NS 100000000
 
 struct route {
@@ -62,7 +62,7 @@ struct route {
     bool strange;   /* outside the window: the frontend's stack gets it, and drops it */
     bool ended;     /* drop, and answer by a reset: the server has ended inside a response */
     bool untouched; /* the stack gets it unchanged, and answers with numbers from the packet */
-    bool behind;    /* a reset at an older number; the stack gets it with the number it expects */
+    bool behind;    /* a reset at an older number; the stack gets it with the expected number */
     int copy;       /* index of the break whose backend gets a copy, or NO_BREAK */
     __u32 ack;      /* ACK number for the frontend, LOCAL space */
     __u16 window;   /* window field for the frontend */
@@ -131,10 +131,11 @@ static __always_inline bool reaches_region(const struct spaces *s, const struct 
  * congestion window. note_passed also bounds it by a quarter of the client's window.
  *
  * Signs of loss or congestion shrink a congestion window, so from the first sign on every ACK goes
- * to the backend. At least one ACK goes to it in each jiffy, the tick of the coarse clock: the
- * timers of a paced sender are longer. If a sender pauses to wait for its disk, the last ACK before
- * the pause may have been dropped. The sender then repeats a segment as a probe (RFC 8985, 7). The
- * client has that segment, and its report of the duplicate counts as a sign of loss, too.
+ * to the backend. In each jiffy (tick of the coarse clock) in which ACKs come, at least one goes to
+ * the backend: the timers of a paced sender are longer. If a sender pauses to wait for its disk,
+ * the last ACK before the pause may have been dropped. The sender then repeats a segment as a probe
+ * (RFC 8985, 7). The client has that segment, and its report of the duplicate counts as a sign of
+ * loss, too.
  */
 static __always_inline bool ack_may_wait(struct flow *flow, const struct packet *p,
                                          const struct sack *sack, __u64 at, __u64 now)
@@ -252,8 +253,8 @@ static __always_inline void route_ack(struct flow *flow, const struct packet *p,
  * Returns the LOCAL ACK number for the frontend's kernel. After SHUNT_TAKE the server itself sends
  * the rest of a lost backend's payload. The client may already have bytes of that backend behind a
  * hole. Once the kernel has filled the hole, the client's ACK is ahead of what the kernel has sent,
- * and the kernel would drop it (RFC 9293, 3.10.7.4). So its number is lowered to the end of what
- * the kernel has sent. be_in does the same for a backend that continues another one's payload.
+ * and the kernel would drop it (RFC 9293, 3.10.7.4). So the ACK's number is lowered to the end of
+ * what the kernel has sent. be_in does the same for a backend that continues another one's payload.
  */
 static __always_inline __u32 known_to_server(const struct flow *flow, __u32 ack)
 {
@@ -335,7 +336,7 @@ static __always_inline void blocks_of_region(const struct region *region, __u32 
         sack->right[i] = clamp_to(region, sack->right[i]);
         /* If the header is lost, a block may begin at the region's first byte, which is the copy's
          * ACK number, too. RFC 2018 allows no block that begins at the ACK number, and the kernel
-         * ignores it. So the block loses its first byte. */
+         * ignores such a block. So the block loses its first byte. */
         if (sack->left[i] == ack && is_before(ack, sack->right[i]))
             sack->left[i]++;
     }

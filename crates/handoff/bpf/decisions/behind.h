@@ -34,7 +34,8 @@
 /* Silence of both sides, in nanoseconds, after which the client is sent a probe. */
 #define UNHEARD_NS 100000000
 /* Time, in nanoseconds, after which a client that has room but acknowledges nothing is given up. A
- * backend's agent gives up such a client after `progress` (configuration), by default as long. */
+ * backend's agent gives up such a client after `progress` (configuration), which is by default the
+ * same time. */
 #define IDLE_NS    60000000000ll
 
 static __always_inline bool is_queueing(const struct flow *flow)
@@ -42,9 +43,9 @@ static __always_inline bool is_queueing(const struct flow *flow)
     return flow->flags & FLOW_QUEUES && flow->spaces.status == SHUNT_REGION_ACTIVE;
 }
 
-/* Returns the window field for an ACK that the server's kernel gets. `ack`: its ACK number, as that
- * kernel counts. The window ends at the region's start. It is rounded up: otherwise the last bytes
- * before the region might not fit, and would wait for ever. */
+/* Returns the window field for an ACK that the server's kernel gets. `ack`: that ACK's number, as
+ * the kernel counts. The window ends at the region's start at the latest. It is rounded up:
+ * otherwise the last bytes before the region might not fit, and would wait for ever. */
 static __always_inline __u16 window_before(const struct flow *flow, __u32 ack, __u16 window)
 {
     __u32 room = nth_break(&flow->spaces, 0)->local - ack;

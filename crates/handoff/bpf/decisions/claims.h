@@ -65,8 +65,8 @@ static __always_inline bool is_acceptable(const struct flow *flow, const struct 
 }
 
 /* Notes an ACK number of the server's kernel. While no region is open, rcv_nxt stays within
- * UPLOADED_MAX of it. Otherwise all of the client's packets would compare as older than rcv_nxt
- * after a very long upload. */
+ * UPLOADED_MAX of server_ack. Otherwise all of the client's packets would compare as older than
+ * rcv_nxt after a very long upload. */
 static __always_inline void note_server_ack(struct flow *flow, __u32 ack)
 {
     if (is_before(flow->server_ack, ack))
@@ -124,7 +124,7 @@ static __always_inline bool claims_end(struct flow *flow)
     return is_delivered(b);
 }
 
-/* Most ticks of 1 ms by which a timestamp of the frontend is raised, because a backend's timestamp
+/* A timestamp of the frontend is raised by fewer ticks of 1 ms than this, if a backend's timestamp
  * clock is ahead of the frontend's. The two clocks are equal when a region begins, and drift apart
  * by the error of their machines' clocks. If a backend's clock is further ahead, the client drops
  * the frontend's next segments until the frontend's clock has caught up. */

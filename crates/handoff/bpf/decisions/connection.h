@@ -31,7 +31,7 @@ struct asked {
     void *ring; /* the caller's completion ring */
     struct bpf_tcp_sock *tcp;
     struct connection connection;
-    /* The flow, the connection's record, is new, and the handshake is proof (proof.h). */
+    /* Whether the connection had no flow (record) yet, and its handshake is proof (proof.h). */
     bool seen_to_begin;
 };
 

@@ -23,7 +23,7 @@ enum fate {
     ACK_MOVED,  /* a pure ACK; its sequence number becomes the right edge of the client's window */
     RST_MOVED,  /* a reset, moved to the number where the client accepts it (reset.h) */
     FIN_TO_RST, /* turned into a reset: the server has ended inside a response */
-    ACK_HELD,   /* a pure ACK, dropped: the client may not see it yet (may_acknowledge) */
+    ACK_HELD,   /* a pure ACK, dropped: the client must not see it yet (may_acknowledge) */
     UNTOUCHED,
     DROPPED,
     WAITS, /* kept in the server's queue (behind.h) */
@@ -87,11 +87,14 @@ static __always_inline void depart_queueing(struct flow *flow, const struct pack
 }
 
 /*
- * Decides on a segment while the newest region is open. A FIN becomes a reset, because it ends the
+ * Decides on a segment while the newest region is open. If the client is given up (is_given_up),
+ * any segment becomes a reset. Otherwise, if the server may write behind the region,
+ * depart_queueing handles its bytes and FINs. Any other FIN becomes a reset, because it ends the
  * response early. The kernel repeats its FIN only if the client has acknowledged all before it, and
  * has room. Otherwise it repeats the header, or probes the window. After a cancel, these segments
- * become resets, too. Pure ACKs never become resets: a client that opens a new connection from the
- * same port takes an ACK for a sign of the old connection, and resets that one (RFC 9293, 3.5.2).
+ * become resets, too. Pure ACKs otherwise never become resets: a client that opens a new connection
+ * from the same port takes an ACK for a sign of the old connection, and resets that one (RFC 9293,
+ * 3.5.2).
  */
 static __always_inline void depart_open(struct flow *flow, const struct packet *p, __u32 end,
                                         struct departure *d)

@@ -35,7 +35,7 @@ static __always_inline bool is_proven(const struct flow *flow, const struct bpf_
     return (flow->flags & both) == both && acked && tcp->snd_nxt - flow->server_end <= outstanding;
 }
 
-/* Begins to collect proof: only what passes from now on counts. Under the flow's lock. */
+/* Begins to collect proof: only packets that pass from now on count. Under the flow's lock. */
 static __always_inline void begin_proof(struct flow *flow, const struct bpf_tcp_sock *tcp)
 {
     flow->flags &= ~(FLOW_SEEN_IN | FLOW_SEEN_OUT);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Changes to a flow when its server asks for a region, for a longer one, or for a region's end
- * (include/shunt.h). They use the state of the server's socket. All run under the flow's lock, with
- * the socket locked. A flow is the record of a client connection. A region is a range of the
- * client's sequence numbers that a backend sends: one payload. A break is the flow's record of one
- * region. An anchor is a break of length 0, a point that later numbers are compared with
- * (spaces.h).
+ * Changes to a flow when its server asks for a region, for a longer one, for another backend, or
+ * for a region's end (include/shunt.h). Most of these functions use the state of the server's
+ * socket. All run under the flow's lock, with the socket locked. A flow is the record of a client
+ * connection. A region is a range of the client's sequence numbers that a backend sends: one
+ * payload. A break is the flow's record of one region. An anchor is a break of length 0, a point
+ * that later numbers are compared with (spaces.h).
  */
 #ifndef REGIONS_H
 #define REGIONS_H
@@ -21,7 +21,7 @@
 #include "proof.h"
 #include "spaces.h"
 
-/* Bound on the length of a region, in bytes. */
+/* Exclusive upper bound of a region's length, in bytes. */
 #define LENGTH_MAX (1ull << 48)
 
 /* Makes a flow without regions, whose two sequence spaces are equal. */
@@ -75,8 +75,8 @@ static __always_inline void note_socket(struct flow *flow, const struct bpf_tcp_
 
 /* Notes the ACK number and the window that the socket knows of its client, if the flow knows older
  * ones or has had no region yet. The flow may know newer ones, because packets pass fe_in (on
- * ingress) first. It may lack those of packets that came in fragments. `start`: sequence number of
- * the server's next byte, as the client sees it. */
+ * ingress) first. The flow may lack the numbers of packets that came in fragments. `start`:
+ * sequence number of the server's next byte, as the client sees it. */
 static __always_inline void note_client_of(struct flow *flow, const struct asked *a, __u32 start)
 {
     const struct connection *c = &a->connection;
@@ -153,7 +153,7 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
     flow->flags &= ~(FLOW_START_ACKED | FLOW_QUEUES);
     /* A server that writes behind the region waits for the ACK of the region's end, which opens the
      * window (behind.h). A client that forges that ACK harms only itself: it loses its own bytes.
-     * Nor does anybody record how many bytes it got. So no confirmation is needed. */
+     * Nobody records how many bytes it got. So no confirmation is needed. */
     if (is_appended)
         flow->flags |= FLOW_QUEUES;
     else

@@ -10,9 +10,8 @@
  *
  * A byte is outstanding if the client has not acknowledged it, and has room for it. A stranger who
  * knows a flow's addresses has to guess the number of such a byte, as on any connection. A flow is
- * a client connection. A region is a range of its sequence numbers that a backend sends; it is
- * active until the client has acknowledged all of it. LOCAL numbers are those of the frontend's
- * kernel.
+ * a client connection. A region is a range of its sequence numbers that a backend sends. A region
+ * is active until it is complete or cancelled. LOCAL numbers are those of the frontend's kernel.
  */
 #ifndef REPORTS_H
 #define REPORTS_H

@@ -42,7 +42,8 @@ static __always_inline bool deliver(struct flow *flow, __u32 peer, __u64 handoff
     return true;
 }
 
-/* Cancels the region of a handoff that nobody sends any more. Returns false if it is not active. */
+/* Cancels a handoff's region, which nobody sends any more. Returns false if that region is not
+ * active. */
 static __always_inline bool cancel_handoff(struct flow *flow, __u64 handoff)
 {
     bool is_its_own = flow->handoff == handoff && flow->spaces.status == SHUNT_REGION_ACTIVE;

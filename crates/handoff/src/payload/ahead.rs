@@ -14,7 +14,7 @@ pub(super) enum Ahead {
 }
 
 impl Ahead {
-    /// Drops the bytes that were read if the next one needed, at the offset `at`, is not among them.
+    /// Drops the bytes that were read, unless the byte that is needed next, at the offset `at`, is among them.
     pub(super) fn go_on(&mut self, range: usize, at: u64) {
         if matches!(self, Self::Here(..)) && self.bytes(range, at, 1).is_none() {
             *self = Self::Nothing;

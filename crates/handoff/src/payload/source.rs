@@ -29,8 +29,8 @@ pub trait Source: Debug + Send {
     /// Returns the kernel's error of sendfile(2) or send(2): `EAGAIN` if the socket takes nothing.
     fn send(&self, at: u64, most: usize, socket: BorrowedFd<'_>) -> Result<usize, Errno>;
 
-    /// Copies at least one byte, from `at` on, into the slices, one after the other. Returns how many. 0: there are no
-    /// more bytes. With `reads`, copies only what is at hand.
+    /// Copies bytes, from `at` on, into the slices, one after the other. Returns how many: at least one, or 0 if there
+    /// are no more bytes. With `reads`, copies only what is at hand.
     ///
     /// # Errors
     /// `EAGAIN` if the first byte is not at hand, else the kernel's error of preadv2(2).
@@ -67,6 +67,7 @@ pub trait Source: Debug + Send {
     }
 
     /// Returns an offer of the `length` bytes up to `end`, with its file and the identity that the file must have.
+    /// `None` if the source is not the file of an offer.
     fn into_offer(self: Box<Self>, _end: u64, _length: u64) -> Option<(Offer, File, Option<FileIdentity>)> {
         None
     }
@@ -131,7 +132,7 @@ impl<K: Kept> Source for K {
     }
 }
 
-/// Reads at least one byte, and waits for the disk.
+/// Reads at least one byte, or none at the end of the file. Waits for the disk.
 pub(super) fn read_waiting(file: impl AsFd, at: u64, slices: &mut [IoSliceMut<'_>]) -> Result<usize, Errno> {
     loop {
         match preadv(&file, slices, at) {
@@ -154,7 +155,7 @@ impl Range {
         self.end - self.offset
     }
 
-    /// Most bytes that one call sends.
+    /// Largest number of bytes that one call sends or reads.
     pub(super) fn most(&self) -> usize {
         usize::try_from(self.remaining()).unwrap_or(usize::MAX).min(1 << 30)
     }

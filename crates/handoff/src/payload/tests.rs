@@ -1,4 +1,4 @@
-//! Payloads from files and from memory, with reader threads and without.
+//! Tests of payloads from files and from memory, with reader threads and without.
 
 use super::*;
 use crate::flow_sender::KernelSocket;
@@ -187,7 +187,7 @@ fn a_file_written_in_place_is_noticed() {
     assert_eq!(payload.send_to(&ours), Err(Reason::FileChanged));
 }
 
-/// nginx rewrites the headers in the files of its cache like this when it revalidates them.
+/// nginx rewrites the header in a file of its cache like this when it revalidates that file.
 #[test]
 fn a_body_behind_a_header_that_is_rewritten_is_whole() {
     let file = file_of(b"header, body");

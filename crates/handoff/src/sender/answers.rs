@@ -60,7 +60,7 @@ impl<T: SenderTable> Senders<T> {
         }
     }
 
-    /// Takes the answers of clients to the first payloads of their sockets, since the last call.
+    /// Takes the clients' answers that were noted since the last call.
     pub fn take_answers(&mut self) -> Vec<FirstAnswer> {
         std::mem::take(&mut self.answers)
     }

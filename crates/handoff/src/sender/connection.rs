@@ -38,7 +38,7 @@ pub(super) enum Word {
 /// Receive window of a sender's socket, in bytes. The socket never receives data. But its segments offer this window to
 /// the client, and a window that was offered may not become smaller.
 const RCV_WND: u32 = 65535;
-/// Number of payloads of a connection after which the sender's need of ACKs is examined again.
+/// Number of payloads of a connection after which it is examined again how many ACKs the sender needs.
 const LOOK_EVERY: u32 = 16;
 /// Time after which a payload's frontend is told the digest of the payload's file. For a shorter payload a digest is
 /// not worth computing.
@@ -109,7 +109,7 @@ pub(super) struct Sender {
     payloads: u32,
     /// Spacing: number of payload bytes between two of the client's ACKs that the frontend passes on to this sender.
     spacing: spacing::Spacing,
-    /// Number of unacknowledged bytes, and when it last changed or bytes were queued.
+    /// Number of unacknowledged bytes, and the time when that number last changed or bytes were queued.
     progress: (u32, Instant),
     /// `Some` until the client is known to acknowledge something, or known not to.
     unheard: Option<Unheard>,
@@ -214,15 +214,15 @@ impl Sender {
         self.progress.1
     }
 
-    /// Whether the socket belongs to the claim's flow, and can send at once.
+    /// Whether the socket belongs to the claim's connection, has segments that are large enough, and can send at once.
     pub(super) fn can_take(&self, claim: &Claim) -> bool {
         let same_flow = claim.flow.first == 0
             && claim.flow.token.get() == self.rcv_nxt
             && self.is_with_server_of(claim)
             && self.mss >= claim.flow.mss.get();
         // The claim means that the client has acknowledged the last payload. If the socket still has outstanding bytes,
-        // the frontend's copy of that ACK was lost. If the socket repeated them, they would leave with numbers that are
-        // right for the next payload only.
+        // the frontend's copy of that ACK was lost. If the socket repeated those bytes, they would leave with numbers
+        // that are right for the next payload only.
         let settled =
             !matches!(self.state, State::Sending(_)) && self.flow.unacknowledged().is_ok_and(|bytes| bytes == 0);
         same_flow && settled
@@ -243,7 +243,8 @@ impl Sender {
         self.server.address == claim.flow.server_address && self.server.port_be == claim.flow.server_port
     }
 
-    /// Updates a parked socket for a claim. `window` is the window field of the newest ACK that the socket got.
+    /// Prepares a socket, which has nothing outstanding, for the payload of a claim. `window` is the window field of
+    /// the newest ACK that the socket got.
     pub(super) fn reuse(
         &mut self,
         claim: &Claim,
@@ -374,8 +375,8 @@ impl Sender {
         self.flow.pace((rate != 0).then_some(rate));
     }
 
-    /// Notes the spacing of ACKs that the claim's flow has. Returns `true` if it is time to examine whether that
-    /// spacing is right.
+    /// Notes the spacing of ACKs that the frontend uses, as the claim says. Returns `true` if it is time to examine
+    /// whether that spacing is right.
     pub(super) fn note_spacing(&mut self, claim: &Claim) -> bool {
         let known = claim.flow.ack_spacing.get();
         self.spacing.is(known);
@@ -432,7 +433,7 @@ impl Sender {
 
     /// Examines the sender: parks it if all is acknowledged, and returns what is to be done with it.
     pub(super) fn look(&mut self, now: Instant, limits: &SenderLimits) -> Verdict {
-        // Nothing changes in a parked sender, and there may be very many of them: it is not worth a system call.
+        // A parked sender is not worth a system call: nothing changes in it, and there may be very many.
         if self.is_parked() {
             let waited = now.duration_since(self.progress.1);
             return if waited > limits.park { Verdict::Close } else { Verdict::Keep };

@@ -36,8 +36,8 @@ pub struct Slot {
 pub trait SenderTable {
     /// Writes a slot. The programs may read it at once.
     fn write_slot(&mut self, index: u32, slot: &Slot);
-    /// Window field of the newest ACK that the sender of a slot got. The sender's socket takes it for the client's
-    /// window.
+    /// Window field of the newest ACK that the sender of a slot got. The sender's socket takes this field for the
+    /// client's window.
     fn window(&self, index: u32) -> u32;
     /// Enters a key: from here on the slot `index` is used for packets of `key`.
     ///

@@ -21,7 +21,8 @@ impl Sender {
 }
 
 impl<T: SenderTable> Senders<T> {
-    /// Asks the programs to report the ACK of a payload's end, now that the whole payload is queued.
+    /// If the frontend waits for a word, asks the programs to report the ACK of the payload's end. To be called once
+    /// the whole payload is queued.
     pub(super) fn await_end(&mut self, index: usize) {
         let sender = &self.slots[index];
         if sender.word == Word::Owed {

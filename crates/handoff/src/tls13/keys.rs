@@ -55,7 +55,8 @@ impl Sealer {
     /// tag.
     ///
     /// # Panics
-    /// If no record number is left, or if the record is longer than TLS allows.
+    /// If no record number is left, or if the record has no room for header, type and tag, or more than 65,535 bytes
+    /// behind the header.
     pub fn seal(&mut self, record: &mut [u8], content_type: ContentType) {
         assert!(self.next < self.end, "record {} of {}", self.next, self.end);
         let length = u16::try_from(record.len() - HEADER_BYTES).expect("a record has at most 2^14 + 256 bytes");

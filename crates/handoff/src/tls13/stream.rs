@@ -33,7 +33,7 @@ pub struct Generation<'a> {
     pub iv: &'a [u8; 12],
     /// Number of the first record.
     pub first_record: u64,
-    /// Most content of a record, in bytes: the limit that the client has asked for (RFC 8449, RFC 6066), or
+    /// Largest content of a record, in bytes: the limit that the client has asked for (RFC 8449, RFC 6066), or
     /// [`MAX_CONTENT_BYTES`](shunt_wire::tls::MAX_CONTENT_BYTES).
     pub content_bytes: u16,
     /// Number of bytes on the wire, at the front of the first record, that are not to be sent: the client has them from

@@ -2,8 +2,8 @@
 
 use shunt_wire::tls::{MAX_CONTENT_BYTES, OVERHEAD_BYTES};
 
-/// Number of records that are sealed together. With more, they leave the processor's nearest caches before the kernel
-/// copies them. With fewer, there are more system calls.
+/// Number of records that are sealed together. With more records, the first ones leave the processor's nearest caches
+/// before the kernel copies them. With fewer records, there are more system calls.
 pub(super) const RECORDS_AT_ONCE: usize = 4;
 
 /// Buffer in which records are sealed, one for all streams of a thread. Nothing leaves it unsealed.

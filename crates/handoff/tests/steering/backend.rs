@@ -1,6 +1,6 @@
-//! Tests of be_out and be_in. A *sender* is a backend's socket for a client. be_out gives its segments the frontend's
-//! address. be_in gives it the *copies* of its client's ACKs, which fe_in has sent on from the frontend. Each copy has
-//! half of the connection's *token*, a random number.
+//! Tests of be_out and be_in, the backend's programs on egress and on ingress. A *sender* is a backend's socket for a
+//! client. be_out gives the sender's segments the frontend's address. be_in gives the sender *copies* of its client's
+//! ACKs. fe_in, at the frontend, makes these copies. Each copy has half of the connection's *token*, a random number.
 
 use super::programs::*;
 use super::segment::*;
@@ -247,8 +247,8 @@ fn the_ack_of_an_awaited_end_is_reported() {
     assert!(be.reports().is_empty(), "nobody waits for it");
 }
 
-/// This also covers payloads longer than half of the sequence space. In such a payload, the start compares as before an
-/// ACK's number at first, and later as after it.
+/// The test also covers payloads longer than half of the sequence space. In such a payload, an ACK number compares as
+/// later than the payload's start at first, and then as earlier.
 #[test]
 fn acks_are_judged_over_the_whole_sequence_space() {
     let be = with_sender();
@@ -304,8 +304,8 @@ fn a_packet_without_the_token_is_dropped() {
     assert_eq!(be.counted(), [("be_drop_strange", 6)].into());
 }
 
-/// A made-up number counts until the next packet only. Otherwise all later segments of the socket would acknowledge
-/// bytes that the client has not sent, and the client would drop them for ever.
+/// A sequence number that a stranger has made up counts only until the next packet comes. Otherwise all later segments
+/// of the socket would acknowledge bytes that the client has not sent, and the client would drop them for ever.
 #[test]
 fn a_made_up_number_is_gone_with_the_next_packet() {
     let be = with_sender();

@@ -1,6 +1,6 @@
 //! Tests of how an agent finds the handoffs of its servers without a system call (`take_begun`). A *flow* is the
-//! programs' record of a client connection. A *region* is a range of its sequence numbers that a backend sends, for one
-//! handoff.
+//! programs' record of a client connection. A *region* is a range of the connection's sequence numbers that a backend
+//! sends, for one handoff.
 
 use std::net::TcpStream;
 

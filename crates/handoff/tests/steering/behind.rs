@@ -51,7 +51,8 @@ fn write_some(server: &mut TcpStream, bytes: &[u8]) -> usize {
     taken
 }
 
-/// Serves responses whose footer is written before anybody sends the payload, and closes at the end.
+/// Serves responses, each given by the lengths of its payload and footer, and closes at the end. The server writes as
+/// much of each footer as its kernel takes. Only then, after the time `wait`, does anybody send the payload.
 fn serve(steered: &mut Steered, wait: Duration, responses: &[(usize, usize)]) {
     let (mut server, mut client) = steered.connect();
     let responses: Vec<Response> = (1..).zip(responses).map(|(turn, (a, b))| Response::new(turn, *a, *b)).collect();

@@ -1,7 +1,7 @@
-//! Tests of how far fe_in believes a client's *claims*: what its packets say, by ACK number and SACK blocks, that it
-//! has received (bpf/decisions/claims.h). A *flow* is the record of a client connection. A *region* is a range of its
-//! sequence numbers that a backend sends: one payload. The backend's *word* confirms that its socket has got the ACK of
-//! the payload's end.
+//! Tests of how far fe_in, the frontend's program on ingress, believes a client's *claims* (bpf/decisions/claims.h). By
+//! the ACK number and the SACK blocks of its packets, a client claims that it has received bytes. A *flow* is the
+//! record of a client connection. A *region* is a range of the connection's sequence numbers that a backend sends: one
+//! payload. The backend's *word* confirms that its socket has got the ACK of the payload's end.
 
 use super::programs::*;
 use super::segment::*;
@@ -185,7 +185,8 @@ fn an_ack_that_is_older_than_a_window_is_not_noted() {
     assert_eq!((fe.flow().client_tsval, fe.flow().client_tsecr), (5000, 5000));
 }
 
-/// A flow whose payload is complete only with the backend's word, as one that is longer than its client had room for.
+/// A flow whose payload is complete only with the backend's word, like a payload that is longer than the client's
+/// window.
 fn needs_a_word() -> Flow {
     let mut flow = under_way();
     flow.spaces.breaks[0].end = END_WORD;

@@ -26,8 +26,8 @@ fn each_program_costs_what_the_table_says() {
     begin(&mut flow, 5000, 5000, 1_000_000, PEER);
     flow.flags |= FLOW_START_ACKED as u8;
     fe.set_flow(&flow);
-    // The kernel repeats the runs on one packet, which fe_in changes to one for the peer. With a flow for that address,
-    // the changed packet is steered again, to the same peer.
+    // The kernel repeats the runs on one packet, and fe_in addresses this packet to the peer. With a flow for the
+    // peer's address, each later run steers the packet again, to the same peer.
     fe.set_flow_of(client(), peer(), &flow);
 
     let mut stranger = client();

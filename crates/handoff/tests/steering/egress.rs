@@ -1,6 +1,7 @@
 //! Tests of fe_out, the frontend's program on egress: the frontend's own segments are moved from the sequence numbers
 //! of its kernel (LOCAL) to those that the client sees (CLIENT). A *flow* is the record of a client connection. A
-//! *region* is a range of its CLIENT numbers that a backend sends: one payload. fe_in is the program on ingress.
+//! *region* is a range of the connection's CLIENT numbers that a backend sends: one payload. fe_in is the program on
+//! ingress.
 
 use super::programs::*;
 use super::segment::*;
@@ -40,11 +41,11 @@ fn from_server(seq: u32) -> Segment {
     Segment::ack(server(), client(), seq, 77_000)
 }
 
-/// First byte that the client of [`active`] has no room for.
+/// CLIENT number of the first byte that the client of [`active`] has no room for.
 const EDGE: u32 = START + 2000 + (700 << 3);
 
-/// Runs a segment that becomes resets. Returns them in the order of their sequence numbers: the client's newest ACK
-/// number, the one before the edge of its window, and the edge itself.
+/// Runs fe_out with a segment in whose place three resets leave, and returns the resets. Their sequence numbers are the
+/// client's newest ACK number, the number before the edge of the client's window, and the edge itself.
 fn resets(fe: &Frontend, segment: &Segment) -> Vec<Segment> {
     let out = fe.fe_out(segment);
     assert_eq!((out.verdict, out.mark), (PASS, 0), "the original keeps its mark");
@@ -157,8 +158,8 @@ fn a_fin_during_a_handoff_becomes_a_reset() {
     assert_eq!(fe.counted(), once(&["fe_out_fin_to_rst"]));
 }
 
-/// A client may have more bytes than its ACKs have said. It answers a reset that has another number in its window with
-/// an ACK (RFC 5961, 3.2).
+/// A client may have more bytes than its ACKs have said, so it expects a later number than the resets have. It answers
+/// a reset with an ACK if the reset's number lies elsewhere in its window (RFC 5961, 3.2).
 #[test]
 fn a_challenge_ack_draws_a_reset_at_its_very_number() {
     let mut fe = Frontend::with_flow(&active());
@@ -210,7 +211,7 @@ fn a_reset_after_completion_is_translated() {
     assert_eq!(fe.fe_out(&from_server(LOCAL + 10).flags(RST)).segment(), from_server(START + LENGTH + 10).flags(RST));
 }
 
-/// After the cancel, a header or a window probe that the kernel sends leaves as a reset.
+/// After the cancel, the frontend's data and window probes leave as resets.
 #[test]
 fn after_a_cancel_only_acks_and_resets_leave() {
     let mut fe = Frontend::with_flow(&cancelled());
@@ -276,8 +277,9 @@ fn a_client_that_gets_nothing_for_a_minute_is_reset_when_its_server_has_more_to_
         assert_eq!(fe.flow().spaces.status, CANCELLED);
     }
     fe.counted();
-    // The client is not reset if it has no room, or if it has acknowledged something since. Nor is it reset if the time
-    // since which it waits is unset (0), or ahead because of another core's clock.
+    // The client is not reset if it has no room, or if it has acknowledged something in that minute. It is not reset
+    // either if the beginning of its wait (`idle_ns`) is unset (0), or lies in the future because of another core's
+    // clock.
     let mut got = queues(long_ago);
     got.idle_acked = 1999;
     for flow in [Flow { client_window: 0, ..queues(long_ago) }, got, queues(0), queues(u64::MAX >> 1)] {

@@ -1,7 +1,7 @@
 //! Tests of the steering programs on interfaces where a program of somebody else runs before them, and writes into
 //! every packet. A packet that passes a steering program a second time has a mark in two fields, and somebody else's
-//! program may overwrite one of them. A *flow* is the record of a client connection, and a *copy* a client's packet as
-//! fe_in rewrites it for a backend.
+//! program may overwrite one of them. A *flow* is the record of a client connection. A *copy* is a client's packet as
+//! fe_in, the frontend's program on ingress, rewrites it for a backend.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -28,7 +28,8 @@ fn attach(program: BorrowedFd<'_>, ifindex: u32, point: TcAttachPoint, priority:
     hook.hook(point).create().and_then(|mut hook| hook.attach()).expect("the program is attached");
 }
 
-/// Attaches a program before the steering programs. It writes [`VALUE`] into a field of each packet, and passes it on.
+/// Attaches a program before the steering programs. The program writes [`VALUE`] into a field of each packet, and
+/// passes the packet on.
 fn overwrite(field: u64, ifindex: u32, point: TcAttachPoint) {
     let program = [
         0x2b7 | u64::from(VALUE) << 32,      // r2 = VALUE

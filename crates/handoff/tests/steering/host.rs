@@ -1,7 +1,8 @@
-//! A network namespace for one test: a port towards clients, a port towards backends, and a view of what leaves them.
+//! Network namespaces for one test. A [`Host`] has a port towards clients, a port towards backends, and a view of what
+//! leaves them. [`Hosts`] are three namespaces with a client, a frontend and a backend.
 //!
-//! The far ends of both ports are in the same namespace. They are up and have no addresses: frames that leave arrive
-//! there, and a packet socket sees them.
+//! In a [`Host`], the far ends of both ports are in the same namespace. They are up and have no addresses: frames that
+//! leave arrive there, and a packet socket sees them.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -28,7 +29,7 @@ static MADE: AtomicU32 = AtomicU32::new(0);
 
 /// A network namespace. The calling thread is in it from `new` until the thread ends.
 pub struct Host {
-    /// Name of the namespace, which no other test has.
+    /// Name of the namespace. No other test uses the same name.
     pub name: String,
     number: u32,
     /// Index of the port towards clients.
@@ -71,8 +72,9 @@ impl Host {
         pins(self.number, what)
     }
 
-    /// Waits until `expected` TCP segments that `wanted` accepts have arrived at any port, and returns them. If none is
-    /// expected, waits for 30 ms, so that an unexpected one is found.
+    /// Waits until `expected` TCP segments that `wanted` accepts have arrived at any port, and returns them. Returns
+    /// fewer if the others do not arrive within [`PATIENCE`]. If none is expected, waits for 30 ms, so that an
+    /// unexpected one is found.
     pub fn arrived(&self, expected: usize, wanted: impl Fn(&Segment) -> bool) -> Vec<Segment> {
         let time = if expected == 0 { Duration::from_millis(30) } else { PATIENCE };
         let mut segments = Vec::new();
@@ -235,8 +237,8 @@ impl Hosts {
         self.offload(&["txvlan", "off"]);
     }
 
-    /// Finishes checksums in software for packets that leave the frontend and the backend, so that their receiver
-    /// verifies them. The client's packets keep an unfinished checksum (CHECKSUM_PARTIAL), as is normal on a veth.
+    /// Finishes checksums in software for packets that leave the frontend and the backend, so that the receivers verify
+    /// these checksums. The client's packets keep an unfinished checksum (CHECKSUM_PARTIAL), as is normal on a veth.
     pub fn checksums_in_software(&self) {
         for (role, device) in [("frontend", "clients"), ("frontend", "backends"), ("backend", "uplink")] {
             self.ethtool(role, device, &["tx", "off"]);

@@ -1,5 +1,6 @@
-//! Tests of routers' reports of a smaller path MTU: who gets which (bpf/decisions/reports.h, bpf/icmp.h), and their
-//! contents. A report cites the packet that was too big. A *flow* is the record of a client connection.
+//! Tests of routers' reports of a smaller path MTU: who gets which report, and what the report then says
+//! (bpf/decisions/reports.h, bpf/icmp.h). A report cites the packet that was too big. A *flow* is the record of a
+//! client connection.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -24,7 +25,7 @@ fn flow() -> Flow {
     flow
 }
 
-/// A report from a router to the sender of the packet that it cites.
+/// A router's report to the sender of the cited packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     by: IpAddr,

@@ -1,7 +1,7 @@
 //! Tests of fe_in, the frontend's program on ingress: who gets which client packet (table in bpf/decisions/arrivals.h),
 //! and in whose sequence numbers. The frontend's kernel (LOCAL), the client (CLIENT) and the backend each have their
-//! own. A *flow* is the record of a client connection. A *region* is a range of its CLIENT numbers that a backend
-//! sends: one payload. A *copy* is a client's packet as fe_in rewrites it for the backend.
+//! own. A *flow* is the record of a client connection. A *region* is a range of the connection's CLIENT numbers that a
+//! backend sends: one payload. A *copy* is a client's packet as fe_in rewrites it for the backend.
 
 use super::programs::*;
 use super::segment::*;
@@ -26,7 +26,8 @@ fn active_at(start: u32, length: u64) -> Flow {
     flow
 }
 
-/// A flow in the middle of a payload: some is acknowledged, and the frontend knows that its header arrived.
+/// A flow in the middle of a payload: a part is acknowledged, and the frontend knows that the header before the payload
+/// has arrived.
 fn under_way() -> Flow {
     let mut flow = active();
     flow.spaces.acked = 1000;
@@ -273,7 +274,8 @@ fn a_reset_at_the_next_sequence_number_ends_the_region_and_goes_to_both() {
 }
 
 /// A client whose socket is gone answers a backend's segment with a reset at the number that the segment acknowledges.
-/// After a FIN that number is one too low: the frontend has acknowledged the FIN, but the backend has not heard of it.
+/// After the client's FIN that number is one too low: the frontend has acknowledged the FIN, but the backend has not
+/// heard of it.
 #[test]
 fn a_reset_at_what_the_backend_acknowledges_is_one() {
     let fe = Frontend::with_flow(&under_way());
@@ -496,8 +498,8 @@ fn a_syn_for_a_connection_that_is_gone_forgets_the_flow() {
     assert!(fe.find_flow().is_none() && fe.events().is_empty());
 }
 
-/// fe_in forgets the flow when the client opens a new connection from the same port. It reports the region as reset,
-/// because nothing could report its end later.
+/// fe_in forgets the flow when the client opens a new connection from the same port. fe_in then reports the region as
+/// reset, because nothing could report the region's end later.
 #[test]
 fn the_region_of_a_flow_that_is_forgotten_has_ended() {
     let mut fe = Frontend::with_flow(&under_way());

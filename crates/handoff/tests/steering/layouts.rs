@@ -1,5 +1,6 @@
-//! Tests of steering programs (BPF) of several layouts side by side. A *layout* is a version of the maps' contents.
-//! Programs of another layout stay until the connections in their table of flows have ended.
+//! Tests of steering programs (BPF) of several layouts side by side. A *layout* is a version of the maps' contents. A
+//! *flow* is the programs' record of a client connection, and a *region* is a range of the connection's bytes that a
+//! backend sends. Programs of another layout stay until the connections in their table of flows have ended.
 //!
 //! Only one layout is built for these tests. An agent of another layout is one of ours whose maps get another number
 //! afterwards, and whose programs move to that layout's handle on the interfaces.
@@ -129,7 +130,8 @@ impl Several {
         self.frontend = Frontend::load(&self.config).expect("the frontend loads");
     }
 
-    /// Asserts that each layout's programs answer calls on that layout's connections, and ours all others.
+    /// Asserts that each layout's programs answer calls on that layout's connections, and that our programs answer
+    /// calls on all others.
     fn all_are_answered(&self) {
         for (layout, connection) in &self.connections {
             connection.is_answered_by(&aside(&self.pins, *layout));
@@ -338,7 +340,7 @@ fn an_interrupted_move_of_pins_is_finished_or_taken_back() {
     }
     several.load();
     assert_eq!(several.frontend.flows().count(), 1);
-    // Another such agent has ended while it took its own pins back. It moves the pin `layout` first.
+    // Another such agent has ended while it took its own pins back. Such an agent moves the pin `layout` first.
     std::fs::create_dir(aside(&several.pins, STEERING_LAYOUT)).expect("mkdir");
     move_all(&pins, &aside(&several.pins, STEERING_LAYOUT));
     for name in ["layout", "counters", "flows"] {
@@ -388,7 +390,8 @@ fn connections_that_no_other_layout_has_any_more_are_not_noted() {
     let noted = || map(&several.pins.0, "older_flows").keys().count();
     let gone = several.connections[0].1.key();
     assert_eq!(noted(), 1);
-    // The client has connected again from the same port: the older fe_in has forgotten the flow.
+    // The client has connected again from the same port, so fe_in (program on ingress) of the other layout has
+    // forgotten the flow.
     flows(&aside(&several.pins, OTHER_LAYOUT)).delete(gone.as_bytes()).expect("delete");
     put(&flows(&aside(&several.pins, OTHER_LAYOUT)), 1, &Flow::default());
     let done = several.frontend.collect_older(Instant::now(), HOUR, |_| true).expect("collect");

@@ -56,7 +56,7 @@ fn monotonic_ns() -> u64 {
         as u64
 }
 
-/// Adds a flow, as if the client had a connection from this port.
+/// Adds a flow, as if the client had a connection from the port `port`.
 pub fn put(flows: &MapHandle, port: u16, flow: &Flow) {
     let mut at = client();
     at.set_port(port);
@@ -120,7 +120,8 @@ pub fn call_it(directory: &Path, number: u32) {
     layout.update(&0u32.to_ne_bytes(), &number.to_ne_bytes(), MapFlags::ANY).expect("update");
 }
 
-/// Number of another layout than that of these tests. Like ours, its programs leave room for those of others.
+/// Number of another layout than that of these tests. Like our programs, those of this layout can run beside programs
+/// of other layouts.
 pub const OTHER_LAYOUT: u32 = STEERING_LAYOUT + 1;
 
 #[test]
@@ -276,7 +277,7 @@ fn senders_are_written_found_and_forgotten() {
     detach_all(&pins.0).expect("detach_all");
 }
 
-/// A control group for this test alone.
+/// A control group (cgroup v2) for one test, which is removed at the test's end.
 pub struct Group(pub PathBuf);
 
 impl Group {

@@ -1,5 +1,6 @@
-//! Tests of the steering programs (bpf/), packet by packet, and of their loader. They need root: without it, every test
-//! fails and says so.
+//! Tests of the steering programs and of their loader. The steering programs (bpf/) translate and redirect the packets
+//! of client connections. They are run packet by packet, and with real sockets. Almost all of these tests need root:
+//! without root they fail and say so.
 
 mod backend;
 mod begun;

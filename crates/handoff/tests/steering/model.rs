@@ -5,7 +5,7 @@
 //! The model knows which sender each byte comes from: the frontend, or the backend of a payload. From that alone it
 //! derives what each sender's kernel should see of a client's packet: which of that kernel's bytes the packet
 //! acknowledges, and which of them it reports in SACK blocks. The backend gets a *copy* of the packet, rewritten for
-//! it. Its *word* confirms that its socket has got the ACK of the payload's end.
+//! the backend's socket. The backend's *word* confirms that this socket has got the ACK of the payload's end.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -27,7 +27,7 @@ struct Response {
     payload: u64,
 }
 
-/// A client's packet: an ACK somewhere in the outstanding bytes, and blocks that the client holds beyond it.
+/// A client's packet: an ACK somewhere in the outstanding bytes, and SACK blocks beyond it.
 #[derive(Clone, Debug)]
 struct Report {
     /// Position of the ACK, in 1/1000 of the bytes that may be acknowledged now. A negative one goes back. One above
@@ -35,12 +35,13 @@ struct Report {
     progress: i32,
     /// Window field of the packet.
     window: u16,
-    /// Blocks, each as its distance from the end of the block before, and its length.
+    /// SACK blocks, each as its distance from the end of the block before, and its length. The first distance is from
+    /// the ACK.
     blocks: Vec<(u16, u16)>,
     data: bool,
 }
 
-/// The stream as a client sees it. `first` is its first sequence number.
+/// The stream as a client sees it. `first` is the stream's first sequence number.
 struct Model {
     first: u32,
     responses: Vec<Response>,
@@ -119,7 +120,8 @@ fn response() -> impl Strategy<Value = Response> {
         .prop_map(|(header, payload)| Response { header, payload })
 }
 
-/// When the backend's word comes, compared with the client's ACK of the payload's end.
+/// Whether the payload needs the backend's word, and whether the word comes before or after the client's ACK of the
+/// payload's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Word {
     Unneeded,

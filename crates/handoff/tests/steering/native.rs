@@ -1,7 +1,7 @@
 //! Tests that the steering programs decide in a kernel as crates/decisions does, for any flow (the record of a client
 //! connection) and any packet, in both directions. crates/decisions has the same decisions as ordinary functions. A
-//! *copy* is a client's packet as fe_in rewrites it for a backend. A *region* is a range of sequence numbers that a
-//! backend sends: one payload. A *break* is the record of a region.
+//! *copy* is a client's packet as fe_in, the program on ingress, rewrites it for a backend. A *region* is a range of
+//! sequence numbers that a backend sends: one payload. A *break* is the record of a region.
 
 use proptest::prelude::*;
 use shunt_decisions as decisions;
@@ -118,8 +118,8 @@ fn native(flow: &Flow) -> decisions::Flow {
     unsafe { std::mem::transmute(*flow) }
 }
 
-/// Clears fields that may differ: times, and the notes of copies. A copy is noted when its clone passes fe_in, which
-/// may be later.
+/// Clears fields that may differ: times, and the notes of copies. A copy is noted when its clone passes fe_in, perhaps
+/// after the comparison.
 fn noted(mut flow: decisions::Flow) -> decisions::Flow {
     (flow.last_seen_ns, flow.passed_ns, flow.idle_ns, flow.copied) = (0, 0, 0, [0; 2]);
     flow

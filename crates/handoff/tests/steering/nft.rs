@@ -1,6 +1,6 @@
-//! Tests of clients whose packets netfilter translates before they reach the server. So there is no proof that they
-//! pass the steering programs with the addresses and numbers of the server's socket, and responses are relayed. The
-//! rules are written for nft(8).
+//! Tests of clients whose packets netfilter translates before they reach the server. So there is no proof that these
+//! packets pass the steering programs with the addresses and numbers of the server's socket, and responses are relayed.
+//! The rules are written for nft(8).
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener};

@@ -1,6 +1,6 @@
-//! Tests of a sender, a backend's socket for a client, and its client's window. A kernel predicts the window field of
-//! the next ACK. An ACK with that field leaves the window that the kernel knows as it is. TCP_REPAIR_WINDOW changes the
-//! window that the kernel knows, but not the prediction.
+//! Tests of the window that a client offers to its *sender*, the backend's socket for the client. A kernel predicts the
+//! window field of the next ACK. An ACK with the predicted field leaves the window that the kernel knows as it is.
+//! TCP_REPAIR_WINDOW changes the window that the kernel knows, but not the prediction.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -42,7 +42,8 @@ fn client() -> SocketAddr {
 impl Bed {
     fn new() -> Self {
         let host = Host::new();
-        // Destination address of the tests' frames. With the change of the address the kernel forgets its neighbours.
+        // Sets the destination address of the tests' frames. When the address changes, the kernel forgets the
+        // neighbours on the device.
         ip(&["link", "set", "backend0", "address", "02:00:00:00:00:01"]);
         ip(&["neigh", "replace", "10.1.0.2", "lladdr", "02:00:00:00:00:02", "nud", "permanent", "dev", "backend0"]);
         // Reno sends as much as the window has room for.
@@ -87,7 +88,7 @@ impl Bed {
         Self { pins, _backend: backend, socket, _host: host }
     }
 
-    /// Writes `bytes` bytes. Returns how many of them then wait for room.
+    /// Writes `bytes` bytes. Returns the number of bytes that then wait for room in the client's window.
     fn write(&self, bytes: usize) -> u32 {
         assert_eq!(send(&self.socket, &vec![7; bytes], SendFlags::DONTWAIT), Ok(bytes));
         self.unsent()
@@ -103,7 +104,7 @@ impl Bed {
         wait_for(&what, || unacknowledged(&self.socket).is_ok_and(|now| now == left)).unwrap();
     }
 
-    /// Number of bytes that wait for room.
+    /// Number of bytes that wait for room in the client's window.
     fn unsent(&self) -> u32 {
         // This call waits for the socket's lock: an ACK that is being handled has then caused its bytes to be sent.
         sockopt::tcp_nodelay(&self.socket).expect("TCP_NODELAY");

@@ -1,7 +1,8 @@
 //! Loads the steering programs (BPF) in a new network namespace for each test, and runs them one packet at a time
-//! (BPF_PROG_TEST_RUN). A *flow* is the frontend's record of a client connection, and a *copy* a client's packet as
-//! fe_in rewrites it for a backend. A *sender* is a backend's socket for a client. A peer's *word* confirms that the
-//! client has acknowledged a whole payload. A *ring* is a BPF ring buffer with the programs' records for a server.
+//! (BPF_PROG_TEST_RUN). fe_in is the frontend's program on ingress, and be_in the backend's. A *flow* is the frontend's
+//! record of a client connection. A *copy* is a client's packet as fe_in rewrites it for a backend. A *sender* is a
+//! backend's socket for a client. A peer's *word* confirms that the client has acknowledged a whole payload. A *ring*
+//! is a BPF ring buffer with the programs' records for a server.
 
 use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
@@ -125,7 +126,8 @@ impl Drop for Pins {
     }
 }
 
-/// The frontend's programs. fe_in is attached to the client port, so that it also handles the clones that it makes.
+/// The frontend's programs. fe_in is attached to the port towards clients, so that it also handles the clones that it
+/// makes.
 pub struct Frontend {
     pub host: Host,
     pub skel: FrontendSkel<'static>,
@@ -285,7 +287,7 @@ pub fn complete(flow: &mut Flow) {
     flow.spaces.acked = flow.spaces.breaks[((flow.spaces.made - 1) % BREAKS) as usize].length;
 }
 
-/// The backend's programs. Ports 7000 to 7009 belong to the agent.
+/// The backend's programs. Ports 7000 to 7009 are reserved for senders.
 pub struct Backend {
     pub host: Host,
     pub skel: BackendSkel<'static>,

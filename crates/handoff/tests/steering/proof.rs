@@ -1,7 +1,7 @@
-//! Tests of the proof that a handoff needs: a client's packets must pass the steering programs with the addresses and
-//! sequence numbers of its server's socket (bpf/proof.h). A *flow* is the programs' record of a client connection. A
-//! *region* is a range of its sequence numbers that a backend sends. fe_in is the frontend's program on ingress, and
-//! fe_out its program on egress.
+//! Tests of the proof that a handoff needs. In a *handoff*, a backend sends a payload on a client's connection. The
+//! client's packets must pass the steering programs with the addresses and sequence numbers of the server's socket
+//! (bpf/proof.h). A *flow* is the programs' record of a client connection. A *region* is a range of the connection's
+//! sequence numbers that a backend sends. fe_in is the frontend's program on ingress, and fe_out its program on egress.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -23,7 +23,8 @@ const UNPROVEN: u32 = 4;
 // ---- notes of the programs, packet by packet ----
 
 /// Reads the `struct handshake` of a connection between `client()` and `server()`. Returns the initial sequence numbers
-/// of the SYN that was answered and of the SYN-ACK, and 1 if a SYN was answered.
+/// of the answered SYN and of the SYN-ACK, and then 1. All three are 0 while no SYN was answered. `None`: no SYN was
+/// noted.
 fn handshake(fe: &Frontend) -> Option<[u32; 3]> {
     let key = key(client(), server());
     let bytes = fe.skel.maps.handshakes.lookup(key.as_bytes(), MapFlags::ANY).expect("lookup")?;
@@ -188,8 +189,9 @@ fn an_old_ack_that_comes_late_costs_no_proof() {
     }
 }
 
-/// The flow is changed as if the server had acknowledged 7 * 2^29 bytes since the last region began, unseen by the
-/// programs. Sequence numbers that are so far apart cannot be compared.
+/// The test changes the flow's `rcv_nxt`, the server's ACK number when the last region began. The server then seems to
+/// have acknowledged 7 * 2^29 bytes since, unseen by the programs. Sequence numbers that are so far apart cannot be
+/// compared.
 #[test]
 fn a_flow_whose_last_region_began_long_ago_needs_new_proof() {
     let mut steered = Steered::new();
@@ -301,8 +303,8 @@ fn a_handshake_that_has_aged_proves_again_when_its_server_has_answered() {
     assert!(answered() >= then, "its server has answered it");
 }
 
-/// A flood of SYNs pushes handshakes out of the map. The connection of such a handshake has one response relayed, and
-/// none lost.
+/// A flood of SYNs pushes other connections' handshakes out of the map. Each of these connections then has one response
+/// relayed, and loses none.
 #[test]
 fn a_forgotten_handshake_costs_a_shortcut_and_a_flood_none_to_whom_comes_later() {
     let mut steered = Steered::new();
@@ -315,7 +317,7 @@ fn a_forgotten_handshake_costs_a_shortcut_and_a_flood_none_to_whom_comes_later()
         other.client_address[8..12].copy_from_slice(&n.to_ne_bytes());
         map.update(other.as_bytes(), &[0; 24], MapFlags::ANY).expect("never full");
     }
-    // The kernel decides which handshakes the map forgets, so this one is deleted here.
+    // The kernel decides which handshakes the map forgets, so the test deletes the handshake of its own connection.
     let _ = map.delete(ours.as_bytes());
     refused(&steered, &mut server, &mut client);
     exchange(&mut server, &mut client);

@@ -1,4 +1,5 @@
-//! Random cases. Their seed is printed, and is taken from SHUNT_SEED if that is set.
+//! Runs tests with random cases. The seed of the random numbers is printed. It is read from the environment variable
+//! SHUNT_SEED if that is set to a number.
 
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -10,7 +11,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 /// Runs `try_one` with `cases` random cases.
 ///
 /// # Panics
-/// If a case fails, with the smallest similar case that fails.
+/// If a case fails. The message has the smallest failing case that proptest has found.
 pub fn many<T: Debug>(cases: u32, of: impl Strategy<Value = T>, try_one: impl FnMut(&T) -> Result<(), TestCaseError>) {
     let seed = std::env::var("SHUNT_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(new_seed);
     println!("SHUNT_SEED={seed}");

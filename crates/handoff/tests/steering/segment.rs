@@ -163,7 +163,7 @@ impl Segment {
         })
     }
 
-    /// Returns the SACK blocks (left edge, right edge). Their option may have any place among the options.
+    /// Returns the SACK blocks (left edge, right edge). The SACK option may have any place among the options.
     pub fn sack_blocks(&self) -> Vec<(u32, u32)> {
         let edge = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
         match self.option(5) {
@@ -212,8 +212,8 @@ fn pseudo_header(from: IpAddr, to: IpAddr, tcp_bytes: usize) -> Vec<u8> {
     pseudo_header_of(6, from, to, tcp_bytes)
 }
 
-/// Makes the pseudo-header that a checksum covers, for `bytes` bytes of any protocol. IPv4's has another layout, but
-/// the same sum.
+/// Makes the pseudo-header that a checksum covers, for `bytes` bytes of any protocol. The layout is that of IPv6. IPv4
+/// has another layout, but the same sum.
 pub fn pseudo_header_of(protocol: u8, from: IpAddr, to: IpAddr, bytes: usize) -> Vec<u8> {
     let mut pseudo = Vec::new();
     for address in [from, to] {

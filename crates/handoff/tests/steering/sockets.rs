@@ -263,7 +263,7 @@ fn a_server_that_leaves_in_the_middle_resets_its_client() {
 }
 
 /// Checks that a client is reset when its server ends the connection by `end`. The client has more bytes than the
-/// frontend knows: all its ACKs were lost, and nobody sends anything that draws another ACK.
+/// frontend knows: all its ACKs of the payload were lost, and nobody sends anything that draws another ACK.
 fn reset_after_lost_acks(end: impl FnOnce(TcpStream)) {
     let mut steered = Steered::new();
     let (mut server, mut client) = steered.connect_and_send_header();

@@ -1,7 +1,7 @@
 //! The steering of both sides on three hosts, as two agents would set it up, and the socket options by which a server
-//! uses it. A *flow* is the programs' record of a client connection. A *region* is a range of its sequence numbers that
-//! the backend sends: one payload. The backend's *word* confirms that the client has acknowledged a whole payload. A
-//! *ring* is the BPF ring buffer by which the programs answer the server.
+//! uses it. A *flow* is the programs' record of a client connection. A *region* is a range of the connection's sequence
+//! numbers that the backend sends: one payload. The backend's *word* confirms that the client has acknowledged a whole
+//! payload. A *ring* is the BPF ring buffer by which the programs answer the server.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -231,7 +231,7 @@ impl Steered {
             live: true,
             start: state.flow.start,
             seq_delta: 0,
-            // TCP_REPAIR takes an odd timestamp for the request for a clock in microseconds.
+            // In TCP_REPAIR mode, a timestamp whose lowest bit is set would ask for a clock in microseconds.
             ts_delta: state.flow.tsval & 1,
             rcv_nxt: state.flow.token,
             ack: state.flow.rcv_nxt,
@@ -268,7 +268,7 @@ impl Steered {
         self.frontend_map("flows").delete(key.as_bytes()).expect("a flow");
     }
 
-    /// Returns the record that SHUNT_BEGIN or SHUNT_STATE has left in the ring.
+    /// Returns the answer that a socket option, for example SHUNT_BEGIN or SHUNT_STATE, has left in the ring.
     pub fn answer(&self) -> State {
         let record = self.record(Duration::ZERO);
         assert_eq!(event(&record).2, Event::STATE);

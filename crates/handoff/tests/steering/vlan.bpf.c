@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
  * Acts as a VLAN sub-interface on the packets of the port below it, for kernels that can make none:
- * adds a tag to leaving packets, removes it from arriving ones. Counts packets with and without a
- * tag.
+ * adds a tag to leaving packets, removes it from arriving ones. Counts packets without a tag, with
+ * one, and with two.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>

@@ -64,7 +64,7 @@ impl Tagging {
         })
     }
 
-    /// Waits until `enough` of the frames have been seen.
+    /// Waits until `enough` accepts the numbers that [`Tagging::seen`] returns, and returns these numbers.
     fn wait_for_frames(&self, enough: impl Fn([u64; 3]) -> bool) -> [u64; 3] {
         wait_for("enough frames", || Some(self.seen()).filter(|seen| enough(*seen))).unwrap()
     }
@@ -133,7 +133,8 @@ fn flow() -> Flow {
     flow
 }
 
-/// Inserts tags into a frame, between the addresses and the type. The first tag is the outermost.
+/// Inserts tags, each a type and a VLAN, into a frame between the addresses and the type. The first tag is the
+/// outermost.
 fn tagged(frame: &[u8], tags: &[(u16, u16)]) -> Vec<u8> {
     let tags = tags.iter().flat_map(|(kind, vlan)| [kind.to_be_bytes(), vlan.to_be_bytes()].concat());
     [frame[..12].to_vec(), tags.collect(), frame[12..].to_vec()].concat()

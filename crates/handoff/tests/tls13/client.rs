@@ -50,7 +50,8 @@ fn number(suite: Suite) -> CipherSuite {
     }
 }
 
-/// Connects a client. Returns it after its handshake, with the server's first application traffic secret.
+/// Connects a client, and completes the handshake. Returns the client, and the server's first application traffic
+/// secret.
 fn connected(suite: Suite) -> (ClientConnection, Vec<u8>) {
     let (certificate, key) = certificate();
     let mut provider = rustls::crypto::ring::default_provider();
@@ -98,7 +99,7 @@ fn generation(suite: Suite, secret: &[u8]) -> (Keys, Vec<u8>) {
     (Keys { suite, key, iv, first_record: 0, content_bytes: 1 << 14, skip: 0 }, next)
 }
 
-/// Gives the client bytes in steps, and returns the data that it decrypts.
+/// Gives the client the bytes `wire`, `step` bytes at a time. Returns the data that the client decrypts.
 fn read(client: &mut ClientConnection, wire: &[u8], step: usize) -> Result<Vec<u8>, rustls::Error> {
     let mut data = Vec::new();
     for mut piece in wire.chunks(step) {

@@ -1,4 +1,4 @@
-//! Tests of what the backend's sender puts on a TLS 1.3 connection, as clients read it.
+//! Tests of the records that a backend sends on a client's TLS 1.3 connection, as clients read them.
 
 mod client;
 mod records;

@@ -1,6 +1,6 @@
-//! Tests of the bytes that a sender puts on a TLS 1.3 connection. They are a stream of records, which the tests open
-//! again (decrypt), for streams that end or begin at any byte. A file's *digest* is its SHA-256, by which other
-//! backends are known to have the same file.
+//! Tests of the bytes that a sender puts on a TLS 1.3 connection. The bytes are a stream of records, which may begin or
+//! end in the middle of a record. The tests open (decrypt) the records again. A file's *digest* is its SHA-256, by
+//! which other backends are known to have the same file.
 
 use std::io::{Read, Seek, Write};
 use std::os::unix::net::UnixStream;

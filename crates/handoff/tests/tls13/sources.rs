@@ -75,8 +75,8 @@ pub fn pair() -> (KernelSocket, UnixStream) {
     (OwnedFd::from(ours).into(), theirs)
 }
 
-/// Sends a body through a socket, and returns the bytes that arrive. The reader takes `step` bytes at a time, and the
-/// send buffer is the smallest that the kernel allows.
+/// Sends a body through a socket, and returns the bytes that arrive. The reader takes at most `step` bytes at a time,
+/// and the send buffer is the smallest that the kernel allows.
 pub fn sent(mut stream: Body, step: usize) -> Vec<u8> {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     rustix::net::sockopt::set_socket_send_buffer_size(&ours, 1).unwrap();
@@ -89,7 +89,7 @@ pub fn sent(mut stream: Body, step: usize) -> Vec<u8> {
         while let Ok(taken @ 1..) = theirs.read(&mut step) {
             all.extend_from_slice(&step[..taken]);
             if !done && all.len() % 3 != 0 {
-                break; // the sender continues with the room that this made
+                break; // so that the sender continues when there is little room
             }
         }
         if done {

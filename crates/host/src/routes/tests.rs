@@ -4,7 +4,7 @@ use super::*;
 use crate::interfaces::{interface_index, interface_name};
 use shunt_testbed::machine::on_a_machine;
 
-/// Returns for each address the name of the interface towards it, or why there is none.
+/// Returns for each address the name of the interface towards it, or the text of the error.
 fn ports(addresses: &[&str]) -> Vec<String> {
     let mut routes = Routes::open().unwrap();
     let port = |address: &&str| match routes.port_towards(address.parse().unwrap()).unwrap() {

@@ -1,4 +1,4 @@
-//! `shunt-lab bench attack`: attacks the service with Shunt and plain nginx in turns, and gives the verdict. A
+//! `shunt-lab bench attack`: attacks two services in turns, nginx with Shunt and plain nginx, and gives the verdict. A
 //! *shortcut* is a response whose body bypasses tiers.
 
 use std::path::PathBuf;

@@ -119,7 +119,7 @@ fn checksum(bytes: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// Random options for a SYN, such as no client sends: wrong lengths, values out of range, unknown kinds.
+/// Random options for a SYN. Most are such as no client sends: wrong lengths, values out of range, unknown kinds.
 pub(super) fn syn_options(random: &mut Random) -> Vec<u8> {
     let mut options = Vec::new();
     for _ in 0..1 + random.below(5) {

@@ -84,8 +84,8 @@ pub(super) fn ack_ahead(
     Ok(())
 }
 
-/// Forged segments of the client on its own connection. With `only_ahead` they only acknowledge bytes that have not
-/// arrived; without it some are other nonsense.
+/// Forged segments of the client on its own connection. With `only_ahead`, the segments only acknowledge bytes that
+/// have not arrived. Otherwise some segments are other nonsense.
 fn ahead(known: Known, only_ahead: bool, random: &mut Random) -> Vec<Vec<u8>> {
     let mut forged = Forged::new(known.client, known.server, ACK);
     let jump = 1 << (10 + random.below(16));

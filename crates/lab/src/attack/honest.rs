@@ -45,7 +45,7 @@ pub(super) struct Seen {
     pub(super) latency_ns: Histogram<u64>,
 }
 
-/// The service that clients ask, and the host on which they run.
+/// The service, and the host on which its clients run.
 struct Service<'a> {
     lab: &'a Lab,
     client: &'a Host,

@@ -1,5 +1,5 @@
-//! Attack by other users' processes on the service's machines: they write to the Unix socket of the machine's agent
-//! (shuntd, Shunt's daemon).
+//! Attack by other users' processes on the service's machines. The processes write to the Unix socket of the machine's
+//! agent (shuntd, Shunt's daemon).
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -65,7 +65,8 @@ fn connect(path: &Path) -> Option<OwnedFd> {
     Some(socket)
 }
 
-/// A message: well-formed, cut short, or random.
+/// A message with a random body, or with the body of HELLO. The kind and the length in the header may be wrong, or the
+/// header may be missing.
 fn message(random: &mut Random) -> Vec<u8> {
     let body: Vec<u8> = (0..random.below(MESSAGE_BYTES)).map(|_| random.next() as u8).collect();
     let kind = match random.below(3) {

@@ -11,8 +11,8 @@ use crate::soak::Case;
 
 /// Largest allowed ratio of the honest clients' p99 latency with Shunt to that with plain nginx.
 const P99_RATIO: f64 = 1.5;
-/// Largest allowed ratio, Shunt to plain nginx, of the bytes that the service sends towards the greedy client per byte
-/// that reaches it. The median of the turns counts, because the losses on the greedy client's link are random.
+/// Largest allowed ratio, with Shunt to without, of the bytes that the service sends towards the greedy client per byte
+/// that reaches this client. The median of the turns counts, because the losses on the greedy client's link are random.
 const DRAWN_RATIO: f64 = 1.1;
 /// Largest number of faults that are printed, one a line.
 const WORDS_SHOWN: usize = 12;

@@ -20,7 +20,8 @@ const AT_ONCE: usize = 20;
 const PAUSE: Duration = Duration::from_millis(20);
 /// Interval at which the stranger is told the addresses and ports of the clients' connections.
 const LOOK: Duration = Duration::from_millis(200);
-/// Ports of a backend's *senders*, the kernel sockets that send bodies to clients: the first port, and their number.
+/// Ports of a backend's *senders*, the kernel sockets that send bodies to clients: the first port, and the number of
+/// ports.
 const SENDER_PORTS: (u16, usize) = (61000, 64);
 /// Server port of the clients' connections without TLS.
 const PORT: u16 = 80;

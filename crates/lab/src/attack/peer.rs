@@ -14,8 +14,8 @@ use crate::impostor::Impostor;
 use crate::lab::Lab;
 use crate::random::Random;
 
-/// Name of the hostile peer. Of two peers, the one whose name sorts first connects to the other. This name sorts before
-/// those of the agents.
+/// Name of the hostile peer. Between two peers, the one whose name sorts first connects to the other. This name sorts
+/// before the names of the agents, so the hostile peer is the one that connects.
 pub(super) const NAME: &str = "adversary";
 const PAUSE: Duration = Duration::from_millis(30);
 /// Number of frames in one flood.

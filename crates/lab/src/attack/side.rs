@@ -92,7 +92,7 @@ impl<'lab> Side<'lab> {
         Ok(side)
     }
 
-    /// Waits until bodies take the shortcut. Does not wait if the service is without Shunt.
+    /// Loads the service until a body takes the shortcut. Loads a service without Shunt only once.
     fn wait_until_it_works(&self) -> Result<()> {
         let begin = Instant::now();
         loop {
@@ -158,7 +158,7 @@ impl<'lab> Side<'lab> {
         })
     }
 
-    /// Bytes that the switch has sent towards the greedy client, and bytes that have reached it.
+    /// Bytes that the switch has sent towards the greedy client, and bytes that have reached this client.
     fn greed(&self) -> Result<(u64, u64)> {
         let (host, switch) = (self.host(GREEDY)?, self.lab.switch());
         let port = &host.ports()[0].device;

@@ -1,4 +1,4 @@
-//! Reader of the packets that arrive at a host, as a client may read those of its own machine.
+//! Reader of the packets that arrive at a host. A client may read the packets of its own machine in this way.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;

@@ -55,8 +55,8 @@ pub(super) struct Plan {
     pub(super) shape: Shape,
     pub(super) ours: Options,
     pub(super) haproxy: bool,
-    /// Time for which the measured core (which runs the hosts whose CPU is measured) is watched without load. If it is
-    /// busy, it is watched for up to [`PATIENCE`] times as long.
+    /// Time for which the measured core (which runs the hosts whose CPU is measured) is watched without load. A busy
+    /// core is watched for up to [`PATIENCE`] times this time.
     pub(super) background: Duration,
 }
 

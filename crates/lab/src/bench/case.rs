@@ -45,7 +45,7 @@ pub(super) enum Case {
         size: u64,
         wire: Wire,
     },
-    /// CPU per response that a shortcut costs more than the physical limit.
+    /// CPU of a response that takes the shortcut, less the physical limit.
     Handoff,
     TierCpu {
         tier: Tier,
@@ -61,7 +61,7 @@ pub(super) enum Case {
         quantile: Quantile,
         size: u64,
     },
-    /// Bodies that are too short for a shortcut: Shunt is present and not used.
+    /// Throughput of bodies that are too short for a shortcut: Shunt is present and not used.
     Idle,
     IdleTail,
     /// Goodput of a client at 50 ms RTT.

@@ -83,13 +83,14 @@ impl Choice {
         self.profile.as_ref().map(parse).transpose()
     }
 
-    /// Fails if a file cannot be written, so that the user learns of it before minutes of measuring. Empties the files.
+    /// Empties the files for the results. Fails if one of them cannot be written, so that the user learns this before
+    /// minutes of measuring.
     pub(super) fn check_files(&self) -> Result<()> {
         [&self.json, &self.html].into_iter().flatten().try_for_each(|file| write(file, ""))
     }
 
-    /// Prints the tables and writes the files. For one benchmark the JSON file has its outcome, for several a list of
-    /// their outcomes.
+    /// Prints the tables and writes the files. The JSON file has the outcome of one benchmark, or a list of the
+    /// outcomes of several benchmarks.
     pub(super) fn write(&self, outcomes: &[Outcome]) -> Result<()> {
         for outcome in outcomes {
             output::write(&show::table(outcome, Paint::of(&std::io::stdout())))?;

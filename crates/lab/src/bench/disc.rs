@@ -1,5 +1,5 @@
-//! `shunt-lab bench disc`: builds a *bed* for each *shape*, and measures the shape's cases in it. A shape is a number
-//! of intermediates and a kind of links; a bed is the labs of all services that are compared.
+//! `shunt-lab bench disc`: builds a *bed* for each *shape*, and measures the shape's cases in this bed. A shape is a
+//! number of intermediates and a kind of links; a bed is the labs of all services that are compared.
 
 use std::collections::BTreeMap;
 
@@ -50,7 +50,7 @@ impl Disc {
         })
     }
 
-    /// Measures every case.
+    /// Measures every case that the arguments choose.
     pub(super) fn measure_all(&self) -> Result<Outcome> {
         self.measure(&self.choice.cases()?)
     }

@@ -1,5 +1,6 @@
 //! Number and duration of the measurements of each case. The baseline is nginx without Shunt, and "ours" is nginx with
-//! Shunt. A case with a *target* is judged: its ratio must keep a bound.
+//! Shunt. A case with a *target* is judged: its ratio must keep a bound. The *measured core* runs the hosts whose CPU
+//! is measured.
 
 use std::time::Duration;
 

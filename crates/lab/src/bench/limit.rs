@@ -1,5 +1,5 @@
-//! The physical limit: what a response would cost if its header passed every tier, its body came straight from the
-//! backend, and the handoff from one to the other cost nothing.
+//! The physical limit: what a response would cost if Shunt's own work cost nothing. The response's header passes every
+//! tier, and its body comes straight from the backend.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -1,4 +1,5 @@
-//! `shunt-lab bench odb`: unmodified nginx on every tier, under `shunt run`, against the same nginx without it.
+//! `shunt-lab bench odb`: unmodified nginx on every tier, under `shunt run`, against the same nginx that runs by
+//! itself.
 
 mod case;
 mod frames;
@@ -43,7 +44,7 @@ impl Odb {
         self.choice.run(profile, |cases| self.measure(cases))
     }
 
-    /// Measures every case.
+    /// Measures every case that the arguments choose.
     pub(super) fn measure_all(&self) -> Result<Outcome> {
         self.measure(&self.choice.cases()?)
     }

@@ -21,8 +21,8 @@ pub(super) struct CaseOutcome {
     pub(super) ours: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) baseline: Option<f64>,
-    /// Ratio of ours to the baseline, or `ours` if there is no baseline. It is the median of the rounds' ratios,
-    /// because changes of the machine from minute to minute affect ours and the baseline of one round alike.
+    /// Ratio of ours to the baseline, or `ours` if there is no baseline. It is the median of the rounds' ratios.
+    /// Changes of the machine from minute to minute affect ours and the baseline of one round alike.
     pub(super) ratio: f64,
     pub(super) runs: Runs,
     /// Values that are shown beside the figure: HAProxy, the physical limit, utilisation...
@@ -113,7 +113,8 @@ impl Outcome {
     }
 }
 
-/// Compares the figure of each case that has a target with this target.
+/// Compares the figure of each case that has a target with this target. Leaves out a target for the growth since 64 KiB
+/// if the case for 64 KiB was not measured.
 fn targets(cases: &[CaseOutcome]) -> Vec<TargetOutcome> {
     let judged = cases.iter().filter_map(|outcome| {
         let target = outcome.target?;

@@ -18,7 +18,7 @@ const LOAD_TIME: Duration = Duration::from_secs(5);
 /// Event that perf samples. Virtual machines often have no hardware counters; the clock works everywhere.
 const EVENT: &str = "cpu-clock";
 
-/// Profiles a case. `load` puts the hosts on the cores that the case needs, and loads one side. It is called twice:
+/// Profiles a case. `load` puts the hosts on the cores that the case needs, and loads one side. `load` is called twice:
 /// first for a second, so that the hosts are on their cores before perf starts, then under perf.
 pub(super) fn run(
     case: impl Subject,

@@ -23,14 +23,14 @@ use crate::wrk::Wrk;
 /// Number of connections that keeps the frontend's core busy all the time.
 const SATURATING_CONNECTIONS: u32 = 64;
 
-/// Size of the short body, in bytes. From a response with this body to one with the case's longer body, a tier's CPU
-/// may grow by no more than the factor that is the case's target.
+/// Size of the short body, in bytes. The target of a case about one tier bounds the growth of the tier's CPU per
+/// response from this body to the case's longer one.
 const GROWTH_FROM: u64 = 64 << 10;
 /// Rate of requests when growth is measured at a constant rate, per second.
 const GROWTH_RATE: f64 = 500.0;
 
-/// State that a run keeps from one [`Bed`] (the labs of all services, for one number of intermediates and one kind of
-/// links) to the next.
+/// State that a run keeps from one [`Bed`] to the next. A bed is the labs of all services, for one number of
+/// intermediates and one kind of links.
 pub(super) struct Runner {
     pub(super) effort: Effort,
     pub(super) limits: Limits,
@@ -40,7 +40,7 @@ pub(super) struct Runner {
 pub(super) struct Costs {
     baseline: Vec<Cost>,
     ours: Vec<Cost>,
-    /// Shortcuts per response of the service with Shunt.
+    /// Shortcuts per response of the service with Shunt; 0 if an agent (Shunt's daemon) did not tell its counters.
     shortcuts: f64,
 }
 
@@ -159,10 +159,10 @@ impl Runner {
         if case.size() == GROWTH_FROM { Ok(outcome) } else { self.growth(bed, case, outcome) }
     }
 
-    /// Measures Shunt's CPU per response for the short body and for the case's body, both at the same constant rate,
-    /// and adds them to the outcome as further figures. The outcome itself is from a closed loop. A closed loop asks
-    /// for fewer long bodies per second than short ones, and a core that is idle more often spends more CPU on waking
-    /// up, whatever the core serves.
+    /// Measures the tier's CPU per response with Shunt, at the same constant rate for the short body and for the case's
+    /// body. Adds both to the outcome as further figures. The outcome itself is from a closed loop. A closed loop asks
+    /// for fewer long bodies per second than short ones, so the core is idle more often. A core that is idle more often
+    /// spends more CPU on waking up, whatever the core serves.
     fn growth(&self, bed: &Bed, case: Case, outcome: CaseOutcome) -> Result<CaseOutcome> {
         let (mut short, mut long) = (Sample::default(), Sample::default());
         for _ in 0..self.effort.rounds(case) {

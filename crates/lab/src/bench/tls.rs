@@ -1,4 +1,4 @@
-//! `shunt-lab bench tls`: the comparison that [`super::disc`] makes on plain HTTP, with clients that speak TLS 1.3.
+//! `shunt-lab bench tls`: compares Shunt with plain nginx, as [`super::disc`] does, but for clients that speak TLS 1.3.
 //!
 //! The baseline and ours (the service with Shunt) have the same frontend: nginx with one cipher suite, with records of
 //! the largest size, and with a session cache. Clients keep their connections, except in the handshake case.
@@ -29,7 +29,7 @@ impl Tls {
         self.choice.run(profile, |cases| self.measure(cases))
     }
 
-    /// Measures every case.
+    /// Measures every case that the arguments choose.
     pub(super) fn measure_all(&self) -> Result<Outcome> {
         self.measure(&self.choice.cases()?)
     }

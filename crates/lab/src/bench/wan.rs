@@ -2,9 +2,9 @@
 //! body bypasses tiers.
 //!
 //! The two sides (Shunt and plain nginx) have links of the same kind. Before each download, the client's link gets a
-//! seed for its losses, the same on both sides. So the nth frame of a connection is lost on both sides or on none, and
-//! the remaining difference is due to how the servers' machines send. With losses a download takes long, so several
-//! clients download at the same time, each over its own link.
+//! seed for its losses, the same on both sides. So the nth frame of a connection is lost on both sides or on none. The
+//! remaining difference is due to how the servers' machines send. With losses a download takes long, so several clients
+//! download at the same time, each over its own link.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -128,7 +128,7 @@ impl<'lab> Way<'lab> {
         Ok(Self { lab, service: Service::start(lab, &files, options)?, files })
     }
 
-    /// Number of shortcuts so far; 0 with plain nginx.
+    /// Number of shortcuts so far; 0 with plain nginx, or if an agent (Shunt's daemon) does not answer.
     fn shortcuts(&self) -> u64 {
         self.service.all_stats().map_or(0, |stats| stats.count("servers.shortcuts"))
     }

@@ -1,4 +1,5 @@
-//! `shunt-lab demo --kill-backend`: a download continues after its backend has been killed.
+//! `shunt-lab demo --kill-backend`: a download continues after its backend has been lost (killed, or cut off from the
+//! network).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

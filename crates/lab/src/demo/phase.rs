@@ -18,7 +18,7 @@ use crate::wrk::Wrk;
 /// Bodies that wrk asks for: name, and size in bytes.
 pub(super) const LOADS: [(&str, u64); 2] = [("64k", 64 << 10), ("1m", 1 << 20)];
 
-/// Duration of each load. Each tier is loaded separately.
+/// Duration of each load. Each tier has its own load, which measures this tier alone.
 const LOAD_TIME: Duration = Duration::from_secs(2);
 
 /// Bytes at the ports of a tier, and CPU of the tier, per response.
@@ -78,7 +78,7 @@ pub(super) fn run_phase(
     Ok(Phase { name, loads, faults })
 }
 
-/// Loads the service once per tier, with that tier alone on the measured core.
+/// Loads the service once per tier. Each time, this tier is alone on the core whose CPU time is measured.
 fn load_tiers(
     service: &Service,
     body: &str,

@@ -31,7 +31,7 @@ pub struct Whole {
     pub elapsed: Duration,
     pub longest_pause: Duration,
     /// Number of times that another backend continued. It is 0 if the lost backend's kernel already had the rest of the
-    /// body and sent it, or if the lost backend had not begun to send the body.
+    /// body and sent it. It is also 0 if the lost backend had not begun to send the body.
     pub failovers: u64,
 }
 

@@ -27,7 +27,8 @@ use crate::lab::Lab;
 use crate::nginx::PROXY_SETTINGS;
 use crate::service::{ALONE_LENGTH, Options, Service, Settings};
 
-/// nginx's `send_timeout` and `proxy_read_timeout`, and the `progress` timeout of the backends' agents.
+/// nginx's `send_timeout`, `proxy_read_timeout` and `proxy_send_timeout`, and the `progress` timeout of the backends'
+/// agents.
 pub const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Files of the service: name, and size in bytes.
@@ -192,7 +193,7 @@ impl<'lab> Bed<'lab> {
         self.lab.intermediates()[0]
     }
 
-    /// The disk at [`DISK`], mounted if it is not yet.
+    /// Returns the disk at [`DISK`]. Mounts the disk first if this was not done before.
     pub(crate) fn disk(&mut self) -> Result<&Disk> {
         let disk = match self.disk.take() {
             Some(disk) => disk,
@@ -237,7 +238,8 @@ impl<'lab> Bed<'lab> {
     /// Waits until the service works as before a fault. Returns how long this took.
     ///
     /// # Errors
-    /// When a part has ended or does not find the others, or when a response on a new connection is not whole.
+    /// When a part has ended or does not find the others, or a response on a new connection is not whole. Also when the
+    /// service does not work in time.
     pub fn recover(&mut self) -> Result<Duration> {
         let begin = Instant::now();
         self.service.wait_for_agents()?;

@@ -20,7 +20,7 @@ use crate::pace::Pace;
 
 /// Longest wait for a response, longer than any bound of the table: a response that has not ended by then hangs.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// Longest time from the repair (or from the end of the response, if this is later) until new connections have
+/// Longest time from the repair (or from the bystander's last byte, if this is later) until new connections have
 /// shortcuts again. nginx's workers and the agents (Shunt's daemons) wait 5 seconds at most before they try again
 /// (docs/nginx.md, `shunt_agent`). The other 3 seconds are for a machine that does other work.
 const AGAIN_BOUND: Duration = Duration::from_secs(8);
@@ -39,8 +39,8 @@ pub struct Outcome {
     pub ending: String,
     /// Time from the fault to the response's end, in seconds.
     pub seconds: f64,
-    /// Time from the repair until new responses on each path are shortcuts again, in seconds. If the response ended
-    /// after the repair, the time counts from this ending.
+    /// Time until new responses on each path are shortcuts again, in seconds. The time counts from the repair, or from
+    /// the bystander's last byte if this is later.
     pub again_seconds: f64,
     /// Things that the service held after the repair and not before the fault, with the number of each.
     pub leaks: BTreeMap<String, u64>,
@@ -96,7 +96,8 @@ pub fn run(bed: &mut Bed<'_>, step: Step, fault: Fault, pace: Pace) -> Result<Ou
     });
     let (ending, seconds) = seen?;
     let Ok(noticed) = noticed else { bail!("the bystander panicked") };
-    // Repairs come after the bystander's last byte, because they may take away what the bystander uses.
+    // The repair comes after the bystander's last byte, because it may take away what the bystander uses. A fault that
+    // lasts for a fixed time was repaired before.
     if fault.lasts().is_none() {
         fault.repair(bed).with_context(|| format!("repairing {}", fault.name()))?;
     }

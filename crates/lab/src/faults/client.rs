@@ -83,7 +83,8 @@ impl Client {
         Ok(())
     }
 
-    /// Reads the rest of the response. Returns how it ended: as [`Ending::Hang`], if it takes longer than `limit`.
+    /// Reads the rest of the response. Returns how the response ended: as [`Ending::Hang`] if this takes longer than
+    /// `limit`.
     ///
     /// # Errors
     /// When the bytes are no HTTP.
@@ -98,8 +99,8 @@ impl Client {
         }
     }
 
-    /// Reads once. Returns how the response ended, or `None` if more is to come. If nothing comes within `limit`, it
-    /// ended as [`Ending::Hang`].
+    /// Reads once. Returns how the response ended, or `None` if more is to come. If nothing comes within `limit`, the
+    /// response counts as ended by [`Ending::Hang`].
     ///
     /// # Errors
     /// As [`Self::finish`].

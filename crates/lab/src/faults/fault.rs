@@ -14,7 +14,7 @@ use crate::disk::Reads;
 use crate::host::Host;
 use crate::upgrade;
 
-/// Duration of the faults that are repaired while the response lasts.
+/// Duration of the faults that are repaired although the response may not have ended.
 const WHILE: Duration = Duration::from_secs(1);
 
 /// A fault of the table.

@@ -17,7 +17,7 @@ use crate::sockets::TcpSocket;
 const SETTLING: Duration = Duration::from_secs(15);
 
 /// Counters of the agents (Shunt's daemons): things that exist only while a response is under way, or that will soon be
-/// given back.
+/// given back. The first counter is the frontend's, the others are the backends'.
 const PASSING: [&str; 4] = ["frontend.flows", "agent.senders.now", "agent.offers_open", "backend.senders"];
 
 /// Counts, by the name of what is counted.

@@ -96,7 +96,8 @@ impl Step {
         self == Self::Begun
     }
 
-    /// Asks for the step's file, whose path begins with `prefix`, and takes the response to this step.
+    /// Asks for the step's file, whose path begins with `prefix`, and takes the response to this step. For
+    /// [`Self::Parked`] only an earlier response is fetched, and the caller asks for the step's file.
     pub(super) fn reach(self, bed: &mut Bed<'_>, prefix: &str) -> Result<Held> {
         let mut client = Client::connect(bed.lab.client(), bed.server(), Some(RECEIVE_BUFFER))?;
         let stopped =

@@ -53,12 +53,12 @@ pub struct Expected {
     pub within: Duration,
 }
 
-/// Bound for endings that do not depend on a timeout. The longest waits are: until a silent agent counts as lost (four
-/// heartbeats, 1 s), until a passing fault is over (1 s), and until the frontend's nginx asks for the rest of a body
-/// for the last time (2.5 s). The bound adds time for a machine that does other work.
+/// Bound for endings that do not depend on a timeout. The longest waits are three. A silent agent counts as lost after
+/// four heartbeats (1 s). A passing fault is over after 1 s. The frontend's nginx asks for the rest of a body for the
+/// last time after 2.5 s. The bound adds time for a machine that does other work.
 const SOON: Duration = Duration::from_secs(4);
-/// Bound for endings that come with a timeout: 1.25 times [`super::bed::TIMEOUT`] (docs/nginx.md, `send_timeout`),
-/// after waits like those that [`SOON`] allows for.
+/// Bound for endings that come with a timeout. The timeout takes up to 1.25 times [`super::bed::TIMEOUT`]
+/// (docs/nginx.md, `send_timeout`). It may begin only after waits like those that [`SOON`] allows for.
 const LATE: Duration = Duration::from_secs(7);
 
 const fn soon(ends: &'static [End]) -> Expected {

@@ -51,7 +51,8 @@ pub struct FlowReport {
     pub client_retransmissions: u64,
     /// Number of the client's segments with SACK blocks.
     pub sacks: u64,
-    /// Number of the client's segments whose first SACK block reports a duplicate (RFC 2883).
+    /// Number of the client's segments whose first SACK block begins below the acknowledgment number, and so reports a
+    /// duplicate (RFC 2883).
     pub duplicate_sacks: u64,
     /// Number of times that the server's acknowledgment number went back. This is harmless, but may show that a second
     /// machine sends for the server.

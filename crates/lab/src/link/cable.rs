@@ -76,7 +76,7 @@ impl Cable {
         self.seed
     }
 
-    /// Restarts the random numbers. For later frames they are those of a new link with this seed.
+    /// Restarts the random numbers: later frames are lost and delayed like those of a new link with this seed.
     pub fn reseed(&self, seed: u64) {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         for (line, direction) in lines.iter_mut().zip(0..) {

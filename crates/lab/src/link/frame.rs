@@ -23,7 +23,8 @@ impl PureAck<'_> {
     }
 }
 
-/// Ranges of the frame's bytes that hold the IP addresses and the TCP segment. `None` if the frame holds no TCP.
+/// Ranges of the frame's bytes that hold the IP addresses and the TCP segment. `None` if the frame holds no TCP, or if
+/// IP options or extension headers come before it.
 fn parts(frame: &[u8]) -> Option<(Range<usize>, Range<usize>)> {
     match (frame.get(12..14)?, *frame.get(ETHERNET)?) {
         ([0x08, 0x00], 0x45) if frame.get(23) == Some(&TCP) => {

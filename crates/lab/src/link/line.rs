@@ -27,7 +27,8 @@ pub struct Line {
     bad: Option<Instant>,
     /// Time at which the last frame in the queue will have left, at the link's rate.
     free: Option<Instant>,
-    /// Time of arrival of the last frame that was pushed. If the frame is late, its lateness is not included.
+    /// Time of arrival of the last frame that was pushed and not lost. If the frame is late, its lateness is not
+    /// included.
     last_due: Option<Instant>,
     /// Beginning of the first slot for pure ACKs.
     first_slot: Option<Instant>,

@@ -101,7 +101,7 @@ fn keys() -> Vec<Mistake> {
     ]
 }
 
-/// Certificate authority of the lab. The configuration's `ca` is a file in its directory.
+/// Certificate authority of the lab. The configuration's `ca` is a file in the authority's directory.
 fn authority(text: &str) -> Authority {
     Authority::open(Path::new(value(text, "ca")).parent().expect("a directory"))
 }
@@ -115,8 +115,8 @@ fn with_files(text: &str, certificate: &Path, key: &Path) -> String {
     set(&set(text, "certificate", &quoted(certificate)), "key", &quoted(key))
 }
 
-/// Replaces the host's certificate by another one of the lab's authority, which is valid from the day `from` until the
-/// day `until`, counted from now. Returns the text unchanged.
+/// Replaces the host's certificate by another one, valid from the day `from` until the day `until`, counted from now.
+/// The lab's authority issues it. Returns the text unchanged.
 fn dated(text: &str, host: &Host, from: i64, until: i64) -> String {
     let now = SystemTime::now();
     let day = |days: i64| {

@@ -256,7 +256,7 @@ fn with_module(text: &str) -> String {
     format!("load_module {};\n{text}", module.display())
 }
 
-/// Adds a filter to the configuration of an nginx. Every body passes through the filter, which changes nothing.
+/// Adds filters to the configuration of an nginx. Every body passes through the filters, which change nothing.
 fn filtering(text: &str) -> String {
     let lines =
         "    sub_filter_types *;\n    sub_filter 'no file has these words in it' 'nor these';\n    gunzip on;\n";

@@ -126,7 +126,7 @@ pub(super) fn open_way(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Starts a program on the backend that listens at the ports from which the backend sends bodies to clients.
+/// Starts, on the backend, a program that listens at all ports from which the backend sends bodies to clients.
 pub(super) fn take_sender_ports(lab: &Lab) -> Result<Vec<Process>> {
     let (first, last) = (SENDER_PORTS.start(), SENDER_PORTS.end());
     let script = format!(

@@ -10,7 +10,7 @@ use crate::host::Host;
 use crate::host::Role::{Backend, Frontend};
 use crate::lab::Lab;
 
-/// Address by which clients know the service, in the rows in which it is not the address of the frontend's port.
+/// Public address of the service, for the rows in which clients do not use the address of the frontend's port.
 const PUBLIC: [u8; 4] = [10, 77, 200, 1];
 
 pub(super) fn rows() -> Vec<Mistake> {

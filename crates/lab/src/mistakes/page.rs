@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{KNOWN, Teller, all};
 
-/// Table of every mistake, what its operator reads, and what becomes of bodies.
+/// Table of all mistakes: for each, the words that the operator reads, and what becomes of bodies.
 #[must_use]
 pub fn page() -> String {
     let mut page =

@@ -28,8 +28,7 @@ const CLIENTS: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(12);
 /// Longest wait for the message after the last response.
 const MESSAGE_LIMIT: Duration = Duration::from_secs(20);
-/// Longest time for further downloads. If bodies should take the shortcut, the downloads end with the first shortcut.
-/// Otherwise they end when the mistake is reported.
+/// Longest time for which clients download further, to wait for a shortcut or for the report of the mistake.
 const SHORTCUT_LIMIT: Duration = Duration::from_secs(60);
 /// Levels of nginx's error log that Debian's default (`error`) shows, as they stand in a line.
 const SHOWN_LEVELS: [&str; 4] = ["[error]", "[crit]", "[alert]", "[emerg]"];
@@ -139,8 +138,9 @@ impl Running<'_> {
     }
 
     /// Makes further downloads, because servers and agents that have just started may not have found each other. If
-    /// bodies should take the shortcut, the downloads end with the first shortcut, otherwise when the mistake is
-    /// reported. A response that is not whole also ends them.
+    /// bodies should take the shortcut, the downloads end with the first shortcut. Otherwise they end when the mistake
+    /// is reported, or at once if nobody reports it. A response that is not whole, or [`SHORTCUT_LIMIT`], also ends
+    /// them.
     fn ask_on(&self, server: SocketAddr, mistake: &Mistake, responses: &mut Vec<Response>) -> Result<()> {
         let deadline = Instant::now() + SHORTCUT_LIMIT;
         let is_over = || match mistake.bodies {

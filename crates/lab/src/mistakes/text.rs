@@ -10,7 +10,7 @@ pub(super) fn at(role: Role, host: &Host, text: String, change: impl FnOnce(&str
 /// Returns the text with another value in each line `key = ...`.
 ///
 /// # Panics
-/// When there is no such line: then the row of the table would make no mistake.
+/// When there is no such line: without a change there would be no mistake to test.
 pub(super) fn set(text: &str, key: &str, value: &str) -> String {
     let is = |line: &&str| line.split_once(" = ").is_some_and(|(name, _)| name == key);
     assert!(text.lines().any(|line| is(&line)), "no line sets {key}:\n{text}");

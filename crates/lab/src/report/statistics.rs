@@ -30,7 +30,7 @@ impl Sample {
         self.0.iter().zip(&others.0).map(|(own, other)| own / other).collect()
     }
 
-    /// Distance from the lowest to the highest value, as a fraction of the median.
+    /// Distance from the lowest to the highest value, as a fraction of the median; 0 if this is no finite number.
     #[must_use]
     pub fn spread(&self) -> f64 {
         let low = self.0.iter().copied().fold(f64::INFINITY, f64::min);

@@ -1,7 +1,7 @@
 //! The parts of a service, and how each goes silent and comes back. An *agent* is Shunt's daemon on a machine. With
-//! on-demand buffers (`shunt run`), it has a *store* with the bodies that programs of its machine have written. The
-//! *holder* is the machine whose store has a body. A *reference* names bytes of the body in a connection, and the last
-//! machine *fetches* the bytes from the holder.
+//! on-demand buffers (`shunt run`), each agent has a *store* with the bodies that programs of its machine have written.
+//! The *holder* is the machine whose store has a body. A *reference* names bytes of the body in a connection, and the
+//! last machine *fetches* the bytes from the holder.
 
 use std::process::Command;
 

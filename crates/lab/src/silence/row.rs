@@ -41,7 +41,7 @@ pub struct Outcome {
     pub under_way: (String, f64),
     /// Ending of the response that was asked for during the silence, and the seconds from its request to this ending.
     pub asks: (String, f64),
-    /// Longest wait of a bystander for its next byte, in seconds.
+    /// Longest wait of a bystander, for a connection or for its next byte, in seconds.
     pub bystander_seconds: f64,
     /// Number of responses that the bystanders got.
     pub bystander_responses: u64,

@@ -44,7 +44,7 @@ const SOON: Duration = Duration::from_secs(4);
 /// most; the other 2 s are for the download itself.
 const AGENT: Duration = Duration::from_secs(7);
 /// Bound for a response that a timeout ends. The timeouts of the service are 3 s (`proxy_read_timeout`, `progress`,
-/// `send_timeout`), and a quarter is added to them. They begin when a silent agent counts as lost (after four
+/// `send_timeout`), and a quarter is added to them. A timeout begins when a silent agent counts as lost (after four
 /// heartbeats), or when an attempt to connect is given up (after 2 s).
 const TIMEOUT: Duration = Duration::from_secs(7);
 /// Bound for a response that may end only after the silence ([`super::row::SILENCE`]). During the silence, a slow part

@@ -79,7 +79,7 @@ impl Connection {
         Ok(Self { stream, server, life, state, request: 0, opened: now, asked: now, before, heard: now, paused: false })
     }
 
-    /// Continues: the connection has been made, has become readable, or has paused long enough.
+    /// Continues after the connection was made or refused, became readable, or paused long enough.
     pub(super) fn step(&mut self, files: &[File], buffer: &mut [u8], step: &mut Step) -> Result<Wants> {
         match &self.state {
             State::Connecting => {
@@ -113,7 +113,8 @@ impl Connection {
         let now = Instant::now();
         (self.asked, self.heard, self.paused) = (now, now, false);
         self.state = State::Reading(Answer::of(&files[file].name, files[file].size));
-        // A request is small and the connection is idle, so its send buffer has room, unless the connection is broken.
+        // A request is small and the connection is idle, so the socket's send buffer has room, unless the connection is
+        // broken.
         match self.stream.write_all(get_request(self.server, &path, &[]).as_bytes()) {
             Ok(()) => Ok(Wants::Read),
             Err(_) => Ok(self.end(files, Ending::Unanswered, step)),

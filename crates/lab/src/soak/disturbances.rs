@@ -60,7 +60,7 @@ impl Disturbance {
         Some(among[(random.next() % among.len() as u64) as usize])
     }
 
-    /// Injects a fault, waits, and repairs it.
+    /// Injects a fault, waits, and repairs the damage.
     pub(super) fn make(fault: Fault, lasts: Duration, bed: &mut Bed<'_>) -> Result<Self> {
         let begin = Instant::now();
         fault.inject(bed).with_context(|| format!("injecting {}", fault.name()))?;

@@ -55,8 +55,8 @@ pub struct Life {
     pub reader: Reader,
     /// Size of the receive buffer in bytes, if it is to be small. `None`: the kernel's default.
     pub receive_buffer: Option<usize>,
-    /// How the client leaves early, if it does: the index of the request, the fraction of its body that is read before
-    /// that, and the manner.
+    /// How the client leaves early, if it does: the index of the request whose body it does not read to the end, the
+    /// fraction of this body that it reads, and the manner.
     pub abort: Option<(usize, f64, Abort)>,
     /// Pause between an answer and the next request.
     pub think: Duration,

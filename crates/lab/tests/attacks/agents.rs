@@ -31,7 +31,7 @@ fn hello(name: &str, senders: Option<SocketAddr>) -> Vec<u8> {
     frame
 }
 
-/// Sends a claim. Returns why the agent ended it.
+/// Sends a claim. Returns the reason for which the agent ended the claim.
 fn ended(connection: &mut Connection, claim: &Claim) -> Result<Reason> {
     let mut frame = Vec::new();
     claim.emit(&mut frame);
@@ -144,7 +144,7 @@ fn a_connection_that_a_revoked_agent_has_kept_begins_no_session() -> Result<()> 
         wait_for("the certificates are read", || {
             Ok::<_, anyhow::Error>(service.service.agent(frontend)?.log().contains("read the certificates again"))
         })?;
-        let _ = kept.send(&greeting); // an error: the agent has closed it
+        let _ = kept.send(&greeting); // may fail: the agent has closed the connection
         ensure!(kept.frame()?.is_none(), "the agent answers, and a session begins");
         Ok(())
     })
@@ -162,8 +162,8 @@ fn a_backends_agent_has_no_say_in_anothers_handoffs() -> Result<()> {
 }
 
 /// Builds frames that a backend's agent may not send: answers to questions that nobody has asked, and reports on
-/// handoffs that were given to another agent. The frames name many worker numbers (numbers of server connections) and
-/// many handoffs. Returns the frames, and their number.
+/// handoffs that the agent does not have. The frames name many worker numbers (numbers of server connections) and many
+/// handoffs. Returns the frames, and their number.
 fn unasked() -> (Vec<u8>, u64) {
     let (mut frames, mut count) = (Vec::new(), 0);
     for (worker, handoff) in (0..8).flat_map(|worker| (0..1024u64).map(move |handoff| (worker, handoff))) {
@@ -231,9 +231,9 @@ fn a_clone_of_a_machine_takes_no_session_from_it() -> Result<()> {
     })
 }
 
-/// An agent says once in a session with which addresses it may send (SPEAKS_FOR). If it repeats this message, its
-/// session ends. Otherwise nginx workers would take the session for a new one at each repetition, and refuse its
-/// offers.
+/// A backend's agent lists once in a session the servers in whose name it sends (SPEAKS_FOR). If the agent sends this
+/// list again, the session ends. Otherwise nginx workers would take the session for a new one at each repetition, and
+/// refuse the session's offers.
 #[test]
 fn a_backends_agent_says_once_as_which_servers_it_sends() -> Result<()> {
     needs_root();
@@ -248,7 +248,7 @@ fn a_backends_agent_says_once_as_which_servers_it_sends() -> Result<()> {
     })
 }
 
-/// While a client downloads, sends messages about handoffs that were given to another agent. ENDED has guessed worker
+/// While a client downloads, sends messages about handoffs that another backend's agent has. ENDED has guessed worker
 /// numbers and handoff numbers. SPACING names the true addresses and ports of the frontend's connections.
 fn meddle(service: &mut Running<'_>, session: &mut Connection) -> Result<()> {
     let (client, frontend) = (service.lab.client(), service.lab.frontend());

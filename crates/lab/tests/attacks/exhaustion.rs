@@ -15,7 +15,7 @@ use crate::offers::consenting;
 use crate::service::impostor::agents_address;
 use crate::service::{FILES, connect_to_agent, needs_root, start, start_on};
 
-/// Time that is longer than any timeout after which an agent closes a connection that says nothing.
+/// Time limit for the end of a connection that says nothing: longer than any timeout of an agent for such connections.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Returns whether the other end has closed the connection, or closes it within [`LIMIT`].
@@ -47,8 +47,8 @@ fn half_open_connections_of_strangers_do_not_keep_agents_apart() -> Result<()> {
                 let _ = stream.write_all(&[22, 3, 1, 2, 0, 1]);
             }
             ensure!(service.service.stats(target)?.count("agent.incoming_limit") > 0, "all found a place");
-            // The backend's agent dials, and the frontend's agent accepts. They must get a session in spite of the
-            // strangers.
+            // The backend's agent dials, and the frontend's agent accepts. Both agents must get a session in spite of
+            // the strangers.
             service.service.kill_agent(frontend)?;
             service.service.restart_agent(frontend)?;
             ensure!(half_open.iter_mut().all(is_closed), "a connection is kept that says nothing");
@@ -63,7 +63,7 @@ fn a_slow_loris_loses_its_place() -> Result<()> {
     start(0, |service| {
         let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
         let mut slow = open(frontend, backend, 1)?.remove(0);
-        // The longest possible record, a byte at a time.
+        // Sends the longest possible record, a byte at a time.
         let mut next = [22, 3, 1, 0x40, 0].into_iter().chain(std::iter::repeat(0));
         wait_for("the agent closes the connection", || Ok(slow.write_all(&[next.next().unwrap_or(0)]).is_err()))?;
         service.still_good()
@@ -120,8 +120,8 @@ fn a_client_that_never_acknowledges_is_cut_off() -> Result<()> {
     })
 }
 
-/// A tier that the backend trusts asks for many bodies in a frontend's name. It never claims the offers (asks the
-/// backend to send them).
+/// A tier that the backend trusts asks for many bodies in a frontend's name. The tier never claims these offers, which
+/// means that it never asks the backend to send them.
 #[test]
 fn offers_that_nobody_claims_cost_only_shortcuts_and_not_for_long() -> Result<()> {
     const OFFERS: u64 = 20;
@@ -162,10 +162,11 @@ fn connections_that_fill_the_flow_table_cost_others_only_the_shortcut() -> Resul
             service.whole(&fetch(client, server, &["/64k", "/1m"])?)?;
             reader.join().expect("the reader's thread")
         })?;
-        // A connection that has a flow keeps it, also for its next responses.
+        // A connection that has a flow keeps this flow, also for the connection's next responses.
         service.whole(&fetched)?;
         let stats = service.frontend_stats()?;
-        // The second body on the refused connection is relayed without another attempt.
+        // The first body is fetched (sent through both agents), because there is no room for a flow. The second body is
+        // relayed (sent through all tiers) without another attempt.
         let counted =
             ["servers.shortcuts", "frontend.fe_refused_full", "servers.fetched_begin", "servers.relayed_vain"]
                 .map(|what| stats.count(what));

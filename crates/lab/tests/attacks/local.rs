@@ -1,5 +1,6 @@
-//! Attacks by other users' processes on a machine with an agent. A *flow* is the frontend's entry for a client's
-//! connection. A *handoff* lets a backend send a payload on a client's connection.
+//! Attacks by processes on a machine with an agent: by other users' processes, and by processes that may connect to the
+//! agent. A *flow* is the frontend's entry for a client's connection. A *handoff* lets a backend send a payload on a
+//! client's connection.
 
 use std::os::fd::AsFd;
 use std::process::Command;
@@ -16,14 +17,14 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::service::held::Held;
 use crate::service::{FILES, Running, connect_to_agent, needs_root, start, start_on};
 
-/// The system's Python: a user's own one could not be run by another user.
+/// The system's Python, which every user can run.
 const PYTHON: &str = "/usr/bin/python3";
-/// User ID of a user without an account.
+/// User ID of `nobody`, whom no configuration in this file lets in.
 const NOBODY: u32 = 65534;
 /// User ID that `observers` in the configuration names.
 const OBSERVER: u32 = 65533;
 
-/// Runs Python as a user, in the control group of the host's servers. Returns what it prints.
+/// Runs a Python script as a user, in the control group of the host's servers. Returns what the script prints.
 fn python_as(user: u32, host: &Host, script: &str, arguments: &[String]) -> Result<String> {
     let mut command = Command::new("setpriv");
     command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups", PYTHON, "-c", script]);
@@ -34,8 +35,8 @@ fn python_as(user: u32, host: &Host, script: &str, arguments: &[String]) -> Resu
     Ok(process.log())
 }
 
-/// Sends messages (in hexadecimal) to the agent. Prints the kinds and reasons of its answers, until it closes or
-/// answers with counters (STATS_TEXT, 10).
+/// Python script that sends messages (in hexadecimal) to the agent. It prints the kind of each answer, and the reason
+/// in an ENDED (6). It stops when the agent closes the connection or answers with counters (STATS_TEXT, 10).
 const ASK: &str = "
 import socket, struct, sys
 s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -121,8 +122,8 @@ fn another_users_process_is_no_server() -> Result<()> {
     start_on(Lab::builder(), FILES, options, |service| {
         let frontend = service.lab.frontend();
         open_way(service, frontend)?;
-        // The agent answers any request of another user with ENDED (6) and the reason "not allowed" (15). Only
-        // observers get STATS_TEXT (10) when they ask for counters.
+        // The agent refuses a request by ENDED (6) with the reason "not allowed" (15). It refuses every request of a
+        // user whom no setting names. An observer gets the counters (STATS_TEXT, 10), but is refused as a server.
         for messages in [&[HELLO][..], &[STATS]] {
             let answer = ask(NOBODY, frontend, messages)?;
             ensure!(answer.trim() == "6 15", "nobody: {answer:?}");
@@ -165,8 +166,9 @@ fn without_a_list_the_socket_is_its_owners() -> Result<()> {
     })
 }
 
-/// Calls setsockopt with SHUNT_STATE on its own connection, with each ring number from 0 to 63. (A ring is a BPF ring
-/// buffer by which the kernel tells one server of completed payloads.) Prints the set of the kernel's answers.
+/// Python script that calls setsockopt with SHUNT_STATE on a connection of its own, with each ring number from 0 to 63.
+/// (A ring is a BPF ring buffer by which the kernel tells one server of completed payloads.) It prints the set of the
+/// kernel's answers.
 const NAME_RINGS: &str = "
 import errno, socket, struct, sys
 s = socket.create_connection((sys.argv[1], 80))

@@ -75,7 +75,7 @@ pub fn consenting(frontend: &Host, backend: &Host, path: &str) -> Result<Fetched
     Ok(asking.run(frontend, &[path])?.remove(0))
 }
 
-/// Sends a fetch of an offer. Returns why it was refused. It is an error if the agent serves it.
+/// Sends a fetch of an offer. Returns why it was refused. It is an error if the agent serves the fetch.
 fn refusal(mut connection: Connection, offer: &Seen) -> Result<Reason> {
     connection.send(&offer.fetch_frame())?;
     let frame = connection.frame()?.context("closed without an answer")?;
@@ -115,7 +115,8 @@ fn an_offer_is_for_one_frontend_and_for_once() -> Result<()> {
             let guessed = Seen { number, ..offer.clone() };
             ensure!(refused(&own, &guessed)? == Reason::UnknownOffer, "a guessed number");
         }
-        // None of these fetches has used up the offer. A fetch by the frontend that the offer was made for does.
+        // None of these fetches has used up the offer. Only a fetch by the frontend that the offer was made for uses it
+        // up.
         let bytes = served(own.connect(frontend, backend)?, &offer)?;
         same_bytes(&bytes, &std::fs::read(service.files.join("64k"))?)?;
         ensure!(refused(&own, &offer)? == Reason::UnknownOffer, "a replayed claim");
@@ -150,8 +151,8 @@ fn rogue_location(lab: &Lab, host: &Host) -> String {
     format!("        location /rogue/ {{\n            proxy_pass http://{address}:{ROGUE_PORT}/;\n        }}\n")
 }
 
-/// Configuration that lets consents pass through the rogue tier, which does not count itself in them. The backend's
-/// nginx is told that the tier before it is `plain` (does not know Shunt).
+/// Returns nginx's configuration, changed so that consents may pass through the rogue tier, which does not count itself
+/// in them. The backend's nginx is told that the tier before it is `plain` (does not know Shunt).
 fn trusting_strangers(host: &Host, text: String) -> String {
     let trust = |line: &str| match line.trim_start().starts_with("shunt_trust ") {
         true if host.role() == Role::Backend => line.replace(';', " plain;"),

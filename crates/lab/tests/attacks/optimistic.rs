@@ -20,7 +20,7 @@ const SYN_ACK: u8 = 0x12;
 const ACK: u8 = 0x10;
 const LENGTH: u32 = 40 << 20;
 const FILES: &[(&str, u64)] = &[("40m", LENGTH as u64), ("64k", 64 << 10), ("1m", 1 << 20)];
-/// Most rounds of made-up ACKs in one attack.
+/// Greatest number of rounds of made-up ACKs in one attack.
 const MADE_UP: u32 = 400;
 /// Protocols of raw sockets: IPPROTO_TCP to receive, and IPPROTO_RAW to send with an IP header of our own.
 const TCP: u32 = 6;
@@ -36,8 +36,8 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// Builds an ACK that acknowledges the first `bytes` bytes of the response, in the client's name. Its own sequence
-    /// number is after the client's request, and within the server's receive window.
+    /// Builds an ACK that acknowledges the first `bytes` bytes of the response, in the client's name. The ACK's own
+    /// sequence number is after the client's request, and within the server's receive window.
     fn ack(&self, bytes: u32) -> Vec<u8> {
         packet(
             self.client,
@@ -127,8 +127,8 @@ fn a_client_that_acknowledges_ahead_draws_no_more_than_from_plain_nginx() -> Res
     Ok(())
 }
 
-/// Asks for a file, reads nothing of its body, and acknowledges it to its end, 512 KiB at a time. Returns the
-/// connection.
+/// Asks for a file and reads nothing of its body. Acknowledges the response up to its end, 512 KiB at a time, in
+/// several rounds. Returns the connection once the frontend has clamped more than 20 ACKs (lowered their numbers).
 fn walk(service: &Running<'_>) -> Result<TcpStream> {
     let (client, server) = (service.lab.client(), service.service.chain().server());
     let (incoming, outgoing) = (raw(client, TCP)?, raw(client, RAW)?);
@@ -191,8 +191,8 @@ fn acks_that_a_stranger_makes_up_stall_no_download() -> Result<()> {
             let reader = scope.spawn(|| slow.run(client, &["/40m"]));
             let numbers = handshake(&incoming, server)?;
             for number in 0..MADE_UP {
-                // The ACKs are of 30 to 70 MiB, in steps of 100 KiB: of the file's last quarter, and of bytes behind
-                // its end.
+                // The ACKs are of 30 to 70 MiB, in steps of about 100 KiB. They claim the file's last quarter, and
+                // bytes behind the file's end.
                 send(&outgoing, &numbers.ack((LENGTH / MADE_UP).wrapping_mul(number).wrapping_add(30 << 20)))?;
                 std::thread::sleep(Duration::from_millis(1)); // the pace of the attack
             }

@@ -82,7 +82,8 @@ fn check_privileges(service: &Running<'_>) -> Result<()> {
         for ids in ["Uid", "Gid"] {
             ensure!(field(ids)?.split('\t').all(|id| id == "65534"), "{}: {ids} {}", host.name(), field(ids)?);
         }
-        // A process whose files in /proc belong to root, and not to its user, may not be dumped (proc(5)).
+        // If a process's files in /proc belong to root, and not to the process's user, the kernel does not dump its
+        // memory (proc(5)).
         let owner = std::fs::metadata(format!("/proc/{}/environ", field("Pid")?))?.uid();
         ensure!(owner == 0, "{}: its memory may be dumped", host.name());
         ensure!(field("Groups")?.trim() == "65534", "{}: groups {}", host.name(), field("Groups")?);

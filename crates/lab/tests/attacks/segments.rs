@@ -1,5 +1,5 @@
 //! Segments that a stranger makes up. A stranger may know or guess the addresses and ports of a connection, but not its
-//! sequence numbers. It must neither break the connection nor change a byte (RFC 5961).
+//! sequence numbers. Such segments must neither break the connection nor change a byte (RFC 5961).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -15,7 +15,7 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const PSH: u8 = 8;
 const ACK: u8 = 16;
-/// Number of packets that are sent at once.
+/// Number of made-up packets that are sent at once.
 const AT_ONCE: usize = 48;
 /// IPPROTO_RAW: packets have an IP header of our own.
 const RAW: u32 = 255;
@@ -75,7 +75,7 @@ impl Numbers {
     }
 }
 
-/// Builds segments of each kind, with guessed sequence and ACK numbers.
+/// Builds [`AT_ONCE`] segments of six kinds, with guessed sequence and ACK numbers.
 fn guesses(source: SocketAddr, destination: SocketAddr, numbers: &mut Numbers) -> Vec<Vec<u8>> {
     let kinds: [(u8, &[u8]); 6] =
         [(RST, b""), (RST | ACK, b""), (ACK, b""), (ACK | PSH, b"forged"), (FIN | ACK, b""), (SYN, b"")];
@@ -83,8 +83,8 @@ fn guesses(source: SocketAddr, destination: SocketAddr, numbers: &mut Numbers) -
     some.map(|(flags, data)| packet(source, destination, numbers.next(), numbers.next(), *flags, data)).collect()
 }
 
-/// Downloads 7 MiB twice, slowly, on one connection. Meanwhile, sends the packets that `attack` returns again and
-/// again. `attack` gets the client's end of the connection.
+/// Downloads 7 MiB twice, slowly, on one connection. Meanwhile, calls `attack` again and again with the client's end of
+/// the connection, and sends the packets that each call returns.
 fn download_under(
     service: &Running<'_>,
     from: &Host,

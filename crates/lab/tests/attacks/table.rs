@@ -21,7 +21,7 @@ fn named() -> BTreeSet<String> {
     tests.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect()
 }
 
-/// Collects all source files in which tests may be.
+/// Adds the paths and texts of all source files in which tests may be to `all`.
 fn sources(directory: &Path, all: &mut Vec<(PathBuf, String)>) {
     for entry in std::fs::read_dir(directory).expect("a directory").flatten() {
         let path = entry.path();

@@ -20,8 +20,8 @@ fn set_mtu(lab: &Lab, mtu: u16) -> Result<()> {
     router.check(ip).map(drop)
 }
 
-/// Downloads bodies over a link that needs about two seconds for 4 MiB. Meanwhile, the MTU is lowered twice, and then
-/// set to 1500 bytes again.
+/// Downloads bodies over a link that needs about two seconds for 4 MiB. Meanwhile, the MTU is lowered to the two values
+/// in `smaller`, in bytes, and then set to 1500 bytes again.
 fn changes(family: Family, smaller: [u16; 2]) -> Result<()> {
     needs_root();
     let link = Link::wan(Duration::from_millis(5)).rate(20_000_000, 200_000);

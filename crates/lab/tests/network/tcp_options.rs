@@ -1,5 +1,5 @@
-//! Clients whose TCP lacks options that every TCP has today. The link loses packets, because without losses the options
-//! make no difference.
+//! Clients whose TCP lacks options that every TCP has today, or whose segments are tiny. In the tests of the options
+//! alone, the link loses packets, because without losses the options make no difference.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Prints how long responses take over each link, with Shunt and without. Asserts nothing.
+//! Prints how long responses take over several links, with Shunt and without. Asserts nothing about these times.
 
 use anyhow::Result;
 use shunt_lab::{Link, Options, Role};
@@ -18,8 +18,8 @@ fn milliseconds(link: Link, control: &'static str, options: Options) -> Result<u
     })
 }
 
-/// Prints for each link one line per seed, and one line for all seeds together. With the same seed, the services with
-/// and without Shunt meet the same losses.
+/// Prints one line per seed, and one line for all seeds together, for each link and congestion control. The services
+/// with and without Shunt are measured with the same seeds of the link's random losses.
 #[test]
 #[ignore = "takes minutes and only prints"]
 fn times() -> Result<()> {

@@ -16,7 +16,7 @@ pub const FILES: &[(&str, u64)] =
 /// and long bodies after short ones.
 pub const PATHS: &[&str] = &["/1k", "/32k", "/4m", "/100k", "/1k", "/1m", "/32k", "/32k", "/1m", "/100k"];
 
-/// Like [`PATHS`], but fewer and without the longest body, for links over which that would take minutes.
+/// Like [`PATHS`], but fewer and without the longest body, for links over which that body would take minutes.
 pub const SHORT_PATHS: &[&str] = &["/1k", "/32k", "/100k", "/1k", "/1m", "/32k", "/32k", "/100k"];
 
 /// Longest time that a client waits for more bytes. If a retransmission is lost, too, TCP waits for a timeout, and each
@@ -54,12 +54,12 @@ pub fn narrow() -> Link {
     Link::wan(Duration::from_millis(5)).rate(20_000_000, 100_000)
 }
 
-/// Link with the smallest MTU that IPv4 hosts must take (RFC 791).
+/// Link with an MTU of 576 bytes: IPv4 hosts must accept datagrams of this size (RFC 791).
 pub fn small_mtu() -> Link {
     Link::wan(Duration::from_millis(5)).mtu(576)
 }
 
-/// A host's TCP counters since it was made (proc_net_netstat and proc_net_snmp of proc(5)).
+/// A host's TCP counters since the host was made (`/proc/net/netstat` and `/proc/net/snmp`).
 pub struct TcpCounters<'a>(pub &'a Host);
 
 impl TcpCounters<'_> {

@@ -57,7 +57,7 @@ fn a_window_that_stays_closed_ends_as_with_plain_nginx() -> Result<()> {
             fetch.stall = Duration::from_secs(15);
             let ended = fetch.run(service.lab.client(), &["/40m"]);
             ensure!(ended.is_err(), "a client that took nothing for 15 s got the rest");
-            // Another client's connection must not suffer.
+            // Another connection must not suffer.
             get(service, &patient(service), &["/40m"]).map(drop)
         })?;
     }

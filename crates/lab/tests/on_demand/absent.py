@@ -9,7 +9,8 @@ def address(text):
 
 
 def body(buffer, of, path, length):
-    """Reads the body of `path` from the server at `of` into `buffer`, without looking at it. Returns a view of it."""
+    """Reads the body of `path` from the server at `of` into `buffer`, without looking at it. Returns a view of
+    the body."""
     upstream = socket.create_connection(of)
     upstream.sendall(f"GET {path} HTTP/1.1\r\nHost: body\r\n\r\n".encode())
     view = memoryview(buffer)

@@ -1,5 +1,5 @@
-//! A program that closes a client's connection, and whose next client's connection gets the same descriptor number,
-//! before the program waits for anything. Each client must get the bytes that were written to it.
+//! A program closes a client's connection. The next client's connection gets the same descriptor number, before the
+//! program waits for anything. Each client must get the bytes that were written to it.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

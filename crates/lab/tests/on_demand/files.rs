@@ -60,8 +60,8 @@ fn open(path: &Path) -> Result<File> {
     Ok(OpenOptions::new().write(true).open(path)?)
 }
 
-/// Changes to a file of 1 MiB or more. A change that overwrites or removes bytes does so near the file's end: a client
-/// that waits has not got these bytes yet.
+/// Changes to a file of 1 MiB or more. A change that overwrites or removes bytes does so at least near the file's end:
+/// a client that waits has not got these bytes yet.
 const FATES: [Fate; 5] = [
     ("left", true, |_| Ok(())),
     ("truncated", false, |path| Ok(open(path)?.set_len(700_000)?)),

@@ -1,5 +1,5 @@
-"""Writes the beginning of a body to a client, hands off the rest (another machine is to send it), and kills itself
-before the agent learns of the handoff.
+"""Writes the beginning of a body to a client, and hands off the rest (another machine is to send it). Then kills itself
+at once, most often before the agent learns of the handoff.
 Arguments: the address at which it listens, the address of the server with the body, and the body's path and length."""
 import os
 import signal

@@ -1,5 +1,5 @@
-"""For each client, reads the body whose path the client names. Writes it to the client when the client has sent another
-byte.
+"""For each client, reads the body whose path the client names. Writes this body to the client when the client has sent
+another byte.
 Arguments: the address at which it listens, the address of the server with the bodies, and the length of each body."""
 import socket
 import sys

@@ -18,7 +18,7 @@ use crate::{LIMIT, options, run};
 
 const CLIENTS: u64 = 4;
 
-/// Location of the frontend, `/chunks/`, that sends all files in chunks.
+/// Returns a location of the frontend's nginx, `/chunks/`, that sends all files in chunks.
 fn chunks(_: &Lab, host: &Host) -> String {
     if host.role() != Role::Frontend {
         return String::new();
@@ -28,7 +28,7 @@ fn chunks(_: &Lab, host: &Host) -> String {
         .to_owned()
 }
 
-/// A request, and the part of a file that is to come.
+/// A request, and the part of a file that its response must have.
 struct Asked {
     text: String,
     file: usize,
@@ -213,7 +213,7 @@ fn mixed(requests: usize) -> Result<()> {
     })
 }
 
-/// Asserts that more than a third of the bytes that nginx got as references were handed off. Also asserts that not more
+/// Asserts that more than a third of the bytes that nginx got as references were handed off. Also asserts that no more
 /// handoffs were cancelled than connections ended early.
 fn went_past(service: &Running<'_>) -> Result<()> {
     let stats = service.frontend_stats()?;

@@ -1,7 +1,7 @@
-//! Bodies that no backend sends to their clients, because it refuses or because the session (connection) of the agents
-//! is over. A client gets every byte all the same, or its connection ends. A *handoff* lets another machine's agent
-//! send bytes on a client's connection. The program's agent *claims* them: it asks the other agent to send them.
-//! Handed-off bytes are *taken back* if the program has to write them itself after all.
+//! Bodies that no backend sends to their clients, because the backend's agent refuses, or because the session
+//! (connection) of the agents is over. A client gets every byte all the same, or its connection ends. A *handoff* lets
+//! another machine's agent send bytes on a client's connection. The program's agent *claims* them: it asks the other
+//! agent to send them. Handed-off bytes are *taken back* if the program has to write them itself after all.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -132,7 +132,8 @@ const CLIENTS: u64 = 8;
 /// Then nothing is refused, and the attempt tests nothing.
 const TURNS: usize = 5;
 
-/// Makes attempts, each with a new service, until one has met the case that it is to test (`turn` returns true).
+/// Makes up to [`TURNS`] attempts, each with a new service, until `turn` returns true: the attempt has met the case
+/// that is to be tested.
 fn in_turns(turn: impl Fn(&mut Running<'_>) -> Result<bool>) -> Result<()> {
     for _turn in 0..TURNS {
         let mut shows = false;
@@ -238,7 +239,7 @@ fn what_comes_back_holds_up_nobody_who_gets_its_number() -> Result<()> {
 
 const LENGTH: usize = 1 << 20;
 
-/// Connects as a client whose receive buffer is so small that it takes little before it reads.
+/// Connects with a small receive buffer, so that few bytes come before the client reads.
 fn with_little_room(at: SocketAddr) -> Result<TcpStream> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
     sockopt::set_socket_recv_buffer_size(&socket, 8 << 10)?;

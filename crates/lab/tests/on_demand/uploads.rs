@@ -1,5 +1,5 @@
-//! A program is a client of a server, and writes a body to it that another machine has. The program's own machine sends
-//! all bytes. It does not let the other machine send them (a *handoff*): the server's packets may come in by an
+//! A program is a client of a server, and sends the server a body that another machine has. The program's own machine
+//! sends all bytes. It does not let the other machine send them (a *handoff*): the server's packets may come in by an
 //! interface without steering programs (BPF).
 
 use std::io::Read;

@@ -12,9 +12,10 @@ use shunt_testbed::same_bytes;
 
 use super::Running;
 
-/// Receive buffer of the client, so small that its kernel cannot hold all of a body of [`HELD_BYTES`].
+/// Size of the client's receive buffer, in bytes. The client's kernel cannot hold all of a body of [`HELD_BYTES`] in
+/// it.
 const RECEIVE_BUFFER: usize = 32 << 10;
-/// Length of the shortest body whose handoff lasts until the client reads on.
+/// Length of a body, in bytes, that is long enough for its handoff to last until the client reads on.
 pub const HELD_BYTES: u64 = 256 << 10;
 
 /// A client's connection, with one response of which at least the header has come.
@@ -92,7 +93,8 @@ impl Held {
         self.read_rest(service)
     }
 
-    /// Like `finish`, and then asks for `/name` on the same connection, without comparing that body.
+    /// Like `finish`, and then asks for `/name` on the same connection, and reads that response without comparing its
+    /// body.
     pub fn finish_and_ask_again(mut self, service: &Running<'_>, name: &str) -> Result<()> {
         self.read_rest(service)?;
         self.ask_again(name)

@@ -26,7 +26,8 @@ pub fn same_file(files: &Path, name: &str, sha256: &str) -> Result<()> {
     Ok(())
 }
 
-/// Names and lengths of files: around the least length for a shortcut (32 KiB), and well above.
+/// Names and lengths of files. The least length for a shortcut is 32 KiB: two files are shorter, one has just this
+/// length, and three are longer.
 pub const FILES: &[(&str, u64)] = &[
     ("1k", 1 << 10),
     ("32k-1", (32 << 10) - 1),
@@ -36,10 +37,10 @@ pub const FILES: &[(&str, u64)] = &[
     ("7m", 7 << 20),
 ];
 
-/// Value of [`shunt_lab::Settings::http`] with which a body that is alone on its connection is handed off, too.
+/// Value of [`shunt_lab::Settings::http`] with which a body that is alone on its connection takes the shortcut, too.
 pub const ALONE: &[&str] = &["shunt_alone_length 0"];
 
-/// A lab with its service.
+/// A lab, the directory of its files, and its service.
 pub struct Running<'lab> {
     pub lab: &'lab Lab,
     pub files: PathBuf,
@@ -47,7 +48,7 @@ pub struct Running<'lab> {
 }
 
 /// Starts a service with this number of intermediates, on links without segmentation offload (`Wire::Mtu`). Runs the
-/// test, and checks that all parts still run.
+/// test, and then checks that all parts of the service still run.
 pub fn start<T>(intermediates: u8, test: impl FnOnce(&mut Running<'_>) -> Result<T>) -> Result<T> {
     start_on(Lab::builder().intermediates(intermediates), FILES, Options::shunt(), test)
 }
@@ -90,8 +91,8 @@ pub fn counted_by_kernel(host: &Host, file: &str, group: &str, name: &str) -> Re
     Ok(value.parse()?)
 }
 
-/// Makes a TCP socket. With `port`, binds it to that port, which other connections of the host may use, too. To be
-/// called on that host ([`Host::run`]).
+/// Makes a TCP socket. With `port`, binds it to this port, which other connections may use, too. To be called on the
+/// socket's host ([`Host::run`]).
 pub fn socket_at(port: Option<u16>) -> std::io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     if let Some(port) = port {
@@ -119,7 +120,7 @@ impl Running<'_> {
         Ok(self.frontend_stats()?.count(name))
     }
 
-    /// Asserts that each status is 200 and each body is that of the file.
+    /// Asserts that each status is 200, and that each body is the file that its path names.
     pub fn whole(&self, fetched: &[Fetched]) -> Result<()> {
         for one in fetched {
             ensure!(one.status == 200, "{}: status {}", one.path, one.status);
@@ -163,7 +164,7 @@ impl Running<'_> {
         let shortcuts = || self.counted("servers.shortcuts");
         let before = shortcuts()?;
         self.whole(&fetch(self.lab.client(), self.service.chain().server(), &["/64k", "/1m"])?)?;
-        // The client may have its last byte before the frontend knows and counts it.
+        // The client may have the last byte of a body before the frontend knows that, and counts the body.
         let _ = wait_at_most(Duration::from_secs(3), "both are counted", || Ok(shortcuts()? >= before + 2));
         Ok(shortcuts()?.saturating_sub(before))
     }

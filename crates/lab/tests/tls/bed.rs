@@ -8,8 +8,8 @@ use shunt_lab::{Host, Lab, LabBuilder, Options, Settings, Stats, file_sha256, tl
 
 use crate::service::{Running, counted_by_kernel, same_file, start_on};
 
-/// Names and lengths of files: around the lengths of a record (16 KiB) and of the shortest offer (1 KiB), and well
-/// above.
+/// Names and lengths of files: one with the length of the shortest offer (1 KiB), three around the length of a TLS
+/// record (16 KiB), and three longer ones.
 pub const FILES: &[(&str, u64)] = &[
     ("1k", 1 << 10),
     ("16k-1", (16 << 10) - 1),
@@ -50,8 +50,8 @@ pub fn urls(service: &Running<'_>, count: usize) -> Vec<(String, String)> {
     names.take(count).map(|name| (name.to_owned(), format!("https://{address}/{name}"))).collect()
 }
 
-/// Runs a client that writes one file for each URL into a directory, and compares the files. Returns the frontend's
-/// counters before and after the run, and the number of connections that the client made.
+/// Runs a client that writes one file for each URL into a directory, and compares these files with the originals.
+/// Returns the frontend's counters before and after the run, and the number of connections that the client made.
 pub fn compare(
     service: &Running<'_>,
     urls: &[(String, String)],
@@ -89,7 +89,7 @@ fn made(host: &Host) -> Result<u64> {
     counted_by_kernel(host, "snmp", "Tcp", "ActiveOpens")
 }
 
-/// Counters of the frontend's servers before and after, and the number of connections that the client made.
+/// Counters of the frontend before and after a client's run, and the number of connections that the client made.
 pub struct Counted {
     pub before: Stats,
     pub after: Stats,

@@ -14,7 +14,7 @@ use crate::service::{Running, needs_root, same_file, start_on};
 const IMAGES: usize = 50;
 /// Width in pixels of 3 bytes each. Rows of this width need no padding.
 const WIDTH: usize = 64;
-/// Heights of the images in turn: bodies of 1 KiB to 4 MiB.
+/// Heights of the images in pixels, in turn. Their bodies have about 1 KiB to 4 MiB.
 const HEIGHTS: [usize; 5] = [6, 85, 350, 2000, 21_800];
 
 /// Returns an uncompressed bitmap image (BITMAPINFOHEADER). Its pixels depend on `number`.
@@ -57,7 +57,8 @@ addEventListener("load", async () => {{
     )
 }
 
-/// Sets the content type of HTML files, without which a browser would not show the page.
+/// Returns configuration of the backend's nginx that sets the content type of HTML files. Without this type, a browser
+/// would not show the page.
 fn types(_: &Lab, host: &Host) -> String {
     match host.role() {
         Role::Backend => "        types { text/html html; }\n".to_owned(),
@@ -87,8 +88,8 @@ fn key_hash(service: &Running<'_>) -> Result<String> {
 fn browse(service: &Running<'_>, path: &str) -> Result<String> {
     let profile = tempfile::tempdir()?;
     let mut chromium = Command::new("timeout");
-    // The namespace has neither a desktop nor an ordinary user. With a virtual time budget, time passes in the page
-    // while nothing is loading.
+    // The namespace has neither a desktop nor an ordinary user. The virtual time budget, in ms, passes only while
+    // nothing is loading.
     chromium.args(["240", "chromium-headless-shell", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]);
     chromium.args(["--dump-dom", "--virtual-time-budget=600000", "--timeout=200000"]);
     chromium.arg(format!("--user-data-dir={}", profile.path().display()));

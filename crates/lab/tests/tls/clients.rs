@@ -13,9 +13,9 @@ use crate::service::needs_root;
 
 const GET_PY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python/get.py");
 
-/// Runs the client program that `program` returns for a directory and the authority's certificate. The URLs are its
-/// last arguments. The client writes the body of URL number N into the file N of the directory. Asserts that it makes
-/// one connection, and that every body takes the shortcut.
+/// Runs the client program that `program` returns for a directory and the authority's certificate. The URLs are the
+/// program's last arguments. It writes the body of URL number N into the file N of the directory. Asserts that the
+/// program makes one connection, and that every body takes the shortcut.
 fn over_one_connection(program: impl FnOnce(&str, &Path) -> Command) -> Result<()> {
     on_tls(0, |service| {
         let (urls, authority) = (urls(service, 14), authority(service));
@@ -165,7 +165,7 @@ fn rustls_over_one_connection() -> Result<()> {
     })
 }
 
-/// Python's binding of the libcurl that Debian builds with GnuTLS.
+/// Client program that uses Python's binding of libcurl, which Debian builds with GnuTLS.
 const PYCURL: &str = r#"
 import pycurl, sys
 assert "GnuTLS" in pycurl.version, pycurl.version

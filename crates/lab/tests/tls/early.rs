@@ -1,6 +1,6 @@
-//! 0-RTT (RFC 8446, 2.3). A request that comes before the client's Finished is answered at once, and its body is
-//! relayed (sent through the tiers). nginx marks such a request with a header field (RFC 8470). The next request's body
-//! is handed off: the backend sends it.
+//! 0-RTT (RFC 8446, 2.3). A request that comes before the client's Finished is answered at once, and the response's
+//! body is relayed (sent through the tiers). nginx marks such a request with a header field (RFC 8470). The body of the
+//! next response is handed off: the backend sends it.
 
 use std::io::Write;
 

@@ -14,15 +14,15 @@ use crate::client::{Body, Client, Target};
 use crate::nonces::opened;
 use crate::service::{Running, needs_root};
 
-/// Waits until a file has been unchanged for more than 4 s. A backend that sends it after that tells the frontend its
-/// digest (SHA-256).
+/// Waits until a file has been unchanged for more than 4 s. A backend that sends the file after that tells the frontend
+/// the file's digest (SHA-256).
 pub fn until_it_is_quiet(file: &Path) -> Result<()> {
     wait_for("the file is old enough", || {
         Ok(FileIdentity::of(&file.metadata()?).is_older_than(Duration::from_secs(4), SystemTime::now()))
     })
 }
 
-/// Reads a body slowly until the backend that sends it has told its file's digest. Returns that backend.
+/// Reads a body slowly until the backend that sends it has told the digest of the body's file. Returns that backend.
 pub fn until_its_file_is_known<'lab>(
     service: &Running<'lab>,
     client: &mut Client,

@@ -12,8 +12,8 @@ use crate::service::{Running, needs_root, start_on};
 
 const OTHER: &str = "other.test";
 
-/// Configures stapling and 0-RTT in the first server, and a second server, chosen by SNI, that asks clients for a
-/// certificate.
+/// Returns configuration for the frontend's nginx: stapling and 0-RTT for the first server, and a second server. A
+/// client chooses the second server by SNI, and is asked for a certificate there.
 fn servers(_: &Lab, host: &Host) -> String {
     if host.role() != Role::Frontend {
         return String::new();
@@ -64,7 +64,8 @@ fn staple(frontend: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Beginnings of s_client's lines that say what was agreed on, and of the response's header lines to compare.
+/// Beginnings of the output lines that are compared: s_client's lines on what was agreed on, and lines of the
+/// response's header.
 const TELLING: &[&str] = &[
     "New, ",
     "Reused, ",

@@ -110,9 +110,10 @@ fn a_reset_in_mid_payload_hurts_nobody_else() -> Result<()> {
     })
 }
 
-/// A client has a plain and a TLS connection from the same port. While the backend sends on the plain one, a socket for
-/// the TLS connection would have the same addresses and ports. So the backend refuses to send TLS payloads. No record
-/// of these payloads has been sent by then, so the frontend's nginx may encrypt and send them itself.
+/// A client has a plain and a TLS connection from the same port. While the backend sends on the plain one, its socket
+/// for the TLS connection would have the same addresses and ports as that for the plain one. So the backend refuses to
+/// send TLS payloads. No record of these payloads has been sent by then, so the frontend's nginx may encrypt and send
+/// them itself.
 #[test]
 fn one_client_port_to_both_ports_of_the_frontend_gets_all_bodies() -> Result<()> {
     needs_root();

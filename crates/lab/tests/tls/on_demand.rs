@@ -84,7 +84,7 @@ fn tls_1_2_gets_the_bytes() -> Result<()> {
     })
 }
 
-/// Random numbers for what clients do, different in each run.
+/// Pseudorandom numbers that decide what clients do. They differ in each run.
 struct Random(u64);
 
 impl Random {

@@ -74,7 +74,7 @@ pub fn records(wire: &[u8], cut: bool) -> Result<Vec<&[u8]>> {
 /// All pairs of key and nonce with which records were sealed.
 pub type Used = HashSet<(Vec<u8>, [u8; 12])>;
 
-/// Numbers of records and generations on one connection.
+/// Number of records on one connection, and number of its generations that a KeyUpdate has ended.
 #[derive(Debug, Default)]
 pub struct Opened {
     pub records: usize,

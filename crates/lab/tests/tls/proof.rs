@@ -1,7 +1,7 @@
 //! Two backends whose files have the same name, length and time, and so the same ETag from nginx. If one backend is
-//! lost, the other may continue its TLS payload only if the files' bytes are the same, too. Otherwise two plaintexts
-//! would be encrypted with one nonce. Backends prove that their bytes are the same by a *digest*: the SHA-256 of the
-//! file. A *payload* is the body of a response.
+//! lost, the other may continue the lost backend's TLS payload only if the files' bytes are the same, too. Otherwise
+//! two plaintexts would be encrypted with one nonce. Backends prove that their bytes are the same by a *digest*: the
+//! SHA-256 of the file. A *payload* is the body of a response.
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};

@@ -231,7 +231,8 @@ fn readable(key: &Generation, records: &[&[u8]]) -> Vec<u8> {
 }
 
 /// The backend of the second response gets the key of generation 2, counted from 0. (The first test of this file shows
-/// that the backend's agent has such a key.) It must decrypt this response, and nothing else.
+/// that the backend's agent has such a key.) This key must decrypt this response and the KeyUpdate after it, and
+/// nothing else.
 #[test]
 fn a_handed_over_key_opens_its_response_and_nothing_else() -> Result<()> {
     needs_root();

@@ -1,5 +1,5 @@
 //! Runs tlsfuzzer's scripts for TLS 1.3 against the frontend. Every conversation must end the same with Shunt as
-//! without it.
+//! without it. A response is *handed off* if the backend sends its body straight to the client.
 //!
 //! Not every conversation passes, because nginx and OpenSSL do not do all that the suite asks for. The test checks only
 //! that Shunt changes no result. `make tlsfuzzer` fetches the suite and runs this test.
@@ -25,7 +25,7 @@ const AS_CLIENT: &[&str] = &[
     "test-tls13-post-handshake-auth.py",
 ];
 
-/// This script needs a server that sends back what it gets, and has 16,384 conversations. It is left out.
+/// Script that is left out. It has 16,384 conversations, and needs a server that sends back what it gets.
 const FOR_AN_ECHO: &str = "test-tls13-lengths.py";
 
 /// A file whose response is one record without Shunt, and too short to be handed off.

@@ -30,7 +30,8 @@ pub struct Suite {
     directory: PathBuf,
 }
 
-/// Results of a script's conversations, by their names, because the suite shuffles them. Some run more than once.
+/// Results of a script's conversations, by the conversations' names, because the suite shuffles the conversations. Some
+/// conversations run more than once, so a name may have several results.
 pub type Endings = BTreeMap<String, Vec<String>>;
 
 impl Suite {

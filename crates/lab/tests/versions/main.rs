@@ -66,7 +66,7 @@ fn no_errors_but(service: &Running<'_>, allowed: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Downloads files over one TLS connection, and compares each with its file.
+/// Downloads files over one TLS connection with curl, and compares each with the original.
 fn curl(target: &Target<'_>, paths: &[&str]) -> Result<()> {
     let (directory, frontend) = (tempfile::tempdir()?, target.lab.frontend());
     let mut curl = Command::new("curl");

@@ -32,7 +32,7 @@ fn all_by_shortcuts(service: &Running<'_>, download: fn(&Running<'_>, &[&str]) -
         download(service, &LONG)?;
         download(service, &["/1k", "/32k-1"])?;
     }
-    // The client may have its last byte before the frontend knows and counts it.
+    // The client may have the last byte of a body before the frontend knows that, and counts the body.
     service.until_counted("servers.shortcuts", before + (ROUNDS * LONG.len()) as u64)?;
     let shortcuts = count()? - before;
     ensure!(shortcuts == (ROUNDS * LONG.len()) as u64, "{shortcuts} shortcuts");

@@ -1,7 +1,7 @@
 //! Offers: payloads that servers of this machine hold ready, until they are claimed or expire. An offer is a range of
-//! an open file, made for one peer (a frontend's agent). A *claim* is the message by which this peer asks that the
-//! payload be sent to a client; a *fetch* asks for it through both agents. An offer's *tag* proves for which request it
-//! was made. The *digest* of a file is its SHA-256.
+//! an open file, made for one peer (a frontend's agent). With a *claim*, this peer asks that the payload be sent to a
+//! client. With a *fetch*, it asks for the payload through both agents. An offer is *open* until it is claimed or
+//! fetched, or expires. An offer's *tag* proves for which request it was made. The *digest* of a file is its SHA-256.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ pub struct Offered<M: Machine> {
     pub file: M::File,
     /// State of the file when a frontend was told its digest. The payload is sent only while the file is in this state.
     pub proven: Option<M::State>,
-    /// Time at which the offer expires. It is later for an offer that was claimed and put back.
+    /// Time at which the offer expires. An offer that was claimed and put back gets a new time.
     end: Instant,
 }
 
@@ -28,8 +28,8 @@ pub struct Offered<M: Machine> {
 pub struct Offers<M: Machine> {
     lifetime: Duration,
     by_number: HashMap<u64, Offered<M>>,
-    /// Expiry times and numbers of offers, the earliest first, because all offers have the same lifetime. The entry of
-    /// a claimed offer stays until its expiry time.
+    /// Expiry times and numbers of offers, the earliest first. New ones are added at the end, because all offers have
+    /// the same lifetime. The entry of a claimed offer stays until its expiry time.
     ends: VecDeque<(Instant, u64)>,
     loads: Vec<Load>,
 }
@@ -51,7 +51,7 @@ impl<M: Machine> Offers<M> {
         self.by_number.is_empty()
     }
 
-    /// Returns the number and the bytes of the open offers for one peer.
+    /// Returns the number of the open offers for one peer, and the sum of their lengths.
     pub fn load(&self, peer: usize) -> Load {
         self.loads[peer]
     }
@@ -64,14 +64,15 @@ impl<M: Machine> Offers<M> {
     /// Adds an offer.
     ///
     /// # Errors
-    /// Returns [`Reason::Malformed`] if the server uses a number twice.
+    /// Returns [`Reason::Malformed`] if an open offer has the same number.
     pub fn add(&mut self, offer: Offer, file: M::File, now: Instant) -> Result<(), Reason> {
         self.insert(offer, file, None, now)
     }
 
-    /// Puts back a claimed offer of which the client has received no byte. It can be claimed or fetched once more.
+    /// Puts back a claimed offer of which the client has acknowledged no byte. The offer can be claimed or fetched once
+    /// more.
     pub fn put_back(&mut self, offer: Offer, file: M::File, proven: Option<M::State>, now: Instant) {
-        let _ = self.insert(offer, file, proven, now); // an error: a newer offer has this number
+        let _ = self.insert(offer, file, proven, now); // fails only if a newer offer has this number
     }
 
     fn insert(&mut self, offer: Offer, file: M::File, proven: Option<M::State>, now: Instant) -> Result<(), Reason> {
@@ -85,12 +86,12 @@ impl<M: Machine> Offers<M> {
         Ok(())
     }
 
-    /// Takes an open offer for the peer that it was made for. It can be taken only once. An attempt that fails does not
-    /// use the offer up, because a peer that guesses numbers could otherwise spoil another peer's offers.
+    /// Takes an open offer for the peer that it was made for. An offer can be taken only once. An attempt that fails
+    /// does not use the offer up, because a peer that guesses numbers could otherwise spoil another peer's offers.
     ///
     /// # Errors
     /// Returns why the claim fails. An offer for another peer counts as unknown, so that the asking peer learns nothing
-    /// about it.
+    /// about that offer.
     pub fn claim(&mut self, peer: usize, number: u64, length: u64, tag: Tag) -> Result<Offered<M>, Reason> {
         self.find(peer, number, length, tag)?;
         self.remove(number).ok_or(Reason::UnknownOffer)
@@ -119,7 +120,8 @@ impl<M: Machine> Offers<M> {
         self.by_number.get(&number).map(|offered| &offered.file)
     }
 
-    /// Notes that a frontend is told the digest of an offer's file. Returns whether the offer is open.
+    /// Notes that a frontend is told the digest of an offer's file in the state `state`. Returns whether the offer is
+    /// open.
     pub fn note_proven(&mut self, number: u64, state: M::State) -> bool {
         let offered = self.by_number.get_mut(&number);
         offered.map(|offered| offered.proven = Some(state)).is_some()

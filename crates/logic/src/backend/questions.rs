@@ -1,18 +1,19 @@
-//! Proof, by the digest (SHA-256) of a file, that a payload comes from it. Over TLS, another backend may continue a
-//! payload only if its file is the same, byte for byte: its records have the numbers and the key of records that the
-//! lost backend may have sealed already. A *handoff* is named by its server's worker number (the agent's number of the
-//! server's connection) and a number that the server chose. A *claim* asks for a handoff's payload, and an *offer* is a
-//! payload that a backend holds ready.
+//! Digests (SHA-256) of files, by which a frontend's server learns whether two backends have the same file. Over TLS,
+//! another backend may continue a payload only if its file is the same, byte for byte. It encrypts under a key and
+//! record numbers that the lost backend may have used already, and this is safe only for the same bytes. A *peer* is
+//! another machine's agent. A *handoff* lets a backend send a payload on the connection of a server's client. It is
+//! named by the worker number (the agent's number of the server's connection) and a number that the server chose. A
+//! *claim* asks for a handoff's payload, and an *offer* is a payload that a backend holds ready.
 //!
 //! ```text
 //!   a claim under way for 1 s   backend's agent ==DIGEST==> frontend's agent --DIGEST--> its server
-//!   that backend is lost, and another one has offered the rest:
-//!   server --PROVE--> frontend's agent ==PROVE==> that backend's agent ==DIGEST==> ... --DIGEST--> server
+//!   the backend is lost, and a second one has offered the rest:
+//!   server --PROVE--> frontend's agent ==PROVE==> second backend's agent ==DIGEST==> ... --DIGEST--> server
 //! ```
 //!
-//! The server compares the digests, and claims the second backend's offer if they are equal. The second backend then
-//! sends only the file whose digest it has told. If a backend's file changes after its digest was told, the backend
-//! seals nothing more until it knows that the server has forgotten the digest:
+//! The server compares the digests, and claims the second backend's offer if they are equal. The second backend sends
+//! the payload only while its file is in the state whose digest it has told. If a backend's file changes after its
+//! digest was told, the backend encrypts nothing more until it knows that the server has forgotten the digest:
 //!
 //! ```text
 //!   the file changes    backend's agent ==DIGEST, unknown==> ... --> server
@@ -28,14 +29,15 @@ use super::Backend;
 use crate::machine::{Known, Machine, Sha256, Want};
 use crate::turn::Turn;
 
-/// Longest time that a question waits for its file to be read. A server gives up earlier.
+/// Longest time that a question waits for its file to be read. The server that asked gives up earlier.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most questions that wait: of all peers together, and of one peer.
 const QUESTIONS: usize = 4096;
 const QUESTIONS_OF_A_PEER: usize = 1024;
 
 /// A peer's question about the offer with this `number`. `worker` and `handoff` name, at the peer, the server that
-/// asked and the handoff that it asked for. `state` and `offset` are those of the offer's file and range.
+/// asked and the handoff that it asked for. `state` is the state of the offer's file when the question came, and
+/// `offset` is the place of the offer's payload in the file.
 #[derive(Clone, Copy)]
 struct Question<S> {
     peer: usize,
@@ -54,7 +56,7 @@ impl<S> Question<S> {
     }
 }
 
-/// Questions that wait for a file's digest. They are examined when a digest is known, and in each tick.
+/// Questions that wait for a file's digest. They are examined when a digest becomes known, and ten times a second.
 pub struct Questions<M: Machine>(Vec<Question<M::State>>);
 
 impl<M: Machine> Default for Questions<M> {
@@ -64,9 +66,9 @@ impl<M: Machine> Default for Questions<M> {
 }
 
 impl<M: Machine> Questions<M> {
-    /// Adds a question. Returns a question that has no place and is to be answered now: an older question about the
-    /// same offer, which the new one replaces, or the new one if all places are taken. Returns `None` if the new
-    /// question only repeats the older one.
+    /// Adds a question. If that leaves a question without a place, returns this question, to be answered now. It is an
+    /// older question about the same offer, which the new one replaces. Or it is the new one, if all places are taken.
+    /// A question that only repeats an older one is merged with it.
     #[must_use]
     fn add(&mut self, question: Question<M::State>) -> Option<Question<M::State>> {
         let mut of_peer = 0;
@@ -109,7 +111,7 @@ impl<M: Machine> Backend<M> {
         }
     }
 
-    /// Answers questions whose files have been read, or that have waited too long.
+    /// Answers the questions that need not wait any longer, for example because their files have been read.
     pub fn answer_questions(&mut self, turn: &mut Turn<'_, M>) {
         let waited = std::mem::take(&mut self.questions.0);
         let left = waited.into_iter().filter_map(|question| self.answer_question(question, turn)).collect();
@@ -132,8 +134,8 @@ impl<M: Machine> Backend<M> {
         None
     }
 
-    /// Tells a frontend the digest of the file behind a claim that is under way. `None` says that the digest is
-    /// unknown, or no longer valid.
+    /// Tells a frontend the digest of the file whose bytes are being sent for the claim `of`. `None` says that the
+    /// digest is unknown, or no longer valid. `offset` is the place of the payload in the file.
     pub fn tell_file(&mut self, of: &Claimant, offset: u64, sha256: Option<Sha256>, turn: &mut Turn<'_, M>) {
         tell_digest(of.peer as usize, &digest(of.worker, of.handoff, offset, sha256), turn);
     }

@@ -1,6 +1,6 @@
-//! Fetches that peers ask for: the payload of an offer of this machine is sent, encrypted, on the connection by which
-//! the peer asked for it. Such a transfer is a *fetch*. A *peer* is another machine's agent, and an *offer* a payload
-//! that a server of this machine holds ready.
+//! Fetches that peers ask for: this machine sends the payload of an offer, encrypted, on the connection on which the
+//! peer asked for it. Such a transfer is a *fetch*. A *peer* is another machine's agent, and an *offer* a payload that
+//! a server of this machine holds ready.
 
 use std::time::{Duration, Instant};
 
@@ -17,10 +17,10 @@ use crate::turn::Turn;
 
 /// Time in which a peer must take the first bytes of a fetch.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest time without progress, because the peer takes no bytes or the disk gives none.
+/// Longest time without progress after the first bytes, because the peer takes no bytes or the disk gives none.
 const PROGRESS: Duration = Duration::from_secs(60);
 
-/// One fetch.
+/// One fetch that is under way.
 #[derive(Clone, Copy, Debug)]
 struct Serving {
     peer: usize,
@@ -50,7 +50,8 @@ impl Served {
 }
 
 impl<M: Machine> Backend<M> {
-    /// Begins a fetch on a connection whose certificate belongs to `peer`, or to no peer. Returns the fetch's number.
+    /// Begins a fetch on a connection whose certificate belongs to `peer`, or with `None` to no peer. Returns the
+    /// fetch's number.
     ///
     /// # Errors
     /// Returns why the fetch is refused. The daemon sends the reason on the connection, and closes it.
@@ -98,7 +99,8 @@ impl<M: Machine> Backend<M> {
         }
     }
 
-    /// Fails a fetch. Its connection is reset, not closed, so that the reader does not take a part for the whole.
+    /// Fails a fetch. The fetch's connection is reset, not closed, so that the reader does not take a part for the
+    /// whole.
     pub fn fail_served(&mut self, fetch: usize, reason: Reason, turn: &mut Turn<'_, M>) {
         if let Some(serving) = self.served.0.try_remove(fetch) {
             turn.log_failed_fetch(reason, serving.trace);
@@ -116,8 +118,8 @@ impl<M: Machine> Backend<M> {
     }
 }
 
-/// Checks whether another fetch may begin. Only a lack of descriptors refuses a fetch, because a response waits for it.
-/// The limits of fetches (limits.rs) refuse none. They stop new handoffs and offers.
+/// Checks whether another fetch may begin. A response waits for each fetch, so fetches are refused only if descriptors
+/// are short. The limits of fetches (limits.rs) stop new handoffs and offers, but no fetch.
 ///
 /// # Errors
 /// Returns [`Reason::Limit`] if there is no descriptor for the fetch.

@@ -1,9 +1,9 @@
-//! Waiting claims: claims of bytes of this machine's store for which there is no place now. Either the limit of senders
-//! is reached, or the client uses one port for connections with two servers, and the only sender that it can have is
-//! busy on the other connection. A refusal would reset the client if the program has already written more bytes after
-//! the payload. So the claim waits, and the program is told to make no more claims for a while. A *claim* is a
-//! frontend's message that asks for a payload on its client's connection, a *store* has the payloads of a machine's
-//! programs, and a *sender* is this machine's kernel socket for that client.
+//! Waiting claims: claims of bytes of this machine's store whose payload cannot be sent now. Either the limit of
+//! senders is reached, or the client's sender is busy on another connection. (A client that connects to two servers
+//! from one port can have only one sender.) A refusal would reset the client if the program has already written more
+//! bytes after the payload. So the claim waits, and the frontend's program is told to make no more claims for a while.
+//! A *claim* is a frontend's message that asks for a payload on its client's connection. A *store* has the payloads of
+//! a machine's programs. A *sender* is this machine's kernel socket for that client. A *peer* is a frontend's agent.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -14,8 +14,8 @@ use shunt_wire::peer::{Claim, Claimant};
 
 /// Longest time that a claim waits. A client that gets nothing for longer may give up.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Number of places for waiting claims of all peers. A peer gets another place if it has fewer than are free, or fewer
-/// than MOST_OF_ITS_OWN.
+/// Number of places for waiting claims of all peers. A peer gets another place if it has fewer places than are free, or
+/// fewer than MOST_OF_ITS_OWN.
 const MOST: usize = 4096;
 const MOST_OF_ITS_OWN: usize = 64;
 
@@ -25,7 +25,7 @@ pub struct Waits {
     pub claim: Claim,
     /// Ranges of the store that the claim's payload consists of.
     pub parts: Parts,
-    /// Peer, worker and handoff that the claim was made for.
+    /// Numbers of the peer, the server connection there (worker number) and the handoff that the claim is for.
     pub claimant: Claimant,
     /// Time until which the claim may wait.
     pub until: Instant,

@@ -1,18 +1,20 @@
-//! Questions of this machine's servers to other agents, and their answers. A *peer* is another machine's agent, and a
-//! *session* the use of the connection with it. A *store* has the payloads of a machine's programs under `shunt run`.
-//! An *offer* is a payload that a backend holds ready, and the *digest* of its file is the SHA-256.
+//! Questions of this machine's servers to other agents, and the agents' answers. A *peer* is another machine's agent,
+//! and a *session* the use of the connection with it. A *store* has the payloads of a machine's programs under `shunt
+//! run`. An *offer* is a payload that a backend holds ready. The *digest* of a file is its SHA-256. A *handoff* lets a
+//! backend send a payload on the connection of a server's client, and a *claim* asks the backend's agent for this
+//! payload.
 //!
 //! ASK: would another machine send bytes of its store to a client of this machine? A program asks before its first
 //! handoff of such bytes. A refusal of the handoff itself would come too late, because the program may already have
 //! written more bytes after the payload.
 //!
 //! ```text
-//!   program --ASK--> frontend's agent ==ASK==> the store's agent: speaks_for, [store] readers, [backend]
-//!           <-ANSWER-                 <=ANSWER=
+//!   program --ASK--> frontend's agent ==ASK==> the store's agent, which checks its settings
+//!           <-ANSWER-                 <=ANSWER=  (speaks_for, [store] readers, [backend])
 //! ```
 //!
 //! PROVE: what is the digest of the file behind an offer? A server asks before another backend continues the payload of
-//! a lost backend (`backend::questions`).
+//! a lost backend. The module `backend::questions` says why.
 
 use shunt_wire::local;
 use shunt_wire::local::Reason;
@@ -26,15 +28,15 @@ use crate::peers::hearing::{News, Question};
 use crate::turn::Turn;
 
 impl<M: Machine> Turn<'_, M> {
-    /// Returns whether a peer's message answers a server's question, or is one that the peer may send unasked. All
-    /// other messages are counted and ignored.
+    /// Returns whether a peer's message answers a server's question, or is one that the peer may send unasked. Any
+    /// other message is counted here, and the caller drops it.
     pub(crate) fn hear(&mut self, peer: usize, answer: Option<(Question, u32, u64)>, news: News) -> bool {
         let is_heard = self.shared.peers.peer(peer).hearing.hear(answer, news);
         self.shared.counts.unasked += u64::from(!is_heard);
         is_heard
     }
 
-    /// Returns a server's worker number (the agent's number of its connection), if `epoch` is that of the present
+    /// Returns a server's worker number (the agent's number of the server's connection), if `epoch` names the present
     /// session with the peer.
     fn asker(&self, server: usize, peer: usize, epoch: u32) -> Option<u32> {
         let is_current = self.shared.board.epoch(peer) == Some(epoch) && self.shared.peers.is_up(peer);
@@ -44,7 +46,8 @@ impl<M: Machine> Turn<'_, M> {
 
 impl Frontend {
     /// Passes a program's ASK on to a peer. If the session that ASK names (by its epoch) is over, there is no answer,
-    /// and the program asks again in the next session.
+    /// and the program asks again in the next session. If too many questions are unanswered, this agent answers that a
+    /// limit is reached.
     pub fn ask<M: Machine>(&mut self, server: usize, ask: &local::Ask, turn: &mut Turn<'_, M>) {
         let peer = ask.peer as usize;
         let Some(worker) = turn.asker(server, peer, ask.epoch) else { return };
@@ -63,8 +66,8 @@ impl Frontend {
         turn.tell_peer(peer, |out| question.emit(out));
     }
 
-    /// Passes a peer's ANSWER on to the program, if that is still connected. An ANSWER without a question says that a
-    /// claim waits.
+    /// Passes a peer's ANSWER on to the program, if the program is still connected. An ANSWER without a question says
+    /// that a claim waits.
     pub fn answered<M: Machine>(&mut self, peer: usize, answer: &peer::Answer, turn: &mut Turn<'_, M>) {
         let (worker, handoff, reason) = (answer.worker.get(), answer.handoff.get(), answer.reason.get());
         if !turn.hear(peer, Some((Question::Ask, worker, handoff)), News::Waits) {
@@ -77,7 +80,8 @@ impl Frontend {
     }
 
     /// Passes on a server's question (PROVE) for the digest of the file behind an offer. The server asks before it
-    /// claims the offer.
+    /// claims the offer. If the session is over or too many questions are unanswered, this agent answers that the
+    /// digest is unknown.
     pub fn prove<M: Machine>(&mut self, server: usize, prove: &local::Prove, turn: &mut Turn<'_, M>) {
         let peer = prove.peer as usize;
         let asker = turn.asker(server, peer, prove.epoch);
@@ -107,7 +111,7 @@ impl Frontend {
         turn.tell_peer(peer, |out| known.emit(out));
     }
 
-    /// Passes a peer's DIGEST on to the server that has asked, or whose handoff it is about.
+    /// Passes a peer's DIGEST on to the server that has asked, or to the server whose handoff the digest is about.
     pub fn told_digest<M: Machine>(&mut self, peer: usize, digest: &peer::Digest, turn: &mut Turn<'_, M>) {
         let question = (Question::Prove, digest.worker.get(), digest.handoff.get());
         if turn.hear(peer, Some(question), News::Digest) {

@@ -1,6 +1,8 @@
 //! Fetches: payloads that do not go straight to the client, but through both agents to the frontend's server. The
-//! frontend's agent connects to the backend's agent, and passes the payload on to its server. Each fetch has a separate
-//! connection, so that a slow reader delays no other fetch. A *peer* is another machine's agent.
+//! frontend's agent connects to the backend's agent, and passes the payload on to the server that asked for it. Each
+//! fetch has a separate connection, so that a slow reader delays no other fetch. A *peer* is another machine's agent,
+//! and a *session* the use of the lasting connection with it. An *offer* is a payload that a backend's server holds
+//! ready.
 //!
 //! ```text
 //!   server --FETCH--> agent ==FETCH==> backend's agent
@@ -20,7 +22,7 @@ use crate::backend::served::allow_fetch;
 use crate::machine::Machine;
 use crate::turn::Turn;
 
-/// Longest time until the backend answers.
+/// Longest time until the backend answers FETCH.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest time without progress, because the backend sends nothing or the server takes nothing.
 const PROGRESS: Duration = Duration::from_secs(60);
@@ -63,7 +65,8 @@ impl Fetches {
         self.0.iter().map(|(_, fetch)| fetch.peer)
     }
 
-    /// Begins a fetch that a server asks for. Returns the peer that the payload is fetched from.
+    /// Begins a fetch that a server asks for. Returns the peer that the payload is fetched from, or `None` if the fetch
+    /// is refused.
     pub fn ask<M: Machine>(&mut self, server: usize, asked: &local::Fetch, turn: &mut Turn<'_, M>) -> Option<usize> {
         turn.shared.counts.fetches_out += 1;
         let peer = asked.peer as usize;
@@ -88,7 +91,8 @@ impl Fetches {
         Some(peer)
     }
 
-    /// Handles a backend's first frame on a fetch's connection: FETCHED or REFUSED.
+    /// Handles a backend's frame on a fetch's connection. The first frame has to be FETCHED or REFUSED, and any further
+    /// one fails the fetch.
     pub fn answered<M: Machine>(&mut self, fetch: usize, frame: &Frame, turn: &mut Turn<'_, M>) {
         let Some(found) = self.0.get_mut(fetch) else { return };
         let Stage::Asked { server, name } = found.stage else {
@@ -106,7 +110,8 @@ impl Fetches {
         self.fail(fetch, reason, turn);
     }
 
-    /// Fails a fetch whose server could not be given its end of the socket pair. The server still waits for FETCHED.
+    /// Fails a fetch whose server could not be given its end of the socket pair. The server still waits for FETCHED, so
+    /// it is told.
     pub fn undelivered<M: Machine>(
         &mut self,
         fetch: usize,
@@ -142,7 +147,7 @@ impl Fetches {
         }
     }
 
-    /// Drops the fetches that a server waits for, because the server is gone.
+    /// Drops the fetches for which a server waits for FETCHED, because the server is gone.
     pub fn forget_server<M: Machine>(&mut self, gone: usize, turn: &mut Turn<'_, M>) {
         let is_its = |fetch: &Fetch| matches!(fetch.stage, Stage::Asked { server, .. } if server == gone);
         while let Some((fetch, _)) = self.0.iter().find(|(_, fetch)| is_its(fetch)) {
@@ -151,7 +156,7 @@ impl Fetches {
         }
     }
 
-    /// Fails fetches that make no progress.
+    /// Fails the fetches whose deadlines have passed: they have had no answer or no progress for too long.
     pub fn tend<M: Machine>(&mut self, turn: &mut Turn<'_, M>) {
         let now = turn.now;
         while let Some((fetch, _)) = self.0.iter().find(|(_, fetch)| fetch.deadline <= now) {

@@ -1,16 +1,17 @@
-//! Losses: payloads whose backend's agent is gone.
+//! Losses: payloads whose backend's agent, or whose server's process, is gone.
 //!
 //! The backend's kernel may still deliver a payload, or a part of it: the sockets of an agent that has ended send until
 //! their buffers are empty. Or the whole machine is gone, and nothing more arrives. The frontend can tell these cases
 //! apart only by the client's ACKs. So each payload that was under way from a lost peer is watched, and left alone
 //! while the client acknowledges more. A *region* is a range of sequence numbers of a client's connection, which one
-//! payload takes. A *handoff* is the server's grant of the connection's send side for this payload, and a *ring* is a
-//! BPF ring buffer by which the kernel tells the server what becomes of it.
+//! payload takes. A *handoff* is the server's grant of the connection's send side for this payload. A *ring* is a BPF
+//! ring buffer by which the kernel tells the server what becomes of its handoffs.
 //!
 //! When a payload has made no progress for a while, its server is told. This is repeated until the region has ended or
-//! another backend sends it, because the server may have been busy, or not connected to this agent.
+//! another backend sends the payload. The server may have been busy, or not connected to this agent.
 //!
-//! The kernel's table of client connections has all data that this needs, so a handoff costs nothing more.
+//! The kernel's table of client connections has all data that this needs. So nothing is recorded for it when a handoff
+//! begins.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -22,15 +23,15 @@ use crate::action::{Action, Told};
 use crate::machine::{ActiveRegion, Machine};
 use crate::turn::Turn;
 
-/// Time that a payload may make no progress, and number of round trips that are added to it. TCP repairs packet loss in
-/// fewer round trips.
+/// Time that a payload may make no progress, and number of round trips that are added to this time. TCP repairs packet
+/// loss in fewer round trips.
 const GRACE: Duration = Duration::from_millis(300);
 const GRACE_ROUND_TRIPS: u32 = 4;
 /// Time between two messages to a server about the same payload.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Time that a payload may go without any ACK of the client if the server process that began the handoff is gone. Then
-/// it is cancelled: perhaps the message that asks the backend for it (CLAIM) never arrived, and nobody sends it.
+/// Longest wait for the client's first ACK of a payload whose server process is gone. After this time the payload is
+/// cancelled: perhaps the message that asks the backend for it (CLAIM) never arrived, and nobody sends it.
 const LEFT: Duration = Duration::from_secs(10);
 /// Number of messages about one payload, all without effect, after which its server counts as gone. After a restart of
 /// the agent, servers take some time to connect to it again.
@@ -40,17 +41,17 @@ struct Watched {
     region: ActiveRegion,
     /// Time at which the payload counts as stalled, unless the client acknowledges more.
     due: Instant,
-    /// Number of messages left before its server counts as gone.
+    /// Number of messages that are left before the payload's server counts as gone.
     tells: u32,
-    /// Whether the payload is watched because its server's process is gone, and not because its peer is lost. Then only
-    /// its first bytes are waited for.
+    /// Whether the payload is watched because its server's process is gone, and not because its peer is lost. If so,
+    /// the watch ends as soon as the client has acknowledged the first bytes.
     is_left: bool,
 }
 
 impl Watched {
-    /// Begins to watch a region. The time without progress counts from the connection's last packet, because a backend
-    /// that is cut off was already silent before this agent noticed the loss. If the client's window is shut, the time
-    /// counts from now, because then the client is the reason for the silence.
+    /// Begins to watch a region. The time without progress counts from the connection's last packet. A backend that is
+    /// cut off was already silent before this agent noticed the loss. If the client's window is full, the time counts
+    /// from now, because the client is then the reason for the silence.
     fn new(region: ActiveRegion, now: Instant) -> Self {
         let silence = if region.is_shut { Duration::ZERO } else { region.quiet };
         let silent_since = now.checked_sub(silence).unwrap_or(now);
@@ -67,7 +68,8 @@ impl Watched {
         Self { region, due: now + LEFT, tells: 1, is_left: true }
     }
 
-    /// Compares the region with its earlier state. Returns whether its server has to be told.
+    /// Compares the region with its earlier state. Returns whether its server has to be told that the payload has
+    /// stalled.
     fn look(&mut self, region: ActiveRegion, now: Instant) -> bool {
         if region.acked != self.region.acked || region.is_shut {
             *self = if self.is_left { Self::left(region, now) } else { Self::new(region, now) };
@@ -119,9 +121,10 @@ impl Frontend {
         self.losses.0.extend(new.map(|region| Watched::new(region, turn.now)));
     }
 
-    /// Cancels or watches the regions, made by SHUNT_APPEND, of a process that is gone, because its connections may
-    /// outlive it. Regions of which the client has acknowledged bytes are left alone. `newest` is the last handoff that
-    /// the process told this agent of. Handoffs that it began later are cancelled, because nobody sends their payloads.
+    /// Cancels or watches the regions, made by SHUNT_APPEND, of a process that is gone, because the process's
+    /// connections may outlive it. Regions of which the client has acknowledged bytes are left alone. `newest` is the
+    /// last handoff that the process told this agent of. Handoffs that it began later are cancelled, because nobody
+    /// sends their payloads.
     pub fn end_left_regions<M: Machine>(&mut self, ring: u32, newest: Option<u64>, turn: &mut Turn<'_, M>) {
         let left = |region: &ActiveRegion| region.queues && region.ring == ring && region.acked == 0;
         for region in turn.machine.active_regions(None).into_iter().filter(left) {
@@ -146,7 +149,7 @@ impl Frontend {
         self.losses.0.retain_mut(|watched| {
             let Some(region) = machine.region_now(&watched.region) else { return false };
             if watched.is_left && region.acked != 0 {
-                return false; // its backend was asked for it, and sends it
+                return false; // the backend was asked for the payload, and sends it
             }
             if watched.look(region, now) {
                 stalled.push((region, watched.tells == 0, watched.is_left));

@@ -1,6 +1,7 @@
 //! Targets of clients' ACKs: addresses and TCP port of each peer's senders, and the network interfaces towards them. A
-//! *sender* is a peer's kernel socket for a client of this machine, and *steering programs* are the BPF programs that
-//! send the client's ACKs on to it.
+//! *peer* is another machine's agent, and a *session* the use of the connection with it. A *sender* is a peer's kernel
+//! socket for a client of this machine. The *steering programs* are the BPF programs that send the client's ACKs on to
+//! the sender. A *handoff* lets a peer's senders send a payload on the client's connection.
 
 use std::net::IpAddr;
 
@@ -12,7 +13,7 @@ use shunt_wire::peer::Hello;
 pub struct Senders {
     /// Address of the senders.
     pub address: IpAddr,
-    /// Index of the network interface towards `address`, or 0 if there is no route or it is not known yet.
+    /// Index of the network interface towards `address`, or 0 if there is no route or the route is not known yet.
     pub interface: u32,
 }
 
@@ -21,14 +22,13 @@ pub struct Senders {
 pub struct Steered {
     /// TCP port of the peer's senders.
     pub port: u16,
-    /// New handoffs to the peer may begin.
+    /// There is a session with the peer, so new handoffs may begin where an interface is known.
     pub is_up: bool,
-    /// Senders for clients of IPv4.
+    /// Senders for clients with IPv4 addresses, if the peer has any.
     pub ipv4: Option<Senders>,
-    /// Senders for clients of IPv6.
+    /// Senders for clients with IPv6 addresses, if the peer has any.
     pub ipv6: Option<Senders>,
-    /// Whether the routes to the senders are known. `None` before they were asked for, `Some(false)` until an answer
-    /// comes.
+    /// Whether an answer about the routes to the senders has come. `None`: the routes were not asked for yet.
     asked: Option<bool>,
 }
 
@@ -43,12 +43,12 @@ impl Steered {
 pub struct SteeredPeers(Vec<Steered>);
 
 impl SteeredPeers {
-    /// Returns entries for peers without a session.
+    /// Returns a table for this number of peers, each with an empty entry.
     pub fn new(peers: usize) -> Self {
         Self(vec![Steered::default(); peers])
     }
 
-    /// Adds the entry of a peer without a session.
+    /// Adds an empty entry for one more peer.
     pub fn add(&mut self) {
         self.0.push(Steered::default());
     }
@@ -59,9 +59,9 @@ impl SteeredPeers {
     }
 
     /// Takes a peer's senders from its HELLO. For each IP version, handoffs may begin as soon as the interface towards
-    /// the senders is known. An interface that is known for the same address stays. Returns whether to tell the
-    /// steering programs: only if an interface is known. Otherwise the programs keep their earlier entry, so that
-    /// handoffs from before this agent's start continue.
+    /// the senders is known. An interface that is known already for the same address stays. Returns whether an
+    /// interface is known, so that the steering programs are to be told of the entry. Otherwise they keep their earlier
+    /// entry, so that handoffs from before this agent's start continue.
     pub fn begin(&mut self, peer: usize, hello: &Hello) -> bool {
         let before = self.0[peer];
         let senders = |address: Option<IpAddr>, before: Option<Senders>| {
@@ -78,8 +78,8 @@ impl SteeredPeers {
         self.0[peer].has_route()
     }
 
-    /// Sets the interface towards an address of a peer's senders, or 0 if there is no route. Clients' ACKs leave by it
-    /// from now on, also those of handoffs under way. Returns whether the peer has this address.
+    /// Sets the interface towards an address of a peer's senders, or 0 if there is no route. Clients' ACKs leave by
+    /// this interface from now on, also those of handoffs under way. Returns whether the peer has this address.
     pub fn set_interface(&mut self, peer: usize, address: IpAddr, interface: u32) -> bool {
         let entry = &mut self.0[peer];
         entry.asked = entry.asked.map(|_| true);
@@ -102,12 +102,13 @@ impl SteeredPeers {
         bit(entry.ipv4, BoardHead::IPV4) | bit(entry.ipv6, BoardHead::IPV6)
     }
 
-    /// Returns whether the routes to a peer's senders were asked for and are not known yet.
+    /// Returns whether the routes to a peer's senders were asked for, and no answer has come yet.
     pub fn is_asking(&self, peer: usize) -> bool {
         self.0[peer].asked == Some(false)
     }
 
-    /// Returns whether it is known that no route leads to any of a peer's senders.
+    /// Returns whether an answer about the routes to a peer's senders has come, and the peer can send to no client: no
+    /// route leads there, or the session is lost.
     pub fn is_unreachable(&self, peer: usize) -> bool {
         self.0[peer].asked == Some(true) && self.families(peer) == 0
     }

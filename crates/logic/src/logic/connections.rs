@@ -70,7 +70,7 @@ impl<M: Machine> Logic<M> {
         self.shared.counts.rings_exhausted += 1;
     }
 
-    /// Adds an offer, and takes its file.
+    /// Adds an offer and takes its file, unless the offer is dropped.
     pub(super) fn offer(
         &mut self,
         offer: Offer,
@@ -78,7 +78,7 @@ impl<M: Machine> Logic<M> {
         call: &mut Call<'_, M>,
     ) -> Result<(), Reason> {
         self.shared.counts.offers += 1;
-        // Nobody can claim an offer for a peer that is not known. It is dropped.
+        // Nobody can claim an offer for a peer that is not known, so such an offer is dropped.
         if !self.shared.board.knows(offer.peer as usize) {
             self.shared.counts.offers_to_strangers += 1;
             return Ok(());

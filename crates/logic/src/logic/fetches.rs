@@ -8,8 +8,8 @@ use super::{Call, Logic};
 use crate::machine::Machine;
 
 impl<M: Machine> Logic<M> {
-    /// Begins a fetch that another agent asks for. `peer` is the peer that the other agent's certificate belongs to.
-    /// Returns the fetch's number.
+    /// Begins a fetch that another agent asks for. `peer` is the peer that the other agent's certificate belongs to, if
+    /// any. Returns the fetch's number.
     ///
     /// # Errors
     /// Returns why the fetch is refused.

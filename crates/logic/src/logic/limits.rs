@@ -1,6 +1,6 @@
 //! Check of all limits, and the messages to servers and peers about them. An *offer* is a payload that a machine holds
 //! ready until a frontend's agent claims it. A *handoff* lets a backend send a payload on the connection of a
-//! frontend's client, a *consent* is a request's header field that permits this, and a *fetch* brings a payload through
+//! frontend's client. A *consent* is a request's header field that permits this. A *fetch* brings a payload through
 //! both agents instead. A *turn* is one pass of the daemon's event loop.
 
 use shunt_wire::local::closed;
@@ -14,17 +14,17 @@ use crate::machine::Machine;
 /// Resources in use on this machine that only the daemon knows.
 #[derive(Clone, Debug)]
 pub struct Usage {
-    /// Number of handoffs of all servers that are not over, for each peer, from the servers' counters.
+    /// For each peer, number of handoffs to it that are not over, from the counters of all servers.
     pub handoffs: Vec<u64>,
-    /// Payloads that are being sent for each peer.
+    /// For each peer, the load of the payloads that are being sent for it.
     pub sending: Vec<Load>,
-    /// Descriptors of the process.
+    /// File descriptors of the agent's process.
     pub descriptors: Descriptors,
 }
 
 impl<M: Machine> Logic<M> {
-    /// Compares everything that has a limit with its limit. When a limit is reached, or free again, servers learn it
-    /// from the board (memory that the agent writes), and peers from a frame (CLOSED).
+    /// Checks all limits except that of server connections. When a limit is reached, or no longer reached, servers
+    /// learn it from the board (memory that the agent writes), and peers from a frame (CLOSED).
     pub fn look_at_limits(&mut self, usage: &Usage, call: &mut Call<'_, M>) {
         let used = self.use_by_peer(usage);
         let limits = self.shared.settings.limits;
@@ -44,7 +44,7 @@ impl<M: Machine> Logic<M> {
         }
     }
 
-    /// Returns whether the limits have to be checked before the next tick.
+    /// Returns whether the limits have to be checked before the next tick (the periodic work, 10 times a second).
     pub fn is_look_due(&self) -> bool {
         self.gates.is_look_due()
     }
@@ -62,7 +62,7 @@ impl<M: Machine> Logic<M> {
     }
 
     /// Returns whether a peer is to make no offers, because this agent is draining or no route leads to the peer's
-    /// senders. Its offers would only be fetched, through both agents.
+    /// senders. The peer's offers would only be fetched.
     fn takes_none_of(&self, peer: usize) -> bool {
         self.shared.is_draining || self.frontend.steered.is_unreachable(peer)
     }
@@ -76,7 +76,8 @@ impl<M: Machine> Logic<M> {
         }
     }
 
-    /// Resets what is known of a peer's limits, because a session begins. The peer may have forgotten what it was told.
+    /// Forgets the CLOSED messages from and to a peer, because a session begins: the peer's agent may have started
+    /// anew. Tells the peer again if it is to make no offers.
     pub(super) fn renew_limits(&mut self, peer: usize) {
         self.gates.set_full(peer, false);
         self.gates.note_told(peer, false);
@@ -85,7 +86,7 @@ impl<M: Machine> Logic<M> {
         }
     }
 
-    /// Notes a new fetch, in either direction. If it is the last one that the limits allow, the limits are checked at
+    /// Notes a new fetch, in either direction. If the number of fetches now reaches a limit, all limits are checked at
     /// the end of the turn, so that consents and offers are closed.
     pub fn note_fetch(&mut self, peer: Option<usize>) {
         let Some(peer) = peer else { return };

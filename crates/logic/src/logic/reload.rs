@@ -1,5 +1,5 @@
-//! Change of the settings without a restart. A *peer* is another machine's agent, and a *store* the payloads of a
-//! machine's programs under `shunt run`.
+//! Change of the settings without a restart. A *peer* is another machine's agent, and a *session* the use of the
+//! connection with it. A *store* has the payloads of a machine's programs under `shunt run`.
 
 use shunt_wire::sources::Source;
 
@@ -10,9 +10,10 @@ use crate::settings::Settings;
 
 impl<M: Machine> Logic<M> {
     /// Takes over changed settings. `settings.peers` begins with the present peers, in their order. A peer that is no
-    /// longer configured [is gone](crate::settings::PeerSettings::is_gone). Sessions with peers whose settings have
-    /// changed end, and begin again if they may. Sessions with such peers that are being opened end, too, because HELLO
-    /// and the frames after it have told the peer the earlier settings. `stores` has the names of all peers' stores.
+    /// longer configured stays in this list, and is marked as [gone](crate::settings::PeerSettings::is_gone). Sessions
+    /// with peers whose settings have changed end, and begin again if they may. Sessions with such peers that are being
+    /// opened end, too, because HELLO and the frames after it have told the peer the earlier settings. `stores` has the
+    /// names of all peers' stores.
     pub fn reconfigure(&mut self, settings: Settings, stores: &[Source], call: &mut Call<'_, M>) {
         for peer in 0..self.shared.peers.len() {
             let (before, after) = (&self.shared.settings.peers[peer], &settings.peers[peer]);

@@ -1,6 +1,7 @@
 //! Sessions with peers: their begin and end, and the admission of agents that connect. A *peer* is another machine's
 //! agent, as the configuration names it. A *session* is the use of a connection with it, from the second HELLO until
-//! the connection is lost.
+//! the connection is lost. A *handoff* lets a peer send a payload on the connection of a frontend's client. A *sender*
+//! is the peer's kernel socket for this client.
 
 use std::net::IpAddr;
 
@@ -23,7 +24,8 @@ pub struct Refused {
 }
 
 impl<M: Machine> Logic<M> {
-    /// Sends HELLO to a peer, on a connection that has been made or is being made.
+    /// Sends HELLO to a peer, on a connection that has been made or is being made. Also sends the addresses of this
+    /// machine's programs (ADDRESSES), if the peer may read this machine's store.
     pub fn opened(&mut self, peer: usize, opened: &Opened, call: &mut Call<'_, M>) {
         let addresses = self.store.as_ref().map(|store| store.ends.own());
         let shared = &mut self.shared;
@@ -37,7 +39,7 @@ impl<M: Machine> Logic<M> {
     /// agents have it. With `key` the kernel proves TCP handshakes between programs of the two machines.
     ///
     /// # Errors
-    /// Returns the peer's fault, which ends the connection.
+    /// Returns the peer's fault. The daemon then ends the connection.
     pub fn hello(&mut self, peer: usize, hello: &Hello, key: Key, call: &mut Call<'_, M>) -> Result<(), Reason> {
         let heartbeat = self.shared.settings.heartbeat;
         let begun = self.shared.peers.begin(peer, hello, heartbeat, call.now)?;
@@ -100,7 +102,7 @@ impl<M: Machine> Logic<M> {
 
     /// Checks an agent that has connected and sent HELLO. `is_of` says whether the agent's certificate is for a given
     /// name, and `from` is the agent's address. `current` returns the address of the other end of a peer's present
-    /// session. Returns the peer. If there is a session with this peer, it is ended: the peer would not connect if its
+    /// session. Returns the peer's number. A present session with this peer is ended: the peer would not connect if its
     /// side of that session still existed.
     ///
     /// # Errors
@@ -176,7 +178,7 @@ impl<M: Machine> Logic<M> {
             call.actions.push(Action::Steer(peer));
             self.write_families(call);
         }
-        self.gates.set_news(); // a peer without a route is told to offer nothing
+        self.gates.set_news(); // a peer to which no route leads is told to offer nothing
         is_its
     }
 

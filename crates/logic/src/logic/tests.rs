@@ -97,7 +97,8 @@ impl Side {
         std::iter::from_fn(|| self.actions.pop()).collect()
     }
 
-    /// Takes the messages that tell servers of the end of a handoff or fetch, in order: server, handoff and reason.
+    /// Takes all actions. Returns the messages among them that tell servers of the end of a handoff or fetch: server,
+    /// number and reason.
     fn ends(&mut self) -> Vec<(usize, u64, Reason)> {
         let ended = |action: Action<Model>| match action {
             Action::Tell(server, Told::Ended(local::Ended { handoff, reason, .. })) => {
@@ -404,7 +405,7 @@ fn a_question_about_a_file_is_answered_when_it_has_been_read() {
     service.wait(Duration::from_millis(100));
     assert_eq!(digests(&mut service), [(7, 1, 8)]);
     assert_eq!(service.backend.logic.backend.offers.find(0, offer, 1000, Tag([3; 16])).unwrap().proven, Some(1));
-    // A question that has waited for 10 s is answered, too: the digest is not known.
+    // A question that has waited for 10 s is answered, too: the answer says that the digest is not known.
     service.backend.machine.known = Known::NotYet;
     service.frontend.request(0, Request::Prove(local::Prove { handoff: 8, ..prove })).unwrap();
     service.carry();
@@ -516,7 +517,7 @@ fn handoffs_of_a_lost_server_are_cancelled() {
         let all = service.frontend.take_actions().into_iter();
         all.filter(|action| matches!(action, Action::Cancel(cancelled) if *cancelled == region)).count()
     };
-    // The handoff of another server stays: this server may not cancel it.
+    // The handoff belongs to `service.worker`, so the server `other` may not cancel it.
     let other = service.frontend.server(Channel::Control);
     let cancel = local::Cancel { header: local::Cancel::HEADER, handoff: 7 };
     service.frontend.request(other, Request::Cancel(cancel)).unwrap();

@@ -1,6 +1,7 @@
 //! Bound on the messages that this agent passes from a peer to this machine's servers. A server's socket has little
 //! room, and a peer that could fill it would block other peers' messages to that server. A *peer* is another machine's
-//! agent, and a *worker* number the agent's number of one server connection.
+//! agent, and a *worker* number the agent's number of one server connection. A *handoff* lets a peer send a payload on
+//! the connection of a server's client. A *claim* is the message that asks the peer for the payload.
 //!
 //! A question (ASK, PROVE) is remembered, by worker and number, until it is answered. An unasked message is about a
 //! handoff whose payload the peer was asked to send. An agent does not know when a handoff is over, so it only counts
@@ -12,13 +13,13 @@ use shunt_wire::flow::FlowState;
 use shunt_wire::peer::Claim;
 
 /// Most questions to one peer that are unanswered at a time. One server may have as many unanswered questions as are
-/// left for other servers, and QUESTIONS_OF_ITS_OWN in any case.
+/// left for other servers. It may have QUESTIONS_OF_ITS_OWN even if that exceeds QUESTIONS.
 const QUESTIONS: usize = 4096;
 const QUESTIONS_OF_ITS_OWN: usize = 16;
 /// Most messages of one kind ([`News`]) that a peer may still send, however many handoffs it was given.
 const MOST: u32 = 1 << 16;
-/// Number of DIGEST messages that a peer may send for one handoff: one with the digest, one that withdraws it, and
-/// repetitions of the second one after 1, 2, 4... s for a minute, while no answer has come.
+/// Number of DIGEST messages that a peer may send for one handoff: one with the digest, one that withdraws it, and six
+/// repetitions of the second. They come after pauses of 1, 2, 4, 8, 16 and 32 s, while no answer comes.
 const DIGESTS: u32 = 8;
 
 /// Kind of a question.
@@ -33,7 +34,7 @@ pub enum Question {
 /// Kind of a message that a peer sends unasked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
-    /// ENDED.
+    /// ENDED: a handoff has ended without success.
     End,
     /// DIGEST of a handoff that is under way.
     Digest,
@@ -53,7 +54,7 @@ pub struct Hearing {
 }
 
 impl Hearing {
-    /// Notes a question. Returns whether it may be asked.
+    /// Notes a question, if it may be asked. Returns whether it may be asked.
     #[must_use]
     pub fn ask(&mut self, question: Question, worker: u32, name: u64) -> bool {
         let left = QUESTIONS.saturating_sub(self.questions.values().map(HashSet::len).sum());

@@ -22,8 +22,8 @@ const STRANGERS: usize = 64;
 const STRANGERS_AT_ONE_ADDRESS: usize = 8;
 /// Most handshakes per second with strangers.
 const STRANGERS_A_SECOND: u32 = 50;
-/// Number of refusals that are remembered, and time for which each is. A refusal that is remembered is not logged
-/// again.
+/// Number of refusals that are remembered, and time for which each of them is remembered. A remembered refusal is not
+/// logged again.
 const REFUSALS: usize = 64;
 const REFUSED_AGAIN: Duration = Duration::from_secs(3600);
 
@@ -72,7 +72,7 @@ impl Incoming {
         self.places.is_empty()
     }
 
-    /// Gives a new connection a place. Returns `None` if there is no place for it.
+    /// Gives a new connection a place. Returns the place's number, or `None` if there is no place.
     pub fn add(&mut self, from: IpAddr, is_stranger: bool, now: Instant) -> Option<usize> {
         let has_place = self.places.len() < PLACES && (!is_stranger || self.has_place_for_stranger(from, now));
         has_place.then(|| self.places.insert(Place { from, is_stranger, deadline: now + PATIENCE }))
@@ -97,8 +97,8 @@ impl Incoming {
         Some(place)
     }
 
-    /// Logs a refusal, unless the same one is remembered or another one was logged in this second. A refusal that is
-    /// not logged because of another one is logged when it comes again. Returns whether it was logged.
+    /// Logs a refusal, unless the same one is remembered, or another one was logged less than a second ago. A refusal
+    /// that is not logged because of another one is logged when it comes again. Returns whether it was logged.
     pub fn log_refusal(&mut self, from: IpAddr, why: &str, now: Instant) -> bool {
         let may = self.refused.is_news(from, why, now) && self.refusals.allows(now);
         if may {

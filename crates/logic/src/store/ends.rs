@@ -1,7 +1,7 @@
 //! Ends: addresses of programs under `shunt run`, on this machine and on peers' machines. A *reference* is sent in
 //! place of bytes of a body, which the receiver fetches if it needs them. A connection of a program may carry
-//! references if the other end has an address of this machine, or one that a *peer*, another machine's agent, has
-//! named.
+//! references if the other end's address is this machine's, or is one that a peer has named. A *peer* is another
+//! machine's agent. A *session* is the use of the connection with a peer.
 //!
 //! Each agent tells its peers the addresses of its machine's programs (ADDRESSES). For an address that a peer has
 //! named, the kernel gets a key that only the two agents of that session have. With this key the kernel proves TCP
@@ -72,7 +72,7 @@ impl Owners {
     }
 }
 
-/// Part of a session that concerns addresses.
+/// State of a session with a peer: its key, and the limit on its ADDRESSES messages.
 #[derive(Debug)]
 struct Session {
     key: Key,
@@ -83,7 +83,7 @@ struct Session {
 /// the address no longer has an owner.
 pub type Change = (IpAddr, Option<Key>);
 
-/// Owners of addresses, and the keys of their sessions.
+/// Owners of addresses, and the keys of the sessions with peers.
 #[derive(Debug)]
 pub struct Ends {
     owners: Owners,
@@ -94,8 +94,9 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Returns the state without sessions. `own_key` proves handshakes between programs of this machine. `configured`
-    /// has the addresses by which peers know its programs, if these differ from its interfaces' addresses.
+    /// Returns the state of an agent without sessions. `own_key` proves handshakes between programs of this machine.
+    /// `configured` has the addresses by which peers know these programs. If it is empty, peers know them by the
+    /// addresses of this machine's interfaces.
     pub fn new(own_key: Key, configured: &[IpAddr]) -> Self {
         Self { owners: Owners::default(), own_key, configured: configured.to_vec(), sessions: BTreeMap::new() }
     }
@@ -143,7 +144,7 @@ impl Ends {
     }
 
     /// Takes the ADDRESSES messages that were kept because they came too often, if they are allowed now. Returns the
-    /// changes, or `None` if there were none.
+    /// changes, or `None` if no message was taken.
     #[must_use]
     pub fn tend(&mut self, now: Instant) -> Option<Vec<Change>> {
         let due = |session: &mut Session| session.addresses.take_kept(now);
@@ -242,7 +243,7 @@ mod tests {
         let named = |texts: &[&str]| Addresses::of(&ips(texts));
         assert_eq!(ends.name(0, &named(&["10.0.0.2"]), now), None, "of no session");
         ends.begin(0, [2; 16]);
-        // Addresses that no client can have are ignored, and so is this machine's own.
+        // Loopback and link-local addresses are ignored, and so is this machine's own address.
         let changes = ends.name(0, &named(&["10.0.0.2", "127.0.0.1", "10.0.0.1", "169.254.0.1"]), now);
         assert_eq!(changes, Some(vec![(ip("10.0.0.2"), Some([2; 16]))]));
         assert_eq!(ends.name(0, &named(&["10.0.0.3"]), now), None, "too often");

@@ -1,6 +1,7 @@
-//! Connections between programs and other machines' stores. The agents make them, and prove their identities by their
-//! certificates. Then each agent gives the connection and its keys away: one to the program, the other to its store. A
-//! *store* has the payloads of a machine's programs under `shunt run`, and a *reference* names bytes of one of them.
+//! Connections between programs and other machines' stores. The two machines' agents make such a connection, and prove
+//! their identities to each other by certificates. Then each agent gives its end of the connection away, with the keys:
+//! one agent to the program, the other to its machine's store. A *store* has the payloads of a machine's programs under
+//! `shunt run`, and a *reference* names bytes of one payload.
 //!
 //! A program with such a connection can ask the store for bytes to which it has references, and for nothing else.
 
@@ -11,8 +12,8 @@ use shunt_wire::peer::Frame;
 use shunt_wire::sources::Source;
 use slab::Slab;
 
-/// Time that the other agent may take. The library in the program waits twice as long for this agent, in a separate
-/// thread (`shunt_odb::store::client::SILENCE`).
+/// Time that the other machine's agent may take. In a separate thread, the library in the program waits twice as long
+/// for this agent (`shunt_odb::store::client::SILENCE`).
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Most connections that are being made at a time.
 const MOST: usize = 256;
@@ -55,7 +56,7 @@ impl Reaching {
         self.0.try_remove(reach)
     }
 
-    /// Returns the number of one connection that has taken too long. It stays until it is removed.
+    /// Returns the number of one connection that has taken too long. The connection stays until it is removed.
     pub fn late(&self, now: Instant) -> Option<usize> {
         self.0.iter().find(|(_, reach)| reach.deadline <= now).map(|(index, _)| index)
     }
@@ -64,7 +65,7 @@ impl Reaching {
 /// Reads the other agent's answer.
 ///
 /// # Errors
-/// Returns the other agent's reason, or [`Reason::Malformed`] if the frame is no answer.
+/// Returns the other agent's reason for its refusal, or [`Reason::Malformed`] if the frame is no answer.
 pub fn answer(frame: &Frame) -> Result<(), Reason> {
     match frame {
         Frame::Stored(_) => Ok(()),

@@ -4,8 +4,9 @@
 //! agent, and a *session* the use of a connection with it.
 //!
 //! A machine's sources are its own store, and the stores of the peers that have named their addresses to it. A peer
-//! names them only to machines that may read its store. The machine tells its sources to its peers (SOURCES): when a
-//! peer has named its addresses, and whenever the sources have changed. A peer that has sent no SOURCES has no sources.
+//! names its addresses only to machines that may read its store. The machine tells its sources to its peers (SOURCES):
+//! when a peer has named its addresses, and whenever the sources have changed. A peer that has sent no SOURCES has no
+//! sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -35,7 +36,7 @@ impl Default for Said {
 #[derive(Debug)]
 pub struct SourcesOfPeers {
     store: Source,
-    /// The peers' stores, by their numbers.
+    /// The peers' stores, by the peers' numbers.
     stores: Vec<Source>,
     /// Peers whose stores this machine's programs can fetch from.
     open: BTreeSet<usize>,
@@ -43,12 +44,13 @@ pub struct SourcesOfPeers {
 }
 
 impl SourcesOfPeers {
-    /// Returns the state without sessions. `store` is this machine's store, and `stores` are its peers' stores.
+    /// Returns the state of an agent without sessions. `store` is this machine's store, and `stores` are its peers'
+    /// stores.
     pub fn new(store: Source, stores: Vec<Source>) -> Self {
         Self { store, stores, open: BTreeSet::new(), said: BTreeMap::new() }
     }
 
-    /// Adds a peer's store.
+    /// Adds the store of one more peer.
     pub fn add_peer(&mut self, store: Source) {
         self.stores.push(store);
     }
@@ -89,7 +91,7 @@ impl SourcesOfPeers {
     }
 
     /// Takes the SOURCES messages that were kept because they came too often, if they are allowed now. Returns whether
-    /// there were any.
+    /// any was taken.
     #[must_use]
     pub fn tend(&mut self, now: Instant) -> bool {
         let due = |said: &mut Said| said.messages.take_kept(now);

@@ -1,6 +1,7 @@
-//! Connections to this machine's store by which other stores are reached. Each handles one question at a time.
-//! Afterwards it stays open, because the connections that were made through it end with it. A *store* has the payloads
-//! (bodies) of its machine's programs, and a payload's *holder* is the store that has it.
+//! Connections to this machine's store, on which this process asks for connections to stores. Each connection handles
+//! one question at a time, and stays open for the next: later the store may refuse to open another one for this
+//! process. A *store* has the payloads (bodies) of its machine's programs, and a payload's *holder* is the store that
+//! has it.
 
 use std::io;
 

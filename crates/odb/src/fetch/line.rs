@@ -20,9 +20,9 @@ use crate::touched::Touched;
 /// A request, in its layout on the wire.
 pub(super) type Sent = [u8; size_of::<Request>()];
 
-/// Pause of a caller that is sent away and has not waited otherwise, at most once per [`PAUSE_EVERY`]. Without it, a
-/// program whose many clients all come again at once would use a whole processor. It is short, so that the program has
-/// most of its time for other clients.
+/// Pause of a caller that is sent away and has not waited otherwise, at most once per [`PAUSE_EVERY`]. Without the
+/// pause, a program whose many clients all come again at once would use a whole processor. The pause is short, so that
+/// the program has most of its time for other clients.
 const PAUSE: Duration = Duration::from_millis(2);
 const PAUSE_EVERY: Duration = Duration::from_millis(20);
 
@@ -33,7 +33,8 @@ pub(super) struct Line {
     rest: Rest,
     /// How long nothing has come on the connection.
     silence: Silence,
-    /// Whether a caller was sent away while another one's answer was under way. The caller is to have its turn next.
+    /// Whether a caller was sent away while another caller's answer was under way. The caller that was sent away is to
+    /// have its turn next.
     others_wait: bool,
     /// Until this time, no call that may end early waits on this connection, because such a call has just waited its
     /// full time in vain.
@@ -89,9 +90,9 @@ impl Line {
         Ok(gone)
     }
 
-    /// Gives back shares, as far as that takes no waiting, and fetches the first bytes of a payload. Returns how many;
-    /// `None`: the payload is gone. Only a call that has taken long and may end gets fewer bytes than it wants, or none
-    /// (see [`Limit`]).
+    /// Gives back shares, and fetches the first bytes of a payload. Returns how many bytes; `None`: the payload is
+    /// gone. Only a call that has taken long and may end gets fewer bytes than it wants, or none. While an earlier
+    /// answer is under way, only as many shares go back as the socket takes now.
     ///
     /// # Errors
     /// As for [`Self::fetch`].
@@ -124,8 +125,9 @@ impl Line {
         if got != Some(0) || !limit.is_over() {
             return Ok(got);
         }
-        // The caller must not come again at once and wait as long once more, or a program with other work would do
-        // nothing else. Callers must also not come again and again while nothing arrives.
+        // If this caller has waited, the next callers do not wait for a while: a program with other work would
+        // otherwise do nothing but wait. If this caller has not waited, a short pause keeps callers from coming again
+        // and again while nothing arrives.
         if limit.has_waited() {
             self.rests_until = Some(Instant::now() + LONG);
         } else if self.paused.elapsed() > PAUSE_EVERY {
@@ -145,8 +147,8 @@ impl Line {
         let Wanted { reference, into } = wanted;
         let mut got = 0;
         if self.rest.is_under_way() {
-            // Shares can go now, because the store does not answer them, so nothing has to wait behind the answer under
-            // way. They are sent without waiting: the store reads nothing while it sends, so the wait could be long.
+            // Shares can go back now, although an answer is under way: the store does not answer them. They are sent
+            // without a wait, which could be long, because the store reads nothing while it sends.
             let posted = self.post(returns)?;
             returns.drain(..posted);
             let goes_on = self.rest.is_of(reference);

@@ -1,6 +1,6 @@
 //! The store of this machine: the segments and files that this program may read by itself, and the connection by which
-//! it asks the store for them. One thread asks at a time. It holds no lock meanwhile, because the agent (Shunt's
-//! daemon, of which the store is a thread) may be stopped. A *segment* is shared memory with payloads of one program.
+//! it asks for them. One thread asks at a time. That thread holds no lock, because the agent (Shunt's daemon, of which
+//! the store is a thread) may be stopped. A *segment* is shared memory with payloads of one program.
 
 use std::collections::HashMap;
 use std::io;
@@ -30,7 +30,7 @@ pub(super) struct Local {
     link: Link,
     /// Name of the store, once the store has told it.
     pub(super) holder: Option<Holder>,
-    /// Mapped segments by number; `None`: this program is not allowed to map it.
+    /// Mapped segments by number; `None`: this program is not allowed to map the segment, or there is no such segment.
     pub(super) mapped: HashMap<u32, Option<Arc<Mapped>>>,
     /// Table of which machines' programs can fetch from which stores, and the time at which the store was last asked
     /// for the table.
@@ -82,7 +82,7 @@ impl Own {
                 // The agent may have been started again since the last question.
                 Link::Idle(connection) => break Some(connection).filter(Connection::is_served),
                 Link::Unmade => break None,
-                // The thread that asks now waits for a second at most.
+                // Another thread is asking. It waits for a second at most.
                 Link::Used => local = self.changed.wait(local),
                 Link::Silent => {
                     local.link = Link::Silent;
@@ -127,8 +127,8 @@ impl Own {
 }
 
 impl Local {
-    /// Whether there is no open connection with the store. False while a thread uses the connection, and if the store
-    /// is only silent: then it is not asked again.
+    /// Whether there is no open connection with the store. False while a thread uses the connection. Also false if the
+    /// store is only silent: a silent store is not asked.
     pub(super) fn is_cut_off(&self) -> bool {
         match &self.link {
             Link::Idle(connection) => !connection.is_served(),

@@ -1,5 +1,5 @@
-//! Patience with a silent machine: a thread waits for it for less than a second. Only the time counts in which this
-//! process ran and could have received something; a process that was stopped itself has not waited.
+//! Patience with a silent machine: a thread waits for such a machine for less than a second. Only the time counts in
+//! which this process ran and could have received something; a process that was stopped itself has not waited.
 
 use std::cell::OnceCell;
 use std::io;
@@ -72,10 +72,10 @@ impl<'a> Waiting<'a> {
         self.silence
     }
 
-    /// Waits until a connection may be ready.
+    /// Waits until a connection may be ready, for one slice of time at most ([`SLICE`]).
     ///
     /// # Errors
-    /// `TimedOut` if nothing has moved on the connection for [`PATIENCE`].
+    /// `TimedOut` if the other end has been silent for [`PATIENCE`], else the kernel's error of poll(2).
     pub(super) fn wait(&mut self, channel: &Channel, what: PollFlags) -> io::Result<()> {
         let (silence, moved) = (&mut self.silence, channel.moved());
         // To a thread that waits for an answer, only received bytes show that the other end is alive. Bytes that the
@@ -94,23 +94,24 @@ impl<'a> Waiting<'a> {
     }
 }
 
-/// Time that a program's call waits for all bytes, if it can do with the first ones.
+/// Time that a program's call waits for all of its bytes, if the call may end with only the first of them.
 pub const LONG: Duration = Duration::from_millis(200);
-/// Smallest and largest number of bytes that a call that may end early asks for at a time. In between, the number grows
-/// while answers come quickly. When the call ends early, the number becomes that of the bytes that came.
+/// Smallest and largest number of bytes that a call that may end early asks for at a time. Between these limits, the
+/// number doubles after each answer that comes quickly. If the call ends early, the number becomes that of the bytes
+/// that came.
 pub(super) const SOME: RangeInclusive<usize> = (32 << 10)..=(1 << 20);
 
 /// A program's call that may end with a part of its bytes, because the program has other work than to wait for the
 /// rest.
 pub struct Call<'a> {
-    /// Time of the call's first fetch. It is set late, because most calls fetch nothing and need no clock.
+    /// Time of the call's first fetch. It is set only then, because most calls fetch nothing and need no clock.
     began: OnceCell<Instant>,
     may_end: &'a dyn Fn() -> bool,
 }
 
 impl<'a> Call<'a> {
-    /// Makes a call. `may_end` is called once the call has fetched for [`LONG`]. It returns false if the program has no
-    /// other work meanwhile.
+    /// Makes a call. `may_end` is called after the call has fetched for [`LONG`], and returns false if the program has
+    /// no other work.
     #[must_use]
     pub fn new(may_end: &'a dyn Fn() -> bool) -> Self {
         Self { began: OnceCell::new(), may_end }
@@ -150,7 +151,8 @@ impl<'a> Limit<'a> {
         Self { began: Instant::now(), call: None, waits_no_more: false, has_waited: false, is_over: false }
     }
 
-    /// Limit that is reached once the call has taken [`LONG`], if the call may end. `may_end` is called only once.
+    /// Limit that is reached when the call has taken [`LONG`], if the call may end then. The call's `may_end` is called
+    /// only once.
     pub(super) fn of(call: &'a Call<'a>) -> Self {
         call.is_long_at();
         Self { call: Some(call), ..Self::none() }

@@ -10,9 +10,10 @@ use zerocopy::FromBytes;
 use crate::reference::{PayloadId, Reference};
 use crate::store::messages::Answer;
 
-/// Time for which a partly received answer is kept for the caller that asked for it. It counts from the last time that
-/// the caller came for some of it. Meanwhile other callers are sent away. If each of them waited for a while and threw
-/// away what comes, a program with many clients would do nothing else, and none of them would get anything.
+/// Time for which a partly received answer is kept for the caller that asked for it. The time counts from the caller's
+/// last call for some of the answer. Meanwhile other callers are sent away. Otherwise each of them would wait for a
+/// while, and throw away the bytes that come. A program with many clients would then do nothing else, and no client
+/// would get anything.
 const KEPT: Duration = Duration::from_millis(400);
 
 /// Head of an answer, which precedes its bytes.
@@ -27,7 +28,7 @@ struct Head {
 pub(super) struct Rest {
     /// Head of the answer, while it is not complete.
     head: Option<Head>,
-    /// Number of payload bytes that follow the head, if the payload still exists.
+    /// Number of payload bytes that are still to come behind the head, if the payload still exists.
     bytes: usize,
     /// Payload of the answer, and the offset of the next byte in it. `None`: no caller wants the answer.
     of: Option<(PayloadId, u64)>,
@@ -57,7 +58,8 @@ impl Rest {
     }
 
     /// Whether `wanted` begins at most a page before the next byte to come. The caller may have memory that is no block
-    /// of the library's allocator. Then it can use only whole pages, and asks for the rest of a page again.
+    /// of the library's allocator. Then the caller can use only whole pages, and asks for the bytes of an incomplete
+    /// page again.
     pub(super) fn is_of_before(&self, wanted: &Reference) -> bool {
         const PAGE: u64 = 4096;
         self.of.is_some_and(|(payload, at)| {

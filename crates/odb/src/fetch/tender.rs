@@ -32,7 +32,7 @@ const ATTEMPTS_MAX: usize = 64;
 /// Interval at which the tender tries again to send shares back.
 const RETURNS_EVERY: Duration = Duration::from_millis(100);
 
-/// Functions to start threads, and to be called by the tender.
+/// A function that starts threads, and one that the tender calls.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads {
     /// Starts a thread with this name. Returns false if no thread can be started.
@@ -84,7 +84,8 @@ impl Shared {
         tasks.started
     }
 
-    /// Orders an attempt. If no thread can be started, the caller makes it, and waits as long as the agent does.
+    /// Orders an attempt. If no thread can be started, the calling thread makes the attempt, and waits as long as the
+    /// agent does.
     pub(super) fn begin(self: &Arc<Self>, task: Task) {
         if self.start_tender() { self.begin_at(Instant::now(), task) } else { self.attempt(task) }
     }
@@ -200,8 +201,8 @@ impl Shared {
         Ok(connection)
     }
 
-    /// Connects to a holder through this machine's agent, which may have been started again. If the holder was lost, it
-    /// has also answered a request when this returns.
+    /// Connects to a holder through this machine's agent, which may have been started again. If the holder was lost,
+    /// this succeeds only after the holder has also answered a request.
     fn reach(self: &Arc<Self>, holder: Holder, way: &Way) -> io::Result<Line> {
         // The reference is read now, and asked for below even if the holder is no longer lost by then: this attempt may
         // be an old one.

@@ -11,7 +11,9 @@
 //!         |                             | store has answered ----------------/           |
 //!         '------------------------------------------------------------------------------' it broke
 //! ```
-//! The lock is held only for moments, and by no thread that waits for the state to change.
+//! Lost becomes Unmade if the holder has become a source of this machine anew, or if no thread has asked for it for
+//! long. Unmade becomes Lost if the connection has broken at every try of a fetch. The lock is held only for moments,
+//! and by no thread that waits for the state to change.
 //!
 //! A *holder* is the store that has a payload. A *share* is a program's part of the right to fetch the payload; its
 //! size is its *weight*. Unused shares go back to the holder, or end with the payload's *lease*, the time for which the
@@ -56,7 +58,7 @@ pub(super) enum Begins {
     Now,
     /// Not now: too many are under way.
     Later,
-    /// Not at all: no thread needs its connection.
+    /// Not at all: no thread needs another connection.
     Never,
 }
 
@@ -74,7 +76,7 @@ struct State {
     is: Is,
     /// Number of the newest attempt.
     attempt: Attempt,
-    /// Number of the newest attempt that was not made, because no thread could be started.
+    /// Number of the last attempt that was not made, because no thread could be started.
     not_tried: Attempt,
     under_way: usize,
     /// How often the holder had become a source of this machine when a thread last needed it ([`Way::came`]).
@@ -137,8 +139,8 @@ impl Way {
                     let returns = state.returns.drain(..some).collect();
                     return Ok(Some((Turn { way: self, line: Some(line) }, returns)));
                 }
-                // The thread that has the connection now waits for the holder for a second at most. After that the
-                // state says whether the holder is lost.
+                // Another thread has the connection. That thread waits for the holder for a second at most. After that
+                // the state says whether the holder is lost.
                 other => {
                     state.is = other;
                     let waited = self.wait(state, GLANCE, asks.tell);
@@ -150,8 +152,9 @@ impl Way {
     }
 
     /// Notes how often the holder has become a source of this machine, as this machine's agent has counted. If that
-    /// count has changed since the loss, the holder is no longer lost: the next request tries it at once. Otherwise it
-    /// would stay lost until this process's own next attempt succeeds, and these attempts are a second apart.
+    /// count has changed since the loss, the holder is no longer lost: the next request tries it at once. Without this,
+    /// the holder would stay lost until an attempt of this process succeeds, and these attempts are at least a second
+    /// apart.
     pub(super) fn came(&self, times: u64) {
         let mut state = self.lock();
         // An agent that was started again counts from the beginning.
@@ -200,8 +203,8 @@ impl Way {
                     }
                 }
                 Is::Making => {
-                    // If a holder comes and goes, each of its losses costs the waiting threads only half of the
-                    // patience.
+                    // If the holder is lost again soon after its return, that costs the waiting threads only half of
+                    // the patience.
                     let has_just = state.came_back.is_some_and(|then| then.elapsed() < JUST);
                     let patience = if has_just { PATIENCE / 2 } else { PATIENCE };
                     let Some(slice) = state.waited.get_or_insert_with(Waited::begin).slice_of(patience) else {
@@ -294,8 +297,8 @@ impl Way {
     }
 
     /// Decides whether to make this attempt now, later, or never. Never, if the connection exists or a newer attempt
-    /// was ordered. Also never, if the holder is lost and no thread has asked for it during the last `interest`: its
-    /// state becomes Unmade, and the next thread that asks orders a new attempt.
+    /// was ordered. Also never, if the holder is lost and no thread has asked for it during the last `interest`. Then
+    /// the state becomes Unmade, and the next thread that asks orders a new attempt.
     pub(super) fn begins(&self, attempt: Attempt, interest: Duration) -> Begins {
         let mut state = self.lock();
         if state.is_there() || attempt != state.attempt {
@@ -384,7 +387,8 @@ impl State {
     }
 }
 
-/// Exclusive use of the connection. Dropping it without [`Turn::put_back`] means that the connection has broken.
+/// Exclusive use of the connection. If this value is dropped without [`Turn::put_back`], the connection counts as
+/// broken.
 pub(super) struct Turn<'a> {
     way: &'a Way,
     line: Option<Box<Line>>,

@@ -14,12 +14,12 @@ use crate::segment::now_ms;
 /// Time after which an unanswered question is repeated, in milliseconds. An agent that was started again does not know
 /// the question.
 const SILENCE_MS: u64 = 1000;
-/// Time for which a refusal is valid, in milliseconds. After it the machine may have another configuration.
+/// Time for which a refusal is valid, in milliseconds. Later the machine may have another configuration.
 const NO_MS: u64 = 10_000;
 /// Time for which a refusal for a temporary reason is valid, in milliseconds.
 const NOT_NOW_MS: u64 = 1000;
-/// Most answers that are remembered, one for each machine and server. A program has few servers. If there would be more
-/// answers, all are forgotten.
+/// Most answers that are remembered, one for each machine and server. A program has few servers. Before there would be
+/// more, all are forgotten.
 const MOST: usize = 1024;
 
 /// Answer of a machine to the question whether it sends in a server's name, as far as it is known.
@@ -72,7 +72,7 @@ impl Standings {
         Standing::Unknown(Some(self.asked))
     }
 
-    /// Takes in an agent's answer. Returns false if it does not answer a question of this process.
+    /// Takes in an agent's answer. Returns false if it answers no question that is still open.
     pub(super) fn hear(&mut self, answer: &Answer) -> bool {
         let asked = self.said.iter_mut().find(|((peer, _), (_, said, _))| {
             *peer == answer.peer && matches!(said, Said::Nothing(asked) if *asked == answer.handoff)

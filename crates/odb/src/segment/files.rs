@@ -11,12 +11,12 @@ use crate::place::Version;
 /// Shortest range for which a file is given to the store at once, in bytes. Shorter ranges are copied, unless the file
 /// is remembered as sent before, because giving a file takes two messages.
 const GIVEN_AT_ONCE_BYTES: u64 = 256 << 10;
-/// Time since a file's last use after which another may take its place, in milliseconds. If more files are in use than
-/// there are places, those without a place are copied: replacing files at every send would cost more.
+/// Time since a file's last use after which another file may take its place, in milliseconds. If more files are in use
+/// than there are places, those without a place are copied: replacing files at every send would cost more.
 const KEPT_MS: u64 = 1000;
-/// Time after a refusal of the store in which no file is given to it, in milliseconds.
+/// Time after the store has refused a file in which no other file is given to it, in milliseconds.
 const RETRY_MS: u64 = 1000;
-/// Number of places in which files that were sent are remembered, each by a digest of its state, until another takes
+/// Number of files that are remembered as sent. Each is remembered by a digest of its state, until another file takes
 /// its place.
 const NOTES: usize = 256;
 /// Most slots that refer to files. The other slots are kept for payloads that are in no file.
@@ -46,7 +46,7 @@ struct Given {
 pub(super) struct Files {
     given: Vec<Given>,
     slots: usize,
-    /// Digests of the states of files that were sent.
+    /// Digests of the states of files that were sent; 0 where there is none.
     notes: [u64; NOTES],
     /// Time of the store's last refusal.
     refused_ms: Option<u64>,
@@ -59,7 +59,7 @@ impl Default for Files {
 }
 
 impl Files {
-    /// Whether a slot may be used for one more reference to a file.
+    /// Whether one more slot may refer to a file.
     pub(super) fn has_room(&self) -> bool {
         self.slots < SLOTS_OF_FILES
     }
@@ -92,8 +92,8 @@ impl Files {
         std::mem::replace(&mut self.notes[digest as usize % NOTES], digest) == digest
     }
 
-    /// Way to send a file that takes this file's place: it is given under the place's next number. If slots still refer
-    /// to this file, the other file is copied.
+    /// Returns the way to send another file, if that one is to take the place of `given`: it is given under the place's
+    /// next number. If slots still refer to `given`, the other file is copied.
     fn anew(given: &Given) -> Way {
         match given.number.checked_add(FILES) {
             Some(number) if given.slots == 0 => Way::Give(number),

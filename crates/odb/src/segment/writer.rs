@@ -1,7 +1,7 @@
 //! Segment as its program uses it: the program puts payloads there, and refers to files. A segment is memory that the
-//! store leases to one program. A *slot* is the segment's entry for one payload. A payload has *come back* when the
-//! store has returned its slot: nobody can fetch it any more. The *holder* is the store, by its name. A *reader* is a
-//! program that fetches payloads.
+//! store leases to one program. A *payload* is the bytes of one large write, and a *slot* the segment's entry for one
+//! payload. A payload has *come back* when the store has returned its slot: nobody can fetch it any more. The *holder*
+//! is the store, by its name. A *reader* is a program that fetches payloads.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice};
@@ -38,12 +38,12 @@ pub struct Writer {
     made: u64,
     /// Free pages of the data, as runs: first page of each run, and its number of pages.
     free: BTreeMap<usize, usize>,
-    /// Pages or file that the payload takes up, for each slot.
+    /// By slot: pages or file that the slot's payload takes up.
     taken: Vec<Taken>,
     next_slot: usize,
     files: Files,
     reclaimed_ms: u64,
-    /// Length of each slot's payload in bytes, and the note to be returned in its [`Report`].
+    /// By slot: length of the payload in bytes, and the note to be returned in the payload's [`Report`].
     notes: Vec<Option<(u32, Note)>>,
     /// Slots with notes, in the order in which they are checked. Some have lost their note meanwhile.
     noted: VecDeque<usize>,
@@ -110,7 +110,7 @@ impl Writer {
         presence::is_there(self.memory.long(SEEN))
     }
 
-    /// Stores a copy of some bytes. `None`: there is no room now.
+    /// Stores a copy of some bytes. `None`: there are no bytes, or there is no room now.
     pub fn put(&mut self, bytes: &[IoSlice<'_>]) -> Option<Reference> {
         let length = bytes.iter().map(|slice| slice.len()).sum();
         self.place(length, |memory, mut at| {
@@ -137,7 +137,8 @@ impl Writer {
         })
     }
 
-    /// Takes a slot and pages, and lets `fill` write the bytes. `fill` returns how many there are.
+    /// Takes a slot and pages for `room` bytes, and lets `fill` write the bytes. `fill` returns how many it has
+    /// written; `None`: there are none.
     fn place(&mut self, room: usize, fill: impl FnOnce(&SharedMemory, usize) -> Option<usize>) -> Option<Reference> {
         if room == 0 {
             return None;
@@ -189,7 +190,8 @@ impl Writer {
         self.files.was_refused(now_ms());
     }
 
-    /// Refers to bytes of a file that the store has. `None`: there is no free slot, or the store has closed the file.
+    /// Refers to bytes of a file that the store has. `None`: `length` is 0, there is no free slot, or the store has
+    /// closed the file.
     pub fn refer_to_file(&mut self, number: u32, from: u64, length: u64) -> Option<Reference> {
         if length == 0 {
             return None;
@@ -235,7 +237,8 @@ impl Writer {
         }
     }
 
-    /// Reports on payloads that have come back, each once. Checks a few slots per call, the oldest first.
+    /// Returns each report on a payload that has come back, once. Each call checks a few of the slots that have notes,
+    /// in turn.
     pub fn reports(&mut self) -> impl Iterator<Item = Report> {
         const AT_ONCE: usize = 4;
         for slot in self.noted.drain(..AT_ONCE.min(self.noted.len())).collect::<Vec<_>>() {
@@ -289,7 +292,7 @@ impl Writer {
         }
     }
 
-    /// Reclaims a slot and its pages, if its payload has come back. Returns false if it has not.
+    /// Reclaims a slot and its pages, if its payload has come back. Returns whether it was reclaimed.
     fn reclaim_slot(&mut self, slot: usize) -> bool {
         let state = self.memory.word(slot_at(slot) + STATE);
         if self.taken[slot] == Taken::Nothing || state.load(Ordering::Acquire) != RETURNED {

@@ -1,7 +1,7 @@
 //! A program's end of its connections to the store of its machine. An *entrance* is a connection to the store that
 //! child processes inherit. A *segment* is memory that the store leases to a program. A *reference* names bytes of a
-//! payload. By a *handoff*, another machine sends a payload to this program's client. The *agent* is Shunt's daemon on
-//! each machine, and the store is a thread of it.
+//! payload, a body that some program has written. By a *handoff*, another machine sends a payload to this program's
+//! client. The *agent* is Shunt's daemon on each machine, and the store is a thread of it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -102,8 +102,8 @@ impl Connection {
     /// Connects to the store that listens at `path`.
     ///
     /// # Errors
-    /// Returns the kernel's error of connect(2): there is no store. Or an error if the store does not answer as one, or
-    /// does not admit this program.
+    /// Returns the kernel's error of connect(2) if there is no store. Returns another error if the listener does not
+    /// answer as a store does, or the store does not admit this program.
     pub fn open(path: &Path) -> io::Result<Self> {
         Self::open_within(path, SILENCE)
     }

@@ -1,6 +1,6 @@
-//! Files that a program has given to the store with its segment. A file stays open while the program refers to it, and
-//! a while longer, because files are often sent again. A *segment* is memory that the store leases to a program, and a
-//! *slot* its entry for one payload.
+//! Files that a program has given to the store, to refer to them in the slots of the program's segment. A file stays
+//! open while the program refers to it, and a while longer, because files are often sent again. A *segment* is memory
+//! that the store leases to a program, and a *slot* its entry for one payload.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -31,8 +31,8 @@ impl Files {
         self.0.len()
     }
 
-    /// Keeps a file open under this number, in place of an earlier one in the same place, and announces it in the
-    /// segment.
+    /// Keeps a file open under this number, and announces that in the segment. An earlier file in the same place is
+    /// closed.
     pub(super) fn open(&mut self, reader: &Reader, number: u32, file: SentFile, now_ms: u64) -> Arc<SentFile> {
         let file = Arc::new(file);
         let open = Open { number, file: Arc::clone(&file), used_ms: now_ms, referred_ms: now_ms };

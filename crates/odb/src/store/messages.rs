@@ -1,8 +1,8 @@
 //! Messages between programs and the store of their machine (SOCK_SEQPACKET), and between readers and stores
 //! (crate::channel). A *segment* is memory that the store leases to a program for its payloads. An *entrance* is a
-//! connection to the store that child processes inherit. A *reference* names bytes of a payload; its *weight* is the
-//! size of its share of the right to fetch them. A *reader* is a program that fetches payloads. The *agent* is Shunt's
-//! daemon on each machine.
+//! connection to the store that child processes inherit. A *reference* names bytes of a payload, and has a share of the
+//! right to fetch them. The share's size is its *weight*. A *reader* is a program that fetches payloads. The *agent* is
+//! Shunt's daemon on each machine.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -16,31 +16,31 @@ use crate::touched::TouchedLayout;
 pub mod ask {
     /// Asks for the name of the store. A program asks this first on each connection that does not become an entrance.
     pub const HELLO: u32 = 1;
-    /// Asks for a segment to write into. The answer has its memfd.
+    /// Asks for a segment to write into. The answer has the segment's memfd.
     pub const LEASE: u32 = 2;
-    /// Asks to map a segment of this store. The answer has its memfd, read-only.
+    /// Asks to map a segment of this store. The answer has the segment's memfd, read-only.
     pub const MAP: u32 = 3;
-    /// Asks for a connection to a store, this one or another. The answer has its socket.
+    /// Asks for a connection to a store, this one or another. The answer has the connection's socket.
     pub const REACH: u32 = 4;
     /// Asks for memory in which the program keeps its counts (super::usage) as long as the connection lives. The answer
-    /// has its memfd.
+    /// has the memory's memfd.
     pub const COUNT: u32 = 5;
-    /// Asks for a connection with the agent, to hand off connections with clients (include/shunt.h). The answer has its
-    /// socket.
+    /// Asks for a connection with the agent, to hand off connections with clients (include/shunt.h). The answer has the
+    /// socket of the connection with the agent.
     pub const HAND_OFF: u32 = 6;
     /// Gives the store a file, with its descriptor. References will name it by a number that the program has chosen.
     pub const KEEP_FILE: u32 = 7;
-    /// Asks to read a file that a program has sent. The answer has a descriptor of it.
+    /// Asks to read a file that a program has sent. The answer has a descriptor of the file.
     pub const OPEN_FILE: u32 = 8;
     /// Makes the connection an entrance, which programs of many users will inherit. From then on the store takes only
-    /// ENTER on it. Allowed as long as the program has got no segment, no other connection and no memory for counts
-    /// over the connection.
+    /// ENTER on it. Allowed as long as the program has got no segment, no connection to another machine's store and no
+    /// memory for counts over the connection.
     pub const ENTRANCE: u32 = 9;
     /// At an entrance, with one end of a pair of sockets: asks to serve the program that made the pair, as if it had
     /// connected. There is no answer.
     pub const ENTER: u32 = 10;
-    /// Asks for the table of which machines' programs can fetch from which stores (crate::sources). The answer has its
-    /// memfd, read-only.
+    /// Asks for the table of which machines' programs can fetch from which stores (crate::sources). The answer has the
+    /// table's memfd, read-only.
     pub const SOURCES: u32 = 11;
 }
 
@@ -55,7 +55,7 @@ pub mod outcome {
     pub const NOT_THERE: u32 = 3;
 }
 
-/// Question of a program. Each but ENTER is answered by [`Told`], in order.
+/// Question of a program. Each question but ENTER is answered by [`Told`], in order.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Ask {

@@ -27,7 +27,7 @@ pub(super) fn send(
     Ok(())
 }
 
-/// Receives the next packet; `None` if there is none now.
+/// Receives the next packet; `None`: there is none now, or a signal came first.
 ///
 /// # Errors
 /// Returns the kernel's error of recvmsg(2); `TimedOut` if none came within the socket's timeout.

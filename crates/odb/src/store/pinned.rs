@@ -1,6 +1,6 @@
 //! Payload bytes that stay where they are, in a segment of memory or in a file, while they are sent. The store sends
-//! them to *readers*, the programs that fetch them, and the agent's sockets send them to clients. A *store* has the
-//! payloads of a machine's programs, and a *reference* names bytes of one payload.
+//! such bytes to *readers*, the programs that fetch them. The agent (Shunt's daemon) sends them to clients. A *store*
+//! has the payloads of a machine's programs, and a *reference* names bytes of one payload.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! Limit of the readers of a store, the programs that fetch payloads from it. A reader gets one of a fixed number of
-//! places before it is told that it is admitted. A program that was told so accepts references instead of bytes, so the
-//! store must not find afterwards that there are too many readers.
+//! Limit on the number of a store's *readers*, the programs that fetch payloads from it. A reader gets one of a fixed
+//! number of places before it is told that it is admitted. A program that was told so accepts references instead of
+//! bytes, so the store must not find afterwards that there are too many readers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,14 +19,15 @@ pub struct Places {
     taken: Arc<Mutex<HashMap<u32, usize>>>,
 }
 
-/// A place for one reader, given back when it is dropped.
+/// A place for one reader. It is given back when this value is dropped.
 #[derive(Debug)]
 pub struct Place {
     of: Places,
     machine: u32,
 }
 
-/// Number of the store's own machine, in place of a peer's index.
+/// Number of the store's own machine. The other machines have the numbers that this machine's agent gives them, from 0
+/// up.
 pub(super) const OWN: u32 = u32::MAX;
 
 impl Places {

@@ -1,7 +1,7 @@
 //! A program's connection at the store: the questions that it asks ([`Ask`]), and the descriptors that it gets. The
-//! program keeps the connection open; when it ends, the program is considered ended. A *segment* is memory that the
-//! store leases to a program. A connection may become an *entrance*, which child processes inherit, to reach the store
-//! by it. The *agent* is Shunt's daemon on each machine, and the store is a thread of it.
+//! program keeps the connection open; when the connection ends, the program is considered ended. A *segment* is memory
+//! that the store leases to a program. A connection may become an *entrance*, which child processes inherit, to reach
+//! the store by it. The *agent* is Shunt's daemon on each machine, and the store is a thread of it.
 
 use std::collections::HashMap;
 use std::io;
@@ -54,13 +54,14 @@ pub(crate) struct Program {
     pub(crate) caller: Caller,
     pub(crate) counts: bool,
     pub(crate) segments: Vec<u32>,
-    /// Connections to other machines' stores, kept so that they can be ended when their agents are no longer trusted.
+    /// Connections to other machines' stores. They are kept so that they can be ended when the agents of those stores
+    /// are no longer trusted.
     reached: HashMap<Holder, OwnedFd>,
     /// Whether the program waits for the answer to a REACH or HAND_OFF. If it asks another question before it has the
     /// answer, the store ends its connection.
     pub(crate) waits: bool,
-    /// Whether the connection is an entrance. Programs of any user may have it, so it only admits programs, each as the
-    /// user that it is.
+    /// Whether the connection is an entrance. Programs of any user may have an entrance. So an entrance only admits
+    /// programs, each as the user that the program is then.
     pub(crate) is_entrance: bool,
 }
 
@@ -108,7 +109,8 @@ impl Program {
         is_the_same.then_some(self.caller.user)
     }
 
-    /// Whether the program has got nothing over this connection yet, so that it may become an entrance.
+    /// Whether the connection may become an entrance: the program has got no segment, no connection to another
+    /// machine's store and no memory for counts over it.
     pub(crate) fn is_fresh(&self) -> bool {
         self.segments.is_empty() && self.reached.is_empty() && !self.counts
     }

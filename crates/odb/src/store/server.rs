@@ -78,7 +78,7 @@ impl Orders {
         &self.places
     }
 
-    /// Serves the reader at the other end of a connection from a peer that the agent has authenticated.
+    /// Serves the reader at the other end of a connection. The agent has authenticated the reader's machine.
     pub fn serve(&self, socket: OwnedFd, sealing: Sealing, place: Place) {
         self.give(Order::Serve(socket, Box::new(sealing), place));
     }
@@ -99,7 +99,7 @@ impl Orders {
         self.give(Order::EndConnections);
     }
 
-    /// Makes the store lease no more segments. Readers still get what it has.
+    /// Makes the store lease no more segments. Readers still get the payloads that it has.
     pub fn close(&self) {
         self.give(Order::Close);
     }
@@ -110,7 +110,8 @@ impl Orders {
     }
 
     fn give(&self, order: Order) {
-        // If the store has ended, the connections of all programs that wait for it have ended, too.
+        // If the store has ended, the order is lost. No program waits for it: the connections of all programs have
+        // ended, too.
         let _ = self.orders.send(order);
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }

@@ -18,7 +18,7 @@ use crate::place::Changed;
 use crate::reference::Reference;
 use crate::touched::Touched;
 
-/// Most answers that wait for a slow reader. Beyond that, its requests wait in its socket.
+/// Most answers that wait for a slow reader. While there are as many, the reader's further requests wait in the socket.
 pub(crate) const ANSWERS_MAX: usize = 32;
 /// Bytes sent to one reader in a row, after which others have their turn.
 const TURN_BYTES: usize = 512 << 10;
@@ -137,7 +137,8 @@ impl Session {
         waited > idle || (!self.outgoing.is_empty() && waited > patience)
     }
 
-    /// Does what the reader asks for, as far as it accepts the answers now, up to [`TURN_BYTES`].
+    /// Does what the reader asks for, as far as the reader accepts the answers now. After [`TURN_BYTES`], other readers
+    /// have their turn.
     ///
     /// # Errors
     /// The connection has ended, or the reader has sent something that is no request.
@@ -221,8 +222,8 @@ impl Session {
                 filled = filled.and(more);
             })?;
             if filled.is_err() || !outgoing.bytes.as_ref().is_none_or(|pinned| pinned.place().is_unchanged()) {
-                // The reader was promised bytes that no longer exist. It will ask again on a new connection, and then
-                // be told that they are gone.
+                // The reader was promised bytes that no longer exist. The reader will ask again on a new connection,
+                // and then be told that the payload is gone.
                 return Err(io::Error::other(Changed));
             }
             (room, put) = (room - now, put + now);

@@ -1,7 +1,7 @@
-//! Counts that each program keeps of itself, in memory that it shares with the store. So counting takes no messages and
-//! no system calls.
+//! Counts that each program keeps about itself, in memory that it shares with the store. So counting takes no messages
+//! and no system calls.
 //!
-//! A process may have several pages of counts; it writes its totals to the one that it has asked for last.
+//! A process may have several pages of counts. It writes its totals to the page that it got last.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;

@@ -110,15 +110,17 @@ pub struct Given {
     pub returns: usize,
 }
 
-/// Answers requests for bytes of `body` as a slow holder: 10,000 bytes every 10 ms, and at most `most` bytes in all.
+/// Answers requests for bytes of `body` as a slow holder: 10,000 bytes every 10 ms. Stops when `most` bytes or more
+/// were sent.
 pub fn give_slowly(store: &mut UnixStream, body: &[u8], most: usize) -> Given {
     give(store, body, most, 10_000)
 }
 
-/// Length of a request in bytes: kind (8), reference, and report on the payload's bytes that were needed (16).
+/// Length of a request in bytes: kind and zeros (8), reference, and report on the payload's bytes that were needed
+/// (16).
 const REQUEST_BYTES: usize = 8 + REFERENCE_BYTES + 16;
 
-/// Answers requests for bytes of `body`, `at_a_time` bytes every 10 ms, and at most `most` bytes in all.
+/// Answers requests for bytes of `body`, `at_a_time` bytes every 10 ms. Stops when `most` bytes or more were sent.
 pub fn give(store: &mut UnixStream, body: &[u8], most: usize, at_a_time: usize) -> Given {
     const FETCH: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
     let (mut request, mut given) = ([0; REQUEST_BYTES], Given::default());

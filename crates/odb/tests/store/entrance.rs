@@ -59,8 +59,8 @@ except BlockingIOError: print('nothing')
     assert_eq!(at(&entrance, silent), "nothing");
 }
 
-/// The store takes a program for the user that made its pair of sockets. So it refuses a pair that another process
-/// made.
+/// The store serves a program as the user whose process made the pair of sockets. So it refuses a pair that another
+/// process made.
 #[test]
 fn nobody_enters_with_the_sockets_of_another() {
     let bed = Bed::new(Limits::default());

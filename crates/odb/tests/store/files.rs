@@ -1,5 +1,5 @@
 //! Files that programs have sent: their bytes are unchanged, or gone. A *reference* names bytes of a file that the
-//! store has open. The store keeps them for their *lease*, and longer while somebody reads them.
+//! store has open. The store keeps these bytes for their *lease*, and longer while somebody reads them.
 
 use std::fs::{File, FileTimes, OpenOptions, Permissions};
 use std::io::{IoSlice, Read, Write};
@@ -24,7 +24,7 @@ use shunt_odb::store::pinned::Pinned;
 
 use crate::{Bed, assert_fetched, assert_same_bytes, bytes, fetch, wait_for};
 
-/// Limits of a store with hardly any memory: copies do not fit.
+/// Limits of a store with hardly any memory: copies of the files do not fit.
 fn small(limits: Limits) -> Limits {
     Limits { bytes: 4 << 20, segment_bytes: 64 << 10, ..limits }
 }
@@ -96,7 +96,7 @@ fn a_file_is_not_copied_and_its_bytes_come_to_readers_of_any_kind() {
     let end = refer(&program, &mut writer, &file, 4_999_999, 100).unwrap();
     assert_eq!((whole.length, middle.length, end.length), (5_000_003, 3_000_000, 4), "short at its end");
     assert!(refer(&program, &mut writer, &file, 5_000_003, 1).is_none(), "nothing is there");
-    // The file is closed and the program ends. What it has sent stays available.
+    // The file is closed and the program ends. The bytes that it has sent stay available.
     drop((file, writer, program));
     for holders in [bed.holders(), bed.strange_holders()] {
         let before = bed.fetched_bytes();

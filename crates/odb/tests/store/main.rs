@@ -57,7 +57,7 @@ fn bytes(seed: u64, length: usize) -> Vec<u8> {
     (0..length as u64).map(|at| ((seed + at).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
 
-/// Keys on which two agents agree in a handshake.
+/// Keys for the reader's end and for the store's end of a connection, as two agents agree on them in a handshake.
 fn sealings() -> [Sealing; 2] {
     let keys = |byte| Keys { iv: [byte; 12], key: [byte; 32] };
     [(1, 2), (2, 1)].map(|(send, receive)| Sealing {
@@ -120,7 +120,8 @@ fn another_users_program_gets_the_bytes_of_its_references_and_no_segment() {
     assert!(bed.fetched_bytes() > 3_000_000, "through the store");
 }
 
-/// A program that has become another user keeps its connection and can fetch by it, but maps no segment any more.
+/// A program that has become another user keeps its connection, and the store still answers on it. But the store lets
+/// the program map no segment any more.
 #[test]
 fn a_program_that_has_become_another_user_maps_nothing() {
     needs_root();
@@ -148,7 +149,7 @@ print(asks(MAP), asks(HELLO))
     assert_eq!(said, "(True, True)\n(True, False) (True, False)\n", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A mapped segment cannot be written.
+/// The descriptor of a mapped segment cannot be written to.
 #[test]
 fn a_mapped_segment_is_only_to_be_read() {
     let bed = Bed::new(Limits::default());
@@ -507,7 +508,7 @@ fn a_reader_that_reads_nothing_or_talks_nonsense_stops_nobody_else() {
         assert!(end.is_empty(), "no answer to nonsense");
     }
     assert_fetched(&bed.strange_holders(), &reference, &body, "the payload");
-    // The idle reader gets all hundred answers as a whole.
+    // The idle reader gets each of the hundred answers as a whole.
     let mut answer = vec![0; 16 + body.len()];
     for turn in 0..100 {
         idle.read_exact(&mut answer).unwrap();

@@ -1,7 +1,7 @@
-//! Silent holders, and the threads that do not wait for them. A *holder* is the store that has a payload. It is *lost*
-//! once it has been silent for a second. A *share* is a part of the right to fetch a payload; an unused one goes back
-//! to the holder. A *reference* names bytes of a payload, and a *wish* is a program's request for a connection to a
-//! holder.
+//! Silent holders, and the threads that do not wait for them. A *holder* is the store that has a payload. A holder is
+//! *lost* once it has been silent for a second, or could not be reached. A *share* is a part of the right to fetch a
+//! payload; an unused one goes back to the holder. A *reference* names bytes of a payload, and a *wish* is a program's
+//! request for a connection to a holder.
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -42,7 +42,8 @@ fn reader_beside(here: &Bed, there: &Bed) -> (Holders, Reference) {
     (holders, reference)
 }
 
-/// Receives the next wish of a program for a connection, which is for the mute holder.
+/// Receives a program's next wish for a connection, and checks that it is for the mute holder. Returns the program's
+/// number.
 fn wish(here: &Bed) -> u64 {
     let (program, holder) = here.wishes.recv_timeout(PATIENCE).expect("a wish");
     assert_eq!(holder, mute());
@@ -79,7 +80,7 @@ fn still_waits<T>(waiting: &ScopedJoinHandle<'_, T>) {
 }
 
 /// Waits until a thread reports that its fetch has failed, because the holder is lost. That takes about a second. The
-/// limit is generous, because with a fault in the library it would take minutes.
+/// limit can be generous, because a fault in the library would make it take minutes.
 fn is_told(told: &mpsc::Receiver<bool>) {
     assert_eq!(told.recv_timeout(Duration::from_secs(15)), Ok(true), "a silent holder is waited for for long");
 }
@@ -167,8 +168,8 @@ fn a_holder_that_was_silent_is_there_again_once_its_store_answers() {
     wait_for("it is there again", || comes(&holders, &body, &bytes(3, 5000))).unwrap();
 }
 
-/// The library's own attempts are at least a second apart. The process learns of the holder's return earlier, from its
-/// agent.
+/// The library's own attempts are at least a second apart. The process learns of the holder's return earlier, from this
+/// machine's agent.
 #[test]
 fn a_lost_holder_that_its_agent_has_again_is_tried_at_once() {
     let (here, there, _program, body) = silent_holder();
@@ -334,8 +335,8 @@ fn a_program_that_does_not_block_takes_what_has_come_and_asks_again() {
             let (outcome, got, turns) = some_by_some(holders, &of(body));
             assert!(outcome.is_ok(), "{outcome:?} after {} bytes", got.len());
             assert_same_bytes(&got, body, "the payload");
-            // Fetches a part of one payload, and then all of another: the rest of the first must not be mixed into the
-            // second.
+            // Fetches some bytes of the payload, and then all bytes of shorter references to its beginning. The rest of
+            // the first answer must not be mixed into these.
             let mut into = vec![0; 300_000];
             assert!(
                 holders.fetch_some(&of(body), &mut vec![0; body.len()], &Call::new(&|| true)).unwrap() < body.len()
@@ -356,7 +357,7 @@ fn a_program_that_does_not_block_takes_what_has_come_and_asks_again() {
     assert!(turns > 1);
 }
 
-/// Clients of one program: bytes on their way to one client are not thrown away for another.
+/// The program fetches for four clients in turn. Bytes on their way for one client are not thrown away for another.
 #[test]
 fn clients_of_a_slow_holder_have_their_turns() {
     const EACH: usize = 100_000;
@@ -391,7 +392,8 @@ fn clients_of_a_slow_holder_have_their_turns() {
         assert!(turns > 8, "{turns}");
         store.join().unwrap()
     });
-    // If the reader did not run for a while, it has lost its turn. Then some bytes were sent in vain, and once more.
+    // If the reader did not run for a while, it has lost its turn. Then some bytes were sent in vain, and had to be
+    // sent again.
     assert!(given.bytes < body.len() * 9 / 8, "{given:?} of {}", body.len());
 }
 

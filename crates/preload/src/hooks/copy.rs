@@ -5,8 +5,8 @@
 //! A *block* is memory that malloc(3) has returned. A page of a large block is *missing* if the kernel has no memory
 //! for it: a thread that touches it waits until the library has filled it.
 //!
-//! Memory that a program overwrites is not fetched first. (A buffer that is used again may still stand for bytes of its
-//! last use.)
+//! Memory that these functions overwrite is usually not fetched first. (A buffer that is used again may still stand for
+//! bytes of its last use.)
 
 use std::ops::Range;
 

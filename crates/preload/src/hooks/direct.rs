@@ -79,8 +79,8 @@ unsafe extern "C-unwind" fn syscall(
 }
 
 /// Whether a system call only wakes other threads. All other calls by number end the program's turn, the time between
-/// two waits for events (shunt_process::bypass::turn_ends), because they may wait. A call that wakes does not wait, and
-/// std's locks make such a call whenever they are released.
+/// two waits for events (shunt_process::bypass::turn_ends), because they may wait. A call that wakes does not wait.
+/// std's locks make such a call when they are released while a thread waits for them.
 fn wakes(number: c_long, operation: usize) -> bool {
     let flags = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
     number == libc::SYS_futex && [libc::FUTEX_WAKE, libc::FUTEX_WAKE_BITSET].contains(&(operation as c_int & !flags))
@@ -130,8 +130,8 @@ extern "C-unwind" fn begin(begin: *mut c_void) -> c_int {
     start(argument)
 }
 
-/// clone(2), by glibc's function. The arguments behind `argument` (where ids of parent and child go, the thread area)
-/// are passed on as they are.
+/// clone(2), by glibc's function. The arguments behind `argument` (addresses for the ids of parent and child, and the
+/// thread area) are passed on as they are.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn clone(
     start: Start,

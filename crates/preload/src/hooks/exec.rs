@@ -62,7 +62,8 @@ struct Environment {
     _preload: Vec<u8>,
 }
 
-/// Returns a copy of an environment with what this library needs. Returns `None` if the environment has all of it.
+/// Returns a copy of an environment, with what this library needs added. `None`: the environment has all of it, or this
+/// library's file is not known.
 ///
 /// # Safety
 /// `given` is null or an environment, as for execve(2).

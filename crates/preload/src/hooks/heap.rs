@@ -32,7 +32,8 @@ unsafe extern "C" {
 static OURS: AtomicBool = AtomicBool::new(false);
 /// Alignment of glibc's blocks, in bytes.
 const ALIGNMENT: usize = 16;
-/// Size in bytes from which calloc(3) writes no zeros. The kernel makes them when a page is touched, as with glibc.
+/// Size in bytes from which calloc(3) writes no zeros. The kernel then makes the zeros when a page is touched, as with
+/// glibc. (If the block's pages are locked, calloc(3) writes the zeros.)
 const CLEARED_MIN: usize = 128 << 10;
 /// Offset of blocks in their first page, in bytes, if they are not to begin at a page.
 const ELSEWHERE: usize = 48;

@@ -75,7 +75,8 @@ unsafe extern "C-unwind" fn writes_ex(
     unsafe { functions::write_ex(ssl, from, bytes, wrote, caller) }
 }
 
-/// SSL_get_error(3). OpenSSL does not know of a write that waits behind a handoff, so this answers for it.
+/// SSL_get_error(3). OpenSSL does not know of a write that waits behind a handoff, so this function answers in
+/// OpenSSL's place.
 unsafe extern "C-unwind" fn gets_error(ssl: *const Ssl, returned: c_int, caller: usize) -> c_int {
     // SAFETY: the program passed these arguments to OpenSSL's function, so they are valid for this call.
     let full = if returned <= 0 { unsafe { tls::is_full(ssl.cast_mut()) } } else { Full::No };

@@ -1,7 +1,7 @@
 //! Reads and writes, by every function that glibc has for them. A connection between two programs under Shunt (started
 //! by `shunt run`) is *framed*: it carries references to bytes beside real bytes, and crates/process reads and writes
-//! it. Memory may be absent, which means that it stands for bytes in a store. If absent memory is written, the bytes
-//! are fetched, or another machine sends them. All other calls are glibc's.
+//! it. Memory may be absent, which means that it stands for bytes in a store. If a program writes absent memory to a
+//! descriptor, the bytes are fetched, or another machine sends them. All other calls are glibc's.
 
 use std::os::fd::RawFd;
 
@@ -40,8 +40,8 @@ const MOST_PARTS: usize = libc::UIO_MAXIOV as usize;
 /// Flags of reads that get something beside the stream: urgent bytes, or errors. Such reads go to the kernel.
 const BESIDE: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE;
 
-/// Reads, if the descriptor is a framed connection's. Returns `None` if glibc's function has to read. Then absent
-/// memory that it is about to overwrite need not be fetched first.
+/// Reads, if the descriptor is a framed connection's. Returns `None` if glibc's function has to read. If bytes are
+/// there to be read, absent memory in the buffers is given up without a fetch, because the read overwrites it.
 fn reads(fd: RawFd, iov: Option<&[iovec]>, flags: c_int) -> Option<ssize_t> {
     let iov = iov?;
     if let Some((runtime, place)) = connection(fd) {

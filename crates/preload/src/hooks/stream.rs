@@ -1,5 +1,5 @@
 //! Streams (FILE) on connections. glibc reads and writes the descriptor of a stream without the interposed functions.
-//! So streams of TCP sockets are made here, and read and write by the interposed functions.
+//! So streams of TCP sockets are made here, and use the interposed functions.
 
 use std::os::fd::RawFd;
 
@@ -60,7 +60,7 @@ fn is_tcp(fd: RawFd) -> bool {
     fd >= 0 && rustix::net::sockopt::socket_protocol(borrow(fd)) == Ok(Some(rustix::net::ipproto::TCP))
 }
 
-/// Makes a stream of a descriptor. The interposed functions read, write and close it.
+/// Makes a stream of a descriptor. The stream reads, writes and closes the descriptor by the interposed functions.
 ///
 /// # Safety
 /// As for fdopen(3).

@@ -1,6 +1,6 @@
-//! Calls that wait for events. Each ends the program's turn: it tells the agent of handoffs that have begun
-//! (shunt_process::bypass::turn_ends). Then it calls glibc's function. In a *handoff*, another machine sends bytes on
-//! the connection of one of the program's clients.
+//! Calls that wait for events, or end the process. Each first ends the program's *turn*, the time between two waits: it
+//! tells the agent of handoffs that have begun (shunt_process::bypass::turn_ends). In a *handoff*, another machine
+//! sends bytes on the connection of one of the program's clients.
 
 use libc::{c_int, c_ulong, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use shunt_process::bypass::turn_ends;

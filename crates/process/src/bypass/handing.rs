@@ -1,7 +1,8 @@
-//! One handoff, in which another machine sends bytes on a client's connection: its bytes, the connection that they go
-//! to, and the message to its agent. The bytes are *absent*: this program's memory stands for them, and another
-//! machine's store has them, in *payloads* of which this process keeps *shares*. A *run* is absent bytes in a row that
-//! one machine has. The *region* is the range of the connection's sequence numbers that they take.
+//! One handoff, in which another machine sends bytes on a client's connection. [`Handing`] has references to the
+//! handoff's bytes, the connection, and the message to this machine's *agent* (Shunt's daemon). The bytes are *absent*:
+//! this program's memory stands for them, and another machine's store has them, in *payloads* of which this process
+//! keeps *shares*. A *run* is absent bytes in a row that one machine has. The *region* is the range of the connection's
+//! sequence numbers that the handoff's bytes take.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::RawFd;
@@ -34,12 +35,12 @@ pub struct Handing {
     holds: Vec<Arc<Hold>>,
     /// Keys for the bytes of a TLS connection, until the agent is told of the handoff.
     pub keys: Option<Erased<Tls>>,
-    /// Whether the connection is a TLS one. If it is, nobody in this process can seal the bytes of the handoff that are
-    /// left.
+    /// Whether the connection is a TLS one. If it is, nobody in this process can encrypt the bytes that the other
+    /// machine does not send.
     pub is_sealed: bool,
 }
 
-/// A handoff whose bytes nobody sends any more, and why.
+/// A handoff whose bytes nobody sends any more, and the reason for that.
 pub struct Failed {
     pub handing: Handing,
     pub reason: Reason,

@@ -48,8 +48,8 @@ pub struct Handings {
 }
 
 impl Handings {
-    /// Orders the holder of a run of absent bytes to send them, behind all bytes that were written to the descriptor.
-    /// Returns false if they are to be fetched.
+    /// Orders the holder of a run of absent bytes to send these, behind all bytes that were written to the descriptor.
+    /// Returns false if the run has to be fetched.
     pub fn hand_off(&mut self, runtime: &Runtime, fd: RawFd, run: &[Piece], flags: i32) -> bool {
         self.settle();
         let is_long = is_long(run);
@@ -106,8 +106,8 @@ impl Handings {
         let standing = link.standing(borrow(fd), sender).ok()?;
         match standing {
             Standing::No => count(Counted::Declined, bytes(run) as usize),
-            // The machine has not answered yet, and later payloads may be handed off. So the writer of this payload
-            // does not hear that its bytes were fetched.
+            // The machine has not answered yet, and later payloads may be handed off. So the writers of these payloads
+            // are not told that bytes were fetched.
             Standing::Unknown(_) => run.iter().for_each(|piece| piece.hold.excuse()),
             Standing::Yes => {}
         }

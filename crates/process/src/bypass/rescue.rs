@@ -1,6 +1,7 @@
-//! Rescue of a handoff that nobody sends. If not a byte of it was sent, its bytes are fetched and written after all,
-//! and further writes wait for that. Otherwise the client has a part of it, and the connection is reset, as if the
-//! network had failed. In a *handoff*, another machine sends bytes on the connection of one of this program's clients.
+//! Rescue of a handoff that nobody sends. If not a byte of the handoff was sent, its bytes are fetched and written
+//! after all, and further writes wait for that. If the client may have a part of the bytes, the connection is reset, as
+//! if the network had failed. So is every TLS connection. In a *handoff*, another machine sends bytes on the connection
+//! of one of this program's clients.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -108,7 +109,7 @@ pub fn start(runtime: &'static Runtime, failed: Failed) {
     }
 }
 
-/// A copy of the handoff's descriptor, if that still leads to the handoff's connection.
+/// A copy of the handoff's descriptor, if the descriptor still leads to the handoff's connection.
 fn connection(failed: &Failed) -> Option<OwnedFd> {
     let copy = rustix::io::fcntl_dupfd_cloexec(borrow(failed.handing.fd), 512).ok()?;
     let cookie = rustix::net::sockopt::socket_cookie(&copy).ok()?;

@@ -1,5 +1,6 @@
-//! Handoffs on TLS connections, on which another machine then sends bytes to the client. The keys for the bytes are
-//! given away with the handoff ([`crate::tls`]). A *run* is absent bytes in a row that one machine has.
+//! Handoffs on TLS connections, on which another machine then sends bytes to the client. That machine gets the keys for
+//! the bytes with the handoff ([`crate::tls`]), and *seals* (encrypts) the bytes. *Absent* bytes are those for which
+//! the program's memory only stands. A *run* is absent bytes in a row that one machine has.
 
 use std::os::fd::RawFd;
 
@@ -15,11 +16,11 @@ use crate::connections::runtime::Runtime;
 use crate::system::counts::count;
 use crate::system::kernel::borrow;
 
-/// When a run of absent bytes may be handed off.
+/// Answer to the question whether, and when, a run of absent bytes may be handed off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
     Now,
-    /// Now, by making a handoff longer that has begun since the program last waited for events. The run is sealed under
+    /// Now, as a part of a handoff that has begun since the program last waited for events. The run is sealed under
     /// that handoff's keys.
     Grows,
     /// Once the bytes that were written before the run have left.
@@ -27,7 +28,7 @@ pub enum Turn {
     Never,
 }
 
-/// A client's connection: the descriptor that is written to, and its cookie (SO_COOKIE).
+/// A client's connection: the descriptor that is written to, and the socket's cookie (SO_COOKIE).
 #[derive(Clone, Copy)]
 pub struct Client {
     pub fd: RawFd,
@@ -44,14 +45,14 @@ impl Client {
         Some(Self { fd, cookie })
     }
 
-    /// When a run of absent bytes may be handed off, as a part of the handoff that has begun on the connection or as a
-    /// new one.
+    /// Returns whether a run of absent bytes may be handed off: at once or later, in a new handoff or in the one that
+    /// has begun on the connection.
     pub fn turn(self, runtime: &'static Runtime, run: &[Piece]) -> Turn {
         super::lock().turn(runtime, self, run)
     }
 }
 
-/// Whether anything can be handed off at all: there is a connection to the agent.
+/// Whether anything can be handed off now: there is a connection to the agent, and no other thread uses it.
 pub fn can_begin(runtime: &'static Runtime) -> bool {
     super::try_lock().is_some_and(|mut handings| handings.connect(runtime))
 }
@@ -73,8 +74,8 @@ pub fn seal(
         None => handings.begun_on(cookie).filter(|at| handings.begun(*at).is_sealed && handings.grow(*at, fd, run)),
     };
     let Some(at) = at else {
-        // A handoff is possible later if written bytes have not left yet, or if a handoff is under way that cannot
-        // grow, because the agent has been told of it.
+        // A handoff is possible later if written bytes have not left yet. It also is if another handoff is under way,
+        // which cannot grow because the agent has been told of it.
         return if unsent(fd) || handings.is_under_way(cookie) { Turn::Later } else { Turn::Never };
     };
     let handing = handings.begun(at);

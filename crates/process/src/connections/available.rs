@@ -10,9 +10,9 @@ use crate::connections::reading::{Read, Stop};
 use crate::connections::runtime::Runtime;
 use crate::system::kernel::{self, Errno, own};
 
-/// Number of bytes that the program could read now. All of them are counted. If a program (nginx with edge-triggered
-/// events) reads more bytes than it was told of, it considers the others new, and waits for the kernel to report the
-/// bytes behind them.
+/// Number of bytes that the program could read now. All of them have to be counted. If a program (nginx with
+/// edge-triggered events) reads more bytes than this number, it believes that the others have come since. Then it waits
+/// until the kernel reports more.
 ///
 /// A program may also rely on this number and read no more bytes. So a read that takes the last of these bytes also
 /// takes the header behind them from the socket ([`Read::tidy`]).

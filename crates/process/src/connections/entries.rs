@@ -10,11 +10,12 @@ use shunt_sys::own::is_own;
 /// have agreed on frames (shunt_odb::frame) is refused.
 const DESCRIPTORS: usize = 1 << 20;
 
-/// Entry of a descriptor that is no connection between programs under Shunt: all calls are the kernel's.
+/// Entry of a descriptor that is no connection between programs under Shunt: all calls on it go to the kernel.
 pub const FOREIGN: u32 = 0;
-/// Entry of a socket that was marked before connect(2). Whether the other end is under Shunt is not known yet.
+/// Entry of a socket that was marked before connect(2), or that came from another process without a connection. Whether
+/// the other end is under Shunt is not known yet.
 pub const CONNECTING: u32 = 1;
-/// Entry of a socket that was marked before listen(2).
+/// Entry of a listener: a socket that was marked before listen(2), or a listening one that came from another process.
 pub const LISTENING: u32 = 2;
 /// Entry of the library's own descriptor, which the program is not allowed to close.
 pub const KEPT: u32 = 3;
@@ -41,11 +42,11 @@ pub fn used() -> impl Iterator<Item = (RawFd, u32)> {
     (0..DESCRIPTORS as RawFd).filter_map(|fd| Some((fd, known(fd)?)))
 }
 
-/// Number behind the highest descriptor that has ever been a marked listener. A search for listeners ends here, because
-/// the table is long and most programs have no listener.
+/// Number behind the highest descriptor that has ever been a listener. A search for listeners ends here, because the
+/// table is long and most programs have no listener.
 static LISTENERS_END: AtomicI32 = AtomicI32::new(0);
 
-/// Notes that a descriptor is a marked listener.
+/// Notes that a descriptor is a listener ([`LISTENING`]).
 pub fn listens(fd: RawFd) {
     if let Some(entry) = entry(fd) {
         LISTENERS_END.fetch_max(fd + 1, Ordering::Relaxed);
@@ -53,7 +54,7 @@ pub fn listens(fd: RawFd) {
     }
 }
 
-/// Descriptors of marked listeners.
+/// Descriptors of listeners ([`LISTENING`]).
 pub fn listening() -> impl Iterator<Item = RawFd> {
     (0..LISTENERS_END.load(Ordering::Relaxed))
         .filter(|fd| entry(*fd).is_some_and(|entry| entry.load(Ordering::Relaxed) == LISTENING))

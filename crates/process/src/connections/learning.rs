@@ -148,7 +148,7 @@ impl<'a> Message<'a> {
         getpeername(borrow(self.fd)).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok())
     }
 
-    /// Hash of the receiver: of the peer's address and port, if this end has made the connection; else of the peer's
+    /// Hash of the receiver. If this end has made the connection: of the peer's address and port. Else: of the peer's
     /// address, and of the local port that accepted the connection.
     fn upstream(&mut self) -> u32 {
         if self.said.upstream == Said::ACCEPTED || self.said.upstream == Said::CONNECTED {

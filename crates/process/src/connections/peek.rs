@@ -1,7 +1,7 @@
 //! MSG_PEEK on a framed connection (shunt_odb::frame): shows the program bytes that are in the socket, and leaves them
-//! there. It looks across frames, as far as the program has room. It has to: a program that looks for the end of a
-//! header looks again until it finds it, and each byte of the header may be in a separate frame. A *reference* names
-//! bytes of a payload in a store.
+//! there. It looks across frames, as far as the program has room. Otherwise a program that looks for the end of a
+//! header could look for ever: each byte of the header may be in a separate frame. A *reference* names bytes of a
+//! payload in a store.
 
 use std::os::fd::RawFd;
 

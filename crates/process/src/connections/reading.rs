@@ -1,7 +1,7 @@
 //! Reads of a framed connection, which carries real bytes and references to bytes in a store (shunt_odb::frame). Real
-//! bytes are received as they come. For a reference, the program's buffer becomes *absent* memory, which only stands
-//! for the bytes, where it can ([`crate::memory::Memory::can_be_absent`]). Elsewhere the bytes are fetched into it. A
-//! *reference* comes with a *share* of its payload, which keeps the bytes in the store.
+//! bytes are received as they come. For a reference, the program's buffer becomes *absent* memory where that is
+//! possible ([`crate::memory::Memory::can_be_absent`]): memory that only stands for the bytes. Elsewhere the bytes are
+//! fetched into the buffer. A *reference* comes with a *share* of its payload, which keeps the bytes in the store.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -37,7 +37,8 @@ pub struct Read<'a> {
     drained: bool,
     /// Address behind the last real bytes that this read has put into the program's memory; 0 if there are none.
     real_end: usize,
-    /// Time of this read's fetches that is not recorded in a share of the payload yet, in quarters of a microsecond.
+    /// Time of this read's fetches, in quarters of a microsecond, as far as it is not recorded in a share of the
+    /// payload yet.
     waited: Cell<u32>,
 }
 
@@ -102,9 +103,9 @@ impl<'a> Read<'a> {
         Self { runtime, connection, fd, flags, receiving, got, drained, real_end, waited }
     }
 
-    /// Notes that the program has got `bytes` more bytes. If these are the last that it was told of (FIONREAD,
-    /// MSG_PEEK), it may wait for an edge (EPOLLET) without another read. The rest of a frame may be all that keeps the
-    /// socket's receive window shut. So this takes that rest from the socket.
+    /// Notes that the program has got `bytes` more bytes. If these are the last bytes that it was told of (FIONREAD,
+    /// MSG_PEEK), the program may wait for an edge (EPOLLET) without another read. The header or reference that comes
+    /// next may keep the socket's receive window shut. So this takes it from the socket.
     pub fn tidy(&mut self, bytes: usize) {
         if self.connection.took_told(bytes)
             && !self.drained
@@ -283,8 +284,8 @@ impl<'a> Read<'a> {
         } else {
             parts.extend_from_slice(&now);
         }
-        // If the frame ends with these bytes, the next frame's header is taken, too. If it were left alone in the
-        // socket, the kernel would report the socket as readable, and the program could read nothing.
+        // If the frame ends with these bytes, the next frame's header is taken, too. If that header were left alone in
+        // the socket, the kernel would report the socket as readable, and the program could read nothing.
         let whole = room as u64 == left;
         if whole && parts.len() < PARTS_AT_ONCE {
             parts.extend(own(&mut next));
@@ -480,8 +481,8 @@ impl<'a> Read<'a> {
         self.took(left, now, &[])
     }
 
-    /// Accounts for bytes of a reference that the program gets. `absent` is memory that is to stand for some or all of
-    /// them.
+    /// Accounts for the first `bytes` bytes of the reference `left`, which the program gets. `absent`: memory that is
+    /// to stand for these bytes; empty if the program gets them in another way.
     pub fn took(&mut self, left: &Reference, bytes: usize, absent: &[Range<usize>]) -> Result<(), Stop> {
         let from_writer = self.receiving.is_from_writer();
         let memory = &self.runtime.memory;

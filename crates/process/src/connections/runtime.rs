@@ -21,7 +21,7 @@ pub struct Runtime {
 
 static RUNTIME: OnceLock<Option<Runtime>> = OnceLock::new();
 
-/// The runtime; `None` if the program is not under `shunt run`, and all calls are glibc's.
+/// The runtime; `None` if the program is not under `shunt run`, and all calls go to glibc.
 #[inline]
 pub fn runtime() -> Option<&'static Runtime> {
     RUNTIME.get()?.as_ref()

@@ -1,12 +1,12 @@
 //! States of connections between programs under Shunt (started by `shunt run`). A direction of such a connection is
 //! *framed*: it carries frames of real bytes and of references (shunt_odb::frame).
 //!
-//! The states are in memory that processes of one user share with those that they start. dup, fork, exec and passed
-//! descriptors lead to the same state, which is found by the socket's cookie (SO_COOKIE).
+//! The states are in memory that processes of one user share with those that they start. A state is found by the
+//! socket's cookie (SO_COOKIE), so dup, fork, exec and passed descriptors lead to the same state.
 //!
 //! A state lives as long as its socket, whose end the kernel reports (SHUNT_ENDED). A count of descriptors would be
-//! wrong: some are on their way between processes, in programs that are about to start, or in processes that were
-//! killed.
+//! wrong: some descriptors are on their way between processes, in programs that are about to start, or in killed
+//! processes.
 //!
 //! Processes of another user have other memory ([`crate::connections::users`]). The socket itself carries a state to
 //! them (SHUNT_CARRY). The process that passes a descriptor leaves the state with the socket, and the process that uses
@@ -56,7 +56,7 @@ const HEARD: usize = TOLD + size_of::<u32>();
 /// Field: the message of this end ([`Said`]).
 const SAID: usize = HEARD + size_of::<u32>();
 const _: () = assert!(SAID + size_of::<Said>() <= STATE_BYTES && SHOWN.is_multiple_of(4));
-/// Offset of the part that another user's process gets, the account: all but the cookie and the locks.
+/// Offset of the *account*, the part that another user's process gets: all but the cookie and the locks.
 const ACCOUNT: usize = FRAMES;
 const _: () = assert!(ACCOUNT + CARRIED_BYTES == STATE_BYTES);
 

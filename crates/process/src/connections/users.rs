@@ -2,9 +2,9 @@
 //! of their connections, and what they have learnt of receivers. It keeps only the states of its own descriptors
 //! ([`Connections::move_to`]).
 //!
-//! Its new memory is shared only with the processes that it starts. It does not come from an agent, because a program
-//! that changes its user would have to wait for that. All that it could share with other processes of that user are
-//! guesses ([`shunt_odb::learnt`]).
+//! Its new memory is shared only with the processes that it starts. This memory does not come from an agent (Shunt's
+//! daemon), because a program that changes its user would have to wait for the agent. With the new user's other
+//! processes, this one could share nothing but guesses ([`shunt_odb::learnt`]).
 //!
 //! [`Connections::move_to`]: crate::connections::states::Connections::move_to
 
@@ -52,7 +52,7 @@ pub fn leave_to_children(new: BorrowedFd<'_>, number: RawFd, old: BorrowedFd<'_>
     }
 }
 
-/// Makes a call by which the process may become another user's, and gives up the old user's memory if it does.
+/// Makes a call by which the process may become another user's. If it does, gives up the old user's memory.
 pub fn change(call: impl FnOnce() -> i32) -> i32 {
     let Some(runtime) = runtime() else { return call() };
     let Some(_inside) = Inside::enter() else { return call() };

@@ -47,7 +47,8 @@ pub fn wait(fd: RawFd, flags: i32, needed: usize) -> Result<bool, Errno> {
     let mut seen = [0; REFERENCE_BYTES];
     let needed = needed.min(seen.len());
     let got = outside(|| patient(fd, &own(&mut seen[..needed]), libc::MSG_PEEK | libc::MSG_WAITALL))?;
-    // Fewer bytes than needed: a signal came, or the stream has ended. The program's next read finds out which.
+    // If there are fewer bytes than needed, a signal came, or the stream has ended. The caller's next look at the
+    // socket finds out which.
     Ok(got > 0)
 }
 
@@ -69,8 +70,8 @@ pub fn announce_room(socket: impl AsFd) {
     }
 }
 
-/// Whether a program whose write ends early will soon write the rest by another call. It will if it does not wait in
-/// its calls and the socket is a TCP socket. In that case this makes the socket report that there is room.
+/// Whether a program whose write ends early will soon write the rest by another call. A program does so if its calls do
+/// not wait and the socket is a TCP socket. In that case this makes the socket report that there is room.
 pub fn comes_again(fd: RawFd, flags: i32) -> bool {
     let socket = kernel::borrow(fd);
     let comes_again = !waits(fd, flags) && socket_protocol(socket) == Ok(Some(ipproto::TCP));

@@ -1,10 +1,10 @@
-//! Absent memory in large blocks of malloc ([`crate::memory::blocks`]). It stands for bytes in a store, which are
-//! fetched when they are needed. A page that has been absent once stays registered with userfaultfd, and *missing*
-//! until something is put there: the kernel has no memory for it, and a thread that touches it waits. So a buffer that
-//! is used for one body after another costs no system call.
+//! Absent memory in large blocks of malloc ([`crate::memory::blocks`]). *Absent* memory stands for bytes in a store,
+//! which are fetched when they are needed. A page that has been absent once stays registered with userfaultfd, and
+//! *missing* until something is put there. The kernel has no memory for a missing page, and a thread that touches the
+//! page waits. So a buffer that is used for one body after another costs no system call.
 //!
-//! A page may stand for some bytes and hold others. The bytes that it holds are saved, and put back together with those
-//! that it stands for.
+//! A page may stand for some bytes and have real bytes beside them. The real bytes are saved, and put back together
+//! with the fetched ones.
 
 use std::ops::Range;
 
@@ -102,8 +102,8 @@ impl State {
         self.absent.remove(range)
     }
 
-    /// Prepares a range that the kernel is about to write into: missing pages would cost faults. Returns the absent
-    /// pieces in its whole pages, which are forgotten.
+    /// Prepares a range that the kernel is about to write into: missing pages would cost faults. Forgets the absent
+    /// pieces in the range's whole pages, and returns them.
     pub(super) fn make_ordinary(&mut self, range: &Range<usize>) -> Pieces {
         let Some(faults) = self.faults.clone() else { return Pieces::new() };
         let inner = whole_pages(range);

@@ -1,7 +1,7 @@
 //! Large blocks of malloc, which share no page with anything else. Freeing a block touches none of its bytes. So pages
-//! that were absent stay missing, and can stand for the bytes of the next read without a system call. What is known of
-//! a block is kept in tables, not in the block. *Absent* pages stand for bytes of a payload in a store; the kernel has
-//! no memory for them, and calls them *missing* (userfaultfd(2)).
+//! that were absent stay missing, and can stand for the bytes of the next read without a system call. The library keeps
+//! its data about a block in tables, not in the block. *Absent* pages stand for bytes of a payload in a store; the
+//! kernel has no memory for them, and userfaultfd(2) calls them *missing*.
 //!
 //! ```text
 //!   SPACE   | block | block      | block | ...      | not used yet |
@@ -21,7 +21,8 @@ const PAGES: usize = SPACE_BYTES / PAGE_BYTES;
 /// Number of bytes of the space that become readable and writable at a time. A program that locks its memory
 /// (mlockall(2)) thus does not lock the whole space.
 const STEP_BYTES: usize = 4 << 20;
-/// Largest block of this heap, in bytes. Larger ones are libc's, whose large blocks have a mapping of their own.
+/// Largest length in bytes for which this heap allocates a block. Larger blocks are libc's, and have a mapping of their
+/// own.
 const LARGEST_BYTES: usize = 4 << 20;
 /// Most bytes of free blocks that keep their pages. While there are more, a block that is freed gives its pages back to
 /// the kernel.
@@ -232,7 +233,7 @@ pub fn set(pages: &Range<usize>, to: PageState) {
     states(pages).iter().for_each(|state| state.store(to as u8, Ordering::Relaxed));
 }
 
-/// The whole pages of the block that an address is in; empty if it is in no block.
+/// The pages of the block that an address is in, the first and last included; empty if the address is in no block.
 pub fn around(address: usize) -> Range<usize> {
     if !contains(address) {
         return address..address;

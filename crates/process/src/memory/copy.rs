@@ -1,7 +1,7 @@
-//! Copies of absent memory that stay absent, and reads of real bytes beside absent ones. Absent memory stands for bytes
-//! of a payload in a store, which are not fetched for a copy. A page is *missing* if the kernel has no memory for it: a
-//! touch waits until the library has filled it. A *block* is a large block of malloc that the library has allocated
-//! itself.
+//! Copies of absent memory, which are absent, too, and reads of real bytes beside absent ones. Absent memory stands for
+//! bytes of a payload in a store, which are not fetched for a copy. A page is *missing* if the kernel has no memory for
+//! it: a touch waits until the library has filled it. A *block* is a large block of malloc that the library has
+//! allocated itself.
 
 use std::ops::Range;
 
@@ -71,9 +71,9 @@ impl Memory {
         bytes
     }
 
-    /// Fetches a range into place, together with memory that stands for the next `most` bytes of the same payload. A
-    /// program that copies a body piece by piece has the rest of the body in such memory, and will probably copy it
-    /// next.
+    /// Fetches a range into place, together with each piece of memory whose bytes begin within the next `most` bytes of
+    /// the same payload. A program that copies a body piece by piece has the rest of the body in such memory, and will
+    /// probably copy it next.
     ///
     /// # Errors
     /// Returns an error if they cannot be fetched.

@@ -1,6 +1,6 @@
 //! Absent memory outside *blocks* (large blocks of malloc, which the library allocates itself), such as mappings and
-//! libc's own heap. Absent memory stands for bytes in a store. Here it is registered with userfaultfd only as long as
-//! it stands for something: the code that uses it next knows nothing of the library.
+//! libc's own heap. Absent memory stands for bytes in a store. Outside blocks, memory is registered with userfaultfd
+//! only as long as it stands for something: the code that uses the memory next knows nothing of the library.
 
 use std::ops::Range;
 

@@ -41,14 +41,14 @@ const OLD_EVERY: Duration = Duration::from_secs(3);
 struct Service {
     memory: &'static Memory,
     faults: Arc<Userfaultfd>,
-    /// For each holder that a thread waits for: further addresses that the program has touched, and whose bytes are at
-    /// the same holder. The waiting thread serves these faults, too.
+    /// Which thread does what. For each holder that a thread waits for, also further addresses that the program has
+    /// touched, and whose bytes are at that holder. The waiting thread serves these faults, too.
     turns: Turns<Holder, usize>,
     /// Time of the last search for bytes that have been absent for long.
     looked: Mutex<Instant>,
 }
 
-/// Starts the threads. Returns false if the process may have no more.
+/// Starts the threads. Returns false if fewer than [`THREADS_MIN`] can be started.
 pub fn start(memory: &'static Memory, faults: Arc<Userfaultfd>) -> bool {
     let service = Arc::new(Service { memory, faults, turns: Turns::default(), looked: Mutex::new(Instant::now()) });
     let started = (0..THREADS).take_while(|_| {

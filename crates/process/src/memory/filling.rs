@@ -1,5 +1,5 @@
-//! Fills missing pages. The kernel may have no memory for a page ([`scarce`]). A page is missing if the kernel has
-//! nothing there: a thread that touches it waits (userfaultfd(2)).
+//! Fills *missing* pages: the kernel has nothing there, and a thread that touches such a page waits (userfaultfd(2)).
+//! The kernel may have no memory for a page; then the library waits for some ([`scarce`]).
 
 use std::io;
 use std::ops::Range;

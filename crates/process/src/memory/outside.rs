@@ -1,6 +1,7 @@
-//! Writes to receivers that take no references: clients, files, and programs that are not under Shunt (not started by
-//! `shunt run`). Absent bytes are fetched into the library's own memory and written from there. Absent bytes are those
-//! of memory that only stands for bytes in a store.
+//! Writes to receivers that take no *references*: clients, files, and programs that are not under Shunt (not started by
+//! `shunt run`). A reference names bytes of a payload (a body in a store), and is sent in place of these bytes. A
+//! *share* of the payload keeps it in the store. *Absent* memory of a program only stands for such bytes. Here they are
+//! fetched into the library's own memory, and written from there.
 
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -42,11 +43,11 @@ pub fn writev(fd: RawFd, iov: &[iovec]) -> Result<usize, Errno> {
 pub const AT_ONCE: usize = 512 << 10;
 
 /// Writes to a receiver that takes no references, by calls of `emit`. Absent bytes are fetched `at_once` at a time and
-/// written from the library's own memory. The program's memory stays absent, except for bytes that were fetched and
-/// that the kernel did not take.
+/// written from the library's own memory. The program's memory stays absent, except where the kernel did not take the
+/// fetched bytes.
 ///
-/// If a fetch takes long, and the program is one that writes the rest by another call, this ends early. It returns the
-/// number of bytes written so far, or EAGAIN.
+/// If a fetch takes long, and the program will write the rest by another call (`call`), this ends early. Then it
+/// returns the number of bytes written so far, or EAGAIN if that is 0.
 pub fn write(
     memory: &Memory,
     iov: &[iovec],
@@ -60,8 +61,8 @@ pub fn write(
     let (mut rest, mut sent) = (split(iov, usize::MAX).0, 0);
     while !rest.is_empty() {
         let now = split(&rest, at_once).0;
-        // If bytes cannot be fetched, the write fails with ECONNRESET, even if bytes were written before. After a short
-        // write the program would wait until the receiver has room, which it has already.
+        // If bytes cannot be fetched, the write fails with ECONNRESET, even if bytes were written before. A short count
+        // would make the program wait for room, and nothing would end that wait: there is room already.
         let chunk = Fetched::new(memory, &now, call).ok_or(libc::ECONNRESET)?;
         if chunk.iov.is_empty() {
             return if sent > 0 { Ok(sent) } else { Err(libc::EAGAIN) };
@@ -85,23 +86,24 @@ pub fn write(
     Ok(sent)
 }
 
-/// A reference, and a share that keeps its payload until the bytes are fetched, even if another thread overwrites the
-/// absent memory meanwhile.
+/// A reference to absent bytes, and a share that keeps their payload in the store until they are fetched. The share
+/// does so even if another thread overwrites the absent memory meanwhile.
 type Kept = (Reference, Arc<Hold>);
 
-/// Some of a write, with its absent bytes fetched into the library's own memory.
+/// A part of a write, ready for the kernel: its absent bytes are fetched into the library's own memory.
 struct Fetched<'a> {
     iov: Parts,
     /// Parts of `iov` that were fetched: index in `iov`, the program's memory for them, and the bytes.
     ours: Vec<(usize, Parts, Buffer<'a>)>,
-    /// Copies that other parts of `iov` point to.
+    /// Copies of present bytes that share a page with absent ones. Parts of `iov` point to these copies.
     _copies: Copies,
     /// Whether the write has more bytes, which were not fetched.
     is_cut: bool,
 }
 
 impl<'a> Fetched<'a> {
-    /// Fetches the absent bytes of `iov`. Returns `None` if they cannot be fetched.
+    /// Fetches the absent bytes of `iov`, or only the first of them if `call` ends early. Returns `None` if they cannot
+    /// be fetched.
     fn new(memory: &'a Memory, iov: &[iovec], call: &Call<'_>) -> Option<Self> {
         let mut wanted: Vec<(Parts, Option<Kept>)> = Vec::new();
         let mut copies = Copies::new();
@@ -160,8 +162,8 @@ impl<'a> Fetched<'a> {
         Some(fetched)
     }
 
-    /// Puts fetched bytes that the kernel did not take into the program's memory, because the program will write them
-    /// again. `taken`: number of the write's bytes that the kernel took.
+    /// Stores fetched bytes in the program's memory if the kernel did not take them, because the program will write
+    /// these bytes again. `taken`: number of bytes that the kernel took of this part of the write.
     fn keep_from(&self, memory: &Memory, taken: usize) {
         if taken >= length(&self.iov) {
             return;

@@ -37,8 +37,8 @@ pub fn find(name: &CStr, path: &[u8]) -> Option<OwnedFd> {
 }
 
 /// Whether the library gets into the program in this file, and sees its calls. It does not if the program is for
-/// another machine than x86-64, if it is linked statically, if its file gives it privileges, or if it is written in Go,
-/// which makes system calls itself. If the file does not tell, the answer is yes.
+/// another machine than x86-64, if it is linked statically, or if its file gives it privileges. Nor does it if the
+/// program is written in Go, whose programs make system calls themselves. If the file does not tell, the answer is yes.
 #[must_use]
 pub fn is_covered(file: OwnedFd) -> bool {
     let mut file = file;

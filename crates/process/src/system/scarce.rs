@@ -1,5 +1,5 @@
 //! Waits for the kernel to have memory for bytes that a program has read. If the kernel has none for a second, the
-//! process ends, as the kernel might end it because there is no memory. It cannot continue without that page: the page
+//! process ends, as the kernel might end it because there is no memory. The process cannot continue: the bytes' pages
 //! would read as zeros.
 
 use rustix::mm::{Advice, madvise};
@@ -29,8 +29,8 @@ pub fn begin() {
     }
 }
 
-/// Calls `ask` until it returns what it has got from the kernel. Returns `None` if the kernel has had no memory for a
-/// second.
+/// Calls `ask` until it returns a value, which means that the kernel had memory. Returns `None` if the kernel has had
+/// no memory for a second.
 pub fn patiently<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     for _ in 0..TRIES {
         let given = ask();

@@ -6,8 +6,8 @@ use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Number of bytes from the thread's present frame upwards that count as its stack, if it runs on a stack that is not
-/// its own: a coroutine's, or a signal handler's. The library does not know where such a stack ends.
+/// Number of bytes that count as stack, from the thread's present frame upwards, while the thread runs on another stack
+/// than its own: a coroutine's, or a signal handler's. The library does not know where such a stack ends.
 const OTHER_BYTES: usize = 8 << 20;
 
 thread_local! {

@@ -1,6 +1,6 @@
 //! Finds the OpenSSL that an object of the program belongs to. A process may have several: Python's `ssl` uses the
 //! system's, and a wheel brings its own under another name, which only that wheel sees. The interposed symbols are
-//! called for all of them, so each call goes on to the OpenSSL that made the object it is about. One OpenSSL is
+//! called for all of them, so each call is passed on to the OpenSSL that made the call's object. One OpenSSL is
 //! *adopted*: only its connections are handed off.
 //!
 //! An object leads to its OpenSSL by its SSL_METHOD, a constant in that library: SSL_CTX_new gets its address, and each
@@ -9,8 +9,8 @@
 //! does not tell, and after the program's global scope, as in the dynamic linker.
 //!
 //! Symbols are looked up without the loader's lock, because a thread may hold the loader's lock while it waits for a
-//! lock of this library. The loader's lock is taken in three cases only: once in a process (to find `_dl_find_object`),
-//! for each new context until an OpenSSL is adopted, and if the object does not tell. Nothing is kept of a library that
+//! lock of this library. The loader's lock is taken in three cases only: once in a process, to find `_dl_find_object`;
+//! for each new context until an OpenSSL is adopted; and if the object does not tell. Nothing is kept of a library that
 //! may be unloaded.
 
 use std::ffi::{CStr, c_void};
@@ -180,7 +180,7 @@ pub fn has_known() -> bool {
     KNOWN.end.load(Ordering::Acquire) != 0
 }
 
-/// The program's object that a call is about.
+/// Object of the program that is passed to a call.
 #[derive(Clone, Copy)]
 pub enum Of {
     /// An `SSL`.

@@ -79,7 +79,7 @@ impl Drop for Region {
     }
 }
 
-/// A part of a region: the region's index, and two places in it in units of 1/65,536.
+/// A part of a region: the region's index, and two places in units of 1/65,536 of the region's length.
 #[derive(Debug, Clone, Copy)]
 pub struct Part(pub usize, u16, u16);
 

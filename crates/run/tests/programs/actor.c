@@ -1,5 +1,5 @@
 /*
- * Test program that makes all calls that programs make on connections, and on memory with bytes
+ * Test program that makes the calls that programs make on connections, and on memory with bytes
  * from connections. A seed decides the order. At the ends (ask, serve) it sends and receives
  * streams that both ends know, and compares every byte. In the middle (relay) it passes bytes on,
  * through memory of every kind.
@@ -239,7 +239,7 @@ static int passed(int fd)
     return fd;
 }
 
-/* Returns another descriptor of the same connection. */
+/* Makes another descriptor of the same connection, and closes `fd`. Returns the new one. */
 static int another(int fd)
 {
     int to = -1, unused = fcntl(fd, F_DUPFD, 20);
@@ -604,7 +604,7 @@ static void pass_on(struct way *way, int readable, int writable)
     if (writable && way->start < way->end) {
         size_t bytes = 1 + (below(4) ? way->end - way->start - 1 : below(way->end - way->start));
         if (below(10) == 0) {
-            /* Reads one byte and writes it back unchanged, to touch absent memory. */
+            /* Reads one byte and writes it back, to touch memory whose bytes may not be here yet. */
             volatile uint8_t *looked = way->memory.at + way->start + below(bytes);
             *looked = *looked;
         }

@@ -10,7 +10,7 @@ use shunt_odb::store::Limits;
 
 use crate::bed::{Bed, Program, free_address};
 
-/// Compiles a program in this directory.
+/// Compiles the file `source` of tests/programs into the program `name` in `directory`.
 pub fn built(directory: &Path, source: &str, name: &str, compiler: &str, flags: &[&str]) -> PathBuf {
     let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs")).join(source);
     let program = directory.join(name);
@@ -66,7 +66,8 @@ impl Actors<'_> {
     }
 }
 
-/// Has a conversation for each seed, with one program at both ends and in the middle.
+/// Has the conversations of [`Actors::converse_in_all_ways`] for each seed, with one program at both ends and in the
+/// middle.
 pub fn conversations(
     actor: impl Fn(&Path) -> PathBuf,
     machines: usize,
@@ -99,7 +100,7 @@ fn the_sanitizer_finds_nothing() {
     conversations(sanitized, 1, Limits::default(), seeds(2));
 }
 
-/// The store has few small segments, and is full most of the time.
+/// The store has few and small segments (parts of its memory), and is full most of the time.
 #[test]
 fn a_full_store_changes_nothing() {
     let segment_bytes = 256 << 10;

@@ -55,9 +55,9 @@ pub struct Pools {
     _program: Backend,
 }
 
-/// Starts PHP-FPM over TCP, with a pool for each of these users. Also returns the directives for an nginx before it.
-/// The first part of a request's path says how the script sends a file: /whole (with Content-Length), /plain (without),
-/// /file (by readfile) or /pieces (with a flush after each piece). /echo answers with the request's body.
+/// Starts PHP-FPM over TCP, with a pool for each of these users. Also returns the directives for an nginx in front of
+/// it. The first part of a request's path says how the script sends a file: /whole (with Content-Length), /plain
+/// (without), /file (by readfile) or /pieces (with a flush after each piece). /echo answers with the request's body.
 pub fn php(bed: &Bed, users: &[&str]) -> (Pools, String) {
     let (addresses, files) = (users.iter().map(|_| free_address()).collect::<Vec<_>>(), files(bed));
     let directory = bed.path().join("php");
@@ -88,7 +88,7 @@ pub fn php(bed: &Bed, users: &[&str]) -> (Pools, String) {
     (Pools { addresses, _program: start(command, last) }, fields)
 }
 
-/// Starts Apache with threads, which serves the files.
+/// Starts Apache, with threads. It serves the files.
 pub fn apache(bed: &Bed, more: &str) -> Backend {
     let (address, files) = (free_address(), files(bed));
     let directory = bed.path().join("apache");
@@ -144,8 +144,8 @@ def application(environ, start_response):
     return [body]
 ";
 
-/// Starts gunicorn (Python) with workers of the kind `worker`. The first part of a request's path says how it sends a
-/// file: /whole, /file (sendfile) or /pieces (chunked). /echo answers with the request's body.
+/// Starts gunicorn (Python) with workers of the kind `worker`. The first part of a request's path says how gunicorn
+/// sends a file: /whole, /file (sendfile) or /pieces (chunked). /echo answers with the request's body.
 pub fn gunicorn(bed: &Bed, worker: &str) -> Backend {
     let (address, files) = (free_address(), files(bed));
     let directory = bed.path().join("gunicorn");
@@ -158,7 +158,7 @@ pub fn gunicorn(bed: &Bed, worker: &str) -> Backend {
     start(command, address)
 }
 
-/// Starts HAProxy before `next`.
+/// Starts HAProxy in front of the server at `next`.
 pub fn haproxy(bed: &Bed, next: SocketAddr, more: &str) -> Backend {
     let address = free_address();
     let path = bed.path().join("haproxy.cfg");

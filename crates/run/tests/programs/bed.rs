@@ -120,7 +120,7 @@ impl Bed {
         let machine = |index| Machine::start(&id, &authority, index, &addresses, [agent, &section(limits, more)]);
         let bed = Self { machines: (0..machines).map(machine).collect(), authority, id, _watchdog: watchdog };
         bed.machines.iter().for_each(Machine::share_loopback);
-        // Programs send references only to machines whose agents are known. Before that they would send bytes.
+        // Waits until the agents know each other. Before that, programs would send bytes in place of references.
         let all = if more.contains("readers") { 0 } else { machines * (machines - 1) };
         bed.machines.iter().for_each(|machine| machine.waits_for_sources(all as u64));
         bed
@@ -145,8 +145,8 @@ impl Bed {
         self.machine(0).under_shunt(program)
     }
 
-    /// Returns a command that runs a program without Shunt on the first machine. It is in the same control group, so
-    /// that nothing else differs.
+    /// Returns a command that runs a program without Shunt on the first machine. The program is in the same control
+    /// group as those under `shunt run`, so that nothing else differs.
     pub fn plain(&self, program: &str) -> Command {
         self.machine(0).plain(program)
     }

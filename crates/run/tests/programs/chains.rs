@@ -19,7 +19,7 @@ fn seed() -> u64 {
     u64::from(std::process::id())
 }
 
-/// Starts two nginx before a service.
+/// Starts two nginx in front of a service.
 fn two_tiers(bed: &Bed, next: SocketAddr, more: &str) -> [Tier; 2] {
     let (http, server) = proxy_to(next, more);
     let intermediate = tier(bed, "intermediate", &http, &server, true);
@@ -97,8 +97,8 @@ fn filters(requests: usize) {
     let substituted = "sub_filter_types *; sub_filter_once off; sub_filter 'ab' 'xyz!';";
     let small = "proxy_buffers 4 4k; proxy_buffer_size 4k; proxy_busy_buffers_size 8k;";
     let gunzip = format!("{compressed} gunzip on;");
-    // Directives of the backend, the intermediate and the frontend, and what to expect: prefixes, ranges, the body's
-    // change.
+    // Directives of the backend, of the intermediate and of the frontend, prefixes of paths, whether to ask for ranges,
+    // and the expected change of bodies.
     type Case<'a> = (&'a str, &'a str, &'a str, &'static [&'static str], bool, fn(Vec<u8>) -> Vec<u8>);
     let cases: [Case<'_>; 5] = [
         (gzip, compressed, &gunzip, &[""], false, unchanged),

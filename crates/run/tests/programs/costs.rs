@@ -12,7 +12,8 @@ use crate::bed::{Bed, CONNECTS, Program, free_address};
 
 const CONNECTIONS: i64 = 2000;
 
-/// Prints the number of the process's descriptors and its share of the memory in use, in KiB.
+/// Beginning of both Python programs. Its function `says` prints the number of the process's descriptors and the
+/// process's memory (Pss) in KiB.
 const LOOKS: &str = "
 import os, resource, socket, sys
 def says():
@@ -108,8 +109,8 @@ fn a_connection_takes_no_descriptor_more_and_little_memory() {
         assert_eq!(more(1, 0), descriptors, "connections take descriptors of their own");
         assert!((1..=16).contains(&descriptors), "{descriptors} descriptors for a process");
         assert!(memory < 8 << 10, "{memory} KiB for a process");
-        // This is room for the connection's state, and for free places in the table of states. A connection's place
-        // follows from its socket cookie. Other sockets use up cookies, too, so some places stay free.
+        // The bound leaves room for the connection's state, and for free places in the table of states. A connection's
+        // place follows from its socket cookie. Other sockets use up cookies, too, so some places stay free.
         assert!(bytes < 8 * STATE_BYTES as i64, "{bytes} bytes for a connection");
     }
 }

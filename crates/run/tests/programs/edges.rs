@@ -42,7 +42,8 @@ assert sock.recv(60) == b'x' * 60 and sock.recv(40) == b'x' * 40
 print(bool(select.select([sock], [], [], 0)[0]), flush=True)
 ";
 
-/// Returns a frame with a hundred bytes, followed by the first `more` bytes of a frame with a reference.
+/// Returns a connection's preamble and a frame with a hundred bytes, followed by the first `more` bytes of a frame with
+/// a reference.
 fn frames(more: usize) -> Vec<u8> {
     let mut sending = Sending::default();
     sending.real(100);

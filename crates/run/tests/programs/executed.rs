@@ -53,7 +53,7 @@ fn clients_of_a_static_program_get_plain_bytes() {
         let port = free_address().port().to_string();
         let mut command = bed.under_shunt("python3");
         command.args(["-B", "-c", HANDS_ON, &port]).arg(&program).arg(how);
-        // The program's child is no child of the test; it ends with the test's control group.
+        // `listens` may have a child, which is not the test's own. That child ends with the test's control group.
         let mut listens = Program(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap());
         // Waits until the other program runs. A connection that comes earlier is still negotiated as one of a program
         // under `shunt run`.

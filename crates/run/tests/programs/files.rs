@@ -14,8 +14,8 @@ use crate::bed::{Bed, CONNECTS, Program, bytes, free_address, wait_until_settled
 use crate::chain::{LARGE, chain};
 use crate::http::Client;
 
-/// Limits of a store with hardly any memory. If programs copied files into it, it would be full at once, and all
-/// further bytes would be sent inline.
+/// Limits of a store with hardly any memory. If programs copied files into the store, it would be full at once, and all
+/// further bytes would be sent inline (in the connection).
 fn small() -> Limits {
     Limits { bytes: 3 << 20, segment_bytes: 256 << 10, ..Limits::default() }
 }
@@ -191,7 +191,7 @@ print(at == 8 << 20)"
     assert!(probes > 0 && fetched < (6 * 8 + probes) << 20, "{fetched} bytes were fetched, {probes} probes");
 }
 
-/// Calls sendfile in all ways, and prints the results.
+/// Python program that calls sendfile in many ways, and prints the results.
 const CALLS: &str = "
 import os, socket, sys, threading
 listener = socket.create_server(('127.0.0.1', 0))

@@ -25,7 +25,7 @@ fn served(bed: &Bed) -> Tier {
     tier(bed, "backend", "sendfile off; output_buffers 2 256k;", &format!("root {};", files(bed).display()), true)
 }
 
-/// Starts the intermediate: nginx before `next`.
+/// Starts the intermediate: nginx in front of the server at `next`.
 fn between(bed: &Bed, next: SocketAddr) -> Tier {
     let (http, server) = proxy_to(next, "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
     tier(bed, "intermediate", &http, &server, true)

@@ -1,6 +1,6 @@
-//! Writers learn from receivers whether to send a body's bytes inline or by reference to their machine's store. The
-//! tests use chains of real programs and the programs' own counters. None measures time. A *store* is the part of an
-//! agent that keeps the bodies of its machine's programs.
+//! Writers learn from receivers whether to send a body's bytes inline (in the connection) or by reference to the store
+//! of the writer's machine. The tests use chains of real programs and the programs' own counters. No test measures
+//! time. A *store* is the part of an agent that keeps the bodies of its machine's programs.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -38,7 +38,8 @@ fn location(name: &str, more: &str) -> String {
 #[derive(Debug)]
 struct Meanwhile {
     /// At the backend: number of bytes that were sent inline because receivers had read earlier payloads of this kind,
-    /// and number of payloads that were sent by reference to find out whether they still do (probes).
+    /// and number of payloads that were sent by reference to find out whether receivers still read such payloads
+    /// (probes).
     real: u64,
     probes: u64,
     /// At the intermediate: number of bytes that it passed on as references, number of page faults on memory that only
@@ -87,8 +88,8 @@ fn is_followed(more: &str) {
     let untouched = |_| format!("/{SIZE}");
     let touched = |turn| format!("/read/{SIZE}?{turn}");
     for round in 0..2 {
-        // In the first round the backend has learned nothing yet. In later rounds it has to notice that the receiver no
-        // longer reads bodies. Only one payload in 64 (a probe) shows this.
+        // In the first round the backend has learned nothing yet. In the second round it has to notice that the
+        // receiver no longer reads bodies. Only one payload in 64 (a probe) shows this.
         let patience = if round == 0 { 1 } else { 200 };
         let known = (0..patience).any(|_| ask(&bed, to, untouched, SIZE, 20).real == 0);
         assert!(known, "nobody looks at anything, and it still goes for real");

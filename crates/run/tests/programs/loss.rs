@@ -45,7 +45,8 @@ fn a_body_that_is_gone_ends_its_connection_and_no_other() {
     assert_same_bytes(&body, &bytes(65_536, 65_536), "the next body");
 }
 
-/// Receives 200,000 bytes, waits for longer than they are kept, and looks at them.
+/// Receives 200,000 bytes, waits for 2 s, and looks at some of them. By then, a store with a short lease no longer
+/// keeps the bytes.
 const TOUCHES_LATE: &str = "
 import socket, sys, time
 sock = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
@@ -76,8 +77,8 @@ fn until_listening(port: &str) {
     wait_for(&format!("somebody listens at port {port}"), listens).unwrap();
 }
 
-/// Runs one program that sends bytes, and another that looks at them when the store no longer keeps them. Returns how
-/// the second program ended, its output and its errors.
+/// Runs the program `sends`, which sends bytes, and the program `looks`, which looks at them 2 s later. Returns how the
+/// second program ended, its output and its errors.
 fn looks_late(bed: &Bed, sends: &str, looks: &str) -> (ExitStatus, String, String) {
     let port = free_address().port().to_string();
     let program = |text: &str| {

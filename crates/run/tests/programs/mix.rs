@@ -58,7 +58,7 @@ impl Chooser {
     }
 }
 
-/// Sends a number of requests, on a few connections in turn.
+/// Sends a number of requests, each on one of four connections that the seed picks.
 pub fn ask(site: &Site<'_>, requests: usize, seed: u64) {
     ask_as(site, || Client::new(site.to), requests, seed);
 }

@@ -45,7 +45,8 @@ impl Workshop {
         self.compile(name, sources, &[&["-shared", "-fPIC", "-Wl,--build-id=none"], flags].concat())
     }
 
-    /// Builds a part with the OpenSSL in the directory `from`, whose libraries have the names `names`.
+    /// Builds a part (a library that is linked to its own OpenSSL) with the OpenSSL in the directory `from`. `names`
+    /// are the names of this OpenSSL's libraries.
     fn part(&self, name: &str, from: &Path, names: [&str; 2], more: &[&str]) -> PathBuf {
         let paths = names.map(|name| from.join(name).to_str().unwrap().to_owned());
         let (defined, search) =
@@ -95,8 +96,8 @@ fn replaced(bytes: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// An OpenSSL that only one library sees, as psycopg2-binary brings it. It may be the only OpenSSL of a process, or
-/// there is the system's one, too, which Python's `ssl` loads earlier or later.
+/// An OpenSSL that only one library sees, as psycopg2-binary brings it. It may be the only OpenSSL of a process. Or the
+/// process also has the system's OpenSSL, which was loaded earlier or later, as by Python's `ssl`.
 #[test]
 fn one_that_only_its_library_sees() {
     let workshop = Workshop::open();

@@ -77,7 +77,7 @@ def receive_some(chooser, sock, buffer, expected, at):
         view = memoryview(buffer)[offset:offset + size]
         got = sock.recv_into(view)
         if chooser.randrange(2):
-            # The bytes go from absent memory into a file before this program looks at them.
+            # This program writes the bytes into a file before it looks at them in the buffer.
             with tempfile.TemporaryFile() as file:
                 file.write(view[:got])
                 file.seek(0)

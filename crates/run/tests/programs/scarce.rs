@@ -1,4 +1,5 @@
 //! The kernel has no memory for bytes that a program has read: the program must end, and not continue with zeros.
+//! Memory is *absent* if it stands for bytes of the agent's store, and gets them when somebody touches it.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -20,7 +21,7 @@ for part in range(24):
 sock.recv(1)
 ";
 
-/// Receives 24 MiB into absent memory, then may use only 4 MiB more, and looks at all bytes.
+/// Receives 24 MiB into absent memory, then may use only 4 MiB more, and looks at one byte of each page.
 const LOOKS: &str = "
 import os, signal, socket, sys
 signal.alarm(60)

@@ -1,5 +1,5 @@
-//! Signals that come at any moment, and whose handlers write. A handler may interrupt the library, so its own calls of
-//! the library must not wait for a lock that the interrupted thread holds.
+//! Signals that come at any moment, and whose handlers write. A handler may interrupt the library, so the handler's
+//! calls of the library must not wait for a lock that the interrupted thread holds.
 
 use shunt_odb::store::Limits;
 

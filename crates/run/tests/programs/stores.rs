@@ -169,8 +169,8 @@ fn a_user_who_is_in_no_list_gets_nothing() {
 fn only_readers_of_the_configuration_fetch() {
     let bed = Bed::with(2, Limits::default(), "readers = []");
     let (_sends, mut looks) = begun(&bed, &[]);
-    // The sender's store refuses before any memory of the program is absent. So only the program's connection ends, and
-    // not the program.
+    // The sender's store refuses the receiving program before any memory of this program is absent. So only the
+    // program's connection ends, and not the program.
     let error = looks.error();
     assert!(error.contains("ConnectionResetError"), "{error}");
     assert!(bed.machine(0).counted("unreached") > 0);

@@ -77,7 +77,7 @@ static int connection(int serves, int port)
     }
     fd = accept(fd, NULL, NULL);
     char asked;
-    (void)!read(fd, &asked, 1); /* only an end that has sent something may get references */
+    (void)!read(fd, &asked, 1); /* only an end that has sent something is sent references */
     return fd;
 }
 

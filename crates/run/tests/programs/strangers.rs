@@ -43,7 +43,7 @@ print(sock.recv(1000)[:6].hex(), flush=True)
 sock.close()
 ";
 
-/// Returns a frame with one reference, to a payload that nobody has.
+/// Returns a connection's preamble, and a frame with one reference, to a payload that nobody has.
 fn frames() -> Vec<u8> {
     const REFERENCE: u8 = 2;
     let payload = PayloadId { holder: Holder::named("nobody"), segment: 7, slot: 7, secret: 7 };
@@ -81,8 +81,8 @@ fn said(bed: &Bed, key: [u8; 16]) -> (String, String) {
 fn frames_of_a_stranger_are_bytes_like_any_other() {
     let bed = Bed::new(Limits::default());
     assert_eq!(said(&bed, [1; 16]), (hex(&frames()), hex(b"answer")));
-    // With the right key, the same bytes are taken for frames. So above, only the key was wrong. Here the reference,
-    // to a payload that nobody has, ends only the stranger's own connection.
+    // With the right key, the same bytes are taken for frames. The program then breaks the connection, because nobody
+    // has the payload of the reference. So the first stranger's frames were ordinary bytes only because of the key.
     let (got, told) = said(&bed, *crate::bed::SHARED_KEY);
     assert_eq!((got, told), (hex(b"reset"), String::new()));
 }

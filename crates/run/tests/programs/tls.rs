@@ -153,7 +153,7 @@ fn all() {
     mixed(10_002);
 }
 
-/// Tests TLS 1.2, too, and clients with other TLS libraries.
+/// Tests curl, whose TLS library is OpenSSL, with TLS 1.3 and with TLS 1.2.
 #[test]
 fn curl_and_openssl_get_the_bytes() {
     let bed = Bed::of(3, Limits::default());

@@ -1,5 +1,5 @@
-//! A test program that sends blocks to itself, from one machine to another. A *reference* goes over a connection in
-//! place of bytes. The receiver fetches these bytes from the sender's machine if it needs them.
+//! Runs a test program as two processes on two machines. One process sends blocks to the other. A *reference* goes over
+//! a connection in place of bytes. The receiver fetches these bytes from the sender's machine if it needs them.
 
 use std::path::Path;
 use std::process::Stdio;

@@ -168,8 +168,8 @@ assert os.waitpid(child, 0)[1] == 0
     );
 }
 
-/// A child process changes its user. With it, the states of all its connections move to other memory, also the state of
-/// the connection on which its parent waits.
+/// A child process changes its user. With this change, the states of all its connections move to other memory, also the
+/// state of the connection on which its parent waits.
 #[test]
 fn a_parent_that_waits_for_bytes_gets_them_though_its_child_becomes_another_users() {
     reads(

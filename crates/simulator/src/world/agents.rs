@@ -64,8 +64,8 @@ impl World {
         }
     }
 
-    /// Returns the time for which a machine's agent still stands still, or `None` if it does not. It handles events
-    /// only after that time.
+    /// Returns the rest of the time for which a machine's agent stands still, or `None` if the agent is not stopped. A
+    /// stopped agent handles events only after this time.
     pub(super) fn delay_of(&self, machine: usize) -> Option<Duration> {
         let until = self.machines[machine].stopped_until;
         until.checked_sub(self.now()).filter(|delay| !delay.is_zero())
@@ -113,7 +113,7 @@ impl World {
         }
     }
 
-    /// Reads the connections of peers that seem silent once more: their messages may have come while the agent had no
+    /// Reads once more the connections of peers that seem silent. Their messages may have come while the agent had no
     /// time to read.
     fn listen_again(&mut self, machine: usize) {
         let Some(Agent { logic, links, .. }) = &self.machines[machine].agent else { return };

@@ -8,8 +8,8 @@ use crate::content::Run;
 use crate::world::{Event, World};
 
 impl World {
-    /// Has a client ask for its next response. It asks for nothing if the history (simulated run) is ending, or if it
-    /// still waits for a response.
+    /// Has a client ask for its next response, unless the history (simulated run) is ending or the client still waits
+    /// for a response.
     pub(super) fn ask(&mut self, client: usize) {
         if self.is_closing || self.clients[client].waits_for.is_some() {
             return;

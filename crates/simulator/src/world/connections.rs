@@ -38,8 +38,8 @@ impl World {
         link
     }
 
-    /// Accepts a connection. It takes a place in the agent's list of accepted connections until its first frame, which
-    /// says its purpose.
+    /// Accepts a connection. The connection takes a place in the agent's list of accepted connections until its first
+    /// frame, which says the connection's purpose.
     pub(super) fn accept(&mut self, link: usize) {
         let [from, to] = self.links[link].ends;
         if self.links[link].generations[1].is_some() || self.links[link].is_closed[1] {
@@ -105,7 +105,7 @@ impl World {
         self.send(link, from, Item::Frames(bytes));
     }
 
-    /// Delivers the next item if the machines reach each other. Otherwise it tries again later, as TCP would.
+    /// Delivers the next item if the machines reach each other. Otherwise tries again later, as TCP would.
     pub(super) fn deliver(&mut self, link: usize, to: usize) {
         let (side, from) = (self.links[link].side(to), self.links[link].from(to));
         if self.links[link].is_closed[side] {
@@ -128,7 +128,7 @@ impl World {
         }
         let is_there = self.links[link].generations[side].is_some_and(|generation| self.is_running(to, generation));
         if !is_there {
-            // No agent runs, or it is an agent of a later generation: the connection is reset.
+            // No agent runs, or the agent that runs is of a later generation: the connection is reset.
             return self.close(link, to);
         }
         if self.links[link].is_closed[side] {

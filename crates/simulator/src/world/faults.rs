@@ -133,7 +133,8 @@ impl World {
         }
     }
 
-    /// Resets the connection between two agents. One of them sees it now, the other one when the reset arrives.
+    /// Resets the connection between two agents. The agent of machine `one` sees the reset now, and the other agent
+    /// when the reset arrives.
     fn reset(&mut self, one: usize, other: usize) {
         let peer = self.machines[one].peer(other);
         if self.machines[one].agent.as_ref().is_none_or(|agent| agent.links[peer].is_none()) {

@@ -20,7 +20,7 @@ const USUAL: Duration = Duration::from_millis(20);
 const TOO_LONG: Duration = Duration::from_secs(65);
 
 impl World {
-    /// Has a server fetch an offer's payload.
+    /// Has a server fetch an offer's payload, or relay it if the server is not connected to an agent.
     pub(super) fn fetch(&mut self, machine: usize, client: usize, response: &Response, peer: usize, offer: u64) {
         let generation = self.machines[machine].generation;
         let Some(connected) = self.machines[machine].worker.server(response.kind) else {
@@ -52,7 +52,7 @@ impl World {
         self.act(machine);
     }
 
-    /// Gives a server the stream from which it reads a fetched payload.
+    /// Gives a server the stream from which it reads a fetched payload, or fails the fetch if that is impossible.
     pub(super) fn deliver_fetch(&mut self, machine: usize, fetch: usize, server: usize, message: &local::Fetched) {
         let (now, base) = (self.now(), self.base);
         let is_there = self.machines[machine].agent.as_ref().is_some_and(|agent| {
@@ -170,7 +170,8 @@ impl World {
         self.serve_more(link);
     }
 
-    /// Sends the next bytes of a fetched payload, because its reader has taken the bytes before them.
+    /// Sends the first bytes of a fetched payload, or the next ones after its reader has taken those before. Fails the
+    /// fetch if the file has changed.
     pub(super) fn serve_more(&mut self, link: usize) {
         let (now, base) = (self.now(), self.base);
         let machine = self.links[link].ends[1];

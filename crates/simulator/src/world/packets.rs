@@ -12,7 +12,7 @@ use crate::flow::{Arrived, Connected, Copy};
 use crate::sender::Look;
 use crate::world::{Event, LOCAL, World};
 
-/// Time after which a frontend's own socket sends unacknowledged bytes again.
+/// Time between two checks of a frontend's own socket, which sends unacknowledged bytes again each time.
 const AGAIN: Duration = Duration::from_millis(250);
 /// Time between two checks of a backend's sender by the clock.
 const TURN: Duration = Duration::from_millis(50);
@@ -66,7 +66,7 @@ impl World {
 
     /// Has a sender send as much as it may. Its agent first gives the kernel more bytes, if the agent is awake and the
     /// payload's file has not changed. The segments do not arrive if the client has reset the connection, or if the
-    /// path to it is closed.
+    /// path to the client is closed.
     pub(super) fn pump(&mut self, machine: usize, client: usize) {
         let now = self.now();
         let is_awake = self.machines[machine].is_awake(now);

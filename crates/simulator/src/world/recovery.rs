@@ -13,11 +13,12 @@ use crate::client::{Kind, Response};
 use crate::worker::{Rest, Serving, Stage, tag};
 use crate::world::{Body, Event, LOCAL, World};
 
-/// Time in which another backend must have offered the rest of a payload. On a TLS connection it must also have told
-/// its file's digest in this time, which proves that the file is the same.
+/// Time in which another backend must have offered the rest of a payload. For a TLS connection, it must also have told
+/// the digest of its file in this time. The digest proves that the file is the same.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// Returns whether an agent that ends a handoff for this reason has sent no byte of the payload.
+/// Returns whether an agent ends a handoff for this reason only if the client has acknowledged none of the bytes that
+/// this agent sends.
 fn is_refusal(reason: Reason) -> bool {
     use Reason::{Busy, Length, Limit, Malformed, NotAllowed, Tag, UnknownOffer, Unreachable, Version};
     matches!(reason, UnknownOffer | Tag | Length | Limit | Malformed | Version | Busy | NotAllowed | Unreachable)
@@ -44,7 +45,7 @@ impl World {
         let Some(serving) = self.machines[machine].worker.serving.get(&client).copied() else { return };
         let is_sought = serving.rest.is_some_and(|rest| self.now() < rest.asked + PATIENCE);
         match serving.response.kind {
-            // The agent tells the program that the handoff has ended, or cancels the region after a while.
+            // The program waits: its agent tells it that the handoff has ended, or cancels the region after a while.
             Kind::Stored if !is_alone && serving.quiet < 40 => {}
             Kind::Stored => self.end_of_program(machine, client, handoff, &serving),
             _ if is_sought => {}
@@ -66,8 +67,8 @@ impl World {
         }
     }
 
-    /// Asks another backend for the rest of a payload. Returns whether the server now waits for another backend: false
-    /// if there is none to ask, or if one was asked and [`PATIENCE`] is over.
+    /// Asks another backend for the rest of a payload. Returns whether the server now waits for another backend. It
+    /// does not, for example, if there is none to ask, or if one was asked and [`PATIENCE`] is over.
     fn seek_rest(&mut self, machine: usize, client: usize) -> bool {
         let now = self.now();
         let Some(serving) = self.machines[machine].worker.serving.get(&client).copied() else { return false };
@@ -174,7 +175,7 @@ impl World {
         }
     }
 
-    /// Has a server tell its agent that it has forgotten a digest, as the backend asked.
+    /// Has a server tell its agent that the server has forgotten a digest, as the backend asked.
     fn say_withdrawn(&mut self, machine: usize, digest: &local::Digest) {
         let Some(server) = self.machines[machine].worker.connected else { return };
         let generation = self.machines[machine].generation;

@@ -33,8 +33,8 @@ impl World {
         self.end_turn(machine);
     }
 
-    /// Returns whether a drain (orderly end) is over. If its time is up, first tells frontends that the unfinished
-    /// payloads have failed.
+    /// Returns whether a drain (orderly end) is over. If the drain's time is up, first tells frontends that the
+    /// unfinished payloads have failed.
     pub(super) fn is_drained(&mut self, machine: usize) -> bool {
         let (now, base) = (self.now(), self.base);
         let busy_here = self.machines[machine].host.busy() as u64;

@@ -50,7 +50,8 @@ impl World {
         }
     }
 
-    /// Makes a sender for a claim, in place of an earlier sender for the same client.
+    /// Makes a sender for a claim, in place of an earlier sender for the same client. If the payload cannot be sent,
+    /// tells the agent's logic.
     fn begin_sending(
         &mut self,
         machine: usize,
@@ -87,7 +88,8 @@ impl World {
         }
     }
 
-    /// Returns the payload of a claim, the number of its contents, and the place of its first byte in those contents.
+    /// Returns the source of a claim's payload, the number of its contents, and the place in them of the payload's
+    /// first byte. Returns a reason if the payload cannot be sent.
     fn payload(
         &mut self,
         machine: usize,
@@ -122,7 +124,8 @@ impl World {
     /// bytes would be encrypted under the record numbers of that response, and so with the same nonces.
     fn check_seal(&mut self, client: usize, claim: &Claim, content: u64) {
         let frontend = &self.machines[self.clients[client].frontend];
-        // A client that has all bytes of a response may ask for the next one while its server still serves this one.
+        // A client that has all bytes of a response may ask for the next response while its server still serves the
+        // former one.
         let served = frontend.worker.serving.get(&client).map(|serving| serving.response);
         let expected = served.or(self.clients[client].waits_for.map(|(response, _)| response));
         let expected = expected.map(|response| response.file);
@@ -148,7 +151,7 @@ impl World {
             .event(now, base, |logic, call| logic.tell_frontends(&[(claimant.peer, spacing)], &[], call));
     }
 
-    /// Has a backend's agent tell the frontend's agent that a payload has been acknowledged.
+    /// Has a backend's agent tell the frontend's agent that the client has acknowledged a whole payload.
     pub(super) fn give_word(&mut self, machine: usize, client: usize, claimant: &Claimant) {
         let (now, base) = (self.now(), self.base);
         let (at, server) = (self.clients[client].at, self.server_of(client));
@@ -172,9 +175,9 @@ impl World {
         self.end_turn(machine);
     }
 
-    /// Tends a machine's senders. A sender whose client has acknowledged nothing for [`FIRST_WORD`] ends, and its offer
-    /// is usable again. Handles changes of the files that are being sent. Also writes to some of these files, as a
-    /// program would.
+    /// Tends a machine's senders. A sender of an offer whose client has acknowledged nothing for [`FIRST_WORD`] ends,
+    /// and the offer is usable again. Handles changes of the files that are being sent. Also writes to some of these
+    /// files, as a program would.
     pub(super) fn tend_senders(&mut self, machine: usize) {
         let now = self.now();
         let sending = |sender: &Sender| !sender.is_orphan() && !sender.is_done() && !sender.is_queued();
@@ -267,8 +270,8 @@ impl World {
         }
     }
 
-    /// Tells frontends the digests that they have asked for: those of files whose payloads have been under way for
-    /// [`TELL_FILES`].
+    /// Tells frontends the digests that they have asked for, of files whose payloads have been under way for
+    /// [`TELL_FILES`], or that there is no digest.
     pub(super) fn tell_files(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         let mut told = Vec::new();

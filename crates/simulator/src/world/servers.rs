@@ -21,7 +21,7 @@ use crate::world::{Body, Event, LOCAL, World};
 
 /// Time between two checks of the servers' handoffs under way.
 const LOOK: Duration = Duration::from_secs(1);
-/// Number of checks without progress after which a server acts by itself, although its agent has said nothing.
+/// Number of checks without progress after which a server acts by itself, because its agent has said nothing.
 const PATIENCE: u32 = 6;
 /// Number of checks after which a server gives up a fetch of which no byte has come.
 const FETCH_PATIENCE: u32 = 10;
@@ -155,8 +155,8 @@ impl World {
         self.relay(machine, client, response, 0);
     }
 
-    /// Begins a region, and tells the agent of the handoff. Returns false if the board or the kernel does not allow it,
-    /// or if no agent is connected.
+    /// Begins a region, and tells the agent of the handoff. Returns false if the board or the kernel does not allow
+    /// that, or if the server has no ring. (By its ring, the kernel tells a server that a region is complete.)
     fn hand_off(&mut self, machine: usize, client: usize, response: &Response, peer: usize, offer: u64) -> bool {
         let now = self.now();
         if !self.may_hand_off(machine, peer) {
@@ -181,7 +181,7 @@ impl World {
     }
 
     /// Tells the agent of the handoff for which a client's region has begun. The offer is of the whole payload, or of
-    /// its bytes from byte `rest` of the region on.
+    /// its bytes from byte `rest` of the region on. Returns whether the agent is told.
     pub(super) fn claim(
         &mut self,
         machine: usize,
@@ -290,7 +290,7 @@ impl World {
     }
 
     /// Ends a machine's nginx worker: the connections of the clients that it serves are reset, and the agent sees the
-    /// worker's own connections end.
+    /// worker's own connections end. Another worker connects later.
     pub(super) fn end_worker(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         let generation = self.machines[machine].generation;
@@ -370,9 +370,9 @@ impl World {
         }
     }
 
-    /// Checks the responses of a machine's servers. It finds handoffs that have ended without a message to their
-    /// server, handoffs that make no progress while the server hears nothing from an agent, and fetches and questions
-    /// without an answer.
+    /// Checks the responses of a machine's servers. Finds handoffs that have ended without a message to their server.
+    /// Also finds handoffs without progress whose server hears nothing from an agent, and fetches and questions without
+    /// an answer.
     pub(super) fn tend_servers(&mut self, machine: usize) {
         let now = self.now();
         for client in self.machines[machine].worker.serving.keys().copied().collect::<Vec<_>>() {

@@ -1,9 +1,9 @@
 //! Programs under `shunt run`, and stores: handoffs of stored bytes, connections to stores, and the addresses and
 //! sources that machines tell each other. A *store* has the payloads of a machine's programs under `shunt run`. A
 //! *peer* is another machine's agent. A *claim* is the message that asks a peer to send bytes of its store on a
-//! client's connection. A *reference* names bytes of a payload, which has a numbered *slot* in its store. A *region* is
-//! a range of sequence numbers of a client's connection, which one payload takes. A *payload* is the body of a
-//! response. A *handoff* lets a backend send a payload on a client's connection.
+//! client's connection. A *reference* names bytes of a payload. Each payload has a numbered *slot* in its store. A
+//! *region* is a range of sequence numbers of a client's connection, which one payload takes. A *payload* is the body
+//! of a response. A *handoff* lets a backend send a payload on a client's connection.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -22,9 +22,9 @@ use crate::world::{Event, LOCAL, Purpose, World};
 
 /// Time for which a program makes no claims to a peer, after the agent has said that a claim waits at this peer.
 const PAUSE: Duration = Duration::from_secs(2);
-/// Longest time that a program's handoff may make no progress; longer is a violation. It has to be more than 40 s: a
-/// claim waits up to 30 s for a sender, and if the program has ended, the agent cancels its handoff only after 10 s
-/// without progress.
+/// Longest time that a program's handoff may make no progress; longer is a violation. It has to be more than 40 s. A
+/// claim waits up to 30 s for a sender. If the program has ended, the agent cancels its handoff only after 10 s without
+/// progress.
 const BOUND: Duration = Duration::from_secs(45);
 
 impl World {
@@ -131,8 +131,8 @@ impl World {
         true
     }
 
-    /// Has a program end a handoff that failed. It writes the bytes itself if the kernel lets it. Otherwise the client
-    /// is reset, by the program or by its agent.
+    /// Has a program end a handoff that failed. If the kernel removes the region, the program relays the payload.
+    /// Otherwise the program or its agent resets the client's connection.
     pub(super) fn end_of_program(&mut self, machine: usize, client: usize, handoff: u64, serving: &Serving) {
         let generation = self.machines[machine].generation;
         let flow = self.machines[machine].host.flows.get_mut(&client);
@@ -152,7 +152,8 @@ impl World {
         }
     }
 
-    /// Ends a machine's program. Its connections stay as long as their sockets have something to send.
+    /// Ends a machine's program. A client's connection stays if the kernel can complete its response, and is reset
+    /// otherwise. Another program connects to the agent later.
     pub(super) fn exit_program(&mut self, machine: usize) {
         let Some(program) = self.machines[machine].worker.program.take() else { return };
         let generation = self.machines[machine].generation;
@@ -167,7 +168,7 @@ impl World {
         self.schedule.after(delay, Event::ProgramConnects { machine, generation });
     }
 
-    /// Ends the responses of a program that has ended. A client gets the bytes that the kernel still has for it, or a
+    /// Ends the responses of a program that has ended. Clients get the bytes that the kernel still has for them, or a
     /// reset.
     fn leave_connections(&mut self, machine: usize) {
         let worker = &self.machines[machine].worker;
@@ -279,7 +280,7 @@ impl World {
         }
     }
 
-    /// Tells a machine's programs, for each address of the service, from which stores the programs there can fetch.
+    /// Tells a machine's programs, for each known address, the stores that programs at this address can fetch from.
     pub(super) fn write_sources(&mut self, machine: usize) {
         self.cover("sources");
         let of = &mut self.machines[machine];

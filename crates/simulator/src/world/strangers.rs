@@ -16,11 +16,12 @@ use zerocopy::FromZeros;
 use crate::machine::{Agent, address, name};
 use crate::world::{Item, Purpose, World};
 
-/// Number of a handoff that no server has.
+/// Number of a handoff that no server has, like the numbers above it.
 const NOBODYS: u64 = 1 << 62;
 
 impl World {
-    /// Has strangers connect to a machine's agent. Some say nothing, and others use a false name or ask for a fetch.
+    /// Has strangers connect to a machine's agent. Some say nothing, and others use a false name or ask for a fetch. A
+    /// machine of the service asks what `shunt doctor` would ask.
     pub(super) fn strangers(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         self.cover("strangers");
@@ -165,7 +166,7 @@ impl World {
         self.act(machine);
     }
 
-    /// Returns an offer whose number may belong to another connection, or whose peer may not exist.
+    /// Returns an offer. Its number may belong to another connection, and its peer may not exist.
     fn some_offer(&mut self, machine: usize, server: usize) -> Request {
         let mut offer = local::Offer::new_zeroed();
         let agent = self.machines[machine].agent.as_ref();
@@ -188,7 +189,7 @@ impl World {
         Request::Ask(message)
     }
 
-    /// Returns a random request, about a handoff or a fetch that does not exist.
+    /// Returns a random request: about a handoff or a fetch that does not exist, or a HELLO.
     fn some_request(&mut self, machine: usize) -> Request {
         let peer = self.random.below(self.service.machines as u64 - 1) as u32;
         let epoch = if self.random.below(2) == 0 { self.epoch(machine, peer as usize) } else { 77 };

@@ -6,8 +6,8 @@ use shunt_simulator::{Fault, Script};
 
 use super::{ms, seconds};
 
-/// Length of a payload, in bytes: more than a backend's kernel takes from its agent, so that a killed agent leaves a
-/// part of it unsent.
+/// Length of a payload, in bytes. A backend's kernel does not take so many bytes from its agent at once, so a killed
+/// agent leaves a part unsent.
 const LONG: u64 = 2_000_000;
 
 fn with_a_payload_under_way(frontend: usize) -> (Script, usize) {

@@ -1,6 +1,6 @@
-//! Scripted histories (simulated runs of a service). Each shows that a fault which the agent once had is mended.
-//! docs/internals/faults.md describes the faults. `make mutants` undoes each mend, and checks that its history then
-//! fails.
+//! Scripted histories (simulated runs of a service). Each history shows that a fault which the agent once had is
+//! mended. docs/internals/faults.md describes the faults. `make mutants` undoes each mend, and checks that its history
+//! then fails.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Offers (payloads that a backend holds ready) whose session is lost before anybody claims them. A *session* is the
-//! use of a connection between two agents.
+//! Offers (payloads that a backend's server holds ready), made just before the backend's session with the frontend is
+//! lost. A *session* is the use of a connection between two agents.
 
 use shunt_simulator::{Fault, Script};
 

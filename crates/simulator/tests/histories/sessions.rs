@@ -1,4 +1,5 @@
-//! Sessions of agents that are silent, stand still, restart, or are not who they seem to be.
+//! Sessions (uses of the connection between two agents) of agents that are silent, stand still or restart, and of
+//! machines that use another machine's name.
 
 use std::net::IpAddr;
 

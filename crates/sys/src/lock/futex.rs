@@ -33,8 +33,7 @@ unsafe impl<T: ?Sized + Send> Sync for Mutex<T> {}
 #[clippy::has_significant_drop]
 pub struct MutexGuard<'a, T: ?Sized> {
     mutex: &'a Mutex<T>,
-    /// Makes the guard not `Send`: the thread that has locked the mutex also unlocks it. Waiting threads rely on the
-    /// order of that one thread's steps.
+    /// Makes the guard not `Send`, so that the thread that has locked the mutex also unlocks it.
     _thread: std::marker::PhantomData<*const ()>,
 }
 

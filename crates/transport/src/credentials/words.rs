@@ -1,5 +1,5 @@
-//! Errors of TLS between agents, in words that say what to do. rustls names the check that failed. For some checks its
-//! text contains the present time, so it would differ each time for the same cause.
+//! Errors of TLS between agents, in words that say what to do. rustls's own texts name only the check that failed. Some
+//! of them contain the present time, and so differ each time for the same cause.
 
 use rustls::{AlertDescription, CertificateError, Error};
 

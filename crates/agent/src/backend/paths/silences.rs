@@ -12,7 +12,8 @@
 //! One silent client may be gone, or hostile: to send no ACKs costs it nothing. So after ROW silent connections of one
 //! network in a row, payload for that network alone stops. Clients of other networks behind the same hop still get
 //! payload. The hop itself is refused when ROW different networks in a row are silent and no client is heard in
-//! between. After the pause of a hop, one connection of each of ROW networks is tried.
+//! between. After the pause of a hop, one connection of each of ROW networks is tried. If a connection from before the
+//! pause is heard, the pause ends at once.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -158,7 +159,7 @@ pub(super) enum Turn {
     Heard,
 }
 
-/// All paths and networks that had silent connections.
+/// States of the paths and networks that had silent connections, and of which no client was heard since then.
 #[derive(Default)]
 pub(super) struct Silences {
     paths: HashMap<Path, State>,

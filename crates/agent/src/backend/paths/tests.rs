@@ -3,8 +3,9 @@
 use super::*;
 use shunt_testbed::machine::{Machine, on_a_machine};
 
-/// Returns the obstacle, if there is one, between a machine and this client. The machine's steering programs are on its
-/// interface `east`. `then` changes the machine after a first check. The returned obstacle is that of a second check.
+/// Returns the obstacle, if there is one, between a machine and the client at the address `client`. The configuration
+/// names only the machine's interface `east`. `then` changes the machine after a first check. The returned obstacle is
+/// that of a second check.
 fn obstacle(more: &[&str], client: &str, test: &str, then: impl FnOnce(&Machine) + Send) -> Option<String> {
     on_a_machine(test, more, |machine| {
         let mut paths = Paths::open(&["east".into()]).unwrap();

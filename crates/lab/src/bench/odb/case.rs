@@ -15,8 +15,8 @@ const MIB: u64 = 1 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Case {
-    /// Fraction of a body's bytes that never reach an intermediate's ports. The bytes that do reach them are those
-    /// received for a response with the body, less those for a response without one.
+    /// Fraction of a body's bytes that never reach an intermediate's ports. The other bytes are counted as those that
+    /// the ports receive for a response with the body, less those for a response without one.
     Bypass { unaligned: bool },
     /// One tier's CPU per response.
     Tier { tier: Tier, size: u64, wire: Wire },

@@ -1,5 +1,5 @@
 //! Frames on connections between programs under `shunt run`, and their lengths, read from a capture. A frame is a run
-//! of real bytes (bytes that the program wrote), or a *reference*, which goes in place of bytes that stay in the
+//! of real bytes (bytes that the program wrote), or a *reference*. A reference goes in place of bytes that stay in the
 //! *store* of the writer's machine. A connection that has frames begins with a preamble.
 
 use std::collections::BTreeMap;
@@ -78,7 +78,8 @@ fn joined(pieces: BTreeMap<u32, Vec<u8>>) -> Vec<u8> {
     stream
 }
 
-/// Returns the frames of a stream; an empty list if the stream has no frames.
+/// Returns the frames of a stream; an empty list if the stream has no frames. References that their writer has declared
+/// void are left out.
 fn frames(mut bytes: &[u8]) -> Result<Vec<Frame>> {
     let (mut receiving, mut frames) = (Receiving::default(), Vec::new());
     while !bytes.is_empty() {

@@ -25,8 +25,9 @@ use crate::tcpdump::Tcpdump;
 
 const PHP: &str = "/usr/sbin/php-fpm8.2";
 const FASTCGI_PORT: u16 = 9000;
-/// The paper's Tables 4.2 and 4.3: length of the body in pages of 4 KiB, and the percentages of it that bypassed the
-/// intermediate, with aligned buffers (4.2) and with unaligned ones (4.3).
+/// The paper's Tables 4.2 and 4.3. Each row has the length of a body in pages of 4 KiB, and the percentages of the body
+/// that bypassed the intermediate. The first percentage is with aligned buffers (4.2), the second with unaligned ones
+/// (4.3).
 const BYPASSED: [(usize, f64, f64); 7] = [
     (1, 0.0, 0.0),
     (2, 50.0, 50.30),
@@ -142,8 +143,8 @@ impl<'lab> Site<'lab> {
     }
 
     /// Measures Table 4.2 or 4.3. All bytes that reach the intermediate count as not bypassed: real bytes and
-    /// references in connections, acknowledgements, and bytes that it fetches from a store. The bytes that it receives
-    /// for empty bodies are subtracted.
+    /// references in connections, acknowledgements, and bytes that the intermediate fetches from a store. The bytes
+    /// that the intermediate receives for empty bodies are subtracted.
     fn bypassed(&self, unaligned: bool) -> Result<Table> {
         let received = |pages: usize| -> Result<u64> {
             let meter = ByteMeter::start(self.intermediate()?)?;
@@ -218,7 +219,7 @@ fn script(backend: &Host) -> std::path::PathBuf {
     backend.dir().join("page.php")
 }
 
-/// Starts PHP-FPM with one process.
+/// Starts PHP-FPM with one worker process.
 fn php(backend: &Host, on_demand: OnDemand) -> Result<Process> {
     let address = SocketAddr::new(backend.service_address_of(Family::V4)?, FASTCGI_PORT);
     let page = "<?php\n$pages = (int)substr(strrchr($_SERVER['REQUEST_URI'], '/'), 1);\n\

@@ -52,8 +52,8 @@ fn wrk(url: String, time: Duration) -> Wrk {
 }
 
 /// Measures the fraction of a body that bypasses the intermediate. All bytes that reach the intermediate count as not
-/// bypassed: real bytes and references in connections, acknowledgements, and bytes that it fetches from a store. The
-/// bytes that it receives for an empty body are subtracted.
+/// bypassed: real bytes and references in connections, acknowledgements, and bytes that the intermediate fetches from a
+/// store. The bytes that the intermediate receives for an empty body are subtracted.
 fn bypass(bed: &Bed<'_>, case: Case, effort: Effort) -> Result<CaseOutcome> {
     let received = |path: &str| -> Result<f64> {
         let (_, chain) = bed.target(Side::Ours)?;

@@ -38,8 +38,8 @@ pub(super) fn load_placed(bed: &Bed, case: Case, side: Side, time: Duration) -> 
     load(bed, case, side, time)
 }
 
-/// The host, or the whole service, that runs on the measured core in a case. For encryption it is the backend, because
-/// Shunt encrypts there.
+/// The host, or the whole service, that runs on the measured core in a case. For encryption this is the backend,
+/// because Shunt encrypts on that host.
 fn placement(case: Case) -> Placement {
     match case {
         Case::Service { .. } => Placement::WholeService,

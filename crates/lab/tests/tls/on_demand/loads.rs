@@ -10,10 +10,12 @@ use super::{handed_off, run};
 use crate::bed::{FILES, authority};
 use crate::service::Running;
 
-/// Longest time of one call of [`load`], in seconds. It is long enough for a machine that also does other work.
+/// Longest time of one download, in seconds (curl's `--max-time`). It is long enough for a machine that also does other
+/// work.
 const LIMIT_SECONDS: &str = "300";
 
-/// Sends `requests` requests for each file, over `connections` connections of curl.
+/// Sends `requests` requests for each file, over at most `connections` connections of curl at a time. Asserts that each
+/// response has the status 200 and the length of its file.
 fn load(service: &Running<'_>, connections: u32, files: &[&str], requests: u32) -> Result<()> {
     let mut curl = Command::new("curl");
     curl.args(["--parallel", "--parallel-max", &connections.to_string(), "--max-time", LIMIT_SECONDS, "--http1.1"]);
@@ -48,7 +50,7 @@ fn many_connections_at_once_hang_nobody() -> Result<()> {
     run(|service| loads(service, 100))
 }
 
-/// Takes minutes.
+/// Takes minutes, so it runs only with `--ignored`.
 #[test]
 #[ignore = "many_connections_at_once_hang_nobody is a sample"]
 fn twenty_loads_hang_nobody() -> Result<()> {

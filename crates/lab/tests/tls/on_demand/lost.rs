@@ -16,8 +16,8 @@ use crate::client::{Client, Target, Told};
 use crate::nonces::opened;
 use crate::service::Running;
 
-/// Longest wait. It is longer than the lease of a payload: the time that the store keeps a payload which no client has
-/// taken, if nobody gives it back. Until the leases end, such payloads may fill the store.
+/// Longest wait. It is longer than the lease of a body: the time for which the store keeps a body that nobody has taken
+/// or given back. Until their leases end, such bodies may fill the store.
 const LIMIT: Duration = Duration::from_secs(180);
 /// Time between killing a process and starting it again. The tests are about this time, so they sleep for all of it.
 const GONE: Duration = Duration::from_millis(300);
@@ -32,7 +32,7 @@ fn is_honest(ending: Result<()>) -> Result<()> {
 }
 
 /// Calls `what` while a client has a part of a body and reads no more. Asserts that the client then gets the whole
-/// body, or an end.
+/// body, or that its connection ends.
 fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
     until_handed_off(service)?;
     let opened = opened(service, |service| {

@@ -16,7 +16,7 @@ use crate::service::Running;
 const PROGRAM: &str = include_str!("threads.py");
 const PORT: u16 = 8443;
 
-/// Starts the program on the frontend, under `shunt run`.
+/// Starts threads.py on the frontend, under `shunt run`.
 fn start(service: &Running<'_>) -> Result<Process> {
     let host = service.lab.frontend();
     let file = host.dir().join("threads.py");
@@ -30,7 +30,7 @@ fn start(service: &Running<'_>) -> Result<Process> {
     host.serve(command, at)
 }
 
-/// The program writes by Python's `ssl` module (SSL_write_ex), on blocking sockets.
+/// The server (threads.py) writes by Python's `ssl` module (SSL_write_ex), on blocking sockets.
 #[test]
 fn threads_that_wait_in_their_writes_hand_bodies_off() -> Result<()> {
     run(|service| {

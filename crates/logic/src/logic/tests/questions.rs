@@ -1,5 +1,5 @@
-//! Questions of servers to other agents: ASK (would you send?), PROVE (which digest has your file?), and the withdrawal
-//! of a digest (SHA-256 of a file) that is no longer true.
+//! Questions of servers to other agents: ASK (would you send?) and PROVE (which digest has your file?). Also the
+//! withdrawal of a digest (SHA-256 of a file) that is no longer true, and claims that wait.
 
 use shunt_wire::peer;
 
@@ -23,7 +23,7 @@ fn ask_with(service: &mut Service, handoff: u64, server: &str) {
     service.carry();
 }
 
-/// Takes the answers that servers are told: handoff, and the reason's number.
+/// Takes all actions. Returns the answers among them that servers are told: handoff, and number of the reason.
 fn answers(service: &mut Service) -> Vec<(u64, u32)> {
     let told = |action: Action<Model>| match action {
         Action::Tell(_, Told::Answer(answer)) => Some((answer.handoff, answer.reason)),

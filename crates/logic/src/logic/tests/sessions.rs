@@ -68,7 +68,7 @@ fn a_limit_of_a_peer_is_forgotten_with_its_session() {
     let closed = Frame::Closed(Closed { offers: 1.into() });
     service.backend.call(|logic, call| logic.frame(0, &closed, call)).unwrap();
     assert_eq!(closed_offers(&mut service), closed::OFFERS);
-    // The frontend's agent starts anew, and has forgotten that it told the backend to make no offers.
+    // A frontend's agent that has started anew would not know that it had told the backend to make no offers.
     service.lose();
     service.connect();
     assert_eq!(closed_offers(&mut service), 0);
@@ -107,7 +107,7 @@ fn an_interface_towards_a_peer_that_changes_is_steered_to_at_once() {
     service.frontend.call(|logic, call| logic.set_interface(0, IpAddr::from([10, 0, 0, 2]), 4, call));
     let actions = service.frontend.take_actions();
     assert!(actions.iter().any(|action| matches!(action, Action::Steer(0))));
-    // A route to an address that the peer no longer has changes nothing.
+    // A route to an address that the peer does not have changes nothing for the BPF programs.
     let is_its = service.frontend.call(|logic, call| logic.set_interface(0, IpAddr::from([10, 0, 0, 9]), 4, call));
     assert!(!is_its && !service.frontend.take_actions().iter().any(|action| matches!(action, Action::Steer(_))));
 }

@@ -11,7 +11,7 @@ fn ip(last: u8) -> IpAddr {
     IpAddr::from([10, 1, 0, last])
 }
 
-/// Returns a service whose machines have stores, each with one address for its programs.
+/// Returns a service without a session, whose machines have stores. Each machine has one address for its programs.
 fn with_stores() -> Service {
     let mut service = Service::new();
     service.lose();

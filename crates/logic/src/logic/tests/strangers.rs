@@ -1,5 +1,6 @@
-//! Messages of peers (other agents) and servers about handoffs that are not theirs. A *handoff* lets a backend send a
-//! payload on the connection of a frontend's client.
+//! Messages that peers (other agents) and servers may not send, above all about handoffs that are not theirs. Also
+//! handoffs and rings whose server is gone. A *ring* is a BPF ring buffer by which the kernel tells one server what
+//! becomes of its handoffs. A *handoff* lets a backend send a payload on the connection of a frontend's client.
 
 use shunt_wire::peer::Ended;
 
@@ -22,7 +23,7 @@ fn region(handoff: u64, peer: u32, ring: u32) -> ActiveRegion {
     }
 }
 
-/// Returns the handoffs that the frontend's daemon is asked to cancel.
+/// Ends the frontend's turn. Returns the handoffs that its daemon is asked to cancel.
 fn cancelled(service: &mut Service) -> Vec<u64> {
     service.frontend.call(Logic::end_turn);
     let handoff = |action: Action<Model>| match action {
@@ -107,7 +108,7 @@ fn a_handoff_of_a_killed_process_goes_on_once_its_first_bytes_have_arrived() {
     service.frontend.machine.regions = vec![region(7, 0, 0)];
     service.frontend.call(|logic, call| logic.remove_server(worker, call));
     service.frontend.machine.regions = vec![ActiveRegion { acked: 1, ..region(7, 0, 0) }];
-    // Then the client's network fails for 20 s.
+    // Then the client acknowledges nothing more for 20 s.
     for _ in 0..20 {
         service.frontend.now += Duration::from_secs(1);
         service.frontend.call(|logic, call| logic.with(call, |frontend, _, turn| frontend.tend_losses(turn)));
@@ -226,7 +227,7 @@ fn nothing_is_sent_to_a_client_that_is_no_other_machine() {
 #[test]
 fn a_machine_that_is_no_backend_sends_nothing() {
     let mut service = Service::new();
-    service.frontend.logic.backend = Backend::new(None, true); // `true`: it has a store
+    service.frontend.logic.backend = Backend::new(None, true); // `true`: the machine has a store
     service.frontend.logic.shared.peers.peer(0).senders.ipv4 = Some(IpAddr::from([10, 0, 0, 1]));
     let claim = Claim::of(1, &service.handoff(7, 1));
     let parts = Parts::new(&[Part { length: 1000.into(), ..Part::default() }]).unwrap();
@@ -246,7 +247,7 @@ fn a_ring_ends_with_its_server_and_the_next_one_gets_another() {
     assert!(side.take_actions().iter().any(|action| matches!(action, Action::CloseRing(closed) if *closed == ring)));
     let next = side.server(Channel::Control);
     assert_eq!(ring_of(side, next), Some(ring + 1));
-    // The kernel cannot make this ring.
+    // The kernel cannot make the ring of the server `next`.
     side.logic.ring_failed(next);
     assert_eq!((ring_of(side, next), side.logic.shared.counts.rings_exhausted), (None, 1));
     let last = side.server(Channel::Control);

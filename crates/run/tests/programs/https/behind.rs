@@ -14,7 +14,7 @@ use crate::tls::certificate;
 /// Command that installs these programs.
 const CHAINS: &str = "make https-chains";
 
-/// Starts Varnish before `next`. It caches responses for `kept` seconds.
+/// Starts Varnish in front of the server at `next`. Varnish caches responses for `kept` seconds.
 pub fn varnish(bed: &Bed, next: SocketAddr, kept: u32) -> Backend {
     let address = free_address();
     let directory = bed.path().join(format!("varnish-{kept}"));
@@ -33,7 +33,8 @@ pub struct Database {
     library: PathBuf,
 }
 
-/// User as which the server runs, and as which its clients log in: not root.
+/// Name and ID of the user as which the server runs. Its clients log in by the same name. PostgreSQL does not run as
+/// root.
 const USER: (&str, u32) = ("nobody", 65534);
 
 const FILLS: &str = "
@@ -110,7 +111,7 @@ impl Database {
         assert!(filled.status.success(), "{}", String::from_utf8_lossy(&filled.stderr));
     }
 
-    /// Starts gunicorn on the intermediate's machine. `encrypted`: it speaks TLS with the database.
+    /// Starts gunicorn on the intermediate's machine. With `encrypted`, gunicorn speaks TLS with the database.
     pub fn gunicorn(&self, bed: &Bed, encrypted: bool) -> Backend {
         let address = free_address();
         let directory = self.directory.join(format!("application-{encrypted}"));
