@@ -35,7 +35,7 @@ typedef enum {
     SHUNT_TLS_SUITE,   /* the suite cannot be handed over, or the secret is not known */
     /* the kernel encrypts (kTLS), and counts records itself, or the program has replaced our BIO */
     SHUNT_TLS_KERNEL,
-    SHUNT_TLS_BUDGET   /* this client would not accept two more KeyUpdates now */
+    SHUNT_TLS_BUDGET /* this client would not accept two more KeyUpdates now */
 } shunt_tls_refusal_t;
 
 int shunt_tls_watch(SSL_CTX *ctx);

@@ -52,7 +52,8 @@ fn main() -> ExitCode {
     let (asked, fault) = asked_for();
     let is_fixed = asked.is_some();
     let (filter, level) = reload::Layer::new(asked.unwrap_or_else(|| EnvFilter::new("info")));
-    let colours = std::env::var_os("NO_COLOR").is_none() && std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+        && std::io::IsTerminal::is_terminal(&std::io::stderr());
     let lines = fmt::layer().with_writer(|| &LOG).log_internal_errors(false).with_ansi(colours);
     tracing_subscriber::registry().with(filter).with(lines).init();
     if let Some(fault) = fault {
@@ -74,7 +75,8 @@ fn main() -> ExitCode {
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Returns the filter that RUST_LOG names, or what is wrong with it. Returns neither if RUST_LOG is not set.
+/// Returns the filter in RUST_LOG, or a sentence that says why RUST_LOG cannot be used. Returns neither if RUST_LOG is
+/// not set or is empty.
 fn asked_for() -> (Option<EnvFilter>, Option<String>) {
     let text = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_default();
     match log_problem(&text) {
@@ -84,7 +86,7 @@ fn asked_for() -> (Option<EnvFilter>, Option<String>) {
     }
 }
 
-/// Prints whether a configuration is good.
+/// Checks a configuration. Prints the name of its store, if it has one, and that the configuration is good.
 ///
 /// # Errors
 /// Returns the faults of the configuration, one sentence a line.

@@ -18,9 +18,9 @@ use shunt_host::packets;
 /// 256 peers, whose names have 63 bytes at most, and counters of 32 programs, the text has some 70,000.
 const MAX_TEXT_BYTES: usize = 200_000;
 
-/// Returns the part of a program's absent bytes that it has sent on without fetching them. It is in percent of all
-/// absent bytes that the program has sent on or had to fetch. *Absent* bytes were received as references, and are not
-/// in the program's memory. Bytes that the program sends many times (a cache) count each time.
+/// Returns a percentage: bytes that a program has sent on without fetching them, among all absent bytes that it has
+/// sent on or had to fetch. *Absent* bytes were received as references, and are not in the program's memory. Bytes that
+/// the program sends many times (a cache) count each time.
 fn bypassed_percent(counts: &[u64; COUNTED.len()]) -> u64 {
     let of = |one: Counted| counts[one as usize];
     let passed_on = of(Counted::PassedOn).saturating_add(of(Counted::HandedOff)).saturating_sub(of(Counted::TakenBack));
@@ -78,7 +78,7 @@ impl Daemon {
         let mut stats: Map<String, Value> =
             counts.values().map(|(name, value)| (name.to_owned(), Value::from(value))).collect();
         let daemons = Daemons {
-            certificate_seconds_left: self.credentials.seconds_left(SystemTime::now()),
+            certificate_seconds_left: self.credentials.seconds_left(SystemTime::now()).try_into().unwrap_or(0),
             log_lines_lost: LOG.lost(),
             accept_failed: self.listeners.failed,
             offers_open: logic.backend.offers.len() as u64,

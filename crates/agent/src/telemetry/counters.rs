@@ -1,6 +1,6 @@
 //! Names of all counters, and what they count. The names of the counters of servers and of the steering programs (BPF)
-//! come from the C headers that define them. `docs/counters.md` is written from here (see the test). The *store* has
-//! the payloads of programs under `shunt run`.
+//! come from the C headers that define them. A test in this file compares `docs/counters.md` with these lists, and can
+//! write that file. The *store* has the payloads of programs under `shunt run`.
 
 use serde_json::Value;
 use shunt_logic::counts::Counts;
@@ -9,14 +9,14 @@ use shunt_odb::store::usage::COUNTED;
 /// Counters of the servers, as (index, name, meaning), from `include/shunt.h` (build.rs).
 pub(crate) const SERVERS: &[(usize, &str, &str)] = include!(concat!(env!("OUT_DIR"), "/counters.rs"));
 
-/// Counters of the daemon, beside those of the logic ([`Counts`]). Each is declared once: a name, which is also its
-/// name below `agent.`, its type, and its meaning.
+/// Counters of the daemon, beside those of the logic ([`Counts`]). Each counter is declared once, by its name (also its
+/// name below `agent.`), its type, and its meaning.
 macro_rules! daemons {
-    ($($name:ident: $type:ty = $meaning:literal,)*) => {
+    ($($name:ident = $meaning:literal,)*) => {
         /// Values that the daemon counts or finds, beside those of the logic.
         #[derive(Debug, Default)]
         pub(crate) struct Daemons {
-            $(#[doc = $meaning] pub(crate) $name: $type,)*
+            $(#[doc = $meaning] pub(crate) $name: u64,)*
         }
 
         impl Daemons {
@@ -31,15 +31,15 @@ macro_rules! daemons {
 }
 
 daemons! {
-    certificate_seconds_left: i64 = "seconds until the first of this agent's certificates expires",
-    accept_failed: u64 = "times that no connection could be accepted because descriptors or memory were short",
-    log_lines_lost: u64 = "lost lines of the log: the disk is full, or the reader of the log does not read",
-    offers_open: u64 = "offers that wait for their claim at present",
-    regions_watched: u64 = "payloads of lost agents that are watched at present",
-    reads: u64 = "reads of files by threads, because the bytes were not in memory",
-    reads_pending: u64 = "such reads that wait for a thread or a disk at present",
-    digests: u64 = "files whose digest was computed, to prove that another backend has the same bytes",
-    interfaces_attached: u64 = "times that an interface got its steering programs after the agent's start, because it \
+    certificate_seconds_left = "seconds until the first of this agent's certificates expires; 0 once it has",
+    accept_failed = "times that no connection could be accepted because descriptors or memory were short",
+    log_lines_lost = "lost lines of the log: the disk is full, or the reader of the log does not read",
+    offers_open = "offers that wait for their claim at present",
+    regions_watched = "payloads of lost agents that are watched at present",
+    reads = "reads of files by threads, because the bytes were not in memory",
+    reads_pending = "such reads that wait for a thread or a disk at present",
+    digests = "files whose digest was computed, to prove that another backend has the same bytes",
+    interfaces_attached = "times that an interface got its steering programs after the agent's start, because it \
                                 was new or had lost them",
 }
 
