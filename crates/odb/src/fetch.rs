@@ -267,7 +267,7 @@ impl Shared {
         // The payload may be in a file, and too old to be read here. Then the store is asked, so that the store knows
         // that the file is still read.
         if !mapped.is_still_there(&wanted.reference) {
-            // The payload is gone, or the mapped segment belongs to an earlier store. So it is not used any more, and
+            // The payload is gone, or the mapped segment belongs to an earlier store. So the mapping is dropped, and
             // the store is asked.
             self.own.lock().mapped.remove(&segment);
         }

@@ -100,7 +100,8 @@ pub struct Connected {
     pub control: usize,
     /// Worker number of the control connection.
     pub worker: u32,
-    /// Number of the control connection's completion ring, if it has one.
+    /// Number of the BPF ring buffer by which the kernel tells this server what becomes of its payloads. `None`: the
+    /// control connection has no ring.
     pub ring: Option<u32>,
     /// Index of the offers connection. A program has none (`usize::MAX`).
     pub offers: usize,

@@ -14,9 +14,9 @@ pub const PARTS_MAX: usize = 32;
 /// Size of one part in bytes (`struct shunt_part`).
 pub const PART_BYTES: usize = size_of::<Part>();
 
-/// A range of bytes in the peer's store (`struct shunt_part`). It is a reference (crates/odb) without two fields. The
-/// store's name is left out, because the store is the peer's. The weight (the size of the reader's share of the
-/// payload) is left out, because the program with the reference keeps it.
+/// A range of bytes in the peer's store (`struct shunt_part`): a reference (crates/odb) without two fields. The store's
+/// name is left out, because the store is the peer's. The weight is left out, because the program with the reference
+/// keeps it. (The weight says how large a part of the right to fetch the payload this reference has.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 #[allow(missing_docs)]

@@ -46,7 +46,8 @@ fn told_mtime(offer: &Offer) -> Option<i64> {
 /// Whether a file with the identity `now` fits the modification time and the size that were told, and the identity
 /// whose digest was told.
 fn fits(now: FileIdentity, mtime_ns: Option<i64>, size: u64, proven: Option<FileIdentity>) -> bool {
-    // Logs, recordings and uploads grow while they are read. The client gets as much as its header told.
+    // A file that has grown still fits: logs, recordings and uploads grow while they are read. The client gets only as
+    // many bytes as the response's header has told it.
     let is_longer = now.size > size && mtime_ns.is_some();
     let as_told = is_longer || now.size == size && mtime_ns.is_none_or(|then| then == now.mtime_ns);
     as_told && proven.is_none_or(|proven| proven == now)

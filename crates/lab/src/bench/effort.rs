@@ -17,8 +17,8 @@ pub(super) enum Effort {
 impl Effort {
     /// Number of rounds, in each of which the baseline and ours are measured once.
     pub(super) fn rounds(self, case: Case) -> usize {
-        // The target of [`Case::TierCpu`] is about the growth of the tier's CPU from the shorter to the longer body. So
-        // the case of the shorter body, which has no target, is judged, too.
+        // The target of [`Case::TierCpu`] bounds the growth of the tier's CPU from the shorter to the longer body. So a
+        // full run measures both bodies as often as a case with a target. A quick run measures each body once.
         let tier = matches!(case, Case::TierCpu { .. });
         let judged = tier || case.target().is_some();
         match self {

@@ -48,8 +48,8 @@ impl Client {
         Ok(Self { stream, server, answer: None, refused: false, buffer: vec![0; 128 << 10] })
     }
 
-    /// Sends a request for `path`, whose body is the file of this name and length. If the connection is broken, this
-    /// shows only in the next read.
+    /// Sends a request for `path`. The response's body must be the file of this name and length. If the connection is
+    /// broken, only the next read shows it.
     pub fn ask(&mut self, path: &str, file: &str, length: u64) {
         self.ask_with(&[], path, file, length);
     }
