@@ -77,8 +77,8 @@ typedef __s64 shunt_s64;
  */
 #define SHUNT_BEGIN  1
 /* setsockopt(SHUNT_CANCEL, any u32): ends the active region, if any. The steering programs no
- * longer pass the client's ACKs of the region on to its peer. The connection cannot continue after
- * that: the server may only reset it. */
+ * longer pass the client's ACKs of the region on to its peer, except reports of duplicates and
+ * resets. The connection cannot continue after that: the server may only reset it. */
 #define SHUNT_CANCEL 2
 /* setsockopt(SHUNT_STATE, u32 ring): puts a struct shunt_state of this connection's newest region
  * into the ring, as SHUNT_BEGIN does. EPERM: no such ring. */
@@ -113,9 +113,11 @@ typedef __s64 shunt_s64;
  * setsockopt(SHUNT_SPEAK, u32), with a value other than 0, before connect or listen: this socket's
  * handshakes tell other machines of the service that its program runs under Shunt. With 0 before
  * connect or listen, they do not tell it. With 0 on a listening socket, its later handshakes do not
- * tell it any more. Neither do those of other listeners at the same address and port. This last
- * call needs no permission: any process that has the listening socket may make it. ENOPROTOOPT:
- * these programs are not loaded. EPERM: not TCP, or the user is not allowed to. */
+ * tell it any more. Neither do those of other listeners at the same address and port. A listener at
+ * all addresses stands for its port at each address, in every network namespace of the cgroup. This
+ * last call needs no permission: any process that has the listening socket may make it.
+ * ENOPROTOOPT: these programs are not loaded, or have not marked the listener. EPERM: not TCP, the
+ * user is not allowed to, or the listener could not be counted: then try again. */
 #define SHUNT_SPEAK     16
 /* setsockopt(SHUNT_SPEAKS, any u32) on a connection: returns 0 if both ends have said in the
  * handshake that they run under Shunt, else EPERM or ENOPROTOOPT. */

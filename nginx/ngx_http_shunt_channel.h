@@ -44,7 +44,7 @@ typedef struct {
     ngx_connection_t *connection;  /* NULL: waiting to try again */
     ngx_str_t path;
     ngx_event_t retry;
-    ngx_msec_t backoff; /* latest pause, ms; the next is twice as long; 0: first attempt */
+    ngx_msec_t backoff; /* ms; the next pause is twice as long, at most 5 s; 0: first attempt */
     ngx_uint_t refused; /* 1: the agent does not serve this worker's user */
     ngx_err_t said; /* errno that was logged for a missing agent; 0: none since the last welcome */
 } ngx_http_shunt_channel_t;

@@ -239,9 +239,9 @@ ngx_int_t ngx_http_shunt_add_consent(ngx_http_request_t *r, ngx_http_shunt_conse
     return ngx_http_shunt_add_request_field(r, "Shunt-Consent", "shunt-consent", &value);
 }
 
-/* Returns this location's configuration of the next module that asks upstreams. Skips modules that
- * are not built in. NULL: there is no further one. `i`: place in the list of modules, 0 at the
- * first call. */
+/* Returns this location's configuration of the next module of proxy, fastcgi, uwsgi and scgi. Skips
+ * modules that are not built in. NULL: there is no further one. `i`: place in the list of modules,
+ * 0 at the first call. */
 static ngx_http_upstream_conf_t *ngx_http_shunt_next_upstream(ngx_http_request_t *r, ngx_uint_t *i)
 {
     ngx_module_t *module, *modules[] = {&ngx_http_proxy_module, &ngx_http_fastcgi_module,
@@ -321,7 +321,7 @@ static ngx_uint_t ngx_http_shunt_family_served(ngx_connection_t *c, uint32_t fam
     struct sockaddr_in6 *sin6;
     uint32_t family = SHUNT_FAMILY_IPV4;
 
-    /* `families` is 0 if no backend is connected, and then tells nothing about IP versions */
+    /* 0: no backend is connected, or no routes are known; this tells nothing about IP versions */
     if (families == 0 || families == (SHUNT_FAMILY_IPV4 | SHUNT_FAMILY_IPV6)) {
         return 1;
     }

@@ -237,7 +237,8 @@ const char *ngx_http_shunt_reason_text(ngx_uint_t reason)
 }
 
 /* Called when an agent has ended a handoff or a fetch, or is lost. If the client is then asked what
- * it has (probe.c), called once more after that. */
+ * it has (probe.c), called once more after that, unless the payload is complete by then or that
+ * question had been asked before. */
 void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
     ngx_uint_t level;

@@ -16,8 +16,8 @@ typedef struct {
     int count; /* number of unanswered probes that end the connection */
 } ngx_http_shunt_keepalive_t;
 
-/* These functions return 0, or -1 with errno, unless their comment says otherwise. The kernel
- * answers the first four calls with a struct shunt_state in the ring. */
+/* These functions return 0, or -1 with errno, unless their comment says otherwise. If the
+ * first four calls succeed, the kernel answers with a struct shunt_state in the ring. */
 int ngx_http_shunt_kernel_begin(int fd, const struct shunt_begin *begin);
 int ngx_http_shunt_kernel_move(int fd, const struct shunt_move *move);
 int ngx_http_shunt_kernel_take(int fd, const struct shunt_take *take);

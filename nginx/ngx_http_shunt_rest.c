@@ -85,8 +85,8 @@ void ngx_http_shunt_rest_drop(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* Drops a rest that was asked for because of a stall. Called when an agent or a backend is found to
- * be lost, which needs other steps. */
+/* Drops a rest that was asked for because of a stall. Called before other steps: an agent or a
+ * backend is found to be lost, or a refused handoff's payload is fetched. */
 void ngx_http_shunt_rest_drop_stalled(ngx_http_shunt_ctx_t *ctx)
 {
     if (ctx->rest && ctx->rest->stalled && ctx->mode != SHUNT_MODE_REST) {

@@ -13,8 +13,8 @@
  * file asks such a client less and less often, and only a few times, because each unanswered probe
  * brings the kernel nearer to ending the connection (tcp_keepalive_timer).
  *
- * A relayed rest needs a strong ETag, a connection without TLS, and a shunt_recover other than
- * "digest". Other responses wait for send_timeout, and so does a response whose client claims to
+ * A relayed rest needs a strong ETag, a connection without TLS, and "shunt_recover etag". Other
+ * responses wait for send_timeout, and so does a response whose client claims to
  * have all of it, because the client may lie (SHUNT_OPTION_WORD).
  */
 #include "ngx_http_shunt.h"

@@ -86,7 +86,8 @@ fn asked_for() -> (Option<EnvFilter>, Option<String>) {
     }
 }
 
-/// Checks a configuration. Prints the name of its store, if it has one, and that the configuration is good.
+/// Checks a configuration. Prints the name of its store, if it has one, its control group, and that the
+/// configuration is good.
 ///
 /// # Errors
 /// Returns the faults of the configuration, one sentence a line.

@@ -35,7 +35,7 @@ struct Hostile {
     packets: AtomicU64,
     /// Number of messages that were sent to agents' Unix sockets.
     messages: AtomicU64,
-    /// Number of frames, valid or not, that the hostile peer has written to connections with agents. Not all of them
-    /// reach an agent.
+    /// Number of frames, valid or not, in the floods that the hostile peer has written as a whole. HELLO is not
+    /// counted. Not all frames reach an agent.
     frames: AtomicU64,
 }

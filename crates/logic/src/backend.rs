@@ -97,8 +97,8 @@ impl<M: Machine> Backend<M> {
         }
     }
 
-    /// Refuses a claim for `reason`. A claim of stored bytes waits instead if a sender may become free later. To be
-    /// called only if no byte of the claim's payload was sent.
+    /// Refuses a claim for `reason`. A claim of stored bytes waits instead if a sender may become free later, and there
+    /// is room among the waiting claims. To be called only if no byte of the claim's payload was sent.
     pub fn refuse(
         &mut self,
         claim: &Claim,

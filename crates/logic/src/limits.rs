@@ -50,7 +50,8 @@ pub struct Limits {
     /// Most fetches under way with one peer, in each direction.
     pub fetches_per_peer: usize,
     /// Most connections of this machine's servers, two for each nginx worker. A user gets no more connections than are
-    /// left for others, so at most half of this limit, but four in any case.
+    /// left for others, so at most half of this limit, or four if that is more. With all in use, there is none for
+    /// anybody.
     pub servers: usize,
 }
 

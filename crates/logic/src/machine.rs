@@ -23,8 +23,8 @@ pub type Sha256 = [u8; 32];
 pub enum Known {
     /// The digest of the file in the state that was asked about.
     Digest(Sha256),
-    /// The digest is not known yet. The file is being read, waits to be read, or has yet to find room among the files
-    /// that wait.
+    /// The digest is not known yet. The file is being read, waits to be read, has yet to find room among the files
+    /// that wait, or has changed in the last 3 s.
     NotYet,
     /// The file has no digest: it has changed, is too large, or cannot be read.
     Never,
@@ -110,11 +110,13 @@ pub trait Machine {
     /// Returns whether one more descriptor may be opened. Parked senders may be closed to make room.
     fn has_descriptors(&mut self) -> bool;
 
-    /// Returns the state of a file. `None`: the kernel would have to ask a program or another machine for the state.
+    /// Returns the state of a file, as far as the kernel knows it without asking a program or another machine. `None`:
+    /// the kernel's call has failed.
     fn state(&self, file: &Self::File) -> Option<Self::State>;
 
-    /// Returns whether the file still has the size of its offer and, unless the offer has the flag [`Offer::BODY`], the
-    /// offer's modification time. If `proven` is given, the file must also be in this state.
+    /// Returns whether the file is still the one of its offer. It must have the offer's size and, unless the offer has
+    /// the flag [`Offer::BODY`], the offer's modification time. Without that flag it may also have grown. If `proven`
+    /// is given, the file must also be in this state.
     fn is_unchanged(&self, file: &Self::File, offer: &Offer, proven: Option<Self::State>) -> bool;
 
     /// Looks up the digest of a file in a state. A file that has not been read in this state is queued for reading, if

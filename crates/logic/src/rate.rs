@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Allows at most `MOST` events a second.
+/// Allows at most `MOST` events in each second that begins with an event. So up to twice as many may come close
+/// together.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PerSecond<const MOST: u32>(Option<(Instant, u32)>);
 

@@ -321,8 +321,9 @@ impl Link {
         found
     }
 
-    /// Returns the state that the kernel wrote into the ring when the region began. Records that other processors are
-    /// still writing may precede the state's record; then this waits for them. `None`: it did not come in time.
+    /// Returns the state that the kernel wrote into the ring when the region began, or was refused. Records that other
+    /// processors are still writing may precede the state's record; then this waits for them. `None`: it did not come
+    /// in time.
     fn answer(&mut self, handoff: u64) -> Option<State> {
         const LOOKS: u32 = 10_000;
         (0..LOOKS).find_map(|look| {

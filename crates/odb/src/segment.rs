@@ -12,9 +12,10 @@
 //! it.
 //!
 //! A slot belongs to the store while its state is USED; else it belongs to the program. The program makes it USED, and
-//! the store makes it RETURNED. If the payload's reference was never sent, the program itself makes the slot RETURNED.
-//! So neither waits for the other, and neither has to tell the other anything. The store looks into a slot when a
-//! reader asks for the slot's payload, and in its search for leases that have ended.
+//! the store makes it RETURNED. Two things the program may write even then: that the payload's stream goes on, and, if
+//! the payload's reference was never sent, RETURNED. So neither waits for the other, and neither has to tell the other
+//! anything. The store looks into a slot when a reader asks for the slot's payload, and in its search for leases that
+//! have ended.
 //!
 //! A payload may also be in a file that the program has given to the store ([`crate::place`]). Then its slot has the
 //! file's number and the offset in that file.

@@ -65,8 +65,18 @@ pub fn speak(socket: impl AsFd) -> io::Result<()> {
 }
 
 /// Takes back the mark of a listener: connections that clients make to it from now on carry plain bytes, no frames.
+///
+/// The BPF program refuses this for a moment if another listener at the same address and port is leaving on another
+/// processor. So the call is repeated for up to 20 ms. Without a BPF program on this machine, nothing is done.
 pub fn speak_no_more(socket: impl AsFd) {
-    let _ = sockopt::set(socket, options::SOL, options::SPEAK, &0u32);
+    const TRIES: u32 = 20;
+    for _ in 0..TRIES {
+        let taken = sockopt::set(&socket, options::SOL, options::SPEAK, &0u32);
+        if !taken.is_err_and(|error| error.raw_os_error() == Some(rustix::io::Errno::PERM.raw_os_error())) {
+            return;
+        }
+        let _ = rustix::thread::nanosleep(&rustix::thread::Timespec { tv_sec: 0, tv_nsec: 1_000_000 });
+    }
 }
 
 /// Whether the programs at both ends of a connection run under `shunt run`. False where no BPF program answers.

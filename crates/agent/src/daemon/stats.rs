@@ -14,8 +14,8 @@ use crate::telemetry::counters::{Daemons, SERVERS};
 use crate::telemetry::log::LOG;
 use shunt_host::packets;
 
-/// Most bytes of the text in an answer. One packet of a Unix socket may have 212,992 bytes (net.core.wmem_default). With
-/// 256 peers, whose names have 63 bytes at most, and counters of 32 programs, the text has some 70,000.
+/// Most bytes of the text in an answer. One packet of a Unix socket may have 212,960 bytes (net.core.wmem_default less
+/// 32). With 256 peers, whose names have 63 bytes at most, and counters of 33 programs, the text has up to 62,528.
 const MAX_TEXT_BYTES: usize = 200_000;
 
 /// Returns a percentage: bytes that a program has sent on without fetching them, among all absent bytes that it has

@@ -9,8 +9,8 @@ use shunt_odb::store::usage::COUNTED;
 /// Counters of the servers, as (index, name, meaning), from `include/shunt.h` (build.rs).
 pub(crate) const SERVERS: &[(usize, &str, &str)] = include!(concat!(env!("OUT_DIR"), "/counters.rs"));
 
-/// Counters of the daemon, beside those of the logic ([`Counts`]). Each counter is declared once, by its name (also its
-/// name below `agent.`), its type, and its meaning.
+/// Counters of the daemon, beside those of the logic ([`Counts`]). Each counter is a `u64`, and is declared once: by
+/// its name, which is also its name below `agent.`, and its meaning.
 macro_rules! daemons {
     ($($name:ident = $meaning:literal,)*) => {
         /// Values that the daemon counts or finds, beside those of the logic.
@@ -35,7 +35,7 @@ daemons! {
     accept_failed = "times that no connection could be accepted because descriptors or memory were short",
     log_lines_lost = "lost lines of the log: the disk is full, or the reader of the log does not read",
     offers_open = "offers that wait for their claim at present",
-    regions_watched = "payloads of lost agents that are watched at present",
+    regions_watched = "payloads that are watched at present: their agent is lost, or their server's process has ended",
     reads = "reads of files by threads, because the bytes were not in memory",
     reads_pending = "such reads that wait for a thread or a disk at present",
     digests = "files whose digest was computed, to prove that another backend has the same bytes",

@@ -22,7 +22,7 @@ use crate::backend::served::allow_fetch;
 use crate::machine::Machine;
 use crate::turn::Turn;
 
-/// Longest time until the backend answers FETCH.
+/// Longest time from FETCH until the backend's first bytes have been passed on.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest time without progress, because the backend sends nothing or the server takes nothing.
 const PROGRESS: Duration = Duration::from_secs(60);

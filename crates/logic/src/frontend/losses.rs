@@ -43,8 +43,8 @@ struct Watched {
     due: Instant,
     /// Number of messages that are left before the payload's server counts as gone.
     tells: u32,
-    /// Whether the payload is watched because its server's process is gone, and not because its peer is lost. If so,
-    /// the watch ends as soon as the client has acknowledged the first bytes.
+    /// Whether the payload is watched only because its server's process is gone: its peer has not been lost since. If
+    /// so, the watch ends as soon as the client has acknowledged the first bytes.
     is_left: bool,
 }
 
@@ -116,6 +116,9 @@ impl Frontend {
         }
         tracing::info!(payloads = regions.len(), "an agent is lost: watching whether its payloads still arrive");
         let name = |region: &ActiveRegion| (region.client, region.server, region.handoff);
+        // A payload whose server's process has ended is watched to its end from now on, because its peer is lost, too.
+        let lost: HashSet<_> = regions.iter().map(name).collect();
+        self.losses.0.retain(|one| !(one.is_left && lost.contains(&name(&one.region))));
         let known: HashSet<_> = self.losses.0.iter().map(|one| name(&one.region)).collect();
         let new = regions.into_iter().filter(|region| !known.contains(&name(region)));
         self.losses.0.extend(new.map(|region| Watched::new(region, turn.now)));
@@ -165,7 +168,8 @@ impl Frontend {
                 tracing::warn!(handoff, %client, acked = region.acked, "the payload of a lost agent has stopped");
             }
             tell_all_servers(handoff, Reason::PeerLost, turn);
-            if is_given_up && region.queues && !turn.shared.servers.has_ring(region.ring) {
+            // The ring of a process that has ended may be another server's by now.
+            if is_given_up && region.queues && (is_left || !turn.shared.servers.has_ring(region.ring)) {
                 turn.act(Action::Cancel(region));
             }
         }

@@ -24,7 +24,8 @@ pub struct Usage {
 
 impl<M: Machine> Logic<M> {
     /// Checks all limits except that of server connections. When a limit is reached, or no longer reached, servers
-    /// learn it from the board (memory that the agent writes), and peers from a frame (CLOSED).
+    /// learn it from the board (memory that the agent writes), and peers from a frame (CLOSED), as far as the limit
+    /// concerns them.
     pub fn look_at_limits(&mut self, usage: &Usage, call: &mut Call<'_, M>) {
         let used = self.use_by_peer(usage);
         let limits = self.shared.settings.limits;

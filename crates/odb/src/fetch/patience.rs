@@ -110,8 +110,8 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Makes a call. `may_end` is called after the call has fetched for [`LONG`], and returns false if the program has
-    /// no other work.
+    /// Makes a call. `may_end` returns false if the program has no other work. As a rule it is called after the call
+    /// has fetched for [`LONG`]; earlier if other callers wait or rest.
     #[must_use]
     pub fn new(may_end: &'a dyn Fn() -> bool) -> Self {
         Self { began: OnceCell::new(), may_end }

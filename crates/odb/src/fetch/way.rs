@@ -11,9 +11,9 @@
 //!         |                             | store has answered ----------------/           |
 //!         '------------------------------------------------------------------------------' it broke
 //! ```
-//! Lost becomes Unmade if the holder has become a source of this machine anew, or if no thread has asked for it for
-//! long. Unmade becomes Lost if the connection has broken at every try of a fetch. The lock is held only for moments,
-//! and by no thread that waits for the state to change.
+//! Lost becomes Unmade if the holder has become a source of this machine anew, if no thread has asked for it for long,
+//! or if no thread can be started for the attempt. Unmade becomes Lost if the connection has broken at every try of a
+//! fetch. The lock is held only for moments, and by no thread that waits for the state to change.
 //!
 //! A *holder* is the store that has a payload. A *share* is a program's part of the right to fetch the payload; its
 //! size is its *weight*. Unused shares go back to the holder, or end with the payload's *lease*, the time for which the

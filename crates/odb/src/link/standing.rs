@@ -46,7 +46,8 @@ enum Said {
 #[derive(Debug, Default)]
 pub(super) struct Standings {
     /// By a machine's index on the agent's board and a server's address: the machine's epoch, the machine's answer, and
-    /// a time. The epoch is a number that changes when a session with the machine begins or ends. The time is that of
+    /// a time. The epoch is a number that changes when a session with the machine begins or ends, or
+    /// its prefixes change. The time is that of
     /// the answer, or of the question while there is no answer, in milliseconds.
     said: HashMap<(u32, SocketAddr), (u32, Said, u64)>,
     asked: u64,

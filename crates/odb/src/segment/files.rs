@@ -14,7 +14,7 @@ const GIVEN_AT_ONCE_BYTES: u64 = 256 << 10;
 /// Time since a file's last use after which another file may take its place, in milliseconds. If more files are in use
 /// than there are places, those without a place are copied: replacing files at every send would cost more.
 const KEPT_MS: u64 = 1000;
-/// Time after the store has refused a file in which no other file is given to it, in milliseconds.
+/// Time after the store has refused a file in which no file is given to it, in milliseconds.
 const RETRY_MS: u64 = 1000;
 /// Number of files that are remembered as sent. Each is remembered by a digest of its state, until another file takes
 /// its place.
@@ -92,8 +92,8 @@ impl Files {
         std::mem::replace(&mut self.notes[digest as usize % NOTES], digest) == digest
     }
 
-    /// Returns the way to send another file, if that one is to take the place of `given`: it is given under the place's
-    /// next number. If slots still refer to `given`, the other file is copied.
+    /// Returns the way to send a file that is to take the place of `given`: another file, or the same one after the
+    /// store has closed it. It is given under the place's next number. If slots still refer to `given`, it is copied.
     fn anew(given: &Given) -> Way {
         match given.number.checked_add(FILES) {
             Some(number) if given.slots == 0 => Way::Give(number),

@@ -117,6 +117,70 @@ fn a_handoff_of_a_killed_process_goes_on_once_its_first_bytes_have_arrived() {
 }
 
 #[test]
+fn a_handoff_of_a_killed_process_whose_peer_is_lost_too_is_watched_to_its_end() {
+    let mut service = Service::new();
+    service.hand_off_parts(7);
+    service.carry();
+    let worker = service.worker;
+    service.frontend.machine.regions = vec![region(7, 0, 0)];
+    service.frontend.call(|logic, call| logic.remove_server(worker, call));
+    service.lose();
+    // The lost machine's kernel still sends what it has.
+    service.frontend.machine.regions = vec![ActiveRegion { acked: 1, ..region(7, 0, 0) }];
+    for _ in 0..20 {
+        service.frontend.now += Duration::from_secs(1);
+        service.frontend.call(|logic, call| logic.with(call, |frontend, _, turn| frontend.tend_losses(turn)));
+    }
+    assert!(cancelled(&mut service).starts_with(&[7]), "nobody sends the rest");
+}
+
+#[test]
+fn a_handoff_of_a_killed_process_that_never_begins_ends_though_another_has_its_ring() {
+    let mut service = Service::new();
+    service.hand_off_parts(7);
+    service.carry();
+    let (worker, ring) = (service.worker, 0);
+    service.frontend.machine.regions = vec![region(7, 0, ring)];
+    service.frontend.call(|logic, call| logic.remove_server(worker, call));
+    let ring_of = |service: &Service, server| service.frontend.logic.shared.servers.find(server).unwrap().ring();
+    // Freed rings are given again last.
+    loop {
+        let next = service.frontend.server(Channel::Control);
+        if ring_of(&service, next) == Some(ring) {
+            break;
+        }
+        service.frontend.call(|logic, call| logic.remove_server(next, call));
+    }
+    service.frontend.now += Duration::from_secs(10);
+    service.frontend.call(|logic, call| logic.with(call, |frontend, _, turn| frontend.tend_losses(turn)));
+    assert_eq!(cancelled(&mut service), [7]);
+}
+
+#[test]
+fn a_shut_window_before_the_first_byte_does_not_end_a_handoff_of_a_killed_process() {
+    let mut service = Service::new();
+    service.hand_off_parts(7);
+    service.carry();
+    let worker = service.worker;
+    service.frontend.machine.regions = vec![region(7, 0, 0)];
+    service.frontend.call(|logic, call| logic.remove_server(worker, call));
+    let wait = |service: &mut Service, seconds| {
+        for _ in 0..seconds {
+            service.frontend.now += Duration::from_secs(1);
+            service.frontend.call(|logic, call| logic.with(call, |frontend, _, turn| frontend.tend_losses(turn)));
+        }
+    };
+    service.frontend.machine.regions = vec![ActiveRegion { is_shut: true, ..region(7, 0, 0) }];
+    wait(&mut service, 60);
+    assert_eq!(cancelled(&mut service), [], "the client takes nothing");
+    service.frontend.machine.regions = vec![region(7, 0, 0)];
+    wait(&mut service, 9);
+    assert_eq!(cancelled(&mut service), [], "the client has time again");
+    wait(&mut service, 1);
+    assert_eq!(cancelled(&mut service), [7]);
+}
+
+#[test]
 fn a_region_that_an_earlier_agent_left_is_cancelled_only_after_servers_had_time_to_find_this_one() {
     let mut service = Service::new();
     service.frontend.machine.regions = vec![region(7, 0, 300)];
