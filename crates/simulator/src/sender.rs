@@ -11,6 +11,7 @@ use shunt_wire::flow::FlowState;
 use shunt_wire::local::Offer;
 use shunt_wire::peer::{Claim, Claimant};
 
+use crate::client::WSCALE;
 use crate::content::{Run, Source};
 use crate::flow::{Copy, SEGMENT};
 
@@ -213,6 +214,7 @@ impl Sender {
         let acked = u64::from(own.wrapping_sub(self.first));
         if acked > self.acked && acked <= self.length.min(self.queued) {
             self.acked = acked;
+            self.window = u64::from(packet.window) << WSCALE;
             self.is_heard = true;
             self.sent = self.sent.max(acked);
             self.progress = now;

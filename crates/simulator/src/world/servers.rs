@@ -92,9 +92,13 @@ impl World {
         rest: Option<u64>,
     ) {
         let peer = self.machines[machine].peer(from);
+        // The request for the rest of a plain payload names the ETag (If-Match), which a file that was written over has no
+        // more. On TLS the digest has to prove the file's bytes.
+        let file = self.machines[machine].host.file(response.file);
+        let is_match = rest.is_none() || response.kind == Kind::Sealed || file.content == response.file;
         let body = if response.kind == Kind::Stored && self.machines[machine].worker.program.is_some() {
             self.store(machine, &response)
-        } else if response.kind != Kind::Stored && consents && self.may_offer(machine, peer) {
+        } else if response.kind != Kind::Stored && consents && is_match && self.may_offer(machine, peer) {
             self.offer(machine, peer, &response, rest)
         } else {
             Body::Bytes
