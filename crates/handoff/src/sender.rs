@@ -128,7 +128,7 @@ const SWEEP_AT_LEAST: usize = 256;
 /// Number of sweeps that together examine all slots, if there are many slots.
 const SWEEPS_FOR_ALL: usize = 10;
 /// Number of parked senders that are closed together to make room. To find the oldest ones, all senders are examined.
-/// That search costs too much to close a single sender.
+/// Such a search costs too much to close a single sender.
 pub const EVICTED_AT_ONCE: usize = 32;
 /// Smallest initial send buffer, however many senders there are, unless the limit `send_buffer_bytes` is smaller.
 const LEAST_SEND_BUFFER_BYTES: usize = 64 << 10;

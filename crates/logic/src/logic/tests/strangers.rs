@@ -39,6 +39,28 @@ fn end(service: &mut Service, handoff: u64) {
     service.frontend.call(|logic, call| logic.frame(0, &Frame::Ended(ended), call)).unwrap();
 }
 
+/// Lets time pass, and has the frontend look at the payloads that it watches.
+fn tend_after(service: &mut Service, time: Duration) {
+    service.frontend.now += time;
+    service.frontend.call(|logic, call| logic.with(call, |frontend, _, turn| frontend.tend_losses(turn)));
+}
+
+/// Has the frontend look at the payloads that it watches once a second.
+fn tend_for(service: &mut Service, seconds: u32) {
+    (0..seconds).for_each(|_| tend_after(service, Duration::from_secs(1)));
+}
+
+/// Returns a service whose server has told of handoff 7, and was then killed. The kernel still has these regions.
+fn killed_after_telling(regions: Vec<ActiveRegion>) -> Service {
+    let mut service = Service::new();
+    service.hand_off_parts(7);
+    service.carry();
+    let worker = service.worker;
+    service.frontend.machine.regions = regions;
+    service.frontend.call(|logic, call| logic.remove_server(worker, call));
+    service
+}
+
 #[test]
 fn a_peer_cancels_only_handoffs_that_it_sends() {
     let mut service = Service::new();
@@ -82,66 +104,39 @@ fn a_server_cancels_only_handoffs_of_its_ring_and_of_nobodys() {
 
 #[test]
 fn a_handoff_that_a_killed_process_has_told_of_is_watched_and_others_end_at_once() {
-    let mut service = Service::new();
-    service.hand_off_parts(7);
-    service.carry();
-    let (worker, ring) = (service.worker, 0);
-    service.frontend.machine.regions = vec![region(7, 0, ring), region(8, 0, ring), region(9, 0, 1)];
-    service.frontend.call(|logic, call| logic.remove_server(worker, call));
+    let mut service = killed_after_telling(vec![region(7, 0, 0), region(8, 0, 0), region(9, 0, 1)]);
     assert_eq!(cancelled(&mut service), [8], "nobody was told of it, so nobody sends it");
     assert_eq!(service.frontend.logic.frontend.losses.len(), 1);
     // The client acknowledges nothing of handoff 7 for 10 s.
-    service.frontend.now += Duration::from_millis(9_900);
-    service.frontend.call(|logic, call| logic.with(call, |frontend, _, turn| frontend.tend_losses(turn)));
+    tend_after(&mut service, Duration::from_millis(9_900));
     assert_eq!(cancelled(&mut service), []);
-    service.frontend.now += Duration::from_millis(100);
-    service.frontend.call(|logic, call| logic.with(call, |frontend, _, turn| frontend.tend_losses(turn)));
+    tend_after(&mut service, Duration::from_millis(100));
     assert_eq!(cancelled(&mut service), [7]);
 }
 
 #[test]
 fn a_handoff_of_a_killed_process_goes_on_once_its_first_bytes_have_arrived() {
-    let mut service = Service::new();
-    service.hand_off_parts(7);
-    service.carry();
-    let worker = service.worker;
-    service.frontend.machine.regions = vec![region(7, 0, 0)];
-    service.frontend.call(|logic, call| logic.remove_server(worker, call));
+    let mut service = killed_after_telling(vec![region(7, 0, 0)]);
     service.frontend.machine.regions = vec![ActiveRegion { acked: 1, ..region(7, 0, 0) }];
     // Then the client acknowledges nothing more for 20 s.
-    for _ in 0..20 {
-        service.frontend.now += Duration::from_secs(1);
-        service.frontend.call(|logic, call| logic.with(call, |frontend, _, turn| frontend.tend_losses(turn)));
-    }
+    tend_for(&mut service, 20);
     assert_eq!((cancelled(&mut service), service.frontend.logic.shared.counts.stalled), (vec![], 0));
 }
 
 #[test]
 fn a_handoff_of_a_killed_process_whose_peer_is_lost_too_is_watched_to_its_end() {
-    let mut service = Service::new();
-    service.hand_off_parts(7);
-    service.carry();
-    let worker = service.worker;
-    service.frontend.machine.regions = vec![region(7, 0, 0)];
-    service.frontend.call(|logic, call| logic.remove_server(worker, call));
+    let mut service = killed_after_telling(vec![region(7, 0, 0)]);
     service.lose();
     // The lost machine's kernel still sends what it has.
     service.frontend.machine.regions = vec![ActiveRegion { acked: 1, ..region(7, 0, 0) }];
-    for _ in 0..20 {
-        service.frontend.now += Duration::from_secs(1);
-        service.frontend.call(|logic, call| logic.with(call, |frontend, _, turn| frontend.tend_losses(turn)));
-    }
+    tend_for(&mut service, 20);
     assert!(cancelled(&mut service).starts_with(&[7]), "nobody sends the rest");
 }
 
 #[test]
 fn a_handoff_of_a_killed_process_that_never_begins_ends_though_another_has_its_ring() {
-    let mut service = Service::new();
-    service.hand_off_parts(7);
-    service.carry();
-    let (worker, ring) = (service.worker, 0);
-    service.frontend.machine.regions = vec![region(7, 0, ring)];
-    service.frontend.call(|logic, call| logic.remove_server(worker, call));
+    let ring = 0;
+    let mut service = killed_after_telling(vec![region(7, 0, ring)]);
     let ring_of = |service: &Service, server| service.frontend.logic.shared.servers.find(server).unwrap().ring();
     // Freed rings are given again last.
     loop {
@@ -151,32 +146,20 @@ fn a_handoff_of_a_killed_process_that_never_begins_ends_though_another_has_its_r
         }
         service.frontend.call(|logic, call| logic.remove_server(next, call));
     }
-    service.frontend.now += Duration::from_secs(10);
-    service.frontend.call(|logic, call| logic.with(call, |frontend, _, turn| frontend.tend_losses(turn)));
+    tend_after(&mut service, Duration::from_secs(10));
     assert_eq!(cancelled(&mut service), [7]);
 }
 
 #[test]
 fn a_shut_window_before_the_first_byte_does_not_end_a_handoff_of_a_killed_process() {
-    let mut service = Service::new();
-    service.hand_off_parts(7);
-    service.carry();
-    let worker = service.worker;
-    service.frontend.machine.regions = vec![region(7, 0, 0)];
-    service.frontend.call(|logic, call| logic.remove_server(worker, call));
-    let wait = |service: &mut Service, seconds| {
-        for _ in 0..seconds {
-            service.frontend.now += Duration::from_secs(1);
-            service.frontend.call(|logic, call| logic.with(call, |frontend, _, turn| frontend.tend_losses(turn)));
-        }
-    };
+    let mut service = killed_after_telling(vec![region(7, 0, 0)]);
     service.frontend.machine.regions = vec![ActiveRegion { is_shut: true, ..region(7, 0, 0) }];
-    wait(&mut service, 60);
+    tend_for(&mut service, 60);
     assert_eq!(cancelled(&mut service), [], "the client takes nothing");
     service.frontend.machine.regions = vec![region(7, 0, 0)];
-    wait(&mut service, 9);
+    tend_for(&mut service, 9);
     assert_eq!(cancelled(&mut service), [], "the client has time again");
-    wait(&mut service, 1);
+    tend_for(&mut service, 1);
     assert_eq!(cancelled(&mut service), [7]);
 }
 
@@ -187,8 +170,7 @@ fn a_region_that_an_earlier_agent_left_is_cancelled_only_after_servers_had_time_
     service.frontend.call(Logic::watch_regions);
     let mut told = Vec::new();
     for second in 0..20 {
-        service.frontend.now += Duration::from_secs(1);
-        service.frontend.call(|logic, call| logic.with(call, |frontend, _, turn| frontend.tend_losses(turn)));
+        tend_after(&mut service, Duration::from_secs(1));
         if !cancelled(&mut service).is_empty() {
             told.push(second);
             break;
@@ -269,10 +251,7 @@ fn a_stalled_region_of_a_connected_server_is_left_to_it() {
     let ring = service.frontend.logic.shared.servers.find(service.worker).unwrap().ring().unwrap();
     service.frontend.machine.regions = vec![region(7, 0, ring)];
     service.frontend.call(Logic::watch_regions);
-    for _ in 0..20 {
-        service.frontend.now += Duration::from_secs(1);
-        service.frontend.call(|logic, call| logic.with(call, |frontend, _, turn| frontend.tend_losses(turn)));
-    }
+    tend_for(&mut service, 20);
     assert_eq!(service.frontend.logic.shared.counts.stalled, 20);
     assert_eq!(cancelled(&mut service), []);
 }
