@@ -11,11 +11,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::Value;
-use shunt_wire::local::{Ended, Header, Reason, kind};
+use shunt_wire::local::{Ended, Header, MAX_STATS_BYTES, Reason, kind};
 use zerocopy::{FromBytes, IntoBytes};
-
-/// Largest answer in bytes. An answer is one packet.
-const ANSWER_BYTES: usize = 256 << 10;
 
 /// Longest wait for an answer. An agent that works answers much sooner.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
@@ -61,7 +58,7 @@ pub fn agent_stats_within(socket: &Path, limit: Duration) -> Result<Stats> {
             Err(Errno::PIPE) => {} // the agent has refused and closed; its answer is in the socket
             sent => drop(sent.context("asking")?),
         }
-        let mut answer = vec![0; ANSWER_BYTES];
+        let mut answer = vec![0; MAX_STATS_BYTES];
         // With a timeout set, recv(2) also fails with EINTR when a stopped process continues (signal(7)).
         let mut receive =
             || rustix::io::retry_on_intr(|| rustix::net::recv(&agent, &mut answer[..], RecvFlags::empty()));

@@ -72,7 +72,7 @@ pub fn speak_no_more(socket: impl AsFd) {
     const TRIES: u32 = 20;
     for _ in 0..TRIES {
         let taken = sockopt::set(&socket, options::SOL, options::SPEAK, &0u32);
-        if !taken.is_err_and(|error| error.raw_os_error() == Some(rustix::io::Errno::PERM.raw_os_error())) {
+        if !taken.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) {
             return;
         }
         let _ = rustix::thread::nanosleep(&rustix::thread::Timespec { tv_sec: 0, tv_nsec: 1_000_000 });

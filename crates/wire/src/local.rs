@@ -39,6 +39,11 @@ pub const COUNTERS: usize = 64;
 pub const NO_PEER: u32 = u32::MAX;
 /// Longest packet in bytes (`SHUNT_PACKET_BYTES`). Only the text of `STATS_TEXT` may be longer.
 pub const MAX_PACKET_BYTES: usize = 4096;
+/// Most bytes of the text of `STATS_TEXT`. One packet of a Unix socket may have 212,960 bytes (net.core.wmem_default less
+/// 32). With 256 peers, whose names have 63 bytes at most, and counters of 33 programs, the text has up to 62,528.
+pub const MAX_TEXT_BYTES: usize = 200_000;
+/// Longest `STATS_TEXT` in bytes: its header and its text.
+pub const MAX_STATS_BYTES: usize = size_of::<Header>() + MAX_TEXT_BYTES;
 
 /// Kinds of messages (`SHUNT_MSG_*`).
 pub mod kind {

@@ -6,17 +6,13 @@ use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
 use shunt_odb::store::usage::{ByName, COUNTED, Counted, Usage};
-use shunt_wire::local::{Header, Reason, kind};
+use shunt_wire::local::{Header, MAX_TEXT_BYTES, Reason, kind};
 use zerocopy::IntoBytes;
 
 use super::Daemon;
 use crate::telemetry::counters::{Daemons, SERVERS};
 use crate::telemetry::log::LOG;
 use shunt_host::packets;
-
-/// Most bytes of the text in an answer. One packet of a Unix socket may have 212,960 bytes (net.core.wmem_default less
-/// 32). With 256 peers, whose names have 63 bytes at most, and counters of 33 programs, the text has up to 62,528.
-const MAX_TEXT_BYTES: usize = 200_000;
 
 /// Returns a percentage: bytes that a program has sent on without fetching them, among all absent bytes that it has
 /// sent on or had to fetch. *Absent* bytes were received as references, and are not in the program's memory. Bytes that

@@ -15,7 +15,7 @@ use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags};
 use serde_json::Value;
-use shunt_wire::local::{Header, kind};
+use shunt_wire::local::{Header, MAX_STATS_BYTES, kind};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::os::threads;
@@ -29,7 +29,6 @@ const HEAD_BYTES: usize = 8 << 10;
 const HEADERS: usize = 64;
 /// Time that the agent may take to answer a thread. The agent answers at once, unless it is ending.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-const ANSWER_BYTES: usize = 256 << 10;
 /// Age up to which the newest page is sent again, instead of a new one.
 const FRESH: Duration = Duration::from_millis(200);
 
@@ -187,7 +186,7 @@ impl Asker {
         set_socket_timeout(&agent, Timeout::Recv, Some(ANSWER_LIMIT))?;
         let request = Header { kind: kind::STATS, size: size_of::<Header>() as u32 };
         rustix::net::send(&agent, request.as_bytes(), SendFlags::NOSIGNAL)?;
-        let mut answer = vec![0; ANSWER_BYTES];
+        let mut answer = vec![0; MAX_STATS_BYTES];
         let (length, _) = retry_on_intr(|| rustix::net::recv(&agent, &mut answer[..], RecvFlags::empty()))?;
         match Header::read_from_prefix(&answer[..length]) {
             Ok((header, text)) if header.kind == kind::STATS_TEXT => Ok(serde_json::from_slice(text)?),
