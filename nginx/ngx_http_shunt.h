@@ -230,6 +230,7 @@ typedef struct {
         ngx_event_t event; /* timer while the answer to a probe is awaited */
         ngx_msec_t until;  /* end of the wait */
         ngx_uint_t reason; /* SHUNT_REASON_* of the loss, or NGX_HTTP_SHUNT_ASKED_* */
+        ngx_uint_t again;  /* times that a client was asked that had been asked before */
         u_char answered;   /* ctx->answered when the probe was sent */
         ngx_http_shunt_keepalive_t before; /* keepalive settings before the probe */
     } probe;
@@ -367,7 +368,11 @@ void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx);
 #define NGX_HTTP_SHUNT_ASKED_GONE    0                 /* this machine's agent is stopped or gone */
 #define NGX_HTTP_SHUNT_ASKED_STALLED ((ngx_uint_t) -1) /* the payload makes no progress */
 
+/* Limit of repeated questions to the client, for one response. */
+#define NGX_HTTP_SHUNT_PROBE_AGAIN 16
+
 ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
+ngx_uint_t ngx_http_shunt_may_have_all(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
 void ngx_http_shunt_probe_stalled(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_probe_end(ngx_http_shunt_ctx_t *ctx);
 

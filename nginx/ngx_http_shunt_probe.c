@@ -11,7 +11,10 @@
  *
  * If a payload has SHUNT_OPTION_WORD and the client claims to have all of it, the payload is
  * complete only when its backend confirms that. If the backend or the agent of this machine is
- * lost, no confirmation can come, and the client's answer counts.
+ * lost, no confirmation can come, and the client's answer counts. The kernel of a lost backend's
+ * machine may still send, so a client that answered that it lacks bytes may claim later to have
+ * all. Such a client is asked again, before other servers are asked for bytes that nobody needs,
+ * and before the connection is reset.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
@@ -136,15 +139,30 @@ ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         return NGX_AGAIN;
     }
 
-    /* a client that has acknowledged nothing has not claimed to have any byte */
-    if (ctx->probed || ctx->acked == 0) {
+    /* A client that has acknowledged nothing has not claimed to have any byte. One that has been
+     * asked is asked again only if it has claimed since then to have all. */
+    if (ctx->acked == 0 ||
+        (ctx->probed && (!ctx->claimed || ctx->probe.again == NGX_HTTP_SHUNT_PROBE_AGAIN))) {
         ngx_http_shunt_probe_end(ctx);
         return NGX_DECLINED;
     }
 
+    ctx->probe.again += ctx->probed;
+
     return ngx_http_shunt_probe_begin(ctx, reason, NGX_HTTP_SHUNT_PROBE_LOOK,
                                       ctx->claimed ? NGX_HTTP_SHUNT_PROBE_WAIT_ALL
                                                    : NGX_HTTP_SHUNT_PROBE_WAIT);
+}
+
+/* Whether the client may have all of a payload whose backend or agent is lost. Called before each
+ * further step that supposes that the client lacks bytes. 1: the payload is complete, or the client
+ * claims to have all and is asked; if it lacks bytes, the loss is handled again, with `reason`. */
+ngx_uint_t ngx_http_shunt_may_have_all(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
+{
+    (void) ngx_http_shunt_follow(ctx); /* may complete the payload */
+
+    return ctx->mode != SHUNT_MODE_ACTIVE ||
+           (ctx->claimed && ngx_http_shunt_probe(ctx, reason) == NGX_AGAIN);
 }
 
 /* Asks the client, which may be gone, what it has of a payload that has stalled.

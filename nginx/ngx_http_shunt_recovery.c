@@ -41,6 +41,7 @@
 struct ngx_http_shunt_recovery_s {
     ngx_event_t event;           /* posted, or a timer: asks, or ends the wait for a proof */
     ngx_http_request_t *request; /* the request for the rest; NULL: there is none now */
+    ngx_uint_t reason;           /* SHUNT_REASON_* of the loss */
     ngx_uint_t times;            /* number of requests since the client got something */
     ngx_uint_t in_all;           /* number of requests for this response */
     ngx_msec_t since;            /* time of the first of these requests (`times`) */
@@ -142,6 +143,13 @@ static ngx_int_t ngx_http_shunt_ask(ngx_http_shunt_ctx_t *ctx)
     return ngx_http_shunt_ask_fields(sr, ctx);
 }
 
+/* Stops waiting for a digest of the new backend's file. */
+static void ngx_http_shunt_end_proof(ngx_http_shunt_recovery_t *rec)
+{
+    ngx_http_shunt_pending_remove(rec->proof);
+    rec->proof = 0;
+}
+
 static void ngx_http_shunt_ask_handler(ngx_event_t *ev)
 {
     ngx_http_shunt_ctx_t *ctx = ev->data;
@@ -149,10 +157,11 @@ static void ngx_http_shunt_ask_handler(ngx_event_t *ev)
 
     ngx_http_set_log_request(c->log, ctx->request);
 
-    (void) ngx_http_shunt_follow(ctx); /* may complete the handoff */
-
     if (ctx->mode != SHUNT_MODE_ACTIVE || ctx->failure.posted) {
         /* void */
+
+    } else if (ngx_http_shunt_may_have_all(ctx, ctx->recovery->reason)) {
+        ngx_http_shunt_end_proof(ctx->recovery);
 
     } else if (ctx->recovery->proof) {
         ngx_http_shunt_unproven(ctx, "its agent has not read its file in time");
@@ -310,6 +319,7 @@ static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
      * handoff have the new one. */
     ngx_http_shunt_pending_remove(ctx->id);
     ctx->id = id;
+    ngx_http_shunt_probe_end(ctx); /* a question that was asked because of the old backend's loss */
     ctx->probed = 0;
     ctx->stall.looked_at = ngx_current_msec;
     ngx_http_shunt_ring_hold(ring);
@@ -319,7 +329,8 @@ static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
     return ngx_http_shunt_post_rest(ctx);
 }
 
-/* Whether to stop asking. One response has at most ASK_IN_ALL requests. After ASK_TIMES requests,
+/* Whether to stop asking. One response has at most ASK_IN_ALL requests, and fewer if its client is
+ * asked repeatedly whether it has all (probe.c). After ASK_TIMES requests,
  * asking also ends when agents that have lost each other have had time to connect again, or when
  * the client has acknowledged nothing for half of send_timeout: after send_timeout, its connection
  * ends. `delay`: ms until the next request. */
@@ -330,7 +341,7 @@ static ngx_uint_t ngx_http_shunt_ask_is_over(ngx_http_shunt_ctx_t *ctx, ngx_msec
 
     clcf = ngx_http_get_module_loc_conf(ctx->request, ngx_http_core_module);
 
-    return rec->in_all >= NGX_HTTP_SHUNT_ASK_IN_ALL ||
+    return rec->in_all + ctx->probe.again >= NGX_HTTP_SHUNT_ASK_IN_ALL ||
            (rec->times >= NGX_HTTP_SHUNT_ASK_TIMES &&
             (ngx_current_msec - rec->since + delay > NGX_HTTP_SHUNT_ASK_LONG ||
              ngx_current_msec - ctx->progress_at + delay > clcf->send_timeout / 2));
@@ -393,8 +404,7 @@ static void ngx_http_shunt_unproven(ngx_http_shunt_ctx_t *ctx, const char *why)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
-    ngx_http_shunt_pending_remove(rec->proof);
-    rec->proof = 0;
+    ngx_http_shunt_end_proof(rec);
     ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
                   "shunt: \"%V\" cannot continue the payload of \"%V\": %s%V",
                   &rec->payload.backend, &ctx->payload.backend, why,
@@ -411,8 +421,7 @@ static ngx_int_t ngx_http_shunt_ask_for_proof(ngx_http_shunt_ctx_t *ctx)
 
     if (rec->proof == 0 ||
         ngx_http_shunt_prove(ctx, rec->proof, &rec->peer, &rec->payload) != NGX_OK) {
-        ngx_http_shunt_pending_remove(rec->proof);
-        rec->proof = 0;
+        ngx_http_shunt_end_proof(rec);
         return NGX_AGAIN;
     }
 
@@ -433,14 +442,18 @@ void ngx_http_shunt_recovery_proof(ngx_http_shunt_ctx_t *ctx, const struct shunt
 
     ngx_del_timer(&rec->event);
 
+    if (ngx_http_shunt_may_have_all(ctx, rec->reason)) {
+        ngx_http_shunt_end_proof(rec);
+        return;
+    }
+
     if (!ngx_http_shunt_is_same_file(ctx, msg, rec->from)) {
         ngx_http_shunt_unproven(ctx, msg->known ? "its file differs"
                                                 : "its agent has no digest of its file");
         return;
     }
 
-    ngx_http_shunt_pending_remove(rec->proof);
-    rec->proof = 0;
+    ngx_http_shunt_end_proof(rec);
     ngx_http_shunt_settle(ctx, ngx_http_shunt_move(ctx));
 }
 
@@ -458,7 +471,8 @@ static ngx_int_t ngx_http_shunt_answered(ngx_http_request_t *sr, void *data, ngx
 
     rec->request = NULL;
 
-    if (ctx->mode != SHUNT_MODE_ACTIVE || ctx->failure.posted) {
+    if (ctx->mode != SHUNT_MODE_ACTIVE || ctx->failure.posted ||
+        ngx_http_shunt_may_have_all(ctx, rec->reason)) {
         return NGX_OK;
     }
 
@@ -541,6 +555,8 @@ ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         rec->times = 0;
     }
 
+    rec->reason = reason;
+
     return ngx_http_shunt_ask_later(ctx);
 }
 
@@ -563,8 +579,7 @@ void ngx_http_shunt_recovery_end(ngx_http_shunt_ctx_t *ctx)
     }
 
     rec->request = NULL;
-    ngx_http_shunt_pending_remove(rec->proof);
-    rec->proof = 0;
+    ngx_http_shunt_end_proof(rec);
 
     if (rec->event.posted) {
         ngx_delete_posted_event(&rec->event);

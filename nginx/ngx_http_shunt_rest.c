@@ -201,6 +201,26 @@ void ngx_http_shunt_rest_stalled(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
+/* Ends a response whose client has all of the payload already, and that needs no byte of a rest. */
+static ngx_int_t ngx_http_shunt_rest_finish(ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_chain_t out;
+    ngx_http_request_t *r = ctx->request;
+
+    out.next = NULL;
+    out.buf = ngx_calloc_buf(r->pool);
+
+    if (out.buf == NULL) {
+        return NGX_ERROR;
+    }
+
+    out.buf->last_buf = 1;
+    ctx->mode = SHUNT_MODE_DONE;
+    r->buffered &= ~NGX_HTTP_SHUNT_BUFFERED;
+
+    return ctx->output(r, &out);
+}
+
 /*
  * Asks for the rest of a payload whose header has left. The payload's handoff is still active, or a
  * fetch of it has failed, or neither could begin. NGX_OK: the rest is asked for, or not needed.
@@ -221,11 +241,15 @@ ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx)
     }
 
     if (ctx->mode == SHUNT_MODE_ACTIVE) {
-        (void) ngx_http_shunt_follow(ctx);
-
-        return ctx->mode != SHUNT_MODE_ACTIVE     ? NGX_OK
-               : ngx_http_shunt_proof_needed(ctx) ? NGX_DECLINED
+        return ngx_http_shunt_may_have_all(ctx, SHUNT_REASON_PEER_LOST) ? NGX_OK
+               : ngx_http_shunt_proof_needed(ctx)                       ? NGX_DECLINED
                                                   : ngx_http_shunt_rest_ask(ctx, ctx->acked);
+    }
+
+    /* The client had all when the handoff was taken back, and a fetch of all bytes has failed. */
+    if (from == ctx->payload.length) {
+        ngx_post_event(ctx->request->connection->write, &ngx_posted_events);
+        return ngx_http_shunt_rest_finish(ctx);
     }
 
     /* If nothing was sent, all bytes come from one backend, and fit each other. If the first bytes
@@ -454,22 +478,53 @@ ngx_int_t ngx_http_shunt_rest_body(ngx_http_request_t *sr, ngx_http_shunt_ctx_t 
 
 /* ---- the answer's end ---- */
 
-static void ngx_http_shunt_rest_again_handler(ngx_event_t *ev)
+static void ngx_http_shunt_rest_again_handler(ngx_event_t *ev);
+
+/* Has the rest asked for after a pause. */
+static void ngx_http_shunt_rest_later(ngx_http_shunt_ctx_t *ctx, ngx_msec_t pause)
 {
-    ngx_http_shunt_ctx_t *ctx = ev->data;
     ngx_http_shunt_rest_t *rest = ctx->rest;
-    ngx_connection_t *c = ctx->request->connection;
+
+    rest->again.data = ctx;
+    rest->again.handler = ngx_http_shunt_rest_again_handler;
+    rest->again.log = ctx->request->connection->log;
+    ngx_add_timer(&rest->again, pause);
+}
+
+/* Asks for the rest once more, or gives the response up if the rest does not come. If the client
+ * claims meanwhile to have all, it is asked first (probe.c). */
+static void ngx_http_shunt_rest_go_on(ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_http_shunt_rest_t *rest = ctx->rest;
     uint64_t from = rest->good ? ctx->payload.length - rest->left : rest->from;
 
-    ngx_http_set_log_request(c->log, ctx->request);
-
     if (ctx->mode == SHUNT_MODE_ACTIVE) {
-        (void) ngx_http_shunt_follow(ctx); /* may complete the handoff, which drops the rest */
+        if (ngx_http_shunt_may_have_all(ctx, SHUNT_REASON_PEER_LOST)) {
+            if (ctx->mode == SHUNT_MODE_ACTIVE) {
+                ngx_http_shunt_rest_later(ctx, NGX_HTTP_SHUNT_REST_AGAIN);
+            }
+
+            return;
+        }
+
         from = ctx->acked;
     }
 
-    if (ctx->rest == rest && !ctx->failure.posted && ngx_http_shunt_rest_ask(ctx, from) != NGX_OK) {
+    if (rest->refused || rest->times == NGX_HTTP_SHUNT_REST_TIMES ||
+        ngx_http_shunt_rest_ask(ctx, from) != NGX_OK) {
         ngx_http_shunt_fail(ctx);
+    }
+}
+
+static void ngx_http_shunt_rest_again_handler(ngx_event_t *ev)
+{
+    ngx_http_shunt_ctx_t *ctx = ev->data;
+    ngx_connection_t *c = ctx->request->connection;
+
+    ngx_http_set_log_request(c->log, ctx->request);
+
+    if (!ctx->failure.posted) {
+        ngx_http_shunt_rest_go_on(ctx);
     }
 
     ngx_http_run_posted_requests(c);
@@ -509,14 +564,11 @@ static ngx_int_t ngx_http_shunt_rest_over(ngx_http_request_t *sr, void *data, ng
     }
 
     if (rest->refused || rest->times == NGX_HTTP_SHUNT_REST_TIMES) {
-        ngx_http_shunt_fail(ctx);
-        return NGX_OK;
-    }
+        ngx_http_shunt_rest_go_on(ctx);
 
-    rest->again.data = ctx;
-    rest->again.handler = ngx_http_shunt_rest_again_handler;
-    rest->again.log = ctx->request->connection->log;
-    ngx_add_timer(&rest->again, NGX_HTTP_SHUNT_REST_AGAIN << (rest->times - 1));
+    } else {
+        ngx_http_shunt_rest_later(ctx, NGX_HTTP_SHUNT_REST_AGAIN << (rest->times - 1));
+    }
 
     return NGX_OK;
 }

@@ -429,6 +429,11 @@ class Agent:
             except OSError:
                 return
 
+    def deliver(self, c, data):
+        """Sends bytes to a client, and waits until it has acknowledged them."""
+        self.write(c, data)
+        wait_acked(c.fileno())
+
     def tell_digest(self, s, id, number, known=1, peer=0, wrong_by=0, add=b""):
         with self.changed:
             self.changed.wait_for(lambda: number in self.offers, 5)

@@ -297,6 +297,9 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
         regions[fd].begin.ring = *(const uint32_t *) value;
         /* with "ahead", the client seems to have acknowledged 1000 bytes more */
         regions[fd].state.acked += is_wanted("ahead") ? 1000 : 0;
+        if (is_wanted("all")) { /* the client claims to have all */
+            regions[fd].state.acked = regions[fd].begin.length;
+        }
         regions[fd].state.shut = is_wanted("shut");
         if (regions[fd].state.shut) {
             say("looked");

@@ -21,8 +21,7 @@ class Stalled(Base):
     def some(self, s, h):
         c = self.agent.client_socket(h["handoff"])
         self.stalled = h, c
-        self.agent.write(c, self.agent.payload(h["offer"])[:PART])
-        agents.wait_acked(c.fileno())
+        self.agent.deliver(c, self.agent.payload(h["offer"])[:PART])
 
     def file(self, what):
         path = self.agent.shim_path + what
@@ -176,8 +175,7 @@ class StalledApplication(Application):
         # The stall may have been due to a slow disk: now the backend continues, and the client gets the whole body from
         # it.
         h, client = self.stalled
-        self.agent.write(client, self.agent.payload(h["offer"])[PART:])
-        agents.wait_acked(client.fileno())
+        self.agent.deliver(client, self.agent.payload(h["offer"])[PART:])
         self.agent.ring.post(h["handoff"], len(BIG), agents.COMPLETE)
         client.close()
         self.assertEqual(c.f.read(len(BIG)) == BIG, True)

@@ -4,7 +4,7 @@ a frontend permits that. run.py runs these tests."""
 import os, socket, ssl, threading, time
 
 import agent as agents
-from recovery import ETAG, PEER_LOST, Application
+from recovery import ETAG, PEER_LOST, Application, unavailable
 from run import BIG, Base, Client, field, read
 from tls import Tls, TlsClient
 from wait import wait_for
@@ -29,8 +29,7 @@ class Stopped(Base):
         """Has each handoff stop after this many bytes, together with the agent."""
         def some(s, h):
             c = self.agent.client_socket(h["handoff"])
-            self.agent.write(c, self.agent.payload(h["offer"])[:bytes])
-            agents.wait_acked(c.fileno())
+            self.agent.deliver(c, self.agent.payload(h["offer"])[:bytes])
             c.close()
             self.agent.stop()
 
@@ -181,21 +180,18 @@ class StoppedApplication(Application):
                 self.agent.beats.set()
                 wait_for(lambda: Client().get("/big").body == BIG and self.is_back())
 
-    def bad_gateway(self, q):
-        return b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n"
-
     def test_after_an_error_it_is_asked_for_again(self):
-        self.stopped_after(5000, self.whole, self.bad_gateway, self.bad_gateway, self.rest)
+        self.stopped_after(5000, self.whole, unavailable, unavailable, self.rest)
         self.assertEqual(Client(timeout=30).get("/raw/x").body == BIG, True)
         n = self.agent.counters()
         self.assertEqual((n["relayed_stopped"], n["aborted"], self.agent.handoffs()), (1, 0, 0))
 
     def test_and_not_for_ever(self):
-        self.reset_after(self.whole, *[self.bad_gateway] * 5)
+        self.reset_after(self.whole, *[unavailable] * 5)
         self.assertEqual(len(self.raw.requests), 6)
 
     def test_a_handoff_that_completes_between_two_questions(self):
-        self.stopped_after(5000, self.whole, *[self.bad_gateway] * 4, self.rest)
+        self.stopped_after(5000, self.whole, *[unavailable] * 4, self.rest)
         part, handoffs = self.agent.on_handoff, []
         self.agent.on_handoff = lambda s, h: (handoffs.append(h["handoff"]), part(s, h))
         c = Client(timeout=30)
@@ -209,6 +205,63 @@ class StoppedApplication(Application):
         c.f.read(5000)
         self.assertEqual((c.head()[0], len(self.raw.requests)), (200, asked))
         self.assertEqual(self.agent.counters()["aborted"], 0)
+
+    def all_comes_meanwhile(self, answer):
+        """The backend's kernel sends all, though the agent is stopped, before the first of these answers comes."""
+        clients = []
+
+        def some(s, h):
+            clients.append(self.agent.client_socket(h["handoff"]))
+            self.agent.deliver(clients[0], BIG[:5000])
+            self.agent.stop()
+
+        def first(q):
+            self.agent.deliver(clients[0], BIG[5000:])
+            clients[0].close()
+            return answer(q)
+
+        self.application(self.whole, first, *[answer] * 9)
+        self.agent.on_handoff = some
+        c = Client(timeout=30)
+        self.assertEqual(c.get("/raw/x").body == BIG, True)
+        self.assertEqual(c.get("/small").body, b"s" * 100)
+        n = self.agent.counters()
+        self.assertEqual((n["aborted"], self.agent.handoffs()), (0, 0))
+        self.assertEqual(self.log()[4:6], [str(len(BIG)), str(len(BIG))])
+        return n
+
+    def test_a_client_that_has_all_before_the_rest_comes(self):
+        self.all_comes_meanwhile(self.rest)
+
+    def test_a_client_that_has_all_while_the_rest_never_comes(self):
+        n = self.all_comes_meanwhile(unavailable)
+        self.assertEqual(n["relayed_stopped"], 0)
+        self.assertEqual(len(self.raw.requests), 2)
+
+    def test_no_byte_of_a_rest_follows_a_body_that_the_client_has(self):
+        """The answer's header fits, but its connection ends before the first byte."""
+        self.all_comes_meanwhile(lambda q: self.rest(q).split(b"\r\n\r\n")[0] + b"\r\n\r\n")
+
+    def test_a_client_that_takes_its_claim_back_while_the_rest_never_comes(self):
+        self.stopped_after(5000, self.whole, *[unavailable] * 5)
+        claims, asked = self.agent.shim_path + ".all", self.agent.shim_path + ".asked"
+
+        def claiming():
+            wait_for(lambda: len(self.raw.requests) > 1)
+            open(claims, "w").close()
+            for _ in range(2):
+                if os.path.exists(asked):
+                    os.unlink(asked)
+                wait_for(lambda: os.path.exists(asked))
+            os.unlink(claims)
+
+        claim = threading.Thread(target=claiming)
+        claim.start()
+        with self.assertRaises(ConnectionError):
+            Client(timeout=30).get("/raw/x")
+        claim.join()
+        self.assertEqual(self.agent.counters()["aborted"], 1)
+        self.assertEqual(len(self.raw.requests), 6)
 
     def is_back(self):
         with open(self.dir + "/access.log") as f:
@@ -258,14 +311,28 @@ class Refused(Base):
     def test_what_a_client_has_is_not_sent_again(self):
         def some(s, h):
             c = self.agent.client_socket(h["handoff"])
-            self.agent.write(c, self.agent.payload(h["offer"])[:1_000_001])
-            agents.wait_acked(c.fileno())
+            self.agent.deliver(c, self.agent.payload(h["offer"])[:1_000_001])
             c.close()
             self.agent.end(s, h["handoff"], UNREACHABLE, peer=0)
         self.agent.on_handoff = some
         c = Client(timeout=30)
         r = c.get("/big")
         self.assertEqual((r.status, r.body == BIG), (200, True))
+        self.assertEqual(self.log()[3:6], ["fetched:refused", str(len(BIG)), str(len(BIG))])
+
+    def test_a_client_that_has_all_needs_no_byte_of_a_fetch(self):
+        """The backend's agent has heard no ACK, and the fetch of the refused payload fails."""
+        def all_of_it(s, h):
+            c = self.agent.client_socket(h["handoff"])
+            self.agent.deliver(c, self.agent.payload(h["offer"]))
+            c.close()
+            self.agent.end(s, h["handoff"], UNREACHABLE, peer=0)
+
+        self.agent.on_handoff = all_of_it
+        self.agent.on_fetch = lambda s, fetch, offer, length: self.agent.serve_fetch(s, fetch, offer, length, 0.5)
+        c = Client(timeout=30)
+        self.assertEqual(c.get("/big").body == BIG, True)
+        self.assertEqual(c.get("/small").body, b"s" * 100)
         self.assertEqual(self.log()[3:6], ["fetched:refused", str(len(BIG)), str(len(BIG))])
 
     def test_many(self):
@@ -318,8 +385,7 @@ class Unanswered(Base):
         to send the payload again."""
         def all_of_it(handoff, client):
             with socket.socket(fileno=os.dup(client)) as s:
-                self.agent.write(s, BIG)
-                agents.wait_acked(s.fileno())
+                self.agent.deliver(s, BIG)
             self.agent.ring.post(handoff, len(BIG), agents.COMPLETE)
 
         self.agent.before_answer = all_of_it
@@ -340,8 +406,7 @@ class Unanswered(Base):
         done = threading.Event()
         def all_but_the_event(s, h):
             c = self.agent.client_socket(h["handoff"])
-            self.agent.write(c, self.agent.payload(h["offer"]))
-            agents.wait_acked(c.fileno())
+            self.agent.deliver(c, self.agent.payload(h["offer"]))
             c.close()
             if first:
                 first.pop()
@@ -366,12 +431,10 @@ class Unanswered(Base):
         the client would get bytes twice."""
         def some(s, h):
             connection = self.agent.client_socket(h["handoff"])
-            self.agent.write(connection, BIG[:50_000])
-            agents.wait_acked(connection.fileno())
+            self.agent.deliver(connection, BIG[:50_000])
             time.sleep(2)  # meanwhile nginx asks the kernel for the region's state
             self.lose_all()
-            self.agent.write(connection, BIG[50_000:100_000])
-            agents.wait_acked(connection.fileno())
+            self.agent.deliver(connection, BIG[50_000:100_000])
             connection.close()
             self.agent.stop()
 

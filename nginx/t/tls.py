@@ -82,8 +82,7 @@ class Tls(SeveralRequests, Base):
         payload = self.agent.payload(h["offer"])
         self.assertEqual(len(payload), h["length"])
         wire = sealed(h, payload)
-        self.agent.write(c, wire)
-        agents.wait_acked(c.fileno())
+        self.agent.deliver(c, wire)
         self.agent.ring.post(h["handoff"], len(wire), agents.COMPLETE)
         c.close()
 
@@ -146,8 +145,7 @@ class Tls(SeveralRequests, Base):
             self.agent.on_handoff = then or serve
             c = self.agent.client_socket(h["handoff"])
             wire = sealed(h, self.agent.payload(h["offer"]))
-            self.agent.write(c, wire[:int(len(wire) * part)])
-            agents.wait_acked(c.fileno())
+            self.agent.deliver(c, wire[:int(len(wire) * part)])
             c.close()
             self.agent.end(s, h["handoff"], PEER_LOST)
 
