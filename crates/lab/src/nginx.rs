@@ -67,7 +67,7 @@ pub struct NginxConf<'a> {
     pub upstream: &'a [SocketAddr],
     pub files: &'a Path,
     pub shunt: Option<ShuntPart>,
-    /// More directives for `http`, without semicolons.
+    /// More directives for `http`, without semicolons. Each takes the place of a default one of the same name.
     pub http: &'a [String],
     /// More locations of the server.
     pub locations: String,
@@ -170,7 +170,7 @@ impl fmt::Display for NginxConf<'_> {
         if let Some(shunt) = &self.shunt {
             writeln!(f, "load_module {};", shunt.module.display())?;
         }
-        f.write_str(MAIN)?;
+        MAIN.split_inclusive('\n').filter(|line| !self.replaces(line)).try_for_each(|line| f.write_str(line))?;
         f.write_str(&directives("    ", self.http))?;
         let part = |list: fn(&ShuntPart) -> &Vec<String>, indent| {
             self.shunt.as_ref().map(|shunt| directives(indent, list(shunt))).unwrap_or_default()
@@ -189,6 +189,14 @@ impl fmt::Display for NginxConf<'_> {
         }
         f.write_str(&part(|shunt| &shunt.location, "            "))?;
         write!(f, "        }}\n{}    }}\n}}\n", self.locations)
+    }
+}
+
+impl NginxConf<'_> {
+    /// Whether one of the directives in `http` takes the place of this line of [`MAIN`].
+    fn replaces(&self, line: &str) -> bool {
+        let name = |directive: &str| directive.split_whitespace().next().map(str::to_owned);
+        self.http.iter().any(|own| name(own) == name(line))
     }
 }
 
@@ -242,6 +250,16 @@ mod tests {
         let listen = "10.77.1.1:80".parse().unwrap();
         NginxConf { listen, upstream, files: Path::new("/files"), shunt, http: &[], locations: String::new() }
             .to_string()
+    }
+
+    #[test]
+    fn a_directive_replaces_the_line_of_its_name() {
+        let (listen, http) = ("10.77.1.1:80".parse().unwrap(), ["keepalive_timeout 10s".to_owned()]);
+        let files = Path::new("/files");
+        let conf = NginxConf { listen, upstream: &[], files, shunt: None, http: &http, locations: String::new() };
+        let conf = conf.to_string();
+        assert_eq!(conf.matches("keepalive_timeout").count(), 1, "{conf}");
+        assert!(conf.contains("    keepalive_timeout 10s;\n"), "{conf}");
     }
 
     #[test]

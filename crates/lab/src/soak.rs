@@ -100,11 +100,21 @@ fn link(seed: u64) -> Link {
     Link::wan(ms(5)).jitter(ms(2)).loss(0.003).burst_loss(0.002, 4.0).reorder(0.002, ms(4)).duplicate(0.001).seed(seed)
 }
 
+/// Timeouts of the service. A client's reset may be lost, and nobody repeats it. `keepalive_timeout` then ends the
+/// connection before the service's sockets are counted.
+const TIMEOUTS: &[&str] = &[
+    "keepalive_timeout 10s",
+    "send_timeout 15s",
+    "proxy_read_timeout 15s",
+    "proxy_send_timeout 15s",
+    "proxy_connect_timeout 5s",
+];
+
 fn options() -> Options {
     let settings = Settings {
         agent_frontend: "flow_quiet = \"2s\"\n",
         agent_backend: "park = \"5s\"\nprogress = \"15s\"\noffer_lifetime = \"10s\"\n",
-        http: &["send_timeout 15s", "proxy_read_timeout 15s", "proxy_send_timeout 15s", "proxy_connect_timeout 5s"],
+        http: TIMEOUTS,
         locations: Some(Bed::locations),
         ..Settings::default()
     };
