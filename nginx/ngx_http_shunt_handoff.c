@@ -256,13 +256,13 @@ void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 
     ctx->why = SHUNT_COUNT_aborted_agent;
 
-    if (ctx->mode == SHUNT_MODE_ACTIVE && !ctx->failure.posted &&
-        ngx_http_shunt_refetch(ctx, reason) == NGX_OK) {
+    if (ctx->mode == SHUNT_MODE_ACTIVE && !ctx->failure.posted && ngx_http_shunt_is_loss(reason) &&
+        ngx_http_shunt_probe(ctx, reason) == NGX_AGAIN) {
         return;
     }
 
-    if (ctx->mode == SHUNT_MODE_ACTIVE && !ctx->failure.posted && ngx_http_shunt_is_loss(reason) &&
-        ngx_http_shunt_probe(ctx, reason) == NGX_AGAIN) {
+    if (ctx->mode == SHUNT_MODE_ACTIVE && !ctx->failure.posted &&
+        ngx_http_shunt_refetch(ctx, reason) == NGX_OK) {
         return;
     }
 
@@ -415,6 +415,12 @@ static void ngx_http_shunt_failure_handler(ngx_event_t *ev)
     ngx_uint_t active = ctx->mode == SHUNT_MODE_ACTIVE;
 
     ngx_http_set_log_request(c->log, r);
+
+    /* The payload has completed since the failure was posted. ngx_http_writer() finishes the
+     * request. */
+    if (ctx->mode == SHUNT_MODE_COMPLETE) {
+        return;
+    }
 
     if (ctx->relayable && !c->error) {
         ctx->relayable = 0;

@@ -155,13 +155,14 @@ ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 }
 
 /* Whether the client may have all of a payload whose backend or agent is lost. Called before each
- * further step that supposes that the client lacks bytes. 1: the payload is complete, or the client
- * claims to have all and is asked; if it lacks bytes, the loss is handled again, with `reason`. */
+ * further step that supposes that the client lacks bytes. 1: the payload is complete, the response
+ * fails, or the client claims to have all and is asked; if it lacks bytes, the loss is handled
+ * again, with `reason`. */
 ngx_uint_t ngx_http_shunt_may_have_all(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
     (void) ngx_http_shunt_follow(ctx); /* may complete the payload */
 
-    return ctx->mode != SHUNT_MODE_ACTIVE ||
+    return ctx->mode != SHUNT_MODE_ACTIVE || ctx->failure.posted ||
            (ctx->claimed && ngx_http_shunt_probe(ctx, reason) == NGX_AGAIN);
 }
 

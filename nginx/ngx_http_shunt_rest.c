@@ -162,7 +162,7 @@ void ngx_http_shunt_rest_gone(ngx_http_shunt_ctx_t *ctx)
     }
 
     ngx_http_set_log_request(c->log, ctx->request);
-    ngx_http_shunt_recovery_end(ctx);
+    ngx_http_shunt_recovery_drop(ctx);
     ctx->why = SHUNT_COUNT_aborted_agent;
     ngx_http_shunt_rest_say(ctx, "the agent of this machine is stopped or gone");
 
@@ -201,26 +201,6 @@ void ngx_http_shunt_rest_stalled(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* Ends a response whose client has all of the payload already, and that needs no byte of a rest. */
-static ngx_int_t ngx_http_shunt_rest_finish(ngx_http_shunt_ctx_t *ctx)
-{
-    ngx_chain_t out;
-    ngx_http_request_t *r = ctx->request;
-
-    out.next = NULL;
-    out.buf = ngx_calloc_buf(r->pool);
-
-    if (out.buf == NULL) {
-        return NGX_ERROR;
-    }
-
-    out.buf->last_buf = 1;
-    ctx->mode = SHUNT_MODE_DONE;
-    r->buffered &= ~NGX_HTTP_SHUNT_BUFFERED;
-
-    return ctx->output(r, &out);
-}
-
 /*
  * Asks for the rest of a payload whose header has left. The payload's handoff is still active, or a
  * fetch of it has failed, or neither could begin. NGX_OK: the rest is asked for, or not needed.
@@ -244,12 +224,6 @@ ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx)
         return ngx_http_shunt_may_have_all(ctx, SHUNT_REASON_PEER_LOST) ? NGX_OK
                : ngx_http_shunt_proof_needed(ctx)                       ? NGX_DECLINED
                                                   : ngx_http_shunt_rest_ask(ctx, ctx->acked);
-    }
-
-    /* The client had all when the handoff was taken back, and a fetch of all bytes has failed. */
-    if (from == ctx->payload.length) {
-        ngx_post_event(ctx->request->connection->write, &ngx_posted_events);
-        return ngx_http_shunt_rest_finish(ctx);
     }
 
     /* If nothing was sent, all bytes come from one backend, and fit each other. If the first bytes
@@ -285,6 +259,10 @@ static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shu
         if (!ngx_http_shunt_is_stalled(ctx)) {
             return NGX_ERROR;
         }
+
+    } else if (ctx->mode == SHUNT_MODE_ACTIVE &&
+               ngx_http_shunt_may_have_all(ctx, SHUNT_REASON_PEER_LOST)) {
+        return NGX_ERROR;
     }
 
     why = ngx_http_shunt_part_is_not(sr, ctx, rest->from);

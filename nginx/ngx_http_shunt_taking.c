@@ -168,9 +168,32 @@ static ngx_uint_t ngx_http_shunt_is_fetchable(ngx_http_shunt_ctx_t *ctx, ngx_uin
     }
 }
 
+/* Ends a response whose client had all of the payload when the region was taken back. */
+static void ngx_http_shunt_end_whole(ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_chain_t out;
+    ngx_http_request_t *r = ctx->request;
+
+    ctx->mode = SHUNT_MODE_DONE;
+    r->buffered &= ~NGX_HTTP_SHUNT_BUFFERED;
+    out.next = NULL;
+    out.buf = ngx_calloc_buf(r->pool);
+
+    if (out.buf) {
+        out.buf->last_buf = 1;
+    }
+
+    if (out.buf == NULL || ctx->output(r, &out) == NGX_ERROR) {
+        ngx_http_shunt_fail(ctx);
+        return;
+    }
+
+    ngx_post_event(r->connection->write, &ngx_posted_events);
+}
+
 /* Fetches the payload of a handoff that has failed, if its backend still has the offer. NGX_OK: it
- * is fetched, or the response fails. NGX_DECLINED: it cannot be fetched, or the handoff has ended
- * meanwhile. */
+ * is fetched, the client has all of it, or the response fails. NGX_DECLINED: it cannot be fetched,
+ * or the handoff has ended meanwhile. */
 ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
     uint64_t acked;
@@ -197,6 +220,11 @@ ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         ngx_http_shunt_ssl_reclaim(r) != NGX_OK) {
         ctx->mode = SHUNT_MODE_DONE;
         ngx_http_shunt_fail(ctx);
+        return NGX_OK;
+    }
+
+    if (acked == ctx->payload.length) {
+        ngx_http_shunt_end_whole(ctx);
         return NGX_OK;
     }
 

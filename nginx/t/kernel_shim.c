@@ -300,6 +300,9 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
         if (is_wanted("all")) { /* the client claims to have all */
             regions[fd].state.acked = regions[fd].begin.length;
         }
+        if (is_wanted("none")) { /* the client's ACKs come only after this question */
+            regions[fd].state.acked = 0;
+        }
         regions[fd].state.shut = is_wanted("shut");
         if (regions[fd].state.shut) {
             say("looked");

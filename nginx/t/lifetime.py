@@ -9,8 +9,8 @@ CLOSE = "Connection: close\r\n"
 
 class Lifetime(Base):
     def came(self, n, outcome, least):
-        """Checks the n-th request: what became of it, and the least length of a body to offer, which is in the
-        frontend's consent."""
+        """Checks the n-th request: what became of it, and the least length of a body that may get the shortcut. The
+        frontend's consent names this length; None: it names none."""
         self.assertEqual(self.outcome(n=n), "shortcut" if outcome == "offered" else "-")
         self.assertEqual(self.outcome(8083, n), outcome)
         consent = self.consent(8083, n)

@@ -320,20 +320,25 @@ class Refused(Base):
         self.assertEqual((r.status, r.body == BIG), (200, True))
         self.assertEqual(self.log()[3:6], ["fetched:refused", str(len(BIG)), str(len(BIG))])
 
-    def test_a_client_that_has_all_needs_no_byte_of_a_fetch(self):
-        """The backend's agent has heard no ACK, and the fetch of the refused payload fails."""
-        def all_of_it(s, h):
-            c = self.agent.client_socket(h["handoff"])
-            self.agent.deliver(c, self.agent.payload(h["offer"]))
-            c.close()
-            self.agent.end(s, h["handoff"], UNREACHABLE, peer=0)
+    def all_of_it(self, s, h):
+        """Delivers all. But the backend's agent has heard no ACK, and takes the client for unreachable."""
+        c = self.agent.client_socket(h["handoff"])
+        self.agent.deliver(c, self.agent.payload(h["offer"]))
+        c.close()
+        self.agent.end(s, h["handoff"], UNREACHABLE, peer=0)
 
-        self.agent.on_handoff = all_of_it
-        self.agent.on_fetch = lambda s, fetch, offer, length: self.agent.serve_fetch(s, fetch, offer, length, 0.5)
+    def test_of_a_client_that_has_all_nothing_is_fetched(self):
+        self.agent.on_handoff = self.all_of_it
         c = Client(timeout=30)
-        self.assertEqual(c.get("/big").body == BIG, True)
-        self.assertEqual(c.get("/small").body, b"s" * 100)
-        self.assertEqual(self.log()[3:6], ["fetched:refused", str(len(BIG)), str(len(BIG))])
+        for uri in "/big", "/etagless/big":
+            self.assertEqual(c.get(uri).body == BIG, True)
+            self.assertEqual(c.get("/small").body, b"s" * 100)
+        n = self.agent.counters()
+        self.assertEqual((n["fetched"], n["shortcuts"], n["aborted"], self.agent.handoffs()), (0, 2, 0, 0))
+
+    def test_nor_of_one_whose_acks_come_in_the_last_moment(self):
+        open(self.agent.shim_path + ".none", "w").close()
+        self.test_of_a_client_that_has_all_nothing_is_fetched()
 
     def test_many(self):
         self.refuse(NOT_ALLOWED)

@@ -191,11 +191,12 @@ static __noinline int sack_to_sender(struct __sk_buff *skb, const struct packet 
 }
 
 /*
- * Flag that makes a kernel process every ACK in full. For an ACK with the predicted header, the
- * kernel keeps the window that it knows (net/ipv4/tcp_input.c, tcp_rcv_established).
- * TCP_REPAIR_WINDOW changes the known window but not the prediction, so the socket would continue
- * to send beyond its client's window. No prediction has this flag. CWR means nothing to a socket
- * without ECN, and no restored socket has ECN.
+ * Flag that makes a kernel process every ACK in full. A kernel predicts the header of the next
+ * packet, with its window (net/ipv4/tcp_input.c, tcp_rcv_established). From an ACK that is as
+ * predicted it takes no window, since it supposes that it knows this window. TCP_REPAIR_WINDOW
+ * changes the window that the kernel knows, but not the prediction, so the socket would continue to
+ * send beyond its client's window. No prediction has this flag. CWR means nothing to a socket
+ * without ECN, and no sender's socket (made with TCP_REPAIR) has ECN.
  */
 #define UNPREDICTED TH_CWR
 

@@ -119,7 +119,8 @@ pub fn mtu_at(address: IpAddr) -> Option<u32> {
     Sysfs::open().number(&at.name, "mtu")
 }
 
-/// The interfaces of this network namespace (Documentation/ABI/testing/sysfs-class-net).
+/// Directory of sysfs that has the interfaces (Documentation/ABI/testing/sysfs-class-net): those of this network
+/// namespace, or, if sysfs cannot be mounted, those that `/sys` shows.
 #[derive(Debug)]
 pub struct Sysfs {
     directory: PathBuf,

@@ -1,5 +1,6 @@
-"""This machine as a part of a service with Shunt. It has an agent with a [store], and a control group. On connections
-between processes in this group, BPF programs find out whether both ends run under `shunt run`."""
+"""This machine as a part of a service with Shunt. It has a control group and an agent (Shunt's daemon). The agent has a
+store ([store] in its configuration), which keeps the bodies that programs under `shunt run` have written. On
+connections between processes in the control group, BPF programs find out whether both ends run under `shunt run`."""
 import json, os, shutil, subprocess, tempfile, time
 
 from confined import Missing

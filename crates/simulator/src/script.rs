@@ -14,7 +14,7 @@ use crate::client::Client;
 use crate::host::{FIRST_PORT, Host};
 use crate::world::{Fault, Service, Weather, World};
 
-/// Seed of the delays in a scripted history.
+/// Seed of all that is random in a scripted history, for example delays and the choice of backends.
 const SEED: u64 = 1;
 /// Time within which all agents of a service have started and begun their sessions.
 const STARTED: Duration = Duration::from_secs(1);

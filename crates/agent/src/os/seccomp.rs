@@ -2,8 +2,8 @@
 //! agent logs that an operation failed, and continues without it. So an attacker who controls the agent gains nothing
 //! by such a call.
 //!
-//! Among the calls that are not allowed: execve, ptrace, calls to open other processes' memory, loading BPF programs,
-//! packet sockets, new executable memory. Raw sockets need CAP_NET_RAW, which the agent has given up.
+//! Among the calls that are not allowed: execve, ptrace, process_vm_readv and process_vm_writev (another process's
+//! memory), loading BPF programs, packet sockets, new executable memory. Raw sockets need CAP_NET_RAW, which the agent has given up.
 
 use std::collections::BTreeMap;
 

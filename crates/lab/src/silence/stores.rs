@@ -17,7 +17,7 @@ use crate::host::Host;
 use crate::lab::Lab;
 use crate::service::{OnDemand, Options, Settings};
 
-/// Starts the service, with the hosts, files and timeouts of the other rows.
+/// Starts the service on the hosts of `lab`, with the files and timeouts that the rows about shortcuts have, too.
 pub(super) fn start(lab: &Lab) -> Result<Bed<'_>> {
     let nginx_text: Option<fn(&Host, String) -> String> = Some(with_short_connections);
     let settings = Settings { speaks_for: Some(""), locations: Some(locations), nginx_text, ..settings() };

@@ -183,7 +183,7 @@ impl Ends {
     }
 }
 
-/// Returns whether packets to this address can come from other machines, across routers.
+/// Returns whether programs on other machines can connect to this address, also across routers.
 pub fn is_usable(address: IpAddr) -> bool {
     !address.is_loopback() && !address.is_unspecified() && !address.is_multicast() && !is_link_local(address)
 }

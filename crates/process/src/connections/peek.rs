@@ -83,7 +83,8 @@ fn look(read: &mut Read<'_>, iov: &[iovec], flags: i32) -> Result<Looked, Stop> 
     show(read, iov, flags, seen).map(|got| Looked { got, there })
 }
 
-/// Copies the bytes that were seen, as far as the program has room. Returns their number.
+/// Gives the program what `seen`, bytes of the socket, stands for, as far as the program has room: real bytes without
+/// the headers of their frames, and fetched bytes in place of references. Returns the number of bytes that it gave.
 fn show(read: &Read<'_>, iov: &[iovec], flags: i32, seen: &[u8]) -> Result<usize, Stop> {
     let (mut got, mut rest, mut failed) = (0, Parts::from_slice(iov), None);
     // With MSG_TRUNC the program is told how many bytes there are, and gets none (tcp(7)).

@@ -13,7 +13,8 @@ use shunt_wire::peer::{self, Frame, Hello};
 use crate::machine::{address, name};
 use crate::world::{Event, Item, Link, Purpose, World};
 
-/// Time after which an item (frames, payload bytes, or an end) that could not reach the other machine is sent again.
+/// Time after which something that could not reach the other machine is tried again: a new connection, or an item
+/// (frames, payload bytes, or the end of a connection).
 const AGAIN: Duration = Duration::from_millis(200);
 
 impl World {
