@@ -436,6 +436,7 @@ ngx_http_upstream_conf_t *ngx_http_shunt_part_impatiently(ngx_http_request_t *sr
                                                           ngx_msec_t connect, ngx_msec_t answer,
                                                           int unacknowledged);
 ngx_uint_t ngx_http_shunt_part_is_error(ngx_http_request_t *sr);
+const char *ngx_http_shunt_part_error(ngx_http_request_t *sr);
 const char *ngx_http_shunt_part_is_not(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
                                        uint64_t from);
 

@@ -175,13 +175,29 @@ void ngx_http_shunt_part_end(ngx_http_request_t *sr)
 /* ---- the answer ---- */
 
 /* Whether the answer is an error that another server, or the same server a little later, may not
- * repeat. */
+ * repeat. A server that lacks the file, or has another version of it (412), is no exception: while
+ * files are rolled out, servers differ. */
 ngx_uint_t ngx_http_shunt_part_is_error(ngx_http_request_t *sr)
 {
     ngx_uint_t status = sr->upstream ? sr->upstream->headers_in.status_n : 0;
 
-    return status == 0 || status >= NGX_HTTP_INTERNAL_SERVER_ERROR ||
-           status == NGX_HTTP_TOO_MANY_REQUESTS;
+    return status == 0 || status >= NGX_HTTP_BAD_REQUEST;
+}
+
+/* Returns a text that says which error the answer is. */
+const char *ngx_http_shunt_part_error(ngx_http_request_t *sr)
+{
+    switch (sr->upstream ? sr->upstream->headers_in.status_n : 0) {
+
+    case NGX_HTTP_PRECONDITION_FAILED:
+        return "that server has another ETag (412); copy files with their times";
+
+    case NGX_HTTP_NOT_FOUND:
+        return "that server has no such file (404)";
+
+    default:
+        return "the response is an error";
+    }
 }
 
 /* Returns NULL if the answer is the payload from byte `from` on, else a text that says why not. */
@@ -191,6 +207,10 @@ const char *ngx_http_shunt_part_is_not(ngx_http_request_t *sr, ngx_http_shunt_ct
     off_t first, last, complete;
     ngx_http_upstream_t *u = sr->upstream;
     ngx_table_elt_t *etag = sr->headers_out.etag;
+
+    if (ngx_http_shunt_part_is_error(sr)) {
+        return ngx_http_shunt_part_error(sr);
+    }
 
     if (u == NULL || u->headers_in.status_n != NGX_HTTP_PARTIAL_CONTENT) {
         return "it is no partial response";

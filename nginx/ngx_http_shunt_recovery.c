@@ -188,8 +188,8 @@ static ngx_int_t ngx_http_shunt_judge(ngx_http_request_t *sr, ngx_http_shunt_ctx
     ngx_table_elt_t *offer;
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
-    *why = "the response is an error";
     if (ngx_http_shunt_part_is_error(sr)) {
+        *why = ngx_http_shunt_part_error(sr);
         return NGX_AGAIN;
     }
 

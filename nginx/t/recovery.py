@@ -221,6 +221,14 @@ def unavailable(q):
     return b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 
 
+def precondition_failed(q):
+    return b"HTTP/1.1 412 Precondition Failed\r\nContent-Length: 0\r\n\r\n"
+
+
+def not_found(q):
+    return b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nhello"
+
+
 class Application(Lost):
     """An application's header decides whether the rest is asked for, and its answer decides which backend continues."""
 
@@ -392,11 +400,24 @@ class Application(Lost):
     def test_the_whole_again(self):
         self.refused(self.whole)
 
-    def test_precondition_failed(self):
-        self.refused(lambda q: b"HTTP/1.1 412 Precondition Failed\r\nContent-Length: 0\r\n\r\n")
+    def test_servers_with_another_version_and_without_the_file_are_passed_over(self):
+        """While files are rolled out, servers differ."""
+        self.application(self.whole, precondition_failed, not_found, self.answer)
+        self.lose(1000)
+        self.assertEqual(Client().get("/raw/x").body == BIG, True)
+        self.assertEqual(len(self.raw.requests), 4)
+        said = read(self.dir + "/error.log")
+        self.assertIn("another ETag (412); copy files with their times", said)
+        self.assertIn("no such file (404)", said)
 
-    def test_not_found(self):
-        self.refused(lambda q: b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nhello")
+    def test_where_nobody_has_that_version_any_more(self):
+        self.application(self.whole, *[precondition_failed] * 20)
+        self.lose(1000)
+        self.ends_in_a_reset("/raw/x")
+        n = self.agent.counters()
+        self.assertEqual((n["failovers"], n["failover_failed"], n["relayed_stopped"]), (0, 1, 0))
+        consents = [bool(field(q, "Shunt-Consent")) for q in self.raw.requests]
+        self.assertEqual(consents.count(False), 5)  # the rest is asked for without a consent, too
 
     def test_answers_without_an_offer_are_relayed_in_the_end(self):
         def answer(q):
@@ -505,7 +526,7 @@ class Application(Lost):
         self.is_complete(requests=2)
 
     def test_complete_though_the_rest_is_refused(self):
-        self.complete_after(lambda q: b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nhello")
+        self.complete_after(lambda q: self.answer(q).replace(ETAG.encode(), b'"another."'))
 
     def test_complete_though_the_rest_is_offered(self):
         self.complete_after(self.answer)

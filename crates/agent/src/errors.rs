@@ -44,6 +44,15 @@ pub enum StartError {
         /// The kernel's answer.
         error: io::Error,
     },
+    /// A socket listens at one of the ports of `[backend] ports`. The steering programs drop what its clients send.
+    #[error(
+        "a program listens at {address}, whose port lies in [backend] ports: its clients would get no answer; choose \
+         other `ports`, or another port for that program (`ss -tlnp` names it)"
+    )]
+    PortTaken {
+        /// The socket's address.
+        address: SocketAddr,
+    },
     /// The certificates cannot be used.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),

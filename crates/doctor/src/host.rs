@@ -16,6 +16,7 @@ use super::finding::Finding;
 use shunt_config::Config;
 use shunt_host::errors::chain;
 use shunt_host::interfaces;
+use shunt_host::sockets;
 use shunt_transport::credentials::Credentials;
 
 /// Type of the BPF file system, from linux/magic.h.
@@ -197,13 +198,21 @@ pub(crate) fn group(config: &Config) -> Finding {
     Finding::of("cgroup", about, found.err().map(|error| error.to_string()))
 }
 
-/// Checks that the kernel gives no port of `[backend] ports` to other connections. All of them are checked, because any
-/// may be used: a hash of a peer's name decides which port it gets (crates/config/src/ports.rs).
+/// Checks that no program listens at a port of `[backend] ports`, and that the kernel gives none to other connections.
+/// All of them are checked, because any may be used: a hash of a peer's name decides which port it gets
+/// (crates/config/src/ports.rs).
 pub(crate) fn ports(config: &Config) -> Option<Finding> {
     let ports = &config.backend.as_ref()?.ports.0;
     let local = numbers("/proc/sys/net/ipv4/ip_local_port_range");
     let reserved = fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();
     let about = format!("[backend] ports {}-{}", ports.start(), ports.end());
+    if let Some(address) = sockets::listens_in(ports) {
+        let advice = format!(
+            "a program listens at {address}, and its clients get no answer: choose other ports, or another port for \
+             that program (`ss -tlnp` names it)"
+        );
+        return Some(Finding::of("ports", about, Some(advice)));
+    }
     let [low, high] = local[..] else {
         return Some(Finding::skipped("ports", about, "/proc/sys/net/ipv4/ip_local_port_range cannot be read"));
     };

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
+use std::ops::RangeInclusive;
 
 use procfs::net::TcpState;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -55,6 +56,13 @@ pub fn held_connections() -> io::Result<HashSet<(SocketAddr, SocketAddr)>> {
     connections_in(|state| state != TcpState::TimeWait)
 }
 
+/// Returns the address of a socket of this network namespace that listens for TCP connections at one of these ports.
+/// `None`: there is no such socket, or /proc/net/tcp cannot be read.
+pub fn listens_in(ports: &RangeInclusive<u16>) -> Option<SocketAddr> {
+    let all = connections_in(|state| state == TcpState::Listen).ok()?;
+    all.into_iter().map(|(address, _)| address).filter(|address| ports.contains(&address.port())).min()
+}
+
 fn connections_in(is_meant: impl Fn(TcpState) -> bool) -> io::Result<HashSet<(SocketAddr, SocketAddr)>> {
     let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
     let v4 = procfs::net::tcp().map_err(io::Error::other)?;
@@ -75,6 +83,16 @@ mod tests {
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let ends = (client.local_addr().unwrap(), client.peer_addr().unwrap());
         assert!(connections().unwrap().contains(&ends));
+    }
+
+    #[test]
+    fn a_listener_is_found_by_its_port_and_a_connection_is_not() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let client = TcpStream::connect(address).unwrap();
+        let (at, of_client) = (address.port(), client.local_addr().unwrap().port());
+        assert_eq!(listens_in(&(at..=at)), Some(address));
+        assert_eq!(listens_in(&(of_client..=of_client)), None);
     }
 
     #[test]

@@ -145,6 +145,9 @@ impl Daemon {
         for &address in config.backend.iter().flat_map(|backend| &backend.addresses) {
             sockets::is_ours((address, 0).into()).map_err(|error| StartError::Address { address, error })?;
         }
+        if let Some(address) = config.backend.as_ref().and_then(|backend| sockets::listens_in(&backend.ports.0)) {
+            return Err(StartError::PortTaken { address });
+        }
         let (poll, now) = (Poll::new()?, Instant::now());
         let alone = Alone::with(&config.pins)?;
         let pins = config.clone();

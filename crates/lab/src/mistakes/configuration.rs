@@ -67,7 +67,7 @@ fn agents() -> Vec<Mistake> {
             .told(Teller::Agents, &["[backend]"]),
         Mistake::new("ports-in-use", "a program listens at one of the backend's `ports`")
             .beside(super::environment::take_sender_ports)
-            .bodies(Bodies::Either),
+            .told(Teller::Agent(Backend), &["listens at", "[backend] ports"]),
         Mistake::new("listens-elsewhere", "the frontend's agent listens at an address that others do not reach")
             .settings(|settings| {
                 settings.agent_text =
