@@ -129,7 +129,7 @@ static ngx_int_t ngx_http_shunt_probe_begin(ngx_http_shunt_ctx_t *ctx, ngx_uint_
 /*
  * Called when a backend or an agent is lost. NGX_AGAIN: the client is asked, and the loss is
  * handled again, with its reason, when the client has answered or the wait is over. NGX_DECLINED:
- * the client has been asked already, needs no question, or cannot be asked. If the client is being
+ * the client needs no question, or no further one, or cannot be asked. If the client is being
  * asked because of a stall, the loss replaces that reason, because the loss may have caused the
  * stall.
  */
