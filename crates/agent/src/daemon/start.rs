@@ -34,7 +34,7 @@ use crate::slots::Slots;
 use crate::store::programs::{self, Store, StoreError};
 use crate::telemetry::gone::Gone;
 use crate::telemetry::metrics::Endpoint;
-use shunt_config::Config;
+use shunt_config::{BackendConfig, Config};
 use shunt_host::errors::chain;
 use shunt_host::interfaces::Sysfs;
 use shunt_host::packets;
@@ -77,6 +77,14 @@ impl Signals {
         signal_hook::low_level::pipe::register(signal_hook::consts::SIGHUP, handler)?;
         Ok(Self { stop, reload })
     }
+}
+
+/// Checks that senders can have the addresses of the configuration, and that no program listens at one of their ports.
+fn check_senders(backend: &BackendConfig) -> Result<(), StartError> {
+    for &address in &backend.addresses {
+        sockets::is_ours((address, 0).into()).map_err(|error| StartError::Address { address, error })?;
+    }
+    sockets::listens_in(&backend.ports.0).map_or(Ok(()), |address| Err(StartError::PortTaken { address }))
 }
 
 fn load_senders(config: &Config, reads: &Reads) -> Result<Option<Senders<BackendSteering>>, StartError> {
@@ -142,12 +150,7 @@ impl Daemon {
     pub fn start(config: Config, path: &Path, set_log: SetLog) -> Result<Self, StartError> {
         let credentials = Credentials::read(&config.tls, &config.name)?;
         let callers = config.callers().map_err(StartError::Account)?;
-        for &address in config.backend.iter().flat_map(|backend| &backend.addresses) {
-            sockets::is_ours((address, 0).into()).map_err(|error| StartError::Address { address, error })?;
-        }
-        if let Some(address) = config.backend.as_ref().and_then(|backend| sockets::listens_in(&backend.ports.0)) {
-            return Err(StartError::PortTaken { address });
-        }
+        config.backend.as_ref().map_or(Ok(()), check_senders)?;
         let (poll, now) = (Poll::new()?, Instant::now());
         let alone = Alone::with(&config.pins)?;
         let pins = config.clone();
