@@ -336,6 +336,7 @@ ngx_uint_t ngx_http_shunt_offer_fits(ngx_http_request_t *r, ngx_http_shunt_ctx_t
 /* frontend.c: the filters */
 ngx_int_t ngx_http_shunt_early_init(ngx_conf_t *cf);
 ngx_int_t ngx_http_shunt_late_init(ngx_conf_t *cf);
+ngx_int_t ngx_http_shunt_output_last(ngx_http_request_t *r, ngx_http_output_body_filter_pt output);
 ngx_table_elt_t *ngx_http_shunt_take_offer(ngx_http_request_t *r, ngx_uint_t keep);
 ngx_uint_t ngx_http_shunt_refused(ngx_http_request_t *r, ngx_table_elt_t *field,
                                   ngx_http_shunt_consent_t *consent,
@@ -367,9 +368,6 @@ void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx);
  * the payload's backend was lost, or one of these: */
 #define NGX_HTTP_SHUNT_ASKED_GONE    0                 /* this machine's agent is stopped or gone */
 #define NGX_HTTP_SHUNT_ASKED_STALLED ((ngx_uint_t) -1) /* the payload makes no progress */
-
-/* Limit of repeated questions to the client, for one response. */
-#define NGX_HTTP_SHUNT_PROBE_AGAIN 16
 
 ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
 ngx_uint_t ngx_http_shunt_may_have_all(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
@@ -436,7 +434,6 @@ ngx_http_upstream_conf_t *ngx_http_shunt_part_impatiently(ngx_http_request_t *sr
                                                           ngx_msec_t connect, ngx_msec_t answer,
                                                           int unacknowledged);
 ngx_uint_t ngx_http_shunt_part_is_error(ngx_http_request_t *sr);
-const char *ngx_http_shunt_part_error(ngx_http_request_t *sr);
 const char *ngx_http_shunt_part_is_not(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
                                        uint64_t from);
 

@@ -484,14 +484,30 @@ static ngx_int_t ngx_http_shunt_send_header(ngx_http_request_t *r, ngx_http_shun
     return rc == NGX_ERROR || rc > NGX_OK ? NGX_ERROR : NGX_OK;
 }
 
+/* Ends a body of which nothing is left to be sent: passes an empty last buf to a filter. */
+ngx_int_t ngx_http_shunt_output_last(ngx_http_request_t *r, ngx_http_output_body_filter_pt output)
+{
+    ngx_chain_t out;
+
+    out.next = NULL;
+    out.buf = ngx_calloc_buf(r->pool);
+
+    if (out.buf == NULL) {
+        return NGX_ERROR;
+    }
+
+    out.buf->last_buf = 1;
+    out.buf->last_in_chain = 1;
+
+    return output(r, &out);
+}
+
 /* Handles the body of a response whose header is held back: offers or relays it, and sends the
  * header. */
 static ngx_int_t ngx_http_shunt_late_backend(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                              ngx_chain_t *in)
 {
     ngx_int_t rc;
-    ngx_buf_t *b;
-    ngx_chain_t out;
 
     rc = ngx_http_shunt_backend_offer(r, ctx, in);
     ctx->mode = SHUNT_MODE_NONE;
@@ -504,17 +520,7 @@ static ngx_int_t ngx_http_shunt_late_backend(ngx_http_request_t *r, ngx_http_shu
         return ngx_http_shunt_next_late_body(r, in);
     }
 
-    b = ngx_calloc_buf(r->pool);
-    if (b == NULL) {
-        return NGX_ERROR;
-    }
-
-    b->last_buf = 1;
-    b->last_in_chain = 1;
-    out.buf = b;
-    out.next = NULL;
-
-    return ngx_http_shunt_next_late_body(r, &out);
+    return ngx_http_shunt_output_last(r, ngx_http_shunt_next_late_body);
 }
 
 static ngx_int_t ngx_http_shunt_late_shortcut(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,

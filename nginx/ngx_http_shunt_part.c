@@ -185,7 +185,7 @@ ngx_uint_t ngx_http_shunt_part_is_error(ngx_http_request_t *sr)
 }
 
 /* Returns a text that says which error the answer is. */
-const char *ngx_http_shunt_part_error(ngx_http_request_t *sr)
+static const char *ngx_http_shunt_part_error(ngx_http_request_t *sr)
 {
     switch (sr->upstream ? sr->upstream->headers_in.status_n : 0) {
 

@@ -20,6 +20,7 @@
 #include "ngx_http_shunt_kernel.h"
 
 #define NGX_HTTP_SHUNT_PROBE_LOOK         20  /* ms between two checks for the answer */
+#define NGX_HTTP_SHUNT_PROBE_AGAIN        16  /* repeated questions for one response, at most */
 #define NGX_HTTP_SHUNT_PROBE_LOOK_STALLED 100 /* ms, the same if a payload has stalled */
 
 /* Longest waits for an answer, in ms. The kernel sends probes to a client that has been silent for

@@ -188,14 +188,9 @@ static ngx_int_t ngx_http_shunt_judge(ngx_http_request_t *sr, ngx_http_shunt_ctx
     ngx_table_elt_t *offer;
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
-    if (ngx_http_shunt_part_is_error(sr)) {
-        *why = ngx_http_shunt_part_error(sr);
-        return NGX_AGAIN;
-    }
-
     *why = ngx_http_shunt_part_is_not(sr, ctx, rec->from);
     if (*why) {
-        return NGX_DECLINED;
+        return ngx_http_shunt_part_is_error(sr) ? NGX_AGAIN : NGX_DECLINED;
     }
 
     *why = "the response has no offer";
@@ -330,10 +325,10 @@ static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
 }
 
 /* Whether to stop asking. One response has at most ASK_IN_ALL requests, and fewer if its client is
- * asked repeatedly whether it has all (probe.c). After ASK_TIMES requests,
- * asking also ends when agents that have lost each other have had time to connect again, or when
- * the client has acknowledged nothing for half of send_timeout: after send_timeout, its connection
- * ends. `delay`: ms until the next request. */
+ * asked repeatedly whether it has all (probe.c). After ASK_TIMES requests, asking also ends when
+ * agents that have lost each other have had time to connect again, or when the client has
+ * acknowledged nothing for half of send_timeout: after send_timeout, its connection ends. `delay`:
+ * ms until the next request. */
 static ngx_uint_t ngx_http_shunt_ask_is_over(ngx_http_shunt_ctx_t *ctx, ngx_msec_t delay)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;

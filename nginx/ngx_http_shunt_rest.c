@@ -458,6 +458,12 @@ ngx_int_t ngx_http_shunt_rest_body(ngx_http_request_t *sr, ngx_http_shunt_ctx_t 
 
 static void ngx_http_shunt_rest_again_handler(ngx_event_t *ev);
 
+/* Whether no further request for the rest may be made. */
+static ngx_uint_t ngx_http_shunt_rest_is_over(const ngx_http_shunt_rest_t *rest)
+{
+    return rest->refused || rest->times == NGX_HTTP_SHUNT_REST_TIMES;
+}
+
 /* Has the rest asked for after a pause. */
 static void ngx_http_shunt_rest_later(ngx_http_shunt_ctx_t *ctx, ngx_msec_t pause)
 {
@@ -488,8 +494,7 @@ static void ngx_http_shunt_rest_go_on(ngx_http_shunt_ctx_t *ctx)
         from = ctx->acked;
     }
 
-    if (rest->refused || rest->times == NGX_HTTP_SHUNT_REST_TIMES ||
-        ngx_http_shunt_rest_ask(ctx, from) != NGX_OK) {
+    if (ngx_http_shunt_rest_is_over(rest) || ngx_http_shunt_rest_ask(ctx, from) != NGX_OK) {
         ngx_http_shunt_fail(ctx);
     }
 }
@@ -541,7 +546,7 @@ static ngx_int_t ngx_http_shunt_rest_over(ngx_http_request_t *sr, void *data, ng
         return NGX_OK;
     }
 
-    if (rest->refused || rest->times == NGX_HTTP_SHUNT_REST_TIMES) {
+    if (ngx_http_shunt_rest_is_over(rest)) {
         ngx_http_shunt_rest_go_on(ctx);
 
     } else {

@@ -171,19 +171,12 @@ static ngx_uint_t ngx_http_shunt_is_fetchable(ngx_http_shunt_ctx_t *ctx, ngx_uin
 /* Ends a response whose client had all of the payload when the region was taken back. */
 static void ngx_http_shunt_end_whole(ngx_http_shunt_ctx_t *ctx)
 {
-    ngx_chain_t out;
     ngx_http_request_t *r = ctx->request;
 
     ctx->mode = SHUNT_MODE_DONE;
     r->buffered &= ~NGX_HTTP_SHUNT_BUFFERED;
-    out.next = NULL;
-    out.buf = ngx_calloc_buf(r->pool);
 
-    if (out.buf) {
-        out.buf->last_buf = 1;
-    }
-
-    if (out.buf == NULL || ctx->output(r, &out) == NGX_ERROR) {
+    if (ngx_http_shunt_output_last(r, ctx->output) == NGX_ERROR) {
         ngx_http_shunt_fail(ctx);
         return;
     }

@@ -266,27 +266,18 @@ class Application(Lost):
 
     def test_a_loss_that_is_told_again_leaves_the_rest_that_is_on_its_way(self):
         """An agent reports a loss again every second while the payload is in progress."""
-        told = []
-
         def rest(q):
             if "Shunt-Consent" in q:
                 return unavailable(q)
-            s, handoff = told[0]
+            s, _, handoff = self.lost[0]
             for _ in range(3):
                 self.agent.end(s, handoff, PEER_LOST)
             # When the worker answers this request, the worker has read the agent's three messages, which came earlier.
             Client().get("/small")
             return self.answer(q, offered=False).replace(b"Length: 0", b"Length: %d" % (len(BIG) - 1000)) + BIG[1000:]
 
-        def lost(s, h):
-            told.append((s, h["handoff"]))
-            c = self.agent.client_socket(h["handoff"])
-            self.agent.deliver(c, BIG[:1000])
-            c.close()
-            self.agent.end(s, h["handoff"], PEER_LOST)
-
         self.application(self.whole, *[rest] * 20)
-        self.agent.on_handoff = lost
+        self.lost_after(1000)
         self.assertEqual(Client().get("/raw/x").body == BIG, True)
         n = self.agent.counters()
         self.assertEqual((n["failover_failed"], n["relayed_stopped"], n["aborted"]), (1, 1, 0))

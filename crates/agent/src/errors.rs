@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use crate::steering::SteerError;
 use crate::store::programs::StoreError;
 use shunt_host::packets;
+use shunt_host::sockets::PortTaken;
 use shunt_transport::credentials::CredentialsError;
 
 /// Reason why the agent cannot start.
@@ -44,15 +45,9 @@ pub enum StartError {
         /// The kernel's answer.
         error: io::Error,
     },
-    /// A socket listens at one of the ports of `[backend] ports`. The steering programs drop what its clients send.
-    #[error(
-        "a program listens at {address}, whose port lies in [backend] ports: its clients would get no answer; choose \
-         other `ports`, or another port for that program (`ss -tlnp` names it)"
-    )]
-    PortTaken {
-        /// The socket's address.
-        address: SocketAddr,
-    },
+    /// A program listens at one of the ports of `[backend] ports`.
+    #[error(transparent)]
+    PortTaken(#[from] PortTaken),
     /// The certificates cannot be used.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),

@@ -206,12 +206,8 @@ pub(crate) fn ports(config: &Config) -> Option<Finding> {
     let local = numbers("/proc/sys/net/ipv4/ip_local_port_range");
     let reserved = fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();
     let about = format!("[backend] ports {}-{}", ports.start(), ports.end());
-    if let Some(address) = sockets::listens_in(ports) {
-        let advice = format!(
-            "a program listens at {address}, and its clients get no answer: choose other ports, or another port for \
-             that program (`ss -tlnp` names it)"
-        );
-        return Some(Finding::of("ports", about, Some(advice)));
+    if let Err(taken) = sockets::none_listens_in(ports) {
+        return Some(Finding::of("ports", about, Some(taken.to_string())));
     }
     let [low, high] = local[..] else {
         return Some(Finding::skipped("ports", about, "/proc/sys/net/ipv4/ip_local_port_range cannot be read"));

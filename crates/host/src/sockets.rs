@@ -56,11 +56,23 @@ pub fn held_connections() -> io::Result<HashSet<(SocketAddr, SocketAddr)>> {
     connections_in(|state| state != TcpState::TimeWait)
 }
 
-/// Returns the address of a socket of this network namespace that listens for TCP connections at one of these ports.
-/// `None`: there is no such socket, or /proc/net/tcp cannot be read.
-pub fn listens_in(ports: &RangeInclusive<u16>) -> Option<SocketAddr> {
-    let all = connections_in(|state| state == TcpState::Listen).ok()?;
-    all.into_iter().map(|(address, _)| address).filter(|address| ports.contains(&address.port())).min()
+/// A socket that listens at one of the ports of `[backend] ports`. The steering programs drop what its clients send.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a program listens at {0}, whose port lies in [backend] ports: its clients would get no answer; choose other \
+     `ports`, or another port for that program (`ss -tlnp` names it)"
+)]
+pub struct PortTaken(SocketAddr);
+
+/// Checks that no socket of this network namespace listens for TCP connections at one of these ports. If /proc/net/tcp
+/// cannot be read, nothing is known, and nothing is found.
+///
+/// # Errors
+/// Returns the listening socket with the lowest address.
+pub fn none_listens_in(ports: &RangeInclusive<u16>) -> Result<(), PortTaken> {
+    let all = connections_in(|state| state == TcpState::Listen).unwrap_or_default();
+    let taken = all.into_iter().map(|(address, _)| address).filter(|address| ports.contains(&address.port())).min();
+    taken.map_or(Ok(()), |address| Err(PortTaken(address)))
 }
 
 fn connections_in(is_meant: impl Fn(TcpState) -> bool) -> io::Result<HashSet<(SocketAddr, SocketAddr)>> {
@@ -91,8 +103,8 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let client = TcpStream::connect(address).unwrap();
         let (at, of_client) = (address.port(), client.local_addr().unwrap().port());
-        assert_eq!(listens_in(&(at..=at)), Some(address));
-        assert_eq!(listens_in(&(of_client..=of_client)), None);
+        assert_eq!(none_listens_in(&(at..=at)), Err(PortTaken(address)));
+        assert_eq!(none_listens_in(&(of_client..=of_client)), Ok(()));
     }
 
     #[test]

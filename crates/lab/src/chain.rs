@@ -73,8 +73,8 @@ impl ShuntPart {
         Self { module: module.into(), http, location }
     }
 
-    /// Adds `plain` to `shunt_trust`: the tier that sends requests to this one does not know Shunt, and bodies may bypass
-    /// that tier.
+    /// Adds `plain` to `shunt_trust`: the tier that sends requests to this one does not know Shunt, and bodies may
+    /// bypass that tier.
     pub fn trust_plain(&mut self) {
         let trust = self.http.iter_mut().filter(|directive| directive.starts_with("shunt_trust "));
         trust.for_each(|directive| directive.push_str(" plain"));

@@ -195,8 +195,8 @@ impl fmt::Display for NginxConf<'_> {
 impl NginxConf<'_> {
     /// Whether one of the directives in `http` takes the place of this line of [`MAIN`].
     fn replaces(&self, line: &str) -> bool {
-        let name = |directive: &str| directive.split_whitespace().next().map(str::to_owned);
-        self.http.iter().any(|own| name(own) == name(line))
+        let name = line.split_whitespace().next();
+        self.http.iter().any(|own| own.split_whitespace().next() == name)
     }
 }
 

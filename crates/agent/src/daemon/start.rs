@@ -84,7 +84,7 @@ fn check_senders(backend: &BackendConfig) -> Result<(), StartError> {
     for &address in &backend.addresses {
         sockets::is_ours((address, 0).into()).map_err(|error| StartError::Address { address, error })?;
     }
-    sockets::listens_in(&backend.ports.0).map_or(Ok(()), |address| Err(StartError::PortTaken { address }))
+    Ok(sockets::none_listens_in(&backend.ports.0)?)
 }
 
 fn load_senders(config: &Config, reads: &Reads) -> Result<Option<Senders<BackendSteering>>, StartError> {

@@ -3,7 +3,8 @@
 //! by such a call.
 //!
 //! Among the calls that are not allowed: execve, ptrace, process_vm_readv and process_vm_writev (another process's
-//! memory), loading BPF programs, packet sockets, new executable memory. Raw sockets need CAP_NET_RAW, which the agent has given up.
+//! memory), loading BPF programs, packet sockets, new executable memory. Raw sockets need CAP_NET_RAW, which the agent
+//! has given up.
 
 use std::collections::BTreeMap;
 
