@@ -975,4 +975,5 @@ if __name__ == "__main__":
     from stalled import *
     from stopped import *
     from tls import *
-    unittest.main(verbosity=1)
+    # Many tests leave it to the interpreter to close a client's connection. One warning for each would hide a failure.
+    unittest.main(verbosity=1, warnings="ignore")

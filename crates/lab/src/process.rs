@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
+use shunt_testbed::PATIENCE;
 
 /// Number of lines that are shown of a log's end: enough for a panic with its place, or an error with its causes.
 const LOG_END_LINES: usize = 12;
@@ -168,7 +169,7 @@ impl Process {
     fn kill(&mut self) -> Result<ExitStatus> {
         self.try_wait()?;
         self.signal(Signal::KILL)?;
-        self.wait(Duration::from_secs(5))
+        self.wait(PATIENCE)
     }
 }
 

@@ -7,8 +7,10 @@
  *
  *   packet                                   frontend's stack           the region's backend
  *   ACK at or below the region's start       yes                        only if its SACK blocks
- *                                                                       lie in the region, or it
- *                                                                       opens the window
+ *                                                                       lie in the region, it
+ *                                                                       repeats the ACK of the
+ *                                                                       start (without SACK), or
+ *                                                                       it opens the window
  *   first ACK past the start                 yes, clamped               yes
  *   later pure ACKs inside the region        no                         yes, each that it needs
  *   of these, probes                         yes, clamped: only the     yes
@@ -185,6 +187,19 @@ static __always_inline bool opens_window(const struct flow *flow, const struct p
     return window > flow->snd_wnd && flow->snd_wnd < length && flow->snd_wnd < flight;
 }
 
+/*
+ * Whether a client without SACK repeats its ACK of the region's start: payload has come, but not
+ * the first segment. The backend's kernel takes three of these for the loss of this segment (RFC
+ * 5681, 3.2). It has no RTT yet, so its timeout would be 3 s. With SACK, the blocks tell
+ * (reaches_region).
+ */
+static __always_inline bool repeats_start(const struct flow *flow, const struct packet *p, __s64 at,
+                                          bool pure)
+{
+    return at == 0 && pure && !(flow->options & SHUNT_OPTION_SACK) && p->ack == flow->client_ack &&
+           p->window == flow->client_window && !is_probe(flow, p);
+}
+
 /* Routes an ACK while a region is active. `at`: number of bytes of the region that it acknowledges;
  * negative, if its number lies before the region. */
 static __always_inline void route_active(struct flow *flow, const struct packet *p,
@@ -201,7 +216,10 @@ static __always_inline void route_active(struct flow *flow, const struct packet 
     }
     r->server = true;
     if (at <= 0) {
-        if (reaches_region(s, sack) || (at == 0 && opens_window(flow, p)))
+        bool lost = reaches_region(s, sack) || repeats_start(flow, p, at, pure);
+        if (lost)
+            flow->ack_spacing = 0;
+        if (lost || (at == 0 && opens_window(flow, p)))
             r->copy = break_index(s, 0);
         else
             route_late(s, p, sack, r);

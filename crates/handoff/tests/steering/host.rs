@@ -268,6 +268,11 @@ impl Hosts {
         self.counted_by_kernels("netstat", "TcpExt:", "TCPTimeouts")
     }
 
+    /// Number of losses that sockets without SACK have taken from duplicate ACKs, in the three kernels.
+    pub fn losses_by_duplicate_acks(&self) -> u64 {
+        self.counted_by_kernels("netstat", "TcpExt:", "TCPRenoRecovery")
+    }
+
     /// Sum of a counter of the three kernels. In /proc/net/snmp and /proc/net/netstat, a line of names stands before
     /// each line of values.
     fn counted_by_kernels(&self, file: &str, group: &str, counter: &str) -> u64 {

@@ -6,6 +6,7 @@
 use super::programs::*;
 use super::segment::*;
 use shunt_handoff::bpf::*;
+use shunt_wire::flow::FlowState;
 
 /// End of the header and start of the payload. LOCAL and CLIENT numbers are equal up to here.
 const START: u32 = 5_000;
@@ -328,6 +329,32 @@ fn sack_blocks_inside_the_region_go_to_the_backend() {
     assert_eq!(out.verdict, REDIRECT);
     assert_eq!(out.segment(), steered(START + 2000).timestamps(1, 2).sack(&blocks));
     assert_eq!(fe.counted(), once(&["fe_in_backend"]));
+}
+
+/// Without SACK, only an ACK of the region's start that comes again says that the payload's first segment is missing.
+#[test]
+fn a_repeated_ack_of_the_start_goes_to_the_backend_of_a_client_without_sack() {
+    let again = from_client(START);
+    let flow = Flow { client_ack: START, client_window: again.window, ack_spacing: 5000, ..active() };
+    let with_sack = Flow { options: FlowState::SACK, ..flow };
+    let first = Flow { client_ack: START - 300, ..flow };
+    let mut fe = Frontend::with_flow(&flow);
+    for (what, flow, packet, copies) in [
+        ("again", flow, again.clone(), 1),
+        ("with SACK", with_sack, again.clone(), 0),
+        ("for the first time", first, again.clone(), 0),
+        ("below the start", flow, from_client(START - 1), 0),
+        ("another window", flow, Segment { window: again.window + 1, ..again.clone() }, 0),
+        ("with data", flow, again.clone().payload(b"GET /next"), 0),
+        ("a probe", flow, Segment { seq: RCV_NXT - 1, ..again.clone() }, 0),
+    ] {
+        fe.set_flow(&flow);
+        fe.counted();
+        let out = fe.fe_in(&packet);
+        assert_eq!((out.verdict, out.segment()), (PASS, packet), "{what}: the frontend's stack gets it in any case");
+        assert_eq!(fe.copies(copies), vec![steered(START); copies], "{what}");
+        assert_eq!(fe.flow().ack_spacing, if copies > 0 { 0 } else { 5000 }, "{what}: a sign of loss");
+    }
 }
 
 #[test]

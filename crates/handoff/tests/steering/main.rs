@@ -14,6 +14,7 @@ mod icmp;
 mod ingress;
 mod layouts;
 mod loader;
+mod losses;
 mod model;
 mod native;
 mod nft;

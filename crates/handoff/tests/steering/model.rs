@@ -10,6 +10,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use shunt_handoff::bpf::*;
+use shunt_wire::flow::FlowState;
 
 use super::programs::*;
 use super::seeded::many;
@@ -194,7 +195,7 @@ fn check(fe: &Frontend, model: &mut Model, report: &Report, complete: bool) -> R
     }
     // A duplicate, or an ACK with blocks, is passed on, and ends the spacing.
     let news = offset != start + model.position || packet.window != model.window;
-    if inside && (!blocks.is_empty() || !news) {
+    if holds_payload || inside && (!blocks.is_empty() || !news) {
         model.spacing = 0;
     }
     let out = fe.fe_in(&packet);
@@ -258,7 +259,7 @@ fn run_case(fe: &Frontend, case: &Case) -> Result<(), TestCaseError> {
         due: 0,
     };
     let mut flow = Flow { server_ack: RCV_NXT, server_edge: RCV_NXT, client_ack: case.first, ..Default::default() };
-    flow.snd_wscale = WSCALE;
+    (flow.snd_wscale, flow.options) = (WSCALE, FlowState::SACK);
     flow.spaces.status = COMPLETE;
     for (response, reports, word) in &case.responses {
         // The header leaves with the number that the client sees: the lengths of all payloads before it are added.

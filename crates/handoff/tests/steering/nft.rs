@@ -14,7 +14,7 @@ use super::steered::{RING, SHUNT_SOL, SHUNT_STATE, Steered};
 
 /// Loads rules at the frontend. Returns false, and reports that `test` is skipped, if this kernel lacks what the rules
 /// need.
-fn load(test: &str, rules: &str) -> bool {
+pub fn load(test: &str, rules: &str) -> bool {
     let child = Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.expect("there is no nft(8): `make packages` installs it");
     child.stdin.take().expect("piped").write_all(rules.as_bytes()).expect("nft reads");
