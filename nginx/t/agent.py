@@ -11,6 +11,8 @@ given the handoff. The first ring has the number 0, so with one worker both numb
 """
 import array, ctypes, fcntl, hashlib, ipaddress, itertools, mmap, os, re, socket, struct, termios, threading, time
 
+from wait import PATIENCE
+
 MASK = (1 << 64) - 1
 HELLO, WELCOME, OFFER, HANDOFF, ABORT, ENDED, FETCH, FETCHED = range(1, 9)
 PROVE, DIGEST, WITHDRAWN = 15, 16, 17
@@ -303,7 +305,7 @@ class Agent:
             self.messages.append(message)
             self.changed.notify_all()
 
-    def wait(self, kind, timeout=5):
+    def wait(self, kind, timeout=PATIENCE):
         """Waits for a message of this kind, removes it, and returns its contents."""
         end = time.time() + timeout
         with self.changed:
@@ -393,12 +395,12 @@ class Agent:
 
     def client_socket(self, handoff):
         with self.changed:
-            self.changed.wait_for(lambda: handoff in self.sockets, 5)
+            self.changed.wait_for(lambda: handoff in self.sockets, PATIENCE)
             return socket.socket(fileno=self.sockets.pop(handoff))
 
     def payload(self, number, part=1.0):
         with self.changed:  # HANDOFF comes by another connection, perhaps before the offer
-            self.changed.wait_for(lambda: number in self.offers, 5)
+            self.changed.wait_for(lambda: number in self.offers, PATIENCE)
             fd, offset, length, tag = self.offers[number]
         return os.pread(fd, int(length * part), offset)
 
@@ -436,7 +438,7 @@ class Agent:
 
     def tell_digest(self, s, id, number, known=1, peer=0, wrong_by=0, add=b""):
         with self.changed:
-            self.changed.wait_for(lambda: number in self.offers, 5)
+            self.changed.wait_for(lambda: number in self.offers, PATIENCE)
             fd, offset, _, _ = self.offers[number]
         digest = hashlib.sha256(os.pread(fd, os.fstat(fd).st_size, 0) + add).digest()
         s.send(struct.pack("=IIQQII32s", DIGEST, 64, id & MASK, offset + wrong_by, peer, known, digest))

@@ -6,7 +6,7 @@ import agent as agents
 from consents import CONSENT
 from run import BIG, TEXT, Base, Client, read
 from tls import Tls, TlsClient
-from wait import wait_for
+from wait import PATIENCE, wait_for
 
 # Program that writes 0 and 1 in turn into the field `alive` of the board, memory that the agent shares with nginx. The
 # field says whether the agent runs.
@@ -38,7 +38,7 @@ class Completion(Base):
             os.kill(worker, signal.SIGSTOP)
             c = self.agent.client_socket(h["handoff"])
             self.agent.write(c, self.agent.payload(h["offer"]))
-            closed.wait(10)
+            closed.wait(PATIENCE)
             agents.wait_acked(c.fileno())
             self.agent.ring.post(h["handoff"], h["length"], agents.COMPLETE)
             c.close()
@@ -50,7 +50,7 @@ class Completion(Base):
         self.assertEqual(c.get(uri).body, BIG)
         close(c)
         closed.set()
-        self.assertTrue(served.wait(10))
+        self.assertTrue(served.wait(PATIENCE))
         # Each response has two lines in the log: the backend's, and then the frontend's.
         wait_for(lambda: len(self.ends()) >= 2 * n)
         self.assertEqual(self.ends()[-1], f'{uri} 200 shortcut {len(BIG)} "OK"')

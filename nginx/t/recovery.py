@@ -8,7 +8,7 @@ import os, re, struct, threading, time
 
 import agent as agents
 from run import BIG, Base, Client, Raw, field, read
-from wait import wait_for
+from wait import PATIENCE, wait_for
 
 FILE_CHANGED, SOCKET, PEER_LOST, LIMIT = 5, 6, 7, 9
 ETAG = '"the-same"'
@@ -440,7 +440,7 @@ class Application(Lost):
     def test_client_gone_meanwhile(self):
         for end in Client.close, Client.reset:
             go = threading.Event()
-            self.application(self.whole, lambda q: go.wait(5) and self.answer(q))
+            self.application(self.whole, lambda q: go.wait(PATIENCE) and self.answer(q))
             self.lose(1000)
             c = Client()
             c.send("/raw/x")
@@ -455,7 +455,7 @@ class Application(Lost):
     def test_complete_meanwhile(self):
         """The lost backend's kernel had the whole payload, and sends it while the rest is asked for."""
         go = threading.Event()
-        self.application(self.whole, lambda q: go.wait(5) and self.answer(q))
+        self.application(self.whole, lambda q: go.wait(PATIENCE) and self.answer(q))
 
         def all_of_it(s, h):
             c = self.agent.client_socket(h["handoff"])

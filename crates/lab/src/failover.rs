@@ -131,12 +131,17 @@ impl<'lab> Failover<'lab> {
     fn download_and_lose(&mut self, losses: &[Loss], lost: &mut Vec<String>) -> Result<Download> {
         let mut fetch = Fetch::new(self.service.chain().server());
         (fetch.read_bytes, fetch.pause, fetch.got) = (READ_BYTES, PAUSE, self.got());
-        let (client, got, before) = (self.lab().client(), self.got(), self.failovers()?);
+        let (client, got, hold, before) = (self.lab().client(), self.got(), fetch.hold.clone(), self.failovers()?);
         got.store(0, Ordering::Relaxed);
         let mut claims = self.claims();
+        // While a backend is taken away, the client reads no more. Otherwise, on a busy machine, it might have the whole
+        // body before.
+        let mut stops = losses.iter().map(|loss| loss.at).chain([u64::MAX]);
+        let mut go_on = move || hold.store(stops.next().unwrap_or(u64::MAX), Ordering::Relaxed);
+        go_on();
         let fetched = std::thread::scope(|scope| {
             let reader = scope.spawn(move || fetch.run(client, &[format!("/{BODY}")]));
-            for loss in losses {
+            let losing = losses.iter().try_for_each(|loss| {
                 let deadline = Instant::now() + LIMIT;
                 while got.load(Ordering::Relaxed) < loss.at && !reader.is_finished() && Instant::now() < deadline {
                     std::thread::sleep(Duration::from_millis(1));
@@ -144,8 +149,14 @@ impl<'lab> Failover<'lab> {
                 let host = self.sender(&mut claims, lost)?;
                 self.lose(host, loss.how)?;
                 lost.push(host.name().to_owned());
+                go_on();
+                anyhow::Ok(())
+            });
+            if losing.is_err() {
+                losses.iter().for_each(|_| go_on());
             }
-            reader.join().map_err(|_| anyhow!("the reader panicked"))?
+            let fetched = reader.join().map_err(|_| anyhow!("the reader panicked"))?;
+            losing.and(fetched)
         });
         let fetched = fetched?.remove(0);
         ensure!(fetched.status == 200 && fetched.length == BODY_BYTES, "{} bytes: {fetched:?}", fetched.length);

@@ -30,6 +30,9 @@ pub struct Fetch {
     pub pipeline: bool,
     /// Counter of the body bytes that have arrived. Other threads can read it.
     pub got: Arc<AtomicU64>,
+    /// Value of [`Self::got`] from which on the client reads nothing. Other threads can raise it. `u64::MAX`: it reads
+    /// all.
+    pub hold: Arc<AtomicU64>,
     /// Time after each request for which the client reads nothing. Meanwhile only what fits into its window can arrive.
     pub stall: Duration,
     /// Largest segment that the client announces (TCP_MAXSEG), in bytes, including TCP's options.
@@ -97,6 +100,7 @@ impl Fetch {
             read_bytes: 256 << 10,
             pipeline: false,
             got: Arc::default(),
+            hold: Arc::new(AtomicU64::new(u64::MAX)),
             stall,
             mss: None,
         }
@@ -151,6 +155,10 @@ impl Fetch {
         let (mut last, mut longest_pause) = (begin, Duration::ZERO);
         while !reader.is_done() {
             if buffer.filled.is_empty() {
+                while self.got.load(Ordering::Relaxed) >= self.hold.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(1));
+                    last = Instant::now(); // no pause of the service
+                }
                 let read = match stream.read(&mut buffer.bytes) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
                         bail!("nothing for {:?} after {length} bytes of the body", self.timeout)

@@ -45,6 +45,9 @@ pub struct Options {
     pub offer_min: Option<u64>,
     /// Options of `shunt run`. If they are set, every tier is an unmodified nginx under `shunt run`.
     pub on_demand: Option<OnDemand>,
+    /// Whether agents take a peer for lost only after a silence of 12 s, in place of 1 s. A machine with much to do may
+    /// give an agent no core for a second. For tests in which no peer is to be lost.
+    pub steady: bool,
     /// Whether nginx keeps the memory that it has once used ([`NginxChain::keep_heap`]).
     pub keep_heap: bool,
     /// IP versions of the servers. Agents use the version of the tiers.
@@ -101,6 +104,12 @@ impl Options {
     #[must_use]
     pub fn shunt() -> Self {
         Self { shunt: true, ..Self::default() }
+    }
+
+    /// Shunt with agents that stay connected on a busy machine ([`Self::steady`](Self#structfield.steady)).
+    #[must_use]
+    pub fn steady() -> Self {
+        Self { steady: true, ..Self::shunt() }
     }
 
     fn releases(&self, host: &Host) -> Releases {

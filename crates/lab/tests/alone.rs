@@ -6,7 +6,7 @@ mod service;
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
-use service::{Running, needs_root, start};
+use service::{Running, needs_root, start_steady};
 use shunt_lab::{Host, shuntd_program};
 use shunt_testbed::wait_for;
 
@@ -32,7 +32,7 @@ fn agents_process(service: &Running<'_>, host: &Host) -> Result<String> {
 #[test]
 fn nothing_is_detached_while_the_agent_works() -> Result<()> {
     needs_root();
-    start(0, |service| {
+    start_steady(0, |service| {
         for host in [service.lab.frontend(), service.lab.backend()] {
             let config = host.dir().join("shuntd.toml");
             let process = agents_process(service, host)?;
@@ -53,7 +53,7 @@ fn nothing_is_detached_while_the_agent_works() -> Result<()> {
 #[test]
 fn a_second_agent_is_refused_and_told_of_the_first() -> Result<()> {
     needs_root();
-    start(0, |service| {
+    start_steady(0, |service| {
         for (host, interface) in [(service.lab.frontend(), "client0"), (service.lab.backend(), "service0")] {
             let process = agents_process(service, host)?;
             let first = host.dir().join("shuntd.toml");

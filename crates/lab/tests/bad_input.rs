@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::net::{RecvFlags, SendFlags};
 use service::impostor::{Impostor, Listening, agents_address};
-use service::{connect_to_agent, needs_root, start};
+use service::{connect_to_agent, needs_root, start_steady};
 use shunt_lab::{Fetch, Host};
 use shunt_testbed::wait_for;
 use shunt_wire::local::{self, Reason};
@@ -20,7 +20,7 @@ use zerocopy::{FromZeros, IntoBytes};
 #[test]
 fn forged_fields_of_a_client_are_stripped_and_counted() -> Result<()> {
     needs_root();
-    start(1, |service| {
+    start_steady(1, |service| {
         let mut forging = Fetch::new(service.service.chain().server());
         let consent = "Shunt-Consent: 1; frontend=frontend; nonce=00000000000000000000000000000000; \
                        to=0000000000000000; tiers=1";
@@ -39,10 +39,11 @@ fn forged_fields_of_a_client_are_stripped_and_counted() -> Result<()> {
 }
 
 /// Sends packets to an agent's Unix socket. Returns what the agent answered before it closed the connection, or `None`
-/// if the agent neither answered nor closed it for 2 s.
+/// if the agent neither answered nor closed it for 8 s. (After 10 s it closes the connection of a process that has said
+/// nothing.)
 fn provoke(host: &Host, packets: &[Vec<u8>]) -> Result<Option<Vec<u8>>> {
     let socket = connect_to_agent(host)?;
-    let patience = Some(Duration::from_secs(2));
+    let patience = Some(Duration::from_secs(8));
     rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, patience)?;
     for packet in packets {
         rustix::net::send(&socket, packet, SendFlags::NOSIGNAL)?;
@@ -64,7 +65,7 @@ fn words(words: &[u32]) -> Vec<u8> {
 #[test]
 fn malformed_messages_close_only_their_session() -> Result<()> {
     needs_root();
-    start(0, |service| {
+    start_steady(0, |service| {
         let hello = local::Channel::Control.hello();
         let larger = local::Hello { header: local::Header { size: 64, ..hello.header }, ..hello }.as_bytes().to_vec();
         let newer = local::Hello { oldest: 99, newest: 99, ..hello }.as_bytes().to_vec();
@@ -100,7 +101,7 @@ fn malformed_messages_close_only_their_session() -> Result<()> {
 #[test]
 fn malformed_frames_close_only_their_connection() -> Result<()> {
     needs_root();
-    start(0, |service| {
+    start_steady(0, |service| {
         let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
         let own = Impostor::with_certificate_of(service.lab, frontend.name())?;
         for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 64], &[8, 0, 0, 0, 2, 0, 0, 0], &[]] {
@@ -132,7 +133,7 @@ fn malformed_frames_close_only_their_connection() -> Result<()> {
 #[test]
 fn an_agent_of_another_version_is_told_so_and_tells() -> Result<()> {
     needs_root();
-    start(0, |service| {
+    start_steady(0, |service| {
         let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
         let mut hello = Hello::new_zeroed();
         let before = (peer::VERSIONS.oldest - 1).into();

@@ -6,7 +6,7 @@ mod service;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use service::{ALONE, FILES, Running, needs_root, same_file, start, start_on};
+use service::{ALONE, FILES, Running, needs_root, same_file, start_on, start_steady};
 use shunt_lab::{Host, Lab, Options, Settings, Wrk, file_sha256};
 
 const URLS_OVER_ONE_CONNECTION: usize = 12;
@@ -42,7 +42,7 @@ fn compare(service: &Running<'_>, client: impl FnOnce(&Host, &[(String, String)]
 #[test]
 fn curl_over_one_connection() -> Result<()> {
     needs_root();
-    start(1, |service| {
+    start_steady(1, |service| {
         compare(service, |client, urls, directory| {
             let mut curl = Command::new("curl");
             curl.args(["--max-time", "30", "--silent", "--show-error", "--fail", "--write-out", "%{num_connects}\n"]);
@@ -61,7 +61,7 @@ fn wget() -> Result<()> {
     needs_root();
     // wget makes a new connection for each body.
     let settings = Settings { http: ALONE, ..Settings::default() };
-    let options = Options { settings, ..Options::shunt() };
+    let options = Options { settings, ..Options::steady() };
     start_on(Lab::builder(), FILES, options, |service| {
         compare(service, |client, urls, directory| {
             for (index, (_, url)) in urls.iter().enumerate() {
@@ -77,7 +77,7 @@ fn wget() -> Result<()> {
 #[test]
 fn python_requests_over_one_session() -> Result<()> {
     needs_root();
-    start(1, |service| {
+    start_steady(1, |service| {
         compare(service, |client, urls, directory| {
             let mut python = Command::new("/usr/bin/python3");
             python.args([GET_PY, directory]).args(urls.iter().map(|(_, url)| url));
@@ -94,7 +94,7 @@ fn go_over_one_client() -> Result<()> {
     let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/go/get.go");
     let status = Command::new("go").args(["build", "-o"]).arg(&program).arg(source).status().context("running go")?;
     ensure!(status.success(), "go build failed");
-    start(1, |service| {
+    start_steady(1, |service| {
         compare(service, |client, urls, directory| {
             let mut go = Command::new(&program);
             go.arg(directory).args(urls.iter().map(|(_, url)| url));
@@ -106,7 +106,7 @@ fn go_over_one_client() -> Result<()> {
 #[test]
 fn wrk_and_h2load_see_no_error() -> Result<()> {
     needs_root();
-    start(1, |service| {
+    start_steady(1, |service| {
         let url = service.service.chain().url("/64k");
         let report =
             Wrk::new(&url).connections(10).duration(std::time::Duration::from_secs(2)).run(service.lab.client())?;

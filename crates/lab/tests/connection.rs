@@ -4,13 +4,13 @@
 mod service;
 
 use anyhow::{Result, bail, ensure};
-use service::{FILES, counted_by_kernel, needs_root, start, start_on};
-use shunt_lab::{Capture, Expect, Fetch, Lab, Options, Settings, Tcpdump};
+use service::{FILES, counted_by_kernel, needs_root, start_steady};
+use shunt_lab::{Capture, Expect, Fetch, Tcpdump};
 
 /// Fetches every file twice over one connection; with `pipeline`, all requests are sent at once. Returns the number of
 /// tail loss probes that the senders' kernels have sent.
 fn try_one_connection(pipeline: bool) -> Result<u64> {
-    start(1, |service| {
+    start_steady(1, |service| {
         let paths: Vec<String> = FILES.iter().chain(FILES).map(|(name, _)| format!("/{name}")).collect();
         let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
         let client = service.lab.client();
@@ -68,10 +68,7 @@ fn one_whole_connection_pipelined() -> Result<()> {
 #[test]
 fn a_payload_of_more_than_2_gib_arrives() -> Result<()> {
     needs_root();
-    // The payload is under way for long. With this heartbeat, an agent to which a busy machine gives no core for a
-    // second is not taken for lost.
-    let settings = Settings { agent: "heartbeat = \"10s\"\n", ..Settings::default() };
-    start_on(Lab::builder().intermediates(0), FILES, Options { settings, ..Options::shunt() }, |service| {
+    start_steady(0, |service| {
         // The file is sparse, except for marks at offset 0, at 1 GiB, 100 bytes before 2 GiB, at 2 GiB, and 64 MiB
         // behind it.
         let file = std::fs::File::create(service.files.join("2g"))?;
@@ -90,7 +87,7 @@ fn a_payload_of_more_than_2_gib_arrives() -> Result<()> {
 #[test]
 fn a_slow_reader_gets_everything() -> Result<()> {
     needs_root();
-    start(0, |service| {
+    start_steady(0, |service| {
         let mut fetch = Fetch::new(service.service.chain().server());
         fetch.read_bytes = 64 << 10;
         fetch.pause = std::time::Duration::from_millis(10);

@@ -100,7 +100,8 @@ fn a_backend_reaches_the_client_with_the_frontends_address() -> Result<()> {
 fn both_ip_versions_carry_the_bytes_with_routers_and_without() -> Result<()> {
     needs_root();
     for (routed, link) in [(false, None), (true, None), (true, Some(Link::wan(Duration::from_millis(2))))] {
-        let mut builder = Lab::builder().intermediates(1).ipv6();
+        // On one core, as in `a_capture_of_plain_chains_has_no_violation`.
+        let mut builder = Lab::builder().intermediates(1).ipv6().placement(Placement::WholeService).cores(Cores::ONE);
         builder = if routed { builder.routed() } else { builder };
         builder = link.into_iter().fold(builder, LabBuilder::client_link);
         let lab = builder.build()?;

@@ -35,7 +35,7 @@ const FETCHES: usize = 2;
 fn with_limits(limits: &'static str, test: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
     needs_root();
     let settings = Settings { agent: limits, ..Settings::default() };
-    start_on(Lab::builder(), FILES, Options { settings, ..Options::shunt() }, test)
+    start_on(Lab::builder(), FILES, Options { settings, ..Options::steady() }, test)
 }
 
 /// Asks for twice as many bodies as the limit, one after the other, while none of them ends. Then lets all end. Asserts
@@ -66,14 +66,15 @@ fn until_idle(service: &Running<'_>) -> Result<()> {
     })
 }
 
-/// Asks for a body, and waits until the agent knows all handoffs: nginx's worker tells the agent of handoffs only at
-/// the end of a pass of the worker's event loop. All bodies that were asked for earlier must still be under way.
+/// Asks for a body, and waits until both agents know all handoffs: nginx's worker tells its agent of handoffs only at
+/// the end of a pass of the worker's event loop, and that agent the backend's. All bodies that were asked for earlier must still be under way.
 fn ask_slowly(service: &Running<'_>) -> Result<Held> {
     let held = Held::ask(service, "held", "")?;
-    wait_for("the agent knows each handoff", || {
+    wait_for("the agents know each handoff", || {
         let stats = service.service.all_stats()?;
-        let [begun, known] = ["servers.shortcuts", "agent.now.handoffs"].map(|name| stats.count(name));
-        ensure!(begun == known, "{begun} handoffs, of which the agent knows {known}");
+        let [begun, known, claimed] =
+            ["servers.shortcuts", "agent.now.handoffs", "agent.now.payloads"].map(|name| stats.count(name));
+        ensure!(begun == known && begun == claimed, "{begun} handoffs, of which the agents know {known} and {claimed}");
         Ok(())
     })?;
     Ok(held)
@@ -238,6 +239,8 @@ fn connections_of_servers() -> Result<()> {
         service.service.chain_mut().restart(frontend)?;
         service.whole(&fetch(client, service.service.chain().server(), &["/64k", "/7m"])?)?;
         drop(taken);
+        // A question for counters takes a place, too.
+        wait_for("there are places again", || Ok(service.frontend_stats().is_ok()))?;
         client.run(|| until_shortcut(service, 0))??;
         let stats = service.frontend_stats()?;
         ensure!(stats.count("agent.servers_refused") > 0, "{}", stats.under("agent"));

@@ -111,7 +111,7 @@ fn two_thousand_shortcuts_at_once() -> Result<()> {
         skipped("two_thousand_shortcuts_at_once", &why);
         return Ok(());
     }
-    start_on(Lab::builder(), &[("held", HELD_BYTES), ("64k", 64 << 10)], Options::shunt(), |service| {
+    start_on(Lab::builder(), &[("held", HELD_BYTES), ("64k", 64 << 10)], Options::steady(), |service| {
         let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
         let footprints = || -> Result<_> {
             let maps = map_bytes(service.service.agent(frontend)?.pid())?;

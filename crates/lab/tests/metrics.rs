@@ -138,6 +138,9 @@ fn prometheus_reads_every_counter() -> Result<()> {
         |service| {
             let server = service.service.chain().server();
             fetch(service.lab.client(), server, &["/64k", "/1k", "/64k"])?;
+            // The client has the last byte before the frontend knows that.
+            service.until_counted("servers.shortcut_bytes", 2 << 16)?;
+            service.until_counted("frontend.fe_completed", 2)?;
             service.lab.frontend().run(|| -> Result<()> {
                 let text = page()?;
                 if let Some(file) = std::env::var_os("SHUNT_METRICS_PAGE") {

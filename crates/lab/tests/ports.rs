@@ -6,7 +6,7 @@ mod service;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use service::held::Held;
+use service::held::{HEARD, Held};
 use service::{ALONE, FILES, Running, needs_root, start_on};
 use shunt_handoff::bpf::STEERING_LAYOUT;
 use shunt_lab::{Host, Lab, Options, Settings};
@@ -44,12 +44,10 @@ fn a_download_goes_on_when_the_port_towards_clients_is_made_anew() -> Result<()>
     needs_root();
     start_on(Lab::builder(), FILES, with(None), |service| {
         let (lab, frontend) = (service.lab, service.lab.frontend());
-        let held = lab.client().run(|| Held::ask(service, "7m", ""))??;
-        wait_for("the handoff begins", || {
-            let begun = service.counted("frontend.fe_begun")?;
-            ensure!(begun == 1, "{begun} handoffs have begun");
-            Ok(())
-        })?;
+        let mut held = lab.client().run(|| Held::ask(service, "7m", ""))??;
+        held.read_some(HEARD)?;
+        let begun = service.counted("frontend.fe_begun")?;
+        ensure!(begun == 1, "{begun} handoffs have begun");
         lab.delete_port(frontend, "client0")?;
         says(service, frontend, &["client0", "does not exist"])?;
         lab.make_port(frontend, "client0")?;

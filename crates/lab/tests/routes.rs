@@ -9,7 +9,7 @@ mod service;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use service::held::Held;
+use service::held::{HEARD, Held};
 use service::{ALONE, FILES, Running, needs_root, start_on};
 use shunt_lab::{Capture, Expect, Families, Family, Fetch, Host, Lab, LabBuilder, Options, Settings, Tcpdump};
 use shunt_testbed::{wait_for, wait_or_fail};
@@ -18,7 +18,7 @@ use shunt_testbed::{wait_for, wait_or_fail};
 const LONG: u64 = 4;
 
 fn with(families: Families) -> Options {
-    Options { families, ..Options::shunt() }
+    Options { families, ..Options::steady() }
 }
 
 /// Fetches every file over one connection, and compares the bytes.
@@ -200,8 +200,10 @@ fn a_download_goes_on_when_its_acks_leave_by_another_uplink() -> Result<()> {
     let settings = Settings { http: ALONE, ..Settings::default() };
     start_on(Lab::builder(), FILES, Options { settings, ..Options::shunt() }, |service| {
         let (lab, frontend) = (service.lab, service.lab.frontend());
-        let held = lab.client().run(|| Held::ask(service, "7m", ""))??;
-        wait_for("the handoff begins", || Ok(service.counted("frontend.fe_begun")? == 1))?;
+        let mut held = lab.client().run(|| Held::ask(service, "7m", ""))??;
+        held.read_some(HEARD)?;
+        let begun = service.counted("frontend.fe_begun")?;
+        ensure!(begun == 1, "{begun} handoffs have begun");
         ip(frontend, &["route add 10.77.1.101/32 dev client0 src 10.77.1.1"])?;
         lab.cut(frontend, "service0")?;
         wait_for("the agent has heard of it", || Ok(service.counted("agent.routes_changed")? == 1))?;

@@ -8,13 +8,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use service::held::Held;
+use service::held::{HEARD, Held};
 use service::{FILES, Running, needs_root, start, start_on};
 use shunt_lab::{Host, Lab, Link, Options};
 
 const RELAYED: &str = "servers.relayed_stalled";
-/// Number of body bytes that is more than a window: the backend sends the last of them only after ACKs of earlier ones.
-const HEARD: usize = 512 << 10;
 
 fn nft(host: &Host, rule: &str) -> Result<()> {
     let mut command = Command::new("nft");
@@ -42,8 +40,6 @@ fn is_whole(service: &Running<'_>, host: &Host, what: &str) -> Result<()> {
     // On a busy machine an agent may have lost its session, because it got no processor for a second.
     service.good_again()?;
     let mut held = service.lab.client().run(|| Held::ask(service, "7m", ""))??;
-    // When more than a window has been read, the backend has got ACKs of this client. Without any ACK, the backend
-    // would let the frontend send the body after all.
     held.read_some(HEARD)?;
     drop_at(host, what)?;
     held.finish_and_ask_again(service, "1k")?;

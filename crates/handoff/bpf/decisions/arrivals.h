@@ -188,10 +188,10 @@ static __always_inline bool opens_window(const struct flow *flow, const struct p
 }
 
 /*
- * Whether a client without SACK repeats its ACK of the region's start: payload has come, but not
- * the first segment. The backend's kernel takes three of these for the loss of this segment (RFC
- * 5681, 3.2). It has no RTT yet, so its timeout would be 3 s. With SACK, the blocks tell
- * (reaches_region).
+ * Whether a client without SACK repeats its ACK of the region's start. It does so when payload has
+ * come, but not the first segment. The backend's kernel takes three of these for the loss of this
+ * segment (RFC 5681, 3.2). Otherwise it would wait for a timeout, which is 3 s while it has no RTT.
+ * With SACK, the blocks tell (reaches_region).
  */
 static __always_inline bool repeats_start(const struct flow *flow, const struct packet *p, __s64 at,
                                           bool pure)

@@ -6,7 +6,7 @@ use super::steered::{Steered, begin, expect, payload};
 use shunt_wire::flow::FlowState;
 
 /// A client without SACK repeats its ACK of the header if the payload's first segment is missing. The backend's socket
-/// has no RTT yet, and would wait 3 s before it sends that segment again.
+/// has no RTT yet, and would wait 3 s before it sent that segment again.
 #[test]
 fn the_first_segment_is_sent_again_at_once_to_a_client_without_sack() {
     for (steered, family) in [(Steered::new as fn() -> Steered, "ip"), (Steered::ipv6, "ip6")] {

@@ -167,14 +167,14 @@ fn they_arrive_whole_where_the_backend_gets_few_acks() {
     assert!(held > 0, "none held, {passed} passed on");
 }
 
-/// The number of ACKs that end at the frontend depends on timing here: an ACK that tells of a loss is passed on, and so
-/// is each ACK while the sender may have little outstanding. On a busy machine, this may be so for many payloads.
 #[test]
 fn they_arrive_whole_where_it_gets_few_acks_over_a_link_that_loses_packets() {
     let mut steered = Steered::new();
     steered.hosts.congest();
     serve_with_few_acks(&mut steered);
     assert!(steered.hosts.lost() > 0, "nothing was lost");
+    let (held, passed) = (steered.count("fe_in_held"), steered.count("fe_in_backend"));
+    assert!(held > 0, "none held, {passed} passed on");
 }
 
 #[test]
@@ -527,14 +527,16 @@ fn unsent_bytes_refuse_a_handoff() {
 fn the_state_is_what_the_kernel_says_of_the_connection() {
     let steered = Steered::new();
     let (server, client) = steered.connect_and_send_header();
+    // The kernel's answer has its lowest bit cleared (since Linux 6.7).
+    let clock = || get::<u32>(&server, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP).expect("TCP_TIMESTAMP") | 1;
+    let before = clock();
     begin(&server, 5, 10).expect("SHUNT_BEGIN");
-    let state = steered.answer();
+    let (state, after) = (steered.answer(), clock());
     assert_eq!((state.handoff, state.acked, state.status, state.regions), (5, 0, 1, 1));
     assert_eq!(state.flow.client().socket_addr(), client.local_addr().unwrap());
     assert_eq!(state.flow.server().socket_addr(), client.peer_addr().unwrap());
-    let tsval = get::<u32>(&server, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP).expect("TCP_TIMESTAMP");
-    // The kernel's answer has its lowest bit cleared (since Linux 6.7).
-    assert!((tsval | 1).wrapping_sub(state.flow.tsval) < 50, "{tsval} now, {} then", state.flow.tsval);
+    let since = (state.flow.tsval | 1).wrapping_sub(before);
+    assert!(since <= after.wrapping_sub(before), "{before}, {}, {after}", state.flow.tsval);
     assert_ne!(state.flow.ts_recent, 0);
     assert_eq!(state.flow.options, 7, "timestamps, SACK and window scaling");
     assert_eq!(state.flow.mss, 1448);

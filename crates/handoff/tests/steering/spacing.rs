@@ -160,8 +160,8 @@ fn after_a_silence_every_ack_is_passed_on() {
 #[test]
 fn a_silence_of_a_round_trip_says_nothing() {
     let fe = Frontend::with_flow(&spaced());
-    for (silence_ns, spacing) in [(190_000_000, SPACING), (250_000_000, 0)] {
-        fe.set_flow(&Flow { passed_ns: tick() - silence_ns, srtt_us: 100_000, ..spaced() });
+    for (silence_ns, spacing) in [(1_900_000_000, SPACING), (2_500_000_000, 0)] {
+        fe.set_flow(&Flow { passed_ns: tick() - silence_ns, srtt_us: 2_000_000, ..spaced() });
         assert_eq!(fe.fe_in(&ack_of(ACKED + 100)).verdict, REDIRECT);
         assert_eq!(fe.flow().ack_spacing, spacing, "{silence_ns} ns");
     }

@@ -108,9 +108,11 @@ pub struct Steered {
     ring: OwnedFd,
     pub frontend_config: FrontendConfig,
     backend_config: BackendConfig,
-    /// On each flow, the backend asks the frontend for ACKs that are this number of payload bytes apart. `None`: it
-    /// asks for nothing, and gets each ACK.
+    /// On each flow, the backend asks the frontend again and again for ACKs that are this number of payload bytes apart.
+    /// `None`: it asks for nothing, and gets each ACK.
     pub spacing: Option<u32>,
+    /// The flow whose payload was handed off last.
+    newest: RefCell<Option<FlowKey>>,
 }
 
 /// Returns the cookie of the calling thread's network namespace.
@@ -156,7 +158,17 @@ impl Steered {
         frontend.set_peer(PEER, &peer).expect("set_peer");
         let ring = frontend.create_ring(RING, 0).expect("create_ring");
         let (backend, owed) = (RefCell::new(backend), RefCell::default());
-        Self { hosts, frontend, backend, owed, ring, frontend_config, backend_config, spacing: None }
+        Self {
+            hosts,
+            frontend,
+            backend,
+            owed,
+            ring,
+            frontend_config,
+            backend_config,
+            spacing: None,
+            newest: RefCell::default(),
+        }
     }
 
     /// Makes a connection. Returns the frontend's end and the client's.
@@ -197,12 +209,15 @@ impl Steered {
         wait_for("SHUNT_BEGIN succeeds", || Ok(begin(server, handoff, payload.len() as u64)?)).unwrap();
         let state = self.answer();
         assert_eq!((state.handoff, state.status, state.acked), (handoff, 1, 0));
-        if let Some(bytes) = self.spacing {
-            let flow = key(state.flow.client().socket_addr(), state.flow.server().socket_addr());
-            let set = self.frontend.set_spacing(&Spacing { flow, peer: PEER, bytes });
-            assert!(set.expect("BPF_PROG_TEST_RUN"), "the flow is this peer's");
-        }
+        *self.newest.borrow_mut() = Some(key(state.flow.client().socket_addr(), state.flow.server().socket_addr()));
+        assert!(self.ask_for_spacing(), "the flow is this peer's");
         self.send(&state, payload)
+    }
+
+    /// Asks for `spacing` on the newest flow. Returns false if the backend does not send on this flow.
+    fn ask_for_spacing(&self) -> bool {
+        let (Some(bytes), Some(flow)) = (self.spacing, *self.newest.borrow()) else { return true };
+        self.frontend.set_spacing(&Spacing { flow, peer: PEER, bytes }).expect("BPF_PROG_TEST_RUN")
     }
 
     /// Sends a payload from the backend as a `struct shunt_state` describes.
@@ -285,6 +300,7 @@ impl Steered {
     pub fn event(&self) -> (u64, u64, u32) {
         let look = || {
             self.say_words();
+            self.ask_for_spacing();
             let records = self.records(Duration::from_millis(10));
             (!records.is_empty()).then_some(records)
         };

@@ -164,6 +164,9 @@ fn configuration(lab: &LabId, host: &Host, peers: &[&Host], options: &Options) -
     if !settings.agent.contains("drain") {
         text.insert_str(0, "drain = \"0s\"\n"); // when a lab ends, nothing under way has to complete
     }
+    if options.steady {
+        text.insert_str(0, "heartbeat = \"3s\"\n"); // four of them pass before a peer is lost
+    }
     for peer in peers {
         let speaks_for =
             peer.ports().iter().flat_map(|port| [port.address_of(Family::V4), port.address_of(Family::V6)]);

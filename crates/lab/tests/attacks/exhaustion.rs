@@ -128,7 +128,7 @@ fn offers_that_nobody_claims_cost_only_shortcuts_and_not_for_long() -> Result<()
     needs_root();
     let mut options = Options::shunt();
     options.settings.agent = "[limits]\noffers_per_peer = 20\n";
-    options.settings.agent_backend = "offer_lifetime = \"3s\"\n";
+    options.settings.agent_backend = "offer_lifetime = \"15s\"\n";
     start_on(Lab::builder(), FILES, options, |service| {
         let (client, frontend, backend) = (service.lab.client(), service.lab.frontend(), service.lab.backend());
         for _ in 0..OFFERS {

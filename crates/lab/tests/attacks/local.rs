@@ -134,7 +134,7 @@ fn another_users_process_is_no_server() -> Result<()> {
         ensure!(answer.trim() == "6 15", "the observer as a server: {answer:?}");
         let refused = service.counted("agent.refused_callers")?;
         ensure!(refused == 3, "{refused} refusals counted");
-        ensure!(service.service.agent(frontend)?.log().contains("`observers`"), "the log does not name the setting");
+        wait_for("the log names the setting", || Ok(service.service.agent(frontend)?.log().contains("`observers`")))?;
         let said = stats_as_nobody(frontend)?;
         ensure!(said.contains("`observers`"), "{said}");
         service.still_good()

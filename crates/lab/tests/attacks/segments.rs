@@ -123,7 +123,7 @@ fn download_under(
 #[test]
 fn guessed_segments_in_a_clients_name_do_nothing() -> Result<()> {
     needs_root();
-    start_on(Lab::builder().clients(2), FILES, Options::shunt(), |service| {
+    start_on(Lab::builder().clients(2), FILES, Options::steady(), |service| {
         let other = service.lab.hosts_of(shunt_lab::Role::Client).nth(1).context("a second client")?;
         let server = service.service.chain().server();
         download_under(service, other, |client, numbers| guesses(client, server, numbers))?;
@@ -136,7 +136,7 @@ fn guessed_segments_in_a_clients_name_do_nothing() -> Result<()> {
 #[test]
 fn guessed_segments_in_the_frontends_name_do_nothing() -> Result<()> {
     needs_root();
-    start_on(Lab::builder().clients(2), FILES, Options::shunt(), |service| {
+    start_on(Lab::builder().clients(2), FILES, Options::steady(), |service| {
         let other = service.lab.hosts_of(shunt_lab::Role::Client).nth(1).context("a second client")?;
         let server = service.service.chain().server();
         download_under(service, other, |client, numbers| guesses(server, client, numbers))

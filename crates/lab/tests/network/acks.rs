@@ -15,7 +15,7 @@ fn acks_once_in(slot: Duration) -> Result<()> {
         let tiers = [Role::Frontend, Role::Backend].into_iter();
         let lab = behind(Link::wan(Duration::from_millis(10)).ack_slot(slot));
         let lab = tiers.fold(lab, |lab, role| lab.sysctl(role, "ipv4/tcp_congestion_control", control));
-        start_on(lab, FILES, Options::shunt(), |service| {
+        start_on(lab, FILES, Options::steady(), |service| {
             check(service, &patient(service), PATHS)?;
             let acks = service.lab.cables()[0].sent();
             ensure!(acks.thinned > 100, "the link thinned no ACKs: {acks:?}");

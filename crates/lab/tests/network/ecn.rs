@@ -14,11 +14,11 @@ use shunt_lab::{Link, Options, Role};
 #[test]
 fn headers_that_meet_congestion() -> Result<()> {
     needs_root();
-    let lab = behind(Link::wan(Duration::from_millis(10)).marking(0.5));
+    let lab = behind(Link::wan(Duration::from_millis(10)).marking(0.9));
     let lab = [Role::Client, Role::Frontend, Role::Backend]
         .iter()
         .fold(lab, |lab, role| lab.sysctl(*role, "ipv4/tcp_ecn", "1"));
-    start_on(lab, FILES, Options::shunt(), |service| {
+    start_on(lab, FILES, Options::steady(), |service| {
         check(service, &patient(service), PATHS)?;
         let marked = service.lab.cables()[0].received().marked;
         ensure!(marked > 0, "the link marked nothing");

@@ -26,7 +26,7 @@ fn changes(family: Family, smaller: [u16; 2]) -> Result<()> {
     needs_root();
     let link = Link::wan(Duration::from_millis(5)).rate(20_000_000, 200_000);
     let lab = Lab::builder().routed().ipv6().client_link(link);
-    let options = Options { families: Families::all(family), ..Options::shunt() };
+    let options = Options { families: Families::all(family), ..Options::steady() };
     start_on(lab, FILES, options, |service| {
         let service = &*service;
         std::thread::scope(|scope| {

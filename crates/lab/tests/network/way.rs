@@ -152,7 +152,7 @@ pub fn over(builder: LabBuilder, paths: &[&str]) -> Result<()> {
 /// Like [`over`], with a client that `client` has changed.
 pub fn over_with(builder: LabBuilder, paths: &[&str], client: impl FnOnce(&mut Fetch)) -> Result<()> {
     needs_root();
-    start_on(builder, FILES, Options::shunt(), |service| {
+    start_on(builder, FILES, Options::steady(), |service| {
         let mut fetch = patient(service);
         client(&mut fetch);
         check(service, &fetch, paths)

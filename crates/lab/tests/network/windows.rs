@@ -10,7 +10,7 @@ use shunt_lab::{Link, Options, Settings};
 #[test]
 fn a_slow_reader_far_away() -> Result<()> {
     needs_root();
-    start_on(behind(far()), FILES, Options::shunt(), |service| {
+    start_on(behind(far()), FILES, Options::steady(), |service| {
         let mut fetch = patient(service);
         (fetch.read_bytes, fetch.pause) = (32 << 10, Duration::from_millis(10));
         check(service, &fetch, &["/4m", "/1k", "/100k"])
@@ -22,7 +22,7 @@ fn a_slow_reader_far_away() -> Result<()> {
 #[test]
 fn a_window_that_is_closed_for_seconds() -> Result<()> {
     needs_root();
-    start_on(behind(Link::wan(Duration::from_millis(5)).loss(0.01)), FILES, Options::shunt(), |service| {
+    start_on(behind(Link::wan(Duration::from_millis(5)).loss(0.01)), FILES, Options::steady(), |service| {
         let mut fetch = patient(service);
         fetch.stall = Duration::from_secs(12);
         check(service, &fetch, &["/4m", "/1m"])
@@ -37,7 +37,7 @@ fn a_window_that_is_closed_for_minutes() -> Result<()> {
     needs_root();
     let settings =
         Settings { agent_backend: "progress = \"10m\"", http: &["send_timeout 600s"], ..Settings::default() };
-    let options = Options { settings, ..Options::shunt() };
+    let options = Options { settings, ..Options::steady() };
     start_on(behind(Link::wan(Duration::from_millis(5))), FILES, options, |service| {
         let mut fetch = patient(service);
         fetch.stall = Duration::from_secs(180);
@@ -50,7 +50,7 @@ fn a_window_that_is_closed_for_minutes() -> Result<()> {
 fn a_window_that_stays_closed_ends_as_with_plain_nginx() -> Result<()> {
     needs_root();
     const LONG: &[(&str, u64)] = &[("40m", 40 << 20)];
-    for options in [Options::plain(), Options::shunt()] {
+    for options in [Options::plain(), Options::steady()] {
         let settings = Settings { http: &["send_timeout 5s"], ..Settings::default() };
         start_on(behind(Link::wan(Duration::from_millis(5))), LONG, Options { settings, ..options }, |service| {
             let mut fetch = patient(service);

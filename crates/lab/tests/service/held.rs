@@ -17,6 +17,9 @@ use super::Running;
 const RECEIVE_BUFFER: usize = 32 << 10;
 /// Length of a body, in bytes, that is long enough for its handoff to last until the client reads on.
 pub const HELD_BYTES: u64 = 256 << 10;
+/// Number of body bytes that is more than a window. When a client has read as many, its backend has got ACKs of it.
+/// Without any ACK, the backend would let the frontend send the body after all.
+pub const HEARD: usize = 512 << 10;
 
 /// A client's connection, with one response of which at least the header has come.
 pub struct Held {

@@ -53,6 +53,11 @@ pub fn start<T>(intermediates: u8, test: impl FnOnce(&mut Running<'_>) -> Result
     start_on(Lab::builder().intermediates(intermediates), FILES, Options::shunt(), test)
 }
 
+/// Like [`start`], with agents that stay connected on a busy machine ([`Options::steady`]).
+pub fn start_steady<T>(intermediates: u8, test: impl FnOnce(&mut Running<'_>) -> Result<T>) -> Result<T> {
+    start_on(Lab::builder().intermediates(intermediates), FILES, Options::steady(), test)
+}
+
 /// Like [`start`], with another lab, other files and other options.
 pub fn start_on<T>(
     builder: LabBuilder,

@@ -22,7 +22,7 @@ fn http2_listener(_: &Lab, host: &Host) -> String {
 fn http2_is_relayed_and_counted() -> Result<()> {
     needs_root();
     let settings = Settings { tls: Some(""), locations: Some(http2_listener), ..Settings::default() };
-    let options = Options { offer_min: Some(1 << 10), settings, ..Options::shunt() };
+    let options = Options { offer_min: Some(1 << 10), settings, ..Options::steady() };
     start_on(Lab::builder().intermediates(1), FILES, options, |service| {
         let (address, authority) = (service.lab.frontend().address(), authority(service));
         let url = |name: &str| format!("https://{address}:{PORT}/{name}");

@@ -14,7 +14,7 @@ const ROUNDS: usize = 3;
 fn works(releases: ReleasesOf) -> Result<()> {
     needs_root();
     let settings = Settings { tls: Some(""), http: ALONE, ..Settings::default() };
-    let options = Options { releases: Some(releases), settings, ..Options::shunt() };
+    let options = Options { releases: Some(releases), settings, ..Options::steady() };
     start_on(Lab::builder().backends(2), FILES, options, |service| {
         all_by_shortcuts(service, |service, paths| {
             service.whole(&Fetch::new(service.service.chain().server()).run(service.lab.client(), paths)?)

@@ -206,7 +206,7 @@ fn a_file_of_a_gib_and_a_half_takes_no_room() {
 /// The reader takes longer than a lease in all, but less than a lease from one read to the next.
 #[test]
 fn a_slow_reader_of_a_file_finds_all_of_it() {
-    let bed = Bed::new(small(Limits { lease_ms: 1000, ..Limits::default() }));
+    let bed = Bed::new(small(Limits { lease_ms: 5000, ..Limits::default() }));
     let content = bytes(3, 600_000);
     let files = ["read", "left"].map(|name| create(&bed.dir.path().join(name), &content));
     settle(&files);
@@ -217,7 +217,7 @@ fn a_slow_reader_of_a_file_finds_all_of_it() {
     // All of the file is sent at once.
     let parts = [0, 1].map(|part| refer(&program, &mut writer, &files[0], part * 300_000, 300_000).unwrap());
     for turn in 0..10 {
-        std::thread::sleep(std::time::Duration::from_millis(300)); // the subject of the test: a slow reader
+        std::thread::sleep(std::time::Duration::from_millis(600)); // the subject of the test: a slow reader
         let at = turn % 5 * 60_000;
         let expected = &content[turn / 5 * 300_000 + at..][..60_000];
         let part = part(&parts[turn / 5], at as u64, 60_000);
