@@ -137,9 +137,9 @@ static void ngx_http_shunt_ssl_reading(ngx_http_request_t *r)
         return;
     }
 
+    ngx_http_test_reading(r);
     /* Marks the connection as readable: OpenSSL may hold bytes of the client, for which no event
      * comes any more. */
-    ngx_http_test_reading(r);
     c->read->ready = 1;
 }
 

@@ -9,7 +9,8 @@ worker numbers its own handoffs, so two workers may use the same number. In this
 number is therefore the number of its worker's ring (BPF ring buffer) times 2^64, plus the number that the worker has
 given the handoff. The first ring has the number 0, so with one worker both numbers of a handoff are equal.
 """
-import array, ctypes, fcntl, hashlib, ipaddress, itertools, mmap, os, re, socket, struct, termios, threading, time
+import array, contextlib, ctypes, fcntl, hashlib, ipaddress, itertools, mmap, os, re, socket, struct, termios
+import threading, time
 
 from wait import PATIENCE
 
@@ -444,7 +445,8 @@ class Agent:
         s.send(struct.pack("=IIQQII32s", DIGEST, 64, id & MASK, offset + wrong_by, peer, known, digest))
 
     def end(self, s, id, reason, peer=0xFFFFFFFF):
-        s.send(struct.pack("=IIQII", ENDED, 24, id & MASK, reason, peer))
+        with contextlib.suppress(OSError):  # the worker has left, or the test is over
+            s.send(struct.pack("=IIQII", ENDED, 24, id & MASK, reason, peer))
 
     def serve_fetch(self, s, fetch, offer, length, part=1.0):
         ours, theirs = socket.socketpair()

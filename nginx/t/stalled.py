@@ -120,8 +120,8 @@ class StalledApplication(Application):
         self.agent.on_handoff = lambda s, h: Stalled.some(self, s, h)
 
     def hanging(self):
-        """Returns a client that has the header and no byte of the body, and an event. By then the request for the rest
-        was made. That request gets no answer until the event is set."""
+        """Returns a client and an event. The client has got the header, but no byte of the body. The request for the
+        rest has been made, and gets no answer until the event is set."""
         answered, left = threading.Event(), [self.whole, lambda q: answered.wait(60) and b"", self.rest, self.whole]
         self.raw = Concurrent(lambda q: left.pop(0)(q))
         self.addCleanup(self.raw.close)

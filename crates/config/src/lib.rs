@@ -420,7 +420,7 @@ fn default_progress() -> Duration {
     Duration::from_secs(60)
 }
 
-/// Errors of a configuration file. Each text says where the error is, and what to write instead.
+/// Errors of a configuration file. Each text says where the error is and, where that is known, what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.

@@ -333,8 +333,9 @@ impl<M: Machine> Logic<M> {
         self.with(call, |_, backend, turn| backend.tell_file(of, offset, sha256, turn));
     }
 
-    /// Watches all payloads on their way to clients of this machine, because they began before this agent started. The
-    /// agents of their backends have lost the sessions with this machine's earlier agent.
+    /// Watches whether the payloads still arrive that are already on their way to clients of this machine. Called when
+    /// this agent starts. The agents of the payloads' backends have lost the sessions with this machine's earlier
+    /// agent, so they may not tell this one if a payload fails.
     pub fn watch_regions(&mut self, call: &mut Call<'_, M>) {
         self.with(call, |frontend, _, turn| frontend.watch_regions(None, turn));
     }

@@ -198,8 +198,8 @@ impl Learnt {
     }
 
     /// Counts a report without touches; several times if the payload had a shorter head or tail than payloads have now.
-    /// At a count of [`CALM`] the head and tail become shorter, because the receivers perhaps read less than they
-    /// contain.
+    /// At a count of [`CALM`] the head and tail become shorter, because the receivers perhaps read less than
+    /// these contain.
     fn count_calm(&mut self, sent: Sent) {
         let is_less = sent.head < self.head || sent.tail < self.tail;
         self.calm = self.calm.saturating_add(if is_less { CALM / 4 } else { 1 });

@@ -91,8 +91,8 @@ fn from_environment(text: &str) -> Option<Runtime> {
         rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).map(OwnFd::new);
     entries::keep(number);
     entries::keep(faults_number);
-    // SAFETY: `shunt run` left the descriptor open for this library. It stays open, because programs that this one
-    // executes inherit it.
+    // SAFETY: `shunt run` left the descriptor open for this library, and nothing else in this process owns it. It is
+    // kept until the process ends, so that programs that this one executes inherit it.
     let faults = unsafe { OwnedFd::from_raw_fd(faults_number) };
     let cookie: Option<u64> = value(text, "cookie").and_then(|cookie| cookie.parse().ok());
     let is_entrance = |fd: &i32| rustix::net::sockopt::socket_cookie(kernel::borrow(*fd)).ok() == cookie;

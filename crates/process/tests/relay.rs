@@ -1,5 +1,5 @@
-//! A relay between two other programs, with a thread for each direction, while the process forks. All bytes come
-//! through in order, by calls that wait as a program's do.
+//! A relay between a source and a sink, with a thread for each direction. All three run in this process, which forks
+//! meanwhile. The library's calls block, as a program's do. All bytes must come through in order.
 //!
 //! ```text
 //!   source ==> | relay | ==> sink        long bodies

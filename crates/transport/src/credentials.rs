@@ -55,7 +55,7 @@ pub enum CredentialsError {
         path: PathBuf,
         /// The kind of object that should be there.
         what: &'static str,
-        /// Kind of object that is there instead, if that explains the mistake; else empty.
+        /// End of the message: what is there instead, and what to check. Empty if what is there explains nothing.
         instead: &'static str,
     },
     /// The key file's mode lets its group write it, or others use it.

@@ -3,7 +3,8 @@
 //! second, and at once when another agent's message names one of its unread offers. So making an offer wakes nobody. A
 //! *ring* is a BPF ring buffer by which the kernel tells one server what becomes of its handoffs. A *turn* is one pass
 //! of the event loop. An *offer* is a payload that a server holds ready, and a *claim* is another agent's message that
-//! asks for it.
+//! asks for it. A *handoff* lets a backend send a payload on the connection of a server's client. A *fetch* brings the
+//! payload through both agents to the server instead.
 
 use std::fs::File;
 use std::io;

@@ -86,8 +86,9 @@ static __always_inline bool claims_too_much(const struct flow *flow, const struc
 }
 
 /* Whether a packet's numbers are noted. The client sends no ACK that is older than a window (RFC
- * 5961, 5.2). An older ACK is believed only as the answer to a probe: a stranger's claims may have
- * moved client_ack ahead of the client by more than a window. */
+ * 5961, 5.2), so such an ACK is ignored. The exception is while a probe is unanswered: a stranger's
+ * claims may have moved client_ack ahead of the client by more than a window. Then the client's
+ * answer is an old ACK. */
 static __always_inline bool is_believed(const struct flow *flow, const struct packet *p)
 {
     __s32 back = flow->client_ack - p->ack;

@@ -1,4 +1,5 @@
-//! The id of this process, known without a system call, and whether the library knows of this process.
+//! The id of this process, kept so that it takes no system call. Also whether the library's state is this process's
+//! own. In a child that `_Fork(3)` made, it is the parent's state.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

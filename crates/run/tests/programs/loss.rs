@@ -21,7 +21,7 @@ use crate::http::Client;
 /// of the connection.
 #[test]
 fn a_body_that_is_gone_ends_its_connection_and_no_other() {
-    let bed = Bed::new(Limits { lease_ms: 300, ..Limits::default() });
+    let bed = Bed::new(Limits { lease_ms: 2000, ..Limits::default() });
     let tiers = chain(
         &bed,
         [true; 3],
@@ -30,7 +30,7 @@ fn a_body_that_is_gone_ends_its_connection_and_no_other() {
     );
     let mut slow = TcpStream::connect(tiers[0].address).unwrap();
     write!(slow, "GET /{LARGE} HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
-    std::thread::sleep(Duration::from_secs(3)); // the subject of the test: a pause of ten leases
+    std::thread::sleep(Duration::from_secs(8)); // the subject of the test: a pause of four leases
     slow.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     let mut got = Vec::new();
     let _ = slow.read_to_end(&mut got);

@@ -50,7 +50,8 @@ fn tend_for(service: &mut Service, seconds: u32) {
     (0..seconds).for_each(|_| tend_after(service, Duration::from_secs(1)));
 }
 
-/// Returns a service whose server has told of handoff 7, and was then killed. The kernel still has these regions.
+/// Returns a service whose server has told its agent of handoff 7, and was then killed. The kernel still has `regions`:
+/// a region is the range of a connection's sequence numbers that a payload takes.
 fn killed_after_telling(regions: Vec<ActiveRegion>) -> Service {
     let mut service = Service::new();
     service.hand_off_parts(7);
