@@ -101,9 +101,10 @@ fn link(seed: u64) -> Link {
 }
 
 /// Timeouts of the service. A client's reset may be lost, and nobody repeats it. `keepalive_timeout` then ends the
-/// connection before the service's sockets are counted.
+/// connection before the service's sockets are counted (within 15 s). It is longer than the 10 s that a slow reader may
+/// need for a body that is all in its receive buffer. Otherwise its next request could meet the end of its connection.
 const TIMEOUTS: &[&str] = &[
-    "keepalive_timeout 10s",
+    "keepalive_timeout 13s",
     "send_timeout 15s",
     "proxy_read_timeout 15s",
     "proxy_send_timeout 15s",
