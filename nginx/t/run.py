@@ -686,7 +686,7 @@ class Stall(Base):
         c.head()
         with self.assertRaises(ConnectionResetError):
             c.s.recv(1)
-        self.assertLess(0.9, time.time() - t)
+        self.assertTrue(0.9 < time.time() - t < 30)  # busy machines need time; nginx's default would be 60 s
 
 
 class LongStall(Base):

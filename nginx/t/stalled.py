@@ -45,7 +45,7 @@ class Stalled(Base):
         return n["relayed_stalled"], n["relayed_stopped"], n["aborted"]
 
     def begun(self, uri="/big"):
-        c = Client(timeout=60)
+        c = Client()
         c.send(uri)
         self.assertEqual(c.head()[0], 200)
         return c
@@ -54,7 +54,7 @@ class Stalled(Base):
         self.assertEqual(c.f.read(len(BIG)) == BIG, True)
 
     def test_the_rest_is_relayed(self):
-        c = Client(timeout=60)
+        c = Client()
         r = c.get("/big")
         self.assertEqual(r.body == BIG, True)
         self.assertClean(r)
@@ -127,7 +127,7 @@ class StalledApplication(Application):
         self.addCleanup(self.raw.close)
         self.addCleanup(answered.set)
         self.agent.on_handoff = lambda s, h: setattr(self, "begun", (s, h))
-        c = Client(timeout=60)
+        c = Client()
         c.send("/raw/x")
         self.assertEqual(c.head()[0], 200)
         wait_for(lambda: len(self.raw.requests) >= 2)
@@ -167,7 +167,7 @@ class StalledApplication(Application):
     def test_no_answer_for_the_rest_is_no_harm(self):
         bad = lambda q: b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n"
         self.stalls(self.whole, *[bad] * 9)
-        c = Client(timeout=60)
+        c = Client()
         c.send("/raw/x")
         self.assertEqual(c.head()[0], 200)
         wait_for(lambda: len(self.raw.requests) >= 2)
@@ -184,7 +184,7 @@ class StalledApplication(Application):
     def test_what_cannot_be_answered_is_asked_for_again(self):
         bad = lambda q: b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n"
         self.stalls(self.whole, bad, self.rest)
-        self.assertEqual(Client(timeout=60).get("/raw/x").body == BIG, True)
+        self.assertEqual(Client().get("/raw/x").body == BIG, True)
         self.assertEqual(Stalled.counts(self), (1, 0, 0))
 
 

@@ -134,14 +134,13 @@ impl<'lab> Failover<'lab> {
         let (client, got, hold, before) = (self.lab().client(), self.got(), fetch.hold.clone(), self.failovers()?);
         got.store(0, Ordering::Relaxed);
         let mut claims = self.claims();
-        // While a backend is taken away, the client reads no more. Otherwise, on a busy machine, it might have the whole
-        // body before.
-        let mut stops = losses.iter().map(|loss| loss.at).chain([u64::MAX]);
-        let mut go_on = move || hold.store(stops.next().unwrap_or(u64::MAX), Ordering::Relaxed);
-        go_on();
+        // While a backend is taken away, the client reads no more. Otherwise, on a busy machine, it might have the
+        // whole body before.
+        let hold_at = |loss: Option<&Loss>| hold.store(loss.map_or(u64::MAX, |loss| loss.at), Ordering::Relaxed);
+        hold_at(losses.first());
         let fetched = std::thread::scope(|scope| {
             let reader = scope.spawn(move || fetch.run(client, &[format!("/{BODY}")]));
-            let losing = losses.iter().try_for_each(|loss| {
+            let losing = losses.iter().enumerate().try_for_each(|(number, loss)| {
                 let deadline = Instant::now() + LIMIT;
                 while got.load(Ordering::Relaxed) < loss.at && !reader.is_finished() && Instant::now() < deadline {
                     std::thread::sleep(Duration::from_millis(1));
@@ -149,12 +148,10 @@ impl<'lab> Failover<'lab> {
                 let host = self.sender(&mut claims, lost)?;
                 self.lose(host, loss.how)?;
                 lost.push(host.name().to_owned());
-                go_on();
+                hold_at(losses.get(number + 1));
                 anyhow::Ok(())
             });
-            if losing.is_err() {
-                losses.iter().for_each(|_| go_on());
-            }
+            hold_at(None); // also after an error, so that the reader ends
             let fetched = reader.join().map_err(|_| anyhow!("the reader panicked"))?;
             losing.and(fetched)
         });

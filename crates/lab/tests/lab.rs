@@ -129,7 +129,9 @@ fn both_ip_versions_carry_the_bytes_with_routers_and_without() -> Result<()> {
 fn a_link_has_its_delay_and_its_mtu() -> Result<()> {
     const DELAY: Duration = Duration::from_millis(30);
     needs_root();
-    let lab = Lab::builder().client_link(Link::wan(DELAY).mtu(1400)).build()?;
+    let builder = Lab::builder().client_link(Link::wan(DELAY).mtu(1400));
+    // On one core, as in `a_capture_of_plain_chains_has_no_violation`.
+    let lab = builder.placement(Placement::WholeService).cores(Cores::ONE).build()?;
     let to = SocketAddr::from((lab.client().address(), 4000));
     let client = lab.client().run(|| UdpSocket::bind(to))??;
     client.set_read_timeout(Some(Duration::from_secs(2)))?;

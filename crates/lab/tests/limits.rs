@@ -67,7 +67,8 @@ fn until_idle(service: &Running<'_>) -> Result<()> {
 }
 
 /// Asks for a body, and waits until both agents know all handoffs: nginx's worker tells its agent of handoffs only at
-/// the end of a pass of the worker's event loop, and that agent the backend's. All bodies that were asked for earlier must still be under way.
+/// the end of a pass of the worker's event loop, and that agent the backend's. All bodies that were asked for earlier
+/// must still be under way.
 fn ask_slowly(service: &Running<'_>) -> Result<Held> {
     let held = Held::ask(service, "held", "")?;
     wait_for("the agents know each handoff", || {
@@ -208,34 +209,31 @@ fn fetches_of_one_peer() -> Result<()> {
     fill_fetches("[limits]\nfetches_per_peer = 2", "fetches_per_peer")
 }
 
-/// Takes `places` connections of servers at a host's agent, as soon as they are free.
-fn take_places(host: &Host, places: usize) -> Result<Vec<OwnedFd>> {
-    let mut taken = Vec::new();
-    wait_for("each place is taken", || {
-        let socket = connect_to_agent(host)?;
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE))?;
-        // The agent answers this by a welcome, or closes the connection.
-        let _ = rustix::net::send(&socket, Channel::Control.hello().as_bytes(), SendFlags::NOSIGNAL);
-        let answer = rustix::net::recv(&socket, &mut [0u8; 64][..], RecvFlags::empty());
-        if answer.is_ok_and(|(_, bytes)| bytes > 0) {
-            taken.push(socket);
-        }
-        ensure!(taken.len() == places, "{} of {places} are taken", taken.len());
-        Ok(())
-    })?;
-    Ok(taken)
+/// Connects to a host's agent as a server. Returns `None` if the agent refuses the connection.
+fn take_place(host: &Host) -> Result<Option<OwnedFd>> {
+    let socket = connect_to_agent(host)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE))?;
+    // The agent answers this by a welcome, or closes the connection.
+    let _ = rustix::net::send(&socket, Channel::Control.hello().as_bytes(), SendFlags::NOSIGNAL);
+    let answer = rustix::net::recv(&socket, &mut [0u8; 64][..], RecvFlags::empty());
+    Ok(answer.is_ok_and(|(_, bytes)| bytes > 0).then_some(socket))
 }
 
 /// All connections that the agent allows to servers are taken. A new nginx worker relays until it gets one.
 #[test]
 fn connections_of_servers() -> Result<()> {
-    const PLACES: usize = 4;
+    const PLACES: u64 = 4;
     with_limits("[limits]\nservers = 4", |service| {
         let (client, frontend) = (service.lab.client(), service.lab.frontend());
         let server = service.service.chain_mut().process(frontend.name()).context("the frontend's server")?;
         server.signal(Signal::KILL)?;
         server.wait(PATIENCE)?;
-        let taken = take_places(frontend, PLACES)?;
+        // The places of the killed server's connections are free when the agent has seen that they ended.
+        let taken: Vec<OwnedFd> =
+            (0..PLACES).map(|_| wait_for("a place is free", || take_place(frontend))).collect::<Result<_>>()?;
+        for _ in 0..PLACES {
+            ensure!(take_place(frontend)?.is_none(), "the agent takes more than {PLACES} connections");
+        }
         service.service.chain_mut().restart(frontend)?;
         service.whole(&fetch(client, service.service.chain().server(), &["/64k", "/7m"])?)?;
         drop(taken);
@@ -243,7 +241,8 @@ fn connections_of_servers() -> Result<()> {
         wait_for("there are places again", || Ok(service.frontend_stats().is_ok()))?;
         client.run(|| until_shortcut(service, 0))??;
         let stats = service.frontend_stats()?;
-        ensure!(stats.count("agent.servers_refused") > 0, "{}", stats.under("agent"));
+        // The test's attempts were refused, and at least one of the new worker.
+        ensure!(stats.count("agent.servers_refused") > PLACES, "{}", stats.under("agent"));
         ensure!(stats.count("servers.relayed_no_agent") >= 2, "{}", stats.under("servers"));
         Ok(())
     })

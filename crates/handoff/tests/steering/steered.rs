@@ -108,8 +108,8 @@ pub struct Steered {
     ring: OwnedFd,
     pub frontend_config: FrontendConfig,
     backend_config: BackendConfig,
-    /// On each flow, the backend asks the frontend again and again for ACKs that are this number of payload bytes apart.
-    /// `None`: it asks for nothing, and gets each ACK.
+    /// On each flow, the backend asks the frontend again and again for ACKs that are this number of payload bytes
+    /// apart. `None`: it asks for nothing, and gets each ACK.
     pub spacing: Option<u32>,
     /// The flow whose payload was handed off last.
     newest: RefCell<Option<FlowKey>>,
