@@ -84,7 +84,7 @@ pub use lab::Lab;
 pub use link::{Burst, Cable, Counts, Line, Link};
 pub use load::{Background, Cost};
 pub use meter::{ByteMeter, Bytes, CpuMeter, CpuUse};
-pub use nginx::{NGINX, NginxChain, NginxConf, nginx};
+pub use nginx::{Heap, NGINX, NginxChain, NginxConf, nginx};
 pub use placement::{Cores, Placement};
 pub use process::Process;
 pub use rate::{Rate, RateReport};

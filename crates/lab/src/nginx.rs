@@ -16,11 +16,30 @@ use crate::process::Process;
 /// Debian's nginx.
 pub const NGINX: &str = "/usr/sbin/nginx";
 
-/// Environment in which glibc's allocator keeps free memory (mallopt(3)). By default the allocator gives free memory at
-/// the top of the heap back to the kernel if this is more than 128 KiB. In a proxy with large buffers this may happen
-/// after every response, and the next response then has page faults. These page faults may double the proxy's CPU time
-/// for a body of 256 KiB, depending on the heap's layout.
-const KEPT_HEAP: [(&str, &str); 2] = [("MALLOC_TRIM_THRESHOLD_", "67108864"), ("MALLOC_TOP_PAD_", "67108864")];
+/// What glibc's allocator does in nginx with memory that is free again (mallopt(3)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Heap {
+    /// The default: free memory at the top of the heap goes back to the kernel if it is more than 128 KiB. In a proxy
+    /// with large buffers this may happen after every response, and the next response then has page faults. These page
+    /// faults may double the proxy's CPU time for a body of 256 KiB, depending on the heap's layout.
+    #[default]
+    Usual,
+    /// The heap keeps memory that it has once used.
+    Kept,
+    /// Every buffer goes back to the kernel as soon as it is free. A process's memory is then what the process uses.
+    Returned,
+}
+
+impl Heap {
+    /// The variables of the environment that say this to the allocator.
+    fn environment(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Usual => &[],
+            Self::Kept => &[("MALLOC_TRIM_THRESHOLD_", "67108864"), ("MALLOC_TOP_PAD_", "67108864")],
+            Self::Returned => &[("MALLOC_MMAP_THRESHOLD_", "16384"), ("MALLOC_TRIM_THRESHOLD_", "131072")],
+        }
+    }
+}
 
 /// Starts nginx on `host` with the configuration `text`, and waits until it listens at `address`. Relative file names
 /// in the text are below a new directory. `daemon off`, the `pid` file and the log are set on the command line.
@@ -53,7 +72,7 @@ pub struct NginxChain<'a> {
     shunt: ShuntParts<'a>,
     http: Vec<String>,
     locations: Box<dyn Fn(&Host) -> String + 'a>,
-    environment: &'static [(&'static str, &'static str)],
+    heap: Heap,
     launcher: Launcher<'a>,
     families: Families,
     rewrite: fn(&Host, String) -> String,
@@ -82,7 +101,7 @@ impl<'a> NginxChain<'a> {
             shunt: Box::new(|_| None),
             http: Vec::new(),
             locations: Box::new(|_| String::new()),
-            environment: &[],
+            heap: Heap::default(),
             launcher: Box::new(|_| None),
             families: Families::default(),
             rewrite: |_, text| text,
@@ -96,10 +115,10 @@ impl<'a> NginxChain<'a> {
         self
     }
 
-    /// Lets every tier keep the memory that it has once used.
+    /// Sets what every tier does with memory that is free again.
     #[must_use]
-    pub fn keep_heap(mut self) -> Self {
-        self.environment = &KEPT_HEAP;
+    pub fn heap(mut self, heap: Heap) -> Self {
+        self.heap = heap;
         self
     }
 
@@ -159,7 +178,7 @@ impl<'a> NginxChain<'a> {
                     launcher
                 },
             );
-            command.envs(self.environment.iter().copied());
+            command.envs(self.heap.environment().iter().copied());
             nginx_by(command, host, &self.conf(host, listen, upstream), listen)
         })
     }

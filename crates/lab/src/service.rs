@@ -19,7 +19,7 @@ pub use shunt_stats::{Stats, agent_stats};
 use crate::chain::{Chain, Families, ShuntPart};
 use crate::host::{Host, Role};
 use crate::lab::Lab;
-use crate::nginx::NginxChain;
+use crate::nginx::{Heap, NginxChain};
 use crate::process::Process;
 use crate::tls;
 
@@ -48,8 +48,8 @@ pub struct Options {
     /// Whether agents take a peer for lost only after a silence of 12 s, in place of 1 s. A machine with much to do may
     /// give an agent no core for a second. For tests in which no peer is to be lost.
     pub steady: bool,
-    /// Whether nginx keeps the memory that it has once used ([`NginxChain::keep_heap`]).
-    pub keep_heap: bool,
+    /// What nginx does with memory that is free again.
+    pub heap: Heap,
     /// IP versions of the servers. Agents use the version of the tiers.
     pub families: Families,
     /// Function that returns the versions of each machine's parts. `None`: the version of this source everywhere.
@@ -133,10 +133,7 @@ impl<'lab> Service<'lab> {
     /// When a program or the module that the service needs is not built, or a part does not start.
     pub fn start(lab: &'lab Lab, files: &Path, options: Options) -> Result<Self> {
         let mut service = Self { lab, chain: None, agents: Vec::new() };
-        let mut chain = NginxChain::new(files).families(options.families);
-        if options.keep_heap {
-            chain = chain.keep_heap();
-        }
+        let mut chain = NginxChain::new(files).families(options.families).heap(options.heap);
         for directive in options.settings.http {
             chain = chain.http(*directive);
         }

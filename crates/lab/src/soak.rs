@@ -32,6 +32,7 @@ use clap::Args;
 use crate::faults::{Bed, Ledger};
 use crate::lab::Lab;
 use crate::link::Link;
+use crate::nginx::Heap;
 use crate::random::{Random, seed_or_random};
 use crate::report::{Machine, Paint, Progress, number};
 use crate::service::{Options, Settings};
@@ -119,7 +120,8 @@ fn options() -> Options {
         locations: Some(Bed::locations),
         ..Settings::default()
     };
-    Options { settings, ..Options::shunt() }
+    // A relayed body has buffers of up to 2 MiB. What the heap keeps of them later would look like a leak.
+    Options { settings, heap: Heap::Returned, ..Options::shunt() }
 }
 
 struct Run {

@@ -15,6 +15,7 @@ use crate::fetch::{fetch, file_sha256};
 use crate::haproxy::HaproxyChain;
 use crate::lab::Lab;
 use crate::load::{Background, Cost, RateCost};
+use crate::nginx::Heap;
 use crate::placement::Placement;
 use crate::rate::Rate;
 use crate::report::number::size_name;
@@ -79,7 +80,7 @@ pub(super) fn with_bed<T>(plan: Plan, work: impl FnOnce(&mut Bed<'_>) -> Result<
         shape: plan.shape,
         baseline: Service::start(&baseline_lab, &files, plain).context("the baseline")?,
         ours: Service::start(&ours_lab, &files, plan.ours).context("ours")?,
-        kept_heap: Service::start(&kept_heap_lab, &files, Options { keep_heap: true, ..plain })
+        kept_heap: Service::start(&kept_heap_lab, &files, Options { heap: Heap::Kept, ..plain })
             .context("the baseline with a kept heap")?,
         haproxy: None,
         background: Background::default(),

@@ -7,7 +7,8 @@ use crate::faults::ProcessUse;
 use crate::lab::Lab;
 
 /// Allowed growth of a process's memory, as a difference in KiB and as a factor: the growth may exceed one of these
-/// limits, but not both. Allocators keep what they once had, and a process of 10 MiB may have a few more pages later.
+/// limits, but not both. A heap keeps free memory between pieces that are in use, and a process of 10 MiB may have a
+/// few more pages later.
 const MEMORY_GROWTH_KIB: u64 = 4 << 10;
 const MEMORY_GROWTH: f64 = 1.25;
 
