@@ -159,9 +159,10 @@ impl Payload {
         self.ranges.iter().any(|range| range.source.is_withheld())
     }
 
-    /// Returns the offer that the whole payload is part of, as it was made, with its file and the identity that
-    /// [`Payload::proven`] was given. It does not matter how much has been sent. Number, tag, peer and trace are left
-    /// out, because they are the claim's. `None` if the payload is part of no offer.
+    /// Builds again the offer that the whole payload is part of, however much of it has been sent. `length` is the
+    /// payload's length in bytes. Also returns the offer's file and the identity that [`Payload::proven`] was given.
+    /// The offer's number, tag, peer and trace are not known here: the caller sets them. `None` if the payload is part
+    /// of no offer.
     pub fn into_offer(mut self, length: u64) -> Option<(Offer, File, Option<FileIdentity>)> {
         let [Range { source, end, .. }] = <[Range; 1]>::try_from(std::mem::take(&mut self.ranges)).ok()?;
         source.into_offer(end, length)

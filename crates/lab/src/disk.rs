@@ -15,7 +15,7 @@ use fuser::{
     LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, Request,
 };
 
-/// Offset of the bad part of each file, in bytes.
+/// Offset in bytes from which no byte of a file can be read while reads fail ([`Reads::Fail`]).
 const BAD_FROM: u64 = 512 << 10;
 
 /// Time that the kernel may cache a file's name and attributes: they never change.

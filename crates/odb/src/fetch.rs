@@ -328,7 +328,8 @@ impl Shared {
             let mut local = self.own.lock();
             match &local.sources {
                 Some(sources) if sources.are_kept() => return Some(Arc::clone(sources)),
-                // The store's agent is stopped. The table becomes valid again when the agent continues.
+                // The store's agent is suspended (SIGSTOP), but the connection to it exists. These sources are valid
+                // again as soon as it continues, so they are not asked for anew.
                 Some(_) if !local.is_cut_off() => return None,
                 _ => {}
             }

@@ -431,9 +431,10 @@ impl Sending {
         self.promise(bytes, bytes)
     }
 
-    /// The same as [`Self::real`] for a short write. After many short writes in a row ([`Self::wrote`]), the frame
-    /// promises more bytes than this write has, because the next writes are likely short, too. If a long write comes
-    /// instead, some of its bytes have to be real: at most 1/[`AHEAD_PART`] as many as the short writes had.
+    /// The same as [`Self::real`] for a write that is too short for a reference. If the short writes in a row
+    /// ([`Self::wrote`]) have had enough bytes, the frame promises more bytes than this write has, because the next
+    /// writes are likely short, too. If a long write comes instead, its first bytes complete the frame, so they are
+    /// real bytes. They are at most one eighth ([`AHEAD_PART`]) of the bytes that the short writes had together.
     #[inline]
     pub fn short(&mut self, bytes: usize) -> usize {
         let ahead = (self.short_bytes / AHEAD_PART).min(AHEAD_MAX) as usize;

@@ -37,8 +37,8 @@ impl<K, V> Default for Turns<K, V> {
 }
 
 impl<K: Copy + Eq + Hash, V> Turns<K, V> {
-    /// Waits until no thread leads; from then on this thread does. Meanwhile one of the waiting threads calls `tend`,
-    /// periodic work of the caller's, at the interval `every`.
+    /// Waits until no thread leads, and then makes this thread the leader. While threads wait here, one of them calls
+    /// `tend` at the interval `every`. `tend` does what the caller has to do regularly.
     pub fn wait_to_lead(&self, every: Duration, mut tend: impl FnMut()) {
         let mut roles = self.roles.lock();
         while roles.is_led {

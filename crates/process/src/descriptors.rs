@@ -44,9 +44,10 @@ pub fn place(runtime: &Runtime, fd: RawFd) -> Option<u32> {
     }
 }
 
-/// Asks the kernel, once a connection is made, whether the other end is under Shunt. Before that there is nothing to
-/// read, and nothing may be written: bytes that left between this question and the end of the handshake would not be
-/// framed.
+/// Asks the kernel whether the other end is under Shunt, and returns the place of the connection's state if it is. The
+/// kernel knows this when the handshake has ended. A descriptor that blocks waits for that here. Of one that does not
+/// block, the program's call goes to the kernel, which refuses it. Bytes that left before the answer is known would not
+/// be framed.
 #[cold]
 fn settle(runtime: &Runtime, fd: RawFd) -> Option<u32> {
     let socket = kernel::borrow(fd);

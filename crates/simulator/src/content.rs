@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 /// Source of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Bytes that a frontend's server writes for a response: the header, and after it the bytes that follow the
-    /// payload. The number is that of the response.
+    /// Bytes that a frontend's server itself writes for a response: the header, and the bytes that follow the payload.
+    /// In this source they lie one behind the other, without the payload. The number is that of the response.
     Header(u64),
     /// Contents of the file that a response's payload is read from, or the TLS records with these contents. The number
     /// is that of the contents: it changes when the file is written over.

@@ -108,7 +108,8 @@ impl Stats {
         path.split('.').fold(&self.0, |value, key| &value[key]).as_u64().unwrap_or(0)
     }
 
-    /// Returns every number of the answer, by its path.
+    /// Returns the answer's counters by their paths, such as `servers.shortcuts`. Those in lists, such as `peers`, are
+    /// left out.
     #[must_use]
     pub fn flat(&self) -> BTreeMap<String, u64> {
         let mut flat = BTreeMap::new();

@@ -125,7 +125,8 @@ proptest! {
     }
 }
 
-/// RFC 2018 allows no block that begins at the ACK number. So the block behind a lost header loses its first byte.
+/// If a header is lost and its payload arrives, the backend gets an ACK of the payload's start, and the client's SACK
+/// block begins there, too. RFC 2018 allows no block that begins at the ACK number, so the block loses its first byte.
 #[test]
 fn a_block_at_the_ack_number_begins_behind_it() {
     let payload = Break { start: 1000, length: 500, ..Break::default() };

@@ -1,4 +1,5 @@
-//! Rows of the table of mistakes that are known to fail.
+//! Known failures in the table of mistakes. Each row of that table is a mistake of an operator with its expected
+//! outcome. The rows here are known to have another outcome.
 
 /// A row that fails, with the outcome that it has.
 #[derive(Debug, Clone, Copy)]

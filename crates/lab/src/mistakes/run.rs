@@ -52,7 +52,7 @@ pub struct Outcome {
     pub shortcuts: u64,
     /// Time of the slowest response, in seconds.
     pub seconds: f64,
-    /// The line that tells the operator.
+    /// The log line that tells the operator of the mistake. `None`: no such line was found.
     pub message: Option<String>,
     /// Everything that is not as expected, in words.
     pub found: Vec<String>,

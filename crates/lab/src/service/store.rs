@@ -1,5 +1,5 @@
-//! On-demand buffers in a lab. Each host's agent (Shunt's daemon) has a *store*. The host's programs run under
-//! `shunt run`, which puts the bodies that these programs write into the store.
+//! On-demand buffers in a lab: the hosts' programs run under `shunt run`. A body that such a program writes goes into
+//! the *store* of its host's agent (Shunt's daemon), and the next program gets a reference to it in place of the bytes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

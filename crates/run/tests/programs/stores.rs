@@ -112,7 +112,8 @@ impl Talking {
     }
 }
 
-/// Has a program on the second machine send, and one on the first receive, without looking at anything yet.
+/// Starts a program on the second machine that sends, and one on the first machine that receives. Returns when the
+/// receiver has received everything, before it looks at any of it.
 fn sent(bed: &Bed, sender: &[&str]) -> (Talking, Talking) {
     let (sends, mut looks) = begun(bed, sender);
     looks.says("received");
