@@ -177,11 +177,6 @@ impl Chain {
         host.serve_again(&mut tier.process, tier.listen)
     }
 
-    /// Address at which a tier's server listens.
-    pub(crate) fn listen(&mut self, host: &Host) -> Result<SocketAddr> {
-        self.tier(host.name()).map(|tier| tier.listen).with_context(|| format!("{} has no server", host.name()))
-    }
-
     fn tier(&mut self, host: &str) -> Option<&mut Tier> {
         self.tiers.iter_mut().find(|tier| tier.host == host)
     }

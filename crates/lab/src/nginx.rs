@@ -16,7 +16,7 @@ use crate::process::Process;
 /// Debian's nginx.
 pub const NGINX: &str = "/usr/sbin/nginx";
 
-/// What glibc's allocator does in nginx with memory that is free again (mallopt(3)).
+/// Setting of glibc's allocator in nginx: what becomes of memory that nginx has freed (mallopt(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Heap {
     /// The default: free memory at the top of the heap goes back to the kernel if it is more than 128 KiB. In a proxy
@@ -26,17 +26,18 @@ pub enum Heap {
     Usual,
     /// The heap keeps memory that it has once used.
     Kept,
-    /// Every buffer goes back to the kernel as soon as it is free. A process's memory is then what the process uses.
+    /// A buffer of 16 KiB or more goes back to the kernel as soon as it is free. Little more than what a process uses
+    /// then counts as its memory.
     Returned,
 }
 
 impl Heap {
-    /// The variables of the environment that say this to the allocator.
+    /// Environment variables for this setting.
     fn environment(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Usual => &[],
             Self::Kept => &[("MALLOC_TRIM_THRESHOLD_", "67108864"), ("MALLOC_TOP_PAD_", "67108864")],
-            Self::Returned => &[("MALLOC_MMAP_THRESHOLD_", "16384"), ("MALLOC_TRIM_THRESHOLD_", "131072")],
+            Self::Returned => &[("MALLOC_MMAP_THRESHOLD_", "16384")],
         }
     }
 }
@@ -115,7 +116,7 @@ impl<'a> NginxChain<'a> {
         self
     }
 
-    /// Sets what every tier does with memory that is free again.
+    /// Sets the allocator of every tier.
     #[must_use]
     pub fn heap(mut self, heap: Heap) -> Self {
         self.heap = heap;

@@ -48,7 +48,7 @@ pub struct Options {
     /// Whether agents take a peer for lost only after a silence of 12 s, in place of 1 s. A machine with much to do may
     /// give an agent no core for a second. For tests in which no peer is to be lost.
     pub steady: bool,
-    /// What nginx does with memory that is free again.
+    /// Setting of nginx's allocator.
     pub heap: Heap,
     /// IP versions of the servers. Agents use the version of the tiers.
     pub families: Families,

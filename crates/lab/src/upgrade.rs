@@ -32,7 +32,7 @@ pub(crate) fn signal_servers(host: &Host, kind: &str, signal: Signal) -> Result<
 
 /// Waits until a host's nginx has a worker. It listens before it names its processes and before it blocks the signals
 /// that it waits for (ngx_init_cycle, ngx_master_process_cycle): until then its processes would not be found.
-fn until_served(host: &Host) -> Result<()> {
+fn until_it_has_a_worker(host: &Host) -> Result<()> {
     wait_or_fail("nginx has its worker", || Ok(!servers(host, "worker")?.is_empty()))
 }
 
@@ -42,17 +42,15 @@ fn until_served(host: &Host) -> Result<()> {
 /// # Errors
 /// When nginx does not start.
 pub fn daemonize(chain: &mut Chain, host: &Host) -> Result<()> {
-    let listen = chain.listen(host)?;
     let server = chain.process(host.name()).context("the host has a server")?;
     let mut command = Command::new(server.program());
     command.args(server.arguments().map(|argument| argument.replace("daemon off", "daemon on")));
-    until_served(host)?;
+    until_it_has_a_worker(host)?;
     end_servers(host)?;
     let mut launched = host.spawn(command)?;
     let status = launched.wait(PATIENCE)?;
     ensure!(status.success(), "nginx does not become a daemon: {}", launched.log());
-    host.wait_listening(listen)?;
-    until_served(host)
+    until_it_has_a_worker(host)
 }
 
 /// Upgrades nginx as nginx.org describes it ("Upgrading Executable on the Fly"): the old master starts a new one, and

@@ -48,7 +48,7 @@ const UP: u32 = 1;
 /// Value of `shunt_welcome.ring` if the agent has no ring left.
 const NO_RING: u32 = u32::MAX;
 
-/// What is reported of a handoff: how it has ended, or that it waits.
+/// Report about a handoff: how it has ended, or that it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The client has all of the payload.

@@ -45,7 +45,7 @@ pub fn place(runtime: &Runtime, fd: RawFd) -> Option<u32> {
 }
 
 /// Asks the kernel whether the other end is under Shunt, and returns the place of the connection's state if it is. The
-/// kernel knows this when the handshake has ended. A descriptor that blocks waits for that here. Of one that does not
+/// kernel knows this when the handshake has ended. A descriptor that blocks waits for that here. On one that does not
 /// block, the program's call goes to the kernel, which refuses it. Bytes that left before the answer is known would not
 /// be framed.
 #[cold]
