@@ -3,6 +3,7 @@
 //! The *pool* is idle memory of other machines, its *members*, as a cache of file pages. A *mount* is a directory tree
 //! whose reads go through the pool.
 //!
+//! * [`agreement`]: no mount reads old bytes after a change was acknowledged.
 //! * [`name`]: names of pages that say nothing about the files.
 //! * [`placement`]: the member that a page belongs to.
 //! * [`known`]: what a mount knows about a member's pages, so that a page that no member has costs no request.
@@ -11,6 +12,7 @@
 //! * [`kept`]: which pages a member keeps, and in which place of its memory.
 #![forbid(unsafe_code)]
 
+pub mod agreement;
 pub mod choice;
 pub mod kept;
 pub mod known;

@@ -10,7 +10,7 @@ use siphasher::sip128::{Hash128, SipHasher24};
 pub const GROUP_PAGES: u64 = 256;
 
 /// Identity of a file for as long as it exists.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct FileId {
     /// Number of the file system, the same on all machines that mount it.
     pub filesystem: u64,

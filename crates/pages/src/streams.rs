@@ -252,7 +252,9 @@ mod tests {
                     prop_assert!(range.start >= pages.end);
                     let distance = (range.start - pages.start) / step;
                     prop_assert!(distance <= most.max(LEAST_WINDOW) + count, "{:?} for {:?}", range, pages);
-                    prop_assert!(expected.is_none_or(|page| page == range.start), "{:?} after {:?}", range, expected);
+                    // A window that is smaller than a read leaves out what the reader has read by itself.
+                    let next = expected.map(|page: u64| page.max(pages.start + step));
+                    prop_assert!(next.is_none_or(|page| page == range.start), "{:?} after {:?}", range, expected);
                     expected = Some(if gap == 0 { range.end } else { range.start + step });
                 }
             }
