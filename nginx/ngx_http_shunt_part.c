@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The rest of a response, as a range of the same representation (RFC 9110, 8.8.3 and 14.2). Two
- * files ask for it: recovery.c for an offer of the rest, rest.c for its bytes. Each clones the
- * client's request, and the clone takes the request's ordinary path, as in
- * ngx_http_slice_filter_module. This file keeps what the two need of the response's header, makes
- * the clone's fields and timeouts, and checks whether an answer is the range. An offer is a body
- * that a backend holds ready, and that its response's header names. The body is then a payload.
+ * The rest of a body whose backend has failed in the middle: a range request for the same
+ * representation (RFC 9110, 8.8.3 and 14.2) gets it. Two files make such requests: recovery.c asks
+ * a backend to hold the rest ready (an offer; its response then has a header only), and rest.c asks
+ * for the bytes. Each clones the client's request, and the clone takes the request's ordinary path,
+ * as in ngx_http_slice_filter_module. This file keeps those fields of the first response that both
+ * need, makes the clone's fields and timeouts, and checks that an answer is the range that was
+ * asked for. A payload is a body that was offered.
  */
 #include <netinet/tcp.h>
 

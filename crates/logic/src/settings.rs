@@ -22,7 +22,7 @@ pub struct Settings {
     pub is_frontend: bool,
     /// Settings of this machine as a backend. `None` if it sends no payloads.
     pub backend: Option<BackendSettings>,
-    /// Programs run under `shunt run` on this machine.
+    /// Whether this machine has a store, for programs under `shunt run`.
     pub has_store: bool,
     /// The other machines. A peer's number is its index in this list.
     pub peers: Vec<PeerSettings>,

@@ -203,10 +203,10 @@ impl Drop for Kept {
 pub struct Sources(SharedMemory);
 
 impl Sources {
-    /// Uses memory that the store has given for reading.
+    /// Uses the table's memory, as a program has received it from its machine's store.
     ///
     /// # Errors
-    /// `InvalidData` if the memory has the size of another version.
+    /// `InvalidData` if the memory is not of [`BYTES`]: then the agent is of a version with another table.
     pub fn new(memory: SharedMemory) -> io::Result<Self> {
         if memory.len() == BYTES { Ok(Self(memory)) } else { Err(io::ErrorKind::InvalidData.into()) }
     }

@@ -119,7 +119,7 @@ fn listen(from: &Socket, bytes: usize, longest: usize, mut random: Random) {
     assert_eq!(heard, bytes);
 }
 
-/// Forks again and again, as the library does around fork(2).
+/// Forks again and again. Calls before and after each fork what the library calls when a program forks.
 fn fork_on(over: &AtomicBool) {
     while !over.load(Ordering::Relaxed) {
         forks::before();

@@ -1,8 +1,8 @@
-//! Simulation of whole services: 2 to 20 machines with the agents' logic (crates/logic), the steering programs'
-//! decisions (crates/decisions), and models of all else. The *steering programs* are Shunt's BPF programs, which pass
-//! packets between clients, frontends and backends. The models are workers, sockets, clients, and a network that
-//! delays, loses, duplicates and reorders packets. Agents stand still, are killed and start again, and machines are cut
-//! off from each other.
+//! Simulation of whole services: 2 to 20 machines with the logic of their agents (an *agent* is Shunt's daemon; see
+//! crates/logic), the steering programs' decisions (crates/decisions), and models of all else. The *steering programs*
+//! are Shunt's BPF programs, which pass packets between clients, frontends and backends. The models are workers,
+//! sockets, clients, and a network that delays, loses, duplicates and reorders packets. Agents stand still, are killed
+//! and start again, and machines are cut off from each other.
 //!
 //! ```text
 //!   history.rs   a seed decides everything: the service, its load, its faults
@@ -11,7 +11,7 @@
 //!   machine.rs   an agent and its kernel      worker.rs   its servers
 //!   flow.rs      a client's connection at its frontend: socket, flow table
 //!   sender.rs    a backend's socket           client.rs   a client: a TCP receiver that knows what it must get
-//!   checks.rs    what must hold after each check of limits, and at the end
+//!   checks.rs    what must hold each time that an agent has looked at its limits, and at the end
 //! ```
 //!
 //! A *history* is one simulated run. It is deterministic: the same seed gives the same history, on any machine.

@@ -112,8 +112,8 @@ fn bytes_written_behind_a_growing_payload_wait() {
     assert_eq!((departure.fate, departure.seq), (Fate::TRANSLATED, START + 5000));
 }
 
-/// A client is sent a probe only after a silence. SHUNT_APPEND notes the time by an exact clock. If the server then
-/// writes at once, fe_out reads a coarse clock, which may be behind.
+/// A client is sent a probe only if nothing has come from it for a while. SHUNT_APPEND notes by an exact clock when the
+/// client was last heard. fe_out reads a coarse clock, for which this time may lie in the future. That is no silence.
 #[test]
 fn what_is_written_right_after_a_region_began_asks_the_client_nothing() {
     let mut server = Server::new(START - 100, ROOM);

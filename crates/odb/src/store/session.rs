@@ -206,7 +206,8 @@ impl Session {
         Ok(())
     }
 
-    /// Seals and sends as much as the bench holds. Returns the number of content bytes.
+    /// Puts as much of the answers as fits into `bench`, the buffer in which records are made, and seals and sends it.
+    /// Returns the number of bytes before encryption.
     fn answer(&mut self, bench: &mut Bench) -> io::Result<usize> {
         // Each answer begins a new record, and at most ANSWERS_MAX answers wait. So room is left for the overhead of
         // that many records.

@@ -1,6 +1,7 @@
-//! Finds out which memory is a thread's stack. A stack is never made absent (to stand for bytes in a store), because
-//! the library runs on it, even while it holds the lock that the fault handler needs. A buffer on the stack may later
-//! be a part of the library's own frames.
+//! Finds out which memory is a thread's stack. Absent memory has no bytes yet: when a thread touches it, the fault
+//! handler fetches them. A stack is never made absent, because the library runs on the same stack. It could touch
+//! absent memory while it holds the lock that the fault handler needs, and would wait for ever. A program's buffer on
+//! the stack is no exception: later the library's own frames may lie there.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;

@@ -1,5 +1,5 @@
-//! Measurement of each case of `shunt-lab bench odb`. A *bed* is the labs of all services that are compared, and a
-//! *side* is one of these services.
+//! Measurement of each case of `shunt-lab bench odb`. Each service that is compared runs in a separate lab (a network
+//! of namespaces) and is a *side*. All these labs together are a *bed*.
 
 use std::time::Duration;
 
