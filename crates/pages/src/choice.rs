@@ -15,10 +15,18 @@ const SIZES: usize = 12;
 const MEMORY: f64 = 8.0;
 /// A time counts at most as this many times the mean, so that a single pause of the machine says little.
 const MOST_TIMES_MEAN: f64 = 4.0;
+/// The least of so many first times is the first mean, since a first read may have to connect.
+const FIRST_TIMES: u32 = 3;
+/// The slower one is tried once in TRIAL * ratio^2 reads, where the ratio counts at most MOST_RATIO.
+const TRIAL: f64 = 32.0;
+const MOST_RATIO: f64 = 64.0;
+/// Of so many reads of which members have only parts, one is made the other way.
+const TRIAL_OF_PARTS: u32 = 256;
 /// First pause of a member that fails, and the longest one.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// Shortest and longest time that a reader waits for a member before it turns to the source as well.
+/// Shortest time that a reader waits for a member before it turns to the source as well, and the longest one for a
+/// member that usually answers within half of it.
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(1);
 const LONGEST_PATIENCE: Duration = Duration::from_millis(10);
 
@@ -27,12 +35,20 @@ const LONGEST_PATIENCE: Duration = Duration::from_millis(10);
 pub struct Choice {
     source: Times,
     members: Vec<Member>,
+    /// Decisions on reads of which members have only parts, since the last trial.
+    parts_decided: u32,
 }
 
 #[derive(Debug, Default)]
-struct Times {
-    /// Mean time by size, in nanoseconds.
-    mean: [Option<f64>; SIZES],
+struct Times([Option<Mean>; SIZES]);
+
+/// Mean of the reads of one size.
+#[derive(Clone, Copy, Debug)]
+struct Mean {
+    nanoseconds: f64,
+    pages: f64,
+    /// Number of times, up to FIRST_TIMES.
+    times: u32,
 }
 
 #[derive(Debug, Default)]
@@ -40,14 +56,10 @@ struct Member {
     times: Times,
     /// Decisions by size since the slower one of member and source was last tried.
     decided: [u32; SIZES],
-    failed: Option<Failed>,
-}
-
-/// Pause of a member that has failed.
-#[derive(Clone, Copy, Debug)]
-struct Failed {
-    until: Instant,
-    pause: Duration,
+    /// End of the pause of a member that has failed.
+    left_until: Option<Instant>,
+    /// Last pause, and when it began.
+    last_pause: Option<(Duration, Instant)>,
 }
 
 /// Returns the index of a read's size.
@@ -57,30 +69,43 @@ fn size(pages: u64) -> usize {
 
 impl Times {
     fn add(&mut self, pages: u64, took: Duration) {
-        let took = took.as_nanos() as f64;
-        let mean = &mut self.mean[size(pages)];
-        *mean = Some(match *mean {
-            Some(mean) => mean + (took.min(mean * MOST_TIMES_MEAN) - mean) / MEMORY,
-            None => took,
-        });
+        let took = (took.as_nanos() as f64).max(1.0);
+        let mean = self.0[size(pages)].get_or_insert(Mean { nanoseconds: took, pages: pages as f64, times: 0 });
+        mean.pages += (pages as f64 - mean.pages) / MEMORY;
+        if mean.times < FIRST_TIMES {
+            mean.times += 1;
+            mean.nanoseconds = mean.nanoseconds.min(took);
+        } else {
+            mean.nanoseconds += (took.min(mean.nanoseconds * MOST_TIMES_MEAN) - mean.nanoseconds) / MEMORY;
+        }
     }
 
     fn of(&self, pages: u64) -> Option<f64> {
-        self.mean[size(pages)]
+        self.0[size(pages)].map(|mean| mean.nanoseconds)
     }
 
-    /// Returns the time by the nearest size that was measured, in proportion to the number of pages.
+    /// Returns the expected time, from the means of the sizes next to this one. A size below all measured ones is
+    /// expected to take as long as the smallest, and one above in proportion to its pages.
     fn guess(&self, pages: u64) -> Option<f64> {
-        let wanted = size(pages);
-        let nearest = (0..SIZES).filter(|at| self.mean[*at].is_some()).min_by_key(|at| at.abs_diff(wanted))?;
-        Some(self.mean[nearest]? * libm::exp2(wanted as f64 - nearest as f64))
+        let pages = pages as f64;
+        let below = self.0.iter().flatten().rfind(|mean| mean.pages <= pages);
+        let above = self.0.iter().flatten().find(|mean| mean.pages > pages);
+        match (below, above) {
+            (Some(low), Some(high)) => {
+                let share = (pages - low.pages) / (high.pages - low.pages);
+                Some(low.nanoseconds + share * (high.nanoseconds - low.nanoseconds))
+            }
+            (Some(low), None) => Some(low.nanoseconds * pages / low.pages),
+            (None, above) => above.map(|mean| mean.nanoseconds),
+        }
     }
 }
 
 impl Choice {
     /// Makes a choice between a source and that many members, of which nothing is known.
     pub fn new(members: usize) -> Self {
-        Self { source: Times::default(), members: (0..members).map(|_| Member::default()).collect() }
+        let members = (0..members).map(|_| Member::default()).collect();
+        Self { source: Times::default(), members, parts_decided: 0 }
     }
 
     /// Notes how long the source took for a read.
@@ -95,32 +120,34 @@ impl Choice {
     pub fn member_took(&mut self, member: usize, pages: u64, took: Duration) {
         let member = &mut self.members[member];
         member.times.add(pages, took);
-        member.failed = None;
+        member.left_until = None;
     }
 
-    /// Notes that the member did not answer in time, or that its connection was lost.
+    /// Notes that the member did not answer in time, or that its connection was lost. Of reads that fail together, the
+    /// first one counts.
     pub fn member_failed(&mut self, member: usize, now: Instant) {
-        let failed = &mut self.members[member].failed;
-        let pause = failed.map_or(FIRST_PAUSE, |failed| (failed.pause * 2).min(LONGEST_PAUSE));
-        *failed = Some(Failed { until: now + pause, pause });
+        let member = &mut self.members[member];
+        if member.left_until.is_none_or(|until| until <= now) {
+            member.leave(now);
+        }
     }
 
     /// Decides whether a read of pages that the member may have goes to the member, and not to the source. What was not
     /// measured yet is tried: the source first.
     pub fn member_is_faster(&mut self, member: usize, pages: u64) -> bool {
         let member = &mut self.members[member];
-        if member.failed.is_some() {
+        if member.left_until.is_some() {
             return false;
         }
         let (Some(source), Some(times)) = (self.source.of(pages), member.times.of(pages)) else {
             return self.source.of(pages).is_some();
         };
         let faster = times <= source;
-        let ratio = if faster { source / times.max(1.0) } else { times / source.max(1.0) };
+        let ratio = if faster { source / times } else { times / source }.min(MOST_RATIO);
         let decided = &mut member.decided[size(pages)];
-        *decided += 1;
-        // Trials cost (ratio - 1) / (32 ratio^2) of the time, at most a 128th.
-        if f64::from(*decided) < 32.0 * ratio * ratio {
+        *decided = decided.saturating_add(1);
+        // Trials cost (ratio - 1) / (TRIAL * ratio^2) of the time, at most a 128th.
+        if f64::from(*decided) < TRIAL * ratio * ratio {
             return faster;
         }
         *decided = 0;
@@ -129,29 +156,43 @@ impl Choice {
 
     /// Decides whether a read that the members have only parts of takes these parts from them: `parts` are members and
     /// numbers of pages, `rest` is what only the source has. All are read at the same time, and the last answer counts.
-    pub fn parts_are_faster(&self, parts: &[(usize, u64)], rest: u64) -> bool {
+    pub fn parts_are_faster(&mut self, parts: &[(usize, u64)], rest: u64) -> bool {
+        if parts.iter().any(|(member, _)| self.members[*member].left_until.is_some()) {
+            return false;
+        }
         let pages = rest + parts.iter().map(|(_, pages)| pages).sum::<u64>();
         let Some(whole) = self.source.guess(pages) else { return false };
-        let mut times = parts.iter().map(|(member, pages)| match &self.members[*member] {
-            Member { failed: Some(_), .. } => f64::INFINITY,
-            Member { times, .. } => times.guess(*pages).unwrap_or(0.0),
-        });
-        self.source.guess(rest).is_some_and(|rest| rest < whole) && times.all(|time| time < whole)
+        let rest = if rest == 0 { Some(0.0) } else { self.source.guess(rest) };
+        let mut times = parts.iter().map(|(member, pages)| self.members[*member].times.guess(*pages).unwrap_or(0.0));
+        let faster = rest.is_some_and(|rest| rest < whole) && times.all(|time| time < whole);
+        self.parts_decided = (self.parts_decided + 1) % TRIAL_OF_PARTS;
+        faster != (self.parts_decided == 0)
     }
 
     /// Returns how long a reader waits for the member before it turns to the source as well.
     pub fn patience(&self, member: usize, pages: u64) -> Duration {
-        let usual = self.members[member].times.guess(pages).unwrap_or(0.0);
-        Duration::from_nanos((usual * MOST_TIMES_MEAN) as u64).clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE)
+        let usual = Duration::from_nanos(self.members[member].times.guess(pages).unwrap_or(0.0) as u64);
+        usual.saturating_mul(MOST_TIMES_MEAN as u32).min(LONGEST_PATIENCE).max(usual * 2).max(SHORTEST_PATIENCE)
     }
 
     /// Returns a member that has failed and whose pause is over. It is to be asked for a page that nobody waits for.
-    /// Its next pause begins now, and ends with `member_took`.
+    /// Its next pause begins now. It ends with `member_took`; a trial that fails need not be reported.
     pub fn to_try(&mut self, now: Instant) -> Option<usize> {
-        let over = |member: &Member| member.failed.is_some_and(|failed| failed.until <= now);
-        let member = self.members.iter().position(over)?;
-        self.member_failed(member, now);
+        let member = self.members.iter().position(|member| member.left_until.is_some_and(|until| until <= now))?;
+        self.members[member].leave(now);
         Some(member)
+    }
+}
+
+impl Member {
+    /// Begins a pause: twice as long as the last one, if this one has begun not long ago.
+    fn leave(&mut self, now: Instant) {
+        let pause = match self.last_pause {
+            Some((pause, began)) if now < began + LONGEST_PAUSE * 2 => (pause * 2).min(LONGEST_PAUSE),
+            _ => FIRST_PAUSE,
+        };
+        self.last_pause = Some((pause, now));
+        self.left_until = Some(now + pause);
     }
 }
 
@@ -236,14 +277,58 @@ mod tests {
     }
 
     #[test]
+    fn reads_that_fail_together_are_one_failure() {
+        let start = Instant::now();
+        let mut choice = Choice::new(1);
+        (0..16).for_each(|_| choice.member_failed(0, start));
+        assert_eq!(choice.to_try(start + FIRST_PAUSE), Some(0));
+    }
+
+    #[test]
+    fn a_member_that_fails_again_soon_has_a_longer_pause() {
+        let start = Instant::now();
+        let mut choice = Choice::new(1);
+        choice.member_failed(0, start);
+        choice.member_took(0, 1, us(30));
+        choice.member_failed(0, start + FIRST_PAUSE);
+        assert_eq!(choice.to_try(start + FIRST_PAUSE * 2), None);
+        assert_eq!(choice.to_try(start + FIRST_PAUSE * 3), Some(0));
+        choice.member_took(0, 1, us(30));
+        choice.member_failed(0, start + Duration::from_secs(100));
+        assert_eq!(choice.to_try(start + Duration::from_secs(100) + FIRST_PAUSE), Some(0));
+    }
+
+    #[test]
+    fn a_first_read_that_connects_does_not_count_for_long() {
+        let mut choice = Choice::new(1);
+        run(&mut choice, 1, 1, us(100), us(50));
+        choice.member_took(0, 1, Duration::from_secs(1));
+        let (asked, _) = run(&mut choice, 1, 1_000_000, us(100), us(50));
+        assert!(asked > 800_000, "asked {asked} times");
+    }
+
+    #[test]
+    fn a_time_of_zero_does_no_harm() {
+        let mut choice = Choice::new(1);
+        choice.source_took(1, Duration::ZERO);
+        let (asked, _) = run(&mut choice, 1, 1_000_000, us(500), us(30));
+        assert!(asked > 900_000, "asked {asked} times");
+    }
+
+    #[test]
     fn parts_are_read_at_the_same_time() {
         let mut choice = Choice::new(2);
         assert!(!choice.parts_are_faster(&[(0, 10)], 10), "nothing is known");
         choice.source_took(16, us(160));
+        choice.source_took(64, us(400));
         choice.member_took(0, 16, us(50));
         choice.member_took(1, 16, us(500));
         assert!(choice.parts_are_faster(&[(0, 16)], 16));
+        assert!(choice.parts_are_faster(&[(0, 16)], 0), "the source is not needed");
+        assert!(choice.parts_are_faster(&[(0, 16)], 40), "both numbers are of one size");
         assert!(!choice.parts_are_faster(&[(0, 16), (1, 16)], 16));
+        let tried = (0..TRIAL_OF_PARTS).filter(|_| choice.parts_are_faster(&[(1, 16)], 16)).count();
+        assert_eq!(tried, 1, "what is slower is tried");
         choice.member_failed(0, Instant::now());
         assert!(!choice.parts_are_faster(&[(0, 16)], 16));
     }
@@ -254,7 +339,9 @@ mod tests {
         assert_eq!(choice.patience(0, 1), SHORTEST_PATIENCE);
         choice.member_took(0, 1, us(1_000));
         assert_eq!(choice.patience(0, 1), us(4_000));
-        choice.member_took(0, 64, us(100_000));
+        choice.member_took(0, 64, us(4_000));
         assert_eq!(choice.patience(0, 64), LONGEST_PATIENCE);
+        choice.member_took(0, 1024, us(15_000));
+        assert_eq!(choice.patience(0, 1024), us(30_000), "a member that is always slow is not given up each time");
     }
 }

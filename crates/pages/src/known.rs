@@ -10,9 +10,9 @@ use qfilter::Filter;
 
 use crate::name::PageName;
 
-/// Capacity of a new filter, in pages (256 MiB).
-const FIRST_CAPACITY: u64 = 1 << 16;
-/// Capacity up to which the filter grows, in pages (1 TiB).
+/// Least capacity of a filter, in pages (256 MiB).
+const LEAST_CAPACITY: u64 = 1 << 16;
+/// Capacity up to which a filter grows, in pages (1 TiB).
 const MOST_CAPACITY: u64 = 1 << 28;
 /// Greatest share of wrong answers, which a filter of MOST_CAPACITY pages has. Smaller filters have far fewer.
 const WRONG_ANSWERS: f64 = 0.01;
@@ -20,6 +20,8 @@ const WRONG_ANSWERS: f64 = 0.01;
 /// Pages that a member may have.
 pub struct Known {
     filter: Filter,
+    /// Number of pages that the member lends.
+    lent: u64,
     answers: Answers,
 }
 
@@ -34,30 +36,31 @@ pub struct Answers {
     pub wrong: u64,
 }
 
-impl Default for Known {
-    fn default() -> Self {
-        Self { filter: empty(), answers: Answers::default() }
-    }
-}
-
 impl Known {
-    /// Notes that the member has kept the page. Returns whether there was room: beyond 2^28 pages the page stays
-    /// unknown, and is read from the source.
+    /// Makes an empty filter for a member that lends `lent` pages. It grows if the member lends more later, but that
+    /// takes some 20 ns for each page, in the thread that learns of a page.
+    pub fn new(lent: u64) -> Self {
+        Self { filter: empty(lent), lent, answers: Answers::default() }
+    }
+
+    /// Notes that the member has kept the page. Returns whether there was room: beyond 2^28 pages it may stay unknown,
+    /// and is read from the source.
     pub fn kept(&mut self, page: PageName) -> bool {
         self.filter.insert_fingerprint(true, page.low).is_ok()
     }
 
-    /// Notes that the member has dropped the page. The filter shrinks when it is less than a quarter full.
+    /// Notes that the member has dropped the page. A filter that has grown shrinks when it is less than a quarter full.
     pub fn dropped(&mut self, page: PageName) {
         self.filter.remove_fingerprint(page.low);
-        if self.filter.capacity() > FIRST_CAPACITY * 2 && self.filter.len() < self.filter.capacity() / 4 {
+        let room = self.lent.clamp(LEAST_CAPACITY, MOST_CAPACITY) * 2;
+        if self.filter.capacity() > room && self.filter.len() < self.filter.capacity() / 4 {
             self.filter.shrink_to_fit();
         }
     }
 
     /// Forgets all pages: the member has begun anew, or what it told was lost.
     pub fn clear(&mut self) {
-        self.filter = empty();
+        self.filter = empty(self.lent);
     }
 
     /// Returns whether the member may have the page.
@@ -96,12 +99,13 @@ impl Known {
     }
 }
 
-/// Makes an empty filter.
+/// Makes an empty filter for that many pages.
 ///
 /// # Panics
-/// If the processor lacks POPCNT or BMI2 (before 2013).
-fn empty() -> Filter {
-    Filter::new_resizeable(FIRST_CAPACITY, MOST_CAPACITY, WRONG_ANSWERS).expect("constants within qfilter's limits")
+/// If the processor lacks POPCNT or BMI2, as some before 2015 do.
+fn empty(pages: u64) -> Filter {
+    let capacity = pages.clamp(LEAST_CAPACITY, MOST_CAPACITY);
+    Filter::new_resizeable(capacity, MOST_CAPACITY, WRONG_ANSWERS).expect("sizes within qfilter's limits")
 }
 
 #[cfg(test)]
@@ -124,7 +128,7 @@ mod tests {
         fn a_page_that_the_member_has_is_never_denied(
             steps in prop::collection::vec((0u64..300, any::<bool>()), 0..2000),
         ) {
-            let (mut known, mut has) = (Known::default(), HashSet::new());
+            let (mut known, mut has) = (Known::new(100), HashSet::new());
             for (index, kept) in steps {
                 // A member keeps only what it lacks, and drops only what it has.
                 if kept && has.insert(index) {
@@ -142,7 +146,7 @@ mod tests {
 
     #[test]
     fn it_grows_and_shrinks_and_rarely_errs() {
-        let (mut known, pages) = (Known::default(), 4 * FIRST_CAPACITY);
+        let (mut known, pages) = (Known::new(0), 4 * LEAST_CAPACITY);
         let small = known.bytes();
         assert!((0..pages).all(|index| known.kept(page(index))));
         assert!((0..pages).all(|index| known.may_have(page(index))));
@@ -160,8 +164,16 @@ mod tests {
     }
 
     #[test]
+    fn it_has_room_for_what_the_member_lends() {
+        let mut known = Known::new(4 * LEAST_CAPACITY);
+        let before = known.bytes();
+        assert!((0..4 * LEAST_CAPACITY).all(|index| known.kept(page(index))));
+        assert_eq!(known.bytes(), before);
+    }
+
+    #[test]
     fn a_member_that_begins_anew_has_nothing() {
-        let mut known = Known::default();
+        let mut known = Known::new(0);
         known.kept(page(1));
         known.clear();
         assert!(!known.may_have(page(1)));

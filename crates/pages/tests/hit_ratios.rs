@@ -52,7 +52,10 @@ fn with_loops(reads: Vec<u64>, pages: u64) -> Vec<u64> {
 
 /// Each of these returns the number of hits of a cache of `capacity` pages.
 fn kept(reads: &[u64], capacity: usize) -> usize {
-    let mut kept = Kept::new(capacity as u32);
+    hits(&mut Kept::new(capacity as u32), reads)
+}
+
+fn hits(kept: &mut Kept, reads: &[u64]) -> usize {
     reads
         .iter()
         .map(|page| PageName { high: *page, low: *page })
@@ -180,5 +183,25 @@ fn pages_are_kept_better_than_by_lru_and_as_well_as_by_s3_fifo() {
             assert!(ours >= s3_fifo * 0.99, "{name}, {capacity} pages: {ours:.3}, S3-FIFO {s3_fifo:.3}");
             assert!(ours <= optimum, "{name}, {capacity} pages: {ours:.3}, optimum {optimum:.3}");
         }
+    }
+}
+
+#[test]
+fn a_memory_that_was_smaller_keeps_as_well_as_a_new_one() {
+    let reads = with_loops(zipf(3, 0.8), 1_500);
+    let expected = kept(&reads, 2_000) as f64;
+    let mut random = Random(1);
+    let histories: [Vec<u32>; 4] =
+        [vec![0], vec![1], vec![2], (0..300).map(|_| 1_800 + random.next() as u32 % 400).collect()];
+    for history in histories {
+        let mut kept = Kept::new(2_000);
+        history.iter().chain(&[2_000]).for_each(|capacity| kept.set_capacity(*capacity, |_| ()));
+        let found = hits(&mut kept, &reads) as f64;
+        assert!(
+            found >= 0.98 * expected,
+            "{found} hits after {} changes from {}, {expected} without",
+            history.len(),
+            history[0]
+        );
     }
 }
