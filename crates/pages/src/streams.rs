@@ -13,7 +13,7 @@ use std::ops::Range;
 
 /// Most streams of one open file, of each kind. A further one replaces the stream that was read least recently.
 const STREAMS: usize = 4;
-/// Steps that make a stream certain. Reads of several sequential streams in turn look like a few steps of a strided one.
+/// Steps that make a stream certain. Reads of some sequential streams in turn look like a few steps of a strided one.
 const CERTAIN: u32 = 2;
 const CERTAIN_STRIDED: u32 = 3;
 /// Steps that make a stream certain after pages were wasted at the smallest limit.

@@ -7,7 +7,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use shunt_pages::agreement::{Comparison, Home, Mount, MountId, Order, ToHome, ToMount, VALIDITY};
+use shunt_pages::agreement::{Comparison, Home, Mount, MountId, Order, ToHome, ToMount, VALIDITY, VISIBLE};
 use shunt_pages::name::FileId;
 
 const FILES: u64 = 2;
@@ -53,11 +53,15 @@ enum Event {
     HomeTick,
     MountTick(usize),
     Read(usize),
+    /// A mount reads this file again.
+    ReadAgain(usize, u64),
     /// A mount's read has the source's answer.
     Compared(usize, Reading),
     Write(usize),
     /// A mount's change has reached the source.
     Changed(usize, u64),
+    /// A mount looks whether it may acknowledge changes.
+    Acknowledge(usize),
     WriteBeside,
     /// The mount, or the home (`None`), does nothing for this time.
     Stop(Option<usize>, Duration),
@@ -76,6 +80,7 @@ struct Reading {
     least: u64,
 }
 
+/// What a mount keeps of a file. The time is of the mount's clock, as are those of its changes.
 struct Cached {
     version: u64,
     until: Instant,
@@ -84,6 +89,8 @@ struct Cached {
 struct OneMount {
     id: MountId,
     logic: Mount,
+    /// Rate of the mount's clock.
+    rate: f64,
     /// Number of the connection; `None` while there is none. Messages of other connections are lost.
     connection: Option<u64>,
     cached: HashMap<u64, Cached>,
@@ -93,6 +100,7 @@ struct OneMount {
 }
 
 struct World {
+    start: Instant,
     now: Instant,
     random: Random,
     events: BinaryHeap<Reverse<(Instant, u64)>>,
@@ -120,18 +128,20 @@ impl World {
         let one = |id| OneMount {
             id,
             logic: Mount::new(now),
+            rate: [1.0, 1.004, 0.996, 1.0][id as usize % 4],
             connection: None,
             cached: HashMap::new(),
             waiting: Vec::new(),
             stopped_until: now,
         };
         let mut world = Self {
+            start: now,
             now,
             random: Random(seed),
             events: BinaryHeap::new(),
             what: HashMap::new(),
             count: 0,
-            home: Home::new(now),
+            home: Home::new(now, 0),
             home_stopped_until: now,
             mounts: (0..mounts as u64).map(one).collect(),
             source: vec![vec![now]; FILES as usize],
@@ -152,6 +162,11 @@ impl World {
         world.after(Duration::ZERO, Event::HomeTick);
         world.after(Duration::from_secs(5), Event::WriteBeside);
         world
+    }
+
+    /// Returns the time of a mount's clock.
+    fn clock(&self, at: usize) -> Instant {
+        self.start + (self.now - self.start).mul_f64(self.mounts[at].rate)
     }
 
     fn at(&mut self, time: Instant, event: Event) {
@@ -216,6 +231,7 @@ impl World {
             Event::ToMount(at, ..) | Event::MountTick(at) | Event::Read(at) | Event::Compared(at, _) => {
                 self.mounts[*at].stopped_until
             }
+            Event::ReadAgain(at, _) | Event::Acknowledge(at) => self.mounts[*at].stopped_until,
             Event::Dropped(at, ..)
             | Event::Connect(at)
             | Event::Lost(at)
@@ -227,11 +243,11 @@ impl World {
     }
 
     fn handle(&mut self, event: Event) -> Result<(), String> {
-        let (now, mut out) = (self.now, Vec::new());
         match event {
             Event::ToHome(at, message, connection) => {
                 if self.mounts[at].connection == Some(connection) {
-                    self.home.received(self.mounts[at].id, message, now, &mut out);
+                    let mut out = Vec::new();
+                    self.home.received(self.mounts[at].id, message, self.now, &mut out);
                     self.send_mounts(out);
                 }
             }
@@ -245,46 +261,64 @@ impl World {
                     self.send_home(at, vec![answer]);
                 }
             }
-            Event::Lost(at) => {
-                self.mounts[at].connection = None;
-                self.mounts[at].logic.lost();
-                let time = self.random.time(Duration::from_secs(4));
-                self.after(time, Event::Connect(at));
-            }
             Event::Connect(at) => self.connect(at),
             Event::HomeTick => {
-                self.home.tick(now, &mut out);
+                let mut out = Vec::new();
+                self.home.tick(self.now, &mut out);
                 self.send_mounts(out);
                 self.after(Duration::from_millis(500), Event::HomeTick);
             }
             Event::MountTick(at) => {
+                let now = self.clock(at);
                 let messages = self.mounts[at].logic.tick(now);
                 self.send_home(at, messages);
                 self.acknowledge(at);
                 self.after(Duration::from_millis(500), Event::MountTick(at));
             }
-            Event::Read(at) => self.read(at)?,
+            Event::Read(at) => {
+                let number = self.random.below(FILES);
+                self.read(at, number)?;
+                let time = self.random.time(Duration::from_millis(300));
+                self.after(time, Event::Read(at));
+            }
+            Event::ReadAgain(at, number) => self.read(at, number)?,
             Event::Compared(at, reading) => self.compared(at, reading)?,
-            Event::Changed(at, file) => self.changed(at, file),
             Event::WriteBeside | Event::Write(_) if self.resting => {}
             Event::Write(at) => self.write(at),
+            Event::Changed(at, file) => self.changed(at, file),
+            Event::Acknowledge(at) => self.acknowledge(at),
+            Event::WriteBeside | Event::Lost(_) | Event::Stop(..) | Event::Restart(_) => self.disturb(event),
+        }
+        Ok(())
+    }
+
+    /// Does what mounts and home do not do themselves.
+    fn disturb(&mut self, event: Event) {
+        let now = self.now;
+        match event {
             Event::WriteBeside => {
                 let number = self.random.below(FILES);
                 self.source[number as usize].push(now);
                 let time = self.random.time(Duration::from_secs(8));
                 self.after(time, Event::WriteBeside);
             }
+            Event::Lost(at) => {
+                self.mounts[at].connection = None;
+                self.mounts[at].logic.lost();
+                let time = self.random.time(Duration::from_secs(4));
+                self.after(time, Event::Connect(at));
+            }
             Event::Stop(None, time) => self.home_stopped_until = self.home_stopped_until.max(now + time),
             Event::Stop(Some(at), time) => {
                 self.mounts[at].stopped_until = self.mounts[at].stopped_until.max(now + time);
             }
             Event::Restart(None) => {
-                self.home = Home::new(now);
+                self.home = Home::new(now, self.random.below(u64::MAX));
                 (0..self.mounts.len()).for_each(|at| self.cut(at));
             }
             Event::Restart(Some(at)) => self.restart(at),
+            _ => unreachable!("{event:?} is handled above"),
         }
-        Ok(())
     }
 
     /// Loses a mount's connection. The mount notices it now or later, and the messages on the way are lost.
@@ -301,7 +335,7 @@ impl World {
             return;
         }
         self.connections += 1;
-        let (now, connection, id) = (self.now, self.connections, self.mounts[at].id);
+        let (now, connection, id) = (self.clock(at), self.connections, self.mounts[at].id);
         self.mounts[at].connection = Some(connection);
         let mut out = Vec::new();
         self.home.connected(id, &mut out);
@@ -311,7 +345,7 @@ impl World {
     }
 
     fn restart(&mut self, at: usize) {
-        let (now, id) = (self.now, self.mounts.iter().map(|mount| mount.id).max().unwrap_or(0) + 1);
+        let (now, id) = (self.clock(at), self.mounts.iter().map(|mount| mount.id).max().unwrap_or(0) + 1);
         self.cut(at);
         let mount = &mut self.mounts[at];
         mount.id = id;
@@ -322,26 +356,27 @@ impl World {
     }
 
     fn mount_received(&mut self, at: usize, message: ToMount, connection: u64) {
-        match self.mounts[at].logic.received(message) {
+        let now = self.clock(at);
+        match self.mounts[at].logic.received(message, now) {
             Some(Order::Drop(file, answer)) => {
                 self.mounts[at].cached.remove(&file.inode);
                 let time = self.random.time(Duration::from_millis(50));
                 self.after(time, Event::Dropped(at, answer, connection));
             }
-            Some(Order::Acknowledge(_)) => self.acknowledge(at),
+            Some(Order::Permitted(_)) => self.acknowledge(at),
             None => {}
         }
     }
 
     /// Returns the version that a read which begins now must see at least.
     fn least(&self, number: u64) -> u64 {
-        let old = self.now - VALIDITY;
+        let old = self.now - VISIBLE;
         let visible = self.source[number as usize].partition_point(|time| *time < old);
         self.acknowledged[number as usize].max((visible as u64).saturating_sub(1))
     }
 
-    fn read(&mut self, at: usize) -> Result<(), String> {
-        let (now, number) = (self.now, self.random.below(FILES));
+    fn read(&mut self, at: usize, number: u64) -> Result<(), String> {
+        let now = self.clock(at);
         let least = self.least(number);
         let cached = self.mounts[at].cached.get(&number).filter(|cached| now < cached.until);
         if let Some(Cached { version, .. }) = cached {
@@ -357,8 +392,6 @@ impl World {
             let time = self.random.time(Duration::from_millis(3000));
             self.after(time, Event::Compared(at, reading));
         }
-        let time = self.random.time(Duration::from_millis(300));
-        self.after(time, Event::Read(at));
         Ok(())
     }
 
@@ -370,16 +403,21 @@ impl World {
         if version < least {
             return Err(format!("mount {at} reads version {version} of file {number}, and {least} was current"));
         }
-        let validity = self.mounts[at].logic.validity(file(number), comparison, self.now);
-        assert!(self.now + validity <= began + VALIDITY || validity.is_zero());
-        self.mounts[at].cached.insert(number, Cached { version, until: self.now + validity });
+        self.mounts[at].cached.remove(&number);
+        if let Some(until) = self.mounts[at].logic.valid_until(file(number), comparison) {
+            assert!(until <= began + VALIDITY);
+            self.mounts[at].cached.insert(number, Cached { version, until });
+            // The last moment is the most dangerous one.
+            let left = until.saturating_duration_since(self.clock(at)).div_f64(self.mounts[at].rate);
+            self.after(left.saturating_sub(Duration::from_nanos(100)), Event::ReadAgain(at, number));
+        }
         Ok(())
     }
 
     fn write(&mut self, at: usize) {
-        let (now, number) = (self.now, self.random.below(FILES));
+        let (now, number) = (self.clock(at), self.random.below(FILES));
         let messages = self.mounts[at].logic.writes(file(number), now);
-        self.send_home(at, messages.into_iter().collect());
+        self.send_home(at, messages);
         let time = self.random.time(Duration::from_secs(3));
         self.after(time, Event::Changed(at, number));
         let pause = self.random.time(Duration::from_secs(6));
@@ -387,24 +425,27 @@ impl World {
     }
 
     fn changed(&mut self, at: usize, number: u64) {
-        let now = self.now;
+        let now = self.clock(at);
         let versions = &mut self.source[number as usize];
-        versions.push(now);
+        versions.push(self.now);
         let version = versions.len() as u64 - 1;
         // The mount's own cache has its own changes.
         self.mounts[at].cached.remove(&number);
         self.mounts[at].waiting.push((number, version, now));
         let messages = self.mounts[at].logic.writes(file(number), now);
-        self.send_home(at, messages.into_iter().collect());
+        self.send_home(at, messages);
         self.acknowledge(at);
+        let soon = VISIBLE.mul_f64(self.random.below(1000) as f64 / 1000.0);
+        self.after(soon, Event::Acknowledge(at));
+        self.after(VISIBLE.div_f64(self.mounts[at].rate), Event::Acknowledge(at));
     }
 
     fn acknowledge(&mut self, at: usize) {
-        let now = self.now;
+        let now = self.clock(at);
         let mount = &mut self.mounts[at];
         for (number, version, changed) in std::mem::take(&mut mount.waiting) {
             if mount.logic.may_acknowledge(file(number), changed, now) {
-                self.with_permission += u64::from(now < changed + VALIDITY);
+                self.with_permission += u64::from(now < changed + VISIBLE);
                 let acknowledged = &mut self.acknowledged[number as usize];
                 *acknowledged = version.max(*acknowledged);
             } else {
@@ -420,16 +461,18 @@ impl World {
         self.run(REST)?;
         for number in 0..FILES {
             for (at, mount) in self.mounts.iter().enumerate() {
-                let comparison = mount.logic.compare(file(number), self.now);
-                if mount.logic.validity(file(number), comparison, self.now).is_zero() {
+                let now = self.clock(at);
+                let end = mount.logic.valid_until(file(number), mount.logic.compare(file(number), now));
+                if end.is_none_or(|end| end <= now) {
                     return Err(format!("mount {at} never keeps file {number} again"));
                 }
             }
         }
-        let messages = self.mounts[0].logic.writes(file(0), self.now);
-        self.send_home(0, messages.into_iter().collect());
-        self.run(VALIDITY)?;
-        let permitted = self.mounts[0].logic.may_acknowledge(file(0), self.now, self.now);
+        let now = self.clock(0);
+        let messages = self.mounts[0].logic.writes(file(0), now);
+        self.send_home(0, messages);
+        self.run(VISIBLE)?;
+        let permitted = self.mounts[0].logic.may_acknowledge(file(0), self.clock(0), self.clock(0));
         permitted.then_some(()).ok_or_else(|| "mount 0 never may change a file again".to_owned())
     }
 
