@@ -1,6 +1,6 @@
-//! `shuntd --detach`: removes the programs and maps that an agent leaves in the kernel. The programs are BPF programs.
-//! *Steering programs* translate connections that have had a handoff. Other BPF programs find connections between
-//! programs under `shunt run`.
+//! `shuntd --detach`: removes the BPF programs and maps that an agent leaves in the kernel. *Steering programs* rewrite
+//! the packets of a client connection on which another machine has sent a payload (a handoff). Other BPF programs find
+//! connections whose two ends are processes under `shunt run`.
 
 use shunt_handoff::frontend::FlowKey;
 

@@ -1,8 +1,8 @@
 //! The frontend's side of steering: loads bpf/frontend.bpf.c, and writes and reads its maps. A *flow* is the record of
-//! a client connection in one of these maps. A *region* is a range of the connection's sequence numbers that a *peer*,
-//! a backend's agent, sends: one payload, for one *handoff* of a server. A *ring* is a BPF ring buffer by which the
-//! kernel tells one server what becomes of its regions. A peer's *word* confirms that the client has acknowledged a
-//! whole payload. A *layout* is a version of the maps' contents.
+//! a client connection in one of these maps. A *peer* is a backend's agent. A *handoff* is a server's permission for a
+//! peer to send one payload on the connection, and a *region* is the range of sequence numbers that this payload has. A
+//! *ring* is a BPF ring buffer by which the kernel tells one server what becomes of its regions. A peer's *word*
+//! confirms that the client has acknowledged a whole payload. A *layout* is a version of the maps' contents.
 
 use std::collections::{HashMap, HashSet};
 use std::io;

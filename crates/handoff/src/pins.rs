@@ -103,7 +103,7 @@ pub(crate) fn write_layout(layout: &impl MapCore) -> Result<(), SteeringError> {
         .map_err(SteeringError::map("update", "layout"))
 }
 
-/// Error for maps of another layout that cannot stay.
+/// Error for pinned maps of another layout that could not be put aside: no agent can start beside them.
 pub(crate) fn other_layout(directory: &Path, found: u32) -> SteeringError {
     mismatch(directory, format!("layout {found}"), format!("layout {STEERING_LAYOUT}"))
 }

@@ -125,8 +125,8 @@ pub enum Action<M: Machine> {
 
     /// Discard the senders of these handoffs, which the frontends have given up.
     Abort(Given),
-    /// Continue the senders of these handoffs, because the frontends' servers have forgotten the digests of the
-    /// payloads' files.
+    /// Let the senders of these handoffs send again. They have paused because their files no longer have the digests
+    /// that were told, and the frontends' servers have forgotten these digests now.
     GoOn(Given),
     /// Discard the senders of a lost peer, except those whose whole payload is already in their send buffers.
     ForgetPeer(u32),

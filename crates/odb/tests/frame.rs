@@ -9,7 +9,7 @@ use shunt_odb::frame::{Beginning, HEADER_BYTES, NotAFrame, PREAMBLE, Receiving, 
 use shunt_odb::reference::{Holder, PayloadId, Reference, Weight};
 use zerocopy::IntoBytes;
 
-/// A program's write: real bytes, or a reference that stands for as many bytes.
+/// A program's write: this many real bytes, or a reference that stands for this many bytes.
 #[derive(Clone, Debug)]
 enum Write {
     Real(usize),

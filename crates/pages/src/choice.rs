@@ -17,7 +17,8 @@ const MEMORY: f64 = 8.0;
 const MOST_TIMES_MEAN: f64 = 4.0;
 /// The least of so many first times is the first mean, since a first read may have to connect.
 const FIRST_TIMES: u32 = 3;
-/// The slower one is tried once in TRIAL * ratio^2 reads, where the ratio counts at most MOST_RATIO.
+/// Of member and source, the slower one is tried once in TRIAL * ratio^2 reads. The ratio is its time by the time of
+/// the faster one, and counts at most MOST_RATIO.
 const TRIAL: f64 = 32.0;
 const MOST_RATIO: f64 = 64.0;
 /// Of so many reads of which members have only parts, one is made the other way.

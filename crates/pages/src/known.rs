@@ -130,7 +130,7 @@ mod tests {
         ) {
             let (mut known, mut has) = (Known::new(100), HashSet::new());
             for (index, kept) in steps {
-                // A member keeps only what it lacks, and drops only what it has.
+                // A member says "kept" only of a page that it did not have, and "dropped" only of one that it had.
                 if kept && has.insert(index) {
                     known.kept(page(index));
                 } else if !kept && has.remove(&index) {

@@ -94,7 +94,8 @@ pub(super) struct Outcome {
     pub(super) bench: &'static str,
     pub(super) machine: Machine,
     pub(super) quick: bool,
-    /// For each kind of lab, the fraction of the measured core that was busy without a load.
+    /// For each kind of lab (test hosts and links) in which cases were measured: the fraction of time for which the
+    /// core under measurement was busy although nobody sent requests.
     pub(super) background: BTreeMap<String, f64>,
     pub(super) cases: Vec<CaseOutcome>,
     pub(super) targets: Vec<TargetOutcome>,

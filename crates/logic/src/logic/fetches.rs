@@ -34,8 +34,8 @@ impl<M: Machine> Logic<M> {
         self.with(call, |frontend, _, turn| frontend.fetches.answered(fetch, frame, turn));
     }
 
-    /// Fails a fetch whose server could not be given its end of the socket pair. `name` is the server's number of the
-    /// fetch.
+    /// Fails a fetch, because its server could not be given the descriptor from which it reads the payload. `name` is
+    /// the number that the server itself has given to the fetch.
     pub fn fetch_undelivered(
         &mut self,
         fetch: usize,

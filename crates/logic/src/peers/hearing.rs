@@ -75,8 +75,8 @@ impl Hearing {
         is_answer
     }
 
-    /// Notes that the peer is asked to send the payload of a handoff. `has_parts` says that the payload is bytes of the
-    /// peer's store.
+    /// Notes that the peer is asked to send the payload of a handoff. `has_parts` says that the payload consists of
+    /// bytes that the peer's store has, the memory for the payloads of its machine's programs.
     pub fn give(&mut self, claim: &Claim, has_parts: bool) {
         let more = |have: &mut u32, some: u32| *have = have.saturating_add(some).min(MOST);
         more(&mut self.ends, 1);

@@ -270,8 +270,8 @@ impl World {
         }
     }
 
-    /// Tells frontends the digests that they have asked for, of files whose payloads have been under way for
-    /// [`TELL_FILES`], or that there is no digest.
+    /// For each payload that has been under way for at least [`TELL_FILES`], and whose frontend has asked for the
+    /// digest of its file: tells the frontend the digest, or that there is none.
     pub(super) fn tell_files(&mut self, machine: usize) {
         let (now, base) = (self.now(), self.base);
         let mut told = Vec::new();
