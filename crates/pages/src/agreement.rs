@@ -718,4 +718,16 @@ mod tests {
         home.received(1, ToHome::Ask(file(u64::MAX - 1), 2), now, &mut out);
         assert!(!out.iter().any(|(_, message)| matches!(message, ToMount::Refused(..))), "there is room again");
     }
+
+    #[test]
+    fn an_answer_to_an_earlier_question_permits_nothing() {
+        let start = Instant::now();
+        let mut mount = Mount::new(start);
+        mount.writes(FILE, start);
+        let later = start + IDLE;
+        assert_eq!(mount.tick(later)[0], ToHome::Done(FILE));
+        assert_eq!(mount.writes(FILE, later), [ToHome::Ask(FILE, 2)]);
+        assert_eq!(mount.received(ToMount::MayWrite(FILE, 1), later), None);
+        assert_eq!(mount.received(ToMount::MayWrite(FILE, 2), later), Some(Order::Permitted(FILE)));
+    }
 }
