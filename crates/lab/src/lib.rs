@@ -52,7 +52,6 @@ pub mod pace;
 mod pcap;
 mod placement;
 mod process;
-pub mod random;
 mod rate;
 pub mod report;
 mod router;
@@ -92,6 +91,7 @@ pub use service::{
     OLDER, OnDemand, Options, Release, Releases, ReleasesOf, Service, Settings, Stats, agent_stats, install_module,
     shunt_program, shuntd_program,
 };
+pub use shunt_testbed::random;
 pub use sockets::TcpSocket;
 pub use tcpdump::Tcpdump;
 pub use tls::tls_authority;

@@ -292,7 +292,7 @@ struct Write {
     last: Instant,
 }
 
-/// What a mount has to do with its kernel.
+/// Work for a mount, towards its kernel and its programs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Order {
     /// Drop the file's pages and attributes, then send this answer on the same connection.
@@ -396,8 +396,8 @@ impl Mount {
             write.last = now.max(write.last);
             return Vec::new();
         }
-        let oldest = self.writes.iter().min_by_key(|(_, write)| write.last).map(|(file, _)| *file);
-        let done = oldest.filter(|_| self.writes.len() >= MOST_WRITES);
+        let oldest = || self.writes.iter().min_by_key(|(_, write)| write.last).map(|(file, _)| *file);
+        let done = if self.writes.len() >= MOST_WRITES { oldest() } else { None };
         if let Some(file) = done {
             self.writes.remove(&file);
         }
@@ -476,7 +476,7 @@ mod tests {
                     self.send(at, messages);
                 }
             }
-            // What is compared in the moment of a message may have begun before it.
+            // A comparison in the moment of a message counts as older than the message.
             self.now += Duration::from_millis(1);
         }
 

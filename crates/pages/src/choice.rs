@@ -17,11 +17,11 @@ const MEMORY: f64 = 8.0;
 const MOST_TIMES_MEAN: f64 = 4.0;
 /// The least of so many first times is the first mean, since a first read may have to connect.
 const FIRST_TIMES: u32 = 3;
-/// Of member and source, the slower one is tried once in TRIAL * ratio^2 reads. The ratio is its time by the time of
-/// the faster one, and counts at most MOST_RATIO.
+/// The slower one of member and source is tried once in TRIAL * ratio^2 reads. The ratio is its time by the time of the
+/// faster one, and counts at most MOST_RATIO.
 const TRIAL: f64 = 32.0;
 const MOST_RATIO: f64 = 64.0;
-/// Of so many reads of which members have only parts, one is made the other way.
+/// One in this many reads of which members have only parts is made the other way.
 const TRIAL_OF_PARTS: u32 = 256;
 /// First pause of a member that fails, and the longest one.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! What a mount knows about the pages of one member.
+//! Filter of a mount, for the pages of one member.
 //!
 //! A member tells each mount, in order, which pages it has kept and which it has dropped. The mount counts them in a
 //! quotient filter (Pandey et al., SIGMOD 2017), which can forget, grow and shrink. It answers "no" for a page that was
@@ -20,8 +20,8 @@ const WRONG_ANSWERS: f64 = 0.01;
 /// Pages that a member may have.
 pub struct Known {
     filter: Filter,
-    /// Number of pages that the member lends.
-    lent: u64,
+    /// Capacity of an empty filter: the number of pages that the member lends, within bounds.
+    least: u64,
     answers: Answers,
 }
 
@@ -40,7 +40,8 @@ impl Known {
     /// Makes an empty filter for a member that lends `lent` pages. It grows if the member lends more later, but that
     /// takes some 20 ns for each page, in the thread that learns of a page.
     pub fn new(lent: u64) -> Self {
-        Self { filter: empty(lent), lent, answers: Answers::default() }
+        let least = lent.clamp(LEAST_CAPACITY, MOST_CAPACITY);
+        Self { filter: empty(least), least, answers: Answers::default() }
     }
 
     /// Notes that the member has kept the page. Returns whether there was room: beyond 2^28 pages it may stay unknown,
@@ -52,15 +53,14 @@ impl Known {
     /// Notes that the member has dropped the page. A filter that has grown shrinks when it is less than a quarter full.
     pub fn dropped(&mut self, page: PageName) {
         self.filter.remove_fingerprint(page.low);
-        let room = self.lent.clamp(LEAST_CAPACITY, MOST_CAPACITY) * 2;
-        if self.filter.capacity() > room && self.filter.len() < self.filter.capacity() / 4 {
+        if self.filter.capacity() > self.least * 2 && self.filter.len() < self.filter.capacity() / 4 {
             self.filter.shrink_to_fit();
         }
     }
 
     /// Forgets all pages: the member has begun anew, or what it told was lost.
     pub fn clear(&mut self) {
-        self.filter = empty(self.lent);
+        self.filter = empty(self.least);
     }
 
     /// Returns whether the member may have the page.
@@ -99,12 +99,11 @@ impl Known {
     }
 }
 
-/// Makes an empty filter for that many pages.
+/// Makes an empty filter with room for `capacity` pages.
 ///
 /// # Panics
 /// If the processor lacks POPCNT or BMI2, as some before 2015 do.
-fn empty(pages: u64) -> Filter {
-    let capacity = pages.clamp(LEAST_CAPACITY, MOST_CAPACITY);
+fn empty(capacity: u64) -> Filter {
     Filter::new_resizeable(capacity, MOST_CAPACITY, WRONG_ANSWERS).expect("sizes within qfilter's limits")
 }
 

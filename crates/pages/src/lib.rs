@@ -19,6 +19,3 @@ pub mod known;
 pub mod name;
 pub mod placement;
 pub mod streams;
-
-/// Size of a page, in bytes.
-pub const PAGE_BYTES: usize = 4096;

@@ -42,7 +42,7 @@ pub struct Streams {
     only_wastes: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Stream {
     /// Pages of the last read.
     last: Range<u64>,
@@ -85,13 +85,11 @@ impl Streams {
         if pages.is_empty() || self.most == 0 {
             return None;
         }
-        let (limit, only_wastes) = (self.limit, self.only_wastes);
-        let certain = |certain| if only_wastes { CERTAIN_AFTER_WASTE } else { certain };
-        if let Some(stream) = continued(&mut self.sequential, &pages) {
-            return if stream.steps >= certain(CERTAIN) { stream.batch(end, limit) } else { None };
-        }
-        if let Some(stream) = continued(&mut self.strided, &pages) {
-            return if stream.steps >= certain(CERTAIN_STRIDED) { stream.batch(end, limit) } else { None };
+        for (streams, certain) in [(&mut self.sequential, CERTAIN), (&mut self.strided, CERTAIN_STRIDED)] {
+            if let Some(stream) = continued(streams, &pages) {
+                let certain = if self.only_wastes { CERTAIN_AFTER_WASTE } else { certain };
+                return if stream.steps >= certain { stream.batch(end, self.limit) } else { None };
+            }
         }
         if self.sequential.iter().any(|stream| stream.has_passed(&pages)) {
             return None;

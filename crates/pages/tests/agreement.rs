@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use shunt_pages::agreement::{Comparison, Home, Mount, MountId, Order, ToHome, ToMount, VALIDITY, VISIBLE};
 use shunt_pages::name::FileId;
+use shunt_testbed::random::Random;
 
 const FILES: u64 = 2;
 /// Number of a connection that is lost, before the mount has noticed it.
@@ -19,22 +20,9 @@ const END: Duration = Duration::from_secs(20);
 /// lost comes back within 9 s.
 const REST: Duration = Duration::from_secs(20);
 
-/// A sequence of numbers that looks random (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let bits = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (bits ^ (bits >> 31)) % end
-    }
-
-    /// Draws a time of which most are short, and few as long as `longest`.
-    fn time(&mut self, longest: Duration) -> Duration {
-        let part = self.below(1 << 20) as f64 / (1u64 << 20) as f64;
-        longest.mul_f64(part.powi(6))
-    }
+/// Draws a time of which most are short, and few as long as `longest`.
+fn draw_time(random: &mut Random, longest: Duration) -> Duration {
+    longest.mul_f64(random.part().powi(6))
 }
 
 fn file(number: u64) -> FileId {
@@ -73,14 +61,14 @@ struct Reading {
     mount: MountId,
     file: u64,
     began: Instant,
-    /// What was read, once the source has answered.
+    /// Version that the source answers with.
     version: u64,
     comparison: Comparison,
-    /// Greatest version that had been acknowledged when the read began, or was as old as a validity.
+    /// Greatest version that had been acknowledged when the read began, or had to be visible by then.
     least: u64,
 }
 
-/// What a mount keeps of a file. The time is of the mount's clock, as are those of its changes.
+/// Version of a file that a mount keeps. The time is of the mount's clock, as are those of its changes.
 struct Cached {
     version: u64,
     until: Instant,
@@ -137,7 +125,7 @@ impl World {
         let mut world = Self {
             start: now,
             now,
-            random: Random(seed),
+            random: Random::new(seed, 0),
             events: BinaryHeap::new(),
             what: HashMap::new(),
             count: 0,
@@ -183,7 +171,7 @@ impl World {
         if connection == CUT {
             return;
         }
-        let time = self.now + self.random.time(self.longest_delay);
+        let time = self.now + draw_time(&mut self.random, self.longest_delay);
         let last = self.order.entry((connection, to_home)).or_insert(time);
         *last = time.max(*last);
         let time = *last;
@@ -214,7 +202,7 @@ impl World {
             self.now = self.now.max(time);
             let event = self.what.remove(&number).expect("each event is there once");
             match self.stopped(&event) {
-                // What a stopped machine would do, it does later, in the order of the events' numbers.
+                // A stopped machine handles its events later, in the order of their numbers.
                 Some(until) => {
                     self.events.push(Reverse((until, number)));
                     self.what.insert(number, event);
@@ -228,15 +216,17 @@ impl World {
     fn stopped(&self, event: &Event) -> Option<Instant> {
         let until = match event {
             Event::ToHome(..) | Event::HomeTick => self.home_stopped_until,
-            Event::ToMount(at, ..) | Event::MountTick(at) | Event::Read(at) | Event::Compared(at, _) => {
-                self.mounts[*at].stopped_until
-            }
-            Event::ReadAgain(at, _) | Event::Acknowledge(at) => self.mounts[*at].stopped_until,
-            Event::Dropped(at, ..)
-            | Event::Connect(at)
+            Event::ToMount(at, ..)
+            | Event::Dropped(at, ..)
             | Event::Lost(at)
+            | Event::Connect(at)
+            | Event::MountTick(at)
+            | Event::Read(at)
+            | Event::ReadAgain(at, _)
+            | Event::Compared(at, _)
             | Event::Write(at)
-            | Event::Changed(at, _) => self.mounts[*at].stopped_until,
+            | Event::Changed(at, _)
+            | Event::Acknowledge(at) => self.mounts[*at].stopped_until,
             Event::WriteBeside | Event::Stop(..) | Event::Restart(_) => return None,
         };
         (until > self.now).then_some(until)
@@ -276,9 +266,9 @@ impl World {
                 self.after(Duration::from_millis(500), Event::MountTick(at));
             }
             Event::Read(at) => {
-                let number = self.random.below(FILES);
+                let number = self.random.below(FILES as usize) as u64;
                 self.read(at, number)?;
-                let time = self.random.time(Duration::from_millis(300));
+                let time = draw_time(&mut self.random, Duration::from_millis(300));
                 self.after(time, Event::Read(at));
             }
             Event::ReadAgain(at, number) => self.read(at, number)?,
@@ -297,15 +287,15 @@ impl World {
         let now = self.now;
         match event {
             Event::WriteBeside => {
-                let number = self.random.below(FILES);
+                let number = self.random.below(FILES as usize) as u64;
                 self.source[number as usize].push(now);
-                let time = self.random.time(Duration::from_secs(8));
+                let time = draw_time(&mut self.random, Duration::from_secs(8));
                 self.after(time, Event::WriteBeside);
             }
             Event::Lost(at) => {
                 self.mounts[at].connection = None;
                 self.mounts[at].logic.lost();
-                let time = self.random.time(Duration::from_secs(4));
+                let time = draw_time(&mut self.random, Duration::from_secs(4));
                 self.after(time, Event::Connect(at));
             }
             Event::Stop(None, time) => self.home_stopped_until = self.home_stopped_until.max(now + time),
@@ -313,7 +303,7 @@ impl World {
                 self.mounts[at].stopped_until = self.mounts[at].stopped_until.max(now + time);
             }
             Event::Restart(None) => {
-                self.home = Home::new(now, self.random.below(u64::MAX));
+                self.home = Home::new(now, self.random.next());
                 (0..self.mounts.len()).for_each(|at| self.cut(at));
             }
             Event::Restart(Some(at)) => self.restart(at),
@@ -325,7 +315,7 @@ impl World {
     fn cut(&mut self, at: usize) {
         if self.mounts[at].connection.is_some() {
             self.mounts[at].connection = Some(CUT);
-            let time = self.random.time(Duration::from_secs(5));
+            let time = draw_time(&mut self.random, Duration::from_secs(5));
             self.after(time, Event::Lost(at));
         }
     }
@@ -360,7 +350,7 @@ impl World {
         match self.mounts[at].logic.received(message, now) {
             Some(Order::Drop(file, answer)) => {
                 self.mounts[at].cached.remove(&file.inode);
-                let time = self.random.time(Duration::from_millis(50));
+                let time = draw_time(&mut self.random, Duration::from_millis(50));
                 self.after(time, Event::Dropped(at, answer, connection));
             }
             Some(Order::Permitted(_)) => self.acknowledge(at),
@@ -389,7 +379,7 @@ impl World {
             let version = self.source[number as usize].len() as u64 - 1;
             let mount = self.mounts[at].id;
             let reading = Reading { mount, file: number, began: now, version, comparison, least };
-            let time = self.random.time(Duration::from_millis(3000));
+            let time = draw_time(&mut self.random, Duration::from_millis(3000));
             self.after(time, Event::Compared(at, reading));
         }
         Ok(())
@@ -415,12 +405,12 @@ impl World {
     }
 
     fn write(&mut self, at: usize) {
-        let (now, number) = (self.clock(at), self.random.below(FILES));
+        let (now, number) = (self.clock(at), self.random.below(FILES as usize) as u64);
         let messages = self.mounts[at].logic.writes(file(number), now);
         self.send_home(at, messages);
-        let time = self.random.time(Duration::from_secs(3));
+        let time = draw_time(&mut self.random, Duration::from_secs(3));
         self.after(time, Event::Changed(at, number));
-        let pause = self.random.time(Duration::from_secs(6));
+        let pause = draw_time(&mut self.random, Duration::from_secs(6));
         self.after(pause, Event::Write(at));
     }
 
@@ -435,7 +425,7 @@ impl World {
         let messages = self.mounts[at].logic.writes(file(number), now);
         self.send_home(at, messages);
         self.acknowledge(at);
-        let soon = VISIBLE.mul_f64(self.random.below(1000) as f64 / 1000.0);
+        let soon = VISIBLE.mul_f64(self.random.part());
         self.after(soon, Event::Acknowledge(at));
         self.after(VISIBLE.div_f64(self.mounts[at].rate), Event::Acknowledge(at));
     }

@@ -5,32 +5,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use shunt_pages::kept::{Kept, Put};
 use shunt_pages::name::PageName;
+use shunt_testbed::random::Random;
 
 const PAGES: u64 = 20_000;
 const GETS: usize = 200_000;
-
-/// A sequence of numbers that looks random (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let bits = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
-    }
-
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
 
 /// Draws pages of which the k-th is read in proportion to k^-exponent.
 fn zipf(seed: u64, exponent: f64) -> Vec<u64> {
     let mut sum = 0.0;
     let sums: Vec<f64> = (1..=PAGES).map(|rank| (sum += (rank as f64).powf(-exponent), sum).1).collect();
-    let mut random = Random(seed);
-    (0..GETS).map(|_| random.unit() * sum).map(|drawn| sums.partition_point(|sum| *sum < drawn) as u64).collect()
+    let mut random = Random::new(seed, 0);
+    (0..GETS).map(|_| random.part() * sum).map(|drawn| sums.partition_point(|sum| *sum < drawn) as u64).collect()
 }
 
 /// Puts scans of 2,000 pages that nobody reads again between the reads.
@@ -190,9 +175,9 @@ fn pages_are_kept_better_than_by_lru_and_as_well_as_by_s3_fifo() {
 fn a_memory_that_was_smaller_keeps_as_well_as_a_new_one() {
     let reads = with_loops(zipf(3, 0.8), 1_500);
     let expected = kept(&reads, 2_000) as f64;
-    let mut random = Random(1);
+    let mut random = Random::new(1, 0);
     let histories: [Vec<u32>; 4] =
-        [vec![0], vec![1], vec![2], (0..300).map(|_| 1_800 + random.next() as u32 % 400).collect()];
+        [vec![0], vec![1], vec![2], (0..300).map(|_| 1_800 + random.below(400) as u32).collect()];
     for history in histories {
         let mut kept = Kept::new(2_000);
         history.iter().chain(&[2_000]).for_each(|capacity| kept.set_capacity(*capacity, |_| ()));

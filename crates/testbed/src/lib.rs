@@ -1,6 +1,6 @@
 //! Support for tests and labs (hosts as network namespaces) on a machine that others use, too. Everything that they
 //! make has a name that says to which process it belongs. A watchdog removes it when that process ends. Functions here
-//! wait for conditions, compare bodies, and report tests that cannot run.
+//! wait for conditions, compare bodies, draw random numbers, and report tests that cannot run.
 #![forbid(unsafe_code)]
 
 mod bpffs;
@@ -9,6 +9,7 @@ mod group;
 mod id;
 pub mod machine;
 mod proc;
+pub mod random;
 mod skip;
 mod wait;
 mod watchdog;
